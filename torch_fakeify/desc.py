@@ -1,0 +1,425 @@
+"""The records of tensors: frozen data, no torch object in any field.
+
+A record holds what torch needs to make a fake tensor and nothing else. Torch's dtypes, devices
+and layouts stand as their torch names (``"float32"``, ``"cuda:1"``, ``"strided"``). Sizes,
+strides and offsets count elements, ``nbytes`` counts bytes. Records refer to one another by
+reference: two tensors on one storage hold the same ``MetaStorageDesc`` object, and the codec
+keeps it so across bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+
+class Record(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+):
+    """Base of every record: immutable, compared by value, keyword-only."""
+
+
+# --- expressions ------------------------------------------------------------------------------
+
+
+class SymbolNode(msgspec.Struct, frozen=True, array_like=True, tag="s"):
+    """A sympy symbol.
+
+    ``assumptions`` are the symbol's explicit assumptions as sorted ``(name, value)`` pairs.
+    """
+
+    name: str
+    assumptions: tuple[tuple[str, bool], ...]
+
+
+class IntNode(msgspec.Struct, frozen=True, array_like=True, tag="i"):
+    """An integer of any size."""
+
+    value: int
+
+
+class FloatNode(msgspec.Struct, frozen=True, array_like=True, tag="f"):
+    """A float: ``mantissa * 2**exponent`` at ``precision`` bits, so that no digit is lost."""
+
+    mantissa: int
+    exponent: int
+    precision: int
+
+
+class RationalNode(msgspec.Struct, frozen=True, array_like=True, tag="q"):
+    """A fraction in lowest terms."""
+
+    numerator: int
+    denominator: int
+
+
+class AtomNode(msgspec.Struct, frozen=True, array_like=True, tag="c"):
+    """A named constant of a closed set: infinities, booleans, nan, pi, ..."""
+
+    name: str
+
+
+class ApplyNode(msgspec.Struct, frozen=True, array_like=True, tag="a"):
+    """A function of a closed set applied to earlier nodes of the same expression."""
+
+    function: str
+    args: tuple[int, ...]
+
+
+ExprNode: TypeAlias = SymbolNode | IntNode | FloatNode | RationalNode | AtomNode | ApplyNode
+
+
+class ExprDesc(Record):
+    """A sympy expression as a flat directed acyclic graph.
+
+    ``nodes`` is in topological order without two equal nodes: arguments are positions of earlier
+    nodes, the last node is the expression. The size is linear in the number of distinct
+    sub-expressions.
+    """
+
+    nodes: tuple[ExprNode, ...]
+
+
+class SymDesc(Record):
+    """A symbolic scalar (``SymInt``, ``SymFloat`` or ``SymBool``) and its hint."""
+
+    expr: ExprDesc
+    kind: Literal["int", "float", "bool"] = "int"
+    hint: int | float | bool | None = None
+    """The value at capture time; ``None`` for unbacked expressions."""
+
+
+IntLike: TypeAlias = int | SymDesc
+
+
+# --- text of stacks ---------------------------------------------------------------------------
+
+
+class FrameDesc(msgspec.Struct, frozen=True, array_like=True):
+    """One entry of a stack, as text."""
+
+    file: str
+    line: int
+    function: str
+    code: str
+
+
+class StackDesc(Record):
+    """A stack as text, outermost entry first."""
+
+    frames: tuple[FrameDesc, ...]
+
+
+# --- tensors ----------------------------------------------------------------------------------
+
+
+class MetaStorageDesc(Record):
+    """An untyped storage.
+
+    ``id`` is stable for the life of the describer that gave it and never given to another storage.
+    """
+
+    id: int
+    nbytes: IntLike
+
+
+class MarksDesc(Record):
+    """What ``torch._dynamo.mark_*`` and ``maybe_mark_dynamic`` left on a tensor, by dim."""
+
+    dynamic: tuple[int, ...] = ()
+    dynamic_range: tuple[tuple[int, int | None, int | None], ...] = ()
+    """``(dim, min, max)`` of ``mark_dynamic(min=, max=)``."""
+    weak_dynamic: tuple[int, ...] = ()
+    propagated_dynamic: tuple[int, ...] = ()
+    static: tuple[int, ...] = ()
+    unbacked: tuple[int, ...] = ()
+    strict_unbacked: tuple[int, ...] = ()
+    unbacked_bounds: tuple[tuple[int, int | None, int | None], ...] = ()
+    shape_ids: tuple[tuple[int, str | None], ...] = ()
+    hint_overrides: tuple[tuple[int, int], ...] = ()
+    specialize_on: tuple[tuple[int, tuple[ExprDesc, ...]], ...] = ()
+    """For each dim, the conditions to specialize on, as expressions over the symbol ``dim``."""
+    static_input_type: str | None = None
+    """``"guarded"`` or ``"unguarded"`` of ``mark_static_address``."""
+
+
+class MetaTensorDesc(Record):
+    """All that is known of a tensor.
+
+    Sizes are concrete for a real tensor and symbolic (``SymDesc``) for a fake tensor that has a
+    ``ShapeEnv``. ``source`` and ``symbolic_context`` are the policy by which a converter makes
+    symbols; they travel with the record.
+    """
+
+    id: int
+    dtype: str
+    device: str
+    size: tuple[IntLike, ...]
+    stride: tuple[IntLike, ...]
+    storage_offset: IntLike = 0
+    storage: MetaStorageDesc | None = None
+    layout: str = "strided"
+    requires_grad: bool = False
+    is_leaf: bool = True
+    is_inference: bool = False
+    is_conj: bool = False
+    is_neg: bool = False
+    is_parameter: bool = False
+    is_buffer: bool = False
+    persistent: bool | None = None
+    """Only of a buffer: whether a ``state_dict`` holds it."""
+    is_view: bool = False
+    base: MetaTensorDesc | None = None
+    """``_base`` of a view."""
+    creation_meta: str | None = None
+    """How a view came to be: ``DEFAULT``, ``NO_GRAD_MODE``, ``MULTI_OUTPUT_NODE``, ..."""
+    grad: MetaTensorDesc | None = None
+    grad_dtype: str | None = None
+    """Only when it differs from ``dtype``."""
+    is_fake: bool = False
+    """Whether the tensor that was described was itself a fake tensor."""
+    scalar_hint: int | float | None = None
+    """Value of a 0-dim CPU tensor whose ``item()`` torch tracks as a symbol."""
+    marks: MarksDesc | None = None
+    source: SourceDesc | None = None
+    symbolic_context: ContextDesc | None = None
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.size)
+
+
+# --- values: constants in sources, contexts and graphs -------------------------------------------
+
+
+class FloatValue(Record, tag="float"):
+    """A float that JSON cannot write: ``"inf"``, ``"-inf"`` or ``"nan"``."""
+
+    text: Literal["inf", "-inf", "nan"]
+
+
+class ComplexValue(Record, tag="complex"):
+    """A complex number."""
+
+    real: float | FloatValue
+    imag: float | FloatValue
+
+
+class BytesValue(Record, tag="bytes"):
+    """A byte string."""
+
+    data: bytes
+
+
+class EllipsisValue(Record, tag="ellipsis"):
+    """The constant ``...``."""
+
+
+class TupleValue(Record, tag="tuple"):
+    """A tuple."""
+
+    items: tuple[Value, ...]
+
+
+class ListValue(Record, tag="list"):
+    """A list."""
+
+    items: tuple[Value, ...]
+
+
+class SizeValue(Record, tag="size"):
+    """A ``torch.Size``."""
+
+    items: tuple[Value, ...]
+
+
+class SetValue(Record, tag="set"):
+    """A set or frozenset, its items in encoded order."""
+
+    items: tuple[Value, ...]
+    frozen: bool = False
+
+
+class DictValue(Record, tag="dict"):
+    """A dictionary in insertion order."""
+
+    items: tuple[tuple[Value, Value], ...]
+
+
+class SliceValue(Record, tag="slice"):
+    """A slice."""
+
+    start: Value = None
+    stop: Value = None
+    step: Value = None
+
+
+class RangeValue(Record, tag="range"):
+    """A range."""
+
+    start: Value
+    stop: Value
+    step: Value
+
+
+class TorchConstValue(Record, tag="torch"):
+    """A dtype, device, layout, memory format or quantization scheme, by its torch name."""
+
+    kind: Literal["dtype", "device", "layout", "memory_format", "qscheme"]
+    name: str
+
+
+class EnumValue(Record, tag="enum"):
+    """A member of an allow-listed or already imported enumeration."""
+
+    cls: str
+    name: str
+
+
+class NamedTupleValue(Record, tag="namedtuple"):
+    """A named tuple or ``torch.return_types`` structure of an already imported class."""
+
+    cls: str
+    items: tuple[Value, ...]
+
+
+class TypeValue(Record, tag="type"):
+    """A class of an allow-listed module."""
+
+    name: str
+
+
+class FunctionValue(Record, tag="function"):
+    """A function of an allow-listed module, or an operator, by its qualified name.
+
+    ``kind`` says where the name is looked up; see ``graph.py``.
+    """
+
+    kind: str
+    name: str
+
+
+class SymValue(Record, tag="sym"):
+    """A symbolic scalar."""
+
+    sym: SymDesc
+
+
+class ExprValue(Record, tag="expr"):
+    """A bare sympy expression."""
+
+    expr: ExprDesc
+
+
+class TensorValue(Record, tag="tensor"):
+    """A tensor, by its record."""
+
+    tensor: MetaTensorDesc
+
+
+class SourceValue(Record, tag="source"):
+    """A ``torch._guards.Source``."""
+
+    source: SourceDesc
+
+
+class NodeValue(Record, tag="node"):
+    """An FX node of the enclosing graph, by its position."""
+
+    index: int
+
+
+class OpaqueValue(Record, tag="opaque"):
+    """A value of a kind that only one module knows; ``kind`` names its encoder."""
+
+    kind: str
+    data: Value = None
+
+
+Value: TypeAlias = (
+    None
+    | bool
+    | int
+    | float
+    | str
+    | FloatValue
+    | ComplexValue
+    | BytesValue
+    | EllipsisValue
+    | TupleValue
+    | ListValue
+    | SizeValue
+    | SetValue
+    | DictValue
+    | SliceValue
+    | RangeValue
+    | TorchConstValue
+    | EnumValue
+    | NamedTupleValue
+    | TypeValue
+    | FunctionValue
+    | SymValue
+    | ExprValue
+    | TensorValue
+    | SourceValue
+    | NodeValue
+    | OpaqueValue
+)
+
+
+# --- sources and symbolic contexts ---------------------------------------------------------------
+
+
+class SourceDesc(Record):
+    """A ``torch._guards.Source`` tree.
+
+    ``cls`` is the class name in ``torch._dynamo.source``; ``name`` is torch's rendering of it, kept
+    for display and fingerprints, never parsed.
+    """
+
+    cls: str
+    name: str
+    base: SourceDesc | None = None
+    fields: tuple[tuple[str, Value], ...] = ()
+
+
+class ConstraintDesc(Record):
+    """A ``DimConstraint``: ``strict`` has a value range, ``relaxed`` only forbids specialization."""
+
+    kind: Literal["strict", "relaxed"]
+    warn_only: bool = False
+    lower: ExprDesc | None = None
+    upper: ExprDesc | None = None
+
+
+DimDynamicName: TypeAlias = Literal["DYNAMIC", "DUCK", "STATIC", "UNBACKED", "INFER_STRIDE"]
+
+
+class ContextDesc(Record):
+    """A symbolic context: by which policy dims get symbols.
+
+    ``kind`` tells the torch class: ``stateless``, ``stateful``, ``subclass`` or ``symint``.
+    """
+
+    kind: Literal["stateless", "stateful", "subclass", "symint"]
+    dynamic_sizes: tuple[DimDynamicName, ...] = ()
+    dynamic_strides: tuple[DimDynamicName, ...] = ()
+    constraint_sizes: tuple[ConstraintDesc | None, ...] = ()
+    constraint_strides: tuple[ConstraintDesc | None, ...] = ()
+    constraint: ConstraintDesc | None = None
+    """Only of ``symint``."""
+    specialize_on: tuple[tuple[ExprDesc, ...], ...] = ()
+    """For each dim, conditions as expressions over the symbol ``dim``."""
+    view_base_context: ContextDesc | None = None
+    shape_ids: tuple[tuple[int, str | None], ...] | None = None
+    unbacked_bounds: tuple[tuple[int, int | None, int | None], ...] | None = None
+    tensor_source: SourceDesc | None = None
+    excluded_sizes: tuple[int | None, ...] | None = None
+    inner_contexts: tuple[tuple[str, ContextDesc | None], ...] = ()
+    track_outer_size_stride: bool = True
