@@ -148,6 +148,19 @@ class MarksDesc(Record):
     """``"guarded"`` or ``"unguarded"`` of ``mark_static_address``."""
 
 
+class SymbolFactDesc(Record):
+    """What a ``ShapeEnv`` knew of a symbol when a fake tensor was described.
+
+    ``lower`` and ``upper`` are the ends of the value range, ``None`` for an infinite one.
+    """
+
+    name: str
+    lower: int | None = None
+    upper: int | None = None
+    size_like: bool = False
+    hint_override: int | None = None
+
+
 class MetaTensorDesc(Record):
     """All that is known of a tensor.
 
@@ -180,11 +193,17 @@ class MetaTensorDesc(Record):
     """How a view came to be: ``DEFAULT``, ``NO_GRAD_MODE``, ``MULTI_OUTPUT_NODE``, ..."""
     grad: MetaTensorDesc | None = None
     grad_dtype: str | None = None
-    """Only when it differs from ``dtype``."""
+    """Only of a leaf and only when it differs from ``dtype``; ``"any"`` where torch has ``None``."""
+    retains_grad: bool = False
+    """Only of a non-leaf: ``retain_grad()`` was called."""
     is_fake: bool = False
     """Whether the tensor that was described was itself a fake tensor."""
     scalar_hint: int | float | None = None
     """Value of a 0-dim CPU tensor whose ``item()`` torch tracks as a symbol."""
+    item_memo: SymDesc | None = None
+    """Only of a fake tensor: the scalar that its ``item()`` gives."""
+    symbols: tuple[SymbolFactDesc, ...] = ()
+    """Only of a fake tensor: what its ``ShapeEnv`` knew of the symbols in this record."""
     marks: MarksDesc | None = None
     source: SourceDesc | None = None
     symbolic_context: ContextDesc | None = None
