@@ -1,0 +1,478 @@
+"""The form that JSON sees of each record type, derived from the record type itself.
+
+For every record type there is a wire type: the same fields, but a position where the record
+holds an object of a shared type. msgspec reads and validates wire types in C. What turns records
+into wire objects and back is compiled once per type to closures that visit only the fields which
+can differ; the rest is copied as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+import threading
+import types
+import typing
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, Union
+
+import msgspec
+
+from torch_fakeify.desc import (
+    ExprDesc,
+    MetaStorageDesc,
+    MetaTensorDesc,
+    Record,
+    SourceDesc,
+    StackDesc,
+)
+from torch_fakeify.errors import FakeifyError, UnknownNameError
+
+TABLES: dict[str, type[Record]] = {
+    "exprs": ExprDesc,
+    "stacks": StackDesc,
+    "sources": SourceDesc,
+    "storages": MetaStorageDesc,
+    "tensors": MetaTensorDesc,
+}
+"""The shared types in the order of their tables: a row refers to its own and earlier tables."""
+
+MAX_NESTING = 100
+"""Levels of records, values and rows inside one another."""
+
+Position = Annotated[int, msgspec.Meta(ge=0)]
+"""Stands on the wire for an object of a shared type."""
+
+_RECORD_MODULES = ("desc", "desc_env", "desc_graph", "desc_frame")
+_NON_FINITE = Literal["inf", "-inf", "nan"]
+_Closure = Callable[[Any, Any], Any]
+
+
+class Fault(Exception):  # noqa: N818 - never leaves the package
+    """An error on its way out, to which each level adds its part of the path.
+
+    Args:
+        what: as ``FakeifyError``, like ``expected`` and ``found``.
+        kind: the error to raise in the end, if not the one for its direction.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        expected: str | None = None,
+        found: str | None = None,
+        *,
+        kind: type[FakeifyError] | None = None,
+    ) -> None:
+        super().__init__(what)
+        self.what, self.expected, self.found, self.kind = what, expected, found, kind
+        self.path: list[str] = []
+
+    def at(self, part: str) -> Fault:
+        """Put ``part`` before the path."""
+        self.path.append(part)
+        return self
+
+    def error(self, where: str, kind: type[FakeifyError]) -> FakeifyError:
+        """The public error at ``where`` and this path."""
+        where += "".join(reversed(self.path))
+        return (self.kind or kind)(self.what, where=where, expected=self.expected, found=self.found)
+
+
+class Swap(NamedTuple):
+    """How values of one type cross: the wire type, and the closures ``(state, value) -> value``."""
+
+    wire: Any
+    encode: _Closure
+    decode: _Closure
+
+
+class Plan:
+    """How one record type crosses. Filled in two steps, because record types are recursive."""
+
+    __slots__ = ("chain", "decode", "encode", "plain", "wire")
+
+    wire: Any
+    encode: _Closure
+    decode: _Closure
+    chain: tuple[str, ...]
+    """Fields that hold the type itself or None."""
+    plain: bool
+    """Whether the record is its own wire form."""
+
+
+def plan_of(cls: type[Any]) -> Plan:
+    """The plan of a record type, compiled on first use."""
+    return _compiler().plan(cls)
+
+
+@functools.cache
+def swap_of(hint: Any) -> Swap:
+    """How values of any type that a record field may have cross."""
+    return _compiler().swap(hint)
+
+
+@functools.cache
+def table_of(cls: type[Any]) -> int | None:
+    """Position of a shared type's table, ``None`` for other types."""
+    return next((i for i, shared in enumerate(TABLES.values()) if shared is cls), None)
+
+
+def record_name(cls: type[Any]) -> str:
+    """The name under which a record type is written.
+
+    Raises:
+        Fault: it is not a type of this package's record modules.
+    """
+    _, _, module = cls.__module__.rpartition(".")
+    if module not in _RECORD_MODULES or _records_of(module).get(cls.__name__) is not cls:
+        raise Fault("not a record type of torch_fakeify", found=cls.__qualname__)
+    return cls.__name__
+
+
+@functools.cache
+def record_type(name: str) -> type[Record]:
+    """The record type of a name; imports record modules in turn until one has it.
+
+    Raises:
+        Fault: there is none.
+    """
+    for module in _RECORD_MODULES:
+        if name in _records_of(module):
+            return _records_of(module)[name]
+    raise Fault("no such record type", found=repr(name), kind=UnknownNameError)
+
+
+@functools.cache
+def _records_of(module: str) -> dict[str, type[Record]]:
+    """The record types that a record module defines, by name."""
+    name = f"torch_fakeify.{module}"
+    return {
+        cls.__name__: cls
+        for cls in vars(importlib.import_module(name)).values()
+        if isinstance(cls, type) and issubclass(cls, Record) and cls.__module__ == name
+    }
+
+
+@functools.cache
+def _compiler() -> _Compiler:
+    return _Compiler()
+
+
+def _same(_state: Any, value: Any) -> Any:
+    return value
+
+
+class _Compiler:
+    """Derives plans; one for the process."""
+
+    def __init__(self) -> None:
+        self._plans: dict[type, Plan] = {}
+        self._partial: dict[type, Plan] = {}
+        self._lock = threading.RLock()
+
+    def plan(self, cls: type[Any]) -> Plan:
+        found = self._plans.get(cls)
+        if found is not None:
+            return found
+        with self._lock:
+            plan = self._plan(cls)
+            # Others may see plans only when all that they lead to are complete.
+            self._plans.update(self._partial)
+            return plan
+
+    def swap(self, hint: Any) -> Swap:
+        with self._lock:
+            swap = self._swap(hint)
+            self._plans.update(self._partial)
+            return swap
+
+    def _plan(self, cls: type[Any]) -> Plan:
+        if cls in self._partial:
+            return self._partial[cls]
+        plan = self._partial[cls] = Plan()
+        fields = msgspec.structs.fields(cls)
+        plan.wire = _shell(cls, fields)
+        plan.chain = tuple(
+            field.name
+            for field in fields
+            if table_of(cls) is not None and set(typing.get_args(field.type)) == {cls, type(None)}
+        )
+        swaps = {field.name: self._swap(field.type) for field in fields}
+        # msgspec reads annotations when the first decoder is made: here recursion closes.
+        plan.wire.__annotations__ = {name: swap.wire for name, swap in swaps.items()}
+        plan.encode = _struct_encoder(cls, plan.wire, _field_encoders(fields, swaps))
+        plan.decode = _struct_decoder(cls, _field_decoders(fields, swaps))
+        plan.plain = cls.__struct_config__.forbid_unknown_fields and all(
+            swap.encode is _same and not _needs_care(field.default)
+            for field, swap in zip(fields, swaps.values(), strict=True)
+        )
+        return plan
+
+    def _swap(self, hint: Any) -> Swap:
+        """The swap of a field's type; ``_same`` where nothing below it can differ."""
+        origin, args = typing.get_origin(hint), typing.get_args(hint)
+        if hint is float:
+            return Swap(float | _NON_FINITE, _encode_float, _decode_float)
+        if origin is Annotated:
+            inner = self._swap(args[0])
+            return Swap(Annotated[(inner.wire, *hint.__metadata__)], inner.encode, inner.decode)
+        if origin in (Union, types.UnionType):
+            return self._union(args)
+        if origin is tuple:
+            return self._tuple(args)
+        if origin in (list, dict, set, frozenset) and not all(map(_is_plain, args)):
+            raise TypeError(f"records hold tuples, not {hint}")
+        if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+            return self._struct(hint)
+        return Swap(hint, _same, _same)
+
+    def _struct(self, cls: type[Any]) -> Swap:
+        table = table_of(cls)
+        if table is not None:
+            return Swap(
+                Position,
+                lambda state, obj: state.put(table, obj),
+                lambda state, position: state.get(table, position),
+            )
+        plan = self._plan(cls)
+        if getattr(plan, "plain", False):
+            return Swap(cls, _same, _same)
+        if not hasattr(plan, "encode"):
+            return Swap(
+                plan.wire,
+                lambda state, obj: plan.encode(state, obj),
+                lambda state, wire: plan.decode(state, wire),
+            )
+        return Swap(plan.wire, plan.encode, plan.decode)
+
+    def _tuple(self, args: tuple[Any, ...]) -> Swap:
+        if len(args) == 2 and args[1] is Ellipsis:
+            item = self._swap(args[0])
+            if item.encode is _same:
+                return Swap(tuple[item.wire, ...], _same, _same)
+            return Swap(tuple[item.wire, ...], _each(item.encode), _each(item.decode))
+        items = [self._swap(arg) for arg in args]
+        wire = tuple[tuple(item.wire for item in items)]  # pyright: ignore[reportInvalidTypeForm]
+        if all(item.encode is _same for item in items):
+            return Swap(wire, _same, _same)
+        return Swap(
+            wire,
+            _zipped([item.encode for item in items]),
+            _zipped([item.decode for item in items]),
+        )
+
+    def _union(self, args: tuple[Any, ...]) -> Swap:
+        encoders: dict[type, _Closure] = {}
+        decoders: dict[type, _Closure] = {}
+        wires: list[Any] = []
+        has_text = any(_runtime_type(arg) is str for arg in args)
+        for arg in args:
+            swap = self._swap(arg)
+            if arg is float and has_text:
+                swap = Swap(float, _finite_float, _same)
+            elif arg is float:
+                # JSON has no infinities: their names stand for them.
+                wires.append(_NON_FINITE)
+                decoders[str] = _decode_float
+                swap = Swap(float, _encode_float, _same)
+            value_type, wire_type = _runtime_type(arg), _runtime_type(swap.wire)
+            if value_type in encoders or wire_type in decoders:
+                raise TypeError(f"{arg} looks like another member of the union {args}")
+            encoders[value_type], decoders[wire_type] = swap.encode, swap.decode
+            wires.append(swap.wire)
+        wire = Union[tuple(wires)]  # noqa: UP007 - built from a list
+        plain = all(closure is _same for closure in (*encoders.values(), *decoders.values()))
+        # Even where nothing differs, a type that is no member must be refused on the way out.
+        return Swap(wire, _dispatch(encoders), _same if plain else _dispatch(decoders))
+
+
+# --- closures -------------------------------------------------------------------------------------
+
+
+def _encode_float(_state: Any, value: float) -> float | str:
+    if math.isfinite(value):
+        return value
+    return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+
+
+def _decode_float(_state: Any, wire: float | str) -> float:
+    return float(wire)
+
+
+def _finite_float(_state: Any, value: float) -> float:
+    if not math.isfinite(value):
+        raise Fault("JSON has no such number", "a finite float or a FloatValue", repr(value))
+    return value
+
+
+def _dispatch(closures: dict[type, _Closure]) -> _Closure:
+    """Choose by the value's exact type."""
+
+    def choose(state: Any, value: Any) -> Any:
+        closure = closures.get(type(value))
+        if closure is None:
+            names = sorted({kind.__name__ for kind in closures})
+            raise Fault("a value has the wrong type", " | ".join(names), type(value).__qualname__)
+        return value if closure is _same else closure(state, value)
+
+    return choose
+
+
+def _each(closure: _Closure) -> _Closure:
+    """Apply to every item of a tuple."""
+
+    def convert(state: Any, items: Any) -> tuple[Any, ...]:
+        out: list[Any] = []
+        try:
+            for item in items:
+                out.append(closure(state, item))  # noqa: PERF401 - its length is an error's path
+        except Fault as fault:
+            raise fault.at(f"[{len(out)}]") from fault.__cause__
+        return tuple(out)
+
+    return convert
+
+
+def _zipped(closures: list[_Closure]) -> _Closure:
+    """Apply one closure to each item of a tuple of fixed length."""
+
+    def convert(state: Any, items: Any) -> tuple[Any, ...]:
+        out: list[Any] = []
+        if len(items) != len(closures):
+            raise Fault("a tuple has the wrong length", str(len(closures)), str(len(items)))
+        try:
+            for closure, item in zip(closures, items, strict=True):
+                out.append(closure(state, item))  # noqa: PERF401 - its length is an error's path
+        except Fault as fault:
+            raise fault.at(f"[{len(out)}]") from fault.__cause__
+        return tuple(out)
+
+    return convert
+
+
+def _struct_encoder(
+    cls: type[Any], wire: type[Any], fields: list[tuple[str, _Closure, Any]]
+) -> _Closure:
+    asdict = msgspec.structs.asdict
+
+    def encode(state: Any, record: Any) -> Any:
+        if type(record) is not cls:
+            raise Fault("a value has the wrong type", cls.__name__, type(record).__qualname__)
+        state.enter()
+        values = asdict(record)
+        name = ""
+        try:
+            for name, closure, default in fields:
+                value = values[name]
+                if value is not default:
+                    values[name] = closure(state, value)
+        except Fault as fault:
+            raise fault.at(f".{name}") from fault.__cause__
+        state.level -= 1
+        return wire(**values)
+
+    return encode
+
+
+def _struct_decoder(cls: type[Any], fields: list[tuple[str, _Closure, Any]]) -> _Closure:
+    asdict = msgspec.structs.asdict
+
+    def decode(state: Any, wire: Any) -> Any:
+        state.enter()
+        values = asdict(wire)
+        name = ""
+        try:
+            for name, closure, default in fields:
+                value = values[name]
+                if value is not default:
+                    values[name] = closure(state, value)
+        except Fault as fault:
+            raise fault.at(f".{name}") from fault.__cause__
+        state.level -= 1
+        try:
+            return cls(**values)
+        except (FakeifyError, TypeError, ValueError) as error:
+            raise Fault(f"not a valid {cls.__name__}: {error}") from None
+
+    return decode
+
+
+_Fields: TypeAlias = "tuple[msgspec.structs.FieldInfo, ...]"
+
+
+def _field_encoders(fields: _Fields, swaps: dict[str, Swap]) -> list[tuple[str, _Closure, Any]]:
+    """The fields to visit on the way out, each with its closure and default."""
+    found: list[tuple[str, _Closure, Any]] = []
+    for field in fields:
+        closure = swaps[field.name].encode
+        if _needs_care(field.default):
+            closure = _normalized(closure, field.default)
+        if closure is not _same:
+            found.append((field.name, closure, field.default))
+    return found
+
+
+def _field_decoders(fields: _Fields, swaps: dict[str, Swap]) -> list[tuple[str, _Closure, Any]]:
+    """The fields to visit on the way in."""
+    return [
+        (field.name, swaps[field.name].decode, field.default)
+        for field in fields
+        if swaps[field.name].decode is not _same
+    ]
+
+
+def _needs_care(default: object) -> bool:
+    """Whether equal values may be other objects: msgspec omits a default by identity."""
+    return isinstance(default, (str, float)) or (type(default) is int and not -5 <= default <= 256)
+
+
+def _normalized(closure: _Closure, default: Any) -> _Closure:
+    """Give the default itself for what equals it, so that equal records give equal bytes."""
+
+    def encode(state: Any, value: Any) -> Any:
+        if type(value) is type(default) and value == default and repr(value) == repr(default):
+            return default
+        return closure(state, value)
+
+    return encode
+
+
+def _shell(cls: type[Any], fields: _Fields) -> type[Any]:
+    """The wire type of ``cls``, its annotations still to be set."""
+    config = cls.__struct_config__
+    columns: list[Any] = []
+    for field in fields:
+        if field.default_factory is not msgspec.NODEFAULT or field.name != field.encode_name:
+            raise TypeError(f"{cls.__name__}.{field.name} has a factory or another name")
+        columns.append((field.name, Any) if field.required else (field.name, Any, field.default))
+    return msgspec.defstruct(
+        cls.__name__,
+        columns,
+        module=__name__,
+        tag=config.tag,
+        tag_field=None if config.array_like else config.tag_field,
+        kw_only=True,
+        omit_defaults=config.omit_defaults,
+        forbid_unknown_fields=True,
+        array_like=config.array_like,
+        gc=False,
+    )
+
+
+def _runtime_type(hint: Any) -> type:
+    """The class of the values of a type."""
+    origin = typing.get_origin(hint)
+    if hint is None:
+        return type(None)
+    if origin is Annotated:
+        return _runtime_type(typing.get_args(hint)[0])
+    if origin is Literal:
+        (kind,) = {type(value) for value in typing.get_args(hint)}
+        return kind
+    return origin or hint
+
+
+def _is_plain(hint: Any) -> bool:
+    return hint in (bool, int, str, bytes)
