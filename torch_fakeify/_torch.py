@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch._C import DispatchKey
+from torch._C._autograd import CreationMeta
+from torch._dispatch.python import suspend_functionalization
 from torch._functorch import config as _functorch_config
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._guards import (
     ChainedSource,
     CompileContext,
@@ -23,7 +27,11 @@ from torch._guards import (
     detect_fake_mode,
     tracing,
 )
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket, _OpNamespace
+from torch._ops import _higher_order_ops as _hop_table
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorConfig, FakeTensorMode
+from torch._subclasses.meta_utils import safe_grad
+from torch._subclasses.meta_utils import tls as _meta_tls
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     RelaxedUnspecConstraint,
@@ -35,6 +43,7 @@ from torch.fx.experimental.symbolic_shapes import (
     SymbolicContext,
     SymIntSymbolicContext,
 )
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._sympy import functions as sympy_functions
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.singleton_int import SingletonInt
@@ -46,9 +55,17 @@ __all__ = [
     "ChainedSource",
     "CompileContext",
     "CompileId",
+    "CreationMeta",
+    "DelayedError",
     "DimDynamic",
+    "DisableTorchFunction",
+    "DispatchKey",
     "FakeTensor",
+    "FakeTensorConfig",
     "FakeTensorMode",
+    "HigherOrderOperator",
+    "OpOverload",
+    "OpOverloadPacket",
     "RelaxedUnspecConstraint",
     "ShapeEnv",
     "SingletonInt",
@@ -59,24 +76,62 @@ __all__ = [
     "SubclassSymbolicContext",
     "SymIntSymbolicContext",
     "SymbolicContext",
+    "TorchDispatchMode",
     "TracingContext",
     "ValueRanges",
     "compile_context",
     "detect_fake_mode",
+    "dim_range_class",
+    "dispatch_keys",
     "dynamo_control_flow",
+    "dynamo_output_graph",
     "dynamo_source",
+    "empty_strided",
+    "find_operator",
+    "function_modules",
     "functorch_config_patch",
+    "functorch_is_legacy_batched",
+    "get_creation_meta",
+    "higher_order_operators",
+    "inference_hidden",
     "int_oo",
+    "is_functorch_wrapped",
+    "is_traceable_wrapper_subclass",
+    "key_excluded",
+    "late_function_modules",
+    "make_subclass",
+    "no_dispatch_guard",
+    "numpy_wrappers",
+    "peek_interpreter_stack",
+    "pop_dispatch_mode",
+    "push_dispatch_mode",
     "resolve_backend",
+    "safe_grad",
+    "set_conj",
+    "set_creation_meta",
+    "set_key_excluded",
+    "set_neg",
+    "suspend_functionalization",
     "sympy_functions",
+    "temporarily_clear_interpreter_stack",
+    "throw_on_data_ptr",
+    "torch_function_depth",
     "torch_version",
     "tracing",
+    "variable_functions",
 ]
 
 
 def torch_version() -> str:
     """The installed torch's version, without the local build suffix."""
     return torch.__version__.partition("+")[0]
+
+
+def dynamo_output_graph() -> ModuleType:
+    """``torch._dynamo.output_graph``, imported on first use."""
+    import torch._dynamo.output_graph as module
+
+    return module
 
 
 def dynamo_source() -> ModuleType:
@@ -117,3 +172,142 @@ def dynamo_control_flow() -> tuple[type[BaseException], ...]:
     from torch._dynamo.exc import RestartAnalysis, SkipFrame, TensorifyScalarRestartAnalysis
 
     return (RestartAnalysis, SkipFrame, TensorifyScalarRestartAnalysis)
+
+
+# --- functions, operators and classes by name (names.py) -------------------------------------------
+
+
+def find_operator(namespace: str, op: str) -> OpOverloadPacket[Any, Any] | None:
+    """The registered operator, or ``None``; asking for a missing one leaves no trace in torch.ops."""
+    if not torch._C._jit_get_schemas_for_operator(f"{namespace}::{op}"):
+        return None
+    found = getattr(torch.ops, namespace, None)
+    packet = getattr(found, op, None) if isinstance(found, _OpNamespace) else None
+    return packet if isinstance(packet, OpOverloadPacket) else None
+
+
+def higher_order_operators() -> dict[str, HigherOrderOperator]:
+    """The registered higher-order operators by name."""
+    import torch._higher_order_ops  # noqa: F401  registers torch's own
+
+    return _hop_table
+
+
+def variable_functions() -> Any:
+    """The class that holds torch's C++ functions (``torch._C._VariableFunctions``)."""
+    return torch._C._VariableFunctions
+
+
+def function_modules() -> dict[str, ModuleType]:
+    """The modules that graphs call functions of, as far as they are cheap to import."""
+    import builtins
+    import math
+    import operator
+
+    import torch._functorch.eager_transforms
+    import torch._functorch.predispatch
+    import torch._functorch.vmap
+    import torch._linalg_utils
+    import torch._lobpcg
+    import torch._lowrank
+    import torch._prims
+    import torch._refs
+    import torch.amp.autocast_mode
+    import torch.autograd.forward_ad
+    import torch.autograd.grad_mode
+    import torch.autograd.graph
+    import torch.fx.experimental.symbolic_shapes
+    import torch.masked._ops
+    import torch.nested._internal.nested_tensor
+    import torch.nn.grad
+    import torch.nn.modules.activation
+    import torch.signal.windows.windows
+
+    c = torch._C
+    modules: list[Any] = [
+        builtins, math, operator, torch, torch.nn.functional, torch.nn.init, torch.functional,
+        torch.linalg, torch.fft, torch.special, torch.sparse, torch.nested,
+        torch.signal.windows.windows, torch.masked._ops, torch.nested._internal.nested_tensor,
+        torch.nn.grad, torch.nn.modules.activation, torch._utils, torch.xpu, torch.cpu,
+        torch.random, torch.cuda, torch.cuda.random, torch.accelerator, torch.autograd,
+        torch.autograd.forward_ad, torch.autograd.grad_mode, torch.autograd.graph,
+        torch.amp.autocast_mode, torch._lowrank, torch._linalg_utils, torch._lobpcg, torch._refs,
+        torch._prims, torch._functorch.eager_transforms, torch._functorch.predispatch,
+        torch._functorch.vmap, torch.fx.experimental.symbolic_shapes,
+        c, c._nn, c._linalg, c._fft, c._special, c._sparse, c._nested, c._functorch, c._autograd,
+    ]  # fmt: skip
+    return {module.__name__: module for module in modules}
+
+
+def late_function_modules() -> dict[str, ModuleType]:
+    """More of them, which are slow to import: Dynamo's helpers and the NumPy that it traces."""
+    import torch._dynamo.external_utils
+    import torch._dynamo.utils
+    import torch._numpy.fft
+    import torch._numpy.linalg
+    import torch._numpy.random
+
+    modules: list[Any] = [
+        torch._dynamo.external_utils, torch._dynamo.utils, torch._numpy, torch._numpy.fft,
+        torch._numpy.linalg, torch._numpy.random,
+    ]  # fmt: skip
+    if torch.distributed.is_available():
+        import torch.distributed._functional_collectives as collectives
+
+        modules.append(collectives)
+    return {module.__name__: module for module in modules}
+
+
+class NumpyWrappers(NamedTuple):
+    """The classes of the callables by which Dynamo traces NumPy."""
+
+    function: type[Any]
+    method: type[Any]
+    operator: type[Any]
+
+
+def numpy_wrappers() -> NumpyWrappers:
+    """``numpy_to_tensor_wrapper``, ``numpy_method_wrapper`` and ``numpy_operator_wrapper``."""
+    from torch._dynamo import utils
+
+    return NumpyWrappers(
+        utils.numpy_to_tensor_wrapper, utils.numpy_method_wrapper, utils.numpy_operator_wrapper
+    )
+
+
+# --- tensors (describe.py, convert.py) -------------------------------------------------------------
+
+_c: Any = torch._C
+
+dispatch_keys = _c._dispatch_keys
+torch_function_depth = _c._len_torch_function_stack
+DisableTorchFunction = _c.DisableTorchFunction
+no_dispatch_guard = _c._DisableTorchDispatch
+"""While an instance of it lives, no Python dispatch happens: what is made is not fake."""
+is_functorch_wrapped = _c._functorch.is_functorch_wrapped_tensor
+functorch_is_legacy_batched = _c._functorch.is_legacy_batchedtensor
+peek_interpreter_stack = _c._functorch.peek_interpreter_stack
+get_creation_meta = _c._autograd._get_creation_meta
+set_creation_meta = _c._autograd._set_creation_meta
+set_conj = _c._set_conj
+set_neg = _c._set_neg
+throw_on_data_ptr = _c._set_throw_on_mutable_data_ptr
+push_dispatch_mode = _c._push_on_torch_dispatch_stack
+pop_dispatch_mode = _c._pop_torch_dispatch_stack
+key_excluded = _c._dispatch_tls_is_dispatch_key_excluded
+set_key_excluded = _c._dispatch_tls_set_dispatch_key_excluded
+DelayedError = _c._functions.DelayedError
+empty_strided = _c._VariableFunctions.empty_strided
+make_subclass: Any = torch.Tensor._make_subclass
+
+
+def inference_hidden() -> bool:
+    """Whether torch asked that inference tensors be taken for normal ones (Dynamo does)."""
+    return getattr(_meta_tls, "disable_inference_mode", False)
+
+
+def dim_range_class() -> Any:
+    """``torch._dynamo.decorators._DimRange``, what ``mark_dynamic`` puts on a tensor."""
+    from torch._dynamo.decorators import _DimRange
+
+    return _DimRange
