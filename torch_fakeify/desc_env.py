@@ -1,0 +1,189 @@
+"""The records of a ``ShapeEnv``: frozen data, no torch object in any field.
+
+Field by field what `torch_fakeify.shape_env` carries; the table there says of every attribute of
+a ``ShapeEnv`` how it is represented here, or why it is not. A symbol is referred to by an
+expression of one node.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from torch_fakeify.desc import ExprDesc, Record, SourceDesc, StackDesc
+
+
+class ShapeEnvSettingsDesc(Record):
+    """A ``ShapeEnvSettings``: the policy that a ``ShapeEnv`` was made with, torch's field names."""
+
+    allow_scalar_outputs: bool
+    allow_dynamic_output_shape_ops: bool
+    assume_static_by_default: bool
+    specialize_zero_one: bool
+    duck_shape: bool
+    prefer_deferred_runtime_asserts_over_guards: bool
+    trace_asserts: bool
+
+
+class LocationDesc(Record):
+    """An ``SLoc``: where in the framework and where in the user's code a fact was learnt.
+
+    Each part is a stack of one frame when torch holds a frame or renders one, else text. Of the
+    user's frame torch keeps the rendering, so ``file`` is as short as torch prints it.
+    """
+
+    user: StackDesc | None = None
+    user_text: str | None = None
+    framework: StackDesc | None = None
+    framework_text: str | None = None
+
+
+class SymbolDesc(Record):
+    """All that a ``ShapeEnv`` knows of one symbol; a field is ``None`` where it knows nothing."""
+
+    name: str
+    assumptions: tuple[tuple[str, bool], ...] = ()
+    """Explicit assumptions, as in ``SymbolNode``."""
+    sources: tuple[SourceDesc, ...] = ()
+    """``var_to_sources``: the inputs whose value the symbol is, in torch's order of preference."""
+    hint: ExprDesc | None = None
+    """``backed_var_to_val``: the value at capture time. Only of backed symbols."""
+    hint_override: int | None = None
+    """``var_to_hint_override``."""
+    real_value: ExprDesc | None = None
+    """``real_tensor_prop_unbacked_vals``: the value found by real tensor propagation."""
+    lower: ExprDesc | None = None
+    """Lower end of ``var_to_range``, inclusive."""
+    upper: ExprDesc | None = None
+    """Upper end of ``var_to_range``, inclusive."""
+    lower_location: LocationDesc | None = None
+    upper_location: LocationDesc | None = None
+    stack: StackDesc | None = None
+    """``var_to_stack``: where an unbacked symbol was allocated."""
+    replacement_location: LocationDesc | None = None
+    """``replacements_slocs``."""
+    guard_count: int | None = None
+    """``symbol_guard_counter``: number of guards that mention the symbol."""
+    alloc_order: int | None = None
+    """``unbacked_alloc_order``."""
+    size_like: bool = False
+    unbacked_input: bool = False
+    """Whether it is an unbacked symbol of an input, not of data."""
+
+
+class ReplacementDesc(Record):
+    """A replacement ``symbol -> expr``."""
+
+    symbol: ExprDesc
+    expr: ExprDesc
+
+
+class GuardDesc(Record):
+    """A ``ShapeGuard``: a condition on the inputs that was assumed."""
+
+    expr: ExprDesc
+    location: LocationDesc
+    size_oblivious: bool = False
+
+    @property
+    def user_stack(self) -> StackDesc | None:
+        """The user's line that caused the guard."""
+        return self.location.user
+
+
+class RuntimeAssertDesc(Record):
+    """A deferred runtime assert, filed under the last unbacked symbol that it needs."""
+
+    symbol: ExprDesc | None
+    expr: ExprDesc
+    msg: str
+    stack: StackDesc | None = None
+
+
+class SpecializationDesc(Record):
+    """A condition to specialize on, as an expression over the symbol ``dim``."""
+
+    source: SourceDesc
+    condition: ExprDesc
+
+
+class AssumptionDesc(Record):
+    """An assumption of a shapes spec that waits for its free spec symbols to be bound."""
+
+    free: tuple[ExprDesc, ...]
+    condition: ExprDesc
+
+
+TableName: TypeAlias = Literal[
+    "backed_var_to_val",
+    "deferred_runtime_asserts",
+    "real_tensor_prop_unbacked_vals",
+    "replacements_slocs",
+    "symbol_guard_counter",
+    "unbacked_alloc_order",
+    "unbacked_inputs",
+    "var_to_hint_override",
+    "var_to_range",
+    "var_to_range_sloc",
+    "var_to_sources",
+    "var_to_stack",
+]
+"""The attributes of a ``ShapeEnv`` whose keys are symbols and which are spread over the symbols."""
+
+
+class OrderDesc(Record):
+    """The keys of one attribute, where they are not those of ``symbols`` in their order."""
+
+    table: TableName
+    keys: tuple[ExprDesc | None, ...]
+
+
+class ShapeEnvDesc(Record):
+    """The state of a ``ShapeEnv``: everything that determines what it answers from now on."""
+
+    settings: ShapeEnvSettingsDesc
+    symbols: tuple[SymbolDesc, ...] = ()
+    orders: tuple[OrderDesc, ...] = ()
+    replacements: tuple[ReplacementDesc, ...] = ()
+    unbacked_renamings: tuple[tuple[ExprDesc, ExprDesc], ...] = ()
+    divisible: tuple[ExprDesc, ...] = ()
+    """Expressions ``a % b`` known to be 0, sorted."""
+    axioms: tuple[tuple[ExprDesc, ExprDesc], ...] = ()
+    """Conditions and their known truth values."""
+    guards: tuple[GuardDesc, ...] = ()
+    runtime_asserts: tuple[RuntimeAssertDesc, ...] = ()
+    """``deferred_runtime_asserts``, those filed under one symbol side by side, in torch's order."""
+    hint_overrides: tuple[tuple[ExprDesc, int], ...] = ()
+    """Entries of ``var_to_hint_override`` whose key is no symbol."""
+    duck_shapes: tuple[tuple[ExprDesc, ExprDesc], ...] = ()
+    """``val_to_var``: a number and the symbol that every duck-shaped size of that value gets.
+    A nested int is a ``SingletonInt``."""
+    source_to_var: tuple[tuple[str, ExprDesc], ...] = ()
+    source_to_symbol: tuple[tuple[str, ExprDesc], ...] = ()
+    source_name_to_debug_name: tuple[tuple[str, str], ...] = ()
+    unique_ids: tuple[int, ...] = ()
+    """Numbers that names of fresh symbols may not take, sorted."""
+    unbacked_symint_counter: int = 0
+    unbacked_symfloat_counter: int = 0
+    num_deferred_runtime_asserts: int = 0
+    version_counter: int = 0
+    replacements_version_counter: int = 0
+    counter: tuple[tuple[str, int], ...] = ()
+    """torch's statistics: symbols created, guards ignored."""
+    pending_fresh_unbacked_symbols: tuple[ExprDesc, ...] = ()
+    ignorable_fresh_unbacked_symbols: tuple[ExprDesc, ...] = ()
+    exclusion_constraints: tuple[tuple[ExprDesc, int], ...] = ()
+    specializations: tuple[SpecializationDesc, ...] = ()
+    specialization_stacks: tuple[tuple[SourceDesc, StackDesc], ...] = ()
+    shape_ids: tuple[tuple[str, ExprDesc], ...] = ()
+    """``_shape_id_to_unbacked_symbol``."""
+    spec_symbols: tuple[tuple[ExprDesc, ExprDesc], ...] = ()
+    """``_spec_symbol_to_compile_symbol``."""
+    pending_assumptions: tuple[AssumptionDesc, ...] = ()
+    """``_shape_spec_pending_assumptions``."""
+    frozen: bool = False
+    runtime_asserts_frozen: bool = False
+    error_on_new_guards: bool = False
+    resimplify_floor_div_axioms: bool = True
+    trace_asserts: bool = False
+    co_fields: tuple[tuple[str, str | int | float | bool | None], ...] = ()
+    """Names of the code object being compiled, for torch's log."""
