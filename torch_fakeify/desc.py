@@ -247,9 +247,10 @@ class TupleValue(Record, tag="tuple"):
 
 
 class ListValue(Record, tag="list"):
-    """A list."""
+    """A list, or with ``immutable`` the list that FX keeps in a node's arguments."""
 
     items: tuple[Value, ...]
+    immutable: bool = False
 
 
 class SizeValue(Record, tag="size"):
@@ -266,9 +267,10 @@ class SetValue(Record, tag="set"):
 
 
 class DictValue(Record, tag="dict"):
-    """A dictionary in insertion order."""
+    """A dictionary in insertion order, or with ``immutable`` the one that FX keeps."""
 
     items: tuple[tuple[Value, Value], ...]
+    immutable: bool = False
 
 
 class SliceValue(Record, tag="slice"):
@@ -317,7 +319,7 @@ class TypeValue(Record, tag="type"):
 class FunctionValue(Record, tag="function"):
     """A function of an allow-listed module, or an operator, by its qualified name.
 
-    ``kind`` says where the name is looked up; see ``graph.py``.
+    ``kind`` says where the name is looked up; see ``names.py``.
     """
 
     kind: str

@@ -1,0 +1,775 @@
+"""Names of functions, operators and classes: the allow-lists.
+
+A record never holds a callable, only a kind and a dotted name. Encoding finds a name by which
+decoding gives the *same* object, and refuses what has none. Decoding looks names up in the closed
+lists of this file: operators among those registered, functions among the listed modules (which
+this package imports itself, never because a file says so), classes among the basic ones and those
+that the process has already imported. Attributes are read from a module's or class's ``__dict__``,
+so that no module-level ``__getattr__`` runs.
+
+Kinds of ``FunctionValue``: ``op`` (``aten.add.Tensor``), ``packet`` (``aten.add``), ``hop``
+(``cond``), ``function`` (``torch.nn.functional.relu``, ``operator.add``, ``torch.Tensor.add``),
+``class`` (``torch.Size``), and the wrappers by which Dynamo traces NumPy: ``numpy``
+(``torch._numpy.sum``), ``numpy_method`` (``sum``) and ``numpy_operator`` (``operator.add``).
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import keyword
+import sys
+from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, WrapperDescriptorType
+from typing import TYPE_CHECKING, Any
+
+import numpy
+import torch
+
+from . import _torch
+from .desc import FunctionValue
+from .errors import FormatError, UnknownNameError, UnsupportedValueError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = [
+    "check_attribute",
+    "check_identifier",
+    "check_method",
+    "decode_class",
+    "decode_function",
+    "encode_class",
+    "encode_function",
+    "hasattr_static",
+    "is_pybind_enum",
+    "is_record_tuple",
+]
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# --- what is listed ----------------------------------------------------------------------------
+
+_WHOLE = (
+    "math",
+    "torch.nn.functional",
+    "torch.functional",
+    "torch.linalg",
+    "torch.fft",
+    "torch.special",
+    "torch.sparse",
+    "torch.nested",
+    "torch.signal.windows.windows",
+    "torch.masked._ops",
+    "torch.nn.grad",
+    "torch.nested._internal.nested_tensor",
+    "torch._C._nn",
+    "torch._C._linalg",
+    "torch._C._fft",
+    "torch._C._special",
+    "torch._C._sparse",
+    "torch._C._nested",
+    "torch._C._functorch",
+    "torch._functorch.predispatch",
+    "torch._lowrank",
+    "torch._linalg_utils",
+    "torch._lobpcg",
+    "torch.nn.init",
+    "torch._refs",
+    "torch._prims",
+    "torch._numpy",
+    "torch._numpy.linalg",
+    "torch._numpy.fft",
+    "torch._numpy.random",
+)
+"""Modules of pure tensor arithmetic: each function defined in one of them is allowed."""
+
+_LISTED = {
+    "builtins": (
+        "abs all any divmod getattr hasattr isinstance issubclass len max min pow round sorted sum"
+    ),
+    "operator": (
+        "abs add and_ concat contains countOf delitem eq floordiv ge getitem gt iadd iand iconcat "
+        "ifloordiv ilshift imatmul imod imul index indexOf inv invert ior ipow irshift is_ is_not "
+        "isub itruediv ixor le length_hint lshift lt matmul mod mul ne neg not_ or_ pos pow rshift "
+        "setitem sub truediv truth xor"
+    ),
+    "torch": (
+        "_as_tensor_fullprec _assert _check _check_index _check_is_size _check_not_implemented "
+        "_check_tensor_all _check_tensor_all_with _check_type _check_value _check_with "
+        "_constrain_as_size _freeze_functional_tensor _from_functional_tensor "
+        "_functionalize_commit_update _functionalize_sync _functionalize_replace "
+        "_is_functional_tensor _mirror_autograd_meta_to _segment_reduce _sym_acos _sym_asin "
+        "_sym_atan _sym_cos _sym_cosh _sym_log2 _sym_sin _sym_sinh _sym_sqrt _sym_tan _sym_tanh "
+        "_sync _to_functional_tensor are_deterministic_algorithms_enabled "
+        "autocast_decrement_nesting autocast_increment_nesting broadcast_shapes "
+        "clear_autocast_cache cond eig get_autocast_dtype get_default_device get_default_dtype "
+        "get_float32_matmul_precision get_num_threads get_rng_state initial_seed "
+        "is_autocast_cache_enabled is_autocast_enabled is_grad_enabled is_inference_mode_enabled "
+        "is_storage is_tensor lobpcg lstsq lu manual_seed matrix_rank pca_lowrank seed "
+        "set_autocast_cache_enabled set_autocast_dtype set_autocast_enabled set_rng_state solve "
+        "svd_lowrank sym_float sym_fresh_size sym_int sym_ite sym_max sym_min sym_not sym_sqrt "
+        "sym_sum symeig unique unravel_index vmap while_loop"
+    ),
+    "torch.amp.autocast_mode": "_cast _enter_autocast _exit_autocast is_autocast_available",
+    "torch.autograd": "grad",
+    "torch.autograd.forward_ad": "enter_dual_level exit_dual_level make_dual unpack_dual",
+    "torch.random": "get_rng_state initial_seed manual_seed seed set_rng_state",
+    "torch.cuda": (
+        "current_device current_stream default_stream device_count is_available set_device "
+        "set_stream synchronize _exchange_device _maybe_exchange_device _set_stream_by_id"
+    ),
+    "torch.xpu": "current_device current_stream device_count is_available set_stream synchronize",
+    "torch.cpu": "current_device current_stream device_count is_available synchronize",
+    "torch._utils": "_flatten_dense_tensors _unflatten_dense_tensors",
+    "torch.nn.modules.activation": "_is_make_fx_tracing",
+    "torch.cuda.random": "get_rng_state initial_seed manual_seed manual_seed_all set_rng_state",
+    "torch.accelerator": (
+        "current_accelerator current_device_index current_stream device_count is_available "
+        "set_device_index set_stream synchronize"
+    ),
+    "torch._C": (
+        "_enter_dual_level _exit_dual_level _get_default_device _is_alias_of _is_fwd_grad_enabled "
+        "_set_conj _set_fwd_grad_enabled _set_grad_enabled _set_neg _set_deterministic_algorithms "
+        "_set_multithreading_enabled _vmapmode_decrement_nesting _vmapmode_increment_nesting "
+        "_set_sdp_use_cudnn _set_sdp_use_flash _set_sdp_use_math _set_sdp_use_mem_efficient "
+        "_set_sdp_use_overrideable _pop_torch_function_stack _select_conv_backend "
+        "_functionalization_reapply_views_tls _unset_dispatch_mode _to_functionality_key "
+        "_cuda_synchronize _infer_size _set_float32_matmul_precision"
+    ),
+    "torch._C._autograd": (
+        "_get_data_attr _pop_saved_tensors_default_hooks _saved_tensors_hooks_disable "
+        "_saved_tensors_hooks_enable _unsafe_set_version_counter"
+    ),
+    "torch.autograd.graph": "increment_version",
+    "torch.autograd.grad_mode": "_enter_inference_mode _exit_inference_mode",
+    "torch._functorch.vmap": (
+        "_add_batch_dim _as_tuple _broadcast_to_and_flatten _create_batched_inputs "
+        "_maybe_remove_batch_dim _process_batched_inputs _remove_batch_dim _unwrap_batched "
+        "_validate_and_get_batch_size _vmap_decrement_nesting _vmap_increment_nesting "
+        "lazy_load_decompositions unwrap_batched wrap_batched"
+    ),
+    "torch._functorch.eager_transforms": (
+        "_any_differentiable _as_tuple _assert_wrapped_functional _autograd_grad "
+        "_create_differentiable _func_decrement_nesting _func_increment_nesting "
+        "_grad_decrement_nesting _grad_increment_nesting _is_differentiable "
+        "_jvp_decrement_nesting _jvp_increment_nesting _maybe_unwrap_functional_tensor "
+        "_maybe_wrap_functional_tensor _set_tensor_requires_grad _undo_create_differentiable "
+        "_unwrap_all_tensors_from_functional _unwrap_for_grad _unwrap_functional_tensor "
+        "_wrap_all_tensors _wrap_all_tensors_to_functional _wrap_for_grad "
+        "_wrap_functional_tensor _wrap_tensor_for_grad enter_jvp_nesting exit_jvp_nesting "
+        "safe_unpack_dual set_inplace_requires_grad_allowed"
+    ),
+    "torch.fx.experimental.symbolic_shapes": (
+        "_constrain_range_for_size cast_symbool_to_symint_guardless constrain_range "
+        "constrain_unify expect_true guard_bool guard_float guard_int guard_or_false "
+        "guard_or_true guard_scalar guard_size_oblivious has_static_value statically_known_false "
+        "statically_known_true sym_and sym_eq sym_or"
+    ),
+    "torch.distributed._functional_collectives": (
+        "all_gather_tensor all_reduce all_to_all_single broadcast reduce_scatter_tensor wait_tensor"
+    ),
+    "torch._dynamo.external_utils": (
+        "call_accumulate_grad untyped_storage_size unwrap_maybe_dynamic_int"
+    ),
+    "torch._dynamo.utils": "numpy_attr_wrapper to_fake_tensor",
+}
+"""Other modules: the functions in them that graphs call."""
+
+_NUMPY_MODULES = ("torch._numpy", "torch._numpy.linalg", "torch._numpy.fft", "torch._numpy.random")
+
+_DENIED_OPERATORS = {
+    "aten.from_file": "it opens a file",
+    "aten.save": "it writes a file",
+    "aten.load": "it reads a file",
+    "debugprims.load_tensor": "it reads a file",
+    "symm_mem._rendezvous": "it opens connections",
+}
+
+_DENIED_HIGHER_ORDER = {
+    "aoti_call_delegate": "it calls a compiled library",
+    "call_torchbind": "it calls methods of a script object",
+    "custom_function_call": "it calls an autograd.Function of the user's code",
+    "dynamo_bypassing_wrapper": "it calls a function of the user's code",
+    "executorch_call_delegate": "it calls a compiled library",
+    "inductor_compiled_code": "it calls compiled code",
+    "invoke_leaf_function": "it calls a function of the user's code",
+    "trace_wrapped": "it calls a function of the user's code",
+    "triton_kernel_wrapper_functional": "its kernel lives in a table of the process",
+    "triton_kernel_wrapper_mutation": "its kernel lives in a table of the process",
+}
+
+_DENIED_FUNCTIONS = {
+    "builtins.__import__": "it runs code",
+    "builtins.breakpoint": "it runs code",
+    "builtins.compile": "it runs code",
+    "builtins.eval": "it runs code",
+    "builtins.exec": "it runs code",
+    "builtins.input": "it reads from the terminal",
+    "builtins.open": "it opens a file",
+    "operator.attrgetter": "it reads unchecked attributes",
+    "operator.call": "it calls any object",
+    "operator.methodcaller": "it calls unchecked methods",
+    "torch.compile": "it runs code",
+    "torch.fork": "it starts a thread",
+    "torch.from_file": "it opens a file",
+    "torch.frombuffer": "it reads raw memory",
+    "torch.import_ir_module": "it reads a file",
+    "torch.import_ir_module_from_buffer": "it loads code",
+    "torch.jit.load": "it loads code",
+    "torch.jit.save": "it writes a file",
+    "torch.load": "it reads a file",
+    "torch.ops.import_module": "it imports a module",
+    "torch.ops.load_library": "it loads a library",
+    "torch.save": "it writes a file",
+}
+"""Well-known functions that are refused whatever list they stand on, and the reason to print."""
+
+_DENIED_PREFIXES = {
+    "os.": "it acts on the operating system",
+    "subprocess.": "it starts processes",
+    "socket.": "it uses the network",
+    "shutil.": "it acts on files",
+    "pickle.": "it loads code",
+    "importlib.": "it imports modules",
+    "numpy.": "only NumPy functions that torch traces (torch._numpy) can be in a graph",
+    "torch.hub.": "it uses the network",
+    "torch.utils.cpp_extension.": "it builds and loads code",
+    "torch.package.": "it loads code",
+}
+
+_DENIED_MEMBERS = _words(
+    "apply_ code compile from_buffer from_file func_globals get_source graph_module "
+    "load_state_dict map2_ map_ module_load owning_module print_readable python_code "
+    "share_memory share_memory_ storage storage_type to_folder tofile typed_storage "
+    "untyped_storage write_file _typed_storage _write_file _set_from_file _new_with_file "
+    "_share_fd_cpu_ _share_filename_cpu_ _new_shared_fd_cpu _new_shared_filename_cpu "
+    "_reduce_ex_internal _codegen _tracer_cls"
+)
+"""Methods and attributes that reach files, shared memory or code."""
+
+_STORAGE_READS = frozenset({"untyped_storage"})
+"""Storages are read by graphs that resize them; what a storage can do is in `_DENIED_MEMBERS`."""
+
+_DENIED_MEMBER_PREFIXES = ("f_", "gi_", "cr_", "ag_", "tb_", "co_", "func_")
+"""Attributes of Python's frames, generators, tracebacks and code objects."""
+
+_DUNDERS = frozenset(
+    f"__{name}__"
+    for name in _words(
+        "abs add and bool ceil contains divmod eq float floor floordiv ge getitem gt iadd iand "
+        "ifloordiv ilshift imatmul imod imul index int invert ior ipow irshift isub itruediv ixor "
+        "le len lshift lt matmul mod mul ne neg or pos pow radd rand rdivmod rfloordiv rlshift "
+        "rmatmul rmod rmul ror round rpow rrshift rshift rsub rtruediv rxor setitem sub truediv "
+        "trunc xor"
+    )
+)
+
+_OTHER_METHODS = _words(
+    # of streams, events and generators, and of symbolic numbers
+    "record_event wait_event wait_stream record wait query synchronize elapsed_time manual_seed "
+    "get_state set_state initial_seed is_integer as_integer_ratio bit_length keys values items "
+    "get append extend index count"
+)
+
+_CALLABLE_CLASSES: dict[str, type] = {
+    "builtins.bool": bool,
+    "builtins.complex": complex,
+    "builtins.dict": dict,
+    "builtins.float": float,
+    "builtins.int": int,
+    "builtins.list": list,
+    "builtins.range": range,
+    "builtins.set": set,
+    "builtins.slice": slice,
+    "builtins.str": str,
+    "builtins.tuple": tuple,
+    "torch.Event": torch.Event,
+    "torch.Generator": torch.Generator,
+    "torch.Size": torch.Size,
+    "torch.Stream": torch.Stream,
+    "torch.cuda.Event": torch.cuda.Event,
+    "torch.cuda.Stream": torch.cuda.Stream,
+    "torch.device": torch.device,
+    "torch.nn.Parameter": torch.nn.Parameter,
+}
+
+_BASIC_CLASSES: dict[str, type] = {
+    **_CALLABLE_CLASSES,
+    "builtins.NoneType": type(None),
+    "builtins.bytes": bytes,
+    "builtins.ellipsis": type(...),
+    "builtins.frozenset": frozenset,
+    "builtins.object": object,
+    "builtins.type": type,
+    "torch.SymBool": torch.SymBool,
+    "torch.SymFloat": torch.SymFloat,
+    "torch.SymInt": torch.SymInt,
+    "torch.dtype": torch.dtype,
+    "torch.finfo": torch.finfo,
+    "torch.iinfo": torch.iinfo,
+    "torch.layout": torch.layout,
+    "torch.memory_format": torch.memory_format,
+}
+
+_FUNCTION_TYPES = (BuiltinFunctionType, FunctionType)
+_METHOD_TYPES = (MethodDescriptorType, WrapperDescriptorType, FunctionType)
+
+
+# --- names that end in generated code or are read as attributes ------------------------------------
+
+
+def check_identifier(name: str, *, where: str) -> str:
+    """The name itself if it is one ASCII Python identifier and no keyword; else a ``FormatError``."""
+    if name.isidentifier() and name.isascii() and not keyword.iskeyword(name):
+        return name
+    raise FormatError(
+        "a name is not an identifier", where=where, expected="letters, digits, _", found=repr(name)
+    )
+
+
+def check_method(name: str, *, where: str) -> str:
+    """The name itself if a graph may call a method of that name.
+
+    Allowed are the methods of ``torch.Tensor`` and of its imported subclasses, and a few of
+    streams, generators and numbers; of the dunders only arithmetic and indexing.
+
+    Raises:
+        UnknownNameError: otherwise.
+    """
+    check_identifier(name, where=where)
+    if name in _DUNDERS or name in _OTHER_METHODS or name in _STORAGE_READS:
+        return name
+    if not _is_plain_member(name):
+        raise UnknownNameError(f"the method {name!r} is not allowed in a graph", where=where)
+    if any(hasattr_static(cls, name) for cls in _tensor_classes()):
+        return name
+    raise UnknownNameError(
+        f"no tensor class has a method {name!r}",
+        where=where,
+        fix="Import the tensor subclass that defines it first.",
+    )
+
+
+def check_attribute(name: str, *, where: str) -> str:
+    """The name itself if a graph may read an attribute of that name with ``getattr``."""
+    check_identifier(name, where=where)
+    if _is_plain_member(name):
+        return name
+    raise UnknownNameError(f"the attribute {name!r} may not be read by a graph", where=where)
+
+
+def _is_plain_member(name: str) -> bool:
+    return not (
+        name.startswith("__") or name in _DENIED_MEMBERS or name.startswith(_DENIED_MEMBER_PREFIXES)
+    )
+
+
+def _tensor_classes() -> Iterator[type]:
+    pending: list[type] = [torch.Tensor]
+    seen: set[type] = set()
+    while pending:
+        cls = pending.pop()
+        if cls not in seen:
+            seen.add(cls)
+            yield cls
+            pending.extend(cls.__subclasses__())
+
+
+def hasattr_static(cls: type, name: str) -> bool:
+    """Whether a class or one of its bases defines the name; no descriptor or metaclass runs."""
+    return any(name in vars(base) for base in cls.__mro__)
+
+
+_ADVICE = "If it is yours, register it as an operator with torch.library.custom_op."
+
+# --- functions ------------------------------------------------------------------------------------
+
+
+def encode_function(fn: object, *, where: str = "$") -> FunctionValue:
+    """The name of an operator, a listed function or a callable class.
+
+    Raises:
+        UnsupportedValueError: the object has no name by which a reader would find it again.
+    """
+    value = _find_name(fn, where)
+    if value is None:
+        raise UnsupportedValueError(
+            "a function cannot be recorded",
+            where=where,
+            expected="an operator or a function of a listed torch module",
+            found=_describe_callable(fn),
+            fix=_ADVICE if isinstance(fn, FunctionType) else None,
+        )
+    return value
+
+
+def decode_function(v: FunctionValue, *, where: str = "$") -> Callable[..., Any]:
+    """The operator, function or class of that name.
+
+    Raises:
+        UnknownNameError: it is not registered, not on a list, or denied.
+    """
+    match v.kind:
+        case "op" | "packet":
+            return _operator(v.kind, v.name, where)
+        case "hop":
+            return _higher_order(v.name, where)
+        case "function":
+            return _function(v.name, where)
+        case "class":
+            if v.name in _CALLABLE_CLASSES:
+                return _CALLABLE_CLASSES[v.name]
+            raise UnknownNameError(f"the class {v.name!r} may not be called", where=where)
+        case "numpy":
+            _check_numpy(v.name, where)
+            return _torch.numpy_wrappers().function(_function(v.name, where))
+        case "numpy_method":
+            return _torch.numpy_wrappers().method(check_attribute(v.name, where=where))
+        case "numpy_operator":
+            return _torch.numpy_wrappers().operator(_numpy_operator(v.name, where))
+        case _:
+            raise FormatError("unknown kind of function", where=where, found=repr(v.kind))
+
+
+def _check_numpy(name: str, where: str) -> None:
+    if name.rpartition(".")[0] not in _NUMPY_MODULES:
+        raise UnknownNameError(f"{name!r} is not a function of torch._numpy", where=where)
+
+
+def _numpy_operator(name: str, where: str) -> Callable[..., Any]:
+    if not name.startswith(("operator.", "builtins.")):
+        raise UnknownNameError(f"{name!r} is not a Python operator", where=where)
+    return _function(name, where)
+
+
+def _find_name(fn: object, where: str) -> FunctionValue | None:
+    if isinstance(fn, _torch.OpOverload):
+        schema = fn._schema
+        name = f"{schema.name.replace('::', '.')}.{schema.overload_name or 'default'}"
+        return _verified("op", name, fn, where)
+    if isinstance(fn, _torch.OpOverloadPacket):
+        return _verified("packet", fn._qualified_op_name.replace("::", "."), fn, where)
+    if isinstance(fn, _torch.HigherOrderOperator):
+        return _verified("hop", fn.name(), fn, where)
+    if isinstance(fn, type):
+        found = [name for name, cls in _CALLABLE_CLASSES.items() if cls is fn]
+        return FunctionValue(kind="class", name=found[0]) if found else None
+    if isinstance(fn, (*_FUNCTION_TYPES, *_METHOD_TYPES)):
+        name = _index().get(_Identity(fn)) or _dynamo_index(fn).get(_Identity(fn))
+        return FunctionValue(kind="function", name=name) if name else None
+    return _find_numpy(fn, where)
+
+
+def _find_numpy(fn: object, where: str) -> FunctionValue | None:
+    # Dynamo makes a new wrapper for each call: it is the same when class and content are.
+    if type(fn).__module__ != "torch._dynamo.utils":
+        return None
+    wrappers = _torch.numpy_wrappers()
+    if isinstance(fn, wrappers.method):
+        method = check_attribute(getattr(fn, "method"), where=where)  # noqa: B009
+        return FunctionValue(kind="numpy_method", name=method)
+    for cls, kind, field in (
+        (wrappers.function, "numpy", "f"),
+        (wrappers.operator, "numpy_operator", "op"),
+    ):
+        if isinstance(fn, cls):
+            return FunctionValue(kind=kind, name=encode_function(getattr(fn, field)).name)
+    return None
+
+
+def _verified(kind: str, name: str, fn: object, where: str) -> FunctionValue | None:
+    value = FunctionValue(kind=kind, name=name)
+    try:
+        found = decode_function(value, where=where)
+    except UnknownNameError as error:
+        raise UnsupportedValueError(
+            "a function cannot be recorded", where=where, found=name, fix=f"{error}."
+        ) from error
+    return value if found is fn else None
+
+
+def _describe_callable(fn: object) -> str:
+    module = getattr(fn, "__module__", None)
+    name = getattr(fn, "__qualname__", None)
+    if isinstance(module, str) and isinstance(name, str):
+        reason = _denial(f"{module}.{name}")
+        return f"{module}.{name}" + (f" ({reason})" if reason else "")
+    return f"an object of {type(fn).__module__}.{type(fn).__qualname__}"
+
+
+class _Identity:
+    """A dictionary key that compares by identity and keeps its object alive."""
+
+    __slots__ = ("fn",)
+
+    def __init__(self, fn: object) -> None:
+        self.fn = fn
+
+    def __hash__(self) -> int:
+        return id(self.fn)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and other.fn is self.fn
+
+
+@functools.cache
+def _index() -> dict[_Identity, str]:
+    """Every listed function outside ``torch._dynamo`` and its preferred (first listed) name."""
+    return _names_of(_torch.function_modules())
+
+
+def _dynamo_index(fn: object) -> dict[_Identity, str]:
+    module = getattr(fn, "__module__", None) or ""
+    wanted = module.startswith(("torch._dynamo", "torch._numpy", "torch.distributed"))
+    return _late_index() if wanted else {}
+
+
+@functools.cache
+def _late_index() -> dict[_Identity, str]:
+    return _names_of(_torch.late_function_modules())
+
+
+def _names_of(modules: dict[str, Any]) -> dict[_Identity, str]:
+    names: dict[_Identity, str] = {}
+    for module_name in ("torch", *_LISTED, *_WHOLE):
+        if module_name not in modules:
+            continue
+        for name, fn in _listed(module_name, modules[module_name]):
+            names.setdefault(_Identity(fn), f"{module_name}.{name}")
+    if "torch" in modules:
+        for cls in torch.Tensor.__mro__[:2]:
+            for name, fn in vars(cls).items():
+                if isinstance(fn, _METHOD_TYPES) and _is_tensor_method(name):
+                    bound = getattr(torch.Tensor, name)
+                    names.setdefault(_Identity(bound), f"torch.Tensor.{name}")
+        # The C++ functions under the names that torch.functional took over.
+        for name in dir(_torch.variable_functions()):
+            fn = getattr(_torch.variable_functions(), name)
+            if isinstance(fn, BuiltinFunctionType) and _is_variable_function(name):
+                names.setdefault(_Identity(fn), f"torch._VF.{name}")
+    return names
+
+
+def _is_tensor_method(name: str) -> bool:
+    return name in _DUNDERS or _is_plain_member(name)
+
+
+def _is_variable_function(name: str) -> bool:
+    return not name.startswith("__") and f"torch.{name}" not in _DENIED_FUNCTIONS
+
+
+def _listed(module_name: str, module: Any) -> Iterator[tuple[str, Any]]:
+    for name, fn in sorted(vars(module).items()):
+        if _is_listed(module_name, name, fn):
+            yield name, fn
+
+
+def _is_listed(module_name: str, name: str, fn: object) -> bool:
+    if not isinstance(fn, (*_FUNCTION_TYPES, _torch.OpOverloadPacket)):
+        return False
+    if name.startswith("__") or _denial(f"{module_name}.{name}") is not None:
+        return False
+    if name in _LISTED.get(module_name, "").split():
+        return True
+    if module_name == "torch":
+        # torch.functional's functions and the C++ ones; Python ones of torch itself are listed.
+        home = getattr(fn, "__module__", None)
+        is_cpp = getattr(_torch.variable_functions(), name, None) is fn
+        return is_cpp or home == "torch.functional"
+    return module_name in _WHOLE and _is_at_home(module_name, name, fn)
+
+
+def _is_at_home(module_name: str, name: str, fn: object) -> bool:
+    home = getattr(fn, "__module__", None) or ""
+    if home == "torch":
+        return getattr(_torch.variable_functions(), getattr(fn, "__name__", ""), None) is fn
+    if module_name.startswith(("torch._numpy", "torch._refs", "torch._prims")):
+        # Their functions are wrapped: decorators of these packages, and NumPy names.
+        return home.startswith(("torch._numpy", "torch._refs", "torch._prims")) and name[0] != "_"
+    return home in _WHOLE
+
+
+def _denial(name: str) -> str | None:
+    if name in _DENIED_FUNCTIONS:
+        return _DENIED_FUNCTIONS[name]
+    for prefix, reason in _DENIED_PREFIXES.items():
+        if name.startswith(prefix):
+            return reason
+    return None
+
+
+def _function(name: str, where: str) -> Callable[..., Any]:
+    reason = _denial(name)
+    if reason is not None:
+        raise UnknownNameError(f"{name!r} is denied: {reason}", where=where)
+    module_name, _, attribute = name.rpartition(".")
+    if module_name == "torch.Tensor":
+        return _tensor_method(attribute, where)
+    if module_name == "torch._VF":
+        found = getattr(_torch.variable_functions(), attribute, None)
+        if isinstance(found, BuiltinFunctionType) and _is_variable_function(attribute):
+            return found
+        raise UnknownNameError(f"torch has no function {attribute!r}", where=where)
+    if module_name not in _LISTED and module_name not in _WHOLE:
+        raise UnknownNameError(
+            f"{name!r} is not in a module whose functions a graph may call", where=where
+        )
+    modules = _torch.function_modules()
+    if module_name not in modules:
+        modules = _torch.late_function_modules()
+    module = modules.get(module_name)
+    fn = None if module is None else vars(module).get(attribute)
+    if fn is None or not _is_listed(module_name, attribute, fn):
+        raise UnknownNameError(f"{name!r} is not a function that a graph may call", where=where)
+    return fn
+
+
+def _tensor_method(name: str, where: str) -> Callable[..., Any]:
+    fn = getattr(torch.Tensor, name, None) if _is_tensor_method(name) else None
+    if isinstance(fn, _METHOD_TYPES):
+        return fn
+    raise UnknownNameError(f"'torch.Tensor.{name}' may not be called by a graph", where=where)
+
+
+# --- operators -----------------------------------------------------------------------------------
+
+
+def _operator(kind: str, name: str, where: str) -> Any:
+    parts = name.split(".")
+    if len(parts) != (3 if kind == "op" else 2):
+        raise FormatError(
+            "not the name of an operator", where=where, expected="namespace.name", found=repr(name)
+        )
+    for part in parts:
+        if not (part.isidentifier() and part.isascii()):
+            raise FormatError("not the name of an operator", where=where, found=repr(name))
+    namespace, op = parts[:2]
+    if f"{namespace}.{op}" in _DENIED_OPERATORS:
+        reason = _DENIED_OPERATORS[f"{namespace}.{op}"]
+        raise UnknownNameError(f"torch.ops.{name} is denied: {reason}", where=where)
+    packet = _torch.find_operator(namespace, op)
+    if packet is None:
+        raise UnknownNameError(
+            f"torch.ops.{namespace}.{op} is not registered in this process",
+            where=where,
+            fix=f"Import the package that registers the operators of {namespace!r} first.",
+        )
+    if kind == "packet":
+        return packet
+    if parts[2] not in packet.overloads():
+        raise UnknownNameError(
+            f"torch.ops.{namespace}.{op} has no overload {parts[2]!r}",
+            where=where,
+            expected=", ".join(sorted(packet.overloads())),
+        )
+    return getattr(packet, parts[2])
+
+
+def _higher_order(name: str, where: str) -> Any:
+    if name in _DENIED_HIGHER_ORDER:
+        reason = _DENIED_HIGHER_ORDER[name]
+        raise UnknownNameError(f"torch.ops.higher_order.{name} is denied: {reason}", where=where)
+    hop = _torch.higher_order_operators().get(name)
+    if hop is None:
+        raise UnknownNameError(
+            f"torch.ops.higher_order.{name} is not registered in this process",
+            where=where,
+            fix="Import the package that defines this higher-order operator first.",
+        )
+    return hop
+
+
+# --- classes -------------------------------------------------------------------------------------
+
+
+def encode_class(cls: type, *, where: str = "$") -> str:
+    """The qualified name of a class that :func:`decode_class` finds again.
+
+    Raises:
+        UnsupportedValueError: it is local to a function, shadowed, or of no allowed sort.
+    """
+    for name, known in _BASIC_CLASSES.items():
+        if known is cls:
+            return name
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    if _resolve_class(name) is not cls:
+        # C++ enumerations stand in their module under another name than their own.
+        for alias, found in vars(sys.modules.get(cls.__module__, object)).items():
+            if found is cls:
+                name = f"{cls.__module__}.{alias}"
+    if _resolve_class(name) is not cls or not _is_value_class(cls):
+        raise UnsupportedValueError(
+            "a class cannot be recorded",
+            where=where,
+            expected="a basic type, or an importable tensor, enum or named tuple class",
+            found=name,
+        )
+    return name
+
+
+def decode_class(name: str, *, where: str = "$") -> type:
+    """The class of that name: a basic one, or a tensor, enum or named tuple class.
+
+    Only classes that this process has already imported are found.
+
+    Raises:
+        UnknownNameError: there is no such class here, or it is of no allowed sort.
+    """
+    if name in _BASIC_CLASSES:
+        return _BASIC_CLASSES[name]
+    cls = _resolve_class(name)
+    if cls is None:
+        module = name.rpartition(".")[0]
+        raise UnknownNameError(
+            f"the class {name!r} is not known in this process",
+            where=where,
+            fix=f"Run `import {module}` first if you trust it." if _is_dotted(module) else None,
+        )
+    if not _is_value_class(cls):
+        raise UnknownNameError(
+            f"the class {name!r} is no tensor, enum or named tuple class", where=where
+        )
+    return cls
+
+
+def _is_dotted(name: str) -> bool:
+    return name.isascii() and all(part.isidentifier() for part in name.split("."))
+
+
+def _resolve_class(name: str) -> type | None:
+    if not _is_dotted(name):
+        return None
+    parts = name.split(".")
+    for cut in range(len(parts) - 1, 0, -1):
+        found: object = sys.modules.get(".".join(parts[:cut]))
+        if found is None:
+            continue
+        for part in parts[cut:]:
+            found = vars(found).get(part) if hasattr(found, "__dict__") else None
+        return found if isinstance(found, type) else None
+    return None
+
+
+def _is_value_class(cls: type) -> bool:
+    return (
+        is_record_tuple(cls)
+        or issubclass(cls, (torch.Tensor, enum.Enum, numpy.generic, torch.UntypedStorage))
+        or is_pybind_enum(cls)
+        or (issubclass(cls, torch.autograd.Function) and cls.__module__.startswith("torch."))
+    )
+
+
+def is_pybind_enum(cls: type) -> bool:
+    """Whether a class is one of torch's C++ enumerations."""
+    return type(cls).__name__ == "pybind11_type" and "__members__" in vars(cls)
+
+
+def is_record_tuple(cls: type) -> bool:
+    """Whether a class is a named tuple or one of ``torch.return_types``."""
+    return issubclass(cls, tuple) and (
+        hasattr_static(cls, "_fields")
+        or (hasattr_static(cls, "n_sequence_fields") and cls.__module__ == "torch.return_types")
+    )

@@ -1,0 +1,436 @@
+"""Python constants <-> ``desc.Value``.
+
+The exact type is kept: ``True`` is not ``1``, a tuple no list, a ``torch.Size`` no tuple. What has
+no record (generators, modules, tensors outside a caller's hook, objects of any other class, a
+subclass of ``int`` or ``str``) is refused with the path to it. Decoding makes plain data only; the
+classes of enumeration members and named tuples come from ``names.decode_class``, and a named tuple
+is filled without its class's own ``__new__``.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable, Iterable, Mapping
+from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, WrapperDescriptorType
+from typing import Any, TypeAlias, assert_never
+
+import torch
+from torch.fx.immutable_collections import immutable_dict, immutable_list
+
+from . import _torch, names
+from .desc import (
+    BytesValue,
+    ComplexValue,
+    DictValue,
+    EllipsisValue,
+    EnumValue,
+    ExprValue,
+    FloatValue,
+    FunctionValue,
+    ListValue,
+    NamedTupleValue,
+    NodeValue,
+    OpaqueValue,
+    RangeValue,
+    SetValue,
+    SizeValue,
+    SliceValue,
+    SourceValue,
+    SymValue,
+    TensorValue,
+    TorchConstValue,
+    TupleValue,
+    TypeValue,
+    Value,
+)
+from .errors import FormatError, LimitError, UnknownNameError, UnsupportedValueError
+
+__all__ = ["DecodeHook", "EncodeHook", "decode_value", "encode_value"]
+
+EncodeHook: TypeAlias = Callable[[object], "Value | None"]
+"""Given an object, its record, or ``None`` when the object is not the hook's."""
+
+DecodeHook: TypeAlias = Callable[[Value], object]
+"""Given a record, the object, or ``NotImplemented`` when the record is not the hook's."""
+
+MAX_DEPTH = 200
+"""How deep containers may be nested in one another."""
+
+_CALLABLES = (
+    BuiltinFunctionType,
+    FunctionType,
+    MethodDescriptorType,
+    WrapperDescriptorType,
+    _torch.OpOverload,
+    _torch.OpOverloadPacket,
+    _torch.HigherOrderOperator,
+)
+
+
+# --- encode ---------------------------------------------------------------------------------------
+
+
+def encode_value(
+    obj: object, *, where: str = "$", hook: EncodeHook | None = None, _depth: int = 0
+) -> Value:
+    """The record of a constant.
+
+    Args:
+        obj: the constant.
+        where: the path of ``obj``, for errors.
+        hook: asked first for each part, for the kinds that the caller owns.
+
+    Raises:
+        UnsupportedValueError: a part has no record; the error has its path.
+    """
+    if hook is not None:
+        owned = hook(obj)
+        if owned is not None:
+            return owned
+    if obj is None or obj is True or obj is False:
+        return obj
+    if _depth > MAX_DEPTH:
+        raise UnsupportedValueError(
+            "a constant is nested too deeply (or contains itself)",
+            where=where,
+            expected=f"at most {MAX_DEPTH} levels",
+        )
+    kind = type(obj)
+    if kind is int:
+        return obj  # pyright: ignore[reportReturnType]
+    if kind is str:
+        return _encode_str(obj, where)  # pyright: ignore[reportArgumentType]
+    if kind is float:
+        return _encode_float(obj)  # pyright: ignore[reportArgumentType]
+    container = _CONTAINERS.get(kind)
+    if container is not None:
+
+        def part(item: object, suffix: str) -> Value:
+            return encode_value(item, where=where + suffix, hook=hook, _depth=_depth + 1)
+
+        return container(obj, part)
+    return _encode_atom(obj, where, hook, _depth)
+
+
+_Part: TypeAlias = Callable[[object, str], Value]
+
+
+def _items(obj: Iterable[object], part: _Part) -> tuple[Value, ...]:
+    return tuple(part(item, f"[{i}]") for i, item in enumerate(obj))
+
+
+def _encode_set(obj: Any, part: _Part) -> Value:
+    # A set has no order that two processes share: the records are sorted by their text.
+    items = sorted((part(item, "{}") for item in obj), key=repr)
+    return SetValue(items=tuple(items), frozen=isinstance(obj, frozenset))
+
+
+def _encode_dict(obj: Any, part: _Part) -> Value:
+    items = tuple((part(k, "{key}"), part(v, f"[{_short(k)}]")) for k, v in obj.items())
+    return DictValue(items=items, immutable=type(obj) is immutable_dict)
+
+
+def _short(key: object) -> str:
+    return repr(key) if isinstance(key, (str, int)) else f"<{type(key).__name__}>"
+
+
+_CONTAINERS: dict[type, Callable[[Any, _Part], Value]] = {
+    tuple: lambda obj, part: TupleValue(items=_items(obj, part)),
+    list: lambda obj, part: ListValue(items=_items(obj, part)),
+    immutable_list: lambda obj, part: ListValue(items=_items(obj, part), immutable=True),
+    torch.Size: lambda obj, part: SizeValue(items=_items(obj, part)),
+    dict: _encode_dict,
+    immutable_dict: _encode_dict,
+    set: _encode_set,
+    frozenset: _encode_set,
+    slice: lambda obj, part: SliceValue(
+        start=part(obj.start, ".start"), stop=part(obj.stop, ".stop"), step=part(obj.step, ".step")
+    ),
+    range: lambda obj, _: RangeValue(start=obj.start, stop=obj.stop, step=obj.step),
+}
+
+
+def _encode_str(obj: str, where: str) -> str:
+    try:
+        obj.encode()
+    except UnicodeEncodeError as error:
+        raise UnsupportedValueError(
+            "a string is not valid Unicode", where=where, found=repr(obj)
+        ) from error
+    return obj
+
+
+def _encode_float(obj: float) -> float | FloatValue:
+    if math.isfinite(obj):
+        return obj
+    return FloatValue(text="nan" if math.isnan(obj) else "inf" if obj > 0 else "-inf")
+
+
+def _encode_atom(obj: object, where: str, hook: EncodeHook | None, depth: int) -> Value:
+    if isinstance(obj, enum.Enum) or names.is_pybind_enum(type(obj)):
+        return _encode_enum(obj, where)
+    if type(obj) is complex:
+        return ComplexValue(real=_encode_float(obj.real), imag=_encode_float(obj.imag))
+    if type(obj) is bytes:
+        return BytesValue(data=obj)
+    if obj is ...:
+        return EllipsisValue()
+    const = _encode_torch_const(obj)
+    if const is not None:
+        return const
+    if isinstance(obj, tuple) and names.is_record_tuple(type(obj)):
+        return _encode_named_tuple(obj, where, hook, depth)
+    if isinstance(obj, type):
+        return TypeValue(name=names.encode_class(obj, where=where))
+    if isinstance(obj, _CALLABLES):
+        return names.encode_function(obj, where=where)
+    raise UnsupportedValueError(
+        "a value has no record",
+        where=where,
+        expected="a constant",
+        found=f"an object of {_class_name(type(obj))}",
+        fix=_ADVICE.get(_class_name(type(obj))),
+    )
+
+
+_ADVICE = {
+    "builtins.generator": "Make it a list or a tuple first.",
+    "builtins.module": "Pass the function that you need of it.",
+    "builtins.method": "Pass a function.",
+    "functools.partial": "Pass a function that is registered as an operator.",
+    "torch._C.Generator": "Seed the default generator instead.",
+}
+
+
+def _class_name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _encode_enum(obj: Any, where: str) -> Value:
+    cls = type(obj)
+    name = obj.name
+    members = cls.__members__
+    if not isinstance(name, str) or members.get(name) != obj:
+        # A combination of flags has no name of its own.
+        raise UnsupportedValueError(
+            "a value is no named member of its enumeration", where=where, found=repr(obj)
+        )
+    return EnumValue(cls=names.encode_class(cls, where=where), name=name)
+
+
+def _encode_torch_const(obj: object) -> TorchConstValue | None:
+    if isinstance(obj, torch.dtype):
+        return TorchConstValue(kind="dtype", name=str(obj).removeprefix("torch."))
+    if isinstance(obj, torch.device):
+        return TorchConstValue(kind="device", name=str(obj))
+    if isinstance(obj, torch.layout):
+        return TorchConstValue(kind="layout", name=str(obj).removeprefix("torch."))
+    if isinstance(obj, torch.memory_format):
+        return TorchConstValue(kind="memory_format", name=str(obj).removeprefix("torch."))
+    if isinstance(obj, torch.qscheme):
+        return TorchConstValue(kind="qscheme", name=str(obj).removeprefix("torch."))
+    return None
+
+
+def _encode_named_tuple(
+    obj: tuple[object, ...], where: str, hook: EncodeHook | None, depth: int
+) -> NamedTupleValue:
+    cls = type(obj)
+    extra: dict[str, object] = getattr(obj, "__dict__", {})
+    if extra:
+        raise UnsupportedValueError(
+            "a named tuple has attributes beside its fields",
+            where=where,
+            found=f"{', '.join(sorted(extra))} on {_class_name(cls)}",
+        )
+    name = names.encode_class(cls, where=where)
+    items = tuple(
+        encode_value(item, where=f"{where}[{i}]", hook=hook, _depth=depth + 1)
+        for i, item in enumerate(obj)
+    )
+    return NamedTupleValue(cls=name, items=items)
+
+
+# --- decode ---------------------------------------------------------------------------------------
+
+
+def decode_value(
+    v: Value, *, where: str = "$", hook: DecodeHook | None = None, _depth: int = 0
+) -> Any:
+    """The constant of a record.
+
+    Args:
+        v: the record.
+        where: the path of ``v``, for errors.
+        hook: asked first for each part that is a record, for the kinds that the caller owns.
+
+    Raises:
+        FormatError: the record says something that cannot be.
+        UnknownNameError: a class or function is not known or not allowed here.
+    """
+    if v is None or isinstance(v, (bool, int, float, str)):
+        return v
+    if hook is not None:
+        owned = hook(v)
+        if owned is not NotImplemented:
+            return owned
+    if _depth > MAX_DEPTH:
+        raise LimitError(
+            "a constant is nested too deeply", where=where, expected=f"at most {MAX_DEPTH} levels"
+        )
+
+    def part(item: Value, suffix: str) -> Any:
+        return decode_value(item, where=where + suffix, hook=hook, _depth=_depth + 1)
+
+    def parts(items: tuple[Value, ...]) -> list[Any]:
+        return [part(item, f".items[{i}]") for i, item in enumerate(items)]
+
+    match v:
+        case FloatValue():
+            return _decode_float(v)
+        case ComplexValue():
+            return complex(_decode_float(v.real), _decode_float(v.imag))
+        case BytesValue():
+            return v.data
+        case EllipsisValue():
+            return ...
+        case TupleValue():
+            return tuple(parts(v.items))
+        case ListValue():
+            return immutable_list(parts(v.items)) if v.immutable else parts(v.items)
+        case SizeValue():
+            return _decode_size(parts(v.items), where)
+        case SetValue():
+            return _decode_set(v, parts(v.items), where)
+        case DictValue():
+            return _decode_dict(v, part, where)
+        case SliceValue():
+            return slice(part(v.start, ".start"), part(v.stop, ".stop"), part(v.step, ".step"))
+        case RangeValue():
+            return _decode_range(v, where)
+        case TorchConstValue():
+            return _decode_torch_const(v, where)
+        case EnumValue():
+            return _decode_enum(v, where)
+        case NamedTupleValue():
+            return _decode_named_tuple(v, parts(v.items), where)
+        case TypeValue():
+            return names.decode_class(v.name, where=where)
+        case FunctionValue():
+            return names.decode_function(v, where=where)
+        case SymValue() | ExprValue() | TensorValue() | SourceValue() | NodeValue() | OpaqueValue():
+            raise FormatError(
+                "a value of this kind has no meaning here",
+                where=where,
+                expected="a constant",
+                found=type(v).__name__,
+            )
+        case _:
+            assert_never(v)
+
+
+def _decode_float(v: float | FloatValue) -> float:
+    return float(v.text) if isinstance(v, FloatValue) else v
+
+
+def _decode_size(items: list[Any], where: str) -> torch.Size:
+    for i, item in enumerate(items):
+        if type(item) is not int and not isinstance(item, torch.SymInt):
+            raise FormatError(
+                "not a size",
+                where=f"{where}.items[{i}]",
+                expected="an integer",
+                found=type(item).__name__,
+            )
+    return torch.Size(items)
+
+
+def _decode_set(v: SetValue, items: list[Any], where: str) -> set[Any] | frozenset[Any]:
+    try:
+        found = frozenset(items)
+    except TypeError as error:
+        raise FormatError(f"not the items of a set: {error}", where=where) from error
+    if len(found) != len(items):
+        raise FormatError("an item stands twice in a set", where=where)
+    return found if v.frozen else set(found)
+
+
+def _decode_dict(v: DictValue, part: Callable[[Value, str], Any], where: str) -> dict[Any, Any]:
+    result: dict[Any, Any] = {}
+    for i, (key_value, item) in enumerate(v.items):
+        key = part(key_value, f".items[{i}][0]")
+        try:
+            known = key in result
+        except TypeError as error:
+            raise FormatError(f"not a key: {error}", where=f"{where}.items[{i}][0]") from error
+        if known:
+            raise FormatError("a key stands twice in a dictionary", where=f"{where}.items[{i}][0]")
+        result[key] = part(item, f".items[{i}][1]")
+    return immutable_dict(result) if v.immutable else result
+
+
+def _decode_range(v: RangeValue, where: str) -> range:
+    bounds = (v.start, v.stop, v.step)
+    for bound in bounds:
+        if type(bound) is not int:
+            raise FormatError(
+                "not a bound of a range",
+                where=where,
+                expected="an integer",
+                found=type(bound).__name__,
+            )
+    if v.step == 0:
+        raise FormatError("the step of a range is zero", where=where)
+    return range(*bounds)  # pyright: ignore[reportArgumentType]
+
+
+_CONST_CLASSES: dict[str, type] = {
+    "dtype": torch.dtype,
+    "layout": torch.layout,
+    "memory_format": torch.memory_format,
+    "qscheme": torch.qscheme,
+}
+
+
+def _decode_torch_const(v: TorchConstValue, where: str) -> Any:
+    if v.kind == "device":
+        try:
+            return torch.device(v.name)
+        except RuntimeError as error:
+            raise FormatError("not a device", where=where, found=repr(v.name)) from error
+    found = vars(torch).get(v.name)
+    if isinstance(found, _CONST_CLASSES[v.kind]):
+        return found
+    raise FormatError(f"torch has no {v.kind} of that name", where=where, found=repr(v.name))
+
+
+def _decode_enum(v: EnumValue, where: str) -> Any:
+    cls = names.decode_class(v.cls, where=where)
+    if not (issubclass(cls, enum.Enum) or names.is_pybind_enum(cls)):
+        raise FormatError("not an enumeration", where=where, found=repr(v.cls))
+    members: Mapping[str, Any] = getattr(cls, "__members__")  # noqa: B009
+    if v.name not in members:
+        raise UnknownNameError(
+            f"the enumeration {v.cls} has no member {v.name!r}",
+            where=where,
+            expected=", ".join(members),
+        )
+    return members[v.name]
+
+
+def _decode_named_tuple(v: NamedTupleValue, items: list[Any], where: str) -> Any:
+    cls: Any = names.decode_class(v.cls, where=where)
+    if not names.is_record_tuple(cls):
+        raise FormatError("not a named tuple class", where=where, found=repr(v.cls))
+    is_struct = names.hasattr_static(cls, "n_sequence_fields")
+    expected = cls.n_sequence_fields if is_struct else len(cls._fields)
+    if len(items) != expected:
+        raise FormatError(
+            f"wrong number of fields for {v.cls}",
+            where=where,
+            expected=str(expected),
+            found=str(len(items)),
+        )
+    # The class may be a user's: its own __new__ must not run.
+    return cls(items) if is_struct else tuple.__new__(cls, items)
