@@ -12,7 +12,8 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
-from torch._C import DispatchKey
+from torch._C import DispatchKey, DispatchKeySet
+from torch._C import _get_nested_int as get_nested_int
 from torch._C._autograd import CreationMeta
 from torch._dispatch.python import suspend_functionalization
 from torch._functorch import config as _functorch_config
@@ -21,6 +22,8 @@ from torch._guards import (
     ChainedSource,
     CompileContext,
     CompileId,
+    ShapeGuard,
+    SLoc,
     Source,
     TracingContext,
     compile_context,
@@ -32,26 +35,32 @@ from torch._ops import _higher_order_ops as _hop_table
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorConfig, FakeTensorMode
 from torch._subclasses.meta_utils import safe_grad
 from torch._subclasses.meta_utils import tls as _meta_tls
+from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     RelaxedUnspecConstraint,
+    RuntimeAssert,
     ShapeEnv,
+    Specialization,
     StatefulSymbolicContext,
     StatelessSymbolicContext,
     StrictMinMaxConstraint,
     SubclassSymbolicContext,
     SymbolicContext,
     SymIntSymbolicContext,
+    ValueRangesSLoc,
 )
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._sympy import functions as sympy_functions
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.singleton_int import SingletonInt
 from torch.utils._sympy.value_ranges import ValueRanges
+from torch.utils._traceback import CapturedTraceback
 
 from .errors import CaptureError
 
 __all__ = [
+    "CapturedTraceback",
     "ChainedSource",
     "CompileContext",
     "CompileId",
@@ -60,6 +69,7 @@ __all__ = [
     "DimDynamic",
     "DisableTorchFunction",
     "DispatchKey",
+    "DispatchKeySet",
     "FakeTensor",
     "FakeTensorConfig",
     "FakeTensorMode",
@@ -67,18 +77,24 @@ __all__ = [
     "OpOverload",
     "OpOverloadPacket",
     "RelaxedUnspecConstraint",
+    "RuntimeAssert",
+    "SLoc",
     "ShapeEnv",
+    "ShapeGuard",
     "SingletonInt",
     "Source",
+    "Specialization",
     "StatefulSymbolicContext",
     "StatelessSymbolicContext",
     "StrictMinMaxConstraint",
     "SubclassSymbolicContext",
     "SymIntSymbolicContext",
+    "SymNode",
     "SymbolicContext",
     "TorchDispatchMode",
     "TracingContext",
     "ValueRanges",
+    "ValueRangesSLoc",
     "compile_context",
     "detect_fake_mode",
     "dim_range_class",
@@ -92,6 +108,7 @@ __all__ = [
     "functorch_config_patch",
     "functorch_is_legacy_batched",
     "get_creation_meta",
+    "get_nested_int",
     "higher_order_operators",
     "inference_hidden",
     "int_oo",

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 from torch_fakeify.desc import ExprDesc, Record, SourceDesc, StackDesc
 
 
-class ShapeEnvSettingsDesc(Record):
+class ShapeEnvSettingsDesc(Record, frozen=True):
     """A ``ShapeEnvSettings``: the policy that a ``ShapeEnv`` was made with, torch's field names."""
 
     allow_scalar_outputs: bool
@@ -24,7 +24,7 @@ class ShapeEnvSettingsDesc(Record):
     trace_asserts: bool
 
 
-class LocationDesc(Record):
+class LocationDesc(Record, frozen=True):
     """An ``SLoc``: where in the framework and where in the user's code a fact was learnt.
 
     Each part is a stack of one frame when torch holds a frame or renders one, else text. Of the
@@ -37,7 +37,7 @@ class LocationDesc(Record):
     framework_text: str | None = None
 
 
-class SymbolDesc(Record):
+class SymbolDesc(Record, frozen=True):
     """All that a ``ShapeEnv`` knows of one symbol; a field is ``None`` where it knows nothing."""
 
     name: str
@@ -70,27 +70,27 @@ class SymbolDesc(Record):
     """Whether it is an unbacked symbol of an input, not of data."""
 
 
-class ReplacementDesc(Record):
+class ReplacementDesc(Record, frozen=True):
     """A replacement ``symbol -> expr``."""
 
     symbol: ExprDesc
     expr: ExprDesc
 
 
-class GuardDesc(Record):
+class GuardDesc(Record, frozen=True):
     """A ``ShapeGuard``: a condition on the inputs that was assumed."""
 
     expr: ExprDesc
-    location: LocationDesc
+    location: LocationDesc | None = None
     size_oblivious: bool = False
 
     @property
     def user_stack(self) -> StackDesc | None:
         """The user's line that caused the guard."""
-        return self.location.user
+        return None if self.location is None else self.location.user
 
 
-class RuntimeAssertDesc(Record):
+class RuntimeAssertDesc(Record, frozen=True):
     """A deferred runtime assert, filed under the last unbacked symbol that it needs."""
 
     symbol: ExprDesc | None
@@ -99,14 +99,18 @@ class RuntimeAssertDesc(Record):
     stack: StackDesc | None = None
 
 
-class SpecializationDesc(Record):
-    """A condition to specialize on, as an expression over the symbol ``dim``."""
+class SpecializationDesc(Record, frozen=True):
+    """A condition on a size that a specialized graph may assume.
+
+    ``condition`` is what the user's function gives for ``symbol``, the size's symbol if it has one.
+    """
 
     source: SourceDesc
+    symbol: ExprDesc
     condition: ExprDesc
 
 
-class AssumptionDesc(Record):
+class AssumptionDesc(Record, frozen=True):
     """An assumption of a shapes spec that waits for its free spec symbols to be bound."""
 
     free: tuple[ExprDesc, ...]
@@ -130,14 +134,14 @@ TableName: TypeAlias = Literal[
 """The attributes of a ``ShapeEnv`` whose keys are symbols and which are spread over the symbols."""
 
 
-class OrderDesc(Record):
+class OrderDesc(Record, frozen=True):
     """The keys of one attribute, where they are not those of ``symbols`` in their order."""
 
     table: TableName
     keys: tuple[ExprDesc | None, ...]
 
 
-class ShapeEnvDesc(Record):
+class ShapeEnvDesc(Record, frozen=True):
     """The state of a ``ShapeEnv``: everything that determines what it answers from now on."""
 
     settings: ShapeEnvSettingsDesc

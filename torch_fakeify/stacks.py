@@ -1,0 +1,123 @@
+"""Stacks and source locations <-> records of text.
+
+A traceback that torch holds points into live frames; a record has the text of each frame,
+including the line of code, so that it reads the same where the file is not. What comes back is an
+object with torch's interface: ``summary()``, ``format()`` and ``cleanup()``.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from torch_fakeify._torch import CapturedTraceback, SLoc
+from torch_fakeify.desc import FrameDesc, StackDesc
+from torch_fakeify.desc_env import LocationDesc
+from torch_fakeify.errors import UnsupportedValueError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["RecordedTraceback", "decode_location", "decode_stack", "encode_location", "encode_stack"]
+
+_EMPTY = StackDesc(frames=())
+
+# How torch renders the user's frame of an SLoc: code, short file name, line, function.
+_USER_LOCATION = re.compile(r"(?s)(.*)  # (.*):(0|[1-9][0-9]*) in (.*)")
+
+
+class RecordedTraceback(CapturedTraceback):
+    """A traceback that is text already, with the interface of torch's ``CapturedTraceback``."""
+
+    __slots__ = ("record",)
+
+    def __init__(self, record: StackDesc) -> None:
+        super().__init__(None)
+        self.record = record
+
+    def summary(self) -> traceback.StackSummary:
+        """The frames, outermost first; none after ``cleanup()``."""
+        summary = traceback.StackSummary()
+        summary.extend(_frame_summary(frame) for frame in self.record.frames)
+        return summary
+
+    def cleanup(self) -> None:
+        """Forget the frames, as ``CapturedTraceback.cleanup`` does."""
+        self.record = _EMPTY
+
+    def __getstate__(self) -> tuple[None, dict[str, Any]]:
+        return None, {"tb": None, "skip": 0, "record": self.record}
+
+
+def encode_stack(stack: Any) -> StackDesc | None:
+    """The text of a stack, outermost entry first.
+
+    Args:
+        stack: a ``CapturedTraceback``, a ``traceback.StackSummary`` or list of
+            ``FrameSummary``, or ``None``, which has no record.
+
+    Raises:
+        UnsupportedValueError: it is something else.
+    """
+    if stack is None:
+        return None
+    if isinstance(stack, RecordedTraceback):
+        return stack.record
+    frames: Iterable[Any] = stack.summary() if isinstance(stack, CapturedTraceback) else stack
+    if not isinstance(frames, list):
+        raise UnsupportedValueError(
+            "not a stack", expected="CapturedTraceback or StackSummary", found=type(stack).__name__
+        )
+    return StackDesc(frames=tuple(_frame_desc(frame) for frame in frames)) if frames else _EMPTY
+
+
+def decode_stack(d: StackDesc | None) -> RecordedTraceback | None:
+    """A traceback with the text of the record; ``None`` for ``None``."""
+    return None if d is None else RecordedTraceback(d)
+
+
+def encode_location(location: Any) -> LocationDesc | None:
+    """The record of an ``SLoc``; ``None`` for ``None``."""
+    if location is None:
+        return None
+    framework, framework_text = None, None
+    if isinstance(location.framework_loc, str):
+        framework_text = location.framework_loc
+    elif location.framework_loc is not None:
+        framework = StackDesc(frames=(_frame_desc(location.framework_loc),))
+    user, user_text = None, location.maybe_user_loc
+    parts = None if user_text is None else _USER_LOCATION.fullmatch(user_text)
+    if parts is not None and len(parts[3]) < 10:
+        frame = FrameDesc(file=parts[2], line=int(parts[3]), function=parts[4], code=parts[1])
+        user, user_text = StackDesc(frames=(frame,)), None
+    return LocationDesc(
+        user=user, user_text=user_text, framework=framework, framework_text=framework_text
+    )
+
+
+def decode_location(d: LocationDesc | None) -> Any:
+    """The ``SLoc`` of a record; ``None`` for ``None``."""
+    if d is None:
+        return None
+    framework: Any = d.framework_text
+    if d.framework is not None and d.framework.frames:
+        framework = _frame_summary(d.framework.frames[0])
+    user = d.user_text
+    if d.user is not None and d.user.frames:
+        frame = d.user.frames[0]
+        user = f"{frame.code}  # {frame.file}:{frame.line} in {frame.function}"
+    return SLoc(framework, user)
+
+
+def _frame_desc(frame: Any) -> FrameDesc:
+    return FrameDesc(
+        file=frame.filename, line=frame.lineno or 0, function=frame.name, code=frame.line or ""
+    )
+
+
+def _frame_summary(frame: FrameDesc) -> traceback.FrameSummary:
+    # The line is given: looked up here, it would be that of another file of the same name.
+    return traceback.FrameSummary(
+        frame.file, frame.line, frame.function, lookup_line=False, line=frame.code
+    )
