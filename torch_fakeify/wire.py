@@ -9,7 +9,6 @@ can differ; the rest is copied as it is.
 from __future__ import annotations
 
 import functools
-import importlib
 import math
 import threading
 import types
@@ -29,14 +28,17 @@ from torch_fakeify.desc import (
 )
 from torch_fakeify.errors import FakeifyError, UnknownNameError
 
-TABLES: dict[str, type[Record]] = {
-    "exprs": ExprDesc,
-    "stacks": StackDesc,
-    "sources": SourceDesc,
-    "storages": MetaStorageDesc,
-    "tensors": MetaTensorDesc,
-}
+SHARED: tuple[type[Record], ...] = (
+    ExprDesc,
+    StackDesc,
+    SourceDesc,
+    MetaStorageDesc,
+    MetaTensorDesc,
+)
 """The shared types in the order of their tables: a row refers to its own and earlier tables."""
+
+TABLES = ("exprs", "stacks", "sources", "storages", "tensors")
+"""The names of their tables."""
 
 MAX_NESTING = 100
 """Levels of records, values and rows inside one another."""
@@ -116,7 +118,7 @@ def swap_of(hint: Any) -> Swap:
 @functools.cache
 def table_of(cls: type[Any]) -> int | None:
     """Position of a shared type's table, ``None`` for other types."""
-    return next((i for i, shared in enumerate(TABLES.values()) if shared is cls), None)
+    return next((i for i, shared in enumerate(SHARED) if shared is cls), None)
 
 
 def record_name(cls: type[Any]) -> str:
@@ -147,12 +149,25 @@ def record_type(name: str) -> type[Record]:
 @functools.cache
 def _records_of(module: str) -> dict[str, type[Record]]:
     """The record types that a record module defines, by name."""
-    name = f"torch_fakeify.{module}"
+    found = _record_module(module)
     return {
         cls.__name__: cls
-        for cls in vars(importlib.import_module(name)).values()
-        if isinstance(cls, type) and issubclass(cls, Record) and cls.__module__ == name
+        for cls in vars(found).values()
+        if isinstance(cls, type) and issubclass(cls, Record) and cls.__module__ == found.__name__
     }
+
+
+def _record_module(name: str) -> types.ModuleType:
+    """One of the record modules, imported on first use."""
+    if name == "desc":
+        from torch_fakeify import desc as found
+    elif name == "desc_env":
+        from torch_fakeify import desc_env as found
+    elif name == "desc_graph":
+        from torch_fakeify import desc_graph as found
+    else:
+        from torch_fakeify import desc_frame as found
+    return found
 
 
 @functools.cache
@@ -250,8 +265,6 @@ class _Compiler:
     def _tuple(self, args: tuple[Any, ...]) -> Swap:
         if len(args) == 2 and args[1] is Ellipsis:
             item = self._swap(args[0])
-            if item.encode is _same:
-                return Swap(tuple[item.wire, ...], _same, _same)
             return Swap(tuple[item.wire, ...], _each(item.encode), _each(item.decode))
         items = [self._swap(arg) for arg in args]
         wire = tuple[tuple(item.wire for item in items)]  # pyright: ignore[reportInvalidTypeForm]
@@ -283,9 +296,12 @@ class _Compiler:
             encoders[value_type], decoders[wire_type] = swap.encode, swap.decode
             wires.append(swap.wire)
         wire = Union[tuple(wires)]  # noqa: UP007 - built from a list
-        plain = all(closure is _same for closure in (*encoders.values(), *decoders.values()))
-        # Even where nothing differs, a type that is no member must be refused on the way out.
-        return Swap(wire, _dispatch(encoders), _same if plain else _dispatch(decoders))
+        return Swap(wire, _dispatch(encoders), _dispatch(decoders))
+
+
+def _wrong_type(closures: dict[type, _Closure], value: object) -> Fault:
+    names = " | ".join(sorted({kind.__name__ for kind in closures}))
+    return Fault("a value has the wrong type", names, type(value).__qualname__)
 
 
 # --- closures -------------------------------------------------------------------------------------
@@ -307,27 +323,46 @@ def _finite_float(_state: Any, value: float) -> float:
     return value
 
 
+class _Dispatch(NamedTuple):
+    """The closures of a union by the value's exact type."""
+
+    closures: dict[type, _Closure]
+
+    def of(self, value: object) -> _Closure:
+        """The closure for a value."""
+        closure = self.closures.get(type(value))
+        if closure is None:
+            raise _wrong_type(self.closures, value)
+        return closure
+
+    def __call__(self, state: Any, value: Any) -> Any:
+        return self.of(value)(state, value)
+
+
 def _dispatch(closures: dict[type, _Closure]) -> _Closure:
     """Choose by the value's exact type."""
-
-    def choose(state: Any, value: Any) -> Any:
-        closure = closures.get(type(value))
-        if closure is None:
-            names = sorted({kind.__name__ for kind in closures})
-            raise Fault("a value has the wrong type", " | ".join(names), type(value).__qualname__)
-        return value if closure is _same else closure(state, value)
-
-    return choose
+    if all(closure is _same for closure in closures.values()):
+        return _same
+    if len(closures) == 2 and type(None) in closures:
+        (closure,) = (closure for kind, closure in closures.items() if kind is not type(None))
+        return lambda state, value: None if value is None else closure(state, value)
+    return _Dispatch(closures)
 
 
 def _each(closure: _Closure) -> _Closure:
     """Apply to every item of a tuple."""
+    if closure is _same:
+        return _same
+    # Most items of sizes and arguments are plain: one call less for each of them.
+    closures = closure.closures if isinstance(closure, _Dispatch) else {}
+    missing = _Dispatch(closures) if closures else closure
 
     def convert(state: Any, items: Any) -> tuple[Any, ...]:
         out: list[Any] = []
         try:
             for item in items:
-                out.append(closure(state, item))  # noqa: PERF401 - its length is an error's path
+                found = closures.get(type(item), missing)
+                out.append(item if found is _same else found(state, item))
         except Fault as fault:
             raise fault.at(f"[{len(out)}]") from fault.__cause__
         return tuple(out)
@@ -344,7 +379,7 @@ def _zipped(closures: list[_Closure]) -> _Closure:
             raise Fault("a tuple has the wrong length", str(len(closures)), str(len(items)))
         try:
             for closure, item in zip(closures, items, strict=True):
-                out.append(closure(state, item))  # noqa: PERF401 - its length is an error's path
+                out.append(closure(state, item))
         except Fault as fault:
             raise fault.at(f"[{len(out)}]") from fault.__cause__
         return tuple(out)

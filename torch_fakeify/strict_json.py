@@ -1,0 +1,111 @@
+"""JSON as this package reads it: strict UTF-8, bounded depth, no duplicate keys, no NaN.
+
+msgspec parses and validates; what it lets pass is refused here, and what it reports becomes a
+``FormatError`` with the ``$.path``.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from typing import Any, NoReturn
+
+import msgspec
+
+from torch_fakeify.errors import FormatError, LimitError
+
+__all__ = ["MAX_DEPTH", "check_text", "decode", "too_deep"]
+
+MAX_DEPTH = 400
+"""Arrays and objects inside one another."""
+
+_NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+
+
+def check_text(data: bytes, where: str) -> None:
+    """Refuse what is not UTF-8, and what would overflow the C stack of a recursive parser.
+
+    Linear in the size for what is nested as deep as allowed.
+
+    Raises:
+        FormatError: not UTF-8.
+        LimitError: nested too deep.
+    """
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        raise FormatError("not UTF-8 text", where=f"{where} byte {error.start}") from None
+    # A backslash occurs in strings alone; without escapes every second piece is a string.
+    text = data.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in data else data
+    brackets = b"".join(text.split(b'"')[::2]).translate(None, _NO_BRACKETS)
+    for _ in range(MAX_DEPTH):
+        shorter = brackets.replace(b"[]", b"").replace(b"{}", b"")
+        if len(shorter) == len(brackets):
+            break
+        brackets = shorter
+    if brackets.count(b"[") + brackets.count(b"{") > MAX_DEPTH:
+        raise LimitError(f"JSON is nested deeper than {MAX_DEPTH} levels", where=where)
+
+
+def decode(
+    decoder: msgspec.json.Decoder[Any], data: bytes, where: str, *, whole: bool = True
+) -> Any:
+    """Parse and validate text that ``check_text`` let pass.
+
+    Args:
+        decoder: for the type that is expected.
+        data: the text.
+        where: put before the path in an error.
+        whole: whether the type has all of the text; where it has only a part of it, duplicate
+            keys are not looked for.
+
+    Raises:
+        FormatError: not JSON, ill-typed, or a key occurs twice in one object.
+        LimitError: the interpreter's stack is too short.
+    """
+    try:
+        found = decoder.decode(data)
+        if whole and msgspec.json.encode(found) != data:
+            # Not as we write it, perhaps edited. That is fine, but duplicate keys are not.
+            json.loads(data, object_pairs_hook=functools.partial(_refuse_duplicates, where))
+    except msgspec.ValidationError as error:
+        _raise_invalid(str(error), where)
+    except msgspec.DecodeError as error:
+        if "truncated" in str(error):
+            raise FormatError("the data is truncated", where=where) from None
+        raise FormatError("not valid JSON", where=where, found=str(error)) from None
+    except RecursionError:
+        raise too_deep(where) from None
+    except FormatError:
+        raise
+    except ValueError as error:
+        raise FormatError("not readable", where=where, found=str(error)) from None
+    return found
+
+
+def too_deep(where: str) -> LimitError:
+    """The error for a ``RecursionError`` below the bounds on depth."""
+    return LimitError(
+        "the interpreter's stack is too short for this nesting",
+        where=where,
+        fix="Call it from a shallower stack, or raise sys.setrecursionlimit",
+    )
+
+
+def _refuse_duplicates(where: str, pairs: list[tuple[str, object]]) -> None:
+    keys = [key for key, _ in pairs]
+    if len(set(keys)) != len(keys):
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise FormatError(f"the key {twice!r} occurs twice in one object", where=where)
+
+
+def _raise_invalid(message: str, where: str) -> NoReturn:
+    text, _, path = message.partition(" - at `$")
+    where = f"{where}{path.removesuffix('`')}"
+    typed = re.fullmatch(r"Expected `(.*)`, got `(.*)`", text)
+    if typed:
+        raise FormatError(
+            "a value has the wrong type", where=where, expected=typed[1], found=typed[2]
+        )
+    raise FormatError(text[0].lower() + text[1:], where=where)
