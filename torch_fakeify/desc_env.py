@@ -7,9 +7,13 @@ expression of one node.
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from torch_fakeify.desc import ExprDesc, Record, SourceDesc, StackDesc
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 
 class ShapeEnvSettingsDesc(Record, frozen=True):
@@ -132,6 +136,24 @@ TableName: TypeAlias = Literal[
     "var_to_stack",
 ]
 """The attributes of a ``ShapeEnv`` whose keys are symbols and which are spread over the symbols."""
+
+
+IMPLIED_KEYS: Mapping[TableName, Callable[[SymbolDesc], bool]] = MappingProxyType(
+    {
+        "backed_var_to_val": lambda s: s.hint is not None,
+        "real_tensor_prop_unbacked_vals": lambda s: s.real_value is not None,
+        "replacements_slocs": lambda s: s.replacement_location is not None,
+        "symbol_guard_counter": lambda s: s.guard_count is not None,
+        "unbacked_alloc_order": lambda s: s.alloc_order is not None,
+        "unbacked_inputs": lambda s: s.unbacked_input,
+        "var_to_hint_override": lambda s: s.hint_override is not None,
+        "var_to_range": lambda s: s.lower is not None,
+        "var_to_range_sloc": lambda s: s.lower_location is not None,
+        "var_to_sources": lambda s: bool(s.sources),
+        "var_to_stack": lambda s: s.stack is not None,
+    }
+)
+"""Which symbols the keys of an attribute are, unless an ``OrderDesc`` says otherwise."""
 
 
 class OrderDesc(Record, frozen=True):

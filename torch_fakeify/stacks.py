@@ -19,7 +19,13 @@ from torch_fakeify.errors import UnsupportedValueError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["RecordedTraceback", "decode_location", "decode_stack", "encode_location", "encode_stack"]
+__all__ = [
+    "RecordedTraceback",
+    "decode_location",
+    "decode_stack",
+    "encode_location",
+    "encode_stack",
+]
 
 _EMPTY = StackDesc(frames=())
 

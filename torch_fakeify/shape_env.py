@@ -1,0 +1,414 @@
+"""``snapshot`` and ``restore`` of a ``ShapeEnv``: its whole state as a record, and back.
+
+``ATTRIBUTES`` below classifies every attribute that a ``ShapeEnv`` of torch 2.13 has. A snapshot
+reads attributes and calls nothing that learns: no guard is added, no counter moves. A restored
+environment is torch's own ``ShapeEnv``, new, that answers as the original would have: the same
+simplifications, the same duck shapes, the same names for the next fresh symbols, the same guards
+with the user's line that caused them.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+
+import sympy
+import torch
+
+from torch_fakeify._torch import ShapeEnv, SingletonInt
+from torch_fakeify.conditions import DIM, RecordedCondition, evaluate_condition
+from torch_fakeify.desc import SymbolNode
+from torch_fakeify.desc_env import (
+    IMPLIED_KEYS,
+    AssumptionDesc,
+    GuardDesc,
+    OrderDesc,
+    ReplacementDesc,
+    RuntimeAssertDesc,
+    ShapeEnvDesc,
+    ShapeEnvSettingsDesc,
+    SpecializationDesc,
+    SymbolDesc,
+)
+from torch_fakeify.env_restore import restore
+from torch_fakeify.errors import ShapeEnvError, UnsupportedValueError
+from torch_fakeify.exprs import encode_expr
+from torch_fakeify.sources import encode_source
+from torch_fakeify.stacks import decode_stack, encode_location, encode_stack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch_fakeify.desc import ExprDesc, SourceDesc
+    from torch_fakeify.desc_env import LocationDesc
+
+__all__ = ["ATTRIBUTES", "Attribute", "decode_stack", "encode_stack", "restore", "snapshot"]
+
+_T = TypeVar("_T")
+
+
+class Attribute(NamedTuple):
+    """How one attribute of a ``ShapeEnv`` crosses.
+
+    ``carried`` in a field of the record, ``derived`` from what is carried, or ``dropped`` because
+    no answer of the environment depends on it.
+    """
+
+    how: Literal["carried", "derived", "dropped"]
+    why: str
+    """The field that carries it, what it is derived from, or the reason it is dropped."""
+
+
+def _carried(field: str) -> Attribute:
+    return Attribute("carried", field)
+
+
+def _derived(source: str) -> Attribute:
+    return Attribute("derived", source)
+
+
+def _dropped(reason: str) -> Attribute:
+    return Attribute("dropped", reason)
+
+
+_EVENTS = "records calls for torch's check of itself; a restored environment has no such history"
+_VALIDATION = "translation validation checks one process's own run; it is off in a restored one"
+
+ATTRIBUTES: Mapping[str, Attribute] = MappingProxyType(
+    {
+        "settings": _carried("settings"),
+        "guards": _carried("guards"),
+        "axioms": _carried("axioms"),
+        "unique_ids": _carried("unique_ids"),
+        "backed_var_to_val": _carried("symbols.hint"),
+        "real_tensor_prop_unbacked_vals": _carried("symbols.real_value"),
+        "var_to_range": _carried("symbols.lower, symbols.upper"),
+        "var_to_range_sloc": _carried("symbols.lower_location, symbols.upper_location"),
+        "source_name_to_debug_name": _carried("source_name_to_debug_name"),
+        "var_to_sources": _carried("symbols.sources"),
+        "unbacked_inputs": _carried("symbols.unbacked_input"),
+        "var_to_stack": _carried("symbols.stack"),
+        "var_to_hint_override": _carried("symbols.hint_override, hint_overrides"),
+        "source_to_var": _carried("source_to_var"),
+        "replacements": _carried("replacements"),
+        "replacements_slocs": _carried("symbols.replacement_location"),
+        "unbacked_renamings": _carried("unbacked_renamings"),
+        "divisible": _carried("divisible"),
+        "exclusion_constraints": _carried("exclusion_constraints"),
+        "size_like": _carried("symbols.size_like"),
+        "val_to_var": _carried("duck_shapes"),
+        "unbacked_symfloat_counter": _carried("unbacked_symfloat_counter"),
+        "unbacked_symint_counter": _carried("unbacked_symint_counter"),
+        "deferred_runtime_asserts": _carried("runtime_asserts"),
+        "num_deferred_runtime_asserts": _carried("num_deferred_runtime_asserts"),
+        "frozen": _carried("frozen"),
+        "_error_on_new_guards": _carried("error_on_new_guards"),
+        "runtime_asserts_frozen": _carried("runtime_asserts_frozen"),
+        "counter": _carried("counter"),
+        "symbol_guard_counter": _carried("symbols.guard_count"),
+        "co_fields": _carried("co_fields"),
+        "pending_fresh_unbacked_symbols": _carried("pending_fresh_unbacked_symbols"),
+        "ignorable_fresh_unbacked_symbols": _carried("ignorable_fresh_unbacked_symbols"),
+        "_version_counter": _carried("version_counter"),
+        "_replacements_version_counter": _carried("replacements_version_counter"),
+        "_resimplify_floor_div_axioms": _carried("resimplify_floor_div_axioms"),
+        "source_to_symbol": _carried("source_to_symbol"),
+        "unbacked_alloc_order": _carried("symbols.alloc_order"),
+        "specialization_stacks": _carried("specialization_stacks"),
+        "trace_asserts": _carried("trace_asserts"),
+        "specializations": _carried("specializations"),
+        "_shape_id_to_unbacked_symbol": _carried("shape_ids"),
+        "_spec_symbol_to_compile_symbol": _carried("spec_symbols"),
+        "_shape_spec_pending_assumptions": _carried("pending_assumptions"),
+        "_prev_cache_key": _derived("the lengths that it summarizes"),
+        "log": _derived("torch's module logger"),
+        "dim_constraints": _derived("guards; each produce_guards makes it anew"),
+        "_equality_graph": _derived("runtime_asserts, on first use: a cache"),
+        "_unbacked_replacements": _derived("runtime_asserts, on first use: a cache"),
+        "fake_tensor_cache": _dropped("a cache of operator outputs, keyed by live objects"),
+        "tracked_fakes": _dropped("the frame's tensors, which a capture records; see _EVENTS"),
+        "_expr_sym_node_id": _dropped("an address of the expression evaluated last, for the log"),
+        "should_record_events": _dropped(_EVENTS),
+        "check_recorded_events": _dropped(_EVENTS),
+        "is_recording": _dropped(_EVENTS),
+        "events": _dropped(_EVENTS),
+        "_translation_validation_enabled": _dropped(_VALIDATION),
+        "validator": _dropped(_VALIDATION),
+        "graph": _dropped(_VALIDATION),
+        "name_to_node": _dropped(_VALIDATION),
+        "fx_node_cache": _dropped(_VALIDATION),
+    }
+)
+"""Every attribute of a ``ShapeEnv``, and how it crosses. A test compares it with torch's."""
+
+
+# --- snapshot -----------------------------------------------------------------------------------
+
+
+def snapshot(env: Any) -> ShapeEnvDesc:
+    """The state of a ``ShapeEnv`` as a record; the environment is not changed.
+
+    Raises:
+        ShapeEnvError: the environment has an attribute that is not torch 2.13's, or an entry of
+            a type that torch never makes; nothing is dropped in silence.
+        UnsupportedValueError: an expression or a source has no record.
+    """
+    if not isinstance(env, ShapeEnv):
+        raise ShapeEnvError(
+            "not a shape environment", expected="ShapeEnv", found=type(env).__qualname__
+        )
+    unknown = sorted(set(vars(env)) - set(ATTRIBUTES))
+    if unknown:
+        raise ShapeEnvError(
+            "the ShapeEnv has an attribute that a snapshot does not know",
+            expected="the attributes of torch 2.13's ShapeEnv",
+            found=", ".join(unknown),
+            fix="Remove the attribute, or use a version of torch_fakeify for this torch.",
+        )
+    return _Snapshot(env).desc()
+
+
+class _Snapshot:
+    """One snapshot in the making: what occurs twice in the environment becomes one object."""
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+        self._exprs: dict[int, ExprDesc] = {}
+        self._shared: dict[ExprDesc, ExprDesc] = {}
+        self._sources: dict[int, SourceDesc] = {}
+        self._stacks: dict[int, Any] = {}
+        self._alive: list[object] = []
+
+    def desc(self) -> ShapeEnvDesc:
+        env, expr = self.env, self.expr
+        symbols = self.symbols()
+        return ShapeEnvDesc(
+            settings=_settings(env.settings),
+            symbols=tuple(symbols.values()),
+            orders=self.orders(symbols),
+            replacements=tuple(
+                ReplacementDesc(symbol=expr(k), expr=expr(v)) for k, v in env.replacements.items()
+            ),
+            unbacked_renamings=self.pairs(env.unbacked_renamings),
+            divisible=tuple(sorted(map(expr, env.divisible), key=repr)),
+            axioms=self.pairs(env.axioms),
+            guards=tuple(
+                GuardDesc(
+                    expr=expr(guard.expr),
+                    location=self.location(guard.sloc),
+                    size_oblivious=guard.size_oblivious,
+                )
+                for guard in env.guards
+            ),
+            runtime_asserts=tuple(
+                RuntimeAssertDesc(
+                    symbol=None if symbol is None else expr(symbol),
+                    expr=expr(runtime_assert.expr),
+                    msg=_typed(runtime_assert.msg, str, "deferred_runtime_asserts"),
+                    stack=self.once(runtime_assert.stack, encode_stack),
+                )
+                for symbol, group in env.deferred_runtime_asserts.items()
+                for runtime_assert in group
+            ),
+            hint_overrides=tuple(
+                (expr(k), _typed(v, int, "var_to_hint_override"))
+                for k, v in env.var_to_hint_override.items()
+                if not isinstance(k, sympy.Symbol)
+            ),
+            duck_shapes=tuple((self.number(k), expr(v)) for k, v in env.val_to_var.items()),
+            source_to_var=self.named(env.source_to_var),
+            source_to_symbol=self.named(env.source_to_symbol),
+            source_name_to_debug_name=tuple(env.source_name_to_debug_name.items()),
+            unique_ids=tuple(sorted(env.unique_ids)),
+            unbacked_symint_counter=env.unbacked_symint_counter,
+            unbacked_symfloat_counter=env.unbacked_symfloat_counter,
+            num_deferred_runtime_asserts=env.num_deferred_runtime_asserts,
+            version_counter=env._version_counter,
+            replacements_version_counter=env._replacements_version_counter,
+            counter=tuple(env.counter.items()),
+            pending_fresh_unbacked_symbols=tuple(map(expr, env.pending_fresh_unbacked_symbols)),
+            ignorable_fresh_unbacked_symbols=tuple(map(expr, env.ignorable_fresh_unbacked_symbols)),
+            exclusion_constraints=tuple(
+                (expr(k), _typed(v, int, "exclusion_constraints"))
+                for k, v in env.exclusion_constraints
+            ),
+            specializations=tuple(map(self.specialization, env.specializations)),
+            specialization_stacks=tuple(
+                (self.source(k), self.once(v, encode_stack))
+                for k, v in env.specialization_stacks.items()
+            ),
+            shape_ids=self.named(env._shape_id_to_unbacked_symbol),
+            spec_symbols=self.pairs(env._spec_symbol_to_compile_symbol),
+            pending_assumptions=tuple(
+                AssumptionDesc(
+                    free=tuple(sorted(map(expr, free), key=repr)), condition=expr(condition)
+                )
+                for free, condition in env._shape_spec_pending_assumptions
+            ),
+            frozen=env.frozen,
+            runtime_asserts_frozen=env.runtime_asserts_frozen,
+            error_on_new_guards=env._error_on_new_guards,
+            # What the next change would find out by the cache key, which is not carried.
+            resimplify_floor_div_axioms=env._resimplify_floor_div_axioms
+            or len(env.divisible) != env._prev_cache_key[1],
+            trace_asserts=env.trace_asserts,
+            co_fields=tuple((k, _co_field(k, v)) for k, v in env.co_fields.items()),
+        )
+
+    # --- the symbols ---
+
+    def symbols(self) -> dict[sympy.Symbol, SymbolDesc]:
+        """The records of all symbols that any attribute knows, in the order they were made."""
+        env = self.env
+        tables = (
+            env.var_to_range,
+            env.symbol_guard_counter,
+            env.var_to_sources,
+            env.backed_var_to_val,
+            env.var_to_stack,
+            env.var_to_range_sloc,
+            env.unbacked_alloc_order,
+            env.replacements_slocs,
+            env.real_tensor_prop_unbacked_vals,
+            [k for k in env.var_to_hint_override if isinstance(k, sympy.Symbol)],
+            env.unbacked_inputs,
+            sorted(env.size_like, key=str),
+        )
+        known = dict.fromkeys(symbol for table in tables for symbol in table)
+        return {symbol: self.symbol(symbol) for symbol in known}
+
+    def symbol(self, symbol: sympy.Symbol) -> SymbolDesc:
+        env = self.env
+        record = self.expr(symbol).nodes[0]
+        if not isinstance(record, SymbolNode):
+            raise ShapeEnvError(
+                "an entry of the ShapeEnv is not about a symbol",
+                expected="a sympy.Symbol",
+                found=str(symbol),
+            )
+        hint = env.backed_var_to_val.get(symbol)
+        real_value = env.real_tensor_prop_unbacked_vals.get(symbol)
+        value_range = env.var_to_range.get(symbol)
+        locations = env.var_to_range_sloc.get(symbol)
+        override = env.var_to_hint_override.get(symbol)
+        return SymbolDesc(
+            name=record.name,
+            assumptions=record.assumptions,
+            sources=tuple(map(self.source, env.var_to_sources.get(symbol, ()))),
+            hint=None if hint is None else self.number(hint),
+            hint_override=None
+            if override is None
+            else _typed(override, int, "var_to_hint_override"),
+            real_value=None if real_value is None else self.number(real_value),
+            lower=None if value_range is None else self.expr(value_range.lower),
+            upper=None if value_range is None else self.expr(value_range.upper),
+            lower_location=None if locations is None else self.location(locations.lower),
+            upper_location=None if locations is None else self.location(locations.upper),
+            stack=self.once(env.var_to_stack.get(symbol), encode_stack),
+            replacement_location=self.location(env.replacements_slocs.get(symbol)),
+            guard_count=env.symbol_guard_counter.get(symbol),
+            alloc_order=env.unbacked_alloc_order.get(symbol),
+            size_like=symbol in env.size_like,
+            unbacked_input=symbol in env.unbacked_inputs,
+        )
+
+    def orders(self, symbols: Mapping[sympy.Symbol, SymbolDesc]) -> tuple[OrderDesc, ...]:
+        """The keys of each table that ``restore`` would not find by itself."""
+        by_symbol = {self.expr(symbol): record for symbol, record in symbols.items()}
+        found: list[OrderDesc] = []
+        for table, has in IMPLIED_KEYS.items():
+            keys = [self.expr(k) for k in getattr(self.env, table) if isinstance(k, sympy.Symbol)]
+            if keys != [symbol for symbol, record in by_symbol.items() if has(record)]:
+                found.append(OrderDesc(table=table, keys=tuple(keys)))
+        groups = self.env.deferred_runtime_asserts
+        if not all(groups.values()):
+            keys = tuple(None if k is None else self.expr(k) for k in groups)
+            found.append(OrderDesc(table="deferred_runtime_asserts", keys=keys))
+        return tuple(found)
+
+    # --- parts ---
+
+    def expr(self, expr: Any) -> ExprDesc:
+        found = self._exprs.get(id(expr))
+        if found is None:
+            self._alive.append(expr)
+            encoded = encode_expr(expr)
+            found = self._exprs[id(expr)] = self._shared.setdefault(encoded, encoded)
+        return found
+
+    def number(self, value: Any) -> ExprDesc:
+        if isinstance(value, torch.SymInt):
+            sym_node: Any = value.node
+            if not sym_node.is_nested_int():
+                raise ShapeEnvError(
+                    "a duck shape under a symbolic size",
+                    where="val_to_var",
+                    expected="int, float or nested int",
+                    found=str(value),
+                )
+            return self.expr(SingletonInt(sym_node.nested_int(), coeff=sym_node.nested_int_coeff()))
+        if isinstance(value, (int, float)):
+            return self.expr(sympy.sympify(value))
+        return self.expr(value)
+
+    def pairs(self, table: Mapping[Any, Any]) -> tuple[tuple[ExprDesc, ExprDesc], ...]:
+        return tuple((self.expr(k), self.expr(v)) for k, v in table.items())
+
+    def named(self, table: Mapping[str, Any]) -> tuple[tuple[str, ExprDesc], ...]:
+        return tuple((name, self.expr(value)) for name, value in table.items())
+
+    def source(self, source: Any) -> SourceDesc:
+        found = self._sources.get(id(source))
+        if found is None:
+            self._alive.append(source)
+            found = self._sources[id(source)] = encode_source(source)
+        return found
+
+    def once(self, stack: Any, encode: Callable[[Any], _T]) -> _T:
+        if id(stack) not in self._stacks:
+            self._alive.append(stack)
+            self._stacks[id(stack)] = encode(stack)
+        return self._stacks[id(stack)]
+
+    def location(self, location: Any) -> LocationDesc | None:
+        return self.once(location, encode_location)
+
+    def specialization(self, specialization: Any) -> SpecializationDesc:
+        check_fn = specialization.check_fn
+        if isinstance(check_fn, RecordedCondition):
+            symbol, condition = check_fn.symbol, check_fn.condition
+        else:
+            found = self.env.source_to_var.get(specialization.source.name)
+            symbol = found if isinstance(found, sympy.Symbol) else DIM
+            condition = evaluate_condition(check_fn, symbol)
+        return SpecializationDesc(
+            source=self.source(specialization.source),
+            symbol=self.expr(symbol),
+            condition=self.expr(condition),
+        )
+
+
+def _settings(settings: Any) -> ShapeEnvSettingsDesc:
+    names = ShapeEnvSettingsDesc.__struct_fields__
+    return ShapeEnvSettingsDesc(**{name: getattr(settings, name) for name in names})
+
+
+def _typed(value: Any, kind: type[_T], table: str) -> _T:
+    if type(value) is not kind:
+        raise ShapeEnvError(
+            f"an entry of `{table}` that a snapshot does not know",
+            expected=kind.__name__,
+            found=f"{type(value).__name__} {value!r}",
+        )
+    return value
+
+
+def _co_field(name: str, value: Any) -> str | int | float | bool | None:
+    if value is not None and type(value) not in (str, int, float, bool):
+        raise UnsupportedValueError(
+            "a field of co_fields is no plain value",
+            where=f"co_fields[{name!r}]",
+            expected="str, int, float, bool or None",
+            found=type(value).__name__,
+        )
+    return value
