@@ -151,10 +151,12 @@ class MarksDesc(Record):
 class SymbolFactDesc(Record):
     """What a ``ShapeEnv`` knew of a symbol when a fake tensor was described.
 
-    ``lower`` and ``upper`` are the ends of the value range, ``None`` for an infinite one.
+    ``lower`` and ``upper`` are the ends of the value range, ``None`` for an infinite one. ``hint``
+    is ``None`` for an unbacked symbol.
     """
 
     name: str
+    hint: int | float | None = None
     lower: int | None = None
     upper: int | None = None
     size_like: bool = False

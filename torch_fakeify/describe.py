@@ -506,8 +506,10 @@ def _symbol_fact(symbol: sympy.Symbol, env: ShapeEnv) -> SymbolFactDesc:
     value_range = env.var_to_range.get(symbol)
     lower: Any = None if value_range is None else value_range.lower
     upper: Any = None if value_range is None else value_range.upper
+    hint: Any = env.backed_var_to_val.get(symbol)
     return SymbolFactDesc(
         name=symbol.name,
+        hint=int(hint) if hint is not None and hint.is_Integer else hint and float(hint),
         lower=int(lower) if isinstance(lower, sympy.Integer) else None,
         upper=int(upper) if isinstance(upper, sympy.Integer) else None,
         size_like=symbol in env.size_like,
