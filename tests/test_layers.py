@@ -1,0 +1,214 @@
+"""The rooms and their walls: who may import whom, read from the sources themselves."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import torch_fakeify as tfk
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "torch_fakeify"
+
+# Imports point to a strictly smaller number. A third number orders rooms inside one layer.
+LAYERS = {
+    "__init__": (99, 0),
+    "errors": (0, 0),
+    "desc": (1, 0),
+    "desc_env": (1, 1),
+    "desc_graph": (1, 1),
+    "desc_frame": (1, 2),
+    "codec": (2, 0),
+    "text": (2, 0),
+    "_torch": (2, 0),
+    "names": (3, 0),
+    "exprs": (3, 0),
+    "values": (3, 1),
+    "marks": (3, 1),
+    "sources": (3, 2),
+    "files": (3, 0),
+    "describe": (4, 0),
+    "convert": (4, 0),
+    "shape_env": (4, 0),
+    "graph": (5, 0),
+    "frame": (6, 0),
+    "backend": (7, 0),
+    "inputs": (7, 0),
+    "script": (8, 0),
+    "verdict": (8, 0),
+    "demo": (8, 1),
+    "cli": (9, 0),
+    "__main__": (10, 0),
+}
+
+TORCH_FREE = {
+    name
+    for name, (layer, _) in LAYERS.items()
+    if (layer <= 2 and name != "_torch") or name in {"files", "__init__"}
+}
+
+PRIVATE = re.compile(
+    r"torch\._|torch\.fx\.experimental(\.|$)|torch\.utils\.(_sympy|_pytree|_python_dispatch)"
+    r"|torch\.\w+\._"
+)
+
+MODULES = sorted(path.stem for path in PACKAGE.glob("*.py"))
+
+
+def tree_of(module: str) -> ast.Module:
+    """The syntax tree of one module of the package."""
+    return ast.parse((PACKAGE / f"{module}.py").read_text(encoding="utf-8"))
+
+
+def guarded_by_type_checking(tree: ast.Module) -> set[ast.AST]:
+    """Every statement under ``if TYPE_CHECKING:``, which never runs."""
+    found: set[ast.AST] = set()
+    for entry in ast.walk(tree):
+        if isinstance(entry, ast.If) and ast.unparse(entry.test).endswith("TYPE_CHECKING"):
+            for statement in entry.body:
+                found.update(ast.walk(statement))
+    return found
+
+
+def imports_of(module: str, *, typing_too: bool = True) -> set[str]:
+    """Absolute dotted names that the module imports anywhere, also inside functions.
+
+    ``from a.b import c`` counts as ``a.b`` and as ``a.b.c``, because ``c`` may be a module.
+    """
+    tree = tree_of(module)
+    skip = set[ast.AST]() if typing_too else guarded_by_type_checking(tree)
+    names: set[str] = set()
+    for entry in ast.walk(tree):
+        if entry in skip:
+            continue
+        if isinstance(entry, ast.Import):
+            names.update(alias.name for alias in entry.names)
+        elif isinstance(entry, ast.ImportFrom):
+            home = entry.module or ""
+            if entry.level:
+                home = f"torch_fakeify.{home}".rstrip(".")
+            names.add(home)
+            names.update(f"{home}.{alias.name}" for alias in entry.names)
+    return names
+
+
+def rooms_of(module: str) -> set[str]:
+    """Modules of the package that a module imports."""
+    found: set[str] = set()
+    for name in imports_of(module):
+        parts = name.split(".")
+        if parts[0] == "torch_fakeify" and len(parts) > 1 and parts[1] in MODULES:
+            found.add(parts[1])
+    return found
+
+
+def test_every_module_has_a_layer() -> None:
+    """A new module is put into the table before anything imports it."""
+    assert set(MODULES) - set(LAYERS) == set()
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_point_down(module: str) -> None:
+    """A module imports only modules of strictly lower rooms."""
+    wrong = {room for room in rooms_of(module) if LAYERS[room] >= LAYERS[module]}
+    assert wrong == set()
+
+
+def test_describe_and_convert_share_only_records() -> None:
+    """Neither side of the boundary reaches the other, not even through a third room."""
+    for start, forbidden in (("describe", "convert"), ("convert", "describe")):
+        if start not in MODULES:
+            continue
+        seen: set[str] = set()
+        todo = [start]
+        while todo:
+            room = todo.pop()
+            if room not in seen:
+                seen.add(room)
+                todo.extend(rooms_of(room))
+        assert forbidden not in seen
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_private_torch_only_in_one_room(module: str) -> None:
+    """Torch's private modules are imported in ``_torch`` alone."""
+    if module == "_torch":
+        return
+    assert {name for name in imports_of(module) if PRIVATE.match(name)} == set()
+
+
+@pytest.mark.parametrize("module", sorted(TORCH_FREE & set(MODULES)))
+def test_light_rooms_are_torch_free(module: str) -> None:
+    """The rooms that ``show`` needs import neither torch nor sympy, directly or through others."""
+    seen: set[str] = set()
+    todo = [module]
+    while todo:
+        room = todo.pop()
+        if room in seen:
+            continue
+        seen.add(room)
+        top = {name.partition(".")[0] for name in imports_of(room, typing_too=False)}
+        assert top & {"torch", "sympy", "numpy"} == set(), room
+        todo.extend(rooms_of(room))
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_nothing_that_runs_a_file(module: str) -> None:
+    """No room unpickles, evaluates text or parses expressions from text."""
+    banned_imports = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
+    assert {name.partition(".")[0] for name in imports_of(module)} & banned_imports == set()
+    banned_calls = {"eval", "exec", "compile", "__import__", "sympify", "parse_expr"}
+    called = {
+        entry.func.id
+        for entry in ast.walk(tree_of(module))
+        if isinstance(entry, ast.Call) and isinstance(entry.func, ast.Name)
+    }
+    assert called & banned_calls == set()
+
+
+def test_importlib_is_used_in_one_place() -> None:
+    """Only the package's own table of names imports a module by a computed name."""
+    users = {
+        module
+        for module in MODULES
+        if any(name.partition(".")[0] == "importlib" for name in imports_of(module))
+    }
+    assert users <= {"__init__"}
+
+
+def test_no_module_has_the_name_of_a_public_function() -> None:
+    """``tfk.capture`` is a function for good: no import of a submodule can shadow it."""
+    assert set(tfk.__all__) & set(MODULES) == set()
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_room_is_small(module: str) -> None:
+    """A file past 700 lines is split by noun."""
+    assert len((PACKAGE / f"{module}.py").read_text(encoding="utf-8").splitlines()) <= 700
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_swallowed_exception(module: str) -> None:
+    """No handler of everything just passes."""
+    for entry in ast.walk(tree_of(module)):
+        if not isinstance(entry, ast.ExceptHandler):
+            continue
+        broad = entry.type is None or ast.unparse(entry.type) in {"Exception", "BaseException"}
+        empty = all(isinstance(statement, ast.Pass) for statement in entry.body)
+        assert not (broad and empty), f"{module}.py:{entry.lineno}"
+
+
+def test_readme_lists_every_room() -> None:
+    """The README's table of rooms names each module, at the layer it is in."""
+    rows = re.findall(
+        r"^\| (\d+) \| (.*?) \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    listed = {
+        (name, int(layer)) for layer, cell in rows for name in re.findall(r"`(\w+)\.py`", cell)
+    }
+    expected = {(name, LAYERS[name][0]) for name in MODULES if name not in {"__init__", "__main__"}}
+    assert expected - listed == set()
+    assert {name for name, _ in listed} - set(LAYERS) == set()

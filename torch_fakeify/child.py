@@ -1,0 +1,156 @@
+"""The program of a fresh interpreter: compiles one capture and tells how it went.
+
+``python -m torch_fakeify.child REQUEST REPLY``: both are JSON files. The process knows the capture
+file and nothing else; in particular it has neither the code nor the weights of the model.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+
+from . import _torch
+from .errors import CaptureError, FakeifyError
+from .frame import Capture
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+Reply: TypeAlias = dict[str, Any]
+
+
+def compile_capture(request: Mapping[str, Any]) -> Reply:
+    """Rebuild a frame and compile it.
+
+    Args:
+        request: ``file``, ``backend`` and ``device`` (or ``None``).
+
+    Returns:
+        ``outcome``: ``compiled``; or ``failed`` with ``type`` and ``message`` of the backend's
+        exception, and whether it was for lack of ``memory``.
+    """
+    compiler_fn = _torch.resolve_backend(request["backend"])
+    instance = Capture.load(request["file"]).instantiate(request["device"])
+    started = time.perf_counter()
+    try:
+        instance.compile(compiler_fn)
+    except BaseException as error:  # noqa: BLE001 - whatever a backend ends with is the answer
+        kind = type(error)
+        return {
+            "outcome": "failed",
+            "type": f"{kind.__module__}.{kind.__qualname__}",
+            "message": str(error),
+            "memory": _is_lack_of_memory(error),
+        }
+    return {"outcome": "compiled", "milliseconds": _milliseconds(started)}
+
+
+def _is_lack_of_memory(error: BaseException) -> bool:
+    known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+    return known or "DefaultCPUAllocator: can't allocate memory" in str(error)
+
+
+def run_capture(request: Mapping[str, Any]) -> Reply:
+    """Compile a frame and run it on made-up inputs at several sizes, beside eager.
+
+    Args:
+        request: ``file``, ``backend``; ``sizes``: a list of maps from symbol name to value;
+            ``absent``: names of modules that this process must not have.
+
+    Returns:
+        ``outcome``: ``ran``, with ``load``, ``compile`` (milliseconds) and ``runs``: one for each
+        entry of ``sizes`` with the inputs' ``shapes``, milliseconds of ``eager``, of the
+        ``first`` and the ``next`` call compiled, and ``difference``, the largest absolute one over
+        outputs and inputs, because a frame may write into its inputs.
+    """
+    started = time.perf_counter()
+    capture = Capture.load(request["file"])
+    instance = capture.instantiate()
+    load = _milliseconds(started)
+    started = time.perf_counter()
+    compiled = instance.compile(request["backend"])
+    compiling = _milliseconds(started)
+    eager = capture.compile("eager")
+    runs = [_run_once(capture, compiled, eager, sizes) for sizes in request["sizes"]]
+    present = sorted(set(request["absent"]) & set(sys.modules))
+    if present:
+        raise CaptureError(
+            "the process has what it must not have",
+            expected="only the capture file",
+            found=", ".join(present),
+        )
+    return {"outcome": "ran", "load": load, "compile": compiling, "runs": runs}
+
+
+def _run_once(
+    capture: Capture,
+    compiled: Callable[..., Any],
+    eager: Callable[..., Any],
+    sizes: Mapping[str, int],
+) -> Reply:
+    inputs = [capture.materialize(seed=0, sizes=sizes) for _ in range(3)]
+    modes = torch.set_grad_enabled(capture.desc.modes.grad_enabled)
+    with modes:
+        expected, eager_time = _timed(eager, inputs[0])
+        found, first_time = _timed(compiled, inputs[1])
+        _, next_time = _timed(compiled, inputs[2])
+    pairs = zip([*expected, *inputs[0]], [*found, *inputs[1]], strict=True)
+    return {
+        "shapes": {
+            entry.name: list(value.shape)
+            for entry, value in zip(capture.desc.inputs, inputs[0], strict=True)
+            if isinstance(value, torch.Tensor)
+        },
+        "outputs": [list(value.shape) for value in expected if isinstance(value, torch.Tensor)],
+        "eager": eager_time,
+        "first": first_time,
+        "next": next_time,
+        "difference": max((_difference(a, b) for a, b in pairs), default=0.0),
+    }
+
+
+def _timed(function: Callable[..., Any], args: Sequence[Any]) -> tuple[list[Any], float]:
+    started = time.perf_counter()
+    result = function(*args)
+    return list(result), _milliseconds(started)
+
+
+def _difference(a: Any, b: Any) -> float:
+    if not isinstance(a, torch.Tensor):
+        return 0.0 if a == b else float("inf")
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return float("inf")
+    if a.numel() == 0:
+        return 0.0
+    return float((a.detach().double() - b.detach().double()).abs().max())
+
+
+def _milliseconds(started: float) -> float:
+    return (time.perf_counter() - started) * 1e3
+
+
+_TASKS: Mapping[str, Callable[[Mapping[str, Any]], Reply]] = {
+    "compile": compile_capture,
+    "run": run_capture,
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Carry out the request and write the reply; an error of ours is a reply, too."""
+    request = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
+    try:
+        reply = {"pid": os.getpid(), **_TASKS[request["task"]](request)}
+    except FakeifyError as error:
+        reply = {"outcome": "refused", "error": type(error).__name__, "message": str(error)}
+    Path(argv[1]).write_text(json.dumps(reply), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

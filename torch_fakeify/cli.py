@@ -1,0 +1,159 @@
+"""The command line: reads arguments, calls one function, prints what it returns.
+
+Exit status 0 done, 1 the thing checked does not hold, 2 bad usage or bad file. What needs torch is
+imported by the command that needs it, so that ``show`` and ``--help`` answer at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from . import __version__
+from .codec import dumps
+from .errors import FakeifyError, ScriptError
+from .files import read_capture
+from .page import show_lines
+from .text import escape
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+DONE, DOES_NOT_HOLD, BAD = 0, 1, 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show a character gets its escape, not a UnicodeEncodeError.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    args = _parser().parse_args(argv)
+    command: Callable[[argparse.Namespace], int] = args.command
+    try:
+        status = command(args)
+        sys.stdout.flush()
+    except FakeifyError as error:
+        if isinstance(error, ScriptError) and error.__cause__ is not None:
+            _print_error(str(error.__cause__))
+        _print_error(f"torch-fakeify: error: {error}")
+        return BAD
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; closing must not complain again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
+    else:
+        return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="torch-fakeify",
+        description="Record a torch.compile frame in one small file, and rebuild it anywhere.",
+        epilog="Exit status: 0 done, 1 the thing checked does not hold, 2 bad usage or bad file.",
+    )
+    parser.add_argument("--version", action="version", version=f"torch-fakeify {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    run = commands.add_parser("run", help="run a script and record every frame that it compiles")
+    run.add_argument("--out", default="captures", metavar="DIR", help="default: %(default)s")
+    run.add_argument("--backend", metavar="NAME", help="instead of the script's own backends")
+    run.add_argument("script", metavar="SCRIPT")
+    run.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS")
+    run.set_defaults(command=_run)
+
+    show = commands.add_parser("show", help="what a capture holds")
+    show.add_argument(
+        "--json", action="store_true", help="the records, as torch_fakeify.loads reads"
+    )
+    show.add_argument("file", metavar="FILE")
+    show.set_defaults(command=_show)
+
+    replay = commands.add_parser("replay", help="compile a capture in a fresh interpreter")
+    replay.add_argument(
+        "--backend", default="inductor", metavar="NAME", help="default: %(default)s"
+    )
+    replay.add_argument("--device", help="put what was on an accelerator there, e.g. cpu")
+    replay.add_argument("--timeout", type=_seconds, default=600.0, metavar="S", help="default: 600")
+    replay.add_argument("file", metavar="FILE")
+    replay.set_defaults(command=_replay)
+
+    demo = commands.add_parser("demo", help="record a small decoder, rebuild and run it elsewhere")
+    demo.add_argument("--backend", default="inductor", metavar="NAME", help="default: %(default)s")
+    demo.set_defaults(command=_demo)
+    return parser
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError("must be a positive number of seconds")
+    return value
+
+
+# --- commands -----------------------------------------------------------------------------------
+
+
+def _run(args: argparse.Namespace) -> int:
+    from .script import run_script
+
+    report = run_script(args.script, args.args, args.out, backend=args.backend)
+    sys.stdout.flush()
+    if report.ending != "finished" and report.message:
+        _print_error(report.message)
+    _print(report.lines())
+    if not report.frames:
+        _print_error("torch-fakeify: the script compiled nothing")
+        return DOES_NOT_HOLD
+    if report.ending != "finished":
+        _print_error(f"torch-fakeify: the script {report.ending}, exit status {report.status}")
+        return DOES_NOT_HOLD
+    return DONE
+
+
+def _show(args: argparse.Namespace) -> int:
+    desc = read_capture(args.file)
+    if args.json:
+        _print([_escape_json(dumps(desc).decode("utf-8"))])
+    else:
+        _print(show_lines(desc))
+    return DONE
+
+
+def _escape_json(text: str) -> str:
+    """JSON of the same meaning whose every character is printable."""
+    if text.isprintable():
+        return text
+    parts = (c if c.isprintable() else c.encode("utf-16-be", "surrogatepass").hex() for c in text)
+    return "".join(
+        p if len(p) == 1 else f"\\u{p[:4]}" + (f"\\u{p[4:]}" if p[4:] else "") for p in parts
+    )
+
+
+def _replay(args: argparse.Namespace) -> int:
+    from .verdict import replay
+
+    verdict = replay(args.file, backend=args.backend, device=args.device, timeout=args.timeout)
+    _print([verdict.word, *(f"  {line}" for line in verdict.details)])
+    return DONE if verdict.holds else DOES_NOT_HOLD
+
+
+def _demo(args: argparse.Namespace) -> int:
+    from .demo import run_demo
+
+    report = run_demo(backend=args.backend)
+    _print(report.lines())
+    return DONE if report.holds else DOES_NOT_HOLD
+
+
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(escape(line))
+
+
+def _print_error(text: str) -> None:
+    for line in text.splitlines():
+        print(escape(line), file=sys.stderr)

@@ -1,0 +1,98 @@
+"""A fresh interpreter for one request: what a parent process needs to ask ``child.py``.
+
+Nothing here imports torch: the parent stays light, and a child that crashes, hangs or eats the
+memory takes nothing with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_PACKAGE_PARENT = str(Path(__file__).resolve().parent.parent)
+_TAIL = 12
+"""Lines of a dead child's output that are kept."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How a child ended."""
+
+    ending: Literal["replied", "hung", "crashed", "exited"]
+    reply: Mapping[str, Any]
+    """What it wrote; empty unless ``ending`` is ``replied``."""
+    status: int
+    """Its exit status, negative the signal that ended it."""
+    tail: tuple[str, ...]
+    """Last lines of its output."""
+
+    @property
+    def signal_name(self) -> str:
+        """Name of the signal that ended the child."""
+        try:
+            return signal.Signals(-self.status).name
+        except ValueError:
+            return f"signal {-self.status}"
+
+
+def ask(request: Mapping[str, Any], *, timeout: float) -> Answer:
+    """Have a fresh interpreter carry out a request.
+
+    Args:
+        request: for ``child.py``; paths in it must be absolute.
+        timeout: seconds after which the child and all its processes are killed.
+    """
+    with tempfile.TemporaryDirectory(prefix="torch-fakeify-") as name:
+        directory = Path(name)
+        asked, answered, log = (directory / part for part in ("request", "reply", "log"))
+        asked.write_text(json.dumps(dict(request)), encoding="utf-8")
+        command = [sys.executable, "-X", "faulthandler", "-m", "torch_fakeify.child"]
+        with log.open("wb") as output:
+            child = subprocess.Popen(
+                [*command, str(asked), str(answered)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd=directory,
+                env=_environment(),
+                start_new_session=True,
+            )
+            hung = _wait(child, timeout)
+        tail = tuple(log.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL:])
+        if hung:
+            return Answer("hung", {}, child.returncode, tail)
+        if child.returncode == 0 and answered.exists():
+            reply = json.loads(answered.read_text(encoding="utf-8"))
+            return Answer("replied", reply, 0, tail)
+        ending = "crashed" if child.returncode < 0 else "exited"
+        return Answer(ending, {}, child.returncode, tail)
+
+
+def _wait(child: subprocess.Popen[bytes], timeout: float) -> bool:
+    """Wait for the child, and tell whether it had to be killed."""
+    try:
+        child.wait(timeout)
+    except subprocess.TimeoutExpired:
+        return True
+    else:
+        return False
+    finally:
+        if child.returncode is None:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+
+
+def _environment() -> dict[str, str]:
+    """The environment, with this very package found first and the working directory not at all."""
+    path = os.pathsep.join(filter(None, [_PACKAGE_PARENT, os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}

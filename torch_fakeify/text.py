@@ -1,0 +1,382 @@
+"""Expressions, values and tensors as text, without torch or sympy.
+
+Work and output stay linear in the size of a record, also for expressions whose sub-expressions
+are shared, so a small file cannot ask for a huge text. What these functions return may hold any
+character that the record holds: ``escape`` makes a line safe to print.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from typing_extensions import assert_never
+
+from .desc import (
+    ApplyNode,
+    AtomNode,
+    BytesValue,
+    ComplexValue,
+    DictValue,
+    EllipsisValue,
+    EnumValue,
+    ExprDesc,
+    ExprNode,
+    ExprValue,
+    FloatNode,
+    FloatValue,
+    FunctionValue,
+    IntLike,
+    IntNode,
+    ListValue,
+    MetaTensorDesc,
+    NamedTupleValue,
+    NodeValue,
+    OpaqueValue,
+    RangeValue,
+    RationalNode,
+    SetValue,
+    SizeValue,
+    SliceValue,
+    SourceValue,
+    StackDesc,
+    SymbolNode,
+    SymDesc,
+    SymValue,
+    TensorValue,
+    TorchConstValue,
+    TupleValue,
+    TypeValue,
+    Value,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_EXPANDED = 400
+"""Characters up to which an expression is written out in full."""
+_PART = 160
+"""Characters past which a part of a longer expression gets a name of its own."""
+_DEPTH = 40
+"""Levels of a value that are written out."""
+_MAX_NDIM = 64
+"""Dims up to which strides are compared with those of a contiguous tensor."""
+
+_INFIX = {
+    "Pow": (" ** ", 60),
+    "PowByNatural": (" ** ", 60),
+    "FloatPow": (" ** ", 60),
+    "Mul": ("*", 50),
+    "FloorDiv": ("//", 50),
+    "CleanDiv": ("//", 50),
+    "IntTrueDiv": (" / ", 50),
+    "FloatTrueDiv": (" / ", 50),
+    "Mod": (" % ", 50),
+    "PythonMod": (" % ", 50),
+    "Add": (" + ", 40),
+    "LShift": (" << ", 35),
+    "RShift": (" >> ", 35),
+    "Equality": (" == ", 20),
+    "Eq": (" == ", 20),
+    "Unequality": (" != ", 20),
+    "Ne": (" != ", 20),
+    "StrictLessThan": (" < ", 20),
+    "Lt": (" < ", 20),
+    "LessThan": (" <= ", 20),
+    "Le": (" <= ", 20),
+    "StrictGreaterThan": (" > ", 20),
+    "Gt": (" > ", 20),
+    "GreaterThan": (" >= ", 20),
+    "Ge": (" >= ", 20),
+    "And": (" and ", 10),
+    "Or": (" or ", 5),
+}
+_COMMUTATIVE = {"Mul", "Add", "And", "Or"}
+_ATOM_PRECEDENCE = 100
+
+
+def escape(text: str) -> str:
+    """Text that a terminal shows as it is: whatever is not printable is written as an escape.
+
+    Covers C0 and C1 control characters, line separators, bidirectional overrides, zero-width
+    characters and lone surrogates.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape", "replace").decode("ascii")
+        for char in text
+    )
+
+
+def clip(text: str, width: int) -> str:
+    """``text`` cut to ``width`` characters, the cut marked."""
+    return text if len(text) <= width else f"{text[: max(width - 3, 0)]}..."
+
+
+def int_text(value: int) -> str:
+    """An integer in decimal, in hexadecimal where decimal would take Python too long."""
+    return str(value) if value.bit_length() <= 4096 else hex(value)
+
+
+# --- expressions ------------------------------------------------------------------------------
+
+
+def expr_text(expr: ExprDesc) -> str:
+    """An expression as infix text; long shared parts follow after ``where``.
+
+    Time and length are linear in ``len(expr.nodes)``.
+    """
+    named = _parts_to_name(expr.nodes)
+    texts: list[tuple[str, int]] = []
+    parts: list[str] = []
+    last = len(expr.nodes) - 1
+    for index, expr_node in enumerate(expr.nodes):
+        text, precedence = _expr_node_text(expr_node, texts)
+        if index != last and (index in named or len(text) > _PART):
+            parts.append(f"t{len(parts)} = {text}")
+            text, precedence = f"t{len(parts) - 1}", _ATOM_PRECEDENCE
+        texts.append((text, precedence))
+    if not texts:
+        return "?"
+    where = f" where {'; '.join(parts)}" if parts else ""
+    return texts[-1][0] + where
+
+
+def _parts_to_name(nodes: tuple[ExprNode, ...]) -> set[int]:
+    """Positions of shared function applications, if the expression is long when written out."""
+    lengths: list[int] = []
+    uses: dict[int, int] = {}
+    for expr_node in nodes:
+        if isinstance(expr_node, ApplyNode):
+            length = 4 + sum(lengths[arg] for arg in expr_node.args if arg < len(lengths))
+            for arg in expr_node.args:
+                uses[arg] = uses.get(arg, 0) + 1
+        else:
+            length = 4
+        lengths.append(min(length, _EXPANDED + 1))
+    if not lengths or lengths[-1] <= _EXPANDED:
+        return set()
+    return {
+        index
+        for index, count in uses.items()
+        if count > 1 and index < len(nodes) and isinstance(nodes[index], ApplyNode)
+    }
+
+
+def _expr_node_text(expr_node: ExprNode, texts: list[tuple[str, int]]) -> tuple[str, int]:
+    """Text and precedence of one node, whose arguments are written already."""
+    match expr_node:
+        case SymbolNode(name=name):
+            return name, _ATOM_PRECEDENCE
+        case IntNode(value=value):
+            return int_text(value), _ATOM_PRECEDENCE if value >= 0 else 45
+        case FloatNode():
+            text = _float_text(expr_node)
+            return text, 45 if text.startswith("-") else _ATOM_PRECEDENCE
+        case RationalNode(numerator=numerator, denominator=denominator):
+            return f"{int_text(numerator)}/{int_text(denominator)}", 45
+        case AtomNode(name=name):
+            return name, _ATOM_PRECEDENCE
+        case ApplyNode(function=function, args=positions):
+            args = [texts[at] if at < len(texts) else ("?", _ATOM_PRECEDENCE) for at in positions]
+            return _apply_text(function, args)
+        case _:
+            assert_never(expr_node)
+
+
+def _apply_text(function: str, args: list[tuple[str, int]]) -> tuple[str, int]:
+    """Text and precedence of a function of the closed set, or of any other by its name."""
+    if function == "Not" and len(args) == 1:
+        return f"not {_bracket(args[0], 16)}", 15
+    if function == "Mul" and len(args) > 1 and args[0][0] == "-1":
+        return f"-{_apply_text('Mul', args[1:])[0]}", 45
+    if function == "Mul" and len(args) == 1:
+        return _bracket(args[0], 50), 50
+    if function not in _INFIX or len(args) < 2:
+        return f"{function}({', '.join(text for text, _ in args)})", _ATOM_PRECEDENCE
+    operator, precedence = _INFIX[function]
+    if function in _COMMUTATIVE:
+        # A negative or rational factor binds weaker than a product: only the first may stand bare.
+        # `//` and `%` bind as a product does, from the left.
+        inner = precedence + 1 if function == "Mul" else precedence
+        rest = [_bracket(arg, inner) for arg in args[1:]]
+        text = operator.join([_bracket(args[0], min(precedence, 45)), *rest])
+        return text.replace(" + -", " - ") if function == "Add" else text, precedence
+    text = operator.join(_bracket(arg, precedence + 1) for arg in args)
+    return text, precedence
+
+
+def _bracket(part: tuple[str, int], precedence: int) -> str:
+    text, own = part
+    return text if own >= precedence else f"({text})"
+
+
+def _float_text(expr_node: FloatNode) -> str:
+    try:
+        value = math.ldexp(expr_node.mantissa, expr_node.exponent)
+    except OverflowError:
+        return f"{int_text(expr_node.mantissa)}*2**{int_text(expr_node.exponent)}"
+    return repr(value)
+
+
+def sym_text(sym: IntLike | float | None) -> str:
+    """A size, stride, offset or other scalar: a number, or an expression."""
+    if isinstance(sym, SymDesc):
+        return expr_text(sym.expr)
+    if isinstance(sym, int) and not isinstance(sym, bool):
+        return int_text(sym)
+    return repr(sym)
+
+
+# --- values -----------------------------------------------------------------------------------
+
+
+def value_text(value: Value, *, names: tuple[str, ...] = (), depth: int = 0) -> str:
+    """A constant as Python-like text.
+
+    Args:
+        value: the record.
+        names: names of the FX nodes of the enclosing graph, by position.
+        depth: how deep inside another value it stands; past 40 levels the rest is ``...``.
+    """
+    if depth > _DEPTH:
+        return "..."
+
+    def items(parts: Iterable[Value]) -> str:
+        return ", ".join(value_text(part, names=names, depth=depth + 1) for part in parts)
+
+    match value:
+        case None | bool() | str():
+            return repr(value)
+        case int():
+            return int_text(value)
+        case float():
+            return repr(value)
+        case FloatValue(text=text):
+            return f'float("{text}")'
+        case ComplexValue(real=real, imag=imag):
+            return f"complex({items((real, imag))})"
+        case BytesValue(data=data):
+            return repr(data)
+        case EllipsisValue():
+            return "..."
+        case TupleValue(items=parts):
+            return f"({items(parts)},)" if len(parts) == 1 else f"({items(parts)})"
+        case ListValue(items=parts):
+            return f"[{items(parts)}]"
+        case SizeValue(items=parts):
+            return f"torch.Size([{items(parts)}])"
+        case SetValue(items=parts, frozen=frozen):
+            return f"{'frozenset' if frozen else 'set'}([{items(parts)}])"
+        case DictValue(items=pairs):
+            return (
+                "{" + ", ".join(f"{items((key,))}: {items((part,))}" for key, part in pairs) + "}"
+            )
+        case SliceValue(start=start, stop=stop, step=step):
+            return f"slice({items((start, stop, step))})"
+        case RangeValue(start=start, stop=stop, step=step):
+            return f"range({items((start, stop, step))})"
+        case TorchConstValue(kind="device", name=name):
+            return f"device({name!r})"
+        case TorchConstValue(name=name):
+            return f"torch.{name}"
+        case EnumValue(cls=cls, name=name):
+            return f"{cls}.{name}"
+        case NamedTupleValue(cls=cls, items=parts):
+            return f"{cls}({items(parts)})"
+        case TypeValue(name=name) | FunctionValue(name=name):
+            return name
+        case SymValue(sym=sym):
+            return sym_text(sym)
+        case ExprValue(expr=expr):
+            return expr_text(expr)
+        case TensorValue(tensor=tensor):
+            return f"<tensor {tensor_text(tensor)}>"
+        case SourceValue(source=source):
+            return source.name
+        case NodeValue(index=index):
+            return names[index] if 0 <= index < len(names) else f"%{index}"
+        case OpaqueValue(kind=kind, data=data):
+            return f"<{kind}>" if data is None else f"<{kind} {items((data,))}>"
+        case _:
+            assert_never(value)
+
+
+# --- tensors and stacks -----------------------------------------------------------------------
+
+
+def shape_text(tensor: MetaTensorDesc) -> str:
+    """Dtype and sizes: ``float32[s0, 16]``."""
+    return f"{tensor.dtype}[{', '.join(sym_text(size) for size in tensor.size)}]"
+
+
+def tensor_text(tensor: MetaTensorDesc) -> str:
+    """A tensor in one line: dtype, sizes, and whatever is not as in a plain CPU tensor."""
+    words = [shape_text(tensor)]
+    if tensor.device != "cpu":
+        words.append(tensor.device)
+    if tensor.layout != "strided":
+        words.append(tensor.layout)
+    elif not _is_contiguous(tensor):
+        words.append(f"stride ({', '.join(sym_text(stride) for stride in tensor.stride)})")
+    if tensor.storage_offset != 0:
+        words.append(f"offset {sym_text(tensor.storage_offset)}")
+    flags = {
+        "parameter": tensor.is_parameter,
+        "buffer": tensor.is_buffer,
+        "requires_grad": tensor.requires_grad and not tensor.is_parameter,
+        "non-leaf": not tensor.is_leaf,
+        "inference": tensor.is_inference,
+        "conj": tensor.is_conj,
+        "neg": tensor.is_neg,
+        "has grad": tensor.grad is not None,
+    }
+    words.extend(word for word, is_set in flags.items() if is_set)
+    return " ".join(words)
+
+
+def _is_contiguous(tensor: MetaTensorDesc) -> bool:
+    """Whether the strides say nothing that the sizes do not; symbolic ones are compared as text."""
+    if tensor.ndim > _MAX_NDIM or len(tensor.stride) != tensor.ndim:
+        return False
+    factors: list[str] = []
+    for size, stride in zip(reversed(tensor.size), reversed(tensor.stride), strict=True):
+        if size == 1:
+            continue
+        if sym_text(stride) != _product(factors):
+            return False
+        factors.append(sym_text(size))
+    return True
+
+
+def _product(factors: list[str]) -> str:
+    """The product as ``expr_text`` writes it: numbers multiplied, in front of sorted symbols."""
+    number = 1
+    symbols: list[str] = []
+    for factor in factors:
+        if factor.isdecimal():
+            number *= int(factor)
+        else:
+            symbols.append(factor)
+    words = ([] if number == 1 and symbols else [str(number)]) + sorted(symbols)
+    return "*".join(words)
+
+
+def stack_lines(stack: StackDesc) -> list[str]:
+    """A stack as Python prints it, outermost entry first."""
+    lines: list[str] = []
+    for frame in stack.frames:
+        lines.append(f'File "{frame.file}", line {frame.line}, in {frame.function}')
+        if frame.code:
+            lines.append(f"  {frame.code}")
+    return lines
+
+
+def user_line(stack: StackDesc | None) -> str:
+    """The innermost entry of a stack in one line, empty without a stack."""
+    if stack is None or not stack.frames:
+        return ""
+    frame = stack.frames[-1]
+    place = f"{frame.file.rpartition('/')[2]}:{frame.line}"
+    return f"{place} in {frame.function}" + (f": {frame.code}" if frame.code else "")

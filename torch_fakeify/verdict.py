@@ -1,0 +1,127 @@
+"""The verdict of ``replay``: does a capture fail today as it failed when it was recorded?"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import CaptureError, ConvertError, FakeifyError, UnknownNameError
+from .files import read_capture
+from .isolation import Answer, ask
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from .desc_frame import CaptureDesc, FailureDesc
+
+_MASKED = re.compile(r"0x[0-9a-fA-F]+|\d+")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of compiling a capture in a fresh interpreter."""
+
+    word: str
+    """``reproduced``, ``not reproduced``, ``compiles``, ``does not compile``, ``hangs``,
+    ``crashes`` or ``out of memory``."""
+    holds: bool
+    """Whether the capture does what its record says: fails the same way, or compiles."""
+    details: tuple[str, ...]
+    """What was found, line by line."""
+
+
+def replay(
+    path: str | Path, *, backend: str, device: str | None = None, timeout: float = 600.0
+) -> Verdict:
+    """Compile a capture in a fresh interpreter and compare with its record.
+
+    Two failures are the same when the exceptions have one type and their messages are equal after
+    numbers and addresses are masked.
+
+    Args:
+        path: the capture file.
+        backend: name of a Dynamo backend.
+        device: as of ``Capture.instantiate``.
+        timeout: seconds after which the compilation counts as hanging.
+
+    Raises:
+        FormatError: the file is no capture.
+        FakeifyError: the frame cannot be rebuilt here, or there is no such backend.
+    """
+    desc = read_capture(path)
+    request = {
+        "task": "compile",
+        "file": str(Path(path).absolute()),
+        "backend": backend,
+        "device": device,
+    }
+    return judge(desc, ask(request, timeout=timeout), timeout=timeout)
+
+
+def judge(desc: CaptureDesc, answer: Answer, *, timeout: float) -> Verdict:
+    """The verdict on what a child answered.
+
+    Raises:
+        FakeifyError: the child could not rebuild the frame.
+    """
+    if answer.ending == "hung":
+        return Verdict("hangs", False, (f"killed after {timeout:g} s", *answer.tail))
+    if answer.ending == "crashed" and answer.signal_name == "SIGKILL":
+        details = ("the process was killed from outside (SIGKILL), as when memory runs out",)
+        return Verdict("out of memory", False, (*details, *answer.tail))
+    if answer.ending == "crashed":
+        details = (f"the process was ended by {answer.signal_name}", *answer.tail)
+        return Verdict("crashes", False, details)
+    if answer.ending == "exited":
+        details = (f"the process ended with exit status {answer.status}", *answer.tail)
+        return Verdict("crashes", False, details)
+    reply = answer.reply
+    match reply["outcome"]:
+        case "refused":
+            raise _refusal(reply["error"])(reply["message"])
+        case "compiled":
+            return _on_success(desc.failure, reply["milliseconds"])
+        case _:
+            return _on_failure(desc.failure, reply)
+
+
+def _refusal(name: str) -> type[FakeifyError]:
+    known = (CaptureError, ConvertError, UnknownNameError)
+    return next((cls for cls in known if cls.__name__ == name), FakeifyError)
+
+
+def _on_success(recorded: FailureDesc | None, milliseconds: float) -> Verdict:
+    details = (f"compiled in {milliseconds:.0f} ms",)
+    if recorded is None:
+        return Verdict("compiles", True, details)
+    expected = ("recorded:", *_indented(recorded.type, recorded.message))
+    return Verdict("not reproduced", False, (*details, *expected))
+
+
+def _on_failure(recorded: FailureDesc | None, reply: Mapping[str, Any]) -> Verdict:
+    kind, message = reply["type"], reply["message"]
+    found = _indented(kind, message)
+    if (
+        recorded is not None
+        and recorded.type == kind
+        and masked(recorded.message) == masked(message)
+    ):
+        return Verdict("reproduced", True, found)
+    if reply["memory"]:
+        return Verdict("out of memory", False, found)
+    if recorded is None:
+        return Verdict("does not compile", False, found)
+    expected = ("recorded:", *_indented(recorded.type, recorded.message))
+    return Verdict("not reproduced", False, (*expected, "now:", *found))
+
+
+def _indented(kind: str, message: str) -> tuple[str, ...]:
+    first, *rest = f"{kind}: {message}".splitlines() or [kind]
+    return (f"  {first}", *(f"    {line}" for line in rest))
+
+
+def masked(message: str) -> str:
+    """A message without what differs from run to run: numbers and addresses."""
+    return _MASKED.sub("#", message).strip()
