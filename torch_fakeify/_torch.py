@@ -6,10 +6,7 @@ as long to import as a good part of torch itself, so they are reached through fu
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch._C import DispatchKey, DispatchKeySet
@@ -54,10 +51,15 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils._sympy import functions as sympy_functions
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.singleton_int import SingletonInt
-from torch.utils._sympy.value_ranges import ValueRanges
+from torch.utils._sympy.value_ranges import ValueRangeError, ValueRanges
 from torch.utils._traceback import CapturedTraceback
 
 from .errors import CaptureError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+    from types import ModuleType
 
 __all__ = [
     "CapturedTraceback",
@@ -93,12 +95,15 @@ __all__ = [
     "SymbolicContext",
     "TorchDispatchMode",
     "TracingContext",
+    "ValueRangeError",
     "ValueRanges",
     "ValueRangesSLoc",
     "compile_context",
     "detect_fake_mode",
     "dim_range_class",
     "dispatch_keys",
+    "dynamo",
+    "dynamo_config_patch",
     "dynamo_control_flow",
     "dynamo_output_graph",
     "dynamo_source",
@@ -142,6 +147,19 @@ __all__ = [
 def torch_version() -> str:
     """The installed torch's version, without the local build suffix."""
     return torch.__version__.partition("+")[0]
+
+
+def dynamo() -> ModuleType:
+    """``torch._dynamo``, imported on first use."""
+    import torch._dynamo as module
+
+    return module
+
+
+def dynamo_config_patch(**changes: Any) -> AbstractContextManager[Any]:
+    """``torch._dynamo.config.patch``."""
+    config: Any = dynamo().config
+    return config.patch(**changes)
 
 
 def dynamo_output_graph() -> ModuleType:
