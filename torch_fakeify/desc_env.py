@@ -199,7 +199,7 @@ class ShapeEnvDesc(Record, frozen=True):
     ignorable_fresh_unbacked_symbols: tuple[ExprDesc, ...] = ()
     exclusion_constraints: tuple[tuple[ExprDesc, int], ...] = ()
     specializations: tuple[SpecializationDesc, ...] = ()
-    specialization_stacks: tuple[tuple[SourceDesc, StackDesc], ...] = ()
+    specialization_stacks: tuple[tuple[SourceDesc, StackDesc | None], ...] = ()
     shape_ids: tuple[tuple[str, ExprDesc], ...] = ()
     """``_shape_id_to_unbacked_symbol``."""
     spec_symbols: tuple[tuple[ExprDesc, ExprDesc], ...] = ()

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from torch_fakeify.desc import SourceDesc
     from torch_fakeify.desc_env import LocationDesc
+    from torch_fakeify.sources import DecodeMemo
 
 __all__ = ["restore"]
 
@@ -54,7 +55,7 @@ class _Restore:
     def __init__(self, d: ShapeEnvDesc) -> None:
         self.d = d
         self._exprs: dict[int, sympy.Basic] = {}
-        self._sources: dict[int, Any] = {}
+        self._sources: DecodeMemo = {}
         self._locations: dict[int, Any] = {}
         self._records: dict[ExprDesc, SymbolDesc] = {}
         self._symbols: dict[ExprDesc, sympy.Symbol] = {}
@@ -190,7 +191,7 @@ class _Restore:
         env._spec_symbol_to_compile_symbol.update(self.pairs(d.spec_symbols, "$.spec_symbols"))
         for i, record in enumerate(d.specializations):
             where = f"$.specializations[{i}]"
-            condition = RecordedCondition(
+            condition: Any = RecordedCondition(
                 self.symbol(record.symbol, f"{where}.symbol"),
                 self.expr(record.condition, f"{where}.condition"),
             )
@@ -198,7 +199,8 @@ class _Restore:
             env.specializations.add(Specialization(source, condition))
         for i, (source, stack) in enumerate(d.specialization_stacks):
             key = self.source(source, f"$.specialization_stacks[{i}][0]")
-            env.specialization_stacks[key] = decode_stack(stack).summary()
+            traceback = decode_stack(stack)
+            env.specialization_stacks[key] = None if traceback is None else traceback.summary()
 
     def fill_counters(self, env: Any) -> None:
         d = self.d
@@ -250,8 +252,8 @@ class _Restore:
         return expr
 
     def value_range(self, record: SymbolDesc, where: str) -> Any:
-        lower = self.expr(_present(record.lower, f"{where}.lower"), f"{where}.lower")
-        upper = self.expr(_present(record.upper, f"{where}.upper"), f"{where}.upper")
+        lower: Any = self.expr(_present(record.lower, f"{where}.lower"), f"{where}.lower")
+        upper: Any = self.expr(_present(record.upper, f"{where}.upper"), f"{where}.upper")
         try:
             return ValueRanges(lower, upper)
         except (TypeError, RuntimeError, AssertionError):
@@ -259,12 +261,10 @@ class _Restore:
             _fail(where, "not a value range", "lower <= upper", f"[{lower}, {upper}]")
 
     def source(self, d: SourceDesc, where: str) -> Any:
-        if id(d) not in self._sources:
-            try:
-                self._sources[id(d)] = decode_source(d)
-            except FormatError as error:
-                raise _under(where, error) from None
-        return self._sources[id(d)]
+        try:
+            return decode_source(d, memo=self._sources)
+        except FormatError as error:
+            raise _under(where, error) from None
 
     def location(self, d: LocationDesc | None) -> Any:
         if id(d) not in self._locations:

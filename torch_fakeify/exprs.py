@@ -95,7 +95,6 @@ _SYMPY_HEADS: tuple[tuple[str, type[sympy.Basic], int, int, Domain], ...] = (
     ("Nand", sympy.Nand, 2, MAX_ARITY, "bool"),
     ("Nor", sympy.Nor, 2, MAX_ARITY, "bool"),
     ("Implies", sympy.Implies, 2, 2, "bool"),
-    ("Equivalent", sympy.Equivalent, 2, MAX_ARITY, "bool"),
     ("ITE", sympy.ITE, 3, 3, "bool"),
     ("ExprCondPair", ExprCondPair, 2, 2, "pair"),
     ("Piecewise", sympy.Piecewise, 1, MAX_ARITY, "pieces"),
@@ -276,7 +275,8 @@ def _arguments(item: sympy.Basic) -> tuple[sympy.Basic, ...]:
     if isinstance(item, SingletonInt):
         nested: Any = item
         return (sympy.Integer(nested._val), sympy.sympify(nested._coeff))
-    args = item.args
+    # Not ``args``, which some classes sort anew; equality and hash go by ``_args``.
+    args: tuple[sympy.Basic, ...] = item._args
     head = _HEAD_OF.get(type(item))
     if head is not None:
         problem = _arity_problem(head, len(args)) or _domain_problem(head, args)
@@ -342,7 +342,9 @@ def _bounded(value: int) -> int:
 
 
 def _class_name(obj: object) -> str:
-    return f"{type(obj).__module__}.{type(obj).__qualname__}"
+    # An undefined function, Function("f"), is a class of no module.
+    module = type(obj).__module__ or "undefined"
+    return f"{module}.{type(obj).__qualname__}"
 
 
 def _short(item: sympy.Basic) -> str:
@@ -497,7 +499,7 @@ def _decode_apply(record: ApplyNode, built: list[sympy.Basic], where: str) -> sy
 def _decode_singleton(args: list[sympy.Basic], where: str) -> sympy.Basic:
     if len(args) != 2 or not isinstance(args[0], sympy.Integer):
         _fail(where, "a malformed SingletonInt", "a value and a coefficient", _count(len(args)))
-    coeff = args[1]
+    coeff: Any = args[1]
     # int() only for looks: arithmetic and comparison are the same with sympy's Integer.
     return SingletonInt(
         int(args[0]), coeff=int(coeff) if isinstance(coeff, sympy.Integer) else coeff

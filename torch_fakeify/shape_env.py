@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from torch_fakeify.desc import ExprDesc, SourceDesc
     from torch_fakeify.desc_env import LocationDesc
+    from torch_fakeify.sources import EncodeMemo
 
 __all__ = ["ATTRIBUTES", "Attribute", "decode_stack", "encode_stack", "restore", "snapshot"]
 
@@ -175,7 +176,7 @@ class _Snapshot:
         self.env = env
         self._exprs: dict[int, ExprDesc] = {}
         self._shared: dict[ExprDesc, ExprDesc] = {}
-        self._sources: dict[int, SourceDesc] = {}
+        self._sources: EncodeMemo = {}
         self._stacks: dict[int, Any] = {}
         self._alive: list[object] = []
 
@@ -358,11 +359,7 @@ class _Snapshot:
         return tuple((name, self.expr(value)) for name, value in table.items())
 
     def source(self, source: Any) -> SourceDesc:
-        found = self._sources.get(id(source))
-        if found is None:
-            self._alive.append(source)
-            found = self._sources[id(source)] = encode_source(source)
-        return found
+        return encode_source(source, memo=self._sources)
 
     def once(self, stack: Any, encode: Callable[[Any], _T]) -> _T:
         if id(stack) not in self._stacks:
