@@ -6,6 +6,7 @@ as long to import as a good part of torch itself, so they are reached through fu
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -32,6 +33,7 @@ from torch._ops import _higher_order_ops as _hop_table
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorConfig, FakeTensorMode
 from torch._subclasses.meta_utils import safe_grad
 from torch._subclasses.meta_utils import tls as _meta_tls
+from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
@@ -46,7 +48,9 @@ from torch.fx.experimental.symbolic_shapes import (
     SymbolicContext,
     SymIntSymbolicContext,
     ValueRangesSLoc,
+    guard_or_false,
 )
+from torch.fx.graph import _BoxedCodeGen as BoxedCodeGen
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._sympy import functions as sympy_functions
 from torch.utils._sympy.numbers import int_oo
@@ -62,6 +66,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 __all__ = [
+    "PATH_KEYS",
+    "BoxedCodeGen",
     "CapturedTraceback",
     "ChainedSource",
     "CompileContext",
@@ -76,6 +82,7 @@ __all__ = [
     "FakeTensorConfig",
     "FakeTensorMode",
     "HigherOrderOperator",
+    "LazyGraphModule",
     "OpOverload",
     "OpOverloadPacket",
     "RelaxedUnspecConstraint",
@@ -108,12 +115,15 @@ __all__ = [
     "dynamo_output_graph",
     "dynamo_source",
     "empty_strided",
+    "enable_python_dispatcher",
     "find_operator",
     "function_modules",
+    "functionalize_included",
     "functorch_config_patch",
     "functorch_is_legacy_batched",
     "get_creation_meta",
     "get_nested_int",
+    "guard_or_false",
     "higher_order_operators",
     "inference_hidden",
     "int_oo",
@@ -123,6 +133,7 @@ __all__ = [
     "late_function_modules",
     "make_subclass",
     "no_dispatch_guard",
+    "note_classes",
     "numpy_wrappers",
     "peek_interpreter_stack",
     "pop_dispatch_mode",
@@ -141,6 +152,7 @@ __all__ = [
     "torch_version",
     "tracing",
     "variable_functions",
+    "warn_on_data_ptr",
 ]
 
 
@@ -327,13 +339,20 @@ set_creation_meta = _c._autograd._set_creation_meta
 set_conj = _c._set_conj
 set_neg = _c._set_neg
 throw_on_data_ptr = _c._set_throw_on_mutable_data_ptr
+warn_on_data_ptr = _c._set_warn_deprecated_on_mutable_data_ptr
 push_dispatch_mode = _c._push_on_torch_dispatch_stack
 pop_dispatch_mode = _c._pop_torch_dispatch_stack
 key_excluded = _c._dispatch_tls_is_dispatch_key_excluded
 set_key_excluded = _c._dispatch_tls_set_dispatch_key_excluded
 DelayedError = _c._functions.DelayedError
+enable_python_dispatcher = _c._EnablePythonDispatcher
 empty_strided = _c._VariableFunctions.empty_strided
 make_subclass: Any = torch.Tensor._make_subclass
+
+
+def functionalize_included() -> bool:
+    """Whether functionalization is active in this thread."""
+    return _c._dispatch_tls_is_dispatch_key_included(DispatchKey.Functionalize)
 
 
 def inference_hidden() -> bool:
@@ -346,3 +365,41 @@ def dim_range_class() -> Any:
     from torch._dynamo.decorators import _DimRange
 
     return _DimRange
+
+
+# --- notes in the metadata of FX nodes (graph_meta.py) ---------------------------------------------
+
+PATH_KEYS = (
+    "SequenceKey",
+    "MappingKey",
+    "GetAttrKey",
+    "ConvertIntKey",
+    "CallMethodKey",
+    "InnerTensorKey",
+    "DivideByKey",
+)
+"""The classes of which paths to unbacked symbols are made."""
+
+
+def note_classes() -> dict[str, type[Any]]:
+    """The dataclasses that stand in node metadata, by name: paths, and AOTAutograd's descriptors."""
+    return _note_classes()
+
+
+@functools.cache
+def _note_classes() -> dict[str, type[Any]]:
+    from torch._functorch._aot_autograd import descriptors
+    from torch.fx.experimental import symbolic_shapes
+    from torch.utils import _pytree
+
+    found: dict[str, type[Any]] = {
+        cls.__name__: cls
+        for cls in vars(descriptors).values()
+        if isinstance(cls, type)
+        and issubclass(cls, (descriptors.AOTInput, descriptors.AOTOutput))
+        and cls.__module__ == descriptors.__name__
+    }
+    for name in PATH_KEYS:
+        home = _pytree if hasattr(_pytree, name) else symbolic_shapes
+        found[name] = getattr(home, name)
+    return found

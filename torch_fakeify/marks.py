@@ -9,18 +9,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import sympy
-import torch
-
-from ._torch import ShapeEnv, dim_range_class
+from ._torch import dim_range_class
+from .conditions import DIM, RecordedCondition, evaluate_condition
 from .desc import ExprDesc, MarksDesc
-from .errors import UnsupportedTensorError
+from .errors import ShapeEnvError, UnsupportedTensorError
 from .exprs import decode_expr, encode_expr
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-__all__ = ["Condition", "decode_marks", "encode_condition", "encode_marks"]
+__all__ = ["decode_marks", "encode_marks"]
 
 _INDICES = {
     "_dynamo_dynamic_indices": "dynamic",
@@ -47,57 +45,18 @@ _OTHERS = frozenset(
 _FLAGGED = ("dynamic", "weak_dynamic", "static", "unbacked", "strict_unbacked")
 """Fields whose marks also set ``_has_dynamo_dim_marking``."""
 
-_DIM = sympy.Symbol("dim", integer=True)
 
-
-class Condition:
-    """A condition on a dim, as a function of its size: what ``specialize_on`` has lambdas for."""
-
-    __slots__ = ("expr",)
-
-    def __init__(self, expr: ExprDesc) -> None:
-        self.expr = expr
-
-    def __call__(self, size: int | torch.SymInt) -> bool | torch.SymBool:
-        """Whether the condition holds for a size in elements; a ``SymBool`` for a ``SymInt``."""
-        expr: Any = decode_expr(self.expr)
-        if isinstance(size, torch.SymInt):
-            sym_node: Any = size.node
-            return sym_node.shape_env.create_symboolnode(expr.xreplace({_DIM: sym_node.expr}))
-        return bool(expr.xreplace({_DIM: sympy.Integer(size)}))
-
-
-def encode_condition(condition: Callable[[Any], object], *, where: str = "$") -> ExprDesc:
-    """The condition as an expression over the integer symbol ``dim``.
-
-    The function is called once, with a symbolic size of a throwaway ``ShapeEnv``.
-
-    Raises:
-        UnsupportedTensorError: the function branches on the size, or does not give a bool.
-    """
-    if isinstance(condition, Condition):
-        return condition.expr
-    size = ShapeEnv().create_unbacked_symint()
+def _encode_condition(condition: Callable[[Any], object], where: str) -> ExprDesc:
     try:
-        holds = condition(size)
-    except Exception as error:
+        return encode_expr(evaluate_condition(condition, DIM))
+    except ShapeEnvError as error:
         raise UnsupportedTensorError(
-            "a condition to specialize on cannot be written as an expression",
-            where=where,
-            expected="one comparison of the size, such as `lambda n: n % 8 == 0`",
-            found=f"{type(error).__name__} when it was called with a symbolic size",
+            error.what, where=where, expected=error.expected, found=error.found
         ) from error
-    if isinstance(holds, bool):
-        return encode_expr(sympy.true if holds else sympy.false)
-    if not isinstance(holds, torch.SymBool):
-        raise UnsupportedTensorError(
-            "a condition to specialize on does not give a bool",
-            where=where,
-            expected="bool or SymBool",
-            found=type(holds).__name__,
-        )
-    sym_node: Any = holds.node
-    return encode_expr(sym_node.expr.xreplace({size.node.expr: _DIM}))
+
+
+def _decode_condition(condition: ExprDesc) -> RecordedCondition:
+    return RecordedCondition(DIM, decode_expr(condition))
 
 
 def encode_marks(attributes: Mapping[str, Any], *, where: str = "$") -> MarksDesc | None:
@@ -143,7 +102,7 @@ def _encode_other(name: str, value: Any, found: dict[str, Any], where: str) -> N
             found["static_input_type"] = value
         case "_specialize_on":
             conditions = tuple(
-                (dim, tuple(encode_condition(f, where=where) for f in functions))
+                (dim, tuple(_encode_condition(f, where) for f in functions))
                 for dim, functions in sorted(value.items())
                 if functions
             )
@@ -195,14 +154,9 @@ def decode_marks(marks: MarksDesc) -> dict[str, Any]:
     if marks.specialize_on or marks.dynamic or marks.unbacked:
         out["_specialize_on"] = {dim: [] for dim in (*marks.dynamic, *marks.unbacked)}
         for dim, conditions in marks.specialize_on:
-            out["_specialize_on"][dim] = [_checked(condition) for condition in conditions]
+            out["_specialize_on"][dim] = [_decode_condition(condition) for condition in conditions]
     if marks.dynamic and "_dynamo_dynamic_range" not in out:
         out["_dynamo_dynamic_range"] = set()
     if dims_marked:
         out["_has_dynamo_dim_marking"] = True
     return out
-
-
-def _checked(condition: ExprDesc) -> Condition:
-    decode_expr(condition)
-    return Condition(condition)

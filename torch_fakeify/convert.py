@@ -1,0 +1,724 @@
+"""Records -> fake tensors.
+
+The result is what ``FakeTensorMode.from_tensor`` of torch 2.13 gives for the tensor that was
+described, under the same policy. Where torch runs operators on fake tensors to get there, this
+runs them on the bare meta tensors and wraps what they give (`_Replay`), and it copies the
+attributes of fake tensors that torch's own constructor made instead of calling it each time.
+"""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import ExitStack, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from . import _torch
+from ._torch import (
+    FakeTensor,
+    dynamo_source,
+    empty_strided,
+    make_subclass,
+    no_dispatch_guard,
+    throw_on_data_ptr,
+)
+from .errors import ConvertError
+from .marks import decode_marks
+from .sizes import Geometry, SizeMaker, concrete_int
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from ._torch import FakeTensorMode, ShapeEnv, Source, SymbolicContext
+    from .desc import ContextDesc, MetaStorageDesc, MetaTensorDesc, SourceDesc
+    from .sizes import SymbolPolicy
+
+__all__ = ["MetaConverter"]
+
+_META = torch.device("meta")
+_MAX_INT = 2**63 - 1
+
+
+class _Known(NamedTuple):
+    """A fake tensor that was made, without keeping it alive."""
+
+    reference: weakref.ref[Any]
+    record: MetaTensorDesc
+    meta: torch.Tensor | None
+    """Of a tensor that is no view: the meta tensor on the same storage."""
+
+
+class MetaConverter:
+    """Makes fake tensors of one ``FakeTensorMode`` from records of one describer.
+
+    Equal ids in records give the same fake tensor and storage as long as they live; the converter
+    holds weak references only.
+
+    Args:
+        mode: the mode the fake tensors belong to.
+        symbols: ``"fresh"`` makes symbols in the mode's ``ShapeEnv`` by the policy (source and
+            symbolic context); ``"keep"`` uses the symbols that a fake tensor's record names,
+            which the ``ShapeEnv`` must have.
+        fast: ``False`` takes torch's own way for each step; the results are equal.
+    """
+
+    def __init__(
+        self, mode: FakeTensorMode, *, symbols: SymbolPolicy = "fresh", fast: bool = True
+    ) -> None:
+        self.mode = mode
+        self._shape_env: ShapeEnv | None = None if mode.static_shapes else mode.shape_env
+        self._fast = fast and not _torch.FakeTensorConfig.debug
+        self._tensors: dict[int, _Known] = {}
+        self._storages: weakref.WeakValueDictionary[int, torch.UntypedStorage] = (
+            weakref.WeakValueDictionary()
+        )
+        self._devices: dict[str, _Device] = {}
+        self._sizes = None if self._shape_env is None else SizeMaker(self._shape_env, symbols)
+        self._symbols: SymbolPolicy = symbols
+        self._sources: dict[int, tuple[SourceDesc, Source]] = {}
+        self._contexts: dict[int, tuple[ContextDesc, SymbolicContext]] = {}
+        self._replay = _Replay(self)
+
+    def from_desc(
+        self,
+        d: MetaTensorDesc,
+        *,
+        source: Source | None = None,
+        symbolic_context: SymbolicContext | None = None,
+    ) -> FakeTensor:
+        """The fake tensor of a record; the same one as before if it is still alive.
+
+        Args:
+            d: the record.
+            source: instead of the record's.
+            symbolic_context: instead of the record's.
+
+        Raises:
+            ConvertError: the record is not sound, or this mode cannot have such a tensor.
+        """
+        known = self._tensors.get(d.id)
+        if known is not None:
+            fake = known.reference()
+            if fake is not None:
+                _check_same(known.record, d)
+                return fake
+        if self._shape_env is None:
+            if symbolic_context is not None:
+                raise ConvertError(
+                    "a mode with static shapes takes no symbolic context", where=_where(d)
+                )
+            if self._fast:
+                fake = self._plain_static(d)
+                if fake is not None:
+                    return fake
+        with self._ambience():
+            if self._shape_env is not None:
+                source = source or self._source_of(d)
+                symbolic_context = symbolic_context or self._context_of(d)
+            fake = self._convert(d, source, symbolic_context)
+            if self._shape_env is not None and d.scalar_hint is not None and source is not None:
+                self._track_item(fake, d, source, symbolic_context)
+            return fake
+
+    # --- the fast path --------------------------------------------------------------------------
+
+    def _plain_static(self, d: MetaTensorDesc) -> FakeTensor | None:
+        """A dense leaf on a storage of its own that it fills, or ``None`` for all others."""
+        storage = d.storage
+        if (
+            d.is_view
+            or storage is None
+            or d.storage_offset
+            or not d.is_leaf
+            or d.marks is not None
+            or d.grad is not None
+            or d.is_conj
+            or d.is_neg
+            or d.grad_dtype is not None
+            or d.is_inference
+            or d.item_memo is not None
+            or d.layout != "strided"
+            or storage.id in self._storages
+            or torch.is_inference_mode_enabled()
+            or _torch.functionalize_included()
+            or _torch.peek_interpreter_stack() is not None
+            or torch.compiler.is_exporting()
+        ):
+            return None
+        device = self._devices.get(d.device)
+        dtype = _DTYPES.get(d.dtype)
+        if device is None or dtype is None:
+            return None
+        guard = no_dispatch_guard()
+        try:
+            meta = empty_strided(d.size, d.stride, dtype=dtype, device=_META)
+            fake = make_subclass(
+                FakeTensor,
+                meta,
+                d.requires_grad,
+                dispatch_device=True,
+                device_for_backend_keys=device.device,
+            )
+        except (RuntimeError, TypeError):
+            return None  # the plain path says what is wrong with the record
+        finally:
+            del guard
+        memo = meta.untyped_storage()
+        if memo.nbytes() != storage.nbytes:
+            return None
+        self._set_data_ptr_policy(fake)
+        attributes = fake.__dict__
+        attributes.update(device.attributes)
+        if d.is_parameter:
+            attributes["_is_param"] = True
+        if d.is_buffer:
+            attributes["_is_buffer"] = True
+            if d.persistent is not None:
+                attributes["persistent"] = d.persistent
+        self._storages[storage.id] = memo
+        self._remember(d, fake, meta)
+        return fake
+
+    # --- the plain path -------------------------------------------------------------------------
+
+    def _ambience(self) -> AbstractContextManager[Any]:
+        """Switches off what is active around a call, as in a process where nothing is."""
+        if _torch.peek_interpreter_stack() is None and not _torch.functionalize_included():
+            return nullcontext()
+        stack = ExitStack()
+        stack.enter_context(_torch.suspend_functionalization())
+        stack.enter_context(_torch.temporarily_clear_interpreter_stack())
+        return stack
+
+    def _convert(
+        self, d: MetaTensorDesc, source: Source | None, context: SymbolicContext | None
+    ) -> Any:
+        known = self._tensors.get(d.id)
+        if known is not None and (fake := known.reference()) is not None:
+            _check_same(known.record, d)
+            return fake
+        _check(d)
+        if source is None and self._shape_env is not None:
+            # The name that torch gives; a symbol's name is made of it.
+            name = f"__meta_utils_unknown_tensor{len(self._tensors)}"
+            source = dynamo_source().ConstantSource(name)
+        inference: AbstractContextManager[Any] = nullcontext()
+        if torch.is_inference_mode_enabled() != d.is_inference:
+            inference = torch.inference_mode(d.is_inference)
+        with inference:
+            meta = None
+            if d.base is not None:
+                fake = self._view(d, d.base, source, context)
+            else:
+                fake, meta = self._dense(d, source, context)
+            if d.grad is not None:
+                fake.grad = self._grad(d.grad, source, context)
+            if d.is_conj:
+                _torch.set_conj(fake, True)
+            if d.is_neg:
+                _torch.set_neg(fake, True)
+        self._finish(d, fake, source)
+        self._remember(d, fake, meta)
+        return fake
+
+    def _finish(self, d: MetaTensorDesc, fake: Any, source: Source | None) -> None:
+        """What is no part of the tensor's geometry."""
+        if d.grad_dtype is not None and d.is_leaf:
+            fake.grad_dtype = None if d.grad_dtype == "any" else _dtype(d.grad_dtype, d)
+        if d.retains_grad and not d.is_leaf:
+            fake.retain_grad()
+        if d.is_parameter:
+            # The Parameter constructor would detach.
+            fake._is_param = True
+        if d.is_buffer:
+            fake._is_buffer = True
+            if d.persistent is not None:
+                fake.persistent = d.persistent
+        if d.marks is not None:
+            for name, value in decode_marks(d.marks).items():
+                setattr(fake, name, value)
+        if d.item_memo is not None and self._sizes is not None:
+            assert source is not None
+            fake.item_memo = self._sizes.scalar(d.item_memo, d, source)
+
+    def _remember(self, d: MetaTensorDesc, fake: Any, meta: torch.Tensor | None) -> None:
+        number = d.id
+        forget = partial(self._tensors.pop, number)
+        self._tensors[number] = _Known(weakref.ref(fake, forget), d, meta)
+
+    def _geometry(
+        self, d: MetaTensorDesc, source: Source | None, context: SymbolicContext | None
+    ) -> Geometry:
+        if self._sizes is None:
+            where = _where(d)
+            return Geometry(
+                tuple(concrete_int(n, where) for n in d.size),
+                tuple(concrete_int(n, where) for n in d.stride),
+                concrete_int(d.storage_offset, where),
+            )
+        assert source is not None
+        return self._sizes.geometry(d, source, context)
+
+    def _dense(
+        self, d: MetaTensorDesc, source: Source | None, context: SymbolicContext | None
+    ) -> tuple[Any, torch.Tensor]:
+        """A tensor that is no view, and the meta tensor on its storage."""
+        geometry = self._geometry(d, source, context)
+        storage = d.storage
+        if storage is None:
+            raise ConvertError("a strided tensor has a storage", where=_where(d), found="none")
+        dtype = _dtype(d.dtype, d)
+        guard = no_dispatch_guard()
+        try:
+            meta = self._meta(d, storage, geometry, dtype)
+        except RuntimeError as error:
+            if self._shape_env is not None:
+                raise
+            raise ConvertError(
+                "torch makes no tensor of these sizes, strides and storage",
+                where=_where(d),
+                found=str(error).partition("\n")[0],
+            ) from error
+        finally:
+            del guard
+        fake = self._wrap(meta, d.device, d)
+        if d.requires_grad:
+            fake.requires_grad = True
+            if not d.is_leaf:
+                fake = self._with_history(fake, meta)
+        return fake, meta
+
+    def _meta(
+        self, d: MetaTensorDesc, storage: MetaStorageDesc, geometry: Geometry, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """The meta tensor, on the storage of this number; dispatch to Python is off."""
+        size, stride, offset = geometry
+        shared = self._storages.get(storage.id)
+        offset_is_zero = (
+            offset == 0 if isinstance(offset, int) else _torch.guard_or_false(offset == 0)
+        )
+        if shared is None and offset_is_zero:
+            meta = empty_strided(size, stride, dtype=dtype, device=_META)
+            shared = meta.untyped_storage()
+            self._resize(shared, storage, d)
+        else:
+            if shared is None:
+                shared = self._new_storage(storage)
+            meta = torch.empty(0, dtype=dtype, device=_META)
+            # That the sizes fit the storage is a fact of the tensor described, no guard.
+            with self._suppressed():
+                meta.set_(shared, offset, size, stride)
+            self._resize(shared, storage, d)
+        self._storages[storage.id] = shared
+        return meta
+
+    def _new_storage(self, storage: MetaStorageDesc) -> torch.UntypedStorage:
+        if isinstance(storage.nbytes, int):
+            return torch.UntypedStorage(storage.nbytes, device=_META)
+        if self._sizes is None:
+            nbytes = concrete_int(storage.nbytes, f"storage {storage.id}")
+        else:
+            nbytes = self._sizes.nbytes(storage.nbytes)
+        return torch.empty((nbytes,), dtype=torch.uint8, device=_META).untyped_storage()
+
+    def _resize(
+        self, made: torch.UntypedStorage, storage: MetaStorageDesc, d: MetaTensorDesc
+    ) -> None:
+        """Gives the storage the recorded size, which need not be what the tensor fills."""
+        nbytes = storage.nbytes
+        if self._shape_env is None:
+            nbytes = concrete_int(nbytes, _where(d))
+            if made.nbytes() != nbytes:
+                made.resize_(nbytes)
+        elif isinstance(nbytes, int) and nbytes == 0:
+            # Under symbolic sizes torch leaves storages as large as the sizes say, but for this.
+            made.resize_(0)
+
+    def _view(
+        self,
+        d: MetaTensorDesc,
+        base_record: MetaTensorDesc,
+        source: Source | None,
+        context: SymbolicContext | None,
+    ) -> Any:
+        """A view, made of its base by ``as_strided``: so the two share the version counter."""
+        base_source = None
+        base_context = None
+        fresh_unbacked: AbstractContextManager[Any] = nullcontext()
+        if self._shape_env is not None:
+            base_source = dynamo_source().AttrSource(source, "_base")
+            # A base is no input: what unbacked symbols it has are bound nowhere.
+            fresh_unbacked = self._shape_env.ignore_fresh_unbacked_symbols()
+            if context is not None:
+                base_context = context.view_base_context  # type: ignore[attr-defined]
+        with fresh_unbacked:
+            base = self._convert(base_record, base_source, base_context)
+        # Views are made also where autograd is switched off around this call.
+        key = _torch.DispatchKey.ADInplaceOrView
+        excluded = _torch.key_excluded(key)
+        _torch.set_key_excluded(key, False)
+        try:
+            with self._viewing(base, base_record):
+                fake = self._view_of(base, base_record, d, source, context)
+        finally:
+            _torch.set_key_excluded(key, excluded)
+        name = d.creation_meta or "DEFAULT"
+        _torch.set_creation_meta(fake, getattr(_torch.CreationMeta, name))
+        fake.fake_device = self._device(d.device, d).device
+        return fake
+
+    def _view_of(
+        self,
+        base: Any,
+        base_record: MetaTensorDesc,
+        d: MetaTensorDesc,
+        source: Source | None,
+        context: SymbolicContext | None,
+    ) -> Any:
+        dtype = _dtype(d.dtype, d)
+        if base.dtype != dtype:
+            base = _view_dtype(base, dtype, d)
+
+        def strided(base: Any) -> Any:
+            size, stride, offset = self._geometry(d, source, context)
+            with self._suppressed():
+                return base.as_strided(size, stride, offset)
+
+        if d.is_leaf:
+            with torch.no_grad():
+                fake = strided(base)
+            if d.requires_grad:
+                fake.requires_grad = True
+            return fake
+        if base_record.requires_grad == d.requires_grad:
+            with torch.enable_grad():
+                return strided(base)
+        # A view that was made to require grad, and a view of that: two steps.
+        with torch.no_grad():
+            middle = base.view(base.shape)
+        middle.requires_grad = True
+        with torch.enable_grad():
+            return strided(middle)
+
+    def _viewing(self, base: Any, base_record: MetaTensorDesc) -> AbstractContextManager[Any]:
+        """In which way the view operators run."""
+        known = self._tensors.get(base_record.id)
+        meta = None if known is None else known.meta
+        if not self._fast or meta is None or meta.untyped_storage() is not base.untyped_storage():
+            return _torch.enable_python_dispatcher()
+        return self._replay.on(meta, base_record)
+
+    def _with_history(self, fake: Any, meta: torch.Tensor) -> Any:
+        """The tensor as a non-leaf; a backward through it fails."""
+        error = _torch.DelayedError("Tried to backward() through an example input", 1)
+        if not self._fast:
+            return error(fake)
+        with self._replay.on(meta, None, device=fake._fake_device):
+            return error(fake)
+
+    def _grad(
+        self,
+        grad: MetaTensorDesc,
+        source: Source | None,
+        context: SymbolicContext | None,
+    ) -> Any:
+        grad_source = None
+        if self._shape_env is not None:
+            grad_source = dynamo_source().AttrSource(source, "grad")
+            if context is not None and not _fits_grad(context, grad):
+                context = _all_dynamic(grad)
+        return self._convert(grad, grad_source, context)
+
+    def _track_item(
+        self,
+        fake: Any,
+        d: MetaTensorDesc,
+        source: Source,
+        context: SymbolicContext | None,
+    ) -> None:
+        """The symbol of ``item()``, as ``FakeTensorConverter.from_real_tensor`` makes it."""
+        sources = dynamo_source()
+        if self.mode.fake_tensor_converter.export or isinstance(source, sources.RandomValueSource):
+            return
+        if fake._item_memo is not None or d.scalar_hint is None:
+            return
+        env: Any = self._shape_env
+        is_float = d.dtype == "float64"
+        value = float(d.scalar_hint) if is_float else int(d.scalar_hint)
+        if isinstance(source, sources.FloatTensorSource):
+            item_source = source.base
+        else:
+            item_source = sources.CallMethodItemSource(source)
+        symbol = env.create_unspecified_symbol(
+            value,
+            source=item_source,
+            dynamic_dim=_torch.DimDynamic.DYNAMIC,
+            symbolic_context=context,
+        )
+        if is_float:
+            fake.item_memo = env.create_symfloatnode(symbol, hint=value, source=item_source)
+        elif d.dtype == "int64":
+            fake.item_memo = env.create_symintnode(symbol, hint=value, source=item_source)
+
+    # --- parts ----------------------------------------------------------------------------------
+
+    def _suppressed(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._shape_env is None else self._shape_env.suppress_guards()
+
+    def _source_of(self, d: MetaTensorDesc) -> Source | None:
+        record = d.source
+        if record is None:
+            return None
+        found = self._sources.get(id(record))
+        if found is None:
+            from .sources import decode_source
+
+            found = self._sources[id(record)] = (record, decode_source(record))
+        return found[1]
+
+    def _context_of(self, d: MetaTensorDesc) -> SymbolicContext | None:
+        record = d.symbolic_context
+        if record is None:
+            return None
+        found = self._contexts.get(id(record))
+        if found is None:
+            from .sources import decode_context
+
+            found = self._contexts[id(record)] = (record, decode_context(record))
+        return found[1]
+
+    def _device(self, name: str, d: MetaTensorDesc) -> _Device:
+        found = self._devices.get(name)
+        if found is None:
+            found = self._devices[name] = _Device.make(self.mode, name, d)
+        return found
+
+    def _wrap(self, meta: torch.Tensor, device_name: str, d: MetaTensorDesc) -> Any:
+        """The fake tensor around a meta tensor."""
+        device = self._device(device_name, d)
+        guard = no_dispatch_guard()
+        try:
+            if not self._fast or torch.compiler.is_exporting():
+                return FakeTensor(self.mode, meta, device=device.device)
+            return self._wrap_fast(meta, device)
+        finally:
+            del guard
+
+    def _wrap_fast(self, meta: torch.Tensor, device: _Device) -> Any:
+        fake = make_subclass(
+            FakeTensor,
+            meta,
+            False,
+            dispatch_device=True,
+            device_for_backend_keys=device.device,
+        )
+        self._set_data_ptr_policy(fake)
+        fake.__dict__.update(device.attributes)
+        return fake
+
+    def _set_data_ptr_policy(self, fake: Any) -> None:
+        if self.mode._allow_unsafe_data_ptr_access:
+            _torch.warn_on_data_ptr(fake)
+        else:
+            throw_on_data_ptr(fake)
+
+
+class _Device(NamedTuple):
+    """A device of fake tensors, and the attributes that torch's constructor sets on each."""
+
+    device: torch.device
+    attributes: dict[str, Any]
+
+    @classmethod
+    def make(cls, mode: FakeTensorMode, name: str, d: MetaTensorDesc) -> _Device:
+        try:
+            device = torch.device(name)
+        except RuntimeError as error:
+            raise ConvertError(
+                f"torch {_torch.torch_version()} knows no device `{name}`", where=_where(d)
+            ) from error
+        if device.type == "meta" and not mode.allow_meta:
+            raise ConvertError(
+                "the mode takes no tensors on the device `meta`",
+                where=_where(d),
+                fix="Make the FakeTensorMode with torch._functorch.config.fake_tensor_allow_meta",
+            )
+        guard = no_dispatch_guard()
+        try:
+            example: Any = FakeTensor(mode, torch.empty(0, device=_META), device=device)
+        finally:
+            del guard
+        attributes = dict(vars(example))
+        return cls(attributes["_fake_device"], attributes)
+
+
+class _Replay(_torch.TorchDispatchMode):
+    """Runs view operators on fake tensors as operators on the bare meta tensor.
+
+    Autograd above it sees the fake tensors, so views, version counters and history are as ever.
+    """
+
+    def __init__(self, converter: MetaConverter) -> None:
+        super().__init__()
+        self._converter: Any = weakref.proxy(converter)
+        self._meta: torch.Tensor | None = None
+        self._device: _Device | None = None
+
+    def on(
+        self,
+        meta: torch.Tensor,
+        record: MetaTensorDesc | None,
+        *,
+        device: torch.device | None = None,
+    ) -> AbstractContextManager[Any]:
+        """A context in which operators on the fake tensor of ``meta`` are replayed."""
+        self._meta = meta
+        name = str(device) if record is None else record.device
+        self._device = self._converter._devices[name]
+        return self
+
+    def __exit__(self, *args: Any) -> None:
+        self._meta = self._device = None
+        super().__exit__(*args)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Answers for the device, replays the view operators and hands on the rest."""
+        if func is _PRIM_DEVICE:
+            return args[0].fake_device
+        if func not in _REPLAYED:
+            return func(*args, **(kwargs or {}))
+        assert self._meta is not None
+        assert self._device is not None
+        guard = no_dispatch_guard()
+        try:
+            meta = func(self._meta, *args[1:], **(kwargs or {}))
+            self._meta = meta
+            return self._converter._wrap_fast(meta, self._device)
+        finally:
+            del guard
+
+
+_PRIM_DEVICE = torch.ops.prim.device.default
+_aten: Any = torch.ops.aten
+_REPLAYED = frozenset(
+    {
+        _aten.as_strided.default,
+        _aten.view.default,
+        _aten.view.dtype,
+        _aten.view_as_real.default,
+        _aten.view_as_complex.default,
+        _aten.detach.default,
+    }
+)
+
+_DTYPES: dict[str, torch.dtype] = {
+    name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)
+}
+
+
+# --- checks -------------------------------------------------------------------------------------
+
+
+def _where(d: MetaTensorDesc) -> str:
+    return f"tensor {d.id}" if d.source is None else f"tensor {d.id} ({d.source.name})"
+
+
+def _dtype(name: str, d: MetaTensorDesc) -> torch.dtype:
+    dtype = _DTYPES.get(name)
+    if dtype is None:
+        raise ConvertError(
+            f"torch {_torch.torch_version()} knows no dtype `{name}`", where=_where(d)
+        )
+    return dtype
+
+
+def _check(d: MetaTensorDesc) -> None:
+    """Raises for a record that no tensor can have given."""
+    where = _where(d)
+    if d.layout != "strided":
+        raise ConvertError(
+            "the layout is not handled", where=where, expected="strided", found=d.layout
+        )
+    if len(d.size) != len(d.stride):
+        raise ConvertError(
+            "sizes and strides differ in number",
+            where=where,
+            expected=f"{len(d.size)} strides",
+            found=f"{len(d.stride)}",
+        )
+    nbytes = 0 if d.storage is None else d.storage.nbytes
+    for n in (*d.size, *d.stride, d.storage_offset, nbytes):
+        if isinstance(n, int) and not 0 <= n <= _MAX_INT:
+            raise ConvertError(
+                "a size is out of range", where=where, expected="0 to 2**63 - 1", found=str(n)
+            )
+    if d.is_view != (d.base is not None):
+        raise ConvertError("a view and a base belong together", where=where)
+    if not d.is_leaf and not d.requires_grad:
+        raise ConvertError("a tensor that is no leaf requires grad", where=where)
+    if d.creation_meta is not None and d.creation_meta not in _torch.CreationMeta.__members__:
+        raise ConvertError(
+            "the creation meta of the view is not known",
+            where=where,
+            expected=", ".join(_torch.CreationMeta.__members__),
+            found=d.creation_meta,
+        )
+
+
+def _check_same(known: MetaTensorDesc, d: MetaTensorDesc) -> None:
+    """Raises if two records with one id cannot be of the same tensor at one time."""
+    if known is d or (known.dtype, known.device, known.size) == (d.dtype, d.device, d.size):
+        return
+    raise ConvertError(
+        "two different records have the same id",
+        where=_where(d),
+        expected=f"{known.dtype} of size {known.size} on {known.device}",
+        found=f"{d.dtype} of size {d.size} on {d.device}",
+        fix="Convert the records of each describer with a converter of its own",
+    )
+
+
+# --- views and gradients ------------------------------------------------------------------------
+
+
+def _view_dtype(base: Any, dtype: torch.dtype, d: MetaTensorDesc) -> Any:
+    """The base as a tensor of another dtype, by the view that torch has for it."""
+    try:
+        if base.dtype.is_complex and base.dtype.to_real() == dtype:
+            return torch.view_as_real(base)
+        if dtype.is_complex and dtype.to_real() == base.dtype:
+            return torch.view_as_complex(base)
+        return base.view(dtype)
+    except RuntimeError as error:
+        raise ConvertError(
+            f"the base of a view cannot be viewed as {d.dtype}",
+            where=_where(d),
+            found=str(error).partition("\n")[0],
+        ) from error
+
+
+def _fits_grad(context: SymbolicContext, grad: MetaTensorDesc) -> bool:
+    """Whether a tensor's symbolic context serves for its gradient too: both a view or neither."""
+    if not isinstance(context, _torch.StatelessSymbolicContext):
+        return True
+    base_context = context.view_base_context
+    if grad.is_view != (base_context is not None):
+        return False
+    return not (
+        isinstance(base_context, _torch.StatelessSymbolicContext)
+        and grad.base is not None
+        and len(base_context.dynamic_sizes) != grad.base.ndim
+    )
+
+
+def _all_dynamic(d: MetaTensorDesc) -> SymbolicContext:
+    """The symbolic context by which every dim gets a symbol of its own."""
+    return _torch.StatelessSymbolicContext(
+        dynamic_sizes=[_torch.DimDynamic.DYNAMIC] * d.ndim,
+        constraint_sizes=[None] * d.ndim,
+        view_base_context=None if d.base is None else _all_dynamic(d.base),
+    )

@@ -1,0 +1,302 @@
+"""The sizes, strides and storage offset of a record as integers or symbols of a ``ShapeEnv``.
+
+Method: ``sym_sizes_strides_storage_offset`` of torch 2.13's ``MetaConverter``, over records. A
+record of a real tensor has integers, and torch's own code makes symbols of them by the policy. A
+record of a fake tensor may have symbols of another ``ShapeEnv``; they are carried over one by one,
+so that shared symbols stay shared and formulas stay formulas.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import sympy
+
+from ._torch import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+    ValueRanges,
+    dynamo_source,
+    int_oo,
+)
+from .desc import SymDesc
+from .errors import ConvertError
+from .exprs import decode_expr
+
+if TYPE_CHECKING:
+    import torch
+
+    from ._torch import Source, SymbolicContext
+    from .desc import IntLike, MetaTensorDesc, SymbolFactDesc
+
+__all__ = ["Geometry", "SizeMaker", "SymbolPolicy", "concrete_int"]
+
+SymbolPolicy = Literal["fresh", "keep"]
+
+
+class Geometry(NamedTuple):
+    """Sizes, strides and storage offset in elements."""
+
+    size: tuple[int | torch.SymInt, ...]
+    stride: tuple[int | torch.SymInt, ...]
+    storage_offset: int | torch.SymInt
+
+
+def concrete_int(n: IntLike, where: str) -> int:
+    """The integer, or the hint of a symbolic one.
+
+    Raises:
+        ConvertError: it is symbolic and has no hint.
+    """
+    if isinstance(n, int):
+        return n
+    if not isinstance(n.hint, int):
+        raise ConvertError(
+            "an unbacked size has no integer value",
+            where=where,
+            fix="Convert with a FakeTensorMode that has a ShapeEnv",
+        )
+    return n.hint
+
+
+def is_symbolic(d: MetaTensorDesc) -> bool:
+    """Whether a size, stride or the storage offset of the record is symbolic."""
+    return not (
+        type(d.storage_offset) is int
+        and all(type(n) is int for n in d.size)
+        and all(type(n) is int for n in d.stride)
+    )
+
+
+class SizeMaker:
+    """Makes the integers and symbols of one ``ShapeEnv`` for records.
+
+    It keeps which symbol of the records became which expression, so that a symbol in two records
+    is one symbol in the ``ShapeEnv`` too.
+    """
+
+    def __init__(self, shape_env: ShapeEnv, policy: SymbolPolicy) -> None:
+        self._env: Any = shape_env
+        self._policy = policy
+        self._carried: dict[sympy.Symbol, sympy.Expr] = {}
+
+    def geometry(
+        self, d: MetaTensorDesc, source: Source, context: SymbolicContext | None
+    ) -> Geometry:
+        """The sizes, strides and storage offset of a record.
+
+        Raises:
+            ConvertError: a symbol of the record is not known (``"keep"``) or has no facts.
+        """
+        symbolic = is_symbolic(d)
+        if d.is_fake and self._policy == "keep":
+            return self._kept(d)
+        if d.is_fake and not symbolic and context is None:
+            return Geometry(d.size, d.stride, d.storage_offset)  # type: ignore[arg-type]
+        if not symbolic:
+            return self._by_policy(d, d.size, d.stride, d.storage_offset, source, context)
+        if context is None or self._has_unbacked(d, context):
+            return self._carry_over(d, source, context)
+        where = source.name
+        return self._by_policy(
+            d,
+            tuple(concrete_int(n, where) for n in d.size),
+            tuple(concrete_int(n, where) for n in d.stride),
+            concrete_int(d.storage_offset, where),
+            source,
+            context,
+        )
+
+    def scalar(self, sym: SymDesc, d: MetaTensorDesc, source: Source) -> Any:
+        """A symbolic scalar of a fake tensor's record: its ``item()``."""
+        if self._policy == "keep":
+            expr = self._known(decode_expr(sym.expr), source.name)
+        else:
+            item_source = dynamo_source().CallMethodItemSource(source)
+            expr = self._carry(decode_expr(sym.expr), d, item_source, sym.hint)
+        if sym.kind == "float":
+            return self._env.create_symfloatnode(expr, hint=sym.hint)
+        if sym.kind == "bool":
+            return self._env.create_symboolnode(expr)
+        return self._env.create_symintnode(expr, hint=sym.hint)
+
+    def nbytes(self, n: IntLike) -> Any:
+        """The size in bytes of a storage whose symbols have been made."""
+        if isinstance(n, int):
+            return n
+        expr = decode_expr(n.expr)
+        if self._policy == "keep":
+            expr = self._known(expr, "storage")
+        else:
+            expr = expr.xreplace(self._carried)
+        return self._env.create_symintnode(expr, hint=n.hint)
+
+    # --- by the policy --------------------------------------------------------------------------
+
+    def _by_policy(
+        self,
+        d: MetaTensorDesc,
+        size: Any,
+        stride: Any,
+        storage_offset: Any,
+        source: Source,
+        context: SymbolicContext | None,
+    ) -> Geometry:
+        made = self._env._create_symbolic_sizes_strides_storage_offset(
+            size,
+            stride,
+            storage_offset,
+            [False] * len(size),
+            source,
+            symbolic_context=context,
+            hint_overrides=dict(d.marks.hint_overrides) if d.marks is not None else None,
+        )
+        return Geometry(*made)
+
+    @staticmethod
+    def _has_unbacked(d: MetaTensorDesc, context: SymbolicContext) -> bool:
+        assert isinstance(context, StatelessSymbolicContext)
+        return DimDynamic.UNBACKED in context.dynamic_sizes or any(
+            isinstance(n, SymDesc) and n.hint is None
+            for n in (*d.size, *d.stride, d.storage_offset)
+        )
+
+    # --- symbols that the ShapeEnv has ----------------------------------------------------------
+
+    def _kept(self, d: MetaTensorDesc) -> Geometry:
+        def kept(n: IntLike) -> Any:
+            if isinstance(n, int):
+                return n
+            expr = self._known(decode_expr(n.expr), f"tensor {d.id}")
+            return self._env.create_symintnode(expr, hint=n.hint)
+
+        return Geometry(
+            tuple(kept(n) for n in d.size),
+            tuple(kept(n) for n in d.stride),
+            kept(d.storage_offset),
+        )
+
+    def _known(self, expr: Any, where: str) -> Any:
+        for symbol in sorted(expr.free_symbols, key=str):
+            if symbol not in self._env.var_to_range and symbol not in self._env.backed_var_to_val:
+                raise ConvertError(
+                    f"the symbol `{symbol}` is not in the ShapeEnv",
+                    where=where,
+                    expected="a ShapeEnv that was restored together with the record",
+                    found=f"an expression over {symbol}",
+                    fix='Convert with symbols="fresh", or restore the ShapeEnv of the record',
+                )
+        return expr
+
+    # --- symbols of another ShapeEnv ------------------------------------------------------------
+
+    def _carry_over(
+        self, d: MetaTensorDesc, source: Source, context: SymbolicContext | None
+    ) -> Geometry:
+        """New symbols for those of the record, and its expressions over them."""
+        sources = dynamo_source()
+        prop, prop_source = sources.TensorProperty, sources.TensorPropertySource
+
+        # Dims that are a symbol first: the symbol's source is then a plain size.
+        parts: list[tuple[IntLike, Source, int | None]] = [
+            (n, prop_source(source, prop.SIZE, i), i) for i, n in enumerate(d.size)
+        ]
+        parts += [(n, prop_source(source, prop.STRIDE, i), None) for i, n in enumerate(d.stride)]
+        parts.append((d.storage_offset, prop_source(source, prop.STORAGE_OFFSET), None))
+        exprs = [
+            sympy.Integer(n) if isinstance(n, int) else decode_expr(n.expr) for n, _, _ in parts
+        ]
+        for expr, (_, part_source, dim) in zip(exprs, parts, strict=True):
+            if isinstance(expr, sympy.Symbol):
+                self._carry_symbol(expr, d, part_source, context, dim)
+        made: list[Any] = []
+        for expr, (n, part_source, dim) in zip(exprs, parts, strict=True):
+            hint = n if isinstance(n, int) else n.hint
+            new = self._carry(expr, d, part_source, hint)
+            out = self._env.create_symintnode(new, hint=hint, source=part_source)
+            self._override_hint(d, dim, out)
+            made.append(out)
+        ndim = d.ndim
+        return Geometry(tuple(made[:ndim]), tuple(made[ndim : 2 * ndim]), made[-1])
+
+    def _override_hint(self, d: MetaTensorDesc, dim: int | None, n: Any) -> None:
+        if dim is None or d.marks is None or isinstance(n, int):
+            return
+        override = dict(d.marks.hint_overrides).get(dim)
+        if override is not None:
+            self._env.var_to_hint_override[n.node.expr] = override
+
+    def _carry(self, expr: Any, d: MetaTensorDesc, source: Source, hint: Any) -> Any:
+        """The expression over symbols of this ``ShapeEnv``, made where they are missing."""
+        if isinstance(expr, sympy.Symbol):
+            self._carry_symbol(expr, d, source, None, None, hint)
+        for symbol in sorted(expr.free_symbols - self._carried.keys(), key=str):
+            # It is no dim of this tensor, so no place in the inputs gives its value.
+            unknown = dynamo_source().ConstantSource(f"__fakeify_{symbol.name}")
+            self._carry_symbol(symbol, d, unknown, None, None)
+        return expr.xreplace(self._carried)
+
+    def _carry_symbol(
+        self,
+        symbol: sympy.Symbol,
+        d: MetaTensorDesc,
+        source: Source,
+        context: SymbolicContext | None,
+        dim: int | None,
+        hint: Any = None,
+    ) -> None:
+        if symbol in self._carried:
+            return
+        fact = next((fact for fact in d.symbols if fact.name == symbol.name), None)
+        if fact is None:
+            raise ConvertError(
+                f"nothing is known of the symbol `{symbol}`",
+                where=source.name,
+                expected="an entry in the record's `symbols`",
+                found=", ".join(fact.name for fact in d.symbols) or "none",
+            )
+        unbacked = fact.hint is None
+        if context is not None and dim is not None:
+            assert isinstance(context, StatelessSymbolicContext)
+            unbacked = unbacked or context.dynamic_sizes[dim] is DimDynamic.UNBACKED
+        if unbacked:
+            new = self._unbacked(source, context, dim, fact)
+        else:
+            new = self._env.create_symbol(
+                fact.hint if hint is None else hint,
+                source,
+                dynamic_dim=DimDynamic.DYNAMIC,
+                positive=True if symbol.is_positive else None,
+                do_not_specialize_zero_one=fact.lower is None or fact.lower < 2,
+            )
+        self._carried[symbol] = new
+        if isinstance(new, sympy.Symbol):
+            self._narrow(new, fact)
+
+    def _unbacked(
+        self,
+        source: Source,
+        context: SymbolicContext | None,
+        dim: int | None,
+        fact: SymbolFactDesc,
+    ) -> Any:
+        if context is not None and dim is not None:
+            # With the policy's shape ids and bounds.
+            return self._env.create_symbol(
+                fact.hint, source, dynamic_dim=DimDynamic.UNBACKED, symbolic_context=context
+            )
+        new = self._env.create_unbacked_symint(source).node.expr
+        if fact.size_like:
+            self._env._constrain_range_for_size(new)
+        self._env.unbacked_inputs.add(new)
+        return new
+
+    def _narrow(self, symbol: sympy.Symbol, fact: SymbolFactDesc) -> None:
+        """Gives a new symbol the value range and hint override of the one that it stands for."""
+        if self._env.var_to_range[symbol].is_int:
+            lower = -int_oo if fact.lower is None else fact.lower
+            upper = int_oo if fact.upper is None else fact.upper
+            self._env._update_var_to_range(symbol, ValueRanges(lower, upper))
+        if fact.hint_override is not None:
+            self._env.var_to_hint_override[symbol] = fact.hint_override
