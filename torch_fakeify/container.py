@@ -1,0 +1,451 @@
+"""The capture file: a ZIP of JSON members with a manifest, written atomically, read with suspicion.
+
+The manifest is the first member. It names the format version, the features that a reader must
+know, and every other member with its size and checksum. Equal members give equal bytes: names are
+sorted, times and attributes fixed. A reader refuses what the manifest does not say, and bounds
+every size before it takes the memory.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import os
+import re
+import secrets
+import stat
+import struct
+import zipfile
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import msgspec
+
+from torch_fakeify import strict_json
+from torch_fakeify.errors import FormatError, LimitError, VersionError, WriteError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+__all__ = ["DATA", "FEATURES", "FORMAT", "VERSION", "Container", "Limits", "Manifest"]
+__all__ += ["pack_container", "read_container", "write_container"]
+
+FORMAT = "torch_fakeify.capture"
+VERSION = 1
+"""History: 1 (2026-11) manifest, JSON members, optional data."""
+
+DATA = "data.safetensors"
+"""The only member that is not JSON: real tensor data, where a user asked for it."""
+
+FEATURES = frozenset({"data"})
+"""What a file may require of its reader. ``data``: the member of tensor data."""
+
+_MANIFEST = "manifest.json"
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}\.json")
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+_LARGEST = (1 << 31) - 1
+_END = struct.Struct("<4s4H2LH")
+_CHUNK = 1 << 16
+_SMALL = 1 << 20
+_FLAGS_ALLOWED = 0x0002 | 0x0004 | 0x0800  # deflate's level, UTF-8 names
+_BAD_ZIP = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    ValueError,
+    OSError,
+    OverflowError,
+)
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a reader allows a file to ask for."""
+
+    members: int = 64
+    member_bytes: int = 512 << 20
+    """Of one JSON member, unpacked."""
+    total_bytes: int = 1 << 30
+    """Of all JSON members, unpacked."""
+    data_bytes: int = _LARGEST
+    """Of the member of tensor data."""
+    ratio: int = 500
+    """Unpacked to packed bytes, for a member larger than 1 MiB."""
+
+
+class MemberDesc(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the manifest says of a member."""
+
+    name: str
+    size: int
+    """Unpacked, in bytes."""
+    sha256: str
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a file says of itself."""
+
+    format: str
+    version: int
+    producer: str = ""
+    """Version of the torch_fakeify that wrote the file."""
+    torch: str = ""
+    """Version of torch that the frame was captured with."""
+    features: tuple[str, ...] = ()
+    """What a reader must know."""
+    members: tuple[MemberDesc, ...] = ()
+
+
+class Container(msgspec.Struct, frozen=True):
+    """A file that was read: its manifest and its other members by name."""
+
+    manifest: Manifest
+    members: dict[str, bytes]
+
+
+class _Header(msgspec.Struct):
+    format: str
+    version: int
+    features: tuple[str, ...] = ()
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+def pack_container(
+    members: Mapping[str, bytes],
+    *,
+    features: Iterable[str] = (),
+    producer: str = "",
+    torch: str = "",
+) -> bytes:
+    """The bytes of a capture file.
+
+    Args:
+        members: by name, ``*.json`` or ``data.safetensors``; the manifest is made here.
+        features: what a reader must know; ``data`` if and only if there is tensor data.
+        producer: version of the writing package.
+        torch: version of torch.
+
+    Raises:
+        WriteError: a member's name or size, or the features, are not of the format.
+    """
+    names = sorted(members)
+    required = tuple(sorted(set(features)))
+    for name in names:
+        if name == _MANIFEST or not (_NAME.fullmatch(name) or name == DATA):
+            raise WriteError("the format has no member of this name", where=name)
+        if len(members[name]) > _LARGEST:
+            raise WriteError(
+                "a member is too large",
+                where=name,
+                expected=f"at most {_LARGEST} bytes",
+                found=str(len(members[name])),
+            )
+    for feature in required:
+        if feature not in FEATURES:
+            raise WriteError("the format has no such feature", found=feature)
+    if (DATA in members) != ("data" in required):
+        raise WriteError("tensor data and the feature 'data' go together", where=DATA)
+    manifest = Manifest(
+        format=FORMAT,
+        version=VERSION,
+        producer=producer,
+        torch=torch,
+        features=required,
+        members=tuple(
+            MemberDesc(
+                name=name,
+                size=len(members[name]),
+                sha256=hashlib.sha256(members[name]).hexdigest(),
+            )
+            for name in names
+        ),
+    )
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", allowZip64=False) as archive:
+        _put(archive, _MANIFEST, msgspec.json.encode(manifest))
+        for name in names:
+            _put(archive, name, members[name])
+    return buffer.getvalue()
+
+
+def _put(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
+    info = zipfile.ZipInfo(name, _EPOCH)
+    info.create_system = 3  # Unix, on every system
+    info.external_attr = (stat.S_IFREG | 0o644) << 16
+    info.compress_type = zipfile.ZIP_STORED if name == DATA else zipfile.ZIP_DEFLATED
+    archive.writestr(info, data, compresslevel=6)
+
+
+def write_container(
+    path: str | os.PathLike[str],
+    members: Mapping[str, bytes],
+    *,
+    features: Iterable[str] = (),
+    producer: str = "",
+    torch: str = "",
+) -> None:
+    """Write a capture file, whole or not at all.
+
+    Args:
+        path: where; a file that is there is replaced in one step.
+        members: as ``pack_container``, like the rest.
+        features: as ``pack_container``.
+        producer: as ``pack_container``.
+        torch: as ``pack_container``.
+
+    Raises:
+        WriteError: the file cannot be written; what was there before is untouched.
+    """
+    data = pack_container(members, features=features, producer=producer, torch=torch)
+    target = Path(path)
+    if target.is_dir():
+        raise WriteError(
+            "a directory is in the way", where=str(target), fix="Give the path of a file"
+        )
+    temporary = target.with_name(f".{target.name[:80]}.{secrets.token_hex(8)}.tmp")
+    try:
+        _write_new(temporary, data)
+        temporary.replace(target)
+        _sync_directory(target.parent)
+    except OSError as error:
+        raise WriteError(
+            "the file cannot be written",
+            where=str(target),
+            found=error.strerror or str(error),
+            fix=_REMEDIES.get(error.errno or 0, "Choose another path"),
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+_REMEDIES = {
+    errno.ENOENT: "Make the directory first",
+    errno.ENOTDIR: "Give a path below a directory",
+    errno.EACCES: "Choose a directory that you may write to",
+    errno.EPERM: "Choose a directory that you may write to",
+    errno.EROFS: "Choose a directory that you may write to",
+    errno.ENOSPC: "Free some space, or choose another disk",
+    errno.EDQUOT: "Free some space, or choose another disk",
+    errno.ENAMETOOLONG: "Choose a shorter name",
+}
+
+
+def _write_new(path: Path, data: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_directory(path: Path) -> None:
+    """Make the new name survive a crash, where the system can do that."""
+    if os.name != "posix":
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system without it
+            raise
+    finally:
+        os.close(handle)
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def read_container(path: str | os.PathLike[str], *, limits: Limits | None = None) -> Container:
+    """Read a capture file.
+
+    Args:
+        path: the file.
+        limits: what it may ask for; the defaults fit every capture without tensor data.
+
+    Raises:
+        FormatError: there is no such file, it is not a capture, truncated, damaged, or has what
+            the manifest does not say.
+        VersionError: a newer version wrote it, or it needs a feature that is not known here.
+        LimitError: it asks for more members or bytes than ``limits`` allow.
+    """
+    where = str(Path(path))
+    try:
+        with Path(path).open("rb", opener=_open_regular) as file:
+            return _read(file, where, limits or Limits())
+    except OSError as error:
+        raise FormatError(
+            "the file cannot be read", where=where, found=error.strerror or str(error)
+        ) from error
+
+
+def _open_regular(path: str, flags: int) -> int:
+    """Open what is a file, without waiting for the other end of what is none."""
+    handle = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "not a regular file")
+    return handle
+
+
+def _read(file: BinaryIO, where: str, limits: Limits) -> Container:
+    _check_end(file, where, limits)
+    try:
+        with zipfile.ZipFile(file) as archive:
+            infos = archive.infolist()
+            _check_members(infos, where, limits)
+            return _read_members(archive, infos, where, limits)
+    except _BAD_ZIP as error:
+        raise FormatError("the file is damaged", where=where, found=str(error)) from error
+
+
+def _check_end(file: BinaryIO, where: str, limits: Limits) -> None:
+    """Read the end of the directory of members, before anything is made for each of them."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    if file.read(4) != b"PK\x03\x04":
+        raise FormatError("not a capture file", where=where, expected="a ZIP file")
+    file.seek(max(0, size - _END.size - 20))
+    tail = file.read()
+    if len(tail) < _END.size or tail[-_END.size :][:4] != b"PK\x05\x06":
+        raise FormatError("the file is truncated, or something follows its end", where=where)
+    if tail[:4] == b"PK\x06\x07":
+        raise FormatError("the file has the form for sizes over 4 GiB", where=where)
+    _, disk, first, here, count, length, offset, comment = _END.unpack(tail[-_END.size :])
+    if disk or first or here != count or comment or offset + length + _END.size != size:
+        raise FormatError("the file's directory of members is damaged", where=where)
+    if count > limits.members or length > limits.members * 1024:
+        raise LimitError(
+            "the file has too many members",
+            where=where,
+            expected=f"at most {limits.members}",
+            found=str(count),
+        )
+
+
+def _check_members(infos: list[zipfile.ZipInfo], where: str, limits: Limits) -> None:
+    """Refuse what a capture never has, from the directory alone."""
+    seen: set[str] = set()
+    end = total = 0
+    for info in sorted(infos, key=lambda info: info.header_offset):
+        here = f"{where}:{info.filename!r}"
+        kind = stat.S_IFMT(info.external_attr >> 16)
+        if info.orig_filename != info.filename or not (
+            _NAME.fullmatch(info.filename) or info.filename == DATA
+        ):
+            raise FormatError("a member has a name that captures do not have", where=here)
+        if info.filename in seen:
+            raise FormatError("a member occurs twice", where=here)
+        if info.flag_bits & 0x0001:
+            raise FormatError("a member is encrypted", where=here)
+        if info.flag_bits & ~_FLAGS_ALLOWED or info.compress_type not in (
+            zipfile.ZIP_STORED,
+            zipfile.ZIP_DEFLATED,
+        ):
+            raise FormatError("a member is packed in a way that captures are not", where=here)
+        if kind not in (0, stat.S_IFREG):
+            raise FormatError("a member is a link or another special file", where=here)
+        if info.header_offset < end:
+            raise FormatError("members overlap", where=here)
+        _check_size(info, here, limits)
+        end = info.header_offset + 30 + len(info.filename) + info.compress_size
+        total += 0 if info.filename == DATA else info.file_size
+        seen.add(info.filename)
+    if total > limits.total_bytes:
+        raise LimitError(
+            "the members are too large together",
+            where=where,
+            expected=f"at most {limits.total_bytes} bytes",
+            found=str(total),
+        )
+    if not infos or infos[0].filename != _MANIFEST or infos[0].header_offset != 0:
+        raise FormatError("not a capture file", where=where, expected=f"{_MANIFEST} to come first")
+
+
+def _check_size(info: zipfile.ZipInfo, where: str, limits: Limits) -> None:
+    most = limits.data_bytes if info.filename == DATA else limits.member_bytes
+    if info.file_size > most:
+        raise LimitError(
+            "a member is too large",
+            where=where,
+            expected=f"at most {most} bytes",
+            found=str(info.file_size),
+        )
+    if info.file_size > max(_SMALL, info.compress_size * limits.ratio):
+        raise LimitError(
+            "a member unpacks to far more than its size",
+            where=where,
+            expected=f"at most {limits.ratio} times",
+            found=f"{info.file_size} bytes from {info.compress_size}",
+        )
+
+
+def _read_members(
+    archive: zipfile.ZipFile, infos: list[zipfile.ZipInfo], where: str, limits: Limits
+) -> Container:
+    text = _read_member(archive, infos[0])
+    manifest = _read_manifest(text, f"{where}:{_MANIFEST}")
+    listed = {member.name: member for member in manifest.members}
+    if len(listed) != len(manifest.members):
+        raise FormatError("the manifest lists a member twice", where=where)
+    for name in listed.keys() ^ {info.filename for info in infos[1:]}:
+        what = "a member is missing" if name in listed else "a member is not in the manifest"
+        raise FormatError(what, where=f"{where}:{name}")
+    if (DATA in listed) != ("data" in manifest.features):
+        raise FormatError("tensor data and the feature 'data' go together", where=where)
+    members: dict[str, bytes] = {}
+    for info in infos[1:]:
+        data = members[info.filename] = _read_member(archive, info)
+        member = listed[info.filename]
+        if len(data) != member.size or hashlib.sha256(data).hexdigest() != member.sha256:
+            raise FormatError(
+                "a member is not what the manifest says",
+                where=f"{where}:{info.filename}",
+                expected=f"{member.size} bytes with SHA-256 {member.sha256[:16]}...",
+            )
+    return Container(manifest, members)
+
+
+def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
+    """The bytes of a member whose declared size was checked; no more of them are unpacked."""
+    chunks: list[bytes] = []
+    left = info.file_size
+    with archive.open(info) as stream:
+        while chunk := stream.read(min(_CHUNK, left + 1)):
+            left -= len(chunk)
+            if left < 0:
+                raise zipfile.BadZipFile(f"{info.filename} is longer than it says")
+            chunks.append(chunk)
+    if left:
+        raise zipfile.BadZipFile(f"{info.filename} is shorter than it says")
+    return b"".join(chunks)
+
+
+def _read_manifest(data: bytes, where: str) -> Manifest:
+    strict_json.check_text(data, f"{where} $")
+    header: Any = strict_json.decode(msgspec.json.Decoder(_Header), data, f"{where} $", whole=False)
+    if header.format != FORMAT:
+        raise FormatError("not a capture file", where=where, expected=FORMAT, found=header.format)
+    if header.version != VERSION:
+        newer = header.version > VERSION
+        raise VersionError(
+            "a newer version of torch_fakeify wrote this file" if newer else "no such version",
+            where=where,
+            expected=f"format version 1 to {VERSION}" if VERSION > 1 else "format version 1",
+            found=f"version {header.version}",
+            fix="Upgrade torch_fakeify" if newer else None,
+        )
+    for feature in header.features:
+        if feature not in FEATURES:
+            raise VersionError(
+                "the file needs a feature that this version does not know",
+                where=where,
+                expected=" | ".join(sorted(FEATURES)),
+                found=feature,
+                fix="Upgrade torch_fakeify",
+            )
+    return strict_json.decode(msgspec.json.Decoder(Manifest), data, f"{where} $")
