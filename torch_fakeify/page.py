@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .code_text import code_lines
 from .text import clip, escape, expr_text, int_text, stack_lines, sym_text, tensor_text, user_line
 from .text import value_text as _value_text
 
