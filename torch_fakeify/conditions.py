@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import sympy
 import torch
 
-from torch_fakeify._torch import ShapeEnv, SymNode, ValueRanges, int_oo
+from torch_fakeify._torch import CapturedTraceback, ShapeEnv, SymNode, ValueRanges, int_oo
 from torch_fakeify.errors import ShapeEnvError
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ def evaluate_condition(check_fn: Callable[[Any], Any], symbol: sympy.Symbol) -> 
     # As patch_source_specialization asks it, but in an environment of its own, which learns
     # nothing: a function that branches on the size finds no hint there and fails.
     scratch: Any = ShapeEnv(should_record_events=False)
+    scratch.var_to_stack[symbol] = CapturedTraceback(None)
     scratch.var_to_range[symbol] = ValueRanges(2 if symbol.is_positive else -int_oo, int_oo)
     size = torch.SymInt(SymNode(symbol, scratch, int, None))
     where = f"check_fn of {symbol}"
