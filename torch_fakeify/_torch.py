@@ -30,8 +30,12 @@ from torch._guards import (
 )
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket, _OpNamespace
 from torch._ops import _higher_order_ops as _hop_table
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorConfig, FakeTensorMode
-from torch._subclasses.meta_utils import safe_grad
+from torch._subclasses.fake_tensor import (
+    FakeTensor,
+    FakeTensorConfig,
+    FakeTensorMode,
+    unset_fake_temporarily,
+)
 from torch._subclasses.meta_utils import tls as _meta_tls
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
 from torch.fx.experimental.sym_node import SymNode
@@ -133,13 +137,13 @@ __all__ = [
     "late_function_modules",
     "make_subclass",
     "no_dispatch_guard",
+    "no_fake_mode",
     "note_classes",
     "numpy_wrappers",
     "peek_interpreter_stack",
     "pop_dispatch_mode",
     "push_dispatch_mode",
     "resolve_backend",
-    "safe_grad",
     "set_conj",
     "set_creation_meta",
     "set_key_excluded",
@@ -367,6 +371,11 @@ def dim_range_class() -> Any:
     return _DimRange
 
 
+def no_fake_mode() -> AbstractContextManager[None]:
+    """Tensors made inside are real, even while a ``FakeTensorMode`` is active."""
+    return unset_fake_temporarily()
+
+
 # --- notes in the metadata of FX nodes (graph_meta.py) ---------------------------------------------
 
 PATH_KEYS = (
@@ -390,6 +399,7 @@ def note_classes() -> dict[str, type[Any]]:
 def _note_classes() -> dict[str, type[Any]]:
     from torch._functorch._aot_autograd import descriptors
     from torch.fx.experimental import symbolic_shapes
+    from torch.fx.passes import shape_prop  # noqa: F401  readers find imported classes only
     from torch.utils import _pytree
 
     found: dict[str, type[Any]] = {

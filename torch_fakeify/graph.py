@@ -1,0 +1,580 @@
+"""FX graphs <-> records: ``torch.fx.GraphModule`` to ``GraphModuleDesc`` and back.
+
+Both the graphs that Dynamo gives to a backend (torch level, with nested graphs for higher-order
+operators) and those of AOTAutograd and ``make_fx`` (ATen level, with symbolic scalars). Decoding
+builds nodes and modules, it calls nothing that the graph names. FX turns names and targets into
+Python source, so every one of them must be an identifier before it gets there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import sympy
+import torch
+from torch.fx.graph import CodeGen, inplace_methods, magic_methods
+from torch.fx.immutable_collections import immutable_dict, immutable_list
+
+from . import _torch, names
+from .desc import (
+    ExprValue,
+    FunctionValue,
+    NodeValue,
+    OpaqueValue,
+    SourceValue,
+    SymValue,
+    TensorValue,
+    TorchConstValue,
+    TypeValue,
+    Value,
+)
+from .desc_graph import GraphModuleDesc, NodeDesc
+from .errors import FormatError, LimitError, UnsupportedValueError
+from .exprs import decode_expr, encode_expr, encode_sym
+from .graph_devices import Devices
+from .graph_meta import (
+    MODULE_CARRIED,
+    MODULE_DROPPED,
+    MetaDecoder,
+    MetaEncoder,
+    SharedValues,
+    decode_note,
+    encode_note,
+    stack_text,
+)
+from .graph_modules import attach, collect, read_tensor
+from .sources import decode_source, encode_source
+from .values import decode_value, encode_value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .desc import MetaTensorDesc, SourceDesc, SymDesc
+    from .describe import MetaTensorDescriber
+
+__all__ = ["decode_graph", "encode_graph"]
+
+MAX_NESTING = 64
+"""How deep graphs may be nested in graphs."""
+
+_CLASS_NAME = re.compile(r"[A-Za-z_<][A-Za-z0-9_.<>]*")
+
+_SCALARS = frozenset({type(None), bool, int, float, str, torch.dtype, torch.device})
+"""Types whose values no hook owns: asked first, because most constants are of them."""
+
+
+# --- encode ---------------------------------------------------------------------------------------
+
+
+def encode_graph(
+    gm: torch.fx.GraphModule,
+    describer: MetaTensorDescriber,
+    *,
+    constants: Literal["none", "small"] = "none",
+    file_name: Callable[[str], str] | None = None,
+) -> GraphModuleDesc:
+    """The record of a graph, with the graphs and tensors on its module.
+
+    Args:
+        gm: the graph.
+        describer: describes the tensors of the module and of the metadata.
+        constants: whether to record the data of tensor constants of at most 4096 bytes.
+            ``GraphModuleDesc.without_data`` names the tensors whose data is not there.
+        file_name: applied to every file name in a stack, for example to make it relative.
+
+    Raises:
+        UnsupportedValueError: a target or constant has no record; the error has its path.
+        UnsupportedTensorError: a tensor on the module has no record.
+    """
+    meta = MetaEncoder(_first_seq_nr(gm), file_name or str)
+    return _Encoder(describer, constants, meta).encode(gm, "$", 0)
+
+
+def _first_seq_nr(gm: torch.fx.GraphModule) -> int:
+    """The lowest of autograd's sequence numbers, so that records do not depend on the process."""
+    graphs = [m.graph for m in gm.modules() if isinstance(m, torch.fx.GraphModule)]
+    numbers = [n.meta.get("seq_nr") for graph in graphs for n in graph.nodes]
+    return min((n for n in numbers if type(n) is int), default=0)
+
+
+class _Encoder:
+    def __init__(
+        self, describer: MetaTensorDescriber, constants: Literal["none", "small"], meta: MetaEncoder
+    ) -> None:
+        self.describer = describer
+        self.constants = constants
+        self.meta = meta
+
+    def encode(self, gm: torch.fx.GraphModule, where: str, depth: int) -> GraphModuleDesc:
+        if depth > MAX_NESTING:
+            raise UnsupportedValueError(
+                "graphs are nested too deeply", where=where, expected=f"at most {MAX_NESTING}"
+            )
+        parts = collect(gm, where)
+        shared = SharedValues()
+        positions = {fx_node: i for i, fx_node in enumerate(gm.graph.nodes)}
+        hook = self._hook(positions)
+        nodes = tuple(
+            self._encode_node(fx_node, positions, hook, shared, f"{where}.nodes[{i}]")
+            for i, fx_node in enumerate(gm.graph.nodes)
+        )
+        meta, dropped = self.meta.encode(
+            gm.meta, hook, shared, carried=MODULE_CARRIED, dropped=MODULE_DROPPED
+        )
+        submodules = tuple(
+            (name, self.encode(sub, f"{where}.submodules[{name!r}]", depth + 1))
+            for name, sub in parts.graphs.items()
+        )
+        data = {n: read_tensor(t) for n, t in parts.tensors.items()} if self._wants_data else {}
+        function_name = vars(gm).get("__name__")
+        return GraphModuleDesc(
+            nodes=nodes,
+            class_name=_class_name(gm, where),
+            function_name=function_name if isinstance(function_name, str) else None,
+            training=gm.training,
+            boxed=_is_boxed(gm.graph, where),
+            force_dynamic=bool(vars(gm).get("torchdynamo_force_dynamic", False)),
+            modules=tuple((n, m.training) for n, m in parts.modules.items()),
+            submodules=submodules,
+            submodule_aliases=tuple(parts.aliases.items()),
+            tensors=tuple((n, self._describe(t)) for n, t in parts.tensors.items()),
+            plain_tensors=tuple(parts.plain_tensors),
+            transient_buffers=tuple(parts.transient_buffers),
+            tensor_data=tuple((n, d) for n, d in data.items() if d is not None),
+            values=tuple(
+                (n, encode_value(v, where=f"{where}.{n}")) for n, v in parts.values.items()
+            ),
+            meta=meta,
+            dropped_meta=dropped,
+            shared=shared.values,
+        )
+
+    @property
+    def _wants_data(self) -> bool:
+        return self.constants == "small"
+
+    def _describe(self, tensor: torch.Tensor) -> MetaTensorDesc:
+        return self.describer.describe_tensor(tensor)
+
+    def _hook(self, positions: dict[torch.fx.Node, int]) -> Callable[[object], Value]:
+        def hook(obj: object) -> Value:
+            if type(obj) in _SCALARS:
+                return None
+            if isinstance(obj, torch.fx.Node):
+                if obj not in positions:
+                    raise UnsupportedValueError(
+                        "an FX node of another graph is used", found=repr(obj.name)
+                    )
+                return NodeValue(index=positions[obj])
+            if isinstance(obj, torch.Tensor):
+                return TensorValue(tensor=self._describe(obj))
+            if isinstance(obj, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+                return SymValue(sym=encode_sym(obj))
+            if isinstance(obj, sympy.Basic):
+                return ExprValue(expr=encode_expr(obj))
+            if isinstance(obj, _torch.Source):
+                return SourceValue(source=encode_source(obj))
+            return encode_note(obj, hook)
+
+        return hook
+
+    def _encode_node(
+        self,
+        fx_node: torch.fx.Node,
+        positions: dict[torch.fx.Node, int],
+        hook: Callable[[object], Value],
+        shared: SharedValues,
+        where: str,
+    ) -> NodeDesc:
+        try:
+            args = tuple(
+                encode_value(_thaw(arg), where=f"{where}.args[{i}]", hook=hook)
+                for i, arg in enumerate(fx_node.args)
+            )
+            kwargs = tuple(
+                (key, encode_value(_thaw(arg), where=f"{where}.kwargs[{key!r}]", hook=hook))
+                for key, arg in fx_node.kwargs.items()
+            )
+            target = self._encode_target(fx_node, f"{where}.target")
+            _check_node(fx_node.op, fx_node.name, target, args, kwargs, where)
+        except FormatError as error:
+            raise UnsupportedValueError(f"a node cannot be recorded: {error}") from error
+        meta, dropped = self.meta.encode(fx_node.meta, hook, shared)
+        stack = self.meta.stack(fx_node.meta.get("stack_trace"))
+        node_type, lost_type = _encode_type(fx_node.type)
+        return NodeDesc(
+            op=fx_node.op,  # pyright: ignore[reportArgumentType]
+            name=fx_node.name,
+            target=target,
+            args=args,
+            kwargs=kwargs,
+            type=node_type,
+            users=_user_order(fx_node, positions),
+            source=_encode_source_of(fx_node),
+            stack=stack if not isinstance(stack, str) else None,
+            meta=meta,
+            dropped_meta=dropped + lost_type,
+        )
+
+    def _encode_target(self, fx_node: torch.fx.Node, where: str) -> Value:
+        if fx_node.op == "call_function":
+            return names.encode_function(fx_node.target, where=where)
+        return str(fx_node.target)
+
+
+def _thaw(arg: Any) -> Any:
+    """The argument with ordinary lists and dicts: FX makes them immutable again by itself."""
+    kind = type(arg)
+    if kind is immutable_list:
+        return [_thaw(item) for item in arg]
+    if kind is immutable_dict:
+        return {key: _thaw(item) for key, item in arg.items()}
+    if kind is tuple:
+        return tuple(_thaw(item) for item in arg)
+    return arg
+
+
+def _encode_type(annotation: Any) -> tuple[Value, tuple[tuple[str, str], ...]]:
+    if annotation is None:
+        return None, ()
+    if isinstance(annotation, type):
+        with contextlib.suppress(UnsupportedValueError):
+            return TypeValue(name=names.encode_class(annotation)), ()
+    return None, (("type", "the annotation is no class that a reader could find"),)
+
+
+def _encode_source_of(fx_node: torch.fx.Node) -> SourceDesc | None:
+    source = getattr(fx_node, "_dynamo_source", None)
+    if source is None:
+        source = getattr(fx_node.meta.get("grapharg"), "source", None)
+    return None if source is None else encode_source(source)
+
+
+def _user_order(
+    fx_node: torch.fx.Node, positions: dict[torch.fx.Node, int]
+) -> tuple[int, ...] | None:
+    order = tuple(positions[user] for user in fx_node.users)
+    return None if list(order) == sorted(order) else order
+
+
+def _class_name(gm: torch.fx.GraphModule, where: str) -> str:
+    name = type(gm).__name__
+    if _CLASS_NAME.fullmatch(name) is None:
+        raise UnsupportedValueError("not a class name", where=where, found=repr(name))
+    return name
+
+
+def _is_boxed(graph: torch.fx.Graph, where: str) -> bool:
+    codegen: Any = graph._codegen
+    if type(codegen) not in (CodeGen, _torch.BoxedCodeGen):
+        raise UnsupportedValueError(
+            "the graph has a calling convention of its own",
+            where=where,
+            expected="torch.fx.graph.CodeGen",
+            found=type(codegen).__name__,
+            fix="Flatten it: gm.graph.set_codegen(torch.fx.graph.CodeGen()).",
+        )
+    if codegen._body_transformer is not None:
+        raise UnsupportedValueError(
+            "the graph's code is transformed by a function", where=where, found="on_generate_code"
+        )
+    return type(codegen) is _torch.BoxedCodeGen
+
+
+# --- what both directions check -------------------------------------------------------------------
+
+
+def _check_node(
+    op: str,
+    name: str,
+    target: Value,
+    args: tuple[Value, ...],
+    kwargs: tuple[tuple[str, Value], ...],
+    where: str,
+) -> None:
+    """Raise a ``FormatError`` if a part of a node could not stand in generated code."""
+    names.check_identifier(name, where=f"{where}.name")
+    for key, _ in kwargs:
+        names.check_identifier(key, where=f"{where}.kwargs[{key!r}]")
+    if len({key for key, _ in kwargs}) != len(kwargs):
+        raise FormatError("a keyword is given twice", where=f"{where}.kwargs")
+    if op == "call_function":
+        if not isinstance(target, FunctionValue):
+            raise FormatError("not a function", where=f"{where}.target", found=repr(target))
+        return _check_call(target, args, kwargs, where)
+    if not isinstance(target, str):
+        raise FormatError("not a name", where=f"{where}.target", found=type(target).__name__)
+    match op:
+        case "placeholder":
+            names.check_identifier(re.sub(r"^\*{1,2}", "", target), where=f"{where}.target")
+            if target == "self" or len(args) > 1 or kwargs:
+                raise FormatError("not a placeholder", where=where, found=repr(target))
+        case "call_method":
+            names.check_method(target, where=f"{where}.target")
+            if not args:
+                raise FormatError("a method has no object", where=f"{where}.args")
+        case "output":
+            if target != "output" or len(args) != 1 or kwargs:
+                raise FormatError("not an output", where=where, found=repr(target))
+        case _:
+            names.check_path(target, where=f"{where}.target")
+    return None
+
+
+def _check_call(
+    target: FunctionValue,
+    args: tuple[Value, ...],
+    kwargs: tuple[tuple[str, Value], ...],
+    where: str,
+) -> None:
+    module, _, function = target.name.rpartition(".")
+    if target.name in _READS_ATTRIBUTE:
+        attribute = args[1] if len(args) > 1 else None
+        if kwargs or not isinstance(args[0] if args else None, NodeValue):
+            raise FormatError("not the reading of an attribute", where=f"{where}.args")
+        if not isinstance(attribute, str):
+            raise FormatError(
+                "not the name of an attribute", where=f"{where}.args[1]", found=repr(attribute)
+            )
+        names.check_attribute(attribute, where=f"{where}.args[1]")
+    if module == "operator" and target.kind == "function":
+        template = {**magic_methods, **inplace_methods}.get(function)
+        # FX prints operators by these templates.
+        if template is not None and (kwargs or template.count("{}") != len(args)):
+            raise FormatError(f"wrong number of arguments for {target.name}", where=f"{where}.args")
+
+
+_READS_ATTRIBUTE = frozenset({
+    "builtins.getattr", "builtins.hasattr", "torch._dynamo.utils.numpy_attr_wrapper",
+})  # fmt: skip
+
+
+# --- decode ---------------------------------------------------------------------------------------
+
+
+def decode_graph(
+    d: GraphModuleDesc,
+    *,
+    convert: Callable[[MetaTensorDesc], torch.Tensor],
+    sym: Callable[[SymDesc], Any],
+    retarget: Callable[[str], str] | None = None,
+) -> torch.fx.GraphModule:
+    """The graph of a record. Nothing that the record names is called.
+
+    Args:
+        d: the record.
+        convert: makes the tensors of the module and of the metadata.
+        sym: makes symbolic scalars.
+        retarget: the new name of a device, for the devices among the constants; ``convert`` is
+            expected to do the same to tensors.
+
+    Raises:
+        FormatError: the record is malformed; the error has its ``$.path``.
+        UnknownNameError: an operator, function, class or method is not known or not allowed here.
+    """
+    return _Decoder(convert, sym, Devices(retarget)).decode(d, "$", 0)
+
+
+class _Scope(NamedTuple):
+    """What nodes of one graph may refer to."""
+
+    nodes: list[torch.fx.Node]
+    attributes: frozenset[str]
+    graphs: frozenset[str]
+
+
+class _Decoder:
+    def __init__(
+        self,
+        convert: Callable[[MetaTensorDesc], torch.Tensor],
+        sym: Callable[[SymDesc], Any],
+        devices: Devices,
+    ) -> None:
+        self.convert = convert
+        self.sym = sym
+        self.devices = devices
+
+    def decode(self, d: GraphModuleDesc, where: str, depth: int) -> torch.fx.GraphModule:
+        if depth > MAX_NESTING:
+            raise LimitError(
+                "graphs are nested too deeply", where=where, expected=f"at most {MAX_NESTING}"
+            )
+        if _CLASS_NAME.fullmatch(d.class_name) is None:
+            raise FormatError("not a class name", where=where, found=repr(d.class_name))
+        gm = _torch.LazyGraphModule(torch.nn.Module(), torch.fx.Graph(), class_name=d.class_name)
+        gm.training = d.training
+        attach(
+            gm,
+            d,
+            where,
+            convert=self.convert,
+            decode_graph=lambda sub, path: self.decode(sub, path, depth + 1),
+            decode_constant=lambda v, path: decode_value(v, where=path),
+        )
+        gm.graph = self._decode_nodes(d, where)
+        if d.function_name is not None:
+            vars(gm)["__name__"] = names.check_identifier(
+                d.function_name, where=f"{where}.function_name"
+            )
+        if d.force_dynamic:
+            vars(gm)["torchdynamo_force_dynamic"] = True
+        gm.meta = MetaDecoder(d.shared).decode(
+            d.meta, where=f"{where}.meta", hook=self._hook([]), carried=MODULE_CARRIED
+        )
+        return gm
+
+    def _decode_nodes(self, d: GraphModuleDesc, where: str) -> torch.fx.Graph:
+        graph = torch.fx.Graph()
+        if d.boxed:
+            graph.set_codegen(_torch.BoxedCodeGen())
+        graphs = frozenset(n for n, _ in (*d.submodules, *d.submodule_aliases))
+        attributes = graphs.union(n for n, _ in (*d.tensors, *d.values))
+        scope = _Scope([], attributes, graphs)
+        hook = self._hook(scope.nodes)
+        meta = MetaDecoder(d.shared)
+        _check_order(d, where)
+        for i, desc in enumerate(d.nodes):
+            here = f"{where}.nodes[{i}]"
+            fx_node = self._decode_node(graph, desc, scope, hook, here)
+            scope.nodes.append(fx_node)
+            self._decode_notes(fx_node, desc, meta, hook, here)
+        _restore_users(d, scope.nodes, where)
+        return graph
+
+    def _decode_node(
+        self,
+        graph: torch.fx.Graph,
+        desc: NodeDesc,
+        scope: _Scope,
+        hook: Callable[[Value], object],
+        where: str,
+    ) -> torch.fx.Node:
+        _check_node(desc.op, desc.name, desc.target, desc.args, desc.kwargs, where)
+        self._check_reference(desc, scope, where)
+        target: Any = desc.target
+        if desc.op == "call_function":
+            target = names.decode_function(target, where=f"{where}.target")
+        args = tuple(
+            decode_value(arg, where=f"{where}.args[{i}]", hook=hook)
+            for i, arg in enumerate(desc.args)
+        )
+        kwargs = {
+            key: decode_value(arg, where=f"{where}.kwargs[{key!r}]", hook=hook)
+            for key, arg in desc.kwargs
+        }
+        if self.devices:
+            target, args, kwargs = self.devices.move_call(desc.op, target, args, kwargs, where)
+        annotation = decode_value(desc.type, where=f"{where}.type")
+        if annotation is not None and not isinstance(annotation, type):
+            raise FormatError("not an annotation", where=f"{where}.type", found=repr(annotation))
+        # The arguments come second: `create_node` warns of symbolic scalars among them.
+        fx_node = graph.create_node(desc.op, target, name=desc.name, type_expr=annotation)
+        fx_node.args = args
+        fx_node.kwargs = kwargs
+        if fx_node.name != desc.name:
+            _rename(graph, fx_node, desc.name)
+        return fx_node
+
+    def _check_reference(self, desc: NodeDesc, scope: _Scope, where: str) -> None:
+        if desc.op == "get_attr" and desc.target not in scope.attributes:
+            raise FormatError(
+                "the module has no such attribute", where=f"{where}.target", found=repr(desc.target)
+            )
+        if desc.op == "call_module" and desc.target not in scope.graphs:
+            raise FormatError(
+                "the module has no such submodule", where=f"{where}.target", found=repr(desc.target)
+            )
+        if isinstance(desc.target, FunctionValue) and desc.target.name in _READS_ATTRIBUTE:
+            owner = desc.args[0]
+            assert isinstance(owner, NodeValue)
+            if 0 <= owner.index < len(scope.nodes):
+                fx_node = scope.nodes[owner.index]
+                if fx_node.op == "get_attr" and fx_node.target in scope.graphs:
+                    raise FormatError("an attribute of a graph is read", where=f"{where}.args[0]")
+
+    def _decode_notes(
+        self,
+        fx_node: torch.fx.Node,
+        desc: NodeDesc,
+        meta: MetaDecoder,
+        hook: Callable[[Value], object],
+        where: str,
+    ) -> None:
+        fx_node.meta = meta.decode(desc.meta, where=f"{where}.meta", hook=hook)
+        if desc.stack is not None:
+            fx_node.meta["stack_trace"] = stack_text(desc.stack)
+        if desc.source is not None:
+            source = decode_source(desc.source)
+            fx_node._dynamo_source = source  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _hook(self, nodes: list[torch.fx.Node]) -> Callable[[Value], object]:
+        def decode(v: Value) -> Any:
+            return decode_value(v, hook=hook)
+
+        def hook(v: Value) -> object:
+            match v:
+                case NodeValue():
+                    if not 0 <= v.index < len(nodes):
+                        raise FormatError(
+                            "an FX node refers to none before it",
+                            expected=f"a position below {len(nodes)}",
+                            found=str(v.index),
+                        )
+                    return nodes[v.index]
+                case SymValue():
+                    return self.sym(v.sym)
+                case ExprValue():
+                    return decode_expr(v.expr)
+                case TensorValue():
+                    return self.convert(v.tensor)
+                case SourceValue():
+                    return decode_source(v.source)
+                case TorchConstValue(kind="device") if self.devices:
+                    return torch.device(self.devices.move(v.name))
+                case OpaqueValue():
+                    return decode_note(v, decode)
+                case _:
+                    return NotImplemented
+
+        return hook
+
+
+def _check_order(d: GraphModuleDesc, where: str) -> None:
+    """Placeholders stand first, one output last, and no name stands twice."""
+    seen: set[str] = set()
+    targets: set[Value] = set()
+    for i, desc in enumerate(d.nodes):
+        if desc.name in seen:
+            raise FormatError(
+                "two nodes have one name", where=f"{where}.nodes[{i}].name", found=repr(desc.name)
+            )
+        seen.add(desc.name)
+        if desc.op == "output" and i + 1 != len(d.nodes):
+            raise FormatError("an output is not the last node", where=f"{where}.nodes[{i}]")
+        if desc.op == "placeholder":
+            if desc.target in targets:
+                raise FormatError("two inputs have one name", where=f"{where}.nodes[{i}].target")
+            targets.add(desc.target)
+
+
+def _restore_users(d: GraphModuleDesc, nodes: list[torch.fx.Node], where: str) -> None:
+    for i, desc in enumerate(d.nodes):
+        if desc.users is None:
+            continue
+        users = nodes[i].users
+        if not all(0 <= j < len(nodes) for j in desc.users) or (
+            len(desc.users) != len(users) or {nodes[j] for j in desc.users} != set(users)
+        ):
+            raise FormatError("not the users of the node", where=f"{where}.nodes[{i}].users")
+        users.clear()
+        users.update(dict.fromkeys(nodes[j] for j in desc.users))
+
+
+def _rename(graph: torch.fx.Graph, fx_node: torch.fx.Node, name: str) -> None:
+    """Give a node a name that FX itself would not choose (its numbering depends on history)."""
+    fx_node.name = name
+    namespace: Any = graph._graph_namespace
+    namespace._used_names.add(name)
+    namespace._obj_to_name[fx_node] = name

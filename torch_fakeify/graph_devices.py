@@ -1,0 +1,94 @@
+"""Moving the devices that a graph's calls name: ``x.cuda()``, ``device="cuda"``, autocast."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .errors import FormatError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_DEVICE = re.compile(r"[a-z][a-z0-9]*(?::\d+)?")
+
+_KEYWORDS = frozenset({"device", "device_type"})
+
+_FIRST_IS_TYPE = frozenset({"_enter_autocast", "is_autocast_available", "get_autocast_dtype",
+                            "set_autocast_dtype", "set_autocast_enabled", "is_autocast_enabled",
+                            "wrap_with_autocast"})  # fmt: skip
+"""Functions whose first argument is the type of a device."""
+
+_TAKES_DEVICE = frozenset({"to", "device_put", "_to_copy", "set_default_device"})
+"""Methods and functions that take a device by position."""
+
+
+class Devices:
+    """A map of device names, applied to constants and calls; false when there is none."""
+
+    def __init__(self, retarget: Callable[[str], str] | None) -> None:
+        self._retarget = retarget
+
+    def __bool__(self) -> bool:
+        return self._retarget is not None
+
+    def move(self, name: str, where: str = "$") -> str:
+        """The new name of a device.
+
+        Raises:
+            FormatError: the new name is no device.
+        """
+        new = name if self._retarget is None else self._retarget(name)
+        try:
+            torch.device(new)
+        except RuntimeError as error:
+            raise FormatError("not a device", where=where, found=repr(new)) from error
+        return new
+
+    def move_call(
+        self,
+        op: str,
+        target: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        where: str,
+    ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        """A call with its devices moved; devices given as ``torch.device`` are moved already."""
+        kwargs = {
+            k: self._move_text(v, where, type_only=k == "device_type") if k in _KEYWORDS else v
+            for k, v in kwargs.items()
+        }
+        function = target if isinstance(target, str) else getattr(target, "__name__", "")
+        if op == "call_method" and function in ("cuda", "xpu", "hpu", "mtia", "ipu"):
+            return self._move_method(function, args, kwargs, where)
+        if function in _FIRST_IS_TYPE and args:
+            args = (self._move_text(args[0], where, type_only=True), *args[1:])
+        elif function in _TAKES_DEVICE:
+            args = (*args[:1], *(self._move_text(arg, where) for arg in args[1:]))
+        return target, args, kwargs
+
+    def _move_text(self, value: Any, where: str, *, type_only: bool = False) -> Any:
+        if not isinstance(value, str) or _DEVICE.fullmatch(value) is None:
+            return value
+        new = self.move(value, where)
+        return new.partition(":")[0] if type_only else new
+
+    def _move_method(
+        self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], where: str
+    ) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+        """``x.cuda(...)`` as ``x.to(...)``, if it goes somewhere else now."""
+        given = list(args[1:])
+        device = kwargs.get("device", given[0] if given else None)
+        if isinstance(device, torch.device):
+            new = str(device)
+        else:
+            name = f"{method}:{device}" if type(device) is int else str(device or method)
+            new = self.move(name, where)
+        if new.partition(":")[0] == method:
+            return method, args, kwargs
+        rest = {k: v for k, v in kwargs.items() if k != "device"}
+        if len(given) > 1:
+            rest["non_blocking"] = given[1]
+        return "to", (args[0], torch.device(new)), rest

@@ -1,0 +1,503 @@
+"""The metadata of FX nodes <-> records: what is carried, what is not, and why.
+
+Compilers leave notes for one another in ``Node.meta``. One table says of each key of torch 2.13
+whether a record carries it. A key that the table does not know, or whose value has no record, is
+named with the reason in ``dropped_meta`` of the node's record.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import TYPE_CHECKING, Any
+
+import sympy
+import torch
+from torch.fx.traceback import NodeSource
+
+from . import _torch, names
+from .desc import (
+    DictValue,
+    FrameDesc,
+    FunctionValue,
+    ListValue,
+    OpaqueValue,
+    StackDesc,
+    TupleValue,
+    Value,
+)
+from .errors import (
+    FormatError,
+    UnknownNameError,
+    UnsupportedTensorError,
+    UnsupportedValueError,
+)
+from .values import decode_value, encode_value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from .values import DecodeHook, EncodeHook
+
+__all__ = [
+    "CARRIED",
+    "DROPPED",
+    "MODULE_CARRIED",
+    "MODULE_DROPPED",
+    "MetaDecoder",
+    "MetaEncoder",
+    "SharedValues",
+    "decode_note",
+    "encode_note",
+    "stack_text",
+]
+
+CARRIED: Mapping[str, type | tuple[type, ...]] = {
+    # what a node computes
+    "example_value": object,
+    "val": object,
+    "tensor_meta": object,
+    "eager_input_vals": tuple,
+    "arg_kwarg_vals": tuple,
+    "unbacked_bindings": dict,
+    "only_clone_these_tensors": (list, tuple),
+    "original_output_strides": (list, tuple),
+    # where it comes from
+    "stack_trace": str,
+    "nn_module_stack": dict,
+    "fwd_nn_module_stack": (dict, type(None)),
+    "source_fn_stack": list,
+    "fwd_source_fn_stack": (list, type(None)),
+    "torch_fn": tuple,
+    "from_node": list,
+    "original_aten": object,
+    "desc": object,
+    "output_stack_traces": (list, tuple),
+    # what a compiler is told to do with it
+    "custom": dict,
+    "recompute": object,
+    "ac_graph_id": int,
+    "partitioner_tag": str,
+    "autograd_backward": bool,
+    "is_gradient_acc": bool,
+    "is_functional_regenerated": bool,
+    "has_backward_hook": bool,
+    "has_with_effects": bool,
+    "seq_nr": int,
+    "memory_budget": (int, float),
+    "user_visible_output_idxs": (list, tuple, range),
+    "saved_tensor_with_no_vc_check": bool,
+    "should_fallback": bool,
+    "tensor_dict": dict,
+    "_fx_runtime_assert_preserve": bool,
+    "nested_region_config": object,
+    "_checkpoint_context_fn": object,
+    "local_map_kwargs": object,
+}
+"""Keys that a record carries, and what type the value must have in a file."""
+
+DROPPED: Mapping[str, str] = {
+    "grapharg": "it holds the real input; its source is kept in the node's record",
+    "creation_timestamp": "a count of Dynamo's tracer, which orders nodes only while it traces",
+    "is_wrapped": "torch.fx.wrap rewrites a module's globals; the target is called all the same",
+    "fake_result": "a copy of `val` that inductor remakes",
+    "partition": "remade by the partitioner",
+    "mutation_region_id": "remade by inductor's pattern matcher",
+    "inductor_realize_to_strides": "remade by inductor",
+    "dislike_padding": "remade by inductor",
+    "low_precision_pointwise_barrier": "remade by inductor",
+    "produced_by_chunker": "remade by inductor",
+    "chunking": "remade by inductor",
+    "fusion_meta": "remade by inductor",
+    "cudagraph_annotation": "remade by inductor",
+    "saved_for_offloading": "remade by the partitioner",
+    "saved_for_quantization": "remade by the partitioner",
+    "should_offload": "remade by the partitioner",
+    "cpu_offload_reload_node": "remade by the partitioner",
+    "original_device": "remade by the partitioner",
+    "dequant_type": "remade by the partitioner",
+    "is_backward": "remade by AOTAutograd",
+    "_observed_graph_module_attrs": "of eager-mode FX quantization",
+    "target_dtype_info": "of eager-mode FX quantization",
+    "quantization_annotation": "of export quantization",
+    "quantization_tag": "of export quantization",
+    "_numeric_debug_handle": "of export quantization",
+    "numeric_debug_handle": "of export quantization",
+    "type": "a copy of the annotation",
+    "placement": "of the partitioners for distributed execution",
+}
+"""Keys that no compiler needs from a record, and why."""
+
+MODULE_CARRIED: Mapping[str, type | tuple[type, ...]] = {
+    "dynamo_flat_name_to_original_fqn": dict,
+    "treespec_namedtuple_fields": dict,
+}
+"""Keys of ``GraphModule.meta`` that a record carries."""
+
+MODULE_DROPPED: Mapping[str, str] = {
+    "dynamo_compile_id": "of one process; an instance gets its own",
+    "backend_id": "random; of one process",
+    "creation_timestamp": "a count of one process",
+}
+"""Keys of ``GraphModule.meta`` that are of one process."""
+
+_SHARED_KEYS = frozenset({
+    "nn_module_stack", "fwd_nn_module_stack", "source_fn_stack", "fwd_source_fn_stack",
+    "from_node", "output_stack_traces", "custom",
+})  # fmt: skip
+"""Keys whose values many nodes have in common."""
+
+_TENSOR_ATTRIBUTES = frozenset({"_dynamo_static_input_type"})
+"""What compilers read of the Python attributes of an input (``meta["tensor_dict"]``)."""
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+_FRAME = re.compile(r'  File "([^"\n]+)", line (\d{1,9}), in ([^\n]+)\n(?:    (\S[^\n]*)\n)?')
+
+_MAX_PROVENANCE = 64
+"""How deep ``NodeSource`` may be nested."""
+
+
+# --- stacks ---------------------------------------------------------------------------------------
+
+
+def _parse_stack(text: str, file_name: Callable[[str], str]) -> StackDesc | str:
+    """The frames of a printed stack; the text itself if it is not printed as ``traceback`` does."""
+    frames: list[FrameDesc] = []
+    position = 0
+    while (match := _FRAME.match(text, position)) is not None:
+        frames.append(
+            FrameDesc(file=match[1], line=int(match[2]), function=match[3], code=match[4] or "")
+        )
+        position = match.end()
+    if not frames or stack_text(StackDesc(frames=tuple(frames))) != text:
+        return re.sub(r'File "([^"\n]+)"', lambda m: f'File "{file_name(m[1])}"', text)
+    return StackDesc(
+        frames=tuple(
+            FrameDesc(file=file_name(f.file), line=f.line, function=f.function, code=f.code)
+            for f in frames
+        )
+    )
+
+
+def stack_text(d: StackDesc) -> str:
+    """The stack as ``traceback`` prints it."""
+    lines = [
+        f'  File "{f.file}", line {f.line}, in {f.function}\n'
+        + (f"    {f.code}\n" if f.code else "")
+        for f in d.frames
+    ]
+    return "".join(lines)
+
+
+# --- encode ---------------------------------------------------------------------------------------
+
+
+class MetaEncoder:
+    """Encodes the metadata of the nodes of one graph, with its submodules.
+
+    Args:
+        first_seq_nr: what autograd's sequence numbers are counted from.
+        file_name: applied to every file name of a stack.
+    """
+
+    def __init__(self, first_seq_nr: int, file_name: Callable[[str], str]) -> None:
+        self._first_seq_nr = first_seq_nr
+        self._file_name = file_name
+        self._stacks: dict[str, StackDesc | str] = {}
+        self._graphs: dict[int, int] = {}
+
+    def stack(self, text: object) -> StackDesc | str | None:
+        """``meta["stack_trace"]`` as frames, or as text where it has another form."""
+        if not isinstance(text, str):
+            return None
+        if text not in self._stacks:
+            self._stacks[text] = _parse_stack(text, self._file_name)
+        return self._stacks[text]
+
+    def encode(
+        self,
+        meta: Mapping[Any, Any],
+        hook: EncodeHook,
+        shared: SharedValues,
+        *,
+        carried: Mapping[str, Any] = CARRIED,
+        dropped: Mapping[str, str] = DROPPED,
+    ) -> tuple[tuple[tuple[str, Value], ...], tuple[tuple[str, str], ...]]:
+        """The carried entries, and the dropped ones with their reasons."""
+        kept: list[tuple[str, Value]] = []
+        lost: list[tuple[str, str]] = []
+        for key, value in meta.items():
+            if key in dropped:
+                continue
+            if key not in carried:
+                lost.append((str(key), "unknown to this version"))
+                continue
+            try:
+                record = self._encode_entry(key, value, hook, lost)
+            except (UnsupportedValueError, UnsupportedTensorError) as error:
+                lost.append((key, _ADDRESS.sub("", str(error))))
+                continue
+            if isinstance(record, StackDesc):
+                continue  # it has a field of its own
+            kept.append((key, shared.put(record) if key in _SHARED_KEYS else record))
+        return tuple(kept), tuple(lost)
+
+    def _encode_entry(
+        self, key: str, value: Any, hook: EncodeHook, lost: list[tuple[str, str]]
+    ) -> Value:
+        where = f"meta[{key!r}]"
+        match key:
+            case "stack_trace" if isinstance(value, str):
+                return self.stack(value)  # pyright: ignore[reportReturnType]
+            case "nn_module_stack" | "fwd_nn_module_stack" if isinstance(value, dict):
+                return encode_value(
+                    {k: _module_entry(v) for k, v in value.items()}, where=where, hook=hook
+                )
+            case "source_fn_stack" | "fwd_source_fn_stack" if isinstance(value, list):
+                return encode_value([_source_fn(entry) for entry in value], where=where, hook=hook)
+            case "from_node" if isinstance(value, list):
+                return encode_value([self._provenance(s) for s in value], where=where, hook=hook)
+            case "seq_nr" if type(value) is int:
+                return value - self._first_seq_nr
+            case "tensor_dict":
+                known = {k: v for k, v in value.items() if k in _TENSOR_ATTRIBUTES}
+                lost.extend(
+                    (f"tensor_dict.{k}", "an attribute of the user's tensor")
+                    for k in value
+                    if k not in known
+                )
+                return encode_value(known, where=where, hook=hook)
+            case "original_aten" if isinstance(value, _torch.OpOverload):
+                # Passes deep-copy metadata, operators included: here the name decides.
+                return names.encode_operator(value)
+            case "original_aten" if isinstance(value, _torch.HigherOrderOperator):
+                return FunctionValue(kind="hop", name=value.name())
+            case _:
+                return encode_value(value, where=where, hook=hook)
+
+    def _provenance(self, source: Any, depth: int = 0) -> OpaqueValue:
+        if not isinstance(source, NodeSource) or depth > _MAX_PROVENANCE:
+            raise UnsupportedValueError("not the provenance of a node", found=type(source).__name__)
+        info = source.node_info
+        # Graphs are numbered in the order seen: torch's number is an address.
+        graph = -1 if info is None else self._graphs.setdefault(info.graph_id, len(self._graphs))
+        return OpaqueValue(
+            kind="NodeSource",
+            data=TupleValue(
+                items=(
+                    None if info is None else info.name,
+                    "" if info is None else _ADDRESS.sub("", info.target),
+                    graph,
+                    source.pass_name,
+                    source._get_action_string(),
+                    TupleValue(
+                        items=tuple(self._provenance(s, depth + 1) for s in source.from_node)
+                    ),
+                )
+            ),
+        )
+
+
+class SharedValues:
+    """Values that many nodes have in common, each held once."""
+
+    def __init__(self) -> None:
+        self._positions: dict[str, int] = {}
+        self._values: list[Value] = []
+
+    def put(self, value: Value) -> Value:
+        """A reference to the value, or the value if it is no larger than that."""
+        if not isinstance(value, (TupleValue, ListValue, DictValue)):
+            return value
+        # By text: records that compare equal may differ (True and 1, 0.0 and -0.0).
+        text = repr(value)
+        if text not in self._positions:
+            self._positions[text] = len(self._values)
+            self._values.append(value)
+        return OpaqueValue(kind="shared", data=self._positions[text])
+
+    @property
+    def values(self) -> tuple[Value, ...]:
+        """The values by position."""
+        return tuple(self._values)
+
+
+def encode_note(obj: object, hook: EncodeHook) -> Value:
+    """The record of one of torch's small dataclasses in metadata; ``None`` for anything else.
+
+    What is a record already stays it.
+    """
+    cls = type(obj)
+    if isinstance(obj, (OpaqueValue, FunctionValue)):
+        return obj
+    if cls.__name__ not in _torch.note_classes() or _torch.note_classes()[cls.__name__] is not cls:
+        return None
+    fields = tuple(
+        (f.name, encode_value(getattr(obj, f.name), where=f"{cls.__name__}.{f.name}", hook=hook))
+        for f in dataclasses.fields(obj)  # pyright: ignore[reportArgumentType]
+    )
+    return OpaqueValue(kind=cls.__name__, data=DictValue(items=fields))
+
+
+def _module_entry(entry: Any) -> Any:
+    """``(path, class)`` with the class as text: a reader has no need to import it."""
+    if isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[1], type):
+        return (entry[0], _class_text(entry[1]))
+    return entry
+
+
+def _class_text(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _source_fn(entry: Any) -> Any:
+    """``(name, function)``, the function as text where it has no record."""
+    if not (isinstance(entry, tuple) and len(entry) == 2):
+        return entry
+    name, fn = entry
+    if isinstance(fn, type):
+        return (name, _class_text(fn))
+    if isinstance(fn, str):
+        return (name, fn)
+    try:
+        return (name, names.encode_function(fn))
+    except UnsupportedValueError:
+        module = getattr(fn, "__module__", None)
+        qualname = getattr(fn, "__qualname__", None)
+        if isinstance(qualname, str):
+            return (name, f"{module}.{qualname}")
+        return (name, _ADDRESS.sub("", str(fn)))
+
+
+# --- decode ---------------------------------------------------------------------------------------
+
+
+class MetaDecoder:
+    """Decodes the metadata of one graph's nodes."""
+
+    def __init__(self, shared: tuple[Value, ...]) -> None:
+        self._shared = shared
+        _torch.note_classes()  # named tuples in metadata are found only if their class is imported
+
+    def decode(
+        self,
+        meta: tuple[tuple[str, Value], ...],
+        *,
+        where: str,
+        hook: DecodeHook,
+        carried: Mapping[str, type | tuple[type, ...]] = CARRIED,
+    ) -> dict[str, Any]:
+        """A dictionary for ``Node.meta``.
+
+        Raises:
+            FormatError: an entry is unknown or of the wrong type.
+        """
+        result: dict[str, Any] = {}
+        for i, (key, record) in enumerate(meta):
+            here = f"{where}[{i}]"
+            if key not in carried or key in result:
+                raise FormatError("not a metadata key", where=here, found=repr(key))
+            value = self._decode_entry(key, self._resolve(record, here), here, hook)
+            if not isinstance(value, carried[key]):
+                raise FormatError(
+                    f"metadata {key!r} has the wrong type", where=here, found=type(value).__name__
+                )
+            result[key] = value
+        return result
+
+    def _resolve(self, record: Value, where: str) -> Value:
+        if not (isinstance(record, OpaqueValue) and record.kind == "shared"):
+            return record
+        position = record.data
+        if type(position) is not int or not 0 <= position < len(self._shared):
+            raise FormatError("no such shared value", where=where, found=repr(position))
+        return self._shared[position]
+
+    def _decode_entry(self, key: str, record: Value, where: str, hook: DecodeHook) -> Any:
+        if key in ("source_fn_stack", "fwd_source_fn_stack", "original_aten"):
+            # Notes may name an operator that no longer is in the graph and that nobody has here.
+            return decode_value(record, where=where, hook=_lenient(hook))
+        value = decode_value(record, where=where, hook=hook)
+        if key == "from_node" and not all(isinstance(s, NodeSource) for s in value):
+            raise FormatError("not the provenance of a node", where=where)
+        if key == "custom" and not all(isinstance(k, str) for k in value):
+            raise FormatError("annotations are named by strings", where=where)
+        if key == "unbacked_bindings":
+            _check_bindings(value, where)
+        return value
+
+
+def _lenient(hook: DecodeHook) -> DecodeHook:
+    def lenient(record: Value) -> object:
+        if isinstance(record, FunctionValue):
+            try:
+                return names.decode_function(record)
+            except UnknownNameError:
+                return record.name
+        return hook(record)
+
+    return lenient
+
+
+def _check_bindings(value: Any, where: str) -> None:
+    keys = tuple(_torch.note_classes()[name] for name in _torch.PATH_KEYS)
+    for symbol, path in value.items():
+        if not (isinstance(symbol, sympy.Symbol) and isinstance(path, tuple)):
+            raise FormatError("not a binding of an unbacked symbol", where=where)
+        if not all(isinstance(key, keys) for key in path):
+            raise FormatError("not a path into a value", where=where, found=repr(symbol))
+
+
+def decode_note(v: OpaqueValue, decode: Callable[[Value], Any], *, where: str = "$") -> Any:
+    """The object of :func:`encode_note`, or a ``NodeSource``.
+
+    Raises:
+        FormatError: no such class, or not its fields.
+    """
+    if v.kind == "NodeSource":
+        return _decode_provenance(v, where)
+    cls = _torch.note_classes().get(v.kind)
+    if cls is None or not isinstance(v.data, DictValue):
+        raise FormatError("unknown kind of metadata", where=where, found=repr(v.kind))
+    expected = [f.name for f in dataclasses.fields(cls)]
+    if [k for k, _ in v.data.items] != expected:
+        raise FormatError(
+            f"wrong fields for {v.kind}", where=where, expected=", ".join(expected) or "none"
+        )
+    fields = {str(k): decode(item) for k, item in v.data.items}
+    if v.kind == "CallMethodKey":
+        names.check_method(_text(fields["name"], where), where=where)
+    elif v.kind in ("GetAttrKey", "InnerTensorKey"):
+        names.check_attribute(_text(next(iter(fields.values())), where), where=where)
+    elif v.kind == "SequenceKey" and type(fields["idx"]) is not int:
+        raise FormatError("not a position", where=where, found=repr(fields["idx"]))
+    elif v.kind == "DivideByKey" and not isinstance(fields["divisor"], (int, torch.SymInt)):
+        raise FormatError("not a divisor", where=where, found=repr(fields["divisor"]))
+    return cls(**fields)
+
+
+def _text(value: object, where: str) -> str:
+    if not isinstance(value, str):
+        raise FormatError("not a name", where=where, found=type(value).__name__)
+    return value
+
+
+def _decode_provenance(v: OpaqueValue, where: str, depth: int = 0) -> Any:
+    match v.data:
+        case TupleValue(items=(None | str() as name, str() as target, int() as graph,
+                               str() as pass_name, str() as action,
+                               TupleValue(items=parents))) if depth <= _MAX_PROVENANCE:  # fmt: skip
+            pass
+        case _:
+            raise FormatError("not the provenance of a node", where=where)
+    fields: dict[str, Any] = {"pass_name": pass_name, "action": action}
+    if name is not None:
+        fields.update(name=name, target=target, graph_id=graph)
+    source: Any = NodeSource._from_dict(fields)
+    source.from_node = []
+    for parent in parents:
+        if not (isinstance(parent, OpaqueValue) and parent.kind == "NodeSource"):
+            raise FormatError("not the provenance of a node", where=where)
+        source.from_node.append(_decode_provenance(parent, where, depth + 1))
+    return source

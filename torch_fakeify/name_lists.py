@@ -1,0 +1,230 @@
+"""The allow-lists of functions, operators and methods, and what is never allowed."""
+
+from __future__ import annotations
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+WHOLE = (
+    "math",
+    "torch.nn.functional",
+    "torch.functional",
+    "torch.linalg",
+    "torch.fft",
+    "torch.special",
+    "torch.sparse",
+    "torch.nested",
+    "torch.signal.windows.windows",
+    "torch.masked._ops",
+    "torch.nn.grad",
+    "torch.nested._internal.nested_tensor",
+    "torch._C._nn",
+    "torch._C._linalg",
+    "torch._C._fft",
+    "torch._C._special",
+    "torch._C._sparse",
+    "torch._C._nested",
+    "torch._C._functorch",
+    "torch._functorch.predispatch",
+    "torch._lowrank",
+    "torch._linalg_utils",
+    "torch._lobpcg",
+    "torch.nn.init",
+    "torch._refs",
+    "torch._prims",
+    "torch._numpy",
+    "torch._numpy.linalg",
+    "torch._numpy.fft",
+    "torch._numpy.random",
+)
+"""Modules of pure tensor arithmetic: each function defined in one of them is allowed."""
+
+LISTED = {
+    "builtins": (
+        "abs all any divmod getattr hasattr isinstance issubclass len max min pow round sorted sum"
+    ),
+    "operator": (
+        "abs add and_ concat contains countOf delitem eq floordiv ge getitem gt iadd iand iconcat "
+        "ifloordiv ilshift imatmul imod imul index indexOf inv invert ior ipow irshift is_ is_not "
+        "isub itruediv ixor le length_hint lshift lt matmul mod mul ne neg not_ or_ pos pow rshift "
+        "setitem sub truediv truth xor"
+    ),
+    "torch": (
+        "_as_tensor_fullprec _assert _check _check_index _check_is_size _check_not_implemented "
+        "_check_tensor_all _check_tensor_all_with _check_type _check_value _check_with "
+        "_constrain_as_size _freeze_functional_tensor _from_functional_tensor "
+        "_functionalize_commit_update _functionalize_sync _functionalize_replace "
+        "_is_functional_tensor _mirror_autograd_meta_to _segment_reduce _sym_acos _sym_asin "
+        "_sym_atan _sym_cos _sym_cosh _sym_log2 _sym_sin _sym_sinh _sym_sqrt _sym_tan _sym_tanh "
+        "_sync _to_functional_tensor are_deterministic_algorithms_enabled "
+        "autocast_decrement_nesting autocast_increment_nesting broadcast_shapes "
+        "clear_autocast_cache cond eig get_autocast_dtype get_default_device get_default_dtype "
+        "get_float32_matmul_precision get_num_threads get_rng_state initial_seed "
+        "is_autocast_cache_enabled is_autocast_enabled is_grad_enabled is_inference_mode_enabled "
+        "is_storage is_tensor lobpcg lstsq lu manual_seed matrix_rank pca_lowrank seed "
+        "set_autocast_cache_enabled set_autocast_dtype set_autocast_enabled set_rng_state solve "
+        "svd_lowrank sym_float sym_fresh_size sym_int sym_ite sym_max sym_min sym_not sym_sqrt "
+        "sym_sum symeig unique unravel_index vmap while_loop"
+    ),
+    "torch.amp.autocast_mode": "_cast _enter_autocast _exit_autocast is_autocast_available",
+    "torch.autograd": "grad",
+    "torch.autograd.forward_ad": "enter_dual_level exit_dual_level make_dual unpack_dual",
+    "torch.random": "get_rng_state initial_seed manual_seed seed set_rng_state",
+    "torch.cuda": (
+        "current_device current_stream default_stream device_count is_available set_device "
+        "set_stream synchronize _exchange_device _maybe_exchange_device _set_stream_by_id"
+    ),
+    "torch.xpu": "current_device current_stream device_count is_available set_stream synchronize",
+    "torch.cpu": "current_device current_stream device_count is_available synchronize",
+    "torch._utils": "_flatten_dense_tensors _unflatten_dense_tensors",
+    "torch.nn.modules.activation": "_is_make_fx_tracing",
+    "torch.cuda.random": "get_rng_state initial_seed manual_seed manual_seed_all set_rng_state",
+    "torch.accelerator": (
+        "current_accelerator current_device_index current_stream device_count is_available "
+        "set_device_index set_stream synchronize"
+    ),
+    "torch._C": (
+        "_enter_dual_level _exit_dual_level _get_default_device _is_alias_of _is_fwd_grad_enabled "
+        "_set_conj _set_fwd_grad_enabled _set_grad_enabled _set_neg _set_deterministic_algorithms "
+        "_set_multithreading_enabled _vmapmode_decrement_nesting _vmapmode_increment_nesting "
+        "_set_sdp_use_cudnn _set_sdp_use_flash _set_sdp_use_math _set_sdp_use_mem_efficient "
+        "_set_sdp_use_overrideable _pop_torch_function_stack _select_conv_backend "
+        "_functionalization_reapply_views_tls _unset_dispatch_mode _to_functionality_key "
+        "_cuda_synchronize _infer_size _set_float32_matmul_precision"
+    ),
+    "torch._C._autograd": (
+        "_get_data_attr _pop_saved_tensors_default_hooks _saved_tensors_hooks_disable "
+        "_saved_tensors_hooks_enable _unsafe_set_version_counter"
+    ),
+    "torch.autograd.graph": "increment_version",
+    "torch.autograd.grad_mode": "_enter_inference_mode _exit_inference_mode",
+    "torch._functorch.vmap": (
+        "_add_batch_dim _as_tuple _broadcast_to_and_flatten _create_batched_inputs "
+        "_maybe_remove_batch_dim _process_batched_inputs _remove_batch_dim _unwrap_batched "
+        "_validate_and_get_batch_size _vmap_decrement_nesting _vmap_increment_nesting "
+        "lazy_load_decompositions unwrap_batched wrap_batched"
+    ),
+    "torch._functorch.eager_transforms": (
+        "_any_differentiable _as_tuple _assert_wrapped_functional _autograd_grad "
+        "_create_differentiable _func_decrement_nesting _func_increment_nesting "
+        "_grad_decrement_nesting _grad_increment_nesting _is_differentiable "
+        "_jvp_decrement_nesting _jvp_increment_nesting _maybe_unwrap_functional_tensor "
+        "_maybe_wrap_functional_tensor _set_tensor_requires_grad _undo_create_differentiable "
+        "_unwrap_all_tensors_from_functional _unwrap_for_grad _unwrap_functional_tensor "
+        "_wrap_all_tensors _wrap_all_tensors_to_functional _wrap_for_grad "
+        "_wrap_functional_tensor _wrap_tensor_for_grad enter_jvp_nesting exit_jvp_nesting "
+        "safe_unpack_dual set_inplace_requires_grad_allowed"
+    ),
+    "torch.fx.experimental.symbolic_shapes": (
+        "_constrain_range_for_size cast_symbool_to_symint_guardless constrain_range "
+        "constrain_unify expect_true guard_bool guard_float guard_int guard_or_false "
+        "guard_or_true guard_scalar guard_size_oblivious has_static_value statically_known_false "
+        "statically_known_true sym_and sym_eq sym_or"
+    ),
+    "torch.distributed._functional_collectives": (
+        "all_gather_tensor all_reduce all_to_all_single broadcast reduce_scatter_tensor wait_tensor"
+    ),
+    "torch._dynamo.external_utils": (
+        "call_accumulate_grad untyped_storage_size unwrap_maybe_dynamic_int"
+    ),
+    "torch._dynamo.utils": "numpy_attr_wrapper to_fake_tensor",
+}
+"""Other modules: the functions in them that graphs call."""
+
+NUMPY_MODULES = ("torch._numpy", "torch._numpy.linalg", "torch._numpy.fft", "torch._numpy.random")
+
+DENIED_OPERATORS = {
+    "aten.from_file": "it opens a file",
+    "aten.save": "it writes a file",
+    "aten.load": "it reads a file",
+    "debugprims.load_tensor": "it reads a file",
+    "symm_mem._rendezvous": "it opens connections",
+}
+
+DENIED_HIGHER_ORDER = {
+    "aoti_call_delegate": "it calls a compiled library",
+    "call_torchbind": "it calls methods of a script object",
+    "custom_function_call": "it calls an autograd.Function of the user's code",
+    "dynamo_bypassing_wrapper": "it calls a function of the user's code",
+    "executorch_call_delegate": "it calls a compiled library",
+    "inductor_compiled_code": "it calls compiled code",
+    "invoke_leaf_function": "it calls a function of the user's code",
+    "trace_wrapped": "it calls a function of the user's code",
+    "triton_kernel_wrapper_functional": "its kernel lives in a table of the process",
+    "triton_kernel_wrapper_mutation": "its kernel lives in a table of the process",
+}
+
+DENIED_FUNCTIONS = {
+    "builtins.__import__": "it runs code",
+    "builtins.breakpoint": "it runs code",
+    "builtins.compile": "it runs code",
+    "builtins.eval": "it runs code",
+    "builtins.exec": "it runs code",
+    "builtins.input": "it reads from the terminal",
+    "builtins.open": "it opens a file",
+    "operator.attrgetter": "it reads unchecked attributes",
+    "operator.call": "it calls any object",
+    "operator.methodcaller": "it calls unchecked methods",
+    "torch.compile": "it runs code",
+    "torch.fork": "it starts a thread",
+    "torch.from_file": "it opens a file",
+    "torch.frombuffer": "it reads raw memory",
+    "torch.import_ir_module": "it reads a file",
+    "torch.import_ir_module_from_buffer": "it loads code",
+    "torch.jit.load": "it loads code",
+    "torch.jit.save": "it writes a file",
+    "torch.load": "it reads a file",
+    "torch.ops.import_module": "it imports a module",
+    "torch.ops.load_library": "it loads a library",
+    "torch.save": "it writes a file",
+}
+"""Well-known functions that are refused whatever list they stand on, and the reason to print."""
+
+DENIED_PREFIXES = {
+    "os.": "it acts on the operating system",
+    "subprocess.": "it starts processes",
+    "socket.": "it uses the network",
+    "shutil.": "it acts on files",
+    "pickle.": "it loads code",
+    "importlib.": "it imports modules",
+    "numpy.": "only NumPy functions that torch traces (torch._numpy) can be in a graph",
+    "torch.hub.": "it uses the network",
+    "torch.utils.cpp_extension.": "it builds and loads code",
+    "torch.package.": "it loads code",
+}
+
+DENIED_MEMBERS = _words(
+    "apply_ code compile from_buffer from_file func_globals get_source graph_module "
+    "load_state_dict map2_ map_ module_load owning_module print_readable python_code "
+    "share_memory share_memory_ storage storage_type to_folder tofile typed_storage "
+    "untyped_storage write_file _typed_storage _write_file _set_from_file _new_with_file "
+    "_share_fd_cpu_ _share_filename_cpu_ _new_shared_fd_cpu _new_shared_filename_cpu "
+    "_reduce_ex_internal _codegen _tracer_cls"
+)
+"""Methods and attributes that reach files, shared memory or code."""
+
+STORAGE_READS = frozenset({"untyped_storage"})
+"""Storages are read by graphs that resize them; what a storage can do is in `DENIED_MEMBERS`."""
+
+DENIED_MEMBER_PREFIXES = ("__", "f_", "gi_", "cr_", "ag_", "tb_", "co_", "func_")
+"""Dunders, and attributes of Python's frames, generators, tracebacks and code objects."""
+
+DUNDERS = frozenset(
+    f"__{name}__"
+    for name in _words(
+        "abs add and bool ceil contains divmod eq float floor floordiv ge getitem gt iadd iand "
+        "ifloordiv ilshift imatmul imod imul index int invert ior ipow irshift isub itruediv ixor "
+        "le len lshift lt matmul mod mul ne neg or pos pow radd rand rdivmod rfloordiv rlshift "
+        "rmatmul rmod rmul ror round rpow rrshift rshift rsub rtruediv rxor setitem sub truediv "
+        "trunc xor"
+    )
+)
+
+OTHER_METHODS = _words(
+    # of streams, events and generators, and of symbolic numbers
+    "record_event wait_event wait_stream record wait query synchronize elapsed_time manual_seed "
+    "get_state set_state initial_seed is_integer as_integer_ratio bit_length keys values items "
+    "get append extend index count"
+)
