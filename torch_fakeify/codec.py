@@ -129,6 +129,8 @@ def _read_document(data: bytes, where: str) -> Any:
     check_text(data, where)
     try:
         header = decode(_decoder(_Header), data, where, whole=False)
+    except LimitError:
+        raise
     except FormatError as error:
         raise FormatError(
             "not data of torch_fakeify", where=where, expected=FORMAT, found=error.what
@@ -328,12 +330,13 @@ class Encoder:
     def _add_chain(self, index: int, table: _Table, obj: Any) -> int:
         """Write ``obj`` after what it reaches through fields of its own type, without recursion."""
         if table.chain:
-            path = ""
+            at = ""
             try:
                 for path, earlier in _chain(obj, table.chain, table.seen).items():
+                    at = path
                     self._add(index, table, earlier)
             except Fault as fault:
-                fault.at(path)
+                fault.at(at)
                 raise
         return self._add(index, table, obj)
 
@@ -471,6 +474,8 @@ class _Reader:
                     raise Fault(f"more than {MAX_CHAIN} rows in a chain", kind=LimitError)
             except Fault as fault:
                 raise fault.at(f".{name}[{len(rows)}]").error(where, FormatError) from None
+            except RecursionError:
+                raise too_deep(f"{where}.{name}[{len(rows)}]") from None
             rows.append(row)
             depths.append(self._deepest + 1)
 

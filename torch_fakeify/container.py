@@ -8,6 +8,7 @@ every size before it takes the memory.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import io
@@ -204,28 +205,34 @@ def write_container(
     """
     data = pack_container(members, features=features, producer=producer, torch=torch)
     target = Path(path)
-    if target.is_dir():
-        raise WriteError(
-            "a directory is in the way", where=str(target), fix="Give the path of a file"
-        )
-    temporary = target.with_name(f".{target.name[:80]}.{secrets.token_hex(8)}.tmp")
+    temporary = None
     try:
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "a directory is in the way")
+        temporary = target.with_name(f".{target.name[:80]}.{secrets.token_hex(8)}.tmp")
         _write_new(temporary, data)
         temporary.replace(target)
-        _sync_directory(target.parent)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise WriteError(
             "the file cannot be written",
             where=str(target),
-            found=error.strerror or str(error),
-            fix=_REMEDIES.get(error.errno or 0, "Choose another path"),
+            found=_reason(error),
+            fix=_REMEDIES.get(getattr(error, "errno", None) or 0, "Choose another path"),
         ) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+    _sync_directory(target.parent)
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return getattr(error, "strerror", None) or str(error)
 
 
 _REMEDIES = {
     errno.ENOENT: "Make the directory first",
+    errno.EISDIR: "Give the path of a file",
     errno.ENOTDIR: "Give a path below a directory",
     errno.EACCES: "Choose a directory that you may write to",
     errno.EPERM: "Choose a directory that you may write to",
@@ -244,17 +251,13 @@ def _write_new(path: Path, data: bytes) -> None:
 
 
 def _sync_directory(path: Path) -> None:
-    """Make the new name survive a crash, where the system can do that."""
-    if os.name != "posix":
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # a file system without it
-            raise
-    finally:
-        os.close(handle)
+    """Make the new name survive a crash, where the system can do that; the file is whole anyway."""
+    with contextlib.suppress(OSError):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -275,17 +278,15 @@ def read_container(path: str | os.PathLike[str], *, limits: Limits | None = None
     """
     where = str(Path(path))
     try:
-        with Path(path).open("rb", opener=_open_regular) as file:
+        with os.fdopen(_open_regular(path), "rb") as file:
             return _read(file, where, limits or Limits())
-    except OSError as error:
-        raise FormatError(
-            "the file cannot be read", where=where, found=error.strerror or str(error)
-        ) from error
+    except (OSError, ValueError) as error:
+        raise FormatError("the file cannot be read", where=where, found=_reason(error)) from error
 
 
-def _open_regular(path: str, flags: int) -> int:
+def _open_regular(path: str | os.PathLike[str]) -> int:
     """Open what is a file, without waiting for the other end of what is none."""
-    handle = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise OSError(errno.EINVAL, "not a regular file")
@@ -298,7 +299,7 @@ def _read(file: BinaryIO, where: str, limits: Limits) -> Container:
         with zipfile.ZipFile(file) as archive:
             infos = archive.infolist()
             _check_members(infos, where, limits)
-            return _read_members(archive, infos, where, limits)
+            return _read_members(archive, infos, where)
     except _BAD_ZIP as error:
         raise FormatError("the file is damaged", where=where, found=str(error)) from error
 
@@ -384,9 +385,7 @@ def _check_size(info: zipfile.ZipInfo, where: str, limits: Limits) -> None:
         )
 
 
-def _read_members(
-    archive: zipfile.ZipFile, infos: list[zipfile.ZipInfo], where: str, limits: Limits
-) -> Container:
+def _read_members(archive: zipfile.ZipFile, infos: list[zipfile.ZipInfo], where: str) -> Container:
     text = _read_member(archive, infos[0])
     manifest = _read_manifest(text, f"{where}:{_MANIFEST}")
     listed = {member.name: member for member in manifest.members}

@@ -108,4 +108,9 @@ def _raise_invalid(message: str, where: str) -> NoReturn:
         raise FormatError(
             "a value has the wrong type", where=where, expected=typed[1], found=typed[2]
         )
+    bounded = re.fullmatch(r"Expected `(.*)` (.*)", text)
+    if bounded:
+        raise FormatError(
+            "a value is out of range", where=where, expected=f"{bounded[1]} {bounded[2]}"
+        )
     raise FormatError(text[0].lower() + text[1:], where=where)

@@ -14,7 +14,7 @@ import threading
 import types
 import typing
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, Union
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, Union
 
 import msgspec
 
@@ -46,9 +46,10 @@ MAX_NESTING = 100
 Position = Annotated[int, msgspec.Meta(ge=0)]
 """Stands on the wire for an object of a shared type."""
 
-_RECORD_MODULES = ("desc", "desc_env", "desc_graph", "desc_frame")
+RECORD_MODULES = ("desc", "desc_env", "desc_graph", "desc_frame")
 _NON_FINITE = Literal["inf", "-inf", "nan"]
 _Closure = Callable[[Any, Any], Any]
+_T = TypeVar("_T")
 
 
 class Fault(Exception):  # noqa: N818 - never leaves the package
@@ -128,7 +129,7 @@ def record_name(cls: type[Any]) -> str:
         Fault: it is not a type of this package's record modules.
     """
     _, _, module = cls.__module__.rpartition(".")
-    if module not in _RECORD_MODULES or _records_of(module).get(cls.__name__) is not cls:
+    if module not in RECORD_MODULES or records_of(module).get(cls.__name__) is not cls:
         raise Fault("not a record type of torch_fakeify", found=cls.__qualname__)
     return cls.__name__
 
@@ -140,14 +141,14 @@ def record_type(name: str) -> type[Record]:
     Raises:
         Fault: there is none.
     """
-    for module in _RECORD_MODULES:
-        if name in _records_of(module):
-            return _records_of(module)[name]
+    for module in RECORD_MODULES:
+        if name in records_of(module):
+            return records_of(module)[name]
     raise Fault("no such record type", found=repr(name), kind=UnknownNameError)
 
 
 @functools.cache
-def _records_of(module: str) -> dict[str, type[Record]]:
+def records_of(module: str) -> dict[str, type[Record]]:
     """The record types that a record module defines, by name."""
     found = _record_module(module)
     return {
@@ -171,15 +172,15 @@ def _record_module(name: str) -> types.ModuleType:
 
 
 @functools.cache
-def _compiler() -> _Compiler:
-    return _Compiler()
+def _compiler() -> Compiler:
+    return Compiler()
 
 
 def _same(_state: Any, value: Any) -> Any:
     return value
 
 
-class _Compiler:
+class Compiler:
     """Derives plans; one for the process."""
 
     def __init__(self) -> None:
@@ -188,20 +189,24 @@ class _Compiler:
         self._lock = threading.RLock()
 
     def plan(self, cls: type[Any]) -> Plan:
+        """The plan of a record type."""
         found = self._plans.get(cls)
-        if found is not None:
-            return found
-        with self._lock:
-            plan = self._plan(cls)
-            # Others may see plans only when all that they lead to are complete.
-            self._plans.update(self._partial)
-            return plan
+        return found if found is not None else self._complete(lambda: self._plan(cls))
 
     def swap(self, hint: Any) -> Swap:
+        """The swap of any type that a field may have."""
+        return self._complete(lambda: self._swap(hint))
+
+    def _complete(self, compile_: Callable[[], _T]) -> _T:
+        """Compile, and let others see plans only when all that they lead to are there."""
         with self._lock:
-            swap = self._swap(hint)
+            try:
+                found = compile_()
+            except BaseException:
+                self._partial = dict(self._plans)
+                raise
             self._plans.update(self._partial)
-            return swap
+            return found
 
     def _plan(self, cls: type[Any]) -> Plan:
         if cls in self._partial:
