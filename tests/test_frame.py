@@ -1,0 +1,426 @@
+"""Captures: made inside Dynamo backends and elsewhere, rebuilt in fresh state, compiled."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+import torch_fakeify as tfk
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> None:
+    torch._dynamo.reset()
+
+
+def captured(fn: Callable[..., Any], *args: Any, **options: Any) -> list[tfk.Capture]:
+    """Capture every frame that Dynamo hands to a backend while ``fn`` runs once."""
+    captures: list[tfk.Capture] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        captures.append(tfk.capture(gm, inputs))
+        return gm.forward
+
+    torch.compile(fn, backend=backend, **options)(*args)
+    return captures
+
+
+def one(fn: Callable[..., Any], *args: Any, **options: Any) -> tfk.Capture:
+    """The only frame of ``fn``."""
+    (capture,) = captured(fn, *args, **options)
+    return capture
+
+
+def test_an_instance_has_a_new_fake_mode_and_a_new_shape_env() -> None:
+    """Two instances share nothing: neither the mode, nor the environment, nor the graph."""
+    capture = one(lambda x: x * 2, torch.randn(4, 5), dynamic=True)
+    first, second = capture.instantiate(), capture.instantiate()
+    assert first.fake_mode is not second.fake_mode
+    assert first.shape_env is not second.shape_env
+    assert first.gm is not second.gm
+    fakes = [x for x in first.inputs if isinstance(x, FakeTensor)]
+    assert fakes
+    assert all(f.fake_mode is first.fake_mode for f in fakes)
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_capture_computes_what_the_function_does(dynamic: bool, backend: str) -> None:
+    """The rebuilt frame run on the real inputs gives eager's result."""
+    x, y = torch.randn(4, 5), torch.randn(5)
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x + y).reshape(-1)[: x.shape[0]].sin()
+
+    capture = one(f, x, y, dynamic=dynamic)
+    inputs = capture.materialize()
+    (out,) = capture.compile(backend)(*inputs)
+    tensors = [i for i in inputs if isinstance(i, torch.Tensor)]
+    assert torch.equal(out, f(*tensors))
+
+
+def test_a_frame_is_recorded_as_it_began() -> None:
+    """Metadata that the frame's own code changes is recorded as it was on entry."""
+    x = torch.randn(3, 4)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        x.transpose_(0, 1)
+        x.unsqueeze_(0)
+        return x + 1
+
+    capture = one(f, x.clone(), dynamic=False)
+    (entry,) = capture.desc.inputs
+    assert entry.tensor is not None
+    assert entry.tensor.size == (3, 4)
+    (fake,) = capture.instantiate().inputs
+    assert tuple(fake.shape) == (3, 4)
+
+
+def test_symbols_of_an_instance_are_those_of_the_recorded_frame() -> None:
+    """Sizes, strides and hints of the rebuilt inputs print as Dynamo's own."""
+    seen: list[str] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        for fx_node in gm.graph.find_nodes(op="placeholder"):
+            seen.append(_layout(fx_node.meta["example_value"]))
+        captures.append(tfk.capture(gm, inputs))
+        return gm.forward
+
+    captures: list[tfk.Capture] = []
+    x = torch.randn(6, 8, 2)[:, 1:5]
+    torch.compile(lambda x, y: (x * y).sum(), backend=backend, dynamic=True)(x, torch.randn(4, 2))
+    instance = captures[0].instantiate()
+    assert [_layout(v) for v in instance.inputs] == seen
+
+
+def _layout(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{tuple(value.shape)} {value.stride()} {value.storage_offset()}"
+    return str(value)
+
+
+def test_guards_of_an_instance_are_those_of_the_recorded_frame() -> None:
+    """The rebuilt environment has the guards of the user's Python branches, with their lines."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] * 2 > 9:
+            return x.sin()
+        return x.cos()
+
+    capture = one(f, torch.randn(7, 3), dynamic=True)
+    env = capture.instantiate().shape_env
+    assert env is not None
+    assert any("2*" in str(g.expr) and "9" in str(g.expr) for g in env.guards)
+    assert any("test_frame.py" in g.sloc.format_user if hasattr(g.sloc, "format_user") else "test_frame.py" in str(g.sloc) for g in env.guards)
+
+
+def test_capturing_adds_no_guard_and_no_symbol() -> None:
+    """The environment of the frame is the same before and after a capture."""
+    states: list[tuple[Any, ...]] = []
+
+    def state() -> tuple[Any, ...]:
+        env = torch._guards.TracingContext.get().fake_mode.shape_env
+        return (
+            [str(g.expr) for g in env.guards],
+            dict(env.var_to_range),
+            dict(env.replacements),
+            set(env.unique_ids),
+            env.unbacked_symint_counter,
+        )
+
+    def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        states.append(state())
+        tfk.capture(gm, inputs)
+        states.append(state())
+        return gm.forward
+
+    x = torch.randn(6, 6, 6).transpose(0, 2)
+    torch.compile(lambda x: x[1:].relu(), backend=backend, dynamic=True)(x)
+    assert states[0] == states[1]
+
+
+@pytest.mark.parametrize("symbolic", [True, False])
+def test_a_make_fx_graph_is_captured_with_fake_inputs(symbolic: bool) -> None:
+    """An ATen graph and fake inputs of one mode make a capture outside Dynamo."""
+    mode = FakeTensorMode(shape_env=ShapeEnv() if symbolic else None)
+    x = mode.from_tensor(torch.randn(4, 6), static_shapes=not symbolic)
+    gm = make_fx(lambda x: x.t() @ x)(x)
+    capture = tfk.capture(gm, [x])
+    real = capture.materialize()
+    (entry,) = capture.desc.inputs
+    assert entry.tensor is not None
+    assert entry.tensor.is_fake
+    assert torch.equal(capture.compile("eager")(*real), real[0].t() @ real[0])
+
+
+def test_a_capture_survives_its_file(tmp_path: Path) -> None:
+    """Law 1 for frames: what is loaded equals what was saved, byte for byte when saved again."""
+    capture = one(lambda x: x.view(-1).sin(), torch.randn(4, 5), dynamic=True)
+    path = tmp_path / "a.fkf"
+    size = capture.save(path)
+    assert size == path.stat().st_size
+    loaded = tfk.Capture.load(path)
+    assert loaded.desc == capture.desc
+    loaded.save(tmp_path / "b.fkf")
+    assert (tmp_path / "b.fkf").read_bytes() == path.read_bytes()
+
+
+def test_an_instance_captured_again_has_the_same_fingerprint() -> None:
+    """Law 6: the fingerprint is a property of the frame, not of the process that made it."""
+    x = torch.randn(6, 8)
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x[1:] + y).sum() * x.shape[0]
+
+    capture = one(f, x, x[0], dynamic=True)
+    instance = capture.instantiate()
+    with instance.active():
+        again = tfk.capture(instance.gm, instance.inputs)
+    assert again.fingerprint() == capture.fingerprint()
+
+
+def test_fingerprints_do_not_depend_on_symbol_names() -> None:
+    """Law 6: the same code on the same sizes under other symbol names has the same fingerprint."""
+
+    def make(skip: int) -> tfk.Capture:
+        env = ShapeEnv()
+        for n in range(skip):
+            env.create_symbol(90 + n, torch._dynamo.source.ConstantSource(f"skipped{n}"))
+        mode = FakeTensorMode(shape_env=env)
+        x = mode.from_tensor(torch.randn(4, 6), source=torch._dynamo.source.LocalSource("x"))
+        y = mode.from_tensor(torch.randn(6, 4), source=torch._dynamo.source.LocalSource("y"))
+        gm = make_fx(lambda x, y: (x @ y).flatten(), tracing_mode="real")(x, y)
+        return tfk.capture(gm, [x, y])
+
+    one_, other = make(0), make(3)
+    assert one_.desc.shape_env != other.desc.shape_env
+    assert one_.fingerprint() == other.fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("one_fn", "other_fn", "args"),
+    [
+        (torch.sin, torch.cos, lambda: (torch.randn(3),)),
+        (lambda x: x + 1, lambda x: x + 2, lambda: (torch.randn(3),)),
+        (lambda x: x.sum(0), lambda x: x.sum(1), lambda: (torch.randn(3, 3),)),
+    ],
+)
+def test_fingerprints_tell_other_graphs(
+    one_fn: Callable[..., Any], other_fn: Callable[..., Any], args: Callable[[], Any]
+) -> None:
+    """Another operator, constant or argument is another frame."""
+    first = one(lambda x: one_fn(x), *args())
+    torch._dynamo.reset()
+    second = one(lambda x: other_fn(x), *args())
+    assert first.fingerprint() != second.fingerprint()
+
+
+def test_fingerprints_tell_other_inputs() -> None:
+    """Another dtype, stride, aliasing or guard is another frame."""
+    x = torch.randn(4, 4)
+    variants = [(x, x.clone()), (x.double(), x.clone()), (x.t(), x.clone()), (x, x[:])]
+    prints = set()
+    for args in variants:
+        torch._dynamo.reset()
+        prints.add(one(lambda a, b: a + b, *args, dynamic=False).fingerprint())
+    assert len(prints) == len(variants)
+
+
+def test_a_cuda_capture_instantiates_and_moves_to_the_cpu() -> None:
+    """A frame recorded on a device that is not here rebuilds on it, and computes on the CPU."""
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    with mode:
+        x = torch.empty(4, 6, device="cuda:1")
+        gm = make_fx(lambda x: x + torch.ones(6, device=x.device))(x)
+    capture = tfk.capture(gm, [x])
+    kept = capture.instantiate()
+    assert kept.inputs[0].device == torch.device("cuda:1")
+    moved = capture.instantiate(device="cpu")
+    assert moved.inputs[0].device == torch.device("cpu")
+    (real,) = capture.materialize(device="cpu")
+    assert torch.equal(capture.compile("eager", device="cpu")(real), real + 1)
+
+
+def test_moving_from_a_device_that_was_not_recorded_is_refused() -> None:
+    """The error names the devices that the capture does use."""
+    capture = one(torch.sin, torch.randn(3))
+    with pytest.raises(tfk.CaptureError) as info:
+        capture.instantiate(device={"cuda:0": "cpu"})
+    assert str(info.value) == (
+        "cannot move tensors from a device that the capture does not use; expected one of cpu; "
+        "found cuda:0. Name only recorded devices"
+    )
+
+
+def test_an_unknown_backend_is_refused() -> None:
+    """The error names the backends that there are."""
+    capture = one(torch.sin, torch.randn(3))
+    with pytest.raises(tfk.CaptureError, match="there is no Dynamo backend 'nope'; expected one of"):
+        capture.compile("nope")
+
+
+def test_inputs_that_do_not_fit_are_refused() -> None:
+    """The error counts placeholders and inputs."""
+    gm = torch.fx.symbolic_trace(lambda a, b: a + b)
+    with pytest.raises(tfk.CaptureError) as info:
+        tfk.capture(gm, [torch.randn(2)])
+    assert str(info.value) == (
+        "the inputs do not fit the graph; expected 2 inputs, one for each placeholder; found 1. "
+        "Pass the example inputs that the backend was called with"
+    )
+
+
+def test_training_gradients_of_a_compiled_capture_are_eagers() -> None:
+    """Parameters that require grad get eager's gradients through the rebuilt frame."""
+    linear = torch.nn.Linear(5, 3)
+    capture = one(linear, torch.randn(4, 5), dynamic=True)
+    inputs = capture.materialize(seed=1)
+    compiled = capture.compile("aot_eager")
+    (out,) = compiled(*inputs)
+    params = [x for x in inputs if isinstance(x, torch.nn.Parameter)]
+    assert len(params) == 2
+    grads = torch.autograd.grad(out.square().sum(), params)
+    weight = next(p for p in params if p.dim() == 2)
+    bias = next(p for p in params if p.dim() == 1)
+    (x,) = (i for i in inputs if isinstance(i, torch.Tensor) and not i.requires_grad)
+    expected = torch.autograd.grad(
+        torch.nn.functional.linear(x, weight, bias).square().sum(), params
+    )
+    assert all(torch.allclose(a, b) for a, b in zip(grads, expected, strict=True))
+
+
+def test_no_grad_and_autocast_are_recorded_and_applied() -> None:
+    """A frame compiled under ``no_grad`` and autocast is compiled so again."""
+    linear = torch.nn.Linear(5, 3)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return linear(x)
+
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        capture = one(f, torch.randn(4, 5))
+    assert not capture.desc.modes.grad_enabled
+    seen: list[tuple[bool, bool]] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        seen.append((torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
+        return gm.forward
+
+    capture.compile(backend)
+    assert seen == [(False, True)]
+    assert torch.is_grad_enabled()
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_a_frame_replays_in_a_fresh_interpreter(tmp_path: Path) -> None:
+    """Another process, without the function, computes what the function does."""
+    x = torch.arange(12.0).reshape(3, 4)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] > 2:
+            return x.t().reshape(-1)[::2]
+        return x
+
+    one(f, x, dynamic=True).save(tmp_path / "f.fkf")
+    script = (
+        "import json, sys, torch, torch_fakeify as tfk\n"
+        "c = tfk.Capture.load(sys.argv[1])\n"
+        "real = c.materialize()\n"
+        "t = next(r for r in real if isinstance(r, torch.Tensor))\n"
+        "t.copy_(torch.arange(12.0).reshape(3, 4))\n"
+        "print(json.dumps(c.compile('aot_eager')(*real)[0].tolist()))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "f.fkf")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == f(x).tolist()
+
+
+def test_unbacked_symbols_keep_their_asserts(tmp_path: Path) -> None:
+    """A data-dependent ``item()`` with a check compiles again and still checks at runtime."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        n = x.sum().item()
+        torch._check(n >= 2)
+        torch._check(n <= 6)
+        return torch.zeros(n) + 1
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        capture = one(f, torch.tensor([1, 2]))
+    capture.save(tmp_path / "u.fkf")
+    compiled = tfk.Capture.load(tmp_path / "u.fkf").compile("aot_eager")
+    assert torch.equal(compiled(torch.tensor([1, 2]))[0], torch.ones(3))
+    with pytest.raises(RuntimeError):
+        compiled(torch.tensor([5, 6]))
+
+
+def test_record_saves_every_frame_and_the_failure_of_its_backend(tmp_path: Path) -> None:
+    """A backend that raises leaves a capture with type, message and stack of its exception."""
+
+    class BackendBroke(Exception):
+        pass
+
+    def broken(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        raise BackendBroke("no kernel for node 7")
+
+    recorder = tfk.record(tmp_path, inner=broken)
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed):
+        torch.compile(lambda x: x.sin(), backend=recorder)(torch.randn(3))
+    (path,) = tmp_path.glob("*.fkf")
+    assert recorder.paths == [path]
+    failure = tfk.Capture.load(path).desc.failure
+    assert failure is not None
+    assert failure.type.endswith("BackendBroke")
+    assert failure.message == "no kernel for node 7"
+    assert failure.stack is not None
+    assert failure.stack.frames[-1].function == "broken"
+
+
+def test_record_passes_frames_on(tmp_path: Path) -> None:
+    """A recorded function computes what it did, one file for each frame, in order."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        x = x.sin()
+        torch._dynamo.graph_break()
+        return x.cos()
+
+    x = torch.randn(3)
+    assert torch.equal(torch.compile(f, backend=tfk.record(tmp_path))(x), f(x))
+    names = sorted(p.name for p in tmp_path.glob("*.fkf"))
+    assert [n[:3] for n in names] == ["000", "001"]
+    assert names[0].startswith("000-f-")
+
+
+def test_record_refuses_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
+    """A file where the directory should be is reported before anything is compiled."""
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(tfk.WriteError, match="the directory cannot be written"):
+        tfk.record(tmp_path / "taken")
+
+
+def test_a_module_with_float_and_scalar_inputs_is_captured() -> None:
+    """Python scalars that Dynamo made into inputs are recorded and come back as numbers."""
+
+    def f(x: torch.Tensor, k: int, s: float) -> torch.Tensor:
+        return x * k + s
+
+    capture = one(f, torch.randn(3), 5, 2.5, dynamic=True)
+    inputs = capture.materialize()
+    (out,) = capture.compile("aot_eager")(*inputs)
+    x = next(i for i in inputs if isinstance(i, torch.Tensor) and i.dim() == 1)
+    assert torch.allclose(out, f(x, 5, 2.5))

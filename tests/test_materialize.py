@@ -1,0 +1,140 @@
+"""Real inputs from records: layout, aliasing, autograd state, sizes and guards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+import torch_fakeify as tfk
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> None:
+    torch._dynamo.reset()
+
+
+def one(fn: Callable[..., Any], *args: Any, **options: Any) -> tfk.Capture:
+    """The only frame of ``fn``."""
+    captures: list[tfk.Capture] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        captures.append(tfk.capture(gm, inputs))
+        return gm.forward
+
+    torch.compile(fn, backend=backend, **options)(*args)
+    (capture,) = captures
+    return capture
+
+
+def _many() -> dict[str, torch.Tensor]:
+    base = torch.randn(6, 8)
+    leaf = torch.randn(4, 4, requires_grad=True)
+    with torch.no_grad():
+        no_grad_view = leaf[1:]
+    return {
+        "plain": torch.randn(3, 4),
+        "transposed": torch.randn(3, 4).t(),
+        "expanded": torch.randn(3, 1).expand(3, 5),
+        "view": base[1:, ::2],
+        "view_of_view": base[1:].view(-1)[3:],
+        "leaf": leaf,
+        "view_of_leaf": leaf[:2],
+        "no_grad_view": no_grad_view,
+        "non_leaf": leaf * 2,
+        "parameter": torch.nn.Parameter(torch.randn(3)),
+        "integer": torch.randint(0, 9, (3, 3)),
+        "boolean": torch.rand(3) > 0.5,
+        "complex": torch.randn(3, dtype=torch.complex64),
+        "real_view": torch.view_as_real(torch.randn(3, dtype=torch.complex64)),
+        "half": torch.randn(3).half(),
+        "float8": torch.randn(4).to(torch.float8_e4m3fn),
+        "scalar": torch.randn(()),
+        "empty": torch.empty(0, 3),
+    }
+
+
+@pytest.mark.parametrize("kind", sorted(_many()))
+def test_materialized_inputs_have_the_recorded_metadata(kind: str) -> None:
+    """Size, stride, offset, dtype and autograd state of each kind equal the original's."""
+    gm = torch.fx.symbolic_trace(lambda x: x)
+    original = _many()[kind]
+    (made,) = tfk.capture(gm, [original]).materialize()
+    assert made.shape == original.shape
+    assert made.stride() == original.stride()
+    assert made.storage_offset() == original.storage_offset()
+    assert made.dtype == original.dtype
+    assert made.requires_grad == original.requires_grad
+    assert made.is_leaf == original.is_leaf
+    assert made._is_view() == original._is_view()
+    assert type(made) is type(original)
+    assert made.untyped_storage().nbytes() == original.untyped_storage().nbytes()
+
+
+def test_aliasing_is_kept() -> None:
+    """A write through one materialized alias is seen where the original's would be."""
+    base = torch.zeros(4, 4)
+    originals = [base, base[1], base.t(), torch.zeros(4, 4)]
+    gm = torch.fx.symbolic_trace(lambda a, b, c, d: a)
+    made = tfk.capture(gm, originals).materialize()
+    for tensors in (originals, made):
+        tensors[1].fill_(7)
+    assert [bool((m[..., 1, :] == 7).all()) if m.dim() == 2 else True for m in made[:1]] == [True]
+    assert torch.equal(made[2][:, 1], torch.full((4,), 7.0))
+    assert not (made[3] == 7).any()
+
+
+def test_the_same_seed_gives_the_same_data() -> None:
+    """Data is a function of the seed alone."""
+    gm = torch.fx.symbolic_trace(lambda x: x)
+    capture = tfk.capture(gm, [torch.randn(3, 4)])
+    assert torch.equal(capture.materialize(seed=3)[0], capture.materialize(seed=3)[0])
+    assert not torch.equal(capture.materialize(seed=3)[0], capture.materialize(seed=4)[0])
+
+
+def _sized(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    if x.shape[0] > 5:
+        return x @ y
+    return x
+
+
+def test_other_sizes_are_made_on_request() -> None:
+    """A symbol may be set by its name or by a source; strides and shared dims follow."""
+    capture = one(_sized, torch.randn(7, 3), torch.randn(3, 7), dynamic=True)
+    inputs = capture.materialize(sizes={"L['x'].size()[0]": 9})
+    x, y = (i for i in inputs if isinstance(i, torch.Tensor))
+    assert x.shape == (9, 3)
+    assert y.shape == (3, 9)
+    assert y.stride() == (9, 1)
+    (out,) = capture.compile("aot_eager")(*inputs)
+    assert torch.allclose(out, x @ y)
+
+
+def test_sizes_that_violate_a_guard_are_refused() -> None:
+    """The error has the user's line, the guard and the values."""
+    capture = one(_sized, torch.randn(7, 3), torch.randn(3, 7), dynamic=True)
+    with pytest.raises(tfk.CaptureError) as info:
+        capture.materialize(sizes={"L['x'].size()[0]": 4})
+    message = str(info.value)
+    assert "the sizes violate what the frame was compiled for" in message
+    assert "=4" in message
+
+
+def test_unknown_symbols_are_refused() -> None:
+    """The error lists the symbols that there are."""
+    capture = one(_sized, torch.randn(7, 3), torch.randn(3, 7), dynamic=True)
+    with pytest.raises(tfk.CaptureError, match="the frame has no such symbol; expected one of"):
+        capture.materialize(sizes={"nope": 4})
+
+
+def test_a_device_that_is_not_here_is_refused() -> None:
+    """The error names the device and what to pass instead."""
+    mode = torch._subclasses.FakeTensorMode()
+    with mode:
+        x = torch.empty(3, device="cuda:0")
+    capture = tfk.capture(torch.fx.symbolic_trace(lambda x: x), [x])
+    with pytest.raises(tfk.CaptureError, match="this machine has no such device"):
+        capture.materialize()
+    assert capture.materialize(device="cpu")[0].device.type == "cpu"

@@ -1,0 +1,77 @@
+"""The records of a captured frame: graph, inputs, shape environment, modes, failure."""
+
+from __future__ import annotations
+
+from .desc import MetaTensorDesc, Record, SourceDesc, StackDesc, SymDesc, Value
+from .desc_env import ShapeEnvDesc
+from .desc_graph import GraphModuleDesc
+
+
+class InputDesc(Record):
+    """One graph input: a tensor, a symbolic scalar or a constant, in placeholder order."""
+
+    name: str
+    """The placeholder's name."""
+    tensor: MetaTensorDesc | None = None
+    sym: SymDesc | None = None
+    value: Value = None
+    """Only of an input that is neither tensor nor symbolic scalar."""
+    source: SourceDesc | None = None
+
+
+class AutocastDesc(Record):
+    """Autocast state of one device type."""
+
+    device_type: str
+    enabled: bool
+    dtype: str
+
+
+class ModesDesc(Record):
+    """Global state of torch that a backend reads while it compiles."""
+
+    grad_enabled: bool = True
+    inference_mode: bool = False
+    autocast: tuple[AutocastDesc, ...] = ()
+    """Only of device types whose state is not the default."""
+    autocast_cache_enabled: bool = True
+    deterministic: bool = False
+    deterministic_warn_only: bool = False
+    default_dtype: str = "float32"
+    float32_matmul_precision: str = "highest"
+
+
+class FakeModeDesc(Record):
+    """Settings of the ``FakeTensorMode`` that an instance gets."""
+
+    allow_fallback_kernels: bool = True
+    allow_non_fake_inputs: bool = False
+    export: bool = False
+
+
+class FailureDesc(Record):
+    """The exception with which a backend ended."""
+
+    type: str
+    """Qualified name of the exception's class."""
+    message: str
+    stack: StackDesc | None = None
+    backend: str | None = None
+
+
+class CaptureDesc(Record):
+    """One frame: all that is needed to compile it again, without code, weights or data."""
+
+    graph: GraphModuleDesc
+    inputs: tuple[InputDesc, ...]
+    modes: ModesDesc
+    fake_mode: FakeModeDesc
+    parameter_sources: tuple[tuple[str, SourceDesc], ...] = ()
+    """Sources of the tensors that the graph holds itself, by attribute name."""
+    shape_env: ShapeEnvDesc | None = None
+    failure: FailureDesc | None = None
+    torch_version: str = ""
+    backend: str | None = None
+    """Name of the backend that the frame was recorded with."""
+    frame: str | None = None
+    """Name of the user's function."""

@@ -1,0 +1,191 @@
+"""A content hash of a frame that does not depend on symbol names, ids, stacks or policies.
+
+The record is walked once, depth first. Symbols and ids are numbered in first-seen order, inputs
+first; the arguments of commutative functions, the guards and the ranges are sorted after that, as
+sympy orders them by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import msgspec
+
+from .desc import (
+    AtomNode,
+    ExprDesc,
+    ExprValue,
+    FloatNode,
+    IntNode,
+    MetaTensorDesc,
+    RationalNode,
+    SourceDesc,
+    StackDesc,
+    SymbolNode,
+    SymDesc,
+    SymValue,
+    TensorValue,
+)
+from .desc_frame import CaptureDesc, InputDesc
+from .desc_graph import GraphModuleDesc, NodeDesc
+
+_COMMUTATIVE = frozenset(
+    {"Add", "Mul", "And", "Or", "Xor", "Min", "Max", "Eq", "Ne", "Equality", "Unequality"}
+)
+
+
+def fingerprint(desc: CaptureDesc) -> str:
+    """SHA-256 of the frame's canonical form, in hexadecimal."""
+    canonical = _Canonical()
+    form = {
+        "inputs": [canonical.input(entry) for entry in desc.inputs],
+        "graph": canonical.graph(desc.graph),
+        "modes": desc.modes,
+        "shape_env": canonical.shape_env(desc.shape_env),
+    }
+    return hashlib.sha256(msgspec.json.encode(form, order="deterministic")).hexdigest()
+
+
+class _Canonical:
+    def __init__(self) -> None:
+        self.symbols: dict[str, str] = {}
+        self.tensors: dict[int, int] = {}
+        self.storages: dict[int, int] = {}
+        self.exprs: dict[ExprDesc, Any] = {}
+
+    # --- expressions ---
+
+    def symbol(self, name: str) -> str:
+        prefix = name.rstrip("0123456789")
+        return self.symbols.setdefault(name, f"{prefix}#{len(self.symbols)}")
+
+    def expr(self, desc: ExprDesc) -> Any:
+        """A hash of the expression: its size in the form is constant, however much it shares."""
+        done = self.exprs.get(desc)
+        if done is not None:
+            return done
+        forms: list[str] = []
+        for expr_node in desc.nodes:
+            match expr_node:
+                case SymbolNode(name=name):
+                    form = self.symbol(name)
+                case IntNode(value=value):
+                    form = str(value)
+                case FloatNode() | RationalNode() | AtomNode():
+                    form = msgspec.json.encode(expr_node).decode()
+                case _:
+                    args = [forms[i] for i in expr_node.args]
+                    if expr_node.function in _COMMUTATIVE:
+                        args.sort()
+                    form = f"{expr_node.function}({','.join(args)})"
+            if len(form) > 64:
+                form = hashlib.sha256(form.encode()).hexdigest()
+            forms.append(form)
+        self.exprs[desc] = forms[-1]
+        return forms[-1]
+
+    def sym(self, desc: SymDesc) -> Any:
+        return [self.expr(desc.expr), desc.kind, desc.hint]
+
+    def number(self, value: Any) -> Any:
+        return self.sym(value) if isinstance(value, SymDesc) else value
+
+    # --- tensors ---
+
+    def tensor(self, desc: MetaTensorDesc) -> Any:
+        known = self.tensors.get(desc.id)
+        if known is not None:
+            return {"tensor": known}
+        self.tensors[desc.id] = len(self.tensors)
+        storage = desc.storage
+        return {
+            "dtype": desc.dtype,
+            "device": desc.device,
+            "layout": desc.layout,
+            "size": [self.number(n) for n in desc.size],
+            "stride": [self.number(n) for n in desc.stride],
+            "storage_offset": self.number(desc.storage_offset),
+            "storage": None
+            if storage is None
+            else self.storages.setdefault(storage.id, len(self.storages)),
+            "no_bytes": storage is not None and storage.nbytes == 0,
+            "flags": [
+                desc.requires_grad,
+                desc.is_leaf,
+                desc.is_inference,
+                desc.is_conj,
+                desc.is_neg,
+                desc.is_parameter,
+                desc.is_buffer,
+                desc.creation_meta,
+                desc.grad_dtype,
+            ],
+            "base": None if desc.base is None else self.tensor(desc.base),
+            "grad": None if desc.grad is None else self.tensor(desc.grad),
+        }
+
+    def input(self, desc: InputDesc) -> Any:
+        source = None if desc.source is None else desc.source.name
+        if desc.tensor is not None:
+            return [source, self.tensor(desc.tensor)]
+        if desc.sym is not None:
+            return [source, self.sym(desc.sym)]
+        return [source, self.value(desc.value)]
+
+    # --- graphs ---
+
+    def graph(self, desc: GraphModuleDesc) -> Any:
+        return {
+            "nodes": [self.fx_node(n) for n in desc.nodes],
+            "submodules": [[name, self.graph(sub)] for name, sub in desc.submodules],
+            "tensors": [[name, self.tensor(t)] for name, t in desc.tensors],
+            "data": [[name, hashlib.sha256(data).hexdigest()] for name, data in desc.tensor_data],
+            "values": [[name, self.value(value)] for name, value in desc.values],
+        }
+
+    def fx_node(self, desc: NodeDesc) -> Any:
+        target = None if desc.op in ("placeholder", "output") else self.value(desc.target)
+        return [desc.op, target, self.value(desc.args), self.value(desc.kwargs)]
+
+    def value(self, value: Any) -> Any:
+        """The form of any constant or record inside a graph."""
+        match value:
+            case None | bool() | int() | float() | str():
+                return value
+            case tuple() | list():
+                return [self.value(item) for item in value]
+            case SymValue():
+                return self.sym(value.sym)
+            case ExprValue():
+                return self.expr(value.expr)
+            case TensorValue():
+                return self.tensor(value.tensor)
+            case SourceDesc():
+                return value.name
+            case StackDesc():
+                return None
+            case msgspec.Struct():
+                fields = [self.value(getattr(value, f)) for f in value.__struct_fields__]
+                return [value.__struct_config__.tag, *fields]
+            case _:
+                return value
+
+    # --- shape environments ---
+
+    def shape_env(self, env: Any) -> Any:
+        if env is None:
+            return None
+        ranges = [
+            [self.symbol(s.name), self._bound(s.lower), self._bound(s.upper)]
+            for s in env.symbols
+            if s.name in self.symbols
+        ]
+        return {
+            "ranges": sorted(ranges),
+            "guards": sorted({self.expr(g.expr) for g in env.guards}),
+            "settings": env.settings,
+        }
+
+    def _bound(self, bound: ExprDesc | None) -> Any:
+        return "" if bound is None else self.expr(bound)

@@ -1,0 +1,318 @@
+"""One frame: graph, inputs and shape environment, from capture to compilation.
+
+A capture is made where a compiler backend is called, or from any FX graph with fake inputs. It is
+one record; everything else here rebuilds from that record alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from . import _torch
+from .convert import MetaConverter
+from .desc import MetaTensorDesc, SymDesc
+from .desc_frame import CaptureDesc, FailureDesc, FakeModeDesc, InputDesc
+from .describe import MetaTensorDescriber
+from .errors import CaptureError
+from .exprs import decode_expr
+from .files import read_capture, write_capture
+from .fingerprint import fingerprint
+from .frame_inputs import describe_inputs
+from .graph import decode_graph, encode_graph
+from .materialize import materialize
+from .modes import apply_modes, describe_modes
+from .retarget import Retarget
+from .shape_env import encode_stack, restore, snapshot
+from .sources import decode_context, decode_source, encode_source
+from .values import decode_value
+
+Compiled = Callable[..., Any]
+
+
+def capture(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Capture:
+    """Record a frame: the graph, its inputs and the shape environment they live in.
+
+    Inside a Dynamo backend the inputs are the real tensors that the frame began with, and their
+    symbols come from the frame's symbolic contexts; elsewhere they may be fake tensors of one mode.
+    Nothing is changed: no guard is added, no tensor data is read.
+
+    Args:
+        gm: the graph, at torch level (Dynamo's) or at ATen level.
+        example_inputs: one for each placeholder.
+
+    Raises:
+        CaptureError: the inputs do not fit the graph.
+        UnsupportedTensorError: a tensor has a property that a record cannot carry.
+        UnsupportedValueError: a target, constant, source or expression has no record.
+    """
+    tracing_context = _torch.TracingContext.try_get()
+    fake_mode = _torch.detect_fake_mode(list(example_inputs))
+    shape_env = None if fake_mode is None else fake_mode.shape_env
+    describer = MetaTensorDescriber()
+    placeholders = [fx_node for fx_node in gm.graph.nodes if fx_node.op == "placeholder"]
+    inputs = describe_inputs(placeholders, example_inputs, describer, shape_env)
+    graph = encode_graph(gm, describer)
+    param_sources: Mapping[str, Any] = getattr(gm, "_param_name_to_source", None) or {}
+    return Capture(
+        CaptureDesc(
+            graph=graph,
+            inputs=inputs,
+            modes=describe_modes(),
+            fake_mode=_describe_fake_mode(fake_mode),
+            parameter_sources=tuple((n, encode_source(s)) for n, s in param_sources.items()),
+            shape_env=None if shape_env is None else snapshot(shape_env),
+            torch_version=_torch.torch_version(),
+            frame=_frame_name(tracing_context),
+        )
+    )
+
+
+def _describe_fake_mode(fake_mode: Any | None) -> FakeModeDesc:
+    if fake_mode is None:
+        return FakeModeDesc()
+    return FakeModeDesc(
+        allow_fallback_kernels=fake_mode.allow_fallback_kernels,
+        allow_non_fake_inputs=fake_mode.allow_non_fake_inputs,
+        export=fake_mode.fake_tensor_converter.export,
+    )
+
+
+def _frame_name(tracing_context: Any | None) -> str | None:
+    """Name of the user's function that Dynamo traces now."""
+    if tracing_context is None or not tracing_context.traced_code:
+        return None
+    return str(tracing_context.traced_code[0].co_name)
+
+
+class Capture:
+    """A captured frame. ``desc`` is all of its state."""
+
+    def __init__(self, desc: CaptureDesc) -> None:
+        self.desc = desc
+
+    def __repr__(self) -> str:
+        desc = self.desc
+        guards = 0 if desc.shape_env is None else len(desc.shape_env.guards)
+        return (
+            f"<Capture {desc.frame or 'frame'}: {len(desc.graph.nodes)} nodes, "
+            f"{len(desc.inputs)} inputs, {guards} guards>"
+        )
+
+    def save(self, path: str | Path) -> int:
+        """Write the capture to a file, whole or not at all, and return its size in bytes.
+
+        Raises:
+            WriteError: the file cannot be written; what was there before is untouched.
+        """
+        return write_capture(path, self.desc)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Capture:
+        """Read a capture. Runs no code of the file.
+
+        Raises:
+            FormatError: not a capture, truncated, or ill-typed; ``VersionError``, ``LimitError``
+                and ``UnknownNameError`` are its special cases.
+        """
+        return cls(read_capture(path))
+
+    def with_failure(self, error: BaseException, *, backend: str | None) -> Capture:
+        """The same frame with the exception that its backend ended with, as text."""
+        kind = type(error)
+        failure = FailureDesc(
+            type=f"{kind.__module__}.{kind.__qualname__}",
+            message=str(error),
+            stack=encode_stack(error.__traceback__),
+            backend=backend,
+        )
+        return Capture(msgspec.structs.replace(self.desc, failure=failure, backend=backend))
+
+    def with_backend(self, backend: str | None) -> Capture:
+        """The same frame with the name of the backend that it was compiled with."""
+        return Capture(msgspec.structs.replace(self.desc, backend=backend))
+
+    def instantiate(
+        self, device: str | torch.device | Mapping[str, str] | None = None
+    ) -> Instance:
+        """Rebuild the frame: a new ``FakeTensorMode`` and a new ``ShapeEnv`` in the recorded state.
+
+        Args:
+            device: where to put what was recorded on an accelerator, or everything if nothing was;
+                a mapping from recorded to new device names; ``None`` keeps the recorded devices,
+                also those that this machine does not have.
+
+        Raises:
+            ConvertError: a tensor cannot be rebuilt here.
+            UnknownNameError: an operator, function or class is not known or not allowed here.
+        """
+        return Instance(self.desc, Retarget.parse(device, self.desc))
+
+    def compile(
+        self,
+        backend: str | Callable[..., Any] = "inductor",
+        *,
+        device: str | torch.device | Mapping[str, str] | None = None,
+    ) -> Compiled:
+        """Instantiate the frame and compile it with a Dynamo backend, by name or callable.
+
+        Returns:
+            What the backend returned: a callable that takes the graph's inputs in order.
+        """
+        return self.instantiate(device).compile(backend)
+
+    def fingerprint(self) -> str:
+        """A content hash in hexadecimal, the same for other symbol names, ids, stacks and policies."""
+        return fingerprint(self.desc)
+
+    def materialize(
+        self,
+        seed: int = 0,
+        *,
+        sizes: Mapping[str, int] | None = None,
+        device: str | torch.device | None = None,
+    ) -> list[Any]:
+        """Real inputs that respect dtypes, strides, aliasing and guards.
+
+        Args:
+            seed: of the generator that fills floating point data; integers are small and
+                non-negative, so that they are valid indices.
+            sizes: values for symbols, by name; the others keep their hints.
+            device: where to make them; ``None`` means the recorded device.
+
+        Raises:
+            CaptureError: a size violates a guard or a range, or a device is not here.
+        """
+        return materialize(self.desc, seed=seed, sizes=sizes, device=device)
+
+
+class Instance:
+    """A frame rebuilt from its record, with state of its own.
+
+    Attributes:
+        gm: the graph.
+        inputs: fake tensors, symbolic scalars and constants, one for each placeholder.
+        fake_mode: the ``FakeTensorMode`` they live in.
+    """
+
+    gm: torch.fx.GraphModule
+    inputs: list[Any]
+
+    def __init__(self, desc: CaptureDesc, retarget: Retarget) -> None:
+        self.desc = desc
+        shape_env = None if desc.shape_env is None else restore(desc.shape_env)
+        self.fake_mode = _make_fake_mode(desc.fake_mode, shape_env)
+        self._converter = MetaConverter(self.fake_mode, symbols="keep")
+        self._retarget = retarget
+        self.inputs = [self._convert_input(i, d) for i, d in enumerate(desc.inputs)]
+        self.gm = decode_graph(
+            desc.graph,
+            convert=self._convert,
+            sym=self._make_sym,
+            retarget=retarget.device if retarget else None,
+        )
+        self.tracing_context = _torch.TracingContext(self.fake_mode)
+        self._dress_graph()
+
+    @property
+    def shape_env(self) -> Any | None:
+        """The ``ShapeEnv`` of the fake mode."""
+        return self.fake_mode.shape_env
+
+    @contextmanager
+    def active(self) -> Generator[None, None, None]:
+        """Torch as a backend finds it when Dynamo calls it for this frame."""
+        with ExitStack() as stack:
+            stack.enter_context(_torch.compile_context(_torch.CompileContext(self._compile_id())))
+            stack.enter_context(_torch.tracing(self.tracing_context))
+            stack.enter_context(apply_modes(self.desc.modes))
+            yield
+
+    def compile(self, backend: str | Callable[..., Any] = "inductor") -> Compiled:
+        """Compile the graph with a Dynamo backend, by name or callable.
+
+        A backend owns the graph that it is given and may change it: compile an instance once.
+
+        Raises:
+            CaptureError: no backend has that name.
+        """
+        compiler_fn = _torch.resolve_backend(backend)
+        with self.active():
+            compiled = compiler_fn(self.gm, list(self.inputs))
+        return compiled
+
+    def _compile_id(self) -> Any:
+        return _torch.CompileId(frame_id=0, frame_compile_id=0)
+
+    def _convert(self, desc: MetaTensorDesc) -> torch.Tensor:
+        return self._converter.from_desc(self._retarget.tensor(desc))
+
+    def _make_sym(self, desc: SymDesc) -> Any:
+        expr = decode_expr(desc.expr)
+        if self.shape_env is None:
+            raise CaptureError(
+                "a symbolic scalar needs a shape environment",
+                where=str(expr),
+                fix="The capture has none: record the frame again",
+            )
+        if desc.kind == "int":
+            return self.shape_env.create_symintnode(expr, hint=desc.hint)
+        if desc.kind == "float":
+            return self.shape_env.create_symfloatnode(expr, hint=desc.hint)
+        return self.shape_env.create_symboolnode(expr)
+
+    def _convert_input(self, position: int, desc: InputDesc) -> Any:
+        if desc.tensor is not None:
+            return self._convert(desc.tensor)
+        if desc.sym is not None:
+            return self._make_sym(desc.sym)
+        return decode_value(desc.value, where=f"$.inputs[{position}].value")
+
+    def _dress_graph(self) -> None:
+        """Put on the graph what AOTAutograd reads from a graph of Dynamo's."""
+        placeholders = [n for n in self.gm.graph.nodes if n.op == "placeholder"]
+        if len(placeholders) != len(self.inputs):
+            raise CaptureError(
+                "the capture's inputs do not fit its graph",
+                where="$.inputs",
+                expected=f"{len(placeholders)} inputs, one for each placeholder",
+                found=str(len(self.inputs)),
+                fix="The file is damaged: record the frame again",
+            )
+        for fx_node, desc, value in zip(placeholders, self.desc.inputs, self.inputs, strict=True):
+            self._dress_placeholder(fx_node, desc, value)
+        if all(desc.source is not None for desc in self.desc.inputs):
+            self.gm.meta["dynamo_compile_id"] = self._compile_id()
+            object.__setattr__(
+                self.gm,
+                "_param_name_to_source",
+                {name: decode_source(s) for name, s in self.desc.parameter_sources},
+            )
+
+    def _dress_placeholder(self, fx_node: torch.fx.Node, desc: InputDesc, value: Any) -> None:
+        if desc.source is not None:
+            fx_node._dynamo_source = decode_source(desc.source)  # pyright: ignore[reportAttributeAccessIssue]
+        if desc.tensor is None:
+            return
+        if desc.tensor.symbolic_context is not None:
+            context = decode_context(desc.tensor.symbolic_context)
+            fx_node._fakeify_context = context  # pyright: ignore[reportAttributeAccessIssue]
+            self.tracing_context.tensor_to_context[value] = context
+        marks = desc.tensor.marks
+        if marks is not None and marks.static_input_type is not None:
+            fx_node.meta["tensor_dict"] = {"_dynamo_static_input_type": marks.static_input_type}
+
+
+def _make_fake_mode(desc: FakeModeDesc, shape_env: Any | None) -> Any:
+    with _torch.functorch_config_patch(fake_tensor_allow_unsafe_data_ptr_access=False):
+        return _torch.FakeTensorMode(
+            shape_env=shape_env,
+            allow_fallback_kernels=desc.allow_fallback_kernels,
+            allow_non_fake_inputs=desc.allow_non_fake_inputs,
+            export=desc.export,
+        )

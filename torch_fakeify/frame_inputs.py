@@ -1,0 +1,155 @@
+"""The inputs of a frame as they were when it began.
+
+Tracing may have changed the fake inputs (``resize_``, ``transpose_``, ``set_``), so they are not
+looked at. The real tensors are described, and their sizes get the symbols that the frontend's
+symbolic contexts remember (see "Tensor Fakification and Symbol Caching" in torch's
+``symbolic_shapes.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import torch
+
+from . import _torch
+from .desc import MetaTensorDesc
+from .desc_frame import InputDesc
+from .describe import MetaTensorDescriber
+from .errors import CaptureError
+from .exprs import encode_int, encode_sym
+from .sources import encode_source
+from .values import encode_value
+
+
+def describe_inputs(
+    placeholders: Sequence[torch.fx.Node],
+    inputs: Sequence[Any],
+    describer: MetaTensorDescriber,
+    shape_env: Any | None,
+) -> tuple[InputDesc, ...]:
+    """Describe the inputs of a graph, each beside its placeholder.
+
+    Args:
+        placeholders: the graph's placeholders.
+        inputs: real tensors or fake ones, symbolic scalars and constants, in the same order.
+        describer: gives the ids.
+        shape_env: the frame's ``ShapeEnv``, if it has one.
+
+    Raises:
+        CaptureError: the numbers of placeholders and inputs differ.
+        UnsupportedTensorError: an input has no record.
+    """
+    if len(placeholders) != len(inputs):
+        raise CaptureError(
+            "the inputs do not fit the graph",
+            expected=f"{len(placeholders)} inputs, one for each placeholder",
+            found=f"{len(inputs)}",
+            fix="Pass the example inputs that the backend was called with",
+        )
+    described = [
+        _describe_input(fx_node, value, describer)
+        for fx_node, value in zip(placeholders, inputs, strict=True)
+    ]
+    symbolizer = _Symbolizer(shape_env)
+    # Bases before views: the record that a view refers to is then the one with the policy.
+    for fx_node, value, entry in sorted(
+        zip(placeholders, inputs, described, strict=True),
+        key=lambda row: row[2].tensor is not None and row[2].tensor.is_view,
+    ):
+        symbolizer.add(fx_node, value, entry)
+    return tuple(symbolizer.finished(entry) for entry in described)
+
+
+def _describe_input(
+    fx_node: torch.fx.Node, value: Any, describer: MetaTensorDescriber
+) -> InputDesc:
+    source = _source_of(fx_node)
+    source_desc = None if source is None else encode_source(source)
+    name = fx_node.name
+    if isinstance(value, torch.Tensor):
+        context = _context_of(fx_node, value)
+        desc = describer.describe_tensor(value, source=source, symbolic_context=context)
+        return InputDesc(name=name, tensor=desc, source=source_desc)
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return InputDesc(name=name, sym=encode_sym(value), source=source_desc)
+    return InputDesc(
+        name=name, value=encode_value(value, where=f"$.inputs.{name}"), source=source_desc
+    )
+
+
+def _source_of(fx_node: torch.fx.Node) -> Any | None:
+    source = getattr(fx_node, "_dynamo_source", None)
+    if source is None and (graph_arg := fx_node.meta.get("grapharg")) is not None:
+        source = graph_arg.source
+    return source
+
+
+def _context_of(fx_node: torch.fx.Node, tensor: torch.Tensor) -> Any | None:
+    tracing_context = _torch.TracingContext.try_get()
+    if tracing_context is not None and tensor in tracing_context.tensor_to_context:
+        return tracing_context.tensor_to_context[tensor]
+    return getattr(fx_node, "_fakeify_context", None)
+
+
+class _Symbolizer:
+    """Puts the symbols that a ``ShapeEnv`` gave to a tensor's sizes into its record."""
+
+    def __init__(self, shape_env: Any | None) -> None:
+        self.shape_env = shape_env
+        self.done: dict[int, MetaTensorDesc] = {}
+
+    def add(self, fx_node: torch.fx.Node, value: Any, entry: InputDesc) -> None:
+        """Symbolize the record of one input, if a frontend has made symbols for it."""
+        source = _source_of(fx_node)
+        if entry.tensor is None or entry.tensor.is_fake or source is None:
+            return
+        context = _context_of(fx_node, value)
+        if context is not None:
+            self.symbolize(entry.tensor, source, context)
+
+    def finished(self, entry: InputDesc) -> InputDesc:
+        """The input with the symbolized record of its tensor."""
+        tensor = None if entry.tensor is None else self.done.get(entry.tensor.id)
+        return entry if tensor is None else msgspec.structs.replace(entry, tensor=tensor)
+
+    def symbolize(self, desc: MetaTensorDesc, source: Any, context: Any | None) -> MetaTensorDesc:
+        if self.shape_env is None:
+            return desc
+        done = self.done.get(desc.id)
+        if done is not None:
+            return done
+        attr_source = _torch.dynamo_source().AttrSource
+        changes: dict[str, Any] = {}
+        if not _is_static(context):
+            hint_overrides = dict(desc.marks.hint_overrides) if desc.marks is not None else {}
+            size, stride, offset = self.shape_env._create_symbolic_sizes_strides_storage_offset(
+                desc.size,
+                desc.stride,
+                desc.storage_offset,
+                [False] * desc.ndim,
+                source,
+                symbolic_context=context,
+                hint_overrides=hint_overrides,
+            )
+            changes["size"] = tuple(encode_int(s) for s in size)
+            changes["stride"] = tuple(encode_int(s) for s in stride)
+            changes["storage_offset"] = encode_int(offset)
+        if desc.base is not None:
+            base_context = None if context is None else context.view_base_context
+            changes["base"] = self.symbolize(desc.base, attr_source(source, "_base"), base_context)
+        if desc.grad is not None:
+            changes["grad"] = self.symbolize(desc.grad, attr_source(source, "grad"), context)
+        if changes:
+            desc = msgspec.structs.replace(desc, **changes)
+        self.done[desc.id] = desc
+        return desc
+
+
+def _is_static(context: Any | None) -> bool:
+    if context is None:
+        return False
+    static = _torch.DimDynamic.STATIC
+    return all(d is static for d in context.dynamic_sizes) and not any(context.constraint_sizes)

@@ -1,0 +1,352 @@
+"""Real inputs from records: dtypes, strides, aliasing and guards as recorded, data made up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import sympy
+import torch
+
+from . import _torch
+from .desc import ExprDesc, IntLike, MetaTensorDesc, SymDesc, TorchConstValue
+from .desc_env import ShapeEnvDesc
+from .desc_frame import CaptureDesc, InputDesc
+from .errors import CaptureError
+from .exprs import decode_expr
+from .text import expr_text
+from .values import decode_value
+
+
+def materialize(
+    desc: CaptureDesc,
+    *,
+    seed: int = 0,
+    sizes: Mapping[str, int] | None = None,
+    device: str | torch.device | None = None,
+) -> list[Any]:
+    """Real inputs for a captured frame, in placeholder order.
+
+    Floating point data of matrices is normal with variance ``1 / size[-1]``, of vectors uniform in
+    [0, 1), so that sums, roots and logarithms stay finite; integers are 0 or 1, which are valid
+    indices into every dim that torch did not specialize.
+
+    Args:
+        desc: the frame.
+        seed: of the generator.
+        sizes: values by symbol name or by source name; other symbols keep their hints.
+        device: where to make the tensors; ``None`` means each one's recorded device.
+
+    Raises:
+        CaptureError: unknown symbol, violated guard or range, or a device that is not here.
+    """
+    sizes = dict(sizes or {})
+    symbols = Symbols(desc.shape_env, sizes)
+    if sizes:
+        symbols.check_guards()
+    maker = _Maker(symbols, seed, None if device is None else torch.device(device))
+    maker.plan(desc.inputs)
+    return [maker.make_input(i, d) for i, d in enumerate(desc.inputs)]
+
+
+class Symbols:
+    """Values for the symbols of a frame.
+
+    Args:
+        env: the frame's shape environment, if it has one.
+        sizes: chosen values by symbol name or source name.
+    """
+
+    def __init__(self, env: ShapeEnvDesc | None, sizes: Mapping[str, int]) -> None:
+        self.env = env
+        self.chosen = bool(sizes)
+        self.values: dict[str, sympy.Basic] = {}
+        self.by_source: dict[str, str] = {}
+        if env is None:
+            if sizes:
+                raise CaptureError(
+                    "sizes were given for a frame without symbols",
+                    found=", ".join(sorted(sizes)),
+                    fix="Record the frame with dynamic=True",
+                )
+            return
+        self._exprs: dict[ExprDesc, sympy.Basic] = {}
+        self._read(env, sizes)
+
+    def _read(self, env: ShapeEnvDesc, sizes: Mapping[str, int]) -> None:
+        for symbol in env.symbols:
+            for source in symbol.sources:
+                self.by_source[source.name] = symbol.name
+        names = {symbol.name for symbol in env.symbols}
+        unknown = [n for n in sizes if n not in names and n not in self.by_source]
+        if unknown:
+            raise CaptureError(
+                "the frame has no such symbol",
+                expected=f"one of {', '.join(sorted(names | set(self.by_source)))}",
+                found=", ".join(unknown),
+                fix="`torch-fakeify show FILE` lists the symbols",
+            )
+        chosen = {self.by_source.get(n, n): v for n, v in sizes.items()}
+        for symbol in env.symbols:
+            if symbol.name in chosen:
+                self.values[symbol.name] = sympy.Integer(chosen[symbol.name])
+            else:
+                self.values[symbol.name] = self._default(symbol)
+
+    def _default(self, symbol: Any) -> sympy.Basic:
+        if symbol.hint is not None:
+            return self._decode(symbol.hint)
+        if symbol.hint_override is not None:
+            return sympy.Integer(symbol.hint_override)
+        lower = None if symbol.lower is None else self._decode(symbol.lower)
+        if lower is not None and lower.is_Integer:
+            return sympy.Integer(max(2, int(lower)))
+        return sympy.Integer(2)
+
+    def _decode(self, expr: ExprDesc) -> sympy.Basic:
+        decoded = self._exprs.get(expr)
+        if decoded is None:
+            decoded = self._exprs[expr] = decode_expr(expr)
+        return decoded
+
+    def evaluate(self, expr: ExprDesc) -> sympy.Basic:
+        """The expression with every known symbol replaced by its value."""
+        decoded = self._decode(expr)
+        return decoded.xreplace(
+            {s: self.values[s.name] for s in decoded.free_symbols if s.name in self.values}
+        )
+
+    def integer(self, value: IntLike, where: str) -> int:
+        """A size, stride, offset or number of bytes as a number."""
+        if isinstance(value, int):
+            return value
+        return int(self.scalar(value, where))
+
+    def scalar(self, sym: SymDesc, where: str) -> Any:
+        """A symbolic scalar as a Python number."""
+        if not self.chosen and sym.hint is not None:
+            return sym.hint
+        result = self.evaluate(sym.expr)
+        if result.free_symbols:
+            raise CaptureError(
+                "a size has a symbol without a value",
+                where=where,
+                found=expr_text(sym.expr),
+                fix="Give it in sizes=",
+            )
+        if sym.kind == "int":
+            return int(result)
+        return float(result) if sym.kind == "float" else bool(result)
+
+    def check_guards(self) -> None:
+        """Raise if a value violates a range or a guard."""
+        assert self.env is not None
+        for symbol in self.env.symbols:
+            value = self.values[symbol.name]
+            for bound, text, holds in (
+                (symbol.lower, ">=", lambda b, v: v >= b),
+                (symbol.upper, "<=", lambda b, v: v <= b),
+            ):
+                if bound is not None and holds(self._decode(bound), value) == sympy.false:
+                    raise self._violation(f"{symbol.name} {text} {expr_text(bound)}", None)
+        for guard in self.env.guards:
+            if self.evaluate(guard.expr) == sympy.false:
+                raise self._violation(expr_text(guard.expr), guard)
+
+    def _violation(self, text: str, guard: Any) -> CaptureError:
+        values = ", ".join(f"{n}={v}" for n, v in sorted(self.values.items()) if n in text)
+        return CaptureError(
+            "the sizes violate what the frame was compiled for",
+            where=_user_line(guard),
+            expected=text,
+            found=values,
+            fix="Choose sizes that satisfy the guards; `torch-fakeify show FILE` lists them",
+        )
+
+
+def _user_line(guard: Any) -> str | None:
+    stack = getattr(guard, "user_stack", None)
+    if stack is None or not stack.frames:
+        return None
+    frame = stack.frames[-1]
+    return f"{frame.file}:{frame.line}"
+
+
+class _Maker:
+    """Makes tensors; one for each record, one storage for each storage record."""
+
+    def __init__(self, symbols: Symbols, seed: int, device: torch.device | None) -> None:
+        self.symbols = symbols
+        self.device = device
+        self.generator = torch.Generator().manual_seed(seed)
+        self.tensors: dict[int, torch.Tensor] = {}
+        self.storages: dict[int, torch.UntypedStorage] = {}
+        self.extents: dict[int, int] = {}
+
+    def plan(self, inputs: tuple[InputDesc, ...]) -> None:
+        """Find how many bytes each storage needs, over all tensors on it."""
+        for entry in inputs:
+            for desc in _with_parts(entry.tensor):
+                if desc.storage is not None:
+                    needed = self._extent(desc)
+                    storage_id = desc.storage.id
+                    self.extents[storage_id] = max(self.extents.get(storage_id, 0), needed)
+
+    def _extent(self, desc: MetaTensorDesc) -> int:
+        size, stride, offset = self._layout(desc)
+        if 0 in size:
+            return 0
+        last = offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+        return (last + 1) * _dtype(desc).itemsize
+
+    def _layout(self, desc: MetaTensorDesc) -> tuple[list[int], list[int], int]:
+        where = desc.source.name if desc.source is not None else f"tensor {desc.id}"
+        size = [self.symbols.integer(n, where) for n in desc.size]
+        stride = [self.symbols.integer(n, where) for n in desc.stride]
+        return size, stride, self.symbols.integer(desc.storage_offset, where)
+
+    def make_input(self, position: int, desc: InputDesc) -> Any:
+        if desc.tensor is not None:
+            return self.make(desc.tensor)
+        if desc.sym is not None:
+            return self.symbols.scalar(desc.sym, desc.name)
+        return decode_value(desc.value, where=f"$.inputs[{position}].value")
+
+    def make(self, desc: MetaTensorDesc) -> torch.Tensor:
+        done = self.tensors.get(desc.id)
+        if done is not None:
+            return done
+        with torch.inference_mode() if desc.is_inference else nullcontext():
+            tensor = self._make_view(desc) if desc.base is not None else self._make_plain(desc)
+        if desc.is_conj:
+            _torch.set_conj(tensor, True)
+        if desc.is_neg:
+            _torch.set_neg(tensor, True)
+        if desc.grad is not None:
+            tensor.grad = self.make(desc.grad)
+        self.tensors[desc.id] = tensor
+        return tensor
+
+    def _make_plain(self, desc: MetaTensorDesc) -> torch.Tensor:
+        size, stride, offset = self._layout(desc)
+        device = self._device(desc)
+        tensor = torch.empty(0, dtype=_dtype(desc), device=device)
+        with torch.no_grad():
+            tensor.set_(self._storage(desc, device), offset, size, stride)
+        hint = self._scalar_hint(desc)
+        if hint is not None:
+            tensor.fill_(hint)
+        if desc.is_parameter:
+            return torch.nn.Parameter(tensor, requires_grad=desc.requires_grad)
+        if desc.is_buffer:
+            tensor = torch.nn.Buffer(tensor, persistent=desc.persistent is not False)
+        if desc.requires_grad and desc.is_leaf:
+            return tensor.requires_grad_()
+        if desc.requires_grad:
+            history = torch.empty(0, dtype=tensor.dtype, device=device, requires_grad=True).clone()
+            history.data = tensor
+            return history
+        return tensor
+
+    def _make_view(self, desc: MetaTensorDesc) -> torch.Tensor:
+        assert desc.base is not None
+        base = self.make(desc.base)
+        layout = self._layout(desc)
+        if desc.is_leaf:
+            with torch.no_grad():
+                view = _reinterpret(base, _dtype(desc)).as_strided(*layout)
+            return view.requires_grad_(desc.requires_grad)
+        with torch.enable_grad():
+            if desc.requires_grad and not base.requires_grad:
+                with torch.no_grad():
+                    base = base.view(base.shape)
+                base.requires_grad_()
+            return _reinterpret(base, _dtype(desc)).as_strided(*layout)
+
+    def _storage(self, desc: MetaTensorDesc, device: torch.device) -> torch.UntypedStorage:
+        if desc.storage is None:
+            return self._fill(self._extent(desc), desc, device)
+        done = self.storages.get(desc.storage.id)
+        if done is not None:
+            return done
+        nbytes = desc.storage.nbytes
+        if isinstance(nbytes, SymDesc) or self.symbols.chosen:
+            nbytes = 0 if nbytes == 0 else self.extents.get(desc.storage.id, self._extent(desc))
+        storage = self._fill(nbytes, desc, device)
+        self.storages[desc.storage.id] = storage
+        return storage
+
+    def _fill(
+        self, nbytes: int, desc: MetaTensorDesc, device: torch.device
+    ) -> torch.UntypedStorage:
+        dtype = _dtype(desc)
+        data = self._random(-(-nbytes // dtype.itemsize), dtype, desc)
+        storage = data.to(device).untyped_storage()
+        storage.resize_(nbytes)
+        return storage
+
+    def _random(self, count: int, dtype: torch.dtype, desc: MetaTensorDesc) -> torch.Tensor:
+        if dtype.is_complex:
+            half = self._random(2 * count, dtype.to_real(), desc)
+            return torch.view_as_complex(half.view(count, 2))
+        if dtype.is_floating_point:
+            if desc.ndim < 2:
+                data = torch.rand(count, generator=self.generator)
+            else:
+                width = max(1, self.symbols.integer(desc.size[-1], "size[-1]"))
+                data = torch.randn(count, generator=self.generator) / width**0.5
+            return data.to(dtype)
+        bits = torch.randint(0, 2, (count,), generator=self.generator, dtype=torch.uint8)
+        try:
+            return bits.to(dtype)
+        except RuntimeError:  # bits and sub-byte dtypes have no conversion: any bytes will do
+            return bits.repeat_interleave(dtype.itemsize).view(dtype)
+
+    def _scalar_hint(self, desc: MetaTensorDesc) -> int | float | None:
+        if desc.scalar_hint is None or desc.source is None:
+            return desc.scalar_hint
+        name = self.symbols.by_source.get(f"{desc.source.name}.item()")
+        if name is None:
+            return desc.scalar_hint
+        value = self.symbols.values[name]
+        return int(value) if value.is_Integer else float(value)
+
+    def _device(self, desc: MetaTensorDesc) -> torch.device:
+        device = torch.device(desc.device) if self.device is None else self.device
+        try:
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            raise CaptureError(
+                "this machine has no such device",
+                where=desc.source.name if desc.source is not None else f"tensor {desc.id}",
+                expected=str(device),
+                found=str(error).partition("\n")[0],
+                fix='Pass device="cpu"',
+            ) from error
+        return device
+
+
+def _with_parts(desc: MetaTensorDesc | None) -> Iterator[MetaTensorDesc]:
+    if desc is None:
+        return
+    yield desc
+    yield from _with_parts(desc.base)
+    yield from _with_parts(desc.grad)
+
+
+def _dtype(desc: MetaTensorDesc) -> torch.dtype:
+    dtype = decode_value(TorchConstValue(kind="dtype", name=desc.dtype), where="$.dtype")
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def _reinterpret(base: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The base under another dtype, as the view that was recorded saw it."""
+    if base.dtype == dtype:
+        return base
+    if base.is_complex() and base.dtype.to_real() == dtype:
+        return torch.view_as_real(base)
+    if dtype.is_complex and dtype.to_real() == base.dtype:
+        return torch.view_as_complex(base)
+    return base.view(dtype)
