@@ -249,6 +249,7 @@ def variable_functions() -> Any:
     return torch._C._VariableFunctions
 
 
+@functools.cache
 def function_modules() -> dict[str, ModuleType]:
     """The modules that graphs call functions of, as far as they are cheap to import."""
     import builtins
@@ -290,6 +291,7 @@ def function_modules() -> dict[str, ModuleType]:
     return {module.__name__: module for module in modules}
 
 
+@functools.cache
 def late_function_modules() -> dict[str, ModuleType]:
     """More of them, which are slow to import: Dynamo's helpers and the NumPy that it traces."""
     import torch._dynamo.external_utils
@@ -390,13 +392,9 @@ PATH_KEYS = (
 """The classes of which paths to unbacked symbols are made."""
 
 
+@functools.cache
 def note_classes() -> dict[str, type[Any]]:
     """The dataclasses that stand in node metadata, by name: paths, and AOTAutograd's descriptors."""
-    return _note_classes()
-
-
-@functools.cache
-def _note_classes() -> dict[str, type[Any]]:
     from torch._functorch._aot_autograd import descriptors
     from torch.fx.experimental import symbolic_shapes
     from torch.fx.passes import shape_prop  # noqa: F401  readers find imported classes only

@@ -59,8 +59,8 @@ class MetaConverter:
     Args:
         mode: the mode the fake tensors belong to.
         symbols: ``"fresh"`` makes symbols in the mode's ``ShapeEnv`` by the policy (source and
-            symbolic context); ``"keep"`` uses the symbols that a fake tensor's record names,
-            which the ``ShapeEnv`` must have.
+            symbolic context); ``"keep"`` takes sizes as the record has them: integers
+            stay integers, symbols must be in the ``ShapeEnv`` already.
         fast: ``False`` takes torch's own way for each step; the results are equal.
     """
 
@@ -219,6 +219,8 @@ class MetaConverter:
                 _torch.set_conj(fake, True)
             if d.is_neg:
                 _torch.set_neg(fake, True)
+        # Operators above may also have grown a storage that is too small for its tensors.
+        self._resize(fake.untyped_storage(), d)
         self._finish(d, fake, source)
         self._remember(d, fake, meta)
         return fake
@@ -302,7 +304,6 @@ class MetaConverter:
         if shared is None and offset_is_zero:
             meta = empty_strided(size, stride, dtype=dtype, device=_META)
             shared = meta.untyped_storage()
-            self._resize(shared, storage, d)
         else:
             if shared is None:
                 shared = self._new_storage(storage)
@@ -310,7 +311,6 @@ class MetaConverter:
             # That the sizes fit the storage is a fact of the tensor described, no guard.
             with self._suppressed():
                 meta.set_(shared, offset, size, stride)
-            self._resize(shared, storage, d)
         self._storages[storage.id] = shared
         return meta
 
@@ -323,11 +323,9 @@ class MetaConverter:
             nbytes = self._sizes.nbytes(storage.nbytes)
         return torch.empty((nbytes,), dtype=torch.uint8, device=_META).untyped_storage()
 
-    def _resize(
-        self, made: torch.UntypedStorage, storage: MetaStorageDesc, d: MetaTensorDesc
-    ) -> None:
-        """Gives the storage the recorded size, which need not be what the tensor fills."""
-        nbytes = storage.nbytes
+    def _resize(self, made: torch.UntypedStorage, d: MetaTensorDesc) -> None:
+        """Gives the storage the recorded size, which need not be what its tensors fill."""
+        nbytes = 0 if d.storage is None else d.storage.nbytes
         if self._shape_env is None:
             nbytes = concrete_int(nbytes, _where(d))
             if made.nbytes() != nbytes:
@@ -448,15 +446,21 @@ class MetaConverter:
         is_float = d.dtype == "float64"
         value = float(d.scalar_hint) if is_float else int(d.scalar_hint)
         if isinstance(source, sources.FloatTensorSource):
-            item_source = source.base
+            item_source: Any = source.base  # type: ignore[attr-defined]
         else:
             item_source = sources.CallMethodItemSource(source)
-        symbol = env.create_unspecified_symbol(
-            value,
-            source=item_source,
-            dynamic_dim=_torch.DimDynamic.DYNAMIC,
-            symbolic_context=context,
-        )
+        if self._symbols == "keep":
+            # A frontend that did not track the scalar has no symbol for it.
+            symbol = env.source_to_var.get(item_source.name)
+            if symbol is None:
+                return
+        else:
+            symbol = env.create_unspecified_symbol(
+                value,
+                source=item_source,
+                dynamic_dim=_torch.DimDynamic.DYNAMIC,
+                symbolic_context=context,
+            )
         if is_float:
             fake.item_memo = env.create_symfloatnode(symbol, hint=value, source=item_source)
         elif d.dtype == "int64":

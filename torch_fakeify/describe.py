@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 import weakref
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -245,7 +246,7 @@ class MetaTensorDescriber:
             is_fake = isinstance(t, _torch.FakeTensor)
             is_leaf = _is_leaf(t)
             base = t._base if t._is_view() else None
-            grad = t.grad if is_leaf or t.retains_grad else _torch.safe_grad(t)
+            grad = t.grad if is_leaf or t.retains_grad else _stray_grad(t)
             attributes = t.__dict__
             try:
                 size = tuple(encode_int(n) for n in t.size())
@@ -434,6 +435,13 @@ def _is_leaf(t: torch.Tensor) -> bool:
         return t.is_leaf
     except RuntimeError:  # of a tensor whose history inference mode forbids to regenerate
         return False
+
+
+def _stray_grad(t: torch.Tensor) -> torch.Tensor | None:
+    """The gradient that somebody assigned to a non-leaf; torch warns where there is none."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"The \.grad attribute of a Tensor", UserWarning)
+        return t.grad
 
 
 def _persistent(attributes: Mapping[str, Any]) -> bool | None:
