@@ -61,8 +61,8 @@ MAX_NESTING = 64
 
 _CLASS_NAME = re.compile(r"[A-Za-z_<][A-Za-z0-9_.<>]*")
 
-_SCALARS = frozenset({type(None), bool, int, float, str, torch.dtype, torch.device})
-"""Types whose values no hook owns: asked first, because most constants are of them."""
+_OWN = frozenset({tuple, list, dict, torch.Size, torch.dtype, torch.device})
+"""Types whose values the hook does not own: asked first, because most constants are of them."""
 
 
 # --- encode ---------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ class _Encoder:
 
     def _hook(self, positions: dict[torch.fx.Node, int]) -> Callable[[object], Value]:
         def hook(obj: object) -> Value:
-            if type(obj) in _SCALARS:
+            if type(obj) in _OWN:
                 return None
             if isinstance(obj, torch.fx.Node):
                 if obj not in positions:

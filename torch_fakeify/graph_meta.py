@@ -7,6 +7,7 @@ named with the reason in ``dropped_meta`` of the node's record.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import re
 from typing import TYPE_CHECKING, Any
@@ -206,6 +207,7 @@ class MetaEncoder:
         self._file_name = file_name
         self._stacks: dict[str, StackDesc | str] = {}
         self._graphs: dict[int, int] = {}
+        self._known: dict[Any, Value] = {}
 
     def stack(self, text: object) -> StackDesc | str | None:
         """``meta["stack_trace"]`` as frames, or as text where it has another form."""
@@ -251,11 +253,13 @@ class MetaEncoder:
             case "stack_trace" if isinstance(value, str):
                 return self.stack(value)  # pyright: ignore[reportReturnType]
             case "nn_module_stack" | "fwd_nn_module_stack" if isinstance(value, dict):
-                return encode_value(
-                    {k: _module_entry(v) for k, v in value.items()}, where=where, hook=hook
-                )
+                entries = tuple((k, _module_entry(v)) for k, v in value.items())
+                return self._once(entries, lambda: encode_value(dict(entries), hook=hook))
             case "source_fn_stack" | "fwd_source_fn_stack" if isinstance(value, list):
-                return encode_value([_source_fn(entry) for entry in value], where=where, hook=hook)
+                return self._once(
+                    tuple(value),
+                    lambda: encode_value([_source_fn(entry) for entry in value], hook=hook),
+                )
             case "from_node" if isinstance(value, list):
                 return encode_value([self._provenance(s) for s in value], where=where, hook=hook)
             case "seq_nr" if type(value) is int:
@@ -275,6 +279,16 @@ class MetaEncoder:
                 return FunctionValue(kind="hop", name=value.name())
             case _:
                 return encode_value(value, where=where, hook=hook)
+
+    def _once(self, key: Any, encode: Callable[[], Value]) -> Value:
+        """The record of an equal value, made before if there was one: most nodes share theirs."""
+        try:
+            known = self._known.get(key)
+        except TypeError:
+            return encode()
+        if known is None:
+            known = self._known[key] = encode()
+        return known
 
     def _provenance(self, source: Any, depth: int = 0) -> OpaqueValue:
         if not isinstance(source, NodeSource) or depth > _MAX_PROVENANCE:
@@ -305,17 +319,24 @@ class SharedValues:
     def __init__(self) -> None:
         self._positions: dict[str, int] = {}
         self._values: list[Value] = []
+        self._references: dict[int, tuple[Value, OpaqueValue]] = {}
+        """By ``id`` of the value, which stands beside its reference to stay alive."""
 
     def put(self, value: Value) -> Value:
         """A reference to the value, or the value if it is no larger than that."""
         if not isinstance(value, (TupleValue, ListValue, DictValue)):
             return value
+        seen = self._references.get(id(value))
+        if seen is not None:
+            return seen[1]
         # By text: records that compare equal may differ (True and 1, 0.0 and -0.0).
         text = repr(value)
         if text not in self._positions:
             self._positions[text] = len(self._values)
             self._values.append(value)
-        return OpaqueValue(kind="shared", data=self._positions[text])
+        reference = OpaqueValue(kind="shared", data=self._positions[text])
+        self._references[id(value)] = (value, reference)
+        return reference
 
     @property
     def values(self) -> tuple[Value, ...]:
@@ -378,6 +399,7 @@ class MetaDecoder:
 
     def __init__(self, shared: tuple[Value, ...]) -> None:
         self._shared = shared
+        self._decoded: dict[tuple[str, int], Any] = {}
         _torch.note_classes()  # named tuples in metadata are found only if their class is imported
 
     def decode(
@@ -398,7 +420,10 @@ class MetaDecoder:
             here = f"{where}[{i}]"
             if key not in carried or key in result:
                 raise FormatError("not a metadata key", where=here, found=repr(key))
-            value = self._decode_entry(key, self._resolve(record, here), here, hook)
+            if isinstance(record, OpaqueValue) and record.kind == "shared":
+                value = self._decode_shared(key, record.data, here, hook)
+            else:
+                value = self._decode_entry(key, record, here, hook)
             if not isinstance(value, carried[key]):
                 raise FormatError(
                     f"metadata {key!r} has the wrong type", where=here, found=type(value).__name__
@@ -406,13 +431,17 @@ class MetaDecoder:
             result[key] = value
         return result
 
-    def _resolve(self, record: Value, where: str) -> Value:
-        if not (isinstance(record, OpaqueValue) and record.kind == "shared"):
-            return record
-        position = record.data
-        if type(position) is not int or not 0 <= position < len(self._shared):
+    def _decode_shared(self, key: str, position: Value, where: str, hook: DecodeHook) -> Any:
+        if key not in _SHARED_KEYS or type(position) is not int:
+            raise FormatError("not a shared value", where=where, found=repr(position))
+        if not 0 <= position < len(self._shared):
             raise FormatError("no such shared value", where=where, found=repr(position))
-        return self._shared[position]
+        known = self._decoded.get((key, position))
+        if known is None:
+            known = self._decode_entry(key, self._shared[position], where, hook)
+            self._decoded[key, position] = known
+        # Passes change the metadata of one node: the outer container must be its own.
+        return copy.copy(known)
 
     def _decode_entry(self, key: str, record: Value, where: str, hook: DecodeHook) -> Any:
         if key in ("source_fn_stack", "fwd_source_fn_stack", "original_aten"):

@@ -57,6 +57,8 @@ DecodeHook: TypeAlias = Callable[[Value], object]
 MAX_DEPTH = 200
 """How deep containers may be nested in one another."""
 
+_PLAIN = frozenset({type(None), bool, int})
+
 _CALLABLES = (
     BuiltinFunctionType,
     FunctionType,
@@ -79,30 +81,28 @@ def encode_value(
     Args:
         obj: the constant.
         where: the path of ``obj``, for errors.
-        hook: asked first for each part, for the kinds that the caller owns.
+        hook: asked first for each part that is no plain scalar, for the kinds that the caller owns.
 
     Raises:
         UnsupportedValueError: a part has no record; the error has its path.
     """
+    kind = type(obj)
+    if kind in _PLAIN:
+        return obj  # pyright: ignore[reportReturnType]
+    if kind is str:
+        return _encode_str(obj, where)  # pyright: ignore[reportArgumentType]
+    if kind is float:
+        return _encode_float(obj)  # pyright: ignore[reportArgumentType]
     if hook is not None:
         owned = hook(obj)
         if owned is not None:
             return owned
-    if obj is None or obj is True or obj is False:
-        return obj
     if _depth > MAX_DEPTH:
         raise UnsupportedValueError(
             "a constant is nested too deeply (or contains itself)",
             where=where,
             expected=f"at most {MAX_DEPTH} levels",
         )
-    kind = type(obj)
-    if kind is int:
-        return obj  # pyright: ignore[reportReturnType]
-    if kind is str:
-        return _encode_str(obj, where)  # pyright: ignore[reportArgumentType]
-    if kind is float:
-        return _encode_float(obj)  # pyright: ignore[reportArgumentType]
     container = _CONTAINERS.get(kind)
     if container is not None:
 
