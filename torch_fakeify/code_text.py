@@ -5,16 +5,29 @@ It reads like the Python that the graph came from. It is for people: nothing eve
 
 from __future__ import annotations
 
+import re
 import textwrap
 from typing import TYPE_CHECKING
 
-from .desc import FunctionValue, ListValue, OpaqueValue, SymValue, TensorValue, TupleValue
+from .desc import (
+    ApplyNode,
+    FrameDesc,
+    FunctionValue,
+    ListValue,
+    NodeValue,
+    OpaqueValue,
+    SliceValue,
+    StackDesc,
+    SymValue,
+    TensorValue,
+    TupleValue,
+)
 from .text import clip, shape_text, sym_text, tensor_text, user_line, value_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from .desc import StackDesc, Value
+    from .desc import ExprDesc, Value
     from .desc_graph import GraphModuleDesc, NodeDesc
 
 _WIDTH = 100
@@ -22,6 +35,11 @@ _WIDEST = 2000
 """Characters of one statement that are shown."""
 _ITEMS = 6
 """Items of a tuple of values whose shapes are shown."""
+
+_RESULTS = {"example_value", "val"}
+_ENTRY = re.compile(r'^ *File "(.*)", line (\d+), in (.*)\n? *(.*)$', re.MULTILINE)
+
+_MIRRORED = {"Ge": "Le", "Gt": "Lt"}
 
 _OPERATORS = {
     "add": "+", "iadd": "+=", "sub": "-", "isub": "-=", "mul": "*", "imul": "*=", "matmul": "@",
@@ -44,16 +62,85 @@ def _graph_lines(graph: GraphModuleDesc, name: str) -> Iterator[str]:
     yield from _signature(name, [n.name for n in graph.nodes if n.op == "placeholder"])
     for attribute, tensor in graph.tensors:
         yield f"    # self.{attribute}: {clip(tensor_text(tensor), _WIDEST)}"
-    place: StackDesc | None = None
+    last = ""
     for fx_node in graph.nodes:
         if fx_node.op == "placeholder":
             continue
-        if fx_node.stack is not None and fx_node.stack != place:
-            yield f"    # {user_line(fx_node.stack)}"
-            place = fx_node.stack
+        place = user_line(stack_of(fx_node))
+        if place and place != last:
+            yield f"    # {place}"
+            last = place
         statement = clip(_statement(fx_node, names), _WIDEST)
         shape = clip(_shape(fx_node, graph), _WIDEST)
         yield f"    {statement}" + (f"  # {shape}" if shape else "")
+
+
+class Origins:
+    """The user's lines that symbolic scalars come from, as far as a graph computes them.
+
+    What a runtime assert checks comes from the line of the assert.
+    """
+
+    def __init__(self, graph: GraphModuleDesc) -> None:
+        self._ids: dict[object, int] = {}
+        self._places: dict[int, str] = {}
+        for fx_node in graph.nodes:
+            expr = _symbolic_result(fx_node)
+            if expr is not None and (place := user_line(stack_of(fx_node))):
+                self._places.setdefault(self._id(expr), place)
+        for fx_node in graph.nodes:
+            expr = _asserted(fx_node, graph)
+            if expr is not None and (place := user_line(stack_of(fx_node))):
+                self._places[self._id(expr)] = place
+
+    def find(self, expr: ExprDesc) -> str | None:
+        """The line that an expression, or one with its sides swapped, comes from."""
+        return self._places.get(self._id(expr))
+
+    def _id(self, expr: ExprDesc) -> int:
+        """One number for all ways to write an expression: ``a <= b`` is ``b >= a``."""
+        ids: list[int] = []
+        for expr_node in expr.nodes:
+            key: object = expr_node
+            if isinstance(expr_node, ApplyNode):
+                function, args = expr_node.function, [ids[at] for at in expr_node.args]
+                if function in _MIRRORED:
+                    function = _MIRRORED[function]
+                    args.reverse()
+                key = (function, *(sorted(args) if function in {"And", "Or"} else args))
+            ids.append(self._ids.setdefault(key, len(self._ids)))
+        return ids[-1] if ids else -1
+
+
+def _asserted(fx_node: NodeDesc, graph: GraphModuleDesc) -> ExprDesc | None:
+    """What a runtime assert in the graph checks."""
+    target = fx_node.target
+    if not isinstance(target, FunctionValue) or "assert_scalar" not in target.name:
+        return None
+    checked = fx_node.args[0] if fx_node.args else None
+    if not isinstance(checked, NodeValue) or not 0 <= checked.index < len(graph.nodes):
+        return None
+    return _symbolic_result(graph.nodes[checked.index])
+
+
+def _symbolic_result(fx_node: NodeDesc) -> ExprDesc | None:
+    for key, value in fx_node.meta:
+        if key in _RESULTS and isinstance(value, SymValue):
+            return value.sym.expr
+    return None
+
+
+def stack_of(fx_node: NodeDesc) -> StackDesc | None:
+    """The stack of an FX node, also where it was recorded as plain text."""
+    if fx_node.stack is not None:
+        return fx_node.stack
+    for key, value in fx_node.meta:
+        if key == "stack_trace" and isinstance(value, str):
+            entries = _ENTRY.findall(value)
+            return StackDesc(
+                frames=tuple(FrameDesc(f, int(n[:18]), name, code) for f, n, name, code in entries)
+            )
+    return None
 
 
 def _signature(name: str, inputs: Sequence[str]) -> list[str]:
@@ -79,18 +166,20 @@ def _statement(fx_node: NodeDesc, names: tuple[str, ...]) -> str:
         case "call_module":
             result = f"self.{target}({', '.join([*args, *kwargs])})"
         case _:
-            result = _call(fx_node.target, target, args, kwargs)
+            result = _call(fx_node, target, names)
     return f"{fx_node.name} = {result}"
 
 
-def _call(function: Value, target: str, args: list[str], kwargs: list[str]) -> str:
-    kind = function.kind if isinstance(function, FunctionValue) else ""
+def _call(fx_node: NodeDesc, target: str, names: tuple[str, ...]) -> str:
+    args = [value_text(arg, names=names) for arg in fx_node.args]
+    kwargs = [f"{key}={value_text(value, names=names)}" for key, value in fx_node.kwargs]
     plain = target.removeprefix("operator.").removeprefix("_operator.")
-    if plain != target and not kwargs:
-        if plain == "getitem" and len(args) == 2:
-            return f"{args[0]}[{args[1]}]"
-        if plain in _OPERATORS and len(args) == 2:
+    if plain != target and len(args) == 2 and not kwargs:
+        if plain == "getitem":
+            return f"{args[0]}[{_index_text(fx_node.args[1], names)}]"
+        if plain in _OPERATORS:
             return f"{args[0]} {_OPERATORS[plain]} {args[1]}"
+    kind = fx_node.target.kind if isinstance(fx_node.target, FunctionValue) else ""
     if kind in {"op", "packet"}:
         target = f"torch.ops.{target}"
     elif kind == "hop":
@@ -98,10 +187,27 @@ def _call(function: Value, target: str, args: list[str], kwargs: list[str]) -> s
     return f"{target}({', '.join([*args, *kwargs])})"
 
 
+def _index_text(value: Value, names: tuple[str, ...]) -> str:
+    """An index as it stands in brackets."""
+    match value:
+        case SliceValue(start=start, stop=stop, step=step):
+            parts = [start, stop] if step is None else [start, stop, step]
+            return ":".join("" if p is None else value_text(p, names=names) for p in parts)
+        case TupleValue(items=items) if len(items) > 1:
+            return ", ".join(
+                _index_text(item, names)
+                if isinstance(item, SliceValue)
+                else value_text(item, names=names)
+                for item in items
+            )
+        case _:
+            return value_text(value, names=names)
+
+
 def _shape(fx_node: NodeDesc, graph: GraphModuleDesc) -> str:
     """Dtype and sizes of the result, as far as they were recorded."""
     for key, value in fx_node.meta:
-        if key in {"example_value", "val"}:
+        if key in _RESULTS:
             return _shape_of(value, graph, 0)
     return ""
 

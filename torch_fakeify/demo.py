@@ -12,7 +12,7 @@ import torch
 
 from . import _torch
 from .backend import record
-from .demo_model import Decoder
+from .demo_model import WIDTH, Decoder
 from .desc import IntNode
 from .errors import CaptureError
 from .files import read_capture
@@ -179,11 +179,18 @@ def record_decoder(directory: str | Path) -> Path:
 
 
 def _sizes_of(desc: CaptureDesc, sizes: Mapping[str, int]) -> dict[str, int]:
-    """For each symbol of a size its new value: what was the recorded batch is the new batch."""
+    """For each symbol its new value: what was the recorded batch is the new batch, and so on."""
     new = {_RECORDED[name]: value for name, value in sizes.items()}
+    # Where in their common buffer the values begin behind the keys.
+    new[_offset(_RECORDED)] = _offset(sizes)
     chosen: dict[str, int] = {}
     for symbol in () if desc.shape_env is None else desc.shape_env.symbols:
         hint = None if symbol.hint is None else symbol.hint.nodes[-1]
         if isinstance(hint, IntNode) and hint.value in new:
             chosen[symbol.name] = new[hint.value]
     return chosen
+
+
+def _offset(sizes: Mapping[str, int]) -> int:
+    """Elements of the keys of one block."""
+    return sizes["batch"] * sizes["capacity"] * WIDTH

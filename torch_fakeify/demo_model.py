@@ -11,6 +11,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+WIDTH = 32
+"""Elements of a token's embedding."""
+
 
 class Block(nn.Module):
     """Causal attention over the cache, then a gated feed-forward."""
@@ -59,7 +62,7 @@ class Decoder(nn.Module):
     """A decoder with tied embeddings: the output projection is the token table itself."""
 
     def __init__(
-        self, vocabulary: int = 97, width: int = 32, heads: int = 4, layers: int = 2
+        self, vocabulary: int = 97, width: int = WIDTH, heads: int = 4, layers: int = 2
     ) -> None:
         super().__init__()
         self.heads = heads

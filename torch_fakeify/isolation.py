@@ -64,7 +64,7 @@ def ask(request: Mapping[str, Any], *, timeout: float) -> Answer:
                 stdout=output,
                 stderr=output,
                 cwd=directory,
-                env=_environment(),
+                env=_environment(directory),
                 start_new_session=True,
             )
             hung = _wait(child, timeout)
@@ -92,7 +92,11 @@ def _wait(child: subprocess.Popen[bytes], timeout: float) -> bool:
             child.wait()
 
 
-def _environment() -> dict[str, str]:
-    """The environment, with this very package found first and the working directory not at all."""
+def _environment(directory: Path) -> dict[str, str]:
+    """The environment, with this very package found first and the working directory not at all.
+
+    The compiler's caches are the child's own: what it says, it says of a compilation made now.
+    """
     path = os.pathsep.join(filter(None, [_PACKAGE_PARENT, os.environ.get("PYTHONPATH")]))
-    return {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+    caches = {"TORCHINDUCTOR_CACHE_DIR": str(directory / "inductor")}
+    return {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", **caches}

@@ -7,21 +7,24 @@ escape, too.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
-from .code_text import code_lines
+from .code_text import Origins, code_lines
+from .desc import ExprDesc, SymbolNode
 from .text import clip, escape, expr_text, int_text, stack_lines, sym_text, tensor_text, user_line
 from .text import value_text as _value_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from .desc import ExprDesc, MetaTensorDesc
+    from .desc import MetaTensorDesc
     from .desc_env import GuardDesc, LocationDesc, RuntimeAssertDesc, ShapeEnvDesc, SymbolDesc
     from .desc_frame import CaptureDesc, FailureDesc, InputDesc, ModesDesc
 
 _COLUMN = 56
 """Characters up to which columns are aligned."""
+_NUMBER = re.compile(r"[0-9][0-9.,e+-]*")
 _WIDEST = 2000
 """Characters of one expression that are shown."""
 
@@ -34,7 +37,7 @@ def show_lines(desc: CaptureDesc) -> list[str]:
         _section("aliasing", _aliasing_rows(desc.inputs)),
     ]
     if desc.shape_env is not None:
-        sections.extend(_environment_sections(desc.shape_env))
+        sections.extend(_environment_sections(desc.shape_env, Origins(desc.graph)))
     sections.append(_section("modes", _mode_rows(desc.modes)))
     sections.append(_section("code", [(line,) for line in code_lines(desc.graph)]))
     if desc.failure is not None:
@@ -46,20 +49,27 @@ def show_lines(desc: CaptureDesc) -> list[str]:
 
 
 def table_lines(rows: Iterable[Sequence[str]]) -> list[str]:
-    """Rows as aligned columns, two spaces between; the last column is as wide as it likes."""
+    """Rows as aligned columns, two spaces between, numbers to the right.
+
+    A column is aligned over its cells of up to 56 characters; the last one is as wide as it likes.
+    """
     rows = [tuple(row) for row in rows]
     widths: dict[int, int] = {}
-    for row in rows:
-        for at, cell in enumerate(row[:-1]):
+    texts: set[int] = set()
+    for number, row in enumerate(rows):
+        for at, cell in enumerate(row):
             if len(cell) <= _COLUMN:
                 widths[at] = max(widths.get(at, 0), len(cell))
-    return [
-        "  ".join(
-            cell if at == len(row) - 1 else cell.ljust(widths.get(at, 0))
+            if number and not _NUMBER.fullmatch(cell):
+                texts.add(at)
+    lines: list[str] = []
+    for row in rows:
+        cells = [
+            cell.ljust(widths.get(at, 0)) if at in texts else cell.rjust(widths.get(at, 0))
             for at, cell in enumerate(row)
-        ).rstrip()
-        for row in rows
-    ]
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines
 
 
 def _section(title: str, rows: Iterable[Sequence[str]], count: int | None = None) -> list[str]:
@@ -135,9 +145,11 @@ def _aliasing_rows(inputs: Sequence[InputDesc]) -> Iterable[tuple[str, str]]:
 # --- shape environment --------------------------------------------------------------------------
 
 
-def _environment_sections(env: ShapeEnvDesc) -> list[list[str]]:
+def _environment_sections(env: ShapeEnvDesc, origins: Origins) -> list[list[str]]:
+    symbols = [_symbol_row(symbol, origins) for symbol in env.symbols]
+    asserts = [_assert_row(entry, origins) for entry in env.runtime_asserts]
     return [
-        _section("symbols", [_symbol_row(symbol) for symbol in env.symbols], len(env.symbols)),
+        _section("symbols", symbols, len(env.symbols)),
         _section(
             "replacements",
             [(_expr(r.symbol), f"= {_expr(r.expr)}") for r in env.replacements],
@@ -145,15 +157,11 @@ def _environment_sections(env: ShapeEnvDesc) -> list[list[str]]:
         ),
         _section("divisible", [(f"{_expr(expr)} == 0",) for expr in env.divisible]),
         _section("guards", [_guard_row(guard) for guard in env.guards], len(env.guards)),
-        _section(
-            "runtime asserts",
-            [_assert_row(entry) for entry in env.runtime_asserts],
-            len(env.runtime_asserts),
-        ),
+        _section("runtime asserts", asserts, len(env.runtime_asserts)),
     ]
 
 
-def _symbol_row(symbol: SymbolDesc) -> tuple[str, str, str, str]:
+def _symbol_row(symbol: SymbolDesc, origins: Origins) -> tuple[str, str, str, str]:
     if symbol.hint is not None:
         hint = f"hint {_expr(symbol.hint)}"
     elif symbol.hint_override is not None:
@@ -162,7 +170,9 @@ def _symbol_row(symbol: SymbolDesc) -> tuple[str, str, str, str]:
         hint = "unbacked"
     lower = "?" if symbol.lower is None else _expr(symbol.lower)
     upper = "?" if symbol.upper is None else _expr(symbol.upper)
-    origin = ", ".join(source.name for source in symbol.sources) or user_line(symbol.stack)
+    expr = ExprDesc(nodes=(SymbolNode(symbol.name, symbol.assumptions),))
+    origin = ", ".join(source.name for source in symbol.sources)
+    origin = origin or origins.find(expr) or user_line(symbol.stack)
     notes = ["size-like"] if symbol.size_like else []
     notes += [origin] if origin else []
     return symbol.name, hint, f"[{lower}, {upper}]", "; ".join(notes)
@@ -172,8 +182,8 @@ def _guard_row(guard: GuardDesc) -> tuple[str, str]:
     return _expr(guard.expr), location_text(guard.location)
 
 
-def _assert_row(entry: RuntimeAssertDesc) -> tuple[str, str]:
-    return _expr(entry.expr), user_line(entry.stack) or entry.msg
+def _assert_row(entry: RuntimeAssertDesc, origins: Origins) -> tuple[str, str]:
+    return _expr(entry.expr), origins.find(entry.expr) or user_line(entry.stack) or entry.msg
 
 
 def location_text(location: LocationDesc | None) -> str:

@@ -12,6 +12,7 @@ is not in the record.
 
 from __future__ import annotations
 
+import re
 import runpy
 import sys
 import time
@@ -30,6 +31,8 @@ from .page import table_lines
 
 if TYPE_CHECKING:
     from .desc_frame import CaptureDesc
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 Compiled = Callable[..., Any]
 CompilerFn = Callable[..., Compiled]
@@ -196,7 +199,7 @@ class ScriptRecorder(Recorder):
     ) -> Compiled:
         """Record one frame and pass it on to its backend."""
         compiler_fn = self.override or compiler_fn
-        name = str(getattr(compiler_fn, "__name__", type(compiler_fn).__name__))
+        name = _name_of(compiler_fn)
         report = FrameReport(function="frame")
         captured = None
         try:
@@ -227,6 +230,12 @@ class ScriptRecorder(Recorder):
         report.milliseconds = (time.perf_counter() - started) * 1e3
         self.frames.append(report)
         return compiled
+
+
+def _name_of(compiler_fn: CompilerFn) -> str:
+    """The backend's name; torch gives a nameless object its ``repr``, without the address here."""
+    name = str(getattr(compiler_fn, "__name__", type(compiler_fn).__name__))
+    return _ADDRESS.sub("", name)
 
 
 def _counts(desc: CaptureDesc) -> tuple[int, int, int, int, int]:

@@ -8,6 +8,7 @@ character that the record holds: ``escape`` makes a line safe to print.
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING
 
 from typing_extensions import assert_never
@@ -25,6 +26,7 @@ from .desc import (
     ExprValue,
     FloatNode,
     FloatValue,
+    FrameDesc,
     FunctionValue,
     IntLike,
     IntNode,
@@ -59,6 +61,7 @@ _PART = 160
 """Characters past which a part of a longer expression gets a name of its own."""
 _DEPTH = 40
 """Levels of a value that are written out."""
+_FRAMEWORK = re.compile(r"(?:^|/(?:site|dist)-packages/)torch/")
 _MAX_NDIM = 64
 """Dims up to which strides are compared with those of a contiguous tensor."""
 
@@ -374,9 +377,17 @@ def stack_lines(stack: StackDesc) -> list[str]:
 
 
 def user_line(stack: StackDesc | None) -> str:
-    """The innermost entry of a stack in one line, empty without a stack."""
+    """The user's innermost entry of a stack in one line, empty without a stack.
+
+    An entry inside torch counts only where there is no other.
+    """
     if stack is None or not stack.frames:
         return ""
-    frame = stack.frames[-1]
-    place = f"{frame.file.rpartition('/')[2]}:{frame.line}"
-    return f"{place} in {frame.function}" + (f": {frame.code}" if frame.code else "")
+    own = [frame for frame in stack.frames if not _FRAMEWORK.search(frame.file)]
+    return place_text(own[-1] if own else stack.frames[-1])
+
+
+def place_text(frame: FrameDesc) -> str:
+    """File, line, function and code in one line, the file without its directories."""
+    place = f"{frame.file.rpartition('/')[2]}:{frame.line} in {frame.function}"
+    return f"{place}: {frame.code}" if frame.code else place
