@@ -6,6 +6,8 @@ one record; everything else here rebuilds from that record alone.
 
 from __future__ import annotations
 
+import traceback
+import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -128,7 +130,7 @@ class Capture:
         failure = FailureDesc(
             type=f"{kind.__module__}.{kind.__qualname__}",
             message=str(error),
-            stack=encode_stack(error.__traceback__),
+            stack=encode_stack(traceback.extract_tb(error.__traceback__)),
             backend=backend,
         )
         return Capture(msgspec.structs.replace(self.desc, failure=failure, backend=backend))
