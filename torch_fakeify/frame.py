@@ -7,7 +7,6 @@ one record; everything else here rebuilds from that record alone.
 from __future__ import annotations
 
 import traceback
-import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
