@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from record_strategies import expr_descs, linked_tensor_descs, records
 
@@ -85,7 +85,12 @@ def test_every_record_type_round_trips(cls: type[Record]) -> None:
     @given(records(cls))
     @settings(max_examples=20, deadline=None, database=None)
     def law(record: Record) -> None:
-        data = dumps(record)
+        try:
+            data = dumps(record)
+        except UnsupportedValueError as error:
+            # No source of torch holds a tensor: the one thing that types alone do not exclude.
+            assume("a row of sources cannot hold one of tensors" not in str(error))
+            raise
         back = loads(data)
         assert back == record
         assert repr(back) == repr(record)

@@ -221,7 +221,7 @@ def write_container(
         ) from error
     finally:
         if temporary is not None:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):
                 temporary.unlink()
     _sync_directory(target.parent)
 
