@@ -349,7 +349,10 @@ def test_deep_expression_needs_no_python_stack(depth: int) -> None:
         expr = exprs._apply(HEADS["Add"], [exprs._apply(HEADS["ToFloat"], [expr]), S1])
     record = encode_expr(expr)
     assert len(record.nodes) == 2 * depth + 2
-    assert encode_expr(decode_expr(record)) == record
+    again = decode_expr(record)
+    assert encode_expr(again) == record
+    assert hash(again) == hash(expr)
+    assert (again + 1).is_commutative
 
 
 def test_records_mean_the_same_in_another_process() -> None:

@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._dynamo.source import LocalSource, TensorProperty, TensorPropertySource
-from torch._guards import SLoc, TracingContext
+from torch._guards import ShapeGuard, SLoc, TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental import _config as shapes_config
 from torch.fx.experimental.symbolic_shapes import (
@@ -30,7 +30,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from torch.utils._traceback import CapturedTraceback
 
 from torch_fakeify.codec import dumps, loads
-from torch_fakeify.desc import ApplyNode, ExprDesc, IntNode, SymbolNode
+from torch_fakeify.desc import ApplyNode, ExprDesc, FrameDesc, IntNode, StackDesc, SymbolNode
 from torch_fakeify.desc_env import (
     IMPLIED_KEYS,
     OrderDesc,
@@ -199,9 +199,20 @@ ACTIONS = st.one_of(
     st.tuples(st.just("unspecified_float"), NAMES, st.floats(-4, 4)),
     st.sampled_from([("unbacked",), ("unbacked_float",), ("unbacked_bool",)]),
     st.tuples(st.just("size_like"), st.integers(0, 9)),
-    st.tuples(st.just("guard"), *CONDITIONS),
-    st.tuples(st.just("check"), *CONDITIONS),
+    st.tuples(st.sampled_from(["guard", "guard", "check"]), *CONDITIONS),
+    st.tuples(st.sampled_from(["guard", "check", "check"]), *CONDITIONS),
 )
+PRELUDE = [
+    ("symbol", "a", 4, DYNAMIC),
+    ("symbol", "b", 4, DYNAMIC),
+    ("tensor", "x", (4, 6), DUCK),
+    ("unbacked",),
+    ("unbacked",),
+    ("size_like", 5),
+]
+PROGRAMS_OF_ACTIONS = st.tuples(
+    st.sampled_from([PRELUDE, []]), st.lists(ACTIONS, min_size=1, max_size=14)
+).map(lambda parts: parts[0] + parts[1])
 PROBES = ACTIONS | st.tuples(st.just("simplify"), *CONDITIONS)
 
 
@@ -220,7 +231,7 @@ def guards_of(world: World) -> list[list[str]] | str:
     settings_=st.fixed_dictionaries(
         {"specialize_zero_one": st.booleans(), "duck_shape": st.booleans()}
     ),
-    program=st.lists(ACTIONS, max_size=12),
+    program=PROGRAMS_OF_ACTIONS,
     probes=st.lists(PROBES, max_size=8),
 )
 @settings(deadline=None, max_examples=70)
@@ -337,6 +348,7 @@ def full_env() -> ShapeEnv:
     env.divisible.add(sympy.Mod(S0, 4))
     env.exclusion_constraints.append((S0, 7))
     env.size_like.add(U1)
+    env.guards.append(ShapeGuard(sympy.Gt(S0, 3), sloc, True))
     env.val_to_var[4] = S0
     env.val_to_var[2.5] = sympy.Symbol("zf1", real=True)
     env.val_to_var[torch._C._get_nested_int(3, 1)] = S1
@@ -609,6 +621,13 @@ def test_stack_reads_the_same_after_a_round_trip() -> None:
     stack.cleanup()
     assert again.format() == stack.format() == []
     assert encode_stack(again) == encode_stack(stack)
+
+
+def test_restored_stack_does_not_read_files() -> None:
+    """The line of code is the recorded one, whatever the file of that name says here."""
+    frame = FrameDesc(file=__file__, line=1, function="f", code="recorded = True")
+    (entry,) = decode_stack(StackDesc(frames=(frame,))).format()
+    assert entry == f'  File "{__file__}", line 1, in f\n    recorded = True\n'
 
 
 def test_no_stack_is_none() -> None:

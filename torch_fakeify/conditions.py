@@ -55,7 +55,7 @@ def evaluate_condition(check_fn: Callable[[Any], Any], symbol: sympy.Symbol) -> 
     # nothing: a function that branches on the size finds no hint there and fails.
     scratch: Any = ShapeEnv(should_record_events=False)
     scratch.var_to_stack[symbol] = CapturedTraceback(None)
-    scratch.var_to_range[symbol] = ValueRanges(2 if symbol.is_positive else -int_oo, int_oo)
+    scratch.var_to_range[symbol] = ValueRanges(-int_oo, int_oo)
     size = torch.SymInt(SymNode(symbol, scratch, int, None))
     where = f"check_fn of {symbol}"
     try:
