@@ -1,7 +1,4 @@
-"""Hypothesis strategies for records of any type, sources and symbolic contexts.
-
-Sections: records of any type by introspection; sources and symbolic contexts of torch.
-"""
+"""Hypothesis strategies for records of any type, by introspection of the types."""
 
 from __future__ import annotations
 

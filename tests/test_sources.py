@@ -1,0 +1,627 @@
+"""Sources and symbolic contexts: every class of torch crosses as it is, or is refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import sympy
+import torch
+from hypothesis import given, settings
+from source_strategies import SOURCES, contexts
+from torch._dynamo import source as S
+from torch._guards import ChainedSource, Source
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    RelaxedUnspecConstraint,
+    ShapeEnv,
+    StatefulSymbolicContext,
+    StatelessSymbolicContext,
+    StrictMinMaxConstraint,
+    SymbolicContext,
+    SymIntSymbolicContext,
+)
+from torch.utils._sympy.value_ranges import ValueRanges
+
+from torch_fakeify.codec import dumps, loads
+from torch_fakeify.conditions import DIM
+from torch_fakeify.desc import (
+    ConstraintDesc,
+    ContextDesc,
+    EnumValue,
+    FunctionValue,
+    SliceValue,
+    SourceDesc,
+    SourceValue,
+    TupleValue,
+)
+from torch_fakeify.errors import (
+    FakeifyError,
+    FormatError,
+    LimitError,
+    UnknownNameError,
+    UnsupportedValueError,
+)
+from torch_fakeify.exprs import encode_expr
+from torch_fakeify.sources import decode_context, decode_source, encode_context, encode_source
+
+X = S.LocalSource("x", is_input=True)
+KEY = S.ConstDictKeySource(X, 2)
+
+# What the constructor of each class takes beside its base. A class that is not here fails the test.
+ARGUMENTS: dict[str, list[dict[str, Any]]] = {
+    "AttrSource": [{"member": "weight"}, {"member": "not an identifier"}],
+    "CellContentsSource": [{"member": "cell_contents", "freevar_name": "free"}],
+    "ConstDictKeySource": [{"index": 0}],
+    "ConstantSource": [{"source_name": "sym_0"}],
+    "CurrentStreamSource": [{"device": torch.device("cuda", 1)}, {"device": torch.device("cpu")}],
+    "DefaultsSource": [{"idx_key": 1}, {"idx_key": "key", "is_kw": True}],
+    "DictGetItemSource": [{"index": "k"}, {"index": KEY}, {"index": True}, {"index": None}],
+    "DictSubclassGetItemSource": [{"index": 1}, {"index": KEY}],
+    "DynamicScalarSource": [{"is_int": True}],
+    "EphemeralSource": [{}, {"desc": "view {}"}],
+    "GenericAttrSource": [{"member": "m"}],
+    "GetItemSource": [
+        {"index": 1},
+        {"index": True},
+        {"index": "a{}b"},
+        {"index": slice(1, None, 2)},
+        {"index": X},
+        {"index": torch.float32},
+        {"index": (1, "a", None)},
+    ],
+    "GlobalSource": [{"global_name": "G"}],
+    "GlobalWeakRefSource": [{"global_name": "G"}],
+    "GradSource": [{}],
+    "ImportSource": [{"module_name": "torch.nn"}],
+    "IndexedSource": [{"idx": 3}],
+    "ListGetItemSource": [{"index": 1}, {"index": slice(None, 2)}],
+    "LocalCellSource": [{"local_name": "c"}],
+    "LocalSource": [
+        {"local_name": "x"},
+        {"local_name": "x", "is_input": True, "dynamism": frozenset({"b", "a"})},
+        {
+            "local_name": "args",
+            "is_derefed_cell_contents": True,
+            "is_varargs": True,
+            "is_varkw": True,
+        },
+    ],
+    "NonSerializableSetGetItemSource": [{"index": 0}],
+    "ParamBufferSource": [{"member": "w"}],
+    "RandomValueSource": [{"random_call_index": 2}],
+    "SyntheticLocalSource": [{"local_name": "s"}],
+    "TempLocalSource": [{"local_name": "t"}],
+    "TensorPropertySource": [
+        {"prop": S.TensorProperty.SIZE, "idx": 0},
+        {"prop": S.TensorProperty.STRIDE, "idx": 1},
+        {"prop": S.TensorProperty.STORAGE_OFFSET},
+    ],
+    "TorchFunctionModeStackSource": [{"ind": 0}],
+    "TupleIteratorGetItemSource": [{"index": 1}],
+    "UnspecializedParamBufferSource": [{"member": "w"}],
+}
+
+
+def source_classes() -> list[type[Any]]:
+    """Every class of sources that torch defines."""
+    found = [cls for cls in vars(S).values() if isinstance(cls, type) and issubclass(cls, Source)]
+    return sorted(found, key=lambda cls: cls.__name__)
+
+
+def make(cls: type[Any], arguments: dict[str, Any]) -> Source:
+    """An instance; an ImportSource without the guard that it puts on the frame being compiled."""
+    base = {"base": X} if issubclass(cls, ChainedSource) else {}
+    if cls is not S.ImportSource:
+        return cls(**base, **arguments)
+    source = object.__new__(cls)
+    for name, value in arguments.items():
+        object.__setattr__(source, name, value)
+    return source
+
+
+def instances() -> list[Any]:
+    """One or more instances of each class."""
+    out: list[Any] = []
+    for cls in source_classes():
+        needed = [f.name for f in dataclasses.fields(cls) if f.init and f.name != "base"]
+        cases = ARGUMENTS.get(cls.__name__, [] if needed else [{}])
+        out.append(pytest.param(cls, cases, id=cls.__name__))
+    return out
+
+
+def asked(source: Source, what: str) -> object:
+    """A property, or the class of the exception that it raises."""
+    try:
+        return getattr(source, what)
+    except (AssertionError, RuntimeError, KeyError) as error:
+        return type(error)
+
+
+# --- sources --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("cls", "cases"), instances())
+def test_every_source_class_crosses(cls: type[Any], cases: list[dict[str, Any]]) -> None:
+    """A class that torch defines comes back as the same class with the same fields and name."""
+    assert cases, f"{cls.__name__} is new in torch: give its arguments in ARGUMENTS"
+    for arguments in cases:
+        source = make(cls, arguments)
+        desc = encode_source(source)
+        back = decode_source(loads(dumps(desc)))
+        assert type(back) is cls
+        assert back == source
+        assert hash(back) == hash(source)
+        assert repr(back) == repr(source)
+        assert encode_source(back) == desc
+        for what in ("name", "guard_source"):
+            assert asked(back, what) == asked(source, what)
+        name = asked(source, "name")
+        assert desc.name == (name if isinstance(name, str) else cls.__name__)
+
+
+def test_the_table_has_every_class_and_no_other() -> None:
+    """The arguments above name classes that exist, and there are as many as torch has."""
+    names = {cls.__name__ for cls in source_classes()}
+    assert set(ARGUMENTS) - names == set()
+    assert len(names) >= 58
+
+
+@given(SOURCES)
+@settings(max_examples=150, deadline=None)
+def test_source_trees_round_trip(source: Source) -> None:
+    """Any tree of sources is equal after the boundary, down to types that Python finds equal."""
+    desc = encode_source(source)
+    back = decode_source(loads(dumps(desc)))
+    assert back == source
+    assert repr(back) == repr(source)
+    assert encode_source(back) == desc
+
+
+def test_the_record_of_a_source() -> None:
+    """The fields that are not at their default, by name; the base as a record."""
+    source = S.TensorPropertySource(S.GetItemSource(X, slice(1, 3)), S.TensorProperty.SIZE, 0)
+    local = SourceDesc(
+        cls="LocalSource", name="L['x']", fields=(("local_name", "x"), ("is_input", True))
+    )
+    item = SourceDesc(
+        cls="GetItemSource",
+        name="L['x'][slice(1, 3, None)]",
+        base=local,
+        fields=(("index", SliceValue(start=1, stop=3)),),
+    )
+    size = EnumValue(cls="torch._dynamo.source.TensorProperty", name="SIZE")
+    assert encode_source(source) == SourceDesc(
+        cls="TensorPropertySource",
+        name="L['x'][slice(1, 3, None)].size()[0]",
+        base=item,
+        fields=(("prop", size), ("idx", 0)),
+    )
+
+
+def test_a_memo_shares_common_bases() -> None:
+    """With one memo, sources over one base share its record and its object."""
+    sources = [S.AttrSource(X, name) for name in "ab"]
+    encoded: Any = {}
+    one, two = (encode_source(source, memo=encoded) for source in sources)
+    assert one.base is two.base
+    decoded: Any = {}
+    first, second = (decode_source(desc, memo=decoded) for desc in (one, two))
+    assert first.base is second.base  # pyright: ignore
+
+
+def test_long_chains_need_no_recursion() -> None:
+    """A deep module's source is a chain; both directions walk it."""
+    source: Source = X
+    for _ in range(3000):
+        source = S.NNModuleSource(source)
+    desc = encode_source_without_names(source)
+    back: Any = decode_source(desc)
+    length = 0
+    while isinstance(back, ChainedSource):
+        back, length = back.base, length + 1
+    assert (length, back) == (3000, X)
+
+
+def encode_source_without_names(source: Source) -> SourceDesc:
+    """As encode_source, for a chain whose names torch itself cannot compute."""
+    chain: list[Any] = []
+    while isinstance(source, ChainedSource):
+        chain.append(source)
+        source = source.base
+    desc = encode_source(source)
+    for link in reversed(chain):
+        desc = SourceDesc(cls=type(link).__name__, name="n", base=desc)
+    return desc
+
+
+def test_a_source_class_of_somebody_else_is_refused() -> None:
+    """A user's subclass is named, also deep in a tree, and also if it takes a name of torch's."""
+
+    @dataclasses.dataclass(frozen=True)
+    class MySource(ChainedSource):
+        @property
+        def _name_template(self) -> str:
+            return "mine({0})"
+
+    class AttrSource(S.AttrSource):
+        pass
+
+    for cls, source in (
+        (MySource, S.GradSource(MySource(X))),
+        (MySource, S.GetItemSource(X, MySource(X))),
+        (AttrSource, AttrSource(X, "a")),
+    ):
+        with pytest.raises(UnsupportedValueError) as error:
+            encode_source(source)
+        assert error.value.found == f"{cls.__module__}.{cls.__qualname__}"
+        assert "a source class has no record; expected a class of torch._dynamo.source" in str(
+            error.value
+        )
+
+
+def test_an_index_without_a_record_is_refused_with_its_path() -> None:
+    """What is no constant is named with source, class and field."""
+    with pytest.raises(UnsupportedValueError) as error:
+        encode_source(S.GetItemSource(X, object()))
+    assert "(GetItemSource.index)" in str(error.value)
+
+
+LOCAL = SourceDesc(cls="LocalSource", name="L['x']", fields=(("local_name", "x"),))
+
+
+@pytest.mark.parametrize(
+    ("desc", "kind", "text"),
+    [
+        (
+            SourceDesc(cls="EvilSource", name="n"),
+            UnknownNameError,
+            "n: no such source class; expected a class of torch._dynamo.source; found EvilSource",
+        ),
+        (
+            SourceDesc(cls="Source", name="n", fields=(("x", 1),)),
+            FormatError,
+            "n (Source): a source has a field that is unknown or occurs twice; "
+            "expected no field; found x",
+        ),
+        (
+            SourceDesc(cls="LocalSource", name="n"),
+            FormatError,
+            "n (LocalSource): a source lacks a field; expected local_name",
+        ),
+        (
+            SourceDesc(cls="LocalSource", name="n", base=LOCAL, fields=LOCAL.fields),
+            FormatError,
+            "n (LocalSource): a source has the wrong base; expected no base; found one",
+        ),
+        (
+            SourceDesc(cls="GradSource", name="n"),
+            FormatError,
+            "n (GradSource): a source has the wrong base; expected a base; found none",
+        ),
+        (
+            SourceDesc(cls="AttrSource", name="n", base=LOCAL, fields=(("member", 3),)),
+            FormatError,
+            "n (AttrSource).member: a field of a source has the wrong type; expected str; found int",
+        ),
+        (
+            SourceDesc(cls="AttrSource", name="n", base=LOCAL, fields=(("base", 3),)),
+            FormatError,
+            "n (AttrSource): a source has a field that is unknown or occurs twice; "
+            "expected member; found base",
+        ),
+        (
+            SourceDesc(cls="RandomValueSource", name="n", fields=(("random_call_index", True),)),
+            FormatError,
+            "n (RandomValueSource).random_call_index: a field of a source has the wrong type; "
+            "expected int; found bool",
+        ),
+        (
+            SourceDesc(
+                cls="TensorPropertySource",
+                name="n",
+                base=LOCAL,
+                fields=(("prop", EnumValue(cls="torch._dynamo.source.TensorProperty", name="X")),),
+            ),
+            UnknownNameError,
+            "n (TensorPropertySource).prop: no such tensor property; found X",
+        ),
+        (
+            SourceDesc(
+                cls="TensorPropertySource",
+                name="n",
+                base=LOCAL,
+                fields=(
+                    ("prop", EnumValue(cls="torch._dynamo.source.TensorProperty", name="SIZE")),
+                ),
+            ),
+            FormatError,
+            "n (TensorPropertySource): a source cannot be made; "
+            "found idx must not be None for TensorProperty.SIZE TensorProperty",
+        ),
+    ],
+)
+def test_wrong_records_are_refused(desc: SourceDesc, kind: type[FakeifyError], text: str) -> None:
+    """Each way to be wrong has its error."""
+    with pytest.raises(kind) as error:
+        decode_source(desc)
+    assert type(error.value) is kind
+    assert str(error.value) == text
+
+
+@pytest.mark.parametrize(
+    ("cls", "field", "text"),
+    [
+        ("ImportSource", "module_name", "os').system('true"),
+        ("ImportSource", "module_name", "os system"),
+        ("GradSource", "member", "grad.__class__()"),
+        ("DefaultsSource", "idx_key", "k'] + f()['"),
+        ("ConstantSource", "source_name", "__import__('os').system('true')"),
+    ],
+)
+def test_names_that_torch_would_run_are_refused(cls: str, field: str, text: str) -> None:
+    """Torch renders these fields into Python text: neither side lets anything but names pass."""
+    kind = getattr(S, cls)
+    more = (("is_kw", True),) if cls == "DefaultsSource" else ()
+    base = LOCAL if issubclass(kind, ChainedSource) else None
+    with pytest.raises(FormatError, match="a field of a source is no identifier"):
+        decode_source(SourceDesc(cls=cls, name="n", base=base, fields=((field, text), *more)))
+    with pytest.raises(UnsupportedValueError, match="a field of a source is no identifier"):
+        encode_source(make(kind, {field: text, **dict(more)}))
+
+
+def test_functions_as_an_index_are_data_or_refused() -> None:
+    """No field calls or imports what a record names."""
+    evil = FunctionValue(kind="function", name="os.system")
+    desc = SourceDesc(cls="GetItemSource", name="n", base=LOCAL, fields=(("index", evil),))
+    with pytest.raises(FormatError):
+        decode_source(desc)
+
+
+def test_sources_inside_fields_are_bounded() -> None:
+    """A source in a field of a source in a field ... ends."""
+    desc = LOCAL
+    for _ in range(60):
+        desc = SourceDesc(
+            cls="GetItemSource",
+            name="n",
+            base=LOCAL,
+            fields=(("index", TupleValue(items=(SourceValue(source=desc),))),),
+        )
+    with pytest.raises(LimitError):
+        decode_source(desc)
+    source: Source = X
+    for _ in range(60):
+        source = S.GetItemSource(X, source)
+    with pytest.raises(LimitError):
+        encode_source(source)
+
+
+def test_a_fresh_process_reads_sources_without_a_frame() -> None:
+    """Sources whose construction leaves a guard on the frame are read where there is no frame."""
+    sources = [make(S.ImportSource, {"module_name": "torch.nn"}), S.GradSource(X)]
+    script = (
+        "import sys; from torch_fakeify.codec import loads\n"
+        "from torch_fakeify.sources import decode_source\n"
+        "print(*(decode_source(d).name for d in loads(sys.stdin.buffer.read())))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script],
+        input=dumps([encode_source(source) for source in sources]),
+        env={"PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        check=True,
+    )
+    assert run.stdout.decode().split() == ["__import__('torch.nn')", "L['x'].grad"]
+
+
+# --- contexts -------------------------------------------------------------------------------------
+
+
+@given(contexts())
+@settings(max_examples=150, deadline=None)
+def test_contexts_round_trip(ctx: SymbolicContext) -> None:
+    """The record of what was decoded is the record; what can be compared is equal."""
+    desc = encode_context(ctx)
+    back = decode_context(loads(dumps(desc)))
+    assert encode_context(back) == desc
+    assert type(back) is type(ctx)
+    for field in dataclasses.fields(ctx):
+        if field.name in ("specialize_on", "view_base_context", "inner_contexts"):
+            continue
+        assert getattr(back, field.name) == getattr(ctx, field.name), field.name
+
+
+def test_every_context_class_and_field_is_covered() -> None:
+    """A class or a field that torch adds must be put into the record or named here as left out."""
+    left_out = {"shape_env_to_source_to_symbol_cache"}  # not policy: which symbols an env has
+    renamed = {"constraint", "kind"}
+    known = set(ContextDesc.__struct_fields__) | left_out | renamed
+    todo = [SymbolicContext]
+    seen: set[str] = set()
+    while todo:
+        cls = todo.pop()
+        todo += cls.__subclasses__()
+        seen.add(cls.__name__)
+        assert {f.name for f in dataclasses.fields(cls)} - known == set(), cls
+    assert seen == {
+        "SymbolicContext",
+        "SymIntSymbolicContext",
+        "StatelessSymbolicContext",
+        "StatefulSymbolicContext",
+        "SubclassSymbolicContext",
+    }
+
+
+def test_the_symbol_cache_stays_behind() -> None:
+    """A decoded stateful context has a cache of its own, and it is empty."""
+    ctx = StatefulSymbolicContext([DimDynamic.DYNAMIC], tensor_source=X)
+    env = ShapeEnv()
+    FakeTensorMode(shape_env=env).from_tensor(torch.ones(3), symbolic_context=ctx, source=X)
+    assert ctx.shape_env_to_source_to_symbol_cache
+    one, two = (decode_context(encode_context(ctx)) for _ in range(2))
+    assert one.shape_env_to_source_to_symbol_cache == {}  # pyright: ignore
+    assert (
+        one.shape_env_to_source_to_symbol_cache  # pyright: ignore
+        is not two.shape_env_to_source_to_symbol_cache  # pyright: ignore
+    )
+
+
+def test_a_decoded_context_makes_the_same_symbols() -> None:
+    """Torch fakeifies with it as with the original: sizes, ranges and guards agree."""
+    ctx = StatefulSymbolicContext(
+        [DimDynamic.DYNAMIC, DimDynamic.DUCK, DimDynamic.STATIC],
+        constraint_sizes=[
+            StrictMinMaxConstraint(warn_only=False, vr=ValueRanges(2, 64)),
+            RelaxedUnspecConstraint(warn_only=True),
+            None,
+        ],
+        tensor_source=X,
+    )
+    shown: list[object] = []
+    for each in (ctx, decode_context(encode_context(ctx))):
+        env = ShapeEnv()
+        fake = FakeTensorMode(shape_env=env).from_tensor(
+            torch.ones(4, 5, 6), symbolic_context=each, source=X
+        )
+        ranges = {str(symbol): str(vr) for symbol, vr in env.var_to_range.items()}
+        shown.append((str(fake.size()), str(fake.stride()), ranges))
+    assert shown[0] == shown[1]
+
+
+def test_specializations_are_found_again() -> None:
+    """A condition is an expression in the record, a predicate on ints and on symbols after."""
+    ctx = StatelessSymbolicContext([DimDynamic.DYNAMIC], specialize_on=[[lambda n: n % 8 == 0]])
+    desc = encode_context(ctx)
+    ((condition,),) = desc.specialize_on
+    assert condition.nodes[0] == encode_expr(DIM).nodes[0]
+    ((check,),) = decode_context(loads(dumps(desc))).specialize_on  # pyright: ignore
+    assert [n for n in range(2, 30) if check(n)] == [8, 16, 24]
+    env = ShapeEnv()
+    fake = FakeTensorMode(shape_env=env).from_tensor(
+        torch.ones(16), symbolic_context=StatelessSymbolicContext([DimDynamic.DYNAMIC]), source=X
+    )
+    source = S.TensorPropertySource(X, S.TensorProperty.SIZE, 0)
+    learned: list[str] = []
+    for each in (lambda n: n % 8 == 0, check):
+        with env.patch_source_specialization(source, each):
+            learned.append(str(env.axioms))
+    assert learned[0] == learned[1] != "{}"
+    assert str(check(fake.size(0))) == str(fake.size(0) % 8 == 0)
+    assert env.guards == []
+
+
+def test_a_condition_that_is_no_expression_is_refused_by_name() -> None:
+    """A function that branches on the size cannot be written down."""
+
+    def branches(n: Any) -> Any:
+        return n == 4 if n > 3 else n == 2
+
+    with pytest.raises(UnsupportedValueError) as error:
+        encode_context(StatelessSymbolicContext([DimDynamic.DYNAMIC], specialize_on=[[branches]]))
+    assert "symbolic context.specialize_on[0][0]" in str(error.value)
+    assert "branches" in str(error.value)
+
+
+def test_contexts_and_constraints_of_somebody_else_are_refused() -> None:
+    """A subclass may mean anything; it is named."""
+
+    class MyContext(StatelessSymbolicContext):
+        pass
+
+    @dataclasses.dataclass(frozen=True)
+    class MyConstraint(RelaxedUnspecConstraint):
+        pass
+
+    with pytest.raises(UnsupportedValueError, match="MyContext"):
+        encode_context(MyContext([]))
+    with pytest.raises(UnsupportedValueError, match="MyConstraint"):
+        encode_context(SymIntSymbolicContext(MyConstraint(warn_only=False)))
+
+
+NUMBER = encode_expr(sympy.Integer(3))
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        (
+            {"kind": "symint", "dynamic_sizes": ("DUCK",)},
+            ".dynamic_sizes: a symint context has no such field",
+        ),
+        (
+            {"kind": "stateless", "tensor_source": LOCAL},
+            ".tensor_source: a stateless context has no such field",
+        ),
+        ({"kind": "stateful"}, ".tensor_source: a stateful context lacks its source"),
+        (
+            {"kind": "stateless", "dynamic_sizes": ("DUCK",), "dynamic_strides": ("DUCK", "DUCK")},
+            ".dynamic_strides: a context has a wrong number of dims; expected 1; found 2",
+        ),
+        (
+            {"kind": "stateless", "dynamic_sizes": ("DUCK",), "dynamic_strides": ("STATIC",)},
+            ".dynamic_strides: a stride has a policy that torch does not know for strides; "
+            "expected INFER_STRIDE | DYNAMIC | DUCK; found STATIC",
+        ),
+        (
+            {"kind": "stateless", "dynamic_sizes": ("DUCK",), "shape_ids": ((0, "a"), (0, "b"))},
+            ".shape_ids: a dim occurs twice",
+        ),
+        (
+            {"kind": "stateless", "dynamic_sizes": ("DUCK",), "shape_ids": ((1, "a"),)},
+            ".shape_ids: there is no such dim; found 1",
+        ),
+        (
+            {"kind": "symint", "constraint": ConstraintDesc(kind="strict", lower=NUMBER)},
+            ".constraint: a strict constraint lacks its range",
+        ),
+        (
+            {"kind": "symint", "constraint": ConstraintDesc(kind="relaxed", lower=NUMBER)},
+            ".constraint: a relaxed constraint has no range",
+        ),
+        (
+            {
+                "kind": "symint",
+                "constraint": ConstraintDesc(
+                    kind="strict", lower=NUMBER, upper=encode_expr(sympy.Integer(2))
+                ),
+            },
+            ".constraint: a range is empty; found Invalid ranges [3:2]",
+        ),
+        (
+            {"kind": "stateless", "dynamic_sizes": ("DUCK",), "specialize_on": ((NUMBER,),)},
+            ".specialize_on[0][0]: a condition to specialize on is no predicate of the size; "
+            "expected a comparison of the symbol dim; found 3",
+        ),
+        (
+            {
+                "kind": "subclass",
+                "tensor_source": LOCAL,
+                "inner_contexts": (("a", None), ("a", None)),
+            },
+            ".inner_contexts: an inner tensor occurs twice",
+        ),
+    ],
+)
+def test_wrong_contexts_are_refused(fields: dict[str, Any], text: str) -> None:
+    """Each way to be wrong has its error, with the path into the context."""
+    with pytest.raises(FormatError) as error:
+        decode_context(ContextDesc(**fields))
+    assert str(error.value) == f"symbolic context{text}"
+
+
+def test_nested_contexts_are_bounded() -> None:
+    """A context for the base of a base of a base ... ends, on both sides."""
+    desc = ContextDesc(kind="stateless")
+    ctx: Any = StatelessSymbolicContext([])
+    for _ in range(60):
+        desc = ContextDesc(kind="stateless", view_base_context=desc)
+        ctx = StatelessSymbolicContext([], view_base_context=ctx)
+    with pytest.raises(LimitError):
+        decode_context(desc)
+    with pytest.raises(LimitError):
+        encode_context(ctx)
