@@ -92,7 +92,7 @@ LISTED = {
         "_set_sdp_use_cudnn _set_sdp_use_flash _set_sdp_use_math _set_sdp_use_mem_efficient "
         "_set_sdp_use_overrideable _pop_torch_function_stack _select_conv_backend "
         "_functionalization_reapply_views_tls _unset_dispatch_mode _to_functionality_key "
-        "_cuda_synchronize _infer_size _set_float32_matmul_precision"
+        "_infer_size _set_float32_matmul_precision"
     ),
     "torch._C._autograd": (
         "_get_data_attr _pop_saved_tensors_default_hooks _saved_tensors_hooks_disable "
@@ -214,9 +214,9 @@ DENIED_MEMBER_PREFIXES = ("__", "f_", "gi_", "cr_", "ag_", "tb_", "co_", "func_"
 DUNDERS = frozenset(
     f"__{name}__"
     for name in _words(
-        "abs add and bool ceil contains divmod eq float floor floordiv ge getitem gt iadd iand "
+        "abs add and bool ceil complex contains div divmod eq float floor floordiv ge getitem gt iadd iand "
         "ifloordiv ilshift imatmul imod imul index int invert ior ipow irshift isub itruediv ixor "
-        "le len lshift lt matmul mod mul ne neg or pos pow radd rand rdivmod rfloordiv rlshift "
+        "le len long lshift lt matmul mod mul ne neg nonzero or pos pow radd rand rdivmod reversed rfloordiv rlshift "
         "rmatmul rmod rmul ror round rpow rrshift rshift rsub rtruediv rxor setitem sub truediv "
         "trunc xor"
     )

@@ -340,7 +340,7 @@ def _late_index() -> dict[_Identity, str]:
 
 def _names_of(modules: dict[str, Any]) -> dict[_Identity, str]:
     names: dict[_Identity, str] = {}
-    for module_name in ("torch", *LISTED, *WHOLE):
+    for module_name in ("torch", *WHOLE, *LISTED):
         if module_name not in modules:
             continue
         for name, fn in _listed(module_name, modules[module_name]):
@@ -360,7 +360,7 @@ def _names_of(modules: dict[str, Any]) -> dict[_Identity, str]:
 
 
 def _is_tensor_method(name: str) -> bool:
-    return name in DUNDERS or _is_plain_member(name)
+    return name in DUNDERS or name in STORAGE_READS or _is_plain_member(name)
 
 
 def _is_variable_function(name: str) -> bool:

@@ -54,7 +54,7 @@ EncodeHook: TypeAlias = Callable[[object], "Value | None"]
 DecodeHook: TypeAlias = Callable[[Value], object]
 """Given a record, the object, or ``NotImplemented`` when the record is not the hook's."""
 
-MAX_DEPTH = 200
+MAX_DEPTH = 64
 """How deep containers may be nested in one another."""
 
 _PLAIN = frozenset({type(None), bool, int})
