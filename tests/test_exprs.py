@@ -355,6 +355,12 @@ def test_deep_expression_needs_no_python_stack(depth: int) -> None:
     assert (again + 1).is_commutative
 
 
+def test_deep_chain_of_functions_answers_questions() -> None:
+    """What sympy finds out through the arguments is known for a deep decoded expression."""
+    applied = tuple(ApplyNode("ToFloat", (i,)) for i in range(5000))
+    assert decode_expr(ExprDesc(nodes=(SymbolNode("x", ()), *applied))).is_commutative
+
+
 def test_records_mean_the_same_in_another_process() -> None:
     """A fresh interpreter, with other hashes, decodes to the same expression and record."""
     expr = sympy.And(
