@@ -9,18 +9,20 @@ import subprocess
 import sys
 import unicodedata
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 import torch_fakeify as tfk
 from torch_fakeify import cli
 from torch_fakeify.desc import FunctionValue, StackDesc
 from torch_fakeify.desc_frame import CaptureDesc, FailureDesc
 from torch_fakeify.files import read_capture, write_capture
-from torch_fakeify.isolation import Answer, ask
+from torch_fakeify.isolation import Answer, ask, last_words
 from torch_fakeify.page import show_lines, table_lines
 from torch_fakeify.verdict import judge, masked, replay
 
@@ -68,17 +70,35 @@ torch.compile(lambda x: x + x.view(-1)[0], backend=Failing())(x)
 ROWS = 7
 
 
-def command(*args: str | Path, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+def fresh(*args: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run the command in a fresh interpreter."""
     return subprocess.run(
         [sys.executable, "-m", "torch_fakeify", *map(str, args)],
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(Path(tfk.__file__).parents[1]), **env},
+        env={**os.environ, "PYTHONPATH": str(Path(tfk.__file__).parents[1])},
         capture_output=True,
         text=True,
         check=False,
         timeout=200,
     )
+
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Runs the command in this process, in a directory."""
+
+    def run(*args: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+        monkeypatch.chdir(cwd)
+        torch._dynamo.reset()
+        capsys.readouterr()
+        status = cli.main([*map(str, args)])
+        out, err = capsys.readouterr()
+        return subprocess.CompletedProcess(args, status, out, err)
+
+    return run
 
 
 def error_of(done: subprocess.CompletedProcess[str]) -> str:
@@ -95,7 +115,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedPr
     """What ``run`` did with the script above; its captures are in ``captures`` beside it."""
     home = tmp_path_factory.mktemp("run")
     (home / "script.py").write_text(SCRIPT)
-    done = command("run", "script.py", "--out", "x", "-h", "b c", cwd=home)
+    done = fresh("run", "script.py", "--out", "x", "-h", "b c", cwd=home)
     done.args = home
     return done
 
@@ -138,7 +158,8 @@ def test_run_goes_on_to_the_script_s_own_end(
 ) -> None:
     """A script that raises shows its own traceback, and the exit status is 1."""
     assert recorded.returncode == 1
-    assert 'Traceback (most recent call last):\n  File "script.py", line' in recorded.stderr
+    home = str(recorded.args)
+    assert f'Traceback (most recent call last):\n  File "{home}/script.py", line' in recorded.stderr
     assert "ValueError: cannot compile 1 inputs" in recorded.stderr
     assert recorded.stderr.endswith("torch-fakeify: the script raised, exit status 1\n")
     assert "runpy" not in recorded.stderr
@@ -150,7 +171,7 @@ def test_run_starts_the_script_as_python_does(
     """``sys.argv``, ``__name__``, ``__file__`` and ``sys.path[0]`` are those of a plain run."""
     home = Path(str(recorded.args))
     plain = subprocess.run(
-        [sys.executable, "script.py", "--out", "x", "-h", "b c"],
+        [sys.executable, home / "script.py", "--out", "x", "-h", "b c"],
         cwd=home, capture_output=True, text=True, check=False, timeout=200,
     )  # fmt: skip
     assert recorded.stdout.splitlines()[0] == plain.stdout.splitlines()[0]
@@ -185,20 +206,22 @@ def test_run_names_backends(captures: list[Path]) -> None:
     assert "0x" not in names[-1]
 
 
-def run_text(tmp_path: Path, code: str, *options: str) -> subprocess.CompletedProcess[str]:
+def run_text(
+    command: Command, tmp_path: Path, code: str, *options: str
+) -> subprocess.CompletedProcess[str]:
     """Run a script of this text under ``run``."""
     (tmp_path / "s.py").write_text(code)
     return command("run", *options, "s.py", cwd=tmp_path)
 
 
-def test_run_with_another_backend(tmp_path: Path) -> None:
+def test_run_with_another_backend(command: Command, tmp_path: Path) -> None:
     """``--backend`` compiles every frame with that one; a good script ends with status 0."""
     code = (
         "import torch\n"
         "def bad(gm, inputs): raise ValueError\n"
         "torch.compile(lambda x: x + 1, backend=bad)(torch.ones(2))\n"
     )
-    done = run_text(tmp_path, code, "--backend", "eager", "--out", "a/b")
+    done = run_text(command, tmp_path, code, "--backend", "eager", "--out", "a/b")
     assert done.returncode == 0, done.stderr
     (path,) = (tmp_path / "a" / "b").iterdir()
     assert read_capture(path).backend == "eager"
@@ -213,9 +236,11 @@ def test_run_with_another_backend(tmp_path: Path) -> None:
         ("x = = 1", "found SyntaxError: invalid syntax"),
     ],
 )
-def test_run_of_a_script_that_ends_early(tmp_path: Path, code: str, message: str) -> None:
+def test_run_of_a_script_that_ends_early(
+    command: Command, tmp_path: Path, code: str, message: str
+) -> None:
     """A script that fails before it compiles anything: one error, status 2, no file."""
-    done = run_text(tmp_path, code)
+    done = run_text(command, tmp_path, code)
     assert error_of(done) == (
         "s.py: the script ended before it compiled anything; "
         f"{message}. Run it without recording first"
@@ -223,27 +248,27 @@ def test_run_of_a_script_that_ends_early(tmp_path: Path, code: str, message: str
     assert list((tmp_path / "captures").iterdir()) == []
 
 
-def test_run_of_a_script_that_compiles_nothing(tmp_path: Path) -> None:
+def test_run_of_a_script_that_compiles_nothing(command: Command, tmp_path: Path) -> None:
     """A script that ends well without compiling anything is no success."""
-    done = run_text(tmp_path, "print('hello')")
+    done = run_text(command, tmp_path, "print('hello')")
     assert (done.returncode, done.stdout) == (1, "hello\n")
     assert done.stderr == "torch-fakeify: the script compiled nothing\n"
 
 
-def test_run_of_a_script_that_exits(tmp_path: Path) -> None:
+def test_run_of_a_script_that_exits(command: Command, tmp_path: Path) -> None:
     """A script's own exit status is told; what it compiled until then is on record."""
     code = (
         "import sys, torch\n"
         "torch.compile(lambda x: x + 1, backend='eager')(torch.ones(2))\n"
         "sys.exit(7)\n"
     )
-    done = run_text(tmp_path, code)
+    done = run_text(command, tmp_path, code)
     assert done.returncode == 1
     assert done.stderr == "torch-fakeify: the script exited, exit status 7\n"
     assert len(list((tmp_path / "captures").iterdir())) == 1
 
 
-def test_run_goes_on_where_a_frame_cannot_be_recorded(tmp_path: Path) -> None:
+def test_run_goes_on_where_a_frame_cannot_be_recorded(command: Command, tmp_path: Path) -> None:
     """A frame that has no record is told in the table; the script is not disturbed."""
     code = (
         "import torch\n"
@@ -253,32 +278,32 @@ def test_run_goes_on_where_a_frame_cannot_be_recorded(tmp_path: Path) -> None:
         "script.capture = refuse\n"
         "print(torch.compile(lambda x: x + 1, backend='eager')(torch.ones(2)))\n"
     )
-    done = run_text(tmp_path, code)
+    done = run_text(command, tmp_path, code)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0] == "tensor([2., 2.])"
     assert done.stdout.splitlines()[-1].endswith("compiled; not recorded: x: no record")
     assert list((tmp_path / "captures").iterdir()) == []
 
 
-def test_run_of_no_script(tmp_path: Path) -> None:
+def test_run_of_no_script(command: Command, tmp_path: Path) -> None:
     """A path without a script is refused by name."""
     done = command("run", "nothing.py", cwd=tmp_path)
     assert error_of(done) == "nothing.py: there is no such script. Check the path"
     assert not (tmp_path / "captures").exists()
 
 
-def test_run_into_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
+def test_run_into_a_directory_that_cannot_be_written(command: Command, tmp_path: Path) -> None:
     """The directory is checked before the script starts."""
     (tmp_path / "file").write_text("keep me")
-    done = run_text(tmp_path, "print('started')", "--out", "file")
+    done = run_text(command, tmp_path, "print('started')", "--out", "file")
     assert "the directory cannot be written" in error_of(done)
     assert done.stdout == ""
     assert (tmp_path / "file").read_text() == "keep me"
 
 
-def test_run_with_a_backend_that_is_not(tmp_path: Path) -> None:
+def test_run_with_a_backend_that_is_not(command: Command, tmp_path: Path) -> None:
     """A backend that is not registered is refused before the script starts."""
-    done = run_text(tmp_path, "print('started')", "--backend", "nonesuch")
+    done = run_text(command, tmp_path, "print('started')", "--backend", "nonesuch")
     assert error_of(done).startswith("there is no Dynamo backend 'nonesuch'; expected one of ")
     assert done.stdout == ""
     assert not (tmp_path / "captures").exists()
@@ -287,7 +312,7 @@ def test_run_with_a_backend_that_is_not(tmp_path: Path) -> None:
 # --- show ---------------------------------------------------------------------------------------
 
 
-def test_show(dynamic: Path, tmp_path: Path) -> None:
+def test_show(command: Command, dynamic: Path, tmp_path: Path) -> None:
     """The page has inputs, symbols with sources and ranges, guards with the user's line, code."""
     done = command("show", dynamic, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
@@ -318,14 +343,14 @@ def test_show_imports_no_torch(dynamic: Path, tmp_path: Path) -> None:
     assert done.stderr == "[]\n"
 
 
-def test_show_json_is_the_record(dynamic: Path, tmp_path: Path) -> None:
+def test_show_json_is_the_record(command: Command, dynamic: Path, tmp_path: Path) -> None:
     """``--json`` prints what ``loads`` reads back to the same record."""
     done = command("show", "--json", dynamic, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert tfk.loads(done.stdout.strip().encode()) == read_capture(dynamic)
 
 
-def test_show_of_a_failure(captures: list[Path], tmp_path: Path) -> None:
+def test_show_of_a_failure(command: Command, captures: list[Path], tmp_path: Path) -> None:
     """The failure is shown with its stack."""
     text = command("show", captures[-1], cwd=tmp_path).stdout
     assert "result    failed: builtins.ValueError\n" in text
@@ -370,7 +395,9 @@ def test_show_cannot_send_control_sequences(captures: list[Path], which: int) ->
     assert any(r"\x1b]0;owned" in line for line in lines)
 
 
-def test_json_cannot_send_control_sequences(captures: list[Path], tmp_path: Path) -> None:
+def test_json_cannot_send_control_sequences(
+    command: Command, captures: list[Path], tmp_path: Path
+) -> None:
     """``--json`` is printable, too, and still means the same."""
     desc = msgspec.structs.replace(read_capture(captures[3]), frame=EVIL + "\U000e0001")
     write_capture(tmp_path / "evil.fkf", desc)
@@ -415,14 +442,14 @@ def failing(dynamic: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_replay_of_a_good_frame(dynamic: Path, tmp_path: Path) -> None:
+def test_replay_of_a_good_frame(command: Command, dynamic: Path, tmp_path: Path) -> None:
     """A frame without a failure on record compiles, and that is what it should do."""
     done = command("replay", dynamic, "--backend", "aot_eager", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.fullmatch(r"compiles\n  compiled in \d+ ms\n", done.stdout)
 
 
-def test_replay_reproduces(failing: Path, tmp_path: Path) -> None:
+def test_replay_reproduces(command: Command, failing: Path, tmp_path: Path) -> None:
     """The same failure in a fresh interpreter: reproduced, status 0."""
     failure = read_capture(failing).failure
     assert failure is not None
@@ -433,7 +460,9 @@ def test_replay_reproduces(failing: Path, tmp_path: Path) -> None:
     assert lines[1].startswith(f"    {failure.type}: ")
 
 
-def test_replay_does_not_reproduce(captures: list[Path], failing: Path, tmp_path: Path) -> None:
+def test_replay_does_not_reproduce(
+    command: Command, captures: list[Path], failing: Path, tmp_path: Path
+) -> None:
     """A frame that failed and compiles now, or fails otherwise, is not reproduced: status 1."""
     done = command("replay", captures[-1], "--backend", "eager", cwd=tmp_path)
     assert done.returncode == 1
@@ -455,7 +484,7 @@ def test_replay_of_a_frame_that_no_longer_compiles(failing: Path, tmp_path: Path
     assert (verdict.word, verdict.holds) == ("does not compile", False)
 
 
-def test_replay_that_hangs(dynamic: Path, tmp_path: Path) -> None:
+def test_replay_that_hangs(command: Command, dynamic: Path, tmp_path: Path) -> None:
     """A compilation that takes longer than allowed is killed and told so."""
     done = command("replay", dynamic, "--timeout", "0.01", cwd=tmp_path)
     assert done.returncode == 1
@@ -508,6 +537,15 @@ def test_verdict_on_ends(dynamic: Path, answer: Answer, word: str, detail: str) 
     assert (verdict.word, verdict.holds, verdict.details[0]) == (word, False, detail)
 
 
+def test_last_words() -> None:
+    """What is kept of a dead child's output tells how it died."""
+    lines = [str(number) for number in range(30)]
+    assert last_words(lines) == tuple(lines[-12:])
+    assert last_words(lines[:3]) == ("0", "1", "2")
+    lines[10] = "Fatal Python error: Aborted"
+    assert last_words(lines) == tuple(lines[6:18])
+
+
 def test_masked_messages() -> None:
     """Numbers and addresses do not make two failures different."""
     assert masked("at 0x7f00 with s77 and 3.5") == masked("at 0xdead with s2 and 10.25")
@@ -556,7 +594,7 @@ def rewritten(path: Path, to: Path, member: str, change: Any) -> Path:
 
 
 @pytest.mark.parametrize("name", ["show", "replay"])
-def test_not_a_capture(name: str, tmp_path: Path) -> None:
+def test_not_a_capture(command: Command, name: str, tmp_path: Path) -> None:
     """A file that is no capture, and a file that is not there: one error each."""
     (tmp_path / "f.fkf").write_text("hello")
     assert error_of(command(name, "f.fkf", cwd=tmp_path)).startswith("f.fkf: ")
@@ -565,14 +603,14 @@ def test_not_a_capture(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.3, 0.9, 0.999])
-def test_truncated(dynamic: Path, tmp_path: Path, keep: float) -> None:
+def test_truncated(command: Command, dynamic: Path, tmp_path: Path, keep: float) -> None:
     """A file that was cut anywhere is refused."""
     data = dynamic.read_bytes()
     (tmp_path / "f.fkf").write_bytes(data[: int(len(data) * keep)])
     assert error_of(command("show", "f.fkf", cwd=tmp_path)).startswith("f.fkf: ")
 
 
-def test_another_version(dynamic: Path, tmp_path: Path) -> None:
+def test_another_version(command: Command, dynamic: Path, tmp_path: Path) -> None:
     """A file of a version to come is refused, and the version is told."""
 
     def change(manifest: dict[str, Any]) -> None:
@@ -597,29 +635,45 @@ def retargeted(path: Path, to: Path, target: FunctionValue) -> Path:
 
 
 @pytest.mark.parametrize(
-    "target",
+    ("kind", "name", "said"),
     [
-        FunctionValue(kind="op", name="nonesuch.op.default"),
-        FunctionValue(kind="op", name="aten.nonesuch.default"),
-        FunctionValue(kind="hop", name="nonesuch"),
-        FunctionValue(kind="function", name="os.system"),
-        FunctionValue(kind="function", name="torch.load"),
-        FunctionValue(kind="nonesuch", name="torch.sin"),
+        ("op", "nonesuch.op.default", "nonesuch"),
+        ("op", "aten.nonesuch.default", "torch.ops.aten.nonesuch is not registered"),
+        ("hop", "nonesuch", "nonesuch"),
+        ("function", "os.system", "os.system"),
+        ("function", "torch.load", "torch.load"),
+        ("nonesuch", "torch.sin", "found 'nonesuch'"),
     ],
-    ids=lambda target: target.name,
 )
 def test_unknown_and_forbidden_functions(
-    dynamic: Path, tmp_path: Path, target: FunctionValue
+    command: Command, dynamic: Path, tmp_path: Path, kind: str, name: str, said: str
 ) -> None:
     """An operator that is not there, a function outside the allow-list: named and refused."""
+    target = FunctionValue(kind=kind, name=name)
     path = retargeted(dynamic, tmp_path / "f.fkf", target)
-    assert target.name in error_of(command("replay", path, "--backend", "eager", cwd=tmp_path))
+    with pytest.raises(tfk.FormatError) as error:
+        tfk.Capture.load(path).instantiate()
+    assert error.value.where == "$.nodes[3].target"
+    assert said in str(error.value)
     shown = command("show", path, cwd=tmp_path)
     assert (shown.returncode, shown.stderr) == (0, "")
-    assert target.name in shown.stdout
+    assert name in shown.stdout
 
 
-def test_replay_with_a_backend_that_is_not(dynamic: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "name"), [("op", "nonesuch.op.default"), ("function", "os.system")]
+)
+def test_replay_of_unknown_and_forbidden_functions(
+    command: Command, dynamic: Path, tmp_path: Path, kind: str, name: str
+) -> None:
+    """What the fresh interpreter refuses is an error of the command, not a verdict."""
+    path = retargeted(dynamic, tmp_path / "f.fkf", FunctionValue(kind=kind, name=name))
+    done = command("replay", path, "--backend", "eager", cwd=tmp_path)
+    assert error_of(done).startswith("$.nodes[3].target: ")
+    assert done.stdout == ""
+
+
+def test_replay_with_a_backend_that_is_not(command: Command, dynamic: Path, tmp_path: Path) -> None:
     """A backend that is not registered is bad usage."""
     done = command("replay", dynamic, "--backend", "nonesuch", cwd=tmp_path)
     assert error_of(done).startswith("there is no Dynamo backend 'nonesuch'")
@@ -638,7 +692,7 @@ def test_table() -> None:
     ]
 
 
-def test_demo(tmp_path: Path) -> None:
+def test_demo(command: Command, tmp_path: Path) -> None:
     """The demo runs to its end: another process rebuilds the frame and agrees with eager."""
     done = command("demo", "--backend", "aot_eager", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

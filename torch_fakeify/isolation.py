@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 _PACKAGE_PARENT = str(Path(__file__).resolve().parent.parent)
-_TAIL = 12
+_KEPT = 12
 """Lines of a dead child's output that are kept."""
+_BEFORE = 4
+"""How many of them stand before Python's own report of a crash, if there is one."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Answer:
     status: int
     """Its exit status, negative the signal that ended it."""
     tail: tuple[str, ...]
-    """Last lines of its output."""
+    """What it printed last."""
 
     @property
     def signal_name(self) -> str:
@@ -68,7 +70,7 @@ def ask(request: Mapping[str, Any], *, timeout: float) -> Answer:
                 start_new_session=True,
             )
             hung = _wait(child, timeout)
-        tail = tuple(log.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL:])
+        tail = last_words(log.read_text(encoding="utf-8", errors="replace").splitlines())
         if hung:
             return Answer("hung", {}, child.returncode, tail)
         if child.returncode == 0 and answered.exists():
@@ -76,6 +78,17 @@ def ask(request: Mapping[str, Any], *, timeout: float) -> Answer:
             return Answer("replied", reply, 0, tail)
         ending = "crashed" if child.returncode < 0 else "exited"
         return Answer(ending, {}, child.returncode, tail)
+
+
+def last_words(lines: Sequence[str]) -> tuple[str, ...]:
+    """The lines of an output that tell how it ended.
+
+    Of a crash these are the last ones before Python's report and the report's beginning, which has
+    the innermost frames.
+    """
+    crash = (at for at, line in enumerate(lines) if line.startswith("Fatal Python error"))
+    start = max(next(crash, len(lines) - _KEPT + _BEFORE) - _BEFORE, 0)
+    return tuple(lines[start : start + _KEPT])
 
 
 def _wait(child: subprocess.Popen[bytes], timeout: float) -> bool:

@@ -104,14 +104,14 @@ def run_script(
         CaptureError: no backend has that name; the script has not been started.
         ScriptError: there is no such script, or it ended with an error before it compiled anything.
     """
-    script = Path(script)
-    if not script.exists():
+    if not Path(script).exists():
         raise ScriptError("there is no such script", where=str(script), fix="Check the path")
     override = None if backend is None else _torch.resolve_backend(backend)
     recorder = ScriptRecorder(Path(directory).absolute(), override)
     report = ScriptReport(recorder.frames)
-    with recording(recorder), _as_main(script, args):
-        _run(script, report)
+    path = Path(script).absolute()
+    with recording(recorder), _as_main(path, args):
+        _run(path, report)
     if not report.frames and report.ending != "finished":
         raise ScriptError(
             "the script ended before it compiled anything",
@@ -153,9 +153,8 @@ def _exit_status(code: object) -> tuple[int, str]:
 def _script_traceback(error: BaseException, script: Path) -> str:
     """The traceback as ``python script.py`` shows it: it begins in the script."""
     start = error.__traceback__
-    inside = {str(script), str(script.absolute())}
     entry = start
-    while entry is not None and entry.tb_frame.f_code.co_filename not in inside:
+    while entry is not None and entry.tb_frame.f_code.co_filename != str(script):
         entry = entry.tb_next
     shown = traceback.TracebackException(type(error), error, entry)
     return "".join(shown.format()).rstrip("\n")
@@ -168,7 +167,7 @@ def _last_line(text: str) -> str:
 
 @contextmanager
 def _as_main(script: Path, args: Sequence[str]) -> Generator[None, None, None]:
-    """``sys.argv`` and ``sys.path[0]`` as ``python script.py args`` sets them."""
+    """``sys.argv`` and ``sys.path[0]`` as ``python /path/of/script.py args`` sets them."""
     argv, path = sys.argv, list(sys.path)
     sys.argv = [str(script), *args]
     if script.is_file() and script.suffix not in {".zip", ".pyz"}:
