@@ -523,11 +523,9 @@ def _apply(head: Head, args: list[sympy.Basic]) -> sympy.Basic:
         expr._argset = frozenset(args)
     if head.nargs is not None:
         expr.nargs = head.nargs
-    # Both are computed through the arguments and then kept. Asked for here, where those of the
-    # arguments are known already, they never recurse deeply.
+    # The hash is computed through the arguments and then kept. Asked for here, where those of the
+    # arguments are known already, it never recurses deeply.
     hash(expr)
-    if isinstance(expr, sympy.Expr):
-        _ = expr.is_commutative
     return expr
 
 
