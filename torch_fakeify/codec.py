@@ -41,6 +41,7 @@ from torch_fakeify.wire import (
     record_type,
     swap_of,
     table_of,
+    too_nested,
 )
 
 if TYPE_CHECKING:
@@ -189,23 +190,42 @@ def loads(data: bytes | bytearray | memoryview) -> Any:
 class _Table:
     """The rows of one shared type that are written so far."""
 
-    __slots__ = ("alive", "chain", "cls", "depths", "encode", "equal", "rows", "seen")
-
     def __init__(self, cls: type[Record]) -> None:
         plan = plan_of(cls)
+        adders: dict[type[Record], Callable[[Encoder, int, _Table, Any], int]] = {
+            ExprDesc: Encoder._add_expr,
+            StackDesc: Encoder._add_stack,
+        }
         self.cls = cls
         self.chain = plan.chain
         self.encode = plan.encode
+        self.add = adders.get(cls, Encoder._add_record)
+        self.interned = cls in (ExprDesc, StackDesc, SourceDesc)
+        """Whether equal objects become one; two equal tensors must stay two."""
         self.rows: list[msgspec.Raw] = []
         self.depths: list[int] = []
         self.seen: dict[int, int] = {}
         """Position by the object's ``id``."""
         self.alive: list[object] = []
         """What ``seen`` knows, so that no ``id`` goes to another object."""
-        self.equal: dict[object, int] | None = None
-        """Position by content; ``None`` where two equal objects must stay two."""
-        if cls in (ExprDesc, StackDesc, SourceDesc):
-            self.equal = {}
+        self.equal: dict[object, int] = {}
+        """Position by content: what JSON tells apart, so ``1`` and ``True`` of a source too."""
+
+    def row_of(self, row: bytes, depth: int) -> int:
+        """The position of a row; a new one where the content is new or does not matter."""
+        position = len(self.rows)
+        if self.interned:
+            position = self.equal.setdefault(row, position)
+        if position == len(self.rows):
+            self.rows.append(msgspec.Raw(row))
+            self.depths.append(depth)
+        return position
+
+    def remember(self, obj: object, position: int) -> int:
+        """Know the object again."""
+        self.seen[id(obj)] = position
+        self.alive.append(obj)
+        return position
 
 
 class Encoder:
@@ -281,7 +301,9 @@ class Encoder:
             table = table_of(cls)
             body = plan_of(cls).encode(self, obj) if table is None else self.put(table, obj)
             return _RecordItem(name, msgspec.Raw(self._row(body)))
-        self.enter()
+        self.level += 1
+        if self.level > MAX_NESTING:
+            raise too_nested()
         items: list[Any] = []
         try:
             if type(obj) is dict:
@@ -306,12 +328,6 @@ class Encoder:
 
     # What follows is called by the closures of wire.py.
 
-    def enter(self) -> None:
-        """One level of nesting deeper."""
-        self.level += 1
-        if self.level > MAX_NESTING:
-            raise Fault(f"records are nested deeper than {MAX_NESTING} levels", kind=LimitError)
-
     def put(self, index: int, obj: Any) -> int:
         """The position of ``obj`` in table ``index``; it is written first if it is new."""
         table = self._tables[index]
@@ -329,44 +345,47 @@ class Encoder:
 
     def _add_chain(self, index: int, table: _Table, obj: Any) -> int:
         """Write ``obj`` after what it reaches through fields of its own type, without recursion."""
-        if table.chain:
-            at = ""
-            try:
-                for path, earlier in _chain(obj, table.chain, table.seen).items():
-                    at = path
-                    self._add(index, table, earlier)
-            except Fault as fault:
-                fault.at(at)
-                raise
-        return self._add(index, table, obj)
-
-    def _add(self, index: int, table: _Table, obj: Any) -> int:
-        depth = 1
-        if type(obj) is ExprDesc:
-            key, row = obj, b""
-            if table.equal is not None and obj not in table.equal:
-                row = self._row(self._expr(obj))
-        elif type(obj) is StackDesc:
-            frames = self._frames
-            key = row = self._row([frames.setdefault(f, len(frames)) for f in obj.frames])
+        seen = table.seen
+        for name in table.chain:
+            child = getattr(obj, name)
+            if child is not None and id(child) not in seen:
+                break
         else:
-            outer, self._deepest, self._table = (self._deepest, self._table), 0, index
-            self.enter()
-            key = row = self._row(table.encode(self, obj))
-            self.level -= 1
-            depth = self._deepest + 1
-            self._deepest, self._table = outer
-            if depth > MAX_CHAIN:
-                raise Fault(f"more than {MAX_CHAIN} rows in a chain", kind=LimitError)
-        position = len(table.rows)
-        if table.equal is not None:
-            position = table.equal.setdefault(key, position)
-        if position == len(table.rows):
+            return table.add(self, index, table, obj)
+        link: _Link = (obj, "", None)
+        try:
+            for link in _chain(obj, table.chain, seen):
+                table.add(self, index, table, link[0])
+        except Fault as fault:
+            while link[2] is not None:
+                fault.at(f".{link[1]}")
+                link = link[2]
+            raise
+        return table.add(self, index, table, obj)
+
+    def _add_expr(self, _index: int, table: _Table, obj: ExprDesc) -> int:
+        position = table.equal.get(obj)
+        if position is None:
+            row = self._row(self._expr(obj))
+            position = table.equal[obj] = len(table.rows)
             table.rows.append(msgspec.Raw(row))
-            table.depths.append(depth)
-        table.seen[id(obj)] = position
-        table.alive.append(obj)
-        return position
+            table.depths.append(1)
+        return table.remember(obj, position)
+
+    def _add_stack(self, _index: int, table: _Table, obj: StackDesc) -> int:
+        frames = self._frames
+        row = self._row([frames.setdefault(frame, len(frames)) for frame in obj.frames])
+        return table.remember(obj, table.row_of(row, 1))
+
+    def _add_record(self, index: int, table: _Table, obj: Any) -> int:
+        deepest, referrer = self._deepest, self._table
+        self._deepest, self._table = 0, index
+        row = self._row(table.encode(self, obj))
+        depth = self._deepest + 1
+        self._deepest, self._table = deepest, referrer
+        if depth > MAX_CHAIN:
+            raise Fault(f"more than {MAX_CHAIN} rows in a chain", kind=LimitError)
+        return table.remember(obj, table.row_of(row, depth))
 
     def _row(self, row: object) -> bytes:
         try:
@@ -479,12 +498,6 @@ class _Reader:
             rows.append(row)
             depths.append(self._deepest + 1)
 
-    def enter(self) -> None:
-        """One level of nesting deeper."""
-        self.level += 1
-        if self.level > MAX_NESTING:
-            raise Fault(f"records are nested deeper than {MAX_NESTING} levels", kind=LimitError)
-
     def get(self, index: int, position: int) -> Any:
         """The object at a position of table ``index``."""
         name = TABLES[index]
@@ -555,7 +568,9 @@ class _Reader:
             return self._record(tree)
         if not isinstance(tree, (_TupleItem, _ListItem, _DictItem)):
             return tree
-        self.enter()
+        self.level += 1
+        if self.level > MAX_NESTING:
+            raise too_nested()
         items: list[Any] = []
         try:
             if isinstance(tree, _DictItem):
@@ -616,27 +631,29 @@ def _postorder(root: int, args: list[tuple[int, ...]], limit: int = MAX_EXPR_NOD
     return list(order)
 
 
-def _chain(obj: Any, fields: tuple[str, ...], seen: dict[int, int]) -> dict[str, Any]:
-    """What ``obj`` reaches through ``fields`` and is not in ``seen``, by its path, farthest first."""
-    found: dict[str, Any] = {}
+_Link: TypeAlias = "tuple[Any, str, _Link | None]"
+"""An object, the field that led to it, and the link that has the field."""
+
+
+def _chain(obj: Any, fields: tuple[str, ...], seen: dict[int, int]) -> list[_Link]:
+    """What ``obj`` reaches through ``fields`` and is not in ``seen``, farthest first."""
+    found: list[_Link] = []
     done: set[int] = set()
-    stack = [("", obj)]
+    stack: list[_Link] = [(obj, "", None)]
     while stack:
-        path, parent = stack[-1]
-        pending = [
-            (f"{path}.{name}", child)
-            for name in fields
-            if (child := getattr(parent, name)) is not None
-            and id(child) not in seen
-            and id(child) not in done
-        ]
-        if pending and id(parent) not in done:
-            stack.extend(reversed(pending))
-            if len(stack) > MAX_CHAIN * len(fields):
-                raise Fault(f"more than {MAX_CHAIN} rows in a chain", kind=LimitError)
+        link = stack[-1]
+        if id(link[0]) in done:
+            stack.pop()
             continue
-        stack.pop()
-        if parent is not obj and id(parent) not in done:
-            found[path] = parent
-        done.add(id(parent))
+        size = len(stack)
+        for name in reversed(fields):
+            child = getattr(link[0], name)
+            if child is not None and id(child) not in seen and id(child) not in done:
+                stack.append((child, name, link))
+        if len(stack) == size:
+            done.add(id(link[0]))
+            found.append(stack.pop())
+        elif size > MAX_CHAIN * len(fields):
+            raise Fault(f"more than {MAX_CHAIN} rows in a chain", kind=LimitError)
+    found.pop()  # obj itself
     return found

@@ -26,7 +26,7 @@ from torch_fakeify.desc import (
     SourceDesc,
     StackDesc,
 )
-from torch_fakeify.errors import FakeifyError, UnknownNameError
+from torch_fakeify.errors import FakeifyError, LimitError, UnknownNameError
 
 SHARED: tuple[type[Record], ...] = (
     ExprDesc,
@@ -377,6 +377,8 @@ def _each(closure: _Closure) -> _Closure:
 
 def _zipped(closures: list[_Closure]) -> _Closure:
     """Apply one closure to each item of a tuple of fixed length."""
+    if len(closures) == 2 and closures[0] is _same:
+        return _named(closures[1])
 
     def convert(state: Any, items: Any) -> tuple[Any, ...]:
         out: list[Any] = []
@@ -392,6 +394,24 @@ def _zipped(closures: list[_Closure]) -> _Closure:
     return convert
 
 
+def _named(closure: _Closure) -> _Closure:
+    """Apply to the second item of a pair, as records have for named values."""
+    closures = closure.closures if isinstance(closure, _Dispatch) else {}
+    missing = _Dispatch(closures) if closures else closure
+
+    def convert(state: Any, items: Any) -> tuple[Any, ...]:
+        if len(items) != 2:
+            raise Fault("a tuple has the wrong length", "2", str(len(items)))
+        name, value = items
+        try:
+            found = closures.get(type(value), missing)
+            return items if found is _same else (name, found(state, value))
+        except Fault as fault:
+            raise fault.at("[1]") from fault.__cause__
+
+    return convert
+
+
 def _struct_encoder(
     cls: type[Any], wire: type[Any], fields: list[tuple[str, _Closure, Any]]
 ) -> _Closure:
@@ -400,7 +420,9 @@ def _struct_encoder(
     def encode(state: Any, record: Any) -> Any:
         if type(record) is not cls:
             raise Fault("a value has the wrong type", cls.__name__, type(record).__qualname__)
-        state.enter()
+        state.level = level = state.level + 1
+        if level > MAX_NESTING:
+            raise too_nested()
         values = asdict(record)
         name = ""
         try:
@@ -410,7 +432,7 @@ def _struct_encoder(
                     values[name] = closure(state, value)
         except Fault as fault:
             raise fault.at(f".{name}") from fault.__cause__
-        state.level -= 1
+        state.level = level - 1
         return wire(**values)
 
     return encode
@@ -420,7 +442,9 @@ def _struct_decoder(cls: type[Any], fields: list[tuple[str, _Closure, Any]]) -> 
     asdict = msgspec.structs.asdict
 
     def decode(state: Any, wire: Any) -> Any:
-        state.enter()
+        state.level = level = state.level + 1
+        if level > MAX_NESTING:
+            raise too_nested()
         values = asdict(wire)
         name = ""
         try:
@@ -430,13 +454,18 @@ def _struct_decoder(cls: type[Any], fields: list[tuple[str, _Closure, Any]]) -> 
                     values[name] = closure(state, value)
         except Fault as fault:
             raise fault.at(f".{name}") from fault.__cause__
-        state.level -= 1
+        state.level = level - 1
         try:
             return cls(**values)
         except (FakeifyError, TypeError, ValueError) as error:
             raise Fault(f"not a valid {cls.__name__}: {error}") from None
 
     return decode
+
+
+def too_nested() -> Fault:
+    """The error for more than ``MAX_NESTING`` levels, which closures and their callers count."""
+    return Fault(f"records are nested deeper than {MAX_NESTING} levels", kind=LimitError)
 
 
 _Fields: TypeAlias = "tuple[msgspec.structs.FieldInfo, ...]"
