@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import subprocess
 import sys
@@ -203,15 +204,33 @@ def test_the_record_of_a_source() -> None:
     )
 
 
-def test_a_memo_shares_common_bases() -> None:
-    """With one memo, sources over one base share its record and its object."""
-    sources = [S.AttrSource(X, name) for name in "ab"]
+def test_common_bases_are_shared() -> None:
+    """Sources over one base share its record; with one memo, the decoded share the object."""
+    base = S.LocalSource("self")
+    sources = [S.AttrSource(base, name) for name in "ab"]
+    one, two = map(encode_source, sources)
+    assert one.base is two.base is encode_source(base)
     encoded: Any = {}
-    one, two = (encode_source(source, memo=encoded) for source in sources)
-    assert one.base is two.base
+    third, fourth = (encode_source(source, memo=encoded) for source in sources)
+    assert (third, fourth) == (one, two)
+    assert third.base is fourth.base is not one.base
     decoded: Any = {}
     first, second = (decode_source(desc, memo=decoded) for desc in (one, two))
     assert first.base is second.base  # pyright: ignore
+
+
+def test_a_kept_record_changes_nothing_of_the_source() -> None:
+    """Equality, hash, text and copies of a source are as before it was encoded."""
+    new, used = (S.AttrSource(S.LocalSource("m"), "w") for _ in range(2))
+    encode_source(used)
+    assert (used, hash(used), repr(used), str(used.__reduce__())) == (
+        new,
+        hash(new),
+        repr(new),
+        str(new.__reduce__()),
+    )
+    assert "_fakeify_record" not in vars(dataclasses.replace(used, member="v"))
+    assert "_fakeify_record" not in vars(copy.copy(used))
 
 
 def test_long_chains_need_no_recursion() -> None:

@@ -61,6 +61,7 @@ MAX_NESTING = 50
 """Sources inside the fields of other sources; chains of ``base`` are not bounded by it."""
 
 _PROPERTY = "torch._dynamo.source.TensorProperty"
+_RECORD = "_fakeify_record"
 
 
 # --- the closed table of source classes -----------------------------------------------------------
@@ -110,36 +111,54 @@ def _inspect(cls: type[Any]) -> _SourceClass:
 
 
 def encode_source(source: _torch.Source, *, memo: EncodeMemo | None = None) -> SourceDesc:
-    """The record of a source.
+    """The record of a source; one source object always has one record object.
+
+    A source keeps its record, as it keeps its hash and its name: a model's parameters share most
+    of their bases, and are asked for often.
 
     Args:
         source: an instance of a class of ``torch._dynamo.source``.
-        memo: what the caller's earlier calls encoded; sources with a common base then share its
-            record.
+        memo: a table of the caller's own to keep records in, instead of the sources.
 
     Raises:
         UnsupportedValueError: the class is not torch's own, or a field has no record.
+        LimitError: sources are nested too deep in fields of other sources.
     """
-    return _encode_source(source, {} if memo is None else memo, MAX_NESTING)
+    return _encode_source(source, memo, MAX_NESTING)
 
 
-def _encode_source(source: _torch.Source, memo: EncodeMemo, left: int) -> SourceDesc:
+def _encode_source(source: _torch.Source, memo: EncodeMemo | None, left: int) -> SourceDesc:
     chain: list[_torch.Source] = []
     current: _torch.Source | None = source
-    while current is not None and id(current) not in memo:
+    desc: SourceDesc | None = None
+    while current is not None:
+        desc = _known_record(current, memo)
+        if desc is not None:
+            break
         chain.append(current)
         current = getattr(current, "base", None)
-    desc = None if current is None else memo[id(current)][1]
     for link in reversed(chain):
         desc = _encode_link(link, desc, memo, left)
-        memo[id(link)] = link, desc
+        if memo is None:
+            # Sources are frozen dataclasses: set as torch sets their cached hash. Not a field,
+            # so neither equality nor copies nor pickles see it.
+            object.__setattr__(link, _RECORD, desc)
+        else:
+            memo[id(link)] = link, desc
     return typing.cast("SourceDesc", desc)
+
+
+def _known_record(source: _torch.Source, memo: EncodeMemo | None) -> SourceDesc | None:
+    if memo is None:
+        return vars(source).get(_RECORD)
+    found = memo.get(id(source))
+    return None if found is None else found[1]
 
 
 def _encode_link(
     source: Any,
     base: SourceDesc | None,
-    memo: EncodeMemo,
+    memo: EncodeMemo | None,
     left: int,
 ) -> SourceDesc:
     cls = type(source)
@@ -173,7 +192,7 @@ def _encode_link(
     return SourceDesc(cls=cls.__name__, name=_name_of(source), base=base, fields=tuple(fields))
 
 
-def _encode_field(value: object, where: str, memo: EncodeMemo, left: int) -> Value:
+def _encode_field(value: object, where: str, memo: EncodeMemo | None, left: int) -> Value:
     if value is None or type(value) in (bool, int):
         return typing.cast("Value", value)
 
