@@ -55,7 +55,10 @@ from torch.fx.experimental.symbolic_shapes import (
     guard_or_false,
 )
 from torch.fx.graph import _BoxedCodeGen as BoxedCodeGen
+from torch.fx.graph import _PyTreeCodeGen as PyTreeCodeGen
+from torch.fx.graph import _PyTreeInfo as PyTreeInfo
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._pytree import TreeSpec, tree_structure, treespec_leaf
 from torch.utils._sympy import functions as sympy_functions
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.singleton_int import SingletonInt
@@ -89,6 +92,8 @@ __all__ = [
     "LazyGraphModule",
     "OpOverload",
     "OpOverloadPacket",
+    "PyTreeCodeGen",
+    "PyTreeInfo",
     "RelaxedUnspecConstraint",
     "RuntimeAssert",
     "SLoc",
@@ -106,6 +111,7 @@ __all__ = [
     "SymbolicContext",
     "TorchDispatchMode",
     "TracingContext",
+    "TreeSpec",
     "ValueRangeError",
     "ValueRanges",
     "ValueRangesSLoc",
@@ -120,6 +126,7 @@ __all__ = [
     "dynamo_source",
     "empty_strided",
     "enable_python_dispatcher",
+    "field_count",
     "find_operator",
     "function_modules",
     "functionalize_included",
@@ -135,6 +142,7 @@ __all__ = [
     "is_traceable_wrapper_subclass",
     "key_excluded",
     "late_function_modules",
+    "leaf_spec",
     "make_subclass",
     "no_dispatch_guard",
     "no_fake_mode",
@@ -155,6 +163,7 @@ __all__ = [
     "torch_function_depth",
     "torch_version",
     "tracing",
+    "tree_type",
     "variable_functions",
     "warn_on_data_ptr",
 ]
@@ -376,6 +385,27 @@ def dim_range_class() -> Any:
 def no_fake_mode() -> AbstractContextManager[None]:
     """Tensors made inside are real, even while a ``FakeTensorMode`` is active."""
     return unset_fake_temporarily()
+
+
+# --- structures of inputs and outputs (graph_calling.py) -------------------------------------------
+
+
+def leaf_spec() -> TreeSpec:
+    """The structure of a single value."""
+    return treespec_leaf()
+
+
+def tree_type(cls: type) -> type:
+    """What a ``TreeSpec`` of a named tuple has as its type."""
+    structure = tree_structure(
+        tuple.__new__(cls, ()) if hasattr(cls, "_fields") else cls([0] * field_count(cls))
+    )
+    return structure.type
+
+
+def field_count(cls: Any) -> int:
+    """How many fields a named tuple class or one of ``torch.return_types`` has."""
+    return cls.n_sequence_fields if hasattr(cls, "n_sequence_fields") else len(cls._fields)
 
 
 # --- notes in the metadata of FX nodes (graph_meta.py) ---------------------------------------------

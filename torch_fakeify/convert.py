@@ -8,6 +8,7 @@ attributes of fake tensors that torch's own constructor made instead of calling 
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from contextlib import ExitStack, nullcontext
 from functools import partial
@@ -80,6 +81,7 @@ class MetaConverter:
         self._sources: dict[int, tuple[SourceDesc, Source]] = {}
         self._contexts: dict[int, tuple[ContextDesc, SymbolicContext]] = {}
         self._replay = _Replay(self)
+        self._unknown = itertools.count()
 
     def from_desc(
         self,
@@ -201,8 +203,9 @@ class MetaConverter:
             return fake
         _check(d)
         if source is None and self._shape_env is not None:
-            # The name that torch gives; a symbol's name is made of it.
-            name = f"__meta_utils_unknown_tensor{len(self._tensors)}"
+            # The name that torch gives, and of which a symbol's name is made. Torch counts the
+            # live tensors of the mode instead, among them results of operators.
+            name = f"__meta_utils_unknown_tensor{next(self._unknown)}"
             source = dynamo_source().ConstantSource(name)
         inference: AbstractContextManager[Any] = nullcontext()
         if torch.is_inference_mode_enabled() != d.is_inference:
@@ -274,7 +277,7 @@ class MetaConverter:
         dtype = _dtype(d.dtype, d)
         guard = no_dispatch_guard()
         try:
-            meta = self._meta(d, storage, geometry, dtype)
+            meta = self._meta(storage, geometry, dtype)
         except RuntimeError as error:
             if self._shape_env is not None:
                 raise
@@ -289,11 +292,11 @@ class MetaConverter:
         if d.requires_grad:
             fake.requires_grad = True
             if not d.is_leaf:
-                fake = self._with_history(fake, meta)
+                fake = self._with_history(fake, meta, self._device(d.device, d))
         return fake, meta
 
     def _meta(
-        self, d: MetaTensorDesc, storage: MetaStorageDesc, geometry: Geometry, dtype: torch.dtype
+        self, storage: MetaStorageDesc, geometry: Geometry, dtype: torch.dtype
     ) -> torch.Tensor:
         """The meta tensor, on the storage of this number; dispatch to Python is off."""
         size, stride, offset = geometry
@@ -404,16 +407,25 @@ class MetaConverter:
         """In which way the view operators run."""
         known = self._tensors.get(base_record.id)
         meta = None if known is None else known.meta
-        if not self._fast or meta is None or meta.untyped_storage() is not base.untyped_storage():
-            return _torch.enable_python_dispatcher()
-        return self._replay.on(meta, base_record)
+        device = self._device(base_record.device, base_record)
+        if meta is not None and meta.untyped_storage() is not base.untyped_storage():
+            meta = None
+        if self._fast and meta is not None:
+            return self._replay.on(device, meta)
+        if not device.has_guard:
+            return self._replay.on(device, None)
+        stack = ExitStack()
+        stack.enter_context(self.mode)  # another mode may be active
+        stack.enter_context(_torch.enable_python_dispatcher())
+        return stack
 
-    def _with_history(self, fake: Any, meta: torch.Tensor) -> Any:
+    def _with_history(self, fake: Any, meta: torch.Tensor, device: _Device) -> Any:
         """The tensor as a non-leaf; a backward through it fails."""
         error = _torch.DelayedError("Tried to backward() through an example input", 1)
-        if not self._fast:
-            return error(fake)
-        with self._replay.on(meta, None, device=fake._fake_device):
+        if not self._fast and device.has_guard:
+            with self.mode:
+                return error(fake)
+        with self._replay.on(device, meta if self._fast else None):
             return error(fake)
 
     def _grad(
@@ -534,6 +546,8 @@ class _Device(NamedTuple):
 
     device: torch.device
     attributes: dict[str, Any]
+    has_guard: bool
+    """Whether this build of torch can drive such a device, if only there were one."""
 
     @classmethod
     def make(cls, mode: FakeTensorMode, name: str, d: MetaTensorDesc) -> _Device:
@@ -555,7 +569,18 @@ class _Device(NamedTuple):
         finally:
             del guard
         attributes = dict(vars(example))
-        return cls(attributes["_fake_device"], attributes)
+        return cls(attributes["_fake_device"], attributes, _has_guard(device))
+
+
+def _has_guard(device: torch.device) -> bool:
+    accelerator = torch.accelerator.current_accelerator(check_available=False)
+    if device.type in ("cpu", "meta") or (accelerator and accelerator.type == device.type):
+        return True
+    try:
+        torch.Stream(device=device)
+    except RuntimeError:
+        return False
+    return True
 
 
 class _Replay(_torch.TorchDispatchMode):
@@ -570,17 +595,15 @@ class _Replay(_torch.TorchDispatchMode):
         self._meta: torch.Tensor | None = None
         self._device: _Device | None = None
 
-    def on(
-        self,
-        meta: torch.Tensor,
-        record: MetaTensorDesc | None,
-        *,
-        device: torch.device | None = None,
-    ) -> AbstractContextManager[Any]:
-        """A context in which operators on the fake tensor of ``meta`` are replayed."""
+    def on(self, device: _Device, meta: torch.Tensor | None) -> AbstractContextManager[Any]:
+        """A context in which operators on fake tensors of this device are replayed.
+
+        Args:
+            device: of the fake tensors.
+            meta: what to run the operators on; ``None`` runs them on the fake tensors.
+        """
         self._meta = meta
-        name = str(device) if record is None else record.device
-        self._device = self._converter._devices[name]
+        self._device = device
         return self
 
     def __exit__(self, *args: Any) -> None:
@@ -591,17 +614,20 @@ class _Replay(_torch.TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Answers for the device, replays the view operators and hands on the rest."""
+        assert self._device is not None
+        if self._meta is None and func is not _PRIM_DEVICE:
+            with self._converter.mode:
+                return func(*args, **(kwargs or {}))
         if func is _PRIM_DEVICE:
-            return args[0].fake_device
+            # Autograd asks the device's guard for a stream, and a build of torch without that
+            # guard ends the process there. No backward runs on such a device anyway.
+            return self._device.device if self._device.has_guard else _META
         if func not in _REPLAYED:
             return func(*args, **(kwargs or {}))
-        assert self._meta is not None
-        assert self._device is not None
         guard = no_dispatch_guard()
         try:
-            meta = func(self._meta, *args[1:], **(kwargs or {}))
-            self._meta = meta
-            return self._converter._wrap_fast(meta, self._device)
+            self._meta = func(self._meta, *args[1:], **(kwargs or {}))
+            return self._converter._wrap_fast(self._meta, self._device)
         finally:
             del guard
 

@@ -226,7 +226,7 @@ class MetaTensorDescriber:
 
     def _describe_part(self, t: torch.Tensor, path: str) -> MetaTensorDesc:
         """The record of a base or gradient."""
-        d = self._describe_plain(t, path)
+        d = None if path.count(".") > _MAX_DEPTH else self._describe_plain(t, path)
         return self._describe_any(t, path, None, None) if d is None else d
 
     # --- the plain path -------------------------------------------------------------------------

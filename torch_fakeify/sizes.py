@@ -90,7 +90,7 @@ class SizeMaker:
             ConvertError: a symbol of the record is not known (``"keep"``) or has no facts.
         """
         symbolic = is_symbolic(d)
-        if d.is_fake and self._policy == "keep":
+        if self._policy == "keep":
             return self._kept(d)
         if d.is_fake and not symbolic and context is None:
             return Geometry(d.size, d.stride, d.storage_offset)  # type: ignore[arg-type]

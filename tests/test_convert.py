@@ -1,0 +1,685 @@
+"""Converting records: law 2 (describe again) and law 3 (what torch's own from_tensor gives)."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensor_strategies import DTYPES, tensor_groups
+from torch._dynamo.source import AttrSource, LocalSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.meta_utils import assert_metadata_eq, safe_grad
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    RelaxedUnspecConstraint,
+    ShapeEnv,
+    StatefulSymbolicContext,
+    StatelessSymbolicContext,
+    StrictMinMaxConstraint,
+)
+from torch.utils._sympy.value_ranges import ValueRanges
+
+import torch_fakeify as tfk
+from torch_fakeify.convert import MetaConverter
+from torch_fakeify.describe import MetaTensorDescriber
+
+if TYPE_CHECKING:
+    from torch_fakeify.desc import MetaTensorDesc
+
+# torch's own describer asks for the gradient of non-leaves.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+
+OURS_ONLY = {"_dynamo", "_specialize_on", "_has_dynamo", "_is_buffer", "persistent", "_is_param"}
+
+
+def facts(t: torch.Tensor) -> dict[str, Any]:
+    """All that can be asked of a fake tensor, without its base and gradient."""
+    view = t._is_view()
+    state = {
+        name: value if name.endswith("_memo") else None
+        for name, value in vars(t).items()
+        if not name.startswith(tuple(OURS_ONLY))
+    }
+    return {
+        "type": type(t),
+        "dtype": t.dtype,
+        "size": str(tuple(t.size())),
+        "stride": str(t.stride()),
+        "storage_offset": str(t.storage_offset()),
+        "device": t.device,
+        "layout": t.layout,
+        "requires_grad": t.requires_grad,
+        "is_leaf": t.is_leaf,
+        "grad_fn": None if t.grad_fn is None else t.grad_fn.name(),
+        "is_inference": t.is_inference(),
+        "is_conj": t.is_conj(),
+        "is_neg": t.is_neg(),
+        "is_view": view,
+        "creation_meta": torch._C._autograd._get_creation_meta(t) if view else None,
+        "is_parameter": isinstance(t, torch.nn.Parameter),
+        "grad_dtype": t.grad_dtype if t.is_leaf else None,
+        "keys": str(torch._C._dispatch_keys(t)),
+        "empty": str(t.untyped_storage().nbytes()) == "0",
+        "state": {name: str(value) for name, value in state.items()},
+        "shares_base_storage": view and t._base.untyped_storage() is t.untyped_storage(),
+    }
+
+
+def assert_same(ours: torch.Tensor, theirs: torch.Tensor, where: str = "$") -> None:
+    """Both fake tensors answer every question alike, and so do their bases and gradients."""
+    assert facts(ours) == facts(theirs), where
+    if ours._is_view():
+        assert_same(ours._base, theirs._base, f"{where}.base")
+    grads = safe_grad(ours), safe_grad(theirs)
+    assert (grads[0] is None) == (grads[1] is None), where
+    if grads[0] is not None:
+        assert_same(grads[0], grads[1], f"{where}.grad")
+
+
+def relations(group: list[torch.Tensor]) -> list[tuple[bool, bool, bool]]:
+    """For each pair: the same object, the same storage, the one is the base of the other."""
+    return [
+        (a is b, a.untyped_storage() is b.untyped_storage(), a._base is b)
+        for a in group
+        for b in group
+    ]
+
+
+def in_place(t: torch.Tensor) -> str:
+    """What an in-place operator on the tensor says, or the versions of it and its base."""
+    try:
+        t.unsqueeze_(0)
+    except (RuntimeError, NotImplementedError) as error:
+        return f"{type(error).__name__}: {error}"
+    if t.is_inference():
+        return "inference"
+    # torch's own conversion may have written to the tensor before; only a base's count is shared.
+    return str(t._base is not None and t._version == t._base._version)
+
+
+def canonical(d: MetaTensorDesc) -> MetaTensorDesc:
+    """The record without what a fake tensor of it cannot have: its numbers and its realness."""
+
+    def part(d: MetaTensorDesc | None) -> MetaTensorDesc | None:
+        return None if d is None else canonical(d)
+
+    return msgspec.structs.replace(
+        d,
+        id=0,
+        storage=msgspec.structs.replace(d.storage, id=0),
+        is_fake=False,
+        scalar_hint=None,
+        item_memo=None,
+        symbols=(),
+        source=None,
+        symbolic_context=None,
+        base=part(d.base),
+        grad=part(d.grad),
+    )
+
+
+@given(tensor_groups(resize=False, dtypes=DTYPES), st.booleans())
+def test_static_fakes_equal_torchs(group: list[torch.Tensor], fast: bool) -> None:
+    """Law 3, static shapes: metadata, bases, gradients, aliasing and object identity."""
+    mode = FakeTensorMode()
+    theirs = [mode.from_tensor(t) for t in group]
+    describer = MetaTensorDescriber()
+    converter = MetaConverter(FakeTensorMode(), fast=fast)
+    ours = [converter.from_desc(describer.describe_tensor(t)) for t in group]
+    for a, b in zip(ours, theirs, strict=True):
+        assert_same(a, b)
+    for t, fake in zip(group, ours, strict=True):
+        assert_metadata_eq(expect_equal, t, fake)
+    assert relations(ours) == relations(theirs)
+    assert [in_place(t) for t in ours] == [in_place(t) for t in theirs]
+
+
+def expect_equal(a: object, b: object) -> None:
+    """What torch's own comparison of metadata calls for each pair."""
+    assert a == b
+
+
+@given(tensor_groups(marks=True))
+def test_describing_a_static_fake_gives_its_record(group: list[torch.Tensor]) -> None:
+    """Law 2, static shapes, with marks and resized storages."""
+    describer = MetaTensorDescriber()
+    records = [describer.describe_tensor(t) for t in group]
+    converter = MetaConverter(FakeTensorMode())
+    fakes = [converter.from_desc(d) for d in records]
+    again = MetaTensorDescriber()
+    for d, fake in zip(records, fakes, strict=True):
+        assert canonical(again.describe_tensor(fake)) == canonical(d)
+    assert relations(fakes) == relations(group)
+
+
+# --- symbolic shapes ----------------------------------------------------------------------------
+
+
+@st.composite
+def contexts(draw: st.DrawFn, t: torch.Tensor, source: Any) -> Any:
+    """A policy for the tensor's dims as Dynamo may make it, or none."""
+    kind = draw(st.sampled_from(("none", "stateless", "stateful", "all")))
+    if kind == "none":
+        return None
+    dims = [
+        draw(st.sampled_from((DimDynamic.DYNAMIC, DimDynamic.DUCK, DimDynamic.STATIC)))
+        if kind != "all"
+        else DimDynamic.DYNAMIC
+        for _ in range(t.ndim)
+    ]
+    constraints: list[Any] = [None] * t.ndim
+    bounds: dict[int, Any] = {}
+    for i, n in enumerate(t.shape):
+        choice = draw(st.integers(0, 7))
+        if choice == 0 and n >= 2:
+            constraints[i] = RelaxedUnspecConstraint(warn_only=True)
+        elif choice == 1 and n >= 2:
+            constraints[i] = StrictMinMaxConstraint(warn_only=False, vr=ValueRanges(2, 64))
+        elif choice == 2 and not t._is_view():
+            dims[i] = DimDynamic.UNBACKED
+            bounds[i] = (0, draw(st.sampled_from((None, 100))))
+    base = None
+    if t._is_view():
+        base = draw(contexts(t._base, AttrSource(source, "_base")))
+    more = {"tensor_source": source} if kind == "stateful" else {}
+    return (StatefulSymbolicContext if more else StatelessSymbolicContext)(
+        dynamic_sizes=dims,
+        constraint_sizes=constraints,
+        view_base_context=base,
+        unbacked_bounds=bounds or None,
+        **more,
+    )
+
+
+@settings(max_examples=60)
+@given(st.data(), tensor_groups(resize=False), st.booleans())
+def test_symbolic_fakes_equal_torchs(data: Any, group: list[torch.Tensor], fast: bool) -> None:
+    """Law 3, symbolic shapes: sizes, strides, offsets, and the whole ShapeEnv after them."""
+    sources = [LocalSource(f"x{i}") for i in range(len(group))]
+    policies = [data.draw(contexts(t, source)) for t, source in zip(group, sources, strict=True)]
+    describer = MetaTensorDescriber()
+    records = [
+        describer.describe_tensor(t, source=source, symbolic_context=policy)
+        for t, source, policy in zip(group, sources, policies, strict=True)
+    ]
+    theirs_mode = FakeTensorMode(shape_env=ShapeEnv())
+    ours_mode = FakeTensorMode(shape_env=ShapeEnv())
+    theirs: list[Any] = []
+    try:
+        for t, source, policy in zip(group, sources, policies, strict=True):
+            theirs.append(theirs_mode.from_tensor(t, source=source, symbolic_context=policy))
+    except RuntimeError as error:
+        with pytest.raises(type(error)):
+            convert_all(ours_mode, records, fast)
+        return
+    ours = convert_all(ours_mode, records, fast)
+    for a, b in zip(ours, theirs, strict=True):
+        assert_same(a, b)
+    assert relations(ours) == relations(theirs)
+    ours_mode.shape_env.check_equal(theirs_mode.shape_env)
+
+
+def convert_all(mode: FakeTensorMode, records: list[MetaTensorDesc], fast: bool) -> list[Any]:
+    """The fake tensors of records, in order, by one converter."""
+    converter = MetaConverter(mode, fast=fast)
+    return [converter.from_desc(d) for d in records]
+
+
+@given(st.data(), tensor_groups(resize=False, marks=True))
+@settings(max_examples=40)
+def test_describing_a_symbolic_fake_gives_its_record(data: Any, group: list[torch.Tensor]) -> None:
+    """Law 2, symbolic shapes: with hints in the place of symbols the record is the same."""
+    sources = [LocalSource(f"x{i}") for i in range(len(group))]
+    describer = MetaTensorDescriber()
+    records = [
+        describer.describe_tensor(t, source=s, symbolic_context=data.draw(backed_contexts(t)))
+        for t, s in zip(group, sources, strict=True)
+    ]
+    unhinted = [without_hint_overrides(d) for d in records]
+    fakes = convert_all(FakeTensorMode(shape_env=ShapeEnv()), unhinted, True)
+    again = MetaTensorDescriber()
+    for d, fake in zip(unhinted, fakes, strict=True):
+        assert without_storage(hinted(again.describe_tensor(fake))) == without_storage(canonical(d))
+
+
+@st.composite
+def backed_contexts(draw: st.DrawFn, t: torch.Tensor) -> Any:
+    """A policy under which every dim has a hint."""
+    kinds = st.sampled_from((DimDynamic.DYNAMIC, DimDynamic.DUCK, DimDynamic.STATIC))
+    return StatelessSymbolicContext(
+        dynamic_sizes=[draw(kinds) for _ in range(t.ndim)],
+        view_base_context=draw(backed_contexts(t._base)) if t._is_view() else None,
+    )
+
+
+def without_hint_overrides(d: MetaTensorDesc) -> MetaTensorDesc:
+    """The record without hint overrides, which would take the hints' place."""
+    marks = d.marks
+    if marks is not None:
+        marks = msgspec.structs.replace(marks, hint_overrides=())
+    return msgspec.structs.replace(
+        d,
+        marks=marks,
+        base=None if d.base is None else without_hint_overrides(d.base),
+        grad=None if d.grad is None else without_hint_overrides(d.grad),
+    )
+
+
+def hinted(d: MetaTensorDesc) -> MetaTensorDesc:
+    """The record with hints for symbols."""
+
+    def n(n: Any) -> int:
+        return n if isinstance(n, int) else n.hint
+
+    d = canonical(d)
+    return msgspec.structs.replace(
+        d,
+        size=tuple(map(n, d.size)),
+        stride=tuple(map(n, d.stride)),
+        storage_offset=n(d.storage_offset),
+        base=None if d.base is None else hinted(d.base),
+        grad=None if d.grad is None else hinted(d.grad),
+    )
+
+
+def without_storage(d: MetaTensorDesc) -> MetaTensorDesc:
+    """The record without storages, whose sizes torch computes from symbolic sizes."""
+    return msgspec.structs.replace(
+        d,
+        storage=None,
+        base=None if d.base is None else without_storage(d.base),
+        grad=None if d.grad is None else without_storage(d.grad),
+    )
+
+
+def dynamic_mode() -> FakeTensorMode:
+    """A mode with a fresh ShapeEnv."""
+    return FakeTensorMode(shape_env=ShapeEnv())
+
+
+def test_plain_tensors_without_a_source_are_named_as_torch_names_them() -> None:
+    """Symbols of unnamed tensors have torch's names."""
+    theirs, ours = dynamic_mode(), dynamic_mode()
+    converter = MetaConverter(ours)
+    kept = []
+    for t in (torch.empty(3, 4), torch.empty(4, 5), torch.empty(0, 1, 7)):
+        kept.append(theirs.from_tensor(t))
+        kept.append(converter.from_desc(tfk.describe_tensor(t, source=None)))
+        converter._tensors.pop(0)
+        assert str(kept[-1].shape) == str(kept[-2].shape)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float64, torch.float32])
+def test_item_symbols_equal_torchs(dtype: torch.dtype) -> None:
+    """`item()` of a scalar input is the symbol that torch makes; a stale one is forgotten."""
+    t, source = torch.tensor(3, dtype=dtype), LocalSource("n")
+    theirs, ours = dynamic_mode(), dynamic_mode()
+    a = theirs.from_tensor(t, source=source)
+    b = MetaConverter(ours).from_desc(tfk.describe_tensor(t, source=source))
+    assert str(a.item_memo) == str(b.item_memo)
+    ours.shape_env.check_equal(theirs.shape_env)
+    if dtype in (torch.int64, torch.float64):
+        with ours:
+            assert str(b.item()) == str(b.item_memo)
+        with ours, torch.no_grad():
+            b.add_(1)
+        assert b.item_memo is None or dtype is torch.float64
+
+
+def test_hint_overrides_reach_the_shape_env() -> None:
+    """A marked hint is the hint of the symbol, as in torch's from_tensor."""
+    t, source = torch.empty(8, 3), LocalSource("x")
+    torch._dynamo.mark_dynamic(t, 0, hint_override=100)
+    theirs, ours = dynamic_mode(), dynamic_mode()
+    a = theirs.from_tensor(t, source=source)
+    b = MetaConverter(ours).from_desc(tfk.describe_tensor(t, source=source))
+    assert str(a.shape) == str(b.shape)
+    assert a.shape[0].node.hint == b.shape[0].node.hint == 100
+    ours.shape_env.check_equal(theirs.shape_env)
+
+
+def test_marks_are_put_back_so_that_dynamo_reads_them() -> None:
+    """The fake tensor has the attributes, not only a record that says so."""
+    t = torch.empty(8, 8, 8)
+    torch._dynamo.mark_dynamic(t, 0, min=2, max=9, specialize_on=[lambda n: n % 4 == 0])
+    torch._dynamo.decorators.mark_unbacked(t, 1, min=1)
+    torch._dynamo.mark_static_address(t)
+    fake = MetaConverter(FakeTensorMode()).from_desc(tfk.describe_tensor(t))
+    names = sorted(name for name in vars(t) if name != "_specialize_on")
+    for name in names:
+        assert getattr(fake, name) == getattr(t, name), name
+    # mark_unbacked forgets the dim that mark_dynamic put there.
+    assert fake._specialize_on.keys() >= t._specialize_on.keys()
+
+
+def test_a_condition_to_specialize_on_is_a_function_again() -> None:
+    """The lambda's record, called with a size, says what the lambda said."""
+    t = torch.empty(8)
+    torch._dynamo.mark_dynamic(t, 0, specialize_on=[lambda n: n % 4 == 0])
+    fake = MetaConverter(FakeTensorMode()).from_desc(tfk.describe_tensor(t))
+    (condition,) = fake._specialize_on[0]
+    assert [bool(condition(n)) for n in (7, 8)] == [False, True]
+    size = dynamic_mode().from_tensor(t, source=LocalSource("x")).shape[0]
+    assert str(condition(size).node.expr) == f"Eq(Mod({size}, 4), 0)"
+
+
+@pytest.mark.parametrize("device", ["cuda:1", "cuda:0", "xpu:0", "mps:0", "hpu:2", "meta"])
+@pytest.mark.parametrize("fast", [True, False])
+def test_devices_that_this_machine_lacks(device: str, fast: bool) -> None:
+    """A record from another machine's device rebuilds here, views and gradients included."""
+    d = tfk.describe_tensor(torch.nn.Parameter(torch.empty(4, 4)).t())
+    d = with_device(d, device)
+    fake = MetaConverter(FakeTensorMode(), fast=fast).from_desc(d)
+    assert fake.device == fake._base.device == torch.device(device)
+    with fake.fake_mode, torch.no_grad():
+        assert (fake @ fake).device == torch.device(device)
+    assert canonical(tfk.describe_tensor(fake)) == canonical(d)
+
+
+def with_device(d: MetaTensorDesc, device: str) -> MetaTensorDesc:
+    """The record with another device."""
+    base = None if d.base is None else with_device(d.base, device)
+    return msgspec.structs.replace(d, device=device, base=base)
+
+
+def test_history_is_there_and_not_to_be_run() -> None:
+    """A non-leaf's stand-in is a non-leaf; backward through it is an error that says why."""
+    x = torch.empty(3, requires_grad=True)
+    d = tfk.describe_tensor(x * 2)
+    for fast in (True, False):
+        mode = FakeTensorMode()
+        fake = MetaConverter(mode, fast=fast).from_desc(d)
+        with mode, pytest.raises(RuntimeError, match="Tried to backward"):
+            fake.sum().backward()
+
+
+# --- the memo -----------------------------------------------------------------------------------
+
+
+def test_equal_ids_give_the_same_fake_while_it_lives() -> None:
+    """The memo is weak: a fake that died is made anew, on a new storage."""
+    describer = MetaTensorDescriber()
+    t = torch.empty(4)
+    converter = MetaConverter(FakeTensorMode())
+    fake = converter.from_desc(describer.describe_tensor(t))
+    assert converter.from_desc(describer.describe_tensor(t)) is fake
+    view = converter.from_desc(describer.describe_tensor(t[1:]))
+    assert view._base is fake
+    del fake, view
+    gc.collect()
+    assert not converter._tensors
+    assert not converter._storages
+    assert converter.from_desc(describer.describe_tensor(t)).shape == (4,)
+
+
+def test_records_of_two_describers_are_not_mixed_up() -> None:
+    """Two records with one id that cannot be one tensor are an error."""
+    converter = MetaConverter(FakeTensorMode())
+    fake = converter.from_desc(tfk.describe_tensor(torch.empty(4)))
+    with pytest.raises(tfk.ConvertError) as error:
+        converter.from_desc(tfk.describe_tensor(torch.empty(5)))
+    assert fake is not None
+    assert str(error.value) == (
+        "tensor 0: two different records have the same id; expected float32 of size (4,) on cpu;"
+        " found float32 of size (5,) on cpu. Convert the records of each describer with a"
+        " converter of its own"
+    )
+
+
+def test_a_base_that_was_given_another_storage_is_not_viewed_the_fast_way() -> None:
+    """The fast way for views is taken only while the base is on the storage it was made on."""
+    describer = MetaTensorDescriber()
+    t = torch.empty(4)
+    mode = FakeTensorMode()
+    converter = MetaConverter(mode)
+    base = converter.from_desc(describer.describe_tensor(t))
+    with mode, torch.no_grad():
+        base.set_(torch.empty(8))
+    view = converter.from_desc(describer.describe_tensor(t[1:]))
+    assert view._base is base
+    assert view.untyped_storage() is base.untyped_storage()
+
+
+def test_active_modes_are_not_in_the_way() -> None:
+    """Fake, inference, functionalization, vmap and default-device modes change nothing."""
+    d = tfk.describe_tensor(torch.nn.Parameter(torch.empty(2, 3))[1:])
+    plain = MetaConverter(FakeTensorMode()).from_desc(d)
+
+    def check(*_: Any) -> torch.Tensor:
+        for fast in (True, False):
+            assert_same(MetaConverter(FakeTensorMode(), fast=fast).from_desc(d), plain)
+            base = MetaConverter(FakeTensorMode(), fast=fast).from_desc(d.base)
+            assert_same(base, plain._base)
+        return torch.zeros(())
+
+    with FakeTensorMode():
+        check()
+    with torch.inference_mode():
+        check()
+    with torch.no_grad(), torch.device("meta"):
+        check()
+    torch.vmap(lambda x: (check(), x)[1])(torch.zeros(2))
+    torch.func.functionalize(lambda x: (check(), x)[1])(torch.zeros(2))
+
+
+# --- bad records --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"size": (2, 3, 4)},
+            "tensor 0: sizes and strides differ in number; expected 3 strides; found 2",
+        ),
+        (
+            {"size": (-1, 3)},
+            "tensor 0: a size is out of range; expected 0 to 2**63 - 1; found -1",
+        ),
+        (
+            {"stride": (2**64, 1)},
+            f"tensor 0: a size is out of range; expected 0 to 2**63 - 1; found {2**64}",
+        ),
+        (
+            {"dtype": "float7"},
+            f"tensor 0: torch {tfk._torch.torch_version()} knows no dtype `float7`",
+        ),
+        ({"dtype": "nn"}, f"tensor 0: torch {tfk._torch.torch_version()} knows no dtype `nn`"),
+        (
+            {"device": "abacus:0"},
+            f"tensor 0: torch {tfk._torch.torch_version()} knows no device `abacus:0`",
+        ),
+        (
+            {"layout": "sparse_coo"},
+            "tensor 0: the layout is not handled; expected strided; found sparse_coo",
+        ),
+        ({"is_view": True}, "tensor 0: a view and a base belong together"),
+        ({"is_leaf": False}, "tensor 0: a tensor that is no leaf requires grad"),
+        ({"storage": None}, "tensor 0: a strided tensor has a storage; found none"),
+    ],
+)
+def test_unsound_records_are_refused(change: dict[str, Any], message: str) -> None:
+    """A record that no tensor gave is an error that says what is wrong, from both paths."""
+    d = msgspec.structs.replace(tfk.describe_tensor(torch.empty(2, 3)), **change)
+    for fast in (True, False):
+        converter = MetaConverter(FakeTensorMode(), fast=fast)
+        converter.from_desc(msgspec.structs.replace(tfk.describe_tensor(torch.empty(1)), id=99))
+        with pytest.raises(tfk.ConvertError) as error:
+            converter.from_desc(d)
+        assert str(error.value) == message
+
+
+def test_sizes_that_torch_refuses_are_a_convert_error() -> None:
+    """Overflow inside torch is reported as the record's fault."""
+    d = tfk.describe_tensor(torch.empty(2, 3))
+    d = msgspec.structs.replace(d, size=(2**62, 2**62), stride=(2**62, 1))
+    with pytest.raises(tfk.ConvertError, match=r"^tensor 0: torch makes no tensor of these sizes"):
+        MetaConverter(FakeTensorMode()).from_desc(d)
+
+
+def test_a_static_mode_takes_no_symbolic_context() -> None:
+    """An explicit policy that cannot be followed is an error."""
+    d = tfk.describe_tensor(torch.empty(2))
+    context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
+    with pytest.raises(tfk.ConvertError, match="static shapes takes no symbolic context"):
+        MetaConverter(FakeTensorMode()).from_desc(d, symbolic_context=context)
+
+
+# --- records of fake tensors --------------------------------------------------------------------
+
+
+def traced() -> tuple[FakeTensorMode, list[torch.Tensor]]:
+    """Fake tensors with shared symbols, formulas, and an unbacked size."""
+    mode = dynamic_mode()
+    x = mode.from_tensor(torch.empty(3, 5), source=LocalSource("x"))
+    y = mode.from_tensor(torch.empty(5, 7), source=LocalSource("y"))
+    with mode:
+        product = x @ y
+        flat = torch.cat([x, x]).flatten()
+        picked = torch.nonzero(product)
+        return mode, [x, y, product, flat, picked, x.t(), picked.t()]
+
+
+def test_records_of_fakes_keep_their_symbols() -> None:
+    """With "keep" and the same ShapeEnv, the sizes are the very same expressions."""
+    mode, fakes = traced()
+    describer = MetaTensorDescriber()
+    records = [describer.describe_tensor(t) for t in fakes]
+    other = FakeTensorMode(shape_env=mode.shape_env)
+    converter = MetaConverter(other, symbols="keep")
+    guards = len(mode.shape_env.guards)
+    for t, d in zip(fakes, records, strict=True):
+        again = converter.from_desc(d)
+        assert str((again.shape, again.stride(), again.storage_offset())) == str(
+            (t.shape, t.stride(), t.storage_offset())
+        )
+        assert [getattr(n, "node", None) and n.node.hint for n in again.shape] == [
+            getattr(n, "node", None) and n.node.hint for n in t.shape
+        ]
+        assert without_storage(hinted(tfk.describe_tensor(again))) == without_storage(hinted(d))
+    assert len(mode.shape_env.guards) == guards
+
+
+def test_an_unknown_symbol_is_named() -> None:
+    """With "keep", a ShapeEnv that lacks a symbol of the record is an error."""
+    _, fakes = traced()
+    d = tfk.describe_tensor(fakes[0])
+    symbol = str(fakes[0].shape[0])
+    with pytest.raises(tfk.ConvertError) as error:
+        MetaConverter(dynamic_mode(), symbols="keep").from_desc(d)
+    assert str(error.value) == (
+        f"tensor 0: the symbol `{symbol}` is not in the ShapeEnv; expected a ShapeEnv that was"
+        f" restored together with the record; found an expression over {symbol}. Convert with"
+        ' symbols="fresh", or restore the ShapeEnv of the record'
+    )
+
+
+def test_records_of_fakes_get_fresh_symbols_that_relate_as_the_old_ones() -> None:
+    """With "fresh", shared symbols stay shared, formulas formulas, unbacked unbacked."""
+    _, fakes = traced()
+    describer = MetaTensorDescriber()
+    records = [describer.describe_tensor(t) for t in fakes]
+    mode = dynamic_mode()
+    converter = MetaConverter(mode)
+    x, y, product, flat, picked, xt, _ = [converter.from_desc(d) for d in records]
+
+    def expr(n: Any) -> Any:
+        return n.node.expr
+
+    s0, s1, s2 = expr(x.shape[0]), expr(x.shape[1]), expr(y.shape[1])
+    assert len({s0, s1, s2}) == 3
+    assert expr(y.shape[0]) == s1
+    assert (expr(product.shape[0]), expr(product.shape[1])) == (s0, s2)
+    assert expr(flat.shape[0]) == 2 * s0 * s1
+    assert expr(xt.stride()[1]) == s1
+    assert xt._base is x
+    u0 = expr(picked.shape[0])
+    assert u0.name.startswith("u")
+    assert picked.stride()[1].node.expr == u0
+    assert mode.shape_env.var_to_range[u0] == traced_range(fakes[4])
+    assert u0 in mode.shape_env.size_like
+    assert [n.node.hint for n in x.shape] == [3, 5]
+    assert mode.shape_env.guards == []
+
+
+def traced_range(t: torch.Tensor) -> ValueRanges:
+    """The value range of a fake tensor's first size."""
+    sym_node = t.shape[0].node
+    return sym_node.shape_env.var_to_range[sym_node.expr]
+
+
+def test_records_of_symbolic_fakes_have_hints_for_a_static_mode() -> None:
+    """Without a ShapeEnv the hints are the sizes, and a size without one is an error."""
+    _, fakes = traced()
+    describer = MetaTensorDescriber()
+    converter = MetaConverter(FakeTensorMode())
+    assert converter.from_desc(describer.describe_tensor(fakes[3])).shape == (30,)
+    with pytest.raises(tfk.ConvertError, match="an unbacked size has no integer value"):
+        converter.from_desc(describer.describe_tensor(fakes[4]))
+
+
+def test_the_policy_of_a_fakes_record_is_followed() -> None:
+    """A fake tensor's record with source and context gives symbols by them, from the hints."""
+    _, fakes = traced()
+    context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.STATIC, DimDynamic.DYNAMIC])
+    d = tfk.describe_tensor(fakes[0], source=LocalSource("x"), symbolic_context=context)
+    mode = dynamic_mode()
+    fake = MetaConverter(mode).from_desc(d)
+    assert fake.shape[0] == 3
+    assert isinstance(fake.shape[1], torch.SymInt)
+    (source,) = mode.shape_env.var_to_sources[fake.shape[1].node.expr]
+    assert source.name == "L['x'].size()[1]"
+
+
+# --- across processes ---------------------------------------------------------------------------
+
+CHILD = """
+import sys
+import torch_fakeify as tfk
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch_fakeify.convert import MetaConverter
+from torch_fakeify.describe import MetaTensorDescriber
+
+records = tfk.loads(sys.stdin.buffer.read())
+for mode in (FakeTensorMode(), FakeTensorMode(shape_env=ShapeEnv())):
+    converter = MetaConverter(mode)
+    fakes = [converter.from_desc(d) for d in records]
+    print([[str(tuple(t.shape)), str(t.device), t._is_view(), t.is_leaf] for t in fakes])
+    print([[a.untyped_storage() is b.untyped_storage(), a._base is b] for a in fakes for b in fakes])
+"""
+
+
+def test_a_fresh_process_rebuilds_what_was_described_here() -> None:
+    """Bytes alone carry the tensors: the other interpreter gives the same fakes."""
+    p = torch.nn.Parameter(torch.empty(6, 4))
+    p.grad = torch.empty(6, 4)
+    group = [p, p.t(), p.split(2)[1], p * 2, p.detach(), torch.tensor(3), torch.empty(0, 2)]
+    describer = MetaTensorDescriber()
+    records = [
+        describer.describe_tensor(t, source=LocalSource(f"x{i}")) for i, t in enumerate(group)
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD], input=tfk.dumps(records), capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    lines = done.stdout.decode().splitlines()
+    for mode in (FakeTensorMode(), dynamic_mode()):
+        fakes = convert_all(mode, records, True)
+        assert lines.pop(0) == str(
+            [[str(tuple(t.shape)), str(t.device), t._is_view(), t.is_leaf] for t in fakes]
+        )
+        assert lines.pop(0) == str(
+            [
+                [a.untyped_storage() is b.untyped_storage(), a._base is b]
+                for a in fakes
+                for b in fakes
+            ]
+        )
