@@ -14,6 +14,7 @@ from .desc import (
     FrameDesc,
     FunctionValue,
     ListValue,
+    NamedTupleValue,
     NodeValue,
     OpaqueValue,
     SliceValue,
@@ -220,7 +221,9 @@ def _shape_of(value: Value, graph: GraphModuleDesc, depth: int) -> str:
             return f"{sym.kind} {sym_text(sym)}"
         case OpaqueValue(kind="shared", data=int(index)) if 0 <= index < len(graph.shared):
             return "" if depth else _shape_of(graph.shared[index], graph, depth + 1)
-        case TupleValue(items=items) | ListValue(items=items) if depth < 2:
+        case TupleValue(items=items) | ListValue(items=items) | NamedTupleValue(items=items) if (
+            depth < 2
+        ):
             shapes = [_shape_of(item, graph, depth + 1) or "..." for item in items[:_ITEMS]]
             return f"({', '.join(shapes)}{', ...' if len(items) > _ITEMS else ''})"
         case _:

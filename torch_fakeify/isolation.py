@@ -66,7 +66,7 @@ def ask(request: Mapping[str, Any], *, timeout: float) -> Answer:
                 stdout=output,
                 stderr=output,
                 cwd=directory,
-                env=_environment(directory),
+                env=_environment(),
                 start_new_session=True,
             )
             hung = _wait(child, timeout)
@@ -105,11 +105,11 @@ def _wait(child: subprocess.Popen[bytes], timeout: float) -> bool:
             child.wait()
 
 
-def _environment(directory: Path) -> dict[str, str]:
-    """The environment, with this very package found first and the working directory not at all.
+_NO_GRAPH_CACHES = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
+"""What the child says of a compilation, it says of one made now."""
 
-    The compiler's caches are the child's own: what it says, it says of a compilation made now.
-    """
+
+def _environment() -> dict[str, str]:
+    """The environment, with this very package found first and the working directory not at all."""
     path = os.pathsep.join(filter(None, [_PACKAGE_PARENT, os.environ.get("PYTHONPATH")]))
-    caches = {"TORCHINDUCTOR_CACHE_DIR": str(directory / "inductor")}
-    return {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", **caches}
+    return {**os.environ, **_NO_GRAPH_CACHES, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
