@@ -2,7 +2,7 @@
 
 The result is what ``FakeTensorMode.from_tensor`` of torch 2.13 gives for the tensor that was
 described, under the same policy. Where torch runs operators on fake tensors to get there, this
-runs them on the bare meta tensors and wraps what they give (`_Replay`), and it copies the
+runs them on the bare meta tensors and wraps what they give (`fakes.Replay`), and it copies the
 attributes of fake tensors that torch's own constructor made instead of calling it each time.
 """
 
@@ -23,9 +23,9 @@ from ._torch import (
     empty_strided,
     make_subclass,
     no_dispatch_guard,
-    throw_on_data_ptr,
 )
 from .errors import ConvertError
+from .fakes import DTYPES, META, FakeDevice, Replay, dtype_of
 from .marks import decode_marks
 from .sizes import Geometry, SizeMaker, concrete_int
 
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 __all__ = ["MetaConverter"]
 
-_META = torch.device("meta")
 _MAX_INT = 2**63 - 1
 
 
@@ -75,12 +74,12 @@ class MetaConverter:
         self._storages: weakref.WeakValueDictionary[int, torch.UntypedStorage] = (
             weakref.WeakValueDictionary()
         )
-        self._devices: dict[str, _Device] = {}
+        self._devices: dict[str, FakeDevice] = {}
         self._sizes = None if self._shape_env is None else SizeMaker(self._shape_env, symbols)
         self._symbols: SymbolPolicy = symbols
         self._sources: dict[int, tuple[SourceDesc, Source]] = {}
         self._contexts: dict[int, tuple[ContextDesc, SymbolicContext]] = {}
-        self._replay = _Replay(self)
+        self._replay = Replay(self.mode)
         self._unknown = itertools.count()
 
     def from_desc(
@@ -150,12 +149,12 @@ class MetaConverter:
         ):
             return None
         device = self._devices.get(d.device)
-        dtype = _DTYPES.get(d.dtype)
+        dtype = DTYPES.get(d.dtype)
         if device is None or dtype is None:
             return None
         guard = no_dispatch_guard()
         try:
-            meta = empty_strided(d.size, d.stride, dtype=dtype, device=_META)
+            meta = empty_strided(d.size, d.stride, dtype=dtype, device=META)
             fake = make_subclass(
                 FakeTensor,
                 meta,
@@ -170,9 +169,7 @@ class MetaConverter:
         memo = meta.untyped_storage()
         if memo.nbytes() != storage.nbytes:
             return None
-        self._set_data_ptr_policy(fake)
-        attributes = fake.__dict__
-        attributes.update(device.attributes)
+        attributes = device.dress(fake)
         if d.is_parameter:
             attributes["_is_param"] = True
         if d.is_buffer:
@@ -231,7 +228,7 @@ class MetaConverter:
     def _finish(self, d: MetaTensorDesc, fake: Any, source: Source | None) -> None:
         """What is no part of the tensor's geometry."""
         if d.grad_dtype is not None and d.is_leaf:
-            fake.grad_dtype = None if d.grad_dtype == "any" else _dtype(d.grad_dtype, d)
+            fake.grad_dtype = None if d.grad_dtype == "any" else dtype_of(d.grad_dtype, _where(d))
         if d.retains_grad and not d.is_leaf:
             fake.retain_grad()
         if d.is_parameter:
@@ -274,7 +271,7 @@ class MetaConverter:
         storage = d.storage
         if storage is None:
             raise ConvertError("a strided tensor has a storage", where=_where(d), found="none")
-        dtype = _dtype(d.dtype, d)
+        dtype = dtype_of(d.dtype, _where(d))
         guard = no_dispatch_guard()
         try:
             meta = self._meta(storage, geometry, dtype)
@@ -288,11 +285,12 @@ class MetaConverter:
             ) from error
         finally:
             del guard
-        fake = self._wrap(meta, d.device, d)
+        device = self._device(d)
+        fake = device.wrap(meta, fast=self._fast)
         if d.requires_grad:
             fake.requires_grad = True
             if not d.is_leaf:
-                fake = self._with_history(fake, meta, self._device(d.device, d))
+                fake = self._with_history(fake, meta, device)
         return fake, meta
 
     def _meta(
@@ -305,12 +303,12 @@ class MetaConverter:
             offset == 0 if isinstance(offset, int) else _torch.guard_or_false(offset == 0)
         )
         if shared is None and offset_is_zero:
-            meta = empty_strided(size, stride, dtype=dtype, device=_META)
+            meta = empty_strided(size, stride, dtype=dtype, device=META)
             shared = meta.untyped_storage()
         else:
             if shared is None:
                 shared = self._new_storage(storage)
-            meta = torch.empty(0, dtype=dtype, device=_META)
+            meta = torch.empty(0, dtype=dtype, device=META)
             # That the sizes fit the storage is a fact of the tensor described, no guard.
             with self._suppressed():
                 meta.set_(shared, offset, size, stride)
@@ -319,12 +317,12 @@ class MetaConverter:
 
     def _new_storage(self, storage: MetaStorageDesc) -> torch.UntypedStorage:
         if isinstance(storage.nbytes, int):
-            return torch.UntypedStorage(storage.nbytes, device=_META)
+            return torch.UntypedStorage(storage.nbytes, device=META)
         if self._sizes is None:
             nbytes = concrete_int(storage.nbytes, f"storage {storage.id}")
         else:
             nbytes = self._sizes.nbytes(storage.nbytes)
-        return torch.empty((nbytes,), dtype=torch.uint8, device=_META).untyped_storage()
+        return torch.empty((nbytes,), dtype=torch.uint8, device=META).untyped_storage()
 
     def _resize(self, made: torch.UntypedStorage, d: MetaTensorDesc) -> None:
         """Gives the storage the recorded size, which need not be what its tensors fill."""
@@ -367,7 +365,7 @@ class MetaConverter:
             _torch.set_key_excluded(key, excluded)
         name = d.creation_meta or "DEFAULT"
         _torch.set_creation_meta(fake, getattr(_torch.CreationMeta, name))
-        fake.fake_device = self._device(d.device, d).device
+        fake.fake_device = self._device(d).device
         return fake
 
     def _view_of(
@@ -378,7 +376,7 @@ class MetaConverter:
         source: Source | None,
         context: SymbolicContext | None,
     ) -> Any:
-        dtype = _dtype(d.dtype, d)
+        dtype = dtype_of(d.dtype, _where(d))
         if base.dtype != dtype:
             base = _view_dtype(base, dtype, d)
 
@@ -407,7 +405,7 @@ class MetaConverter:
         """In which way the view operators run."""
         known = self._tensors.get(base_record.id)
         meta = None if known is None else known.meta
-        device = self._device(base_record.device, base_record)
+        device = self._device(base_record)
         if meta is not None and meta.untyped_storage() is not base.untyped_storage():
             meta = None
         if self._fast and meta is not None:
@@ -419,7 +417,7 @@ class MetaConverter:
         stack.enter_context(_torch.enable_python_dispatcher())
         return stack
 
-    def _with_history(self, fake: Any, meta: torch.Tensor, device: _Device) -> Any:
+    def _with_history(self, fake: Any, meta: torch.Tensor, device: FakeDevice) -> Any:
         """The tensor as a non-leaf; a backward through it fails."""
         error = _torch.DelayedError("Tried to backward() through an example input", 1)
         if not self._fast and device.has_guard:
@@ -505,149 +503,11 @@ class MetaConverter:
             found = self._contexts[id(record)] = (record, decode_context(record))
         return found[1]
 
-    def _device(self, name: str, d: MetaTensorDesc) -> _Device:
-        found = self._devices.get(name)
+    def _device(self, d: MetaTensorDesc) -> FakeDevice:
+        found = self._devices.get(d.device)
         if found is None:
-            found = self._devices[name] = _Device.make(self.mode, name, d)
+            found = self._devices[d.device] = FakeDevice.make(self.mode, d.device, _where(d))
         return found
-
-    def _wrap(self, meta: torch.Tensor, device_name: str, d: MetaTensorDesc) -> Any:
-        """The fake tensor around a meta tensor."""
-        device = self._device(device_name, d)
-        guard = no_dispatch_guard()
-        try:
-            if not self._fast or torch.compiler.is_exporting():
-                return FakeTensor(self.mode, meta, device=device.device)
-            return self._wrap_fast(meta, device)
-        finally:
-            del guard
-
-    def _wrap_fast(self, meta: torch.Tensor, device: _Device) -> Any:
-        fake = make_subclass(
-            FakeTensor,
-            meta,
-            False,
-            dispatch_device=True,
-            device_for_backend_keys=device.device,
-        )
-        self._set_data_ptr_policy(fake)
-        fake.__dict__.update(device.attributes)
-        return fake
-
-    def _set_data_ptr_policy(self, fake: Any) -> None:
-        if self.mode._allow_unsafe_data_ptr_access:
-            _torch.warn_on_data_ptr(fake)
-        else:
-            throw_on_data_ptr(fake)
-
-
-class _Device(NamedTuple):
-    """A device of fake tensors, and the attributes that torch's constructor sets on each."""
-
-    device: torch.device
-    attributes: dict[str, Any]
-    has_guard: bool
-    """Whether this build of torch can drive such a device, if only there were one."""
-
-    @classmethod
-    def make(cls, mode: FakeTensorMode, name: str, d: MetaTensorDesc) -> _Device:
-        try:
-            device = torch.device(name)
-        except RuntimeError as error:
-            raise ConvertError(
-                f"torch {_torch.torch_version()} knows no device `{name}`", where=_where(d)
-            ) from error
-        if device.type == "meta" and not mode.allow_meta:
-            raise ConvertError(
-                "the mode takes no tensors on the device `meta`",
-                where=_where(d),
-                fix="Make the FakeTensorMode with torch._functorch.config.fake_tensor_allow_meta",
-            )
-        guard = no_dispatch_guard()
-        try:
-            example: Any = FakeTensor(mode, torch.empty(0, device=_META), device=device)
-        finally:
-            del guard
-        attributes = dict(vars(example))
-        return cls(attributes["_fake_device"], attributes, _has_guard(device))
-
-
-def _has_guard(device: torch.device) -> bool:
-    accelerator = torch.accelerator.current_accelerator(check_available=False)
-    if device.type in ("cpu", "meta") or (accelerator and accelerator.type == device.type):
-        return True
-    try:
-        torch.Stream(device=device)
-    except RuntimeError:
-        return False
-    return True
-
-
-class _Replay(_torch.TorchDispatchMode):
-    """Runs view operators on fake tensors as operators on the bare meta tensor.
-
-    Autograd above it sees the fake tensors, so views, version counters and history are as ever.
-    """
-
-    def __init__(self, converter: MetaConverter) -> None:
-        super().__init__()
-        self._converter: Any = weakref.proxy(converter)
-        self._meta: torch.Tensor | None = None
-        self._device: _Device | None = None
-
-    def on(self, device: _Device, meta: torch.Tensor | None) -> AbstractContextManager[Any]:
-        """A context in which operators on fake tensors of this device are replayed.
-
-        Args:
-            device: of the fake tensors.
-            meta: what to run the operators on; ``None`` runs them on the fake tensors.
-        """
-        self._meta = meta
-        self._device = device
-        return self
-
-    def __exit__(self, *args: Any) -> None:
-        self._meta = self._device = None
-        super().__exit__(*args)
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Answers for the device, replays the view operators and hands on the rest."""
-        assert self._device is not None
-        if self._meta is None and func is not _PRIM_DEVICE:
-            with self._converter.mode:
-                return func(*args, **(kwargs or {}))
-        if func is _PRIM_DEVICE:
-            # Autograd asks the device's guard for a stream, and a build of torch without that
-            # guard ends the process there. No backward runs on such a device anyway.
-            return self._device.device if self._device.has_guard else _META
-        if func not in _REPLAYED:
-            return func(*args, **(kwargs or {}))
-        guard = no_dispatch_guard()
-        try:
-            self._meta = func(self._meta, *args[1:], **(kwargs or {}))
-            return self._converter._wrap_fast(self._meta, self._device)
-        finally:
-            del guard
-
-
-_PRIM_DEVICE = torch.ops.prim.device.default
-_aten: Any = torch.ops.aten
-_REPLAYED = frozenset(
-    {
-        _aten.as_strided.default,
-        _aten.view.default,
-        _aten.view.dtype,
-        _aten.view_as_real.default,
-        _aten.view_as_complex.default,
-        _aten.detach.default,
-    }
-)
-
-_DTYPES: dict[str, torch.dtype] = {
-    name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)
-}
 
 
 # --- checks -------------------------------------------------------------------------------------
@@ -655,15 +515,6 @@ _DTYPES: dict[str, torch.dtype] = {
 
 def _where(d: MetaTensorDesc) -> str:
     return f"tensor {d.id}" if d.source is None else f"tensor {d.id} ({d.source.name})"
-
-
-def _dtype(name: str, d: MetaTensorDesc) -> torch.dtype:
-    dtype = _DTYPES.get(name)
-    if dtype is None:
-        raise ConvertError(
-            f"torch {_torch.torch_version()} knows no dtype `{name}`", where=_where(d)
-        )
-    return dtype
 
 
 def _check(d: MetaTensorDesc) -> None:
