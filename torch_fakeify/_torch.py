@@ -7,6 +7,8 @@ as long to import as a good part of torch itself, so they are reached through fu
 from __future__ import annotations
 
 import functools
+from contextlib import contextmanager
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -68,7 +70,7 @@ from torch.utils._traceback import CapturedTraceback
 from .errors import CaptureError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
     from contextlib import AbstractContextManager
     from types import ModuleType
 
@@ -152,6 +154,7 @@ __all__ = [
     "pop_dispatch_mode",
     "push_dispatch_mode",
     "resolve_backend",
+    "scalar_specializations",
     "set_conj",
     "set_creation_meta",
     "set_key_excluded",
@@ -248,14 +251,14 @@ def find_operator(namespace: str, op: str) -> OpOverloadPacket[Any, Any] | None:
 
 def higher_order_operators() -> dict[str, HigherOrderOperator]:
     """The registered higher-order operators by name."""
-    import torch._higher_order_ops  # noqa: F401  registers torch's own
-
+    import_module("torch._higher_order_ops")  # registers torch's own
     return _hop_table
 
 
 def variable_functions() -> Any:
     """The class that holds torch's C++ functions (``torch._C._VariableFunctions``)."""
-    return torch._C._VariableFunctions
+    c: Any = torch._C
+    return c._VariableFunctions
 
 
 @functools.cache
@@ -283,13 +286,14 @@ def function_modules() -> dict[str, ModuleType]:
     import torch.nn.grad
     import torch.nn.modules.activation
     import torch.signal.windows.windows
+    from torch import _utils
 
-    c = torch._C
+    c: Any = torch._C
     modules: list[Any] = [
         builtins, math, operator, torch, torch.nn.functional, torch.nn.init, torch.functional,
         torch.linalg, torch.fft, torch.special, torch.sparse, torch.nested,
         torch.signal.windows.windows, torch.masked._ops, torch.nested._internal.nested_tensor,
-        torch.nn.grad, torch.nn.modules.activation, torch._utils, torch.xpu, torch.cpu,
+        torch.nn.grad, torch.nn.modules.activation, _utils, torch.xpu, torch.cpu,
         torch.random, torch.cuda, torch.cuda.random, torch.accelerator, torch.autograd,
         torch.autograd.forward_ad, torch.autograd.grad_mode, torch.autograd.graph,
         torch.amp.autocast_mode, torch._lowrank, torch._linalg_utils, torch._lobpcg, torch._refs,
@@ -382,7 +386,7 @@ def dim_range_class() -> Any:
     return _DimRange
 
 
-def no_fake_mode() -> AbstractContextManager[None]:
+def no_fake_mode() -> AbstractContextManager[Any]:
     """Tensors made inside are real, even while a ``FakeTensorMode`` is active."""
     return unset_fake_temporarily()
 
@@ -397,10 +401,9 @@ def leaf_spec() -> TreeSpec:
 
 def tree_type(cls: type) -> type:
     """What a ``TreeSpec`` of a named tuple has as its type."""
-    structure = tree_structure(
-        tuple.__new__(cls, ()) if hasattr(cls, "_fields") else cls([0] * field_count(cls))
-    )
-    return structure.type
+    fields = [0] * field_count(cls)
+    example: Any = tuple.__new__(cls, fields) if hasattr(cls, "_fields") else cls(fields)
+    return tree_structure(example).type
 
 
 def field_count(cls: Any) -> int:
@@ -427,9 +430,10 @@ def note_classes() -> dict[str, type[Any]]:
     """The dataclasses that stand in node metadata, by name: paths, and AOTAutograd's descriptors."""
     from torch._functorch._aot_autograd import descriptors
     from torch.fx.experimental import symbolic_shapes
-    from torch.fx.passes import shape_prop  # noqa: F401  readers find imported classes only
     from torch.utils import _pytree
 
+    # The class of ``meta["tensor_meta"]``: readers find imported classes only.
+    import_module("torch.fx.passes.shape_prop")
     found: dict[str, type[Any]] = {
         cls.__name__: cls
         for cls in vars(descriptors).values()
@@ -441,3 +445,22 @@ def note_classes() -> dict[str, type[Any]]:
         home = _pytree if hasattr(_pytree, name) else symbolic_shapes
         found[name] = getattr(home, name)
     return found
+
+
+@contextmanager
+def scalar_specializations() -> Generator[tuple[type[BaseException], set[str]], None, None]:
+    """How the pass that turns Python floats into tensors asks for another attempt.
+
+    It raises the exception that this yields, after it has put the names of the float symbols that
+    must be constants into the set that this yields; the set lasts until the end of the block.
+    """
+    from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+    from torch._dynamo.symbolic_convert import TensorifyState
+
+    before = set(TensorifyState.force_specializations)
+    try:
+        yield TensorifyScalarRestartAnalysis, TensorifyState.force_specializations
+    finally:
+        TensorifyState.clear()
+        for name in before:
+            TensorifyState.specialize(name)

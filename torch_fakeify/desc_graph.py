@@ -40,6 +40,19 @@ class NodeDesc(Record, frozen=True):
     """Entries that are neither carried nor known to be needless: ``(key, reason)``."""
 
 
+class CallingDesc(Record, frozen=True):
+    """How a graph's generated function takes its inputs, if not one by one."""
+
+    boxed: bool = False
+    """As one list."""
+    arguments: tuple[str, ...] = ()
+    """Names of the structured arguments."""
+    in_spec: Value = None
+    """Their structure: a leaf is ``None``, a container an ``OpaqueValue`` of kind ``TreeSpec``."""
+    out_spec: Value = None
+    """The structure of the output in a ``TupleValue`` of one item; ``None`` if it is flat."""
+
+
 class GraphModuleDesc(Record, frozen=True):
     """A ``torch.fx.GraphModule``: its graph, and what hangs on the module."""
 
@@ -48,8 +61,8 @@ class GraphModuleDesc(Record, frozen=True):
     function_name: str | None = None
     """The attribute ``__name__``, which Dynamo gives to bodies of higher-order operators."""
     training: bool = True
-    boxed: bool = False
-    """Whether the generated function takes its inputs as one list."""
+    calling: CallingDesc | None = None
+    """``None`` if the generated function takes its inputs one by one."""
     force_dynamic: bool = False
     """The attribute ``torchdynamo_force_dynamic``."""
     modules: tuple[tuple[str, bool], ...] = ()

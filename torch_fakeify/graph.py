@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import sympy
 import torch
-from torch.fx.graph import CodeGen, inplace_methods, magic_methods
+from torch.fx.graph import inplace_methods, magic_methods
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from . import _torch, names
@@ -33,6 +33,7 @@ from .desc import (
 from .desc_graph import GraphModuleDesc, NodeDesc
 from .errors import FormatError, LimitError, UnsupportedValueError
 from .exprs import decode_expr, encode_expr, encode_sym
+from .graph_calling import decode_calling, encode_calling
 from .graph_devices import Devices
 from .graph_meta import (
     MODULE_CARRIED,
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
 
 __all__ = ["decode_graph", "encode_graph"]
 
-MAX_NESTING = 64
+MAX_NESTING = 32
 """How deep graphs may be nested in graphs."""
 
 _CLASS_NAME = re.compile(r"[A-Za-z_<][A-Za-z0-9_.<>]*")
@@ -134,7 +135,7 @@ class _Encoder:
             class_name=_class_name(gm, where),
             function_name=function_name if isinstance(function_name, str) else None,
             training=gm.training,
-            boxed=_is_boxed(gm.graph, where),
+            calling=encode_calling(gm.graph, where),
             force_dynamic=bool(vars(gm).get("torchdynamo_force_dynamic", False)),
             modules=tuple((n, m.training) for n, m in parts.modules.items()),
             submodules=submodules,
@@ -264,23 +265,6 @@ def _class_name(gm: torch.fx.GraphModule, where: str) -> str:
     if _CLASS_NAME.fullmatch(name) is None:
         raise UnsupportedValueError("not a class name", where=where, found=repr(name))
     return name
-
-
-def _is_boxed(graph: torch.fx.Graph, where: str) -> bool:
-    codegen: Any = graph._codegen
-    if type(codegen) not in (CodeGen, _torch.BoxedCodeGen):
-        raise UnsupportedValueError(
-            "the graph has a calling convention of its own",
-            where=where,
-            expected="torch.fx.graph.CodeGen",
-            found=type(codegen).__name__,
-            fix="Flatten it: gm.graph.set_codegen(torch.fx.graph.CodeGen()).",
-        )
-    if codegen._body_transformer is not None:
-        raise UnsupportedValueError(
-            "the graph's code is transformed by a function", where=where, found="on_generate_code"
-        )
-    return type(codegen) is _torch.BoxedCodeGen
 
 
 # --- what both directions check -------------------------------------------------------------------
@@ -427,8 +411,8 @@ class _Decoder:
 
     def _decode_nodes(self, d: GraphModuleDesc, where: str) -> torch.fx.Graph:
         graph = torch.fx.Graph()
-        if d.boxed:
-            graph.set_codegen(_torch.BoxedCodeGen())
+        if d.calling is not None:
+            graph.set_codegen(decode_calling(d.calling, f"{where}.calling"))
         graphs = frozenset(n for n, _ in (*d.submodules, *d.submodule_aliases))
         attributes = graphs.union(n for n, _ in (*d.tensors, *d.values))
         scope = _Scope([], attributes, graphs)

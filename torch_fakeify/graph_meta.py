@@ -89,6 +89,8 @@ CARRIED: Mapping[str, type | tuple[type, ...]] = {
     "user_visible_output_idxs": (list, tuple, range),
     "saved_tensor_with_no_vc_check": bool,
     "should_fallback": bool,
+    "steal_arg": bool,
+    "user_cache_hash": str,
     "tensor_dict": dict,
     "_fx_runtime_assert_preserve": bool,
     "nested_region_config": object,
@@ -102,7 +104,6 @@ DROPPED: Mapping[str, str] = {
     "creation_timestamp": "a count of Dynamo's tracer, which orders nodes only while it traces",
     "is_wrapped": "torch.fx.wrap rewrites a module's globals; the target is called all the same",
     "fake_result": "a copy of `val` that inductor remakes",
-    "partition": "remade by the partitioner",
     "mutation_region_id": "remade by inductor's pattern matcher",
     "inductor_realize_to_strides": "remade by inductor",
     "dislike_padding": "remade by inductor",
@@ -123,22 +124,43 @@ DROPPED: Mapping[str, str] = {
     "quantization_annotation": "of export quantization",
     "quantization_tag": "of export quantization",
     "_numeric_debug_handle": "of export quantization",
-    "numeric_debug_handle": "of export quantization",
     "type": "a copy of the annotation",
-    "placement": "of the partitioners for distributed execution",
+    "annotation": "of FX pattern matching",
+    "symbol": "of the graph in which translation validation rebuilds guards",
+    "broadcast": "of the gradual type checker",
+    "buf_meta": "of drawings of graphs",
+    "node_idx": "of the reinplacing pass, which remakes it",
+    "view_of": "of the reinplacing pass, which remakes it",
+    "concrete_value": "of the minifier, which remakes it",
+    "original_size": "remade by activation offloading",
+    "original_stride": "remade by activation offloading",
+    "value": "of the streams pass, which remakes it",
+    "quant_options": "remade by inductor",
+    "extra_options": "of generated Triton calls",
+    "_allow_mixed_dtype_folding": "remade by inductor",
 }
 """Keys that no compiler needs from a record, and why."""
 
 MODULE_CARRIED: Mapping[str, type | tuple[type, ...]] = {
     "dynamo_flat_name_to_original_fqn": dict,
-    "treespec_namedtuple_fields": dict,
+    "_checkpoint_context_fn": object,
+    "locals_to_steal": list,
+    "num_activations": int,
 }
 """Keys of ``GraphModule.meta`` that a record carries."""
 
 MODULE_DROPPED: Mapping[str, str] = {
     "dynamo_compile_id": "of one process; an instance gets its own",
     "backend_id": "random; of one process",
-    "creation_timestamp": "a count of one process",
+    "specialization": "a function of Dynamo's, for one of several graphs of a frame",
+    "mutated_named_buffers": "remade by inductor",
+    "partition_names": "of one splitting pass",
+    "fake_mode": "of export; an instance has its own",
+    "tracing_context": "of export; an instance has its own",
+    "module_call_specs": "of export",
+    "inline_constraints": "of export; the shape environment has them",
+    "unflattened_module": "of export",
+    "args": "of export's retracing passes",
 }
 """Keys of ``GraphModule.meta`` that are of one process."""
 
@@ -155,7 +177,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 _FRAME = re.compile(r'  File "([^"\n]+)", line (\d{1,9}), in ([^\n]+)\n(?:    (\S[^\n]*)\n)?')
 
-_MAX_PROVENANCE = 64
+_MAX_PROVENANCE = 16
 """How deep ``NodeSource`` may be nested."""
 
 

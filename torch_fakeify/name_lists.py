@@ -92,7 +92,7 @@ LISTED = {
         "_set_sdp_use_cudnn _set_sdp_use_flash _set_sdp_use_math _set_sdp_use_mem_efficient "
         "_set_sdp_use_overrideable _pop_torch_function_stack _select_conv_backend "
         "_functionalization_reapply_views_tls _unset_dispatch_mode _to_functionality_key "
-        "_infer_size _set_float32_matmul_precision"
+        "_infer_size _log_api_usage_once _set_float32_matmul_precision"
     ),
     "torch._C._autograd": (
         "_get_data_attr _pop_saved_tensors_default_hooks _saved_tensors_hooks_disable "
