@@ -581,9 +581,13 @@ _FIELDS_OF_KIND: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
 )
 
 
+# Once: each call evaluates the annotations of the class anew.
+_CONTEXT_FIELDS = msgspec.structs.fields(ContextDesc)
+
+
 def _check_kind(d: ContextDesc, where: str) -> None:
     """Refuse fields that the kind does not have: they would be lost in silence."""
-    for field in msgspec.structs.fields(ContextDesc):
+    for field in _CONTEXT_FIELDS:
         mine = field.name == "kind" or field.name in _FIELDS_OF_KIND[d.kind]
         if not mine and getattr(d, field.name) != field.default:
             raise FormatError(
