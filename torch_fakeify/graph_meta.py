@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import sympy
 import torch
@@ -53,7 +53,9 @@ __all__ = [
     "stack_text",
 ]
 
-CARRIED: Mapping[str, type | tuple[type, ...]] = {
+_Types: TypeAlias = "Mapping[str, type | tuple[type, ...]]"
+
+CARRIED: _Types = {
     # what a node computes
     "example_value": object,
     "val": object,
@@ -141,7 +143,7 @@ DROPPED: Mapping[str, str] = {
 }
 """Keys that no compiler needs from a record, and why."""
 
-MODULE_CARRIED: Mapping[str, type | tuple[type, ...]] = {
+MODULE_CARRIED: _Types = {
     "dynamo_flat_name_to_original_fqn": dict,
     "_checkpoint_context_fn": object,
     "locals_to_steal": list,
@@ -174,6 +176,8 @@ _TENSOR_ATTRIBUTES = frozenset({"_dynamo_static_input_type"})
 """What compilers read of the Python attributes of an input (``meta["tensor_dict"]``)."""
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+_ADDRESS_KEY = re.compile(r"(\d{6,})(|@\d+)")
 
 _FRAME = re.compile(r'  File "([^"\n]+)", line (\d{1,9}), in ([^\n]+)\n(?:    (\S[^\n]*)\n)?')
 
@@ -229,6 +233,7 @@ class MetaEncoder:
         self._file_name = file_name
         self._stacks: dict[str, StackDesc | str] = {}
         self._graphs: dict[int, int] = {}
+        self._modules: dict[str, int] = {}
         self._known: dict[Any, Value] = {}
 
     def stack(self, text: object) -> StackDesc | str | None:
@@ -275,7 +280,7 @@ class MetaEncoder:
             case "stack_trace" if isinstance(value, str):
                 return self.stack(value)  # pyright: ignore[reportReturnType]
             case "nn_module_stack" | "fwd_nn_module_stack" if isinstance(value, dict):
-                entries = tuple((k, _module_entry(v)) for k, v in value.items())
+                entries = tuple((self._module_key(k), _module_entry(v)) for k, v in value.items())
                 return self._once(entries, lambda: encode_value(dict(entries), hook=hook))
             case "source_fn_stack" | "fwd_source_fn_stack" if isinstance(value, list):
                 return self._once(
@@ -301,6 +306,13 @@ class MetaEncoder:
                 return FunctionValue(kind="hop", name=value.name())
             case _:
                 return encode_value(value, where=where, hook=hook)
+
+    def _module_key(self, key: Any) -> Any:
+        """The key of a module, counted in the order seen where Dynamo uses the address."""
+        match = _ADDRESS_KEY.fullmatch(key) if isinstance(key, str) else None
+        if match is None:
+            return key
+        return f"{self._modules.setdefault(match[1], len(self._modules))}{match[2]}"
 
     def _once(self, key: Any, encode: Callable[[], Value]) -> Value:
         """The record of an equal value, made before if there was one: most nodes share theirs."""
@@ -430,7 +442,7 @@ class MetaDecoder:
         *,
         where: str,
         hook: DecodeHook,
-        carried: Mapping[str, type | tuple[type, ...]] = CARRIED,
+        carried: _Types = CARRIED,
     ) -> dict[str, Any]:
         """A dictionary for ``Node.meta``.
 
@@ -443,33 +455,36 @@ class MetaDecoder:
             if key not in carried or key in result:
                 raise FormatError("not a metadata key", where=here, found=repr(key))
             if isinstance(record, OpaqueValue) and record.kind == "shared":
-                value = self._decode_shared(key, record.data, here, hook)
+                result[key] = self._decode_shared(key, record.data, here, hook, carried)
             else:
-                value = self._decode_entry(key, record, here, hook)
-            if not isinstance(value, carried[key]):
-                raise FormatError(
-                    f"metadata {key!r} has the wrong type", where=here, found=type(value).__name__
-                )
-            result[key] = value
+                result[key] = self._decode_entry(key, record, here, hook, carried)
         return result
 
-    def _decode_shared(self, key: str, position: Value, where: str, hook: DecodeHook) -> Any:
+    def _decode_shared(
+        self, key: str, position: Value, where: str, hook: DecodeHook, carried: _Types
+    ) -> Any:
         if key not in _SHARED_KEYS or type(position) is not int:
             raise FormatError("not a shared value", where=where, found=repr(position))
         if not 0 <= position < len(self._shared):
             raise FormatError("no such shared value", where=where, found=repr(position))
         known = self._decoded.get((key, position))
         if known is None:
-            known = self._decode_entry(key, self._shared[position], where, hook)
+            known = self._decode_entry(key, self._shared[position], where, hook, carried)
             self._decoded[key, position] = known
         # Passes change the metadata of one node: the outer container must be its own.
         return copy.copy(known)
 
-    def _decode_entry(self, key: str, record: Value, where: str, hook: DecodeHook) -> Any:
+    def _decode_entry(
+        self, key: str, record: Value, where: str, hook: DecodeHook, carried: _Types
+    ) -> Any:
         if key in ("source_fn_stack", "fwd_source_fn_stack", "original_aten"):
             # Notes may name an operator that no longer is in the graph and that nobody has here.
-            return decode_value(record, where=where, hook=_lenient(hook))
+            hook = _lenient(hook)
         value = decode_value(record, where=where, hook=hook)
+        if not isinstance(value, carried[key]):
+            raise FormatError(
+                f"metadata {key!r} has the wrong type", where=where, found=type(value).__name__
+            )
         if key == "from_node" and not all(isinstance(s, NodeSource) for s in value):
             raise FormatError("not the provenance of a node", where=where)
         if key == "custom" and not all(isinstance(k, str) for k in value):

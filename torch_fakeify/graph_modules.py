@@ -232,7 +232,8 @@ class _Writer:
 def _fill(tensor: torch.Tensor, desc: MetaTensorDesc, data: bytes, where: str) -> torch.Tensor:
     """A real tensor with recorded data; the fake one where its device or layout is not the CPU's."""
     size = tuple(n for n in desc.size if isinstance(n, int))
-    if tensor.device.type != "cpu" or len(size) != len(desc.size):
+    stride = tuple(n for n in desc.stride if isinstance(n, int))
+    if tensor.device.type != "cpu" or (size, stride) != (desc.size, desc.stride):
         return tensor
     nbytes = math.prod(size) * tensor.element_size()
     if len(data) != nbytes or nbytes > MAX_DATA:
@@ -243,10 +244,10 @@ def _fill(tensor: torch.Tensor, desc: MetaTensorDesc, data: bytes, where: str) -
             found=str(len(data)),
         )
     with _torch.no_fake_mode():
-        real = torch.empty(size, dtype=tensor.dtype)
+        real = torch.empty_strided(size, stride, dtype=tensor.dtype)
         if nbytes:
-            flat = real.reshape(-1).view(torch.uint8)
-            flat.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+            flat = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            real.copy_(flat.view(tensor.dtype).reshape(size))
         if desc.is_parameter:
             return torch.nn.Parameter(real, requires_grad=desc.requires_grad)
         return real.requires_grad_(desc.requires_grad) if desc.is_leaf else real
