@@ -304,6 +304,90 @@ def dynamic_mode() -> FakeTensorMode:
     return FakeTensorMode(shape_env=ShapeEnv())
 
 
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("view", [lambda t: t[1:], lambda t: t.t(), lambda t: t.chunk(2, 1)[1]])
+@pytest.mark.parametrize("kind", [DimDynamic.DYNAMIC, DimDynamic.UNBACKED])
+def test_bases_of_views_get_symbols_as_torchs(kind: DimDynamic, view: Any, fast: bool) -> None:
+    """The symbols of a base have its source, and unbacked ones await no binding."""
+    base = torch.empty(6, 8)
+    t, source = view(base), LocalSource("x")
+    context = StatelessSymbolicContext(
+        dynamic_sizes=[DimDynamic.DYNAMIC] * 2,
+        view_base_context=StatelessSymbolicContext(dynamic_sizes=[kind] * 2),
+    )
+    theirs, ours = dynamic_mode(), dynamic_mode()
+    a = theirs.from_tensor(t, source=source, symbolic_context=context)
+    d = tfk.describe_tensor(t, source=source, symbolic_context=context)
+    b = MetaConverter(ours, fast=fast).from_desc(d)
+    assert_same(b, a)
+    ours.shape_env.check_equal(theirs.shape_env)
+    assert ours.shape_env.pending_fresh_unbacked_symbols == []
+    named = {s.name for found in ours.shape_env.var_to_sources.values() for s in found}
+    assert kind is DimDynamic.UNBACKED or "L['x']._base.size()[0]" in named
+
+
+def view_that_requires_grad() -> torch.Tensor:
+    """A view of a view that was made to require grad, of a base that does not."""
+    return torch.empty(2, 3).view(3, 2).requires_grad_()[1:]
+
+
+UNUSUAL_VIEWS: dict[str, Any] = {
+    "of a view that requires grad": view_that_requires_grad,
+    "real": lambda: torch.view_as_real(torch.empty(3, dtype=torch.complex64)),
+    "complex": lambda: torch.view_as_complex(torch.empty(3, 2)),
+    "complex of a part": lambda: torch.view_as_complex(torch.empty(3)[:2]),
+    "wider": lambda: torch.empty(2, 8, dtype=torch.uint8).view(torch.float64),
+    "wider of a part": lambda: torch.empty(13, dtype=torch.uint8)[:8].view(torch.float64),
+    "narrower": lambda: torch.empty(3, 4).view(torch.int16),
+    "imaginary part": lambda: torch.empty(3, dtype=torch.complex64).conj().imag,
+    "conjugate": lambda: torch.empty(3, 2, dtype=torch.complex64).mT.conj(),
+}
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("symbolic", [True, False])
+@pytest.mark.parametrize("name", UNUSUAL_VIEWS)
+def test_unusual_views(name: str, symbolic: bool, fast: bool) -> None:
+    """Views by other ways than one `as_strided`, also where torch's own conversion fails."""
+    t = UNUSUAL_VIEWS[name]()
+    make = dynamic_mode if symbolic else FakeTensorMode
+    source, theirs, ours = LocalSource("x"), make(), make()
+    d = tfk.describe_tensor(t, source=source)
+    fake = MetaConverter(ours, fast=fast).from_desc(d)
+    try:
+        expected = theirs.from_tensor(t, source=source)
+    except RuntimeError:
+        assert "part" in name
+    else:
+        assert_same(fake, expected)
+        if symbolic:
+            ours.shape_env.check_equal(theirs.shape_env)
+    assert without_storage(hinted(tfk.describe_tensor(fake))) == without_storage(canonical(d))
+
+
+def test_gradients_flow_through_a_rebuilt_view() -> None:
+    """Autograd's record of a view and its leaf is sound: a backward gives the leaf a gradient."""
+    p = torch.nn.Parameter(torch.empty(3, 4))
+    describer = MetaTensorDescriber()
+    for fast in (True, False):
+        mode = FakeTensorMode()
+        converter = MetaConverter(mode, fast=fast)
+        leaf = converter.from_desc(describer.describe_tensor(p))
+        view = converter.from_desc(describer.describe_tensor(p.t()))
+        with mode:
+            view.sum().backward()
+        assert leaf.grad.shape == (3, 4)
+
+
+def test_a_size_of_one_that_is_a_symbol_stays_one() -> None:
+    """A symbol that was not specialized to 0 or 1 elsewhere is not here either."""
+    mode = FakeTensorMode(shape_env=ShapeEnv(specialize_zero_one=False))
+    fake = mode.from_tensor(torch.empty(1, 3), source=LocalSource("x"))
+    d = tfk.describe_tensor(fake)
+    again = MetaConverter(dynamic_mode()).from_desc(d)
+    assert [n.node.hint for n in again.shape] == [1, 3]
+
+
 def test_plain_tensors_without_a_source_are_named_as_torch_names_them() -> None:
     """Symbols of unnamed tensors have torch's names."""
     theirs, ours = dynamic_mode(), dynamic_mode()

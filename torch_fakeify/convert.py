@@ -378,7 +378,7 @@ class MetaConverter:
     ) -> Any:
         dtype = dtype_of(d.dtype, _where(d))
         if base.dtype != dtype:
-            base = _view_dtype(base, dtype, d)
+            base = self._view_dtype(base, base_record, dtype, d)
 
         def strided(base: Any) -> Any:
             size, stride, offset = self._geometry(d, source, context)
@@ -395,11 +395,30 @@ class MetaConverter:
             with torch.enable_grad():
                 return strided(base)
         # A view that was made to require grad, and a view of that: two steps.
-        with torch.no_grad():
-            middle = base.view(base.shape)
+        with torch.no_grad(), self._suppressed():
+            middle = base.as_strided(base.size(), base.stride(), base.storage_offset())
         middle.requires_grad = True
         with torch.enable_grad():
             return strided(middle)
+
+    def _view_dtype(
+        self, base: Any, base_record: MetaTensorDesc, dtype: torch.dtype, d: MetaTensorDesc
+    ) -> Any:
+        """The base as a tensor of another dtype, by the view that torch has for it.
+
+        A view of a part of the base may have a dtype as which the whole cannot be viewed: then the
+        view goes by way of as much of the storage as can.
+        """
+        if _can_be_viewed_as(base_record, base.dtype, dtype):
+            return _viewed_as(base, dtype)
+        nbytes = concrete_int(0 if d.storage is None else d.storage.nbytes, _where(d))
+        if dtype.is_complex and dtype.to_real() == base.dtype:
+            size, stride = (nbytes // dtype.itemsize, 2), (2, 1)
+        else:
+            unit = max(dtype.itemsize, base.dtype.itemsize)
+            size, stride = (nbytes // unit * unit // base.dtype.itemsize,), (1,)
+        with self._suppressed():
+            return _viewed_as(base.as_strided(size, stride, 0), dtype)
 
     def _viewing(self, base: Any, base_record: MetaTensorDesc) -> AbstractContextManager[Any]:
         """In which way the view operators run."""
@@ -566,20 +585,33 @@ def _check_same(known: MetaTensorDesc, d: MetaTensorDesc) -> None:
 # --- views and gradients ------------------------------------------------------------------------
 
 
-def _view_dtype(base: Any, dtype: torch.dtype, d: MetaTensorDesc) -> Any:
-    """The base as a tensor of another dtype, by the view that torch has for it."""
+def _can_be_viewed_as(base: MetaTensorDesc, old: torch.dtype, new: torch.dtype) -> bool:
+    """Whether torch views a tensor like this one as the dtype; asked of its hints, no guard."""
+    where = _where(base)
     try:
-        if base.dtype.is_complex and base.dtype.to_real() == dtype:
-            return torch.view_as_real(base)
-        if dtype.is_complex and dtype.to_real() == base.dtype:
-            return torch.view_as_complex(base)
-        return base.view(dtype)
-    except RuntimeError as error:
-        raise ConvertError(
-            f"the base of a view cannot be viewed as {d.dtype}",
-            where=_where(d),
-            found=str(error).partition("\n")[0],
-        ) from error
+        size = [concrete_int(n, where) for n in base.size]
+        stride = [concrete_int(n, where) for n in base.stride]
+        offset = concrete_int(base.storage_offset, where)
+    except ConvertError:
+        return True  # unbacked: torch is asked of the symbols
+    guard = no_dispatch_guard()
+    try:
+        storage = torch.UntypedStorage(0, device=META)
+        probe = torch.empty(0, dtype=old, device=META).set_(storage, offset, size, stride)
+        _viewed_as(probe, new)
+    except RuntimeError:
+        return False
+    finally:
+        del guard
+    return True
+
+
+def _viewed_as(base: Any, dtype: torch.dtype) -> Any:
+    if base.dtype.is_complex and base.dtype.to_real() == dtype:
+        return torch.view_as_real(base)
+    if dtype.is_complex and dtype.to_real() == base.dtype:
+        return torch.view_as_complex(base)
+    return base.view(dtype)
 
 
 def _fits_grad(context: SymbolicContext, grad: MetaTensorDesc) -> bool:
