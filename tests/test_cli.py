@@ -19,6 +19,7 @@ import torch
 
 import torch_fakeify as tfk
 from torch_fakeify import cli
+from torch_fakeify.child import run_capture
 from torch_fakeify.desc import FunctionValue, StackDesc
 from torch_fakeify.desc_frame import CaptureDesc, FailureDesc
 from torch_fakeify.files import read_capture, write_capture
@@ -114,8 +115,9 @@ def error_of(done: subprocess.CompletedProcess[str]) -> str:
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
     """What ``run`` did with the script above; its captures are in ``captures`` beside it."""
     home = tmp_path_factory.mktemp("run")
-    (home / "script.py").write_text(SCRIPT)
-    done = fresh("run", "script.py", "--out", "x", "-h", "b c", cwd=home)
+    (home / "code").mkdir()
+    (home / "code" / "script.py").write_text(SCRIPT)
+    done = fresh("run", "code/script.py", "--out", "x", "-h", "b c", cwd=home)
     done.args = home
     return done
 
@@ -159,7 +161,10 @@ def test_run_goes_on_to_the_script_s_own_end(
     """A script that raises shows its own traceback, and the exit status is 1."""
     assert recorded.returncode == 1
     home = str(recorded.args)
-    assert f'Traceback (most recent call last):\n  File "{home}/script.py", line' in recorded.stderr
+    assert (
+        f'Traceback (most recent call last):\n  File "{home}/code/script.py", line'
+        in recorded.stderr
+    )
     assert "ValueError: cannot compile 1 inputs" in recorded.stderr
     assert recorded.stderr.endswith("torch-fakeify: the script raised, exit status 1\n")
     assert "runpy" not in recorded.stderr
@@ -171,7 +176,7 @@ def test_run_starts_the_script_as_python_does(
     """``sys.argv``, ``__name__``, ``__file__`` and ``sys.path[0]`` are those of a plain run."""
     home = Path(str(recorded.args))
     plain = subprocess.run(
-        [sys.executable, home / "script.py", "--out", "x", "-h", "b c"],
+        [sys.executable, home / "code" / "script.py", "--out", "x", "-h", "b c"],
         cwd=home, capture_output=True, text=True, check=False, timeout=200,
     )  # fmt: skip
     assert recorded.stdout.splitlines()[0] == plain.stdout.splitlines()[0]
@@ -233,7 +238,7 @@ def test_run_with_another_backend(command: Command, tmp_path: Path) -> None:
         ("raise KeyError('no')", "found KeyError: 'no'"),
         ("import sys\nsys.exit(3)", "found exit status 3"),
         ("import sys\nsys.exit('go away')", "found go away"),
-        ("x = = 1", "found SyntaxError: invalid syntax"),
+        ("x = = 1", "found SyntaxError: invalid syntax (s.py, line 1)"),
     ],
 )
 def test_run_of_a_script_that_ends_early(
@@ -283,6 +288,29 @@ def test_run_goes_on_where_a_frame_cannot_be_recorded(command: Command, tmp_path
     assert done.stdout.splitlines()[0] == "tensor([2., 2.])"
     assert done.stdout.splitlines()[-1].endswith("compiled; not recorded: x: no record")
     assert list((tmp_path / "captures").iterdir()) == []
+
+
+def test_run_leaves_the_interpreter_as_it_was(command: Command, tmp_path: Path) -> None:
+    """``sys.argv``, ``sys.path`` and Dynamo are as before, also after a script that raised."""
+    module = torch._dynamo.output_graph
+    before = (sys.argv, list(sys.path), module.OutputGraph._call_user_compiler)
+    run_text(command, tmp_path, "import sys\nsys.path.append('x')\nraise KeyError")
+    assert (sys.argv, list(sys.path), module.OutputGraph._call_user_compiler) == before
+
+
+def test_run_leaves_out_what_is_not_compiled(command: Command, tmp_path: Path) -> None:
+    """A frame that a backend hands back to Python is no compilation: no row, no file."""
+    code = (
+        "import torch\n"
+        "def skip(gm, inputs): raise torch._dynamo.exc.SkipFrame\n"
+        "torch.compile(lambda x: x + 1, backend=skip)(torch.ones(2))\n"
+        "torch.compile(lambda x: x + 2, backend='eager')(torch.ones(2))\n"
+    )
+    done = run_text(command, tmp_path, code)
+    assert done.returncode == 0, done.stderr
+    (path,) = (tmp_path / "captures").iterdir()
+    assert path.name.startswith("000-")
+    assert len(done.stdout.splitlines()) == 2
 
 
 def test_run_of_no_script(command: Command, tmp_path: Path) -> None:
@@ -407,13 +435,32 @@ def test_json_cannot_send_control_sequences(
 
 
 def test_show_into_a_closed_pipe(dynamic: Path, tmp_path: Path) -> None:
-    """``show FILE | head -1`` ends quietly."""
-    line = f'"{sys.executable}" -m torch_fakeify show "{dynamic}" | head -1'
+    """``show FILE | true`` ends quietly."""
+    reader, writer = os.pipe()
+    os.close(reader)
     done = subprocess.run(
-        ["bash", "-c", line], capture_output=True, text=True, check=False, cwd=tmp_path,
+        [sys.executable, "-m", "torch_fakeify", "show", dynamic],
+        stdout=writer, stderr=subprocess.PIPE, text=True, check=False, cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(Path(tfk.__file__).parents[1])},
     )  # fmt: skip
-    assert (done.stdout.count("\n"), done.stderr) == (1, "")
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_show_on_a_terminal_of_few_characters(dynamic: Path, tmp_path: Path) -> None:
+    """A character that the terminal cannot show is escaped."""
+    write_capture(tmp_path / "f.fkf", msgspec.structs.replace(read_capture(dynamic), frame="pré"))
+    done = subprocess.run(
+        [sys.executable, "-m", "torch_fakeify", "show", "f.fkf"],
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(Path(tfk.__file__).parents[1]),
+            "PYTHONIOENCODING": "ascii",
+        },
+    )  # fmt: skip
+    assert done.stderr == ""
+    assert done.stdout.startswith("frame     pr\\xe9\n")
 
 
 # --- replay -------------------------------------------------------------------------------------
@@ -544,6 +591,24 @@ def test_last_words() -> None:
     assert last_words(lines[:3]) == ("0", "1", "2")
     lines[10] = "Fatal Python error: Aborted"
     assert last_words(lines) == tuple(lines[6:18])
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "word"),
+    [
+        ("m.E", "s3 at 0x1", "reproduced"),
+        ("m.E", "s4 at 0x2", "reproduced"),
+        ("m.F", "s3 at 0x1", "not reproduced"),
+        ("m.E", "u3 at 0x1", "not reproduced"),
+    ],
+)
+def test_verdict_on_failures(dynamic: Path, kind: str, message: str, word: str) -> None:
+    """A failure is the same if type and message are, but for numbers and addresses."""
+    failure = FailureDesc(type="m.E", message="s3 at 0x1")
+    desc = msgspec.structs.replace(read_capture(dynamic), failure=failure)
+    reply = {"outcome": "failed", "type": kind, "message": message, "memory": False}
+    verdict = judge(desc, Answer("replied", reply, 0, ()), timeout=1)
+    assert (verdict.word, verdict.holds) == (word, word == "reproduced")
 
 
 def test_masked_messages() -> None:
@@ -701,3 +766,24 @@ def test_demo(command: Command, tmp_path: Path) -> None:
     pids = [int(pid) for pid in re.findall(r"in process (\d+)", done.stdout)]
     assert len(set(pids)) == 2
     assert "at most 0.0001, equal." in done.stdout
+
+
+def test_the_child_tells_what_it_must_not_have(dynamic: Path) -> None:
+    """The claim that the other process lacks the model's code is checked, not assumed."""
+    request = {"file": str(dynamic), "backend": "eager", "sizes": [], "absent": ["torch.nn", "x"]}
+    with pytest.raises(tfk.CaptureError, match=r"found torch\.nn$"):
+        run_capture(request)
+    assert run_capture({**request, "absent": ["x"]})["runs"] == []
+
+
+def test_the_child_tells_a_difference(dynamic: Path) -> None:
+    """The difference between compiled and eager is over outputs and inputs, and not always 0."""
+    torch._dynamo.reset()
+
+    @torch._dynamo.register_backend
+    def off_by_a_half(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        return lambda *args: tuple(out + 0.5 for out in gm(*args))
+
+    request = {"file": str(dynamic), "backend": "off_by_a_half", "sizes": [{}], "absent": []}
+    (run,) = run_capture(request)["runs"]
+    assert run["difference"] == pytest.approx(0.5)

@@ -27,6 +27,7 @@ from torch_fakeify.desc import (
     FloatValue,
     FrameDesc,
     FunctionValue,
+    IntNode,
     ListValue,
     MetaStorageDesc,
     MetaTensorDesc,
@@ -171,6 +172,18 @@ def doubling(levels: int) -> ExprDesc:
     return ExprDesc(nodes=tuple(nodes))
 
 
+def test_brackets_around_division() -> None:
+    """``//`` and ``%`` stand in brackets wherever they are not the first factor."""
+    for function, sign in (("FloorDiv", "//"), ("Mod", " % ")):
+        s0, s1, two = SymbolNode("s0", ()), SymbolNode("s1", ()), IntNode(2)
+        last = ExprDesc(nodes=(s0, s1, two, ApplyNode(function, (1, 2)), ApplyNode("Mul", (0, 3))))
+        first = ExprDesc(nodes=(s0, s1, two, ApplyNode(function, (1, 2)), ApplyNode("Mul", (3, 0))))
+        minus = ExprDesc(nodes=(IntNode(-1), *first.nodes[1:4], ApplyNode("Mul", (0, 3))))
+        assert expr_text(last) == f"s0*(s1{sign}2)"
+        assert expr_text(minus) == f"-(s1{sign}2)"
+        assert expr_text(first) == f"s1{sign}2*s0"
+
+
 def test_shared_parts_are_named() -> None:
     """A long expression names its shared parts instead of repeating them."""
     assert expr_text(doubling(2)) == "(s0//s0)//(s0//s0)"
@@ -183,10 +196,12 @@ def test_text_is_linear_in_the_record() -> None:
 
 
 def test_text_of_a_chain_is_linear() -> None:
-    """A deep chain without shared parts does not cost the square of its depth."""
+    """A deep chain without shared parts is cut into named ones, or it would cost its square."""
     nodes: list[SymbolNode | ApplyNode] = [SymbolNode("s0", ())]
     nodes.extend(ApplyNode("Abs", (at,)) for at in range(50_000))
-    assert len(expr_text(ExprDesc(nodes=tuple(nodes)))) < 50_000 * 40
+    text = expr_text(ExprDesc(nodes=tuple(nodes)))
+    assert len(text) < 50_000 * 40
+    assert max(map(len, re.split(r" where |; ", text))) < 200
 
 
 def test_numbers_of_any_size() -> None:

@@ -45,7 +45,7 @@ def show_lines(desc: CaptureDesc) -> list[str]:
     lines: list[str] = []
     for section in filter(None, sections):
         lines.extend([*([""] if lines else []), *section])
-    return [escape(line) for line in lines]
+    return [escape(line.rstrip(" ")) for line in lines]
 
 
 def table_lines(rows: Iterable[Sequence[str]]) -> list[str]:
@@ -88,7 +88,7 @@ def _expr(expr: ExprDesc) -> str:
 
 
 def _heading(desc: CaptureDesc) -> list[str]:
-    graph_size = f"{len(desc.graph.nodes)} FX nodes, {len(desc.inputs)} inputs"
+    graph_size = f"{_count(len(desc.graph.nodes), 'FX node')}, {_count(len(desc.inputs), 'input')}"
     return table_lines(
         [
             ("frame", desc.frame or "?"),
@@ -97,6 +97,10 @@ def _heading(desc: CaptureDesc) -> list[str]:
             ("result", "compiled" if desc.failure is None else f"failed: {desc.failure.type}"),
         ]
     )
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def _input_rows(inputs: Sequence[InputDesc]) -> Iterable[tuple[str, str, str]]:

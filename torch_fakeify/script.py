@@ -75,6 +75,8 @@ class ScriptReport:
     """The script's own exit status."""
     message: str = ""
     """The script's traceback, or what it passed to ``sys.exit``."""
+    cause: str = ""
+    """Its exception in one line."""
 
     def lines(self) -> list[str]:
         """The frames as a table."""
@@ -116,7 +118,7 @@ def run_script(
         raise ScriptError(
             "the script ended before it compiled anything",
             where=str(script),
-            found=_last_line(report.message) or f"exit status {report.status}",
+            found=report.cause or f"exit status {report.status}",
             fix="Run it without recording first",
         ) from _Shown(report.message)
     return report
@@ -132,13 +134,14 @@ def _run(script: Path, report: ScriptReport) -> None:
         runpy.run_path(str(script), run_name="__main__")
     except SystemExit as error:
         report.status, report.message = _exit_status(error.code)
+        report.cause = report.message
         report.ending = "exited" if report.status else "finished"
     except KeyboardInterrupt:
         report.ending, report.status = "interrupted", 130
-        report.message = "KeyboardInterrupt"
+        report.message = report.cause = "KeyboardInterrupt"
     except BaseException as error:  # noqa: BLE001 - a user's script may raise anything
         report.ending, report.status = "raised", 1
-        report.message = _script_traceback(error, script)
+        report.message, report.cause = _script_traceback(error, script), _summary(error)
 
 
 def _exit_status(code: object) -> tuple[int, str]:
@@ -160,9 +163,11 @@ def _script_traceback(error: BaseException, script: Path) -> str:
     return "".join(shown.format()).rstrip("\n")
 
 
-def _last_line(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1].strip() if lines else ""
+def _summary(error: BaseException) -> str:
+    """The exception's type and the first line of its message."""
+    if isinstance(error, FakeifyError):
+        return str(error)
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
 @contextmanager
@@ -208,8 +213,8 @@ class ScriptRecorder(Recorder):
             report.path = self.directory / self._file_name(captured)
             self.paths.append(report.path)
             report.bytes = captured.save(report.path)
-        except FakeifyError as error:
-            report.problem = str(error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the script goes on
+            report.problem = _summary(error)
         started = time.perf_counter()
         try:
             compiled = compiler_fn(gm, example_inputs, **kwargs)
@@ -221,7 +226,7 @@ class ScriptRecorder(Recorder):
             raise
         except Exception as error:
             report.milliseconds = (time.perf_counter() - started) * 1e3
-            report.failure = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            report.failure = _summary(error)
             if captured is not None and report.path is not None:
                 report.bytes = captured.with_failure(error, backend=name).save(report.path)
             self.frames.append(report)

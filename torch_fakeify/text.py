@@ -193,9 +193,7 @@ def _apply_text(function: str, args: list[tuple[str, int]]) -> tuple[str, int]:
     if function == "Not" and len(args) == 1:
         return f"not {_bracket(args[0], 16)}", 15
     if function == "Mul" and len(args) > 1 and args[0][0] == "-1":
-        return f"-{_apply_text('Mul', args[1:])[0]}", 45
-    if function == "Mul" and len(args) == 1:
-        return _bracket(args[0], 50), 50
+        return "-" + "*".join(_bracket(arg, 51) for arg in args[1:]), 45
     if function not in _INFIX or len(args) < 2:
         return f"{function}({', '.join(text for text, _ in args)})", _ATOM_PRECEDENCE
     operator, precedence = _INFIX[function]
