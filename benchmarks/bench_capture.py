@@ -12,9 +12,8 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._guards import TracingContext
@@ -23,6 +22,9 @@ from torch.fx._graph_pickler import GraphPickler
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import torch_fakeify as tfk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROUNDS = 7
 
@@ -81,7 +83,11 @@ def measure(gm: torch.fx.GraphModule, inputs: list[Any]) -> list[tuple[str, Any,
     except Exception as error:  # noqa: BLE001 - the benchmark reports what torch cannot do
         kind = type(error).__name__
         ours = [_median(write_ours), _median(load_ours)]
-        return [("write", kind, ours[0]), ("load + instantiate", kind, ours[1]), ("bytes", kind, size)]
+        return [
+            ("write", kind, ours[0]),
+            ("load + instantiate", kind, ours[1]),
+            ("bytes", kind, size),
+        ]
 
     def write_theirs() -> Any:
         return GraphPickler.dumps(frame)

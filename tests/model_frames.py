@@ -5,11 +5,13 @@ No ``transformers`` here: the replaying process imports this module.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sympy
 import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 
 def guard_set(shape_env: Any) -> list[str]:
@@ -22,7 +24,9 @@ def guard_set(shape_env: Any) -> list[str]:
     return sorted(guards)
 
 
-def run(fn: Callable[..., Any], inputs: Sequence[Any], *, training: bool) -> dict[str, torch.Tensor]:
+def run(
+    fn: Callable[..., Any], inputs: Sequence[Any], *, training: bool
+) -> dict[str, torch.Tensor]:
     """Outputs of a frame and, in training, the gradients of a fixed functional of them."""
     with torch.set_grad_enabled(training):
         outputs = [o for o in fn(*inputs) if isinstance(o, torch.Tensor)]

@@ -35,7 +35,11 @@ def record(name: str, *, training: bool, directory: Path) -> int:
         frames.append(stem)
         tfk.capture(gm, example_inputs).save(stem.with_suffix(".fkf"))
         env = torch._guards.TracingContext.get().fake_mode.shape_env
-        compiled = inner(gm, example_inputs)
+        try:
+            compiled = inner(gm, example_inputs)
+        except _torch.dynamo_control_flow():
+            frames.pop()  # Dynamo traces the frame again
+            raise
         stem.with_suffix(".guards.json").write_text(json.dumps(guard_set(env)))
         done = False
 

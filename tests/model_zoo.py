@@ -5,10 +5,12 @@ Used by the recording process of the model tests alone: the replaying process mu
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def _ids(batch: int = 2, length: int = 7, vocab: int = 64) -> torch.Tensor:
@@ -16,6 +18,7 @@ def _ids(batch: int = 2, length: int = 7, vocab: int = 64) -> torch.Tensor:
 
 
 def llama() -> tuple[torch.nn.Module, dict[str, Any]]:
+    """Llama with tied embeddings and grouped queries."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -34,6 +37,7 @@ def llama() -> tuple[torch.nn.Module, dict[str, Any]]:
 
 
 def mixtral() -> tuple[torch.nn.Module, dict[str, Any]]:
+    """A mixture of four experts, two for each token."""
     from transformers import MixtralConfig, MixtralForCausalLM
 
     config = MixtralConfig(
@@ -49,10 +53,14 @@ def mixtral() -> tuple[torch.nn.Module, dict[str, Any]]:
         use_cache=False,
     )
     ids = _ids()
-    return MixtralForCausalLM(config), {"input_ids": ids, "labels": ids}
+    model = MixtralForCausalLM(config)
+    # The default is an operator that transformers registers, which the other process has not.
+    model.set_experts_implementation("batched_mm")
+    return model, {"input_ids": ids, "labels": ids}
 
 
 def gpt2() -> tuple[torch.nn.Module, dict[str, Any]]:
+    """GPT-2."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
@@ -71,6 +79,7 @@ def gpt2() -> tuple[torch.nn.Module, dict[str, Any]]:
 
 
 def bert() -> tuple[torch.nn.Module, dict[str, Any]]:
+    """BERT with padding."""
     from transformers import BertConfig, BertForMaskedLM
 
     config = BertConfig(
@@ -90,6 +99,7 @@ def bert() -> tuple[torch.nn.Module, dict[str, Any]]:
 
 
 def t5() -> tuple[torch.nn.Module, dict[str, Any]]:
+    """T5, encoder and decoder."""
     from transformers import T5Config, T5ForConditionalGeneration
 
     config = T5Config(
@@ -107,6 +117,7 @@ def t5() -> tuple[torch.nn.Module, dict[str, Any]]:
 
 
 def vit() -> tuple[torch.nn.Module, dict[str, Any]]:
+    """A vision transformer."""
     from transformers import ViTConfig, ViTForImageClassification
 
     config = ViTConfig(
@@ -127,6 +138,7 @@ def vit() -> tuple[torch.nn.Module, dict[str, Any]]:
 
 
 def whisper() -> tuple[torch.nn.Module, dict[str, Any]]:
+    """Whisper, encoder and decoder."""
     from transformers import WhisperConfig, WhisperForConditionalGeneration
 
     config = WhisperConfig(
@@ -157,6 +169,7 @@ def whisper() -> tuple[torch.nn.Module, dict[str, Any]]:
 
 
 def mamba() -> tuple[torch.nn.Module, dict[str, Any]]:
+    """Mamba, its scan written out in operators."""
     from transformers import MambaConfig, MambaForCausalLM
 
     config = MambaConfig(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 import torch_fakeify as tfk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 
 @pytest.fixture(autouse=True)

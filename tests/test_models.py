@@ -38,7 +38,9 @@ def _check(directory: Path, models: tuple[str, ...]) -> None:
     _python("model_record.py", str(directory), *models)
     captures = sorted(str(p) for p in directory.glob("*.fkf"))
     assert len(captures) >= 2 * len(models)
-    replayed = [json.loads(line) for line in _python("model_replay.py", "aot_eager", *captures).splitlines()]
+    replayed = [
+        json.loads(line) for line in _python("model_replay.py", "aot_eager", *captures).splitlines()
+    ]
     assert [r["capture"] for r in replayed] == [Path(c).name for c in captures]
     for result in replayed:
         _check_replayed(result)

@@ -6,7 +6,63 @@ Names are imported on first use: ``import torch_fakeify`` imports neither torch 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .backend import record as record
+    from .codec import dumps as dumps
+    from .codec import loads as loads
+    from .convert import MetaConverter as MetaConverter
+    from .desc import MetaStorageDesc as MetaStorageDesc
+    from .desc import MetaTensorDesc as MetaTensorDesc
+    from .desc_env import ShapeEnvDesc as ShapeEnvDesc
+    from .describe import (
+        MetaTensorDescriber as MetaTensorDescriber,
+    )
+    from .describe import (
+        describe_tensor as describe_tensor,
+    )
+    from .errors import (
+        CaptureError as CaptureError,
+    )
+    from .errors import (
+        ConvertError as ConvertError,
+    )
+    from .errors import (
+        FakeifyError as FakeifyError,
+    )
+    from .errors import (
+        FormatError as FormatError,
+    )
+    from .errors import (
+        LimitError as LimitError,
+    )
+    from .errors import (
+        ScriptError as ScriptError,
+    )
+    from .errors import (
+        ShapeEnvError as ShapeEnvError,
+    )
+    from .errors import (
+        UnknownNameError as UnknownNameError,
+    )
+    from .errors import (
+        UnsupportedTensorError as UnsupportedTensorError,
+    )
+    from .errors import (
+        UnsupportedValueError as UnsupportedValueError,
+    )
+    from .errors import (
+        VersionError as VersionError,
+    )
+    from .errors import (
+        WriteError as WriteError,
+    )
+    from .frame import Capture as Capture
+    from .frame import Instance as Instance
+    from .frame import capture as capture
+    from .shape_env import restore as restore
+    from .shape_env import snapshot as snapshot
 
 __version__ = "0.1.0"
 
@@ -39,7 +95,35 @@ _HOME = {
     "snapshot": "shape_env",
 }
 
-__all__ = sorted([*_HOME, "__version__"])
+__all__ = [
+    "Capture",
+    "CaptureError",
+    "ConvertError",
+    "FakeifyError",
+    "FormatError",
+    "Instance",
+    "LimitError",
+    "MetaConverter",
+    "MetaStorageDesc",
+    "MetaTensorDesc",
+    "MetaTensorDescriber",
+    "ScriptError",
+    "ShapeEnvDesc",
+    "ShapeEnvError",
+    "UnknownNameError",
+    "UnsupportedTensorError",
+    "UnsupportedValueError",
+    "VersionError",
+    "WriteError",
+    "__version__",
+    "capture",
+    "describe_tensor",
+    "dumps",
+    "loads",
+    "record",
+    "restore",
+    "snapshot",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -50,4 +134,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*__all__]
+    return list(__all__)

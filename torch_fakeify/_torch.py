@@ -146,6 +146,7 @@ __all__ = [
     "late_function_modules",
     "leaf_spec",
     "make_subclass",
+    "make_sym",
     "no_dispatch_guard",
     "no_fake_mode",
     "note_classes",
@@ -170,6 +171,13 @@ __all__ = [
     "variable_functions",
     "warn_on_data_ptr",
 ]
+
+
+_SYM_TYPES = {
+    "int": (torch.SymInt, int),
+    "float": (torch.SymFloat, float),
+    "bool": (torch.SymBool, bool),
+}
 
 
 def torch_version() -> str:
@@ -464,3 +472,16 @@ def scalar_specializations() -> Generator[tuple[type[BaseException], set[str]], 
         TensorifyState.clear()
         for name in before:
             TensorifyState.specialize(name)
+
+
+def make_sym(kind: str, expr: Any, shape_env: Any, hint: Any) -> Any:
+    """A symbolic scalar over an expression, also over one that the ``ShapeEnv`` has specialized.
+
+    Args:
+        kind: ``"int"``, ``"float"`` or ``"bool"``.
+        expr: over symbols that the ``ShapeEnv`` has.
+        shape_env: the ``ShapeEnv``.
+        hint: its value now, ``None`` if it depends on data.
+    """
+    sym_type, python_type = _SYM_TYPES[kind]
+    return sym_type(SymNode(expr, shape_env, python_type, hint))

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from . import _torch
 from .errors import WriteError
 from .frame import Capture, capture
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch
 
 
 class Recorder:
@@ -35,6 +37,7 @@ class Recorder:
     def __call__(
         self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any
     ) -> Callable[..., Any]:
+        """Record the frame, then compile it with the inner backend."""
         name = _backend_name(self.inner)
         captured = capture(gm, example_inputs).with_backend(name)
         path = self.directory / self._file_name(captured)
@@ -44,6 +47,9 @@ class Recorder:
         try:
             return compiler_fn(gm, example_inputs, **kwargs)
         except _torch.dynamo_control_flow():
+            # Dynamo traces the frame again; what it then hands over takes this one's place.
+            self.paths.remove(path)
+            path.unlink(missing_ok=True)
             raise
         except Exception as error:
             captured.with_failure(error, backend=name).save(path)

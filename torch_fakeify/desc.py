@@ -20,8 +20,12 @@ class Record(
     kw_only=True,
     omit_defaults=True,
     forbid_unknown_fields=True,
+    gc=False,
 ):
-    """Base of every record: immutable, compared by value, keyword-only."""
+    """Base of every record: immutable, compared by value, keyword-only.
+
+    A record refers to records made before it, so there are no cycles for the collector to find.
+    """
 
 
 # --- expressions ------------------------------------------------------------------------------
@@ -74,7 +78,7 @@ class ApplyNode(msgspec.Struct, frozen=True, array_like=True, tag="a"):
 ExprNode: TypeAlias = SymbolNode | IntNode | FloatNode | RationalNode | AtomNode | ApplyNode
 
 
-class ExprDesc(Record):
+class ExprDesc(Record, frozen=True, kw_only=True):
     """A sympy expression as a flat directed acyclic graph.
 
     ``nodes`` is in topological order without two equal nodes: arguments are positions of earlier
@@ -85,7 +89,7 @@ class ExprDesc(Record):
     nodes: tuple[ExprNode, ...]
 
 
-class SymDesc(Record):
+class SymDesc(Record, frozen=True, kw_only=True):
     """A symbolic scalar (``SymInt``, ``SymFloat`` or ``SymBool``) and its hint."""
 
     expr: ExprDesc
@@ -109,7 +113,7 @@ class FrameDesc(msgspec.Struct, frozen=True, array_like=True):
     code: str
 
 
-class StackDesc(Record):
+class StackDesc(Record, frozen=True, kw_only=True):
     """A stack as text, outermost entry first."""
 
     frames: tuple[FrameDesc, ...]
@@ -118,7 +122,7 @@ class StackDesc(Record):
 # --- tensors ----------------------------------------------------------------------------------
 
 
-class MetaStorageDesc(Record):
+class MetaStorageDesc(Record, frozen=True, kw_only=True):
     """An untyped storage.
 
     ``id`` is stable for the life of the describer that gave it and never given to another storage.
@@ -128,7 +132,7 @@ class MetaStorageDesc(Record):
     nbytes: IntLike
 
 
-class MarksDesc(Record):
+class MarksDesc(Record, frozen=True, kw_only=True):
     """What ``torch._dynamo.mark_*`` and ``maybe_mark_dynamic`` left on a tensor, by dim."""
 
     dynamic: tuple[int, ...] = ()
@@ -148,7 +152,7 @@ class MarksDesc(Record):
     """``"guarded"`` or ``"unguarded"`` of ``mark_static_address``."""
 
 
-class SymbolFactDesc(Record):
+class SymbolFactDesc(Record, frozen=True, kw_only=True):
     """What a ``ShapeEnv`` knew of a symbol when a fake tensor was described.
 
     ``lower`` and ``upper`` are the ends of the value range, ``None`` for an infinite one. ``hint``
@@ -163,7 +167,7 @@ class SymbolFactDesc(Record):
     hint_override: int | None = None
 
 
-class MetaTensorDesc(Record):
+class MetaTensorDesc(Record, frozen=True, kw_only=True):
     """All that is known of a tensor.
 
     Sizes are concrete for a real tensor and symbolic (``SymDesc``) for a fake tensor that has a
@@ -219,63 +223,63 @@ class MetaTensorDesc(Record):
 # --- values: constants in sources, contexts and graphs -------------------------------------------
 
 
-class FloatValue(Record, tag="float"):
+class FloatValue(Record, frozen=True, kw_only=True, tag="float"):
     """A float that JSON cannot write: ``"inf"``, ``"-inf"`` or ``"nan"``."""
 
     text: Literal["inf", "-inf", "nan"]
 
 
-class ComplexValue(Record, tag="complex"):
+class ComplexValue(Record, frozen=True, kw_only=True, tag="complex"):
     """A complex number."""
 
     real: float | FloatValue
     imag: float | FloatValue
 
 
-class BytesValue(Record, tag="bytes"):
+class BytesValue(Record, frozen=True, kw_only=True, tag="bytes"):
     """A byte string."""
 
     data: bytes
 
 
-class EllipsisValue(Record, tag="ellipsis"):
+class EllipsisValue(Record, frozen=True, kw_only=True, tag="ellipsis"):
     """The constant ``...``."""
 
 
-class TupleValue(Record, tag="tuple"):
+class TupleValue(Record, frozen=True, kw_only=True, tag="tuple"):
     """A tuple."""
 
     items: tuple[Value, ...]
 
 
-class ListValue(Record, tag="list"):
+class ListValue(Record, frozen=True, kw_only=True, tag="list"):
     """A list, or with ``immutable`` the list that FX keeps in a node's arguments."""
 
     items: tuple[Value, ...]
     immutable: bool = False
 
 
-class SizeValue(Record, tag="size"):
+class SizeValue(Record, frozen=True, kw_only=True, tag="size"):
     """A ``torch.Size``."""
 
     items: tuple[Value, ...]
 
 
-class SetValue(Record, tag="set"):
+class SetValue(Record, frozen=True, kw_only=True, tag="set"):
     """A set or frozenset, its items in encoded order."""
 
     items: tuple[Value, ...]
     frozen: bool = False
 
 
-class DictValue(Record, tag="dict"):
+class DictValue(Record, frozen=True, kw_only=True, tag="dict"):
     """A dictionary in insertion order, or with ``immutable`` the one that FX keeps."""
 
     items: tuple[tuple[Value, Value], ...]
     immutable: bool = False
 
 
-class SliceValue(Record, tag="slice"):
+class SliceValue(Record, frozen=True, kw_only=True, tag="slice"):
     """A slice."""
 
     start: Value = None
@@ -283,7 +287,7 @@ class SliceValue(Record, tag="slice"):
     step: Value = None
 
 
-class RangeValue(Record, tag="range"):
+class RangeValue(Record, frozen=True, kw_only=True, tag="range"):
     """A range."""
 
     start: Value
@@ -291,34 +295,34 @@ class RangeValue(Record, tag="range"):
     step: Value
 
 
-class TorchConstValue(Record, tag="torch"):
+class TorchConstValue(Record, frozen=True, kw_only=True, tag="torch"):
     """A dtype, device, layout, memory format or quantization scheme, by its torch name."""
 
     kind: Literal["dtype", "device", "layout", "memory_format", "qscheme"]
     name: str
 
 
-class EnumValue(Record, tag="enum"):
+class EnumValue(Record, frozen=True, kw_only=True, tag="enum"):
     """A member of an allow-listed or already imported enumeration."""
 
     cls: str
     name: str
 
 
-class NamedTupleValue(Record, tag="namedtuple"):
+class NamedTupleValue(Record, frozen=True, kw_only=True, tag="namedtuple"):
     """A named tuple or ``torch.return_types`` structure of an already imported class."""
 
     cls: str
     items: tuple[Value, ...]
 
 
-class TypeValue(Record, tag="type"):
+class TypeValue(Record, frozen=True, kw_only=True, tag="type"):
     """A class of an allow-listed module."""
 
     name: str
 
 
-class FunctionValue(Record, tag="function"):
+class FunctionValue(Record, frozen=True, kw_only=True, tag="function"):
     """A function of an allow-listed module, or an operator, by its qualified name.
 
     ``kind`` says where the name is looked up; see ``names.py``.
@@ -328,37 +332,37 @@ class FunctionValue(Record, tag="function"):
     name: str
 
 
-class SymValue(Record, tag="sym"):
+class SymValue(Record, frozen=True, kw_only=True, tag="sym"):
     """A symbolic scalar."""
 
     sym: SymDesc
 
 
-class ExprValue(Record, tag="expr"):
+class ExprValue(Record, frozen=True, kw_only=True, tag="expr"):
     """A bare sympy expression."""
 
     expr: ExprDesc
 
 
-class TensorValue(Record, tag="tensor"):
+class TensorValue(Record, frozen=True, kw_only=True, tag="tensor"):
     """A tensor, by its record."""
 
     tensor: MetaTensorDesc
 
 
-class SourceValue(Record, tag="source"):
+class SourceValue(Record, frozen=True, kw_only=True, tag="source"):
     """A ``torch._guards.Source``."""
 
     source: SourceDesc
 
 
-class NodeValue(Record, tag="node"):
+class NodeValue(Record, frozen=True, kw_only=True, tag="node"):
     """An FX node of the enclosing graph, by its position."""
 
     index: int
 
 
-class OpaqueValue(Record, tag="opaque"):
+class OpaqueValue(Record, frozen=True, kw_only=True, tag="opaque"):
     """A value of a kind that only one module knows; ``kind`` names its encoder."""
 
     kind: str
@@ -366,8 +370,7 @@ class OpaqueValue(Record, tag="opaque"):
 
 
 Value: TypeAlias = (
-    None
-    | bool
+    bool
     | int
     | float
     | str
@@ -393,13 +396,14 @@ Value: TypeAlias = (
     | SourceValue
     | NodeValue
     | OpaqueValue
+    | None
 )
 
 
 # --- sources and symbolic contexts ---------------------------------------------------------------
 
 
-class SourceDesc(Record):
+class SourceDesc(Record, frozen=True, kw_only=True):
     """A ``torch._guards.Source`` tree.
 
     ``cls`` is the class name in ``torch._dynamo.source``; ``name`` is torch's rendering of it, kept
@@ -412,7 +416,7 @@ class SourceDesc(Record):
     fields: tuple[tuple[str, Value], ...] = ()
 
 
-class ConstraintDesc(Record):
+class ConstraintDesc(Record, frozen=True, kw_only=True):
     """A ``DimConstraint``: ``strict`` has a value range, ``relaxed`` only forbids specialization."""
 
     kind: Literal["strict", "relaxed"]
@@ -424,7 +428,7 @@ class ConstraintDesc(Record):
 DimDynamicName: TypeAlias = Literal["DYNAMIC", "DUCK", "STATIC", "UNBACKED", "INFER_STRIDE"]
 
 
-class ContextDesc(Record):
+class ContextDesc(Record, frozen=True, kw_only=True):
     """A symbolic context: by which policy dims get symbols.
 
     ``kind`` tells the torch class: ``stateless``, ``stateful``, ``subclass`` or ``symint``.

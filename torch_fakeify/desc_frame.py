@@ -7,7 +7,7 @@ from .desc_env import ShapeEnvDesc
 from .desc_graph import GraphModuleDesc
 
 
-class InputDesc(Record):
+class InputDesc(Record, frozen=True, kw_only=True):
     """One graph input: a tensor, a symbolic scalar or a constant, in placeholder order."""
 
     name: str
@@ -19,7 +19,7 @@ class InputDesc(Record):
     source: SourceDesc | None = None
 
 
-class AutocastDesc(Record):
+class AutocastDesc(Record, frozen=True, kw_only=True):
     """Autocast state of one device type."""
 
     device_type: str
@@ -27,7 +27,7 @@ class AutocastDesc(Record):
     dtype: str
 
 
-class ModesDesc(Record):
+class ModesDesc(Record, frozen=True, kw_only=True):
     """Global state of torch that a backend reads while it compiles."""
 
     grad_enabled: bool = True
@@ -41,7 +41,7 @@ class ModesDesc(Record):
     float32_matmul_precision: str = "highest"
 
 
-class FakeModeDesc(Record):
+class FakeModeDesc(Record, frozen=True, kw_only=True):
     """Settings of the ``FakeTensorMode`` that an instance gets."""
 
     allow_fallback_kernels: bool = True
@@ -49,7 +49,7 @@ class FakeModeDesc(Record):
     export: bool = False
 
 
-class FailureDesc(Record):
+class FailureDesc(Record, frozen=True, kw_only=True):
     """The exception with which a backend ended."""
 
     type: str
@@ -59,7 +59,7 @@ class FailureDesc(Record):
     backend: str | None = None
 
 
-class CaptureDesc(Record):
+class CaptureDesc(Record, frozen=True, kw_only=True):
     """One frame: all that is needed to compile it again, without code, weights or data."""
 
     graph: GraphModuleDesc

@@ -290,7 +290,7 @@ def _arguments(item: sympy.Basic) -> tuple[sympy.Basic, ...]:
 def _encode_one(item: sympy.Basic, args: tuple[int, ...]) -> ExprNode:
     cls = type(item)
     if cls is sympy.Symbol:
-        symbol = cast(sympy.Symbol, item)
+        symbol = cast("sympy.Symbol", item)
         # commutative=True is every symbol's default; spelling it out changes nothing.
         explicit = {k: v for k, v in symbol._assumptions_orig.items() if (k, v) != _COMMUTATIVE}
         return SymbolNode(symbol.name, tuple(sorted(explicit.items())))
@@ -434,7 +434,7 @@ def _decode_float(record: FloatNode, where: str) -> sympy.Float:
     mantissa = abs(record.mantissa)
     sign = int(record.mantissa < 0)
     mpf = (sign, sympy.Integer(mantissa).p, record.exponent, mantissa.bit_length())
-    return cast(sympy.Float, sympy.Float._new(mpf, record.precision, zero=False))
+    return cast("sympy.Float", sympy.Float._new(mpf, record.precision, zero=False))
 
 
 def _float_problem(record: FloatNode) -> str | None:
@@ -595,10 +595,17 @@ def _fail(where: str, what: str, expected: str, found: str) -> NoReturn:
 # --- symbolic scalars ---------------------------------------------------------------------------
 
 
-def encode_sym(s: torch.SymInt | torch.SymFloat | torch.SymBool) -> SymDesc:
-    """The record of a symbolic scalar: its expression with replacements applied, and its hint.
+def encode_sym(
+    s: torch.SymInt | torch.SymFloat | torch.SymBool, *, replaced: bool = True
+) -> SymDesc:
+    """The record of a symbolic scalar: its expression and its hint.
 
     Adds no guard. The hint is ``None`` for an expression over unbacked symbols.
+
+    Args:
+        s: the scalar.
+        replaced: whether the replacements of its ``ShapeEnv`` are applied. An input that was
+            specialized keeps its symbol without them, so that it stays symbolic.
 
     Raises:
         UnsupportedValueError: a nested int, a scalar that has no expression, or a hint that is
@@ -622,7 +629,7 @@ def encode_sym(s: torch.SymInt | torch.SymFloat | torch.SymBool) -> SymDesc:
             found=str(s),
             fix="Pass the components of the jagged nested tensor instead.",
         )
-    expr = getattr(sym_node, "expr", None)
+    expr = getattr(sym_node, "expr" if replaced else "_expr", None)
     if expr is None:
         raise UnsupportedValueError(
             "a symbolic scalar without an expression", found=_class_name(sym_node)

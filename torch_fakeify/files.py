@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .codec import Decoder, Encoder
 from .container import Limits, read_container, write_container
 from .desc_frame import CaptureDesc
+
+if TYPE_CHECKING:
+    import os
 
 PRODUCER = "torch_fakeify 0.1"
 _MEMBER = "capture"

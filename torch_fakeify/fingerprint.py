@@ -8,7 +8,7 @@ sympy orders them by name.
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -27,8 +27,10 @@ from .desc import (
     SymValue,
     TensorValue,
 )
-from .desc_frame import CaptureDesc, InputDesc
-from .desc_graph import GraphModuleDesc, NodeDesc
+
+if TYPE_CHECKING:
+    from .desc_frame import CaptureDesc, InputDesc
+    from .desc_graph import GraphModuleDesc, NodeDesc
 
 _COMMUTATIVE = frozenset(
     {"Add", "Mul", "And", "Or", "Xor", "Min", "Max", "Eq", "Ne", "Equality", "Unequality"}
@@ -41,7 +43,7 @@ def fingerprint(desc: CaptureDesc) -> str:
     form = {
         "inputs": [canonical.input(entry) for entry in desc.inputs],
         "graph": canonical.graph(desc.graph),
-        "modes": desc.modes,
+        "modes": canonical.value(desc.modes),
         "shape_env": canonical.shape_env(desc.shape_env),
     }
     return hashlib.sha256(msgspec.json.encode(form, order="deterministic")).hexdigest()
@@ -184,7 +186,7 @@ class _Canonical:
         return {
             "ranges": sorted(ranges),
             "guards": sorted({self.expr(g.expr) for g in env.guards}),
-            "settings": env.settings,
+            "settings": self.value(env.settings),
         }
 
     def _bound(self, bound: ExprDesc | None) -> Any:

@@ -7,17 +7,15 @@ one record; everything else here rebuilds from that record alone.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import torch
 
 from . import _torch
 from .convert import MetaConverter
-from .desc import MetaTensorDesc, SymDesc
 from .desc_frame import CaptureDesc, FailureDesc, FakeModeDesc, InputDesc
 from .describe import MetaTensorDescriber
 from .errors import CaptureError
@@ -28,15 +26,27 @@ from .frame_inputs import describe_inputs
 from .graph import decode_graph, encode_graph
 from .materialize import materialize
 from .modes import apply_modes, describe_modes
+from .paths import short_path, short_paths
 from .retarget import Retarget
 from .shape_env import encode_stack, restore, snapshot
-from .sources import decode_context, decode_source, encode_source
+from .sources import DecodeMemo, decode_context, decode_source, encode_source
 from .values import decode_value
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .desc import MetaTensorDesc, SymDesc
+    from .desc_env import ShapeEnvDesc
 
 Compiled = Callable[..., Any]
 
 
-def capture(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Capture:
+def capture(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    constants: Literal["none", "small"] = "none",
+) -> Capture:
     """Record a frame: the graph, its inputs and the shape environment they live in.
 
     Inside a Dynamo backend the inputs are the real tensors that the frame began with, and their
@@ -46,6 +56,9 @@ def capture(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Capture:
     Args:
         gm: the graph, at torch level (Dynamo's) or at ATen level.
         example_inputs: one for each placeholder.
+        constants: ``"small"`` also records the data of tensors of at most 4096 bytes that the graph
+            itself holds, as ``make_fx`` makes them; without it such a graph compiles from its
+            capture but does not run.
 
     Raises:
         CaptureError: the inputs do not fit the graph.
@@ -58,7 +71,7 @@ def capture(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Capture:
     describer = MetaTensorDescriber()
     placeholders = [fx_node for fx_node in gm.graph.nodes if fx_node.op == "placeholder"]
     inputs = describe_inputs(placeholders, example_inputs, describer, shape_env)
-    graph = encode_graph(gm, describer)
+    graph = encode_graph(gm, describer, constants=constants, file_name=short_path)
     param_sources: Mapping[str, Any] = getattr(gm, "_param_name_to_source", None) or {}
     return Capture(
         CaptureDesc(
@@ -67,11 +80,20 @@ def capture(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Capture:
             modes=describe_modes(),
             fake_mode=_describe_fake_mode(fake_mode),
             parameter_sources=tuple((n, encode_source(s)) for n, s in param_sources.items()),
-            shape_env=None if shape_env is None else snapshot(shape_env),
+            shape_env=None if shape_env is None else _snapshot(shape_env),
             torch_version=_torch.torch_version(),
             frame=_frame_name(tracing_context),
         )
     )
+
+
+def _snapshot(shape_env: Any) -> ShapeEnvDesc:
+    desc = short_paths(snapshot(shape_env))
+    co_fields = tuple(
+        (name, short_path(value) if isinstance(value, str) else value)
+        for name, value in desc.co_fields
+    )
+    return msgspec.structs.replace(desc, co_fields=co_fields)
 
 
 def _describe_fake_mode(fake_mode: Any | None) -> FakeModeDesc:
@@ -132,15 +154,14 @@ class Capture:
             stack=encode_stack(traceback.extract_tb(error.__traceback__)),
             backend=backend,
         )
+        failure = short_paths(failure)
         return Capture(msgspec.structs.replace(self.desc, failure=failure, backend=backend))
 
     def with_backend(self, backend: str | None) -> Capture:
         """The same frame with the name of the backend that it was compiled with."""
         return Capture(msgspec.structs.replace(self.desc, backend=backend))
 
-    def instantiate(
-        self, device: str | torch.device | Mapping[str, str] | None = None
-    ) -> Instance:
+    def instantiate(self, device: str | torch.device | Mapping[str, str] | None = None) -> Instance:
         """Rebuild the frame: a new ``FakeTensorMode`` and a new ``ShapeEnv`` in the recorded state.
 
         Args:
@@ -199,13 +220,20 @@ class Instance:
         gm: the graph.
         inputs: fake tensors, symbolic scalars and constants, one for each placeholder.
         fake_mode: the ``FakeTensorMode`` they live in.
+        specialized: float inputs, by placeholder name, whose recorded value is a constant in the
+            graph because the backend could not have them as symbols.
     """
 
     gm: torch.fx.GraphModule
     inputs: list[Any]
 
     def __init__(self, desc: CaptureDesc, retarget: Retarget) -> None:
+        self._build(desc, retarget)
+
+    def _build(self, desc: CaptureDesc, retarget: Retarget) -> None:
         self.desc = desc
+        self.specialized: dict[str, float] = {}
+        self._sources: DecodeMemo = {}
         shape_env = None if desc.shape_env is None else restore(desc.shape_env)
         self.fake_mode = _make_fake_mode(desc.fake_mode, shape_env)
         self._converter = MetaConverter(self.fake_mode, symbols="keep")
@@ -237,15 +265,42 @@ class Instance:
     def compile(self, backend: str | Callable[..., Any] = "inductor") -> Compiled:
         """Compile the graph with a Dynamo backend, by name or callable.
 
-        A backend owns the graph that it is given and may change it: compile an instance once.
+        A backend owns the graph that it is given and may change it: compile an instance once. A
+        backend that cannot have a float as a symbol asks Dynamo to trace again with the float as a
+        constant; here the instance is built again so, and ``specialized`` tells the constants.
 
         Raises:
             CaptureError: no backend has that name.
         """
         compiler_fn = _torch.resolve_backend(backend)
-        with self.active():
-            compiled = compiler_fn(self.gm, list(self.inputs))
-        return compiled
+        with _torch.scalar_specializations() as (restart, symbols):
+            while True:
+                known = set(symbols)
+                try:
+                    with self.active():
+                        compiled = compiler_fn(self.gm, list(self.inputs))
+                except restart:
+                    if known >= symbols:
+                        raise
+                    self._build(self.desc, self._retarget)
+                    self._specialize(symbols)
+                else:
+                    return _needing_data(self.desc, compiled)
+
+    def _specialize(self, symbols: Set[str]) -> None:
+        """Put the recorded values of float symbols into the graph in their place."""
+        placeholders = self.gm.graph.find_nodes(op="placeholder")
+        for fx_node, value in zip(placeholders, self.inputs, strict=True):
+            scalar = getattr(value, "item_memo", None)
+            if not isinstance(scalar, torch.SymFloat) or str(scalar.node.expr) not in symbols:
+                continue
+            constant = float(scalar.node.hint)
+            self.specialized[fx_node.name] = constant
+            for user in list(fx_node.users):
+                if user.op == "call_method" and user.target == "item":
+                    user.replace_all_uses_with(constant)  # pyright: ignore[reportArgumentType]
+                    self.gm.graph.erase_node(user)
+        self.gm.recompile()
 
     def _compile_id(self) -> Any:
         return _torch.CompileId(frame_id=0, frame_compile_id=0)
@@ -261,11 +316,7 @@ class Instance:
                 where=str(expr),
                 fix="The capture has none: record the frame again",
             )
-        if desc.kind == "int":
-            return self.shape_env.create_symintnode(expr, hint=desc.hint)
-        if desc.kind == "float":
-            return self.shape_env.create_symfloatnode(expr, hint=desc.hint)
-        return self.shape_env.create_symboolnode(expr)
+        return _torch.make_sym(desc.kind, expr, self.shape_env, desc.hint)
 
     def _convert_input(self, position: int, desc: InputDesc) -> Any:
         if desc.tensor is not None:
@@ -292,12 +343,15 @@ class Instance:
             object.__setattr__(
                 self.gm,
                 "_param_name_to_source",
-                {name: decode_source(s) for name, s in self.desc.parameter_sources},
+                {
+                    name: decode_source(s, memo=self._sources)
+                    for name, s in self.desc.parameter_sources
+                },
             )
 
     def _dress_placeholder(self, fx_node: torch.fx.Node, desc: InputDesc, value: Any) -> None:
         if desc.source is not None:
-            fx_node._dynamo_source = decode_source(desc.source)  # pyright: ignore[reportAttributeAccessIssue]
+            fx_node._dynamo_source = decode_source(desc.source, memo=self._sources)  # pyright: ignore[reportAttributeAccessIssue]
         if desc.tensor is None:
             return
         if desc.tensor.symbolic_context is not None:
@@ -307,6 +361,22 @@ class Instance:
         marks = desc.tensor.marks
         if marks is not None and marks.static_input_type is not None:
             fx_node.meta["tensor_dict"] = {"_dynamo_static_input_type": marks.static_input_type}
+
+
+def _needing_data(desc: CaptureDesc, compiled: Compiled) -> Compiled:
+    """The compiled frame, or where the graph holds tensors without data, one that says so."""
+    missing = desc.graph.without_data
+    if not missing:
+        return compiled
+
+    def refuse(*_inputs: Any) -> Any:
+        raise CaptureError(
+            "the graph holds tensors whose data is not in the capture",
+            found=", ".join(missing),
+            fix='Compile it only, or record it with capture(..., constants="small")',
+        )
+
+    return refuse
 
 
 def _make_fake_mode(desc: FakeModeDesc, shape_env: Any | None) -> Any:

@@ -8,20 +8,23 @@ symbolic contexts remember (see "Tensor Fakification and Symbol Caching" in torc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
 
 from . import _torch
-from .desc import MetaTensorDesc
 from .desc_frame import InputDesc
-from .describe import MetaTensorDescriber
 from .errors import CaptureError
 from .exprs import encode_int, encode_sym
 from .sources import encode_source
 from .values import encode_value
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .desc import MetaTensorDesc
+    from .describe import MetaTensorDescriber
 
 
 def describe_inputs(
@@ -71,10 +74,11 @@ def _describe_input(
     name = fx_node.name
     if isinstance(value, torch.Tensor):
         context = _context_of(fx_node, value)
-        desc = describer.describe_tensor(value, source=source, symbolic_context=context)
+        policy_source = getattr(context, "tensor_source", source)
+        desc = describer.describe_tensor(value, source=policy_source, symbolic_context=context)
         return InputDesc(name=name, tensor=desc, source=source_desc)
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return InputDesc(name=name, sym=encode_sym(value), source=source_desc)
+        return InputDesc(name=name, sym=encode_sym(value, replaced=False), source=source_desc)
     return InputDesc(
         name=name, value=encode_value(value, where=f"$.inputs.{name}"), source=source_desc
     )
@@ -103,11 +107,11 @@ class _Symbolizer:
 
     def add(self, fx_node: torch.fx.Node, value: Any, entry: InputDesc) -> None:
         """Symbolize the record of one input, if a frontend has made symbols for it."""
-        source = _source_of(fx_node)
-        if entry.tensor is None or entry.tensor.is_fake or source is None:
+        if entry.tensor is None or entry.tensor.is_fake:
             return
         context = _context_of(fx_node, value)
-        if context is not None:
+        source = getattr(context, "tensor_source", None)
+        if source is not None:
             self.symbolize(entry.tensor, source, context)
 
     def finished(self, entry: InputDesc) -> InputDesc:

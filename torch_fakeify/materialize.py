@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sympy
 import torch
 
 from . import _torch
 from .desc import ExprDesc, IntLike, MetaTensorDesc, SymDesc, TorchConstValue
-from .desc_env import ShapeEnvDesc
-from .desc_frame import CaptureDesc, InputDesc
 from .errors import CaptureError
 from .exprs import decode_expr
 from .text import expr_text
 from .values import decode_value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from .desc_env import ShapeEnvDesc
+    from .desc_frame import CaptureDesc, InputDesc
 
 
 def materialize(
@@ -61,7 +64,7 @@ class Symbols:
     def __init__(self, env: ShapeEnvDesc | None, sizes: Mapping[str, int]) -> None:
         self.env = env
         self.chosen = bool(sizes)
-        self.values: dict[str, sympy.Basic] = {}
+        self.values: dict[str, Any] = {}
         self.by_source: dict[str, str] = {}
         if env is None:
             if sizes:
@@ -71,7 +74,7 @@ class Symbols:
                     fix="Record the frame with dynamic=True",
                 )
             return
-        self._exprs: dict[ExprDesc, sympy.Basic] = {}
+        self._exprs: dict[ExprDesc, Any] = {}
         self._read(env, sizes)
 
     def _read(self, env: ShapeEnvDesc, sizes: Mapping[str, int]) -> None:
@@ -94,7 +97,7 @@ class Symbols:
             else:
                 self.values[symbol.name] = self._default(symbol)
 
-    def _default(self, symbol: Any) -> sympy.Basic:
+    def _default(self, symbol: Any) -> Any:
         if symbol.hint is not None:
             return self._decode(symbol.hint)
         if symbol.hint_override is not None:
@@ -104,13 +107,13 @@ class Symbols:
             return sympy.Integer(max(2, int(lower)))
         return sympy.Integer(2)
 
-    def _decode(self, expr: ExprDesc) -> sympy.Basic:
+    def _decode(self, expr: ExprDesc) -> Any:
         decoded = self._exprs.get(expr)
         if decoded is None:
             decoded = self._exprs[expr] = decode_expr(expr)
         return decoded
 
-    def evaluate(self, expr: ExprDesc) -> sympy.Basic:
+    def evaluate(self, expr: ExprDesc) -> Any:
         """The expression with every known symbol replaced by its value."""
         decoded = self._decode(expr)
         return decoded.xreplace(

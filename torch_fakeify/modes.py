@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 
 from .desc import TorchConstValue
 from .desc_frame import AutocastDesc, ModesDesc
 from .values import decode_value
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
 
 _AUTOCAST_DEFAULT = {"cpu": "bfloat16", "cuda": "float16", "xpu": "float16", "mps": "float16"}
 

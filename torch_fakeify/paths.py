@@ -5,10 +5,15 @@ from __future__ import annotations
 import functools
 import re
 from pathlib import Path, PurePath
+from typing import Any, TypeVar
 
+import msgspec
+
+from .desc import ExprDesc, FrameDesc, SourceDesc
+
+_T = TypeVar("_T")
 _INSTALLED = re.compile(r".*[\\/](?:site|dist)-packages[\\/]")
 _STANDARD = re.compile(r".*[\\/]lib[\\/]python\d+(?:\.\d+)*t?[\\/]")
-_QUOTED = re.compile(r'File "([^"\n]+)"')
 
 
 @functools.lru_cache(maxsize=4096)
@@ -33,6 +38,34 @@ def short_path(file: str) -> str:
     return str(path.relative_to(root))
 
 
-def short_stack_text(text: str) -> str:
-    """A formatted stack with every ``File "..."`` shortened."""
-    return _QUOTED.sub(lambda m: f'File "{short_path(m[1])}"', text)
+def short_paths(record: _T) -> _T:
+    """The record with every file name of its stacks shortened; unchanged parts are shared.
+
+    Args:
+        record: a record without cycles; a stack that it holds twice stays one object.
+    """
+    return _shorten(record, {})
+
+
+def _shorten(value: Any, done: dict[int, tuple[Any, Any]]) -> Any:
+    known = done.get(id(value))
+    if known is not None:
+        return known[1]
+    match value:
+        case FrameDesc():
+            result: Any = msgspec.structs.replace(value, file=short_path(value.file))
+        case tuple():
+            items = tuple(_shorten(item, done) for item in value)
+            same = all(a is b for a, b in zip(items, value, strict=True))
+            result = value if same else items
+        case ExprDesc() | SourceDesc():
+            return value
+        case msgspec.Struct():
+            old = [(name, getattr(value, name)) for name in value.__struct_fields__]
+            new = {name: _shorten(part, done) for name, part in old}
+            changed = {name: new[name] for name, part in old if new[name] is not part}
+            result = msgspec.structs.replace(value, **changed) if changed else value
+        case _:
+            return value
+    done[id(value)] = (value, result)
+    return result

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from .desc import MetaTensorDesc
-from .desc_frame import CaptureDesc
 from .errors import CaptureError
+
+if TYPE_CHECKING:
+    from .desc import MetaTensorDesc
+    from .desc_frame import CaptureDesc
 
 _HOST = ("cpu", "meta")
 
