@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import torch_fakeify as tfk
-from torch_fakeify import cli
+from torch_fakeify import cli, script
 from torch_fakeify.child import run_capture
 from torch_fakeify.desc import FunctionValue, StackDesc
 from torch_fakeify.desc_frame import CaptureDesc, FailureDesc
@@ -273,13 +273,27 @@ def test_run_of_a_script_that_exits(command: Command, tmp_path: Path) -> None:
     assert len(list((tmp_path / "captures").iterdir())) == 1
 
 
-def test_run_goes_on_where_a_frame_cannot_be_recorded(command: Command, tmp_path: Path) -> None:
+def test_run_goes_on_where_a_frame_cannot_be_recorded(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A frame that has no record is told in the table; the script is not disturbed."""
+
+    def refuse(gm: object, inputs: object) -> None:
+        raise tfk.UnsupportedTensorError("no record", where="x")
+
+    monkeypatch.setattr(script, "capture", refuse)
     code = (
         "import torch\n"
-        "import torch_fakeify.script as script\n"
-        "from torch_fakeify.errors import UnsupportedTensorError\n"
-        "def refuse(gm, inputs): raise UnsupportedTensorError('no record', where='x')\n"
+        "print(torch.compile(lambda x: x + 1, backend='eager')(torch.ones(2)))\n"
+    )
+    done = run_text(command, tmp_path, code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == "tensor([2., 2.])"
+    assert done.stdout.splitlines()[-1].endswith("compiled; not recorded: x: no record")
+    assert list((tmp_path / "captures").iterdir()) == []
+
+
+def refuse(gm, inputs): raise UnsupportedTensorError('no record', where='x')\n"
         "script.capture = refuse\n"
         "print(torch.compile(lambda x: x + 1, backend='eager')(torch.ones(2)))\n"
     )
