@@ -282,21 +282,7 @@ def test_run_goes_on_where_a_frame_cannot_be_recorded(
         raise tfk.UnsupportedTensorError("no record", where="x")
 
     monkeypatch.setattr(script, "capture", refuse)
-    code = (
-        "import torch\n"
-        "print(torch.compile(lambda x: x + 1, backend='eager')(torch.ones(2)))\n"
-    )
-    done = run_text(command, tmp_path, code)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[0] == "tensor([2., 2.])"
-    assert done.stdout.splitlines()[-1].endswith("compiled; not recorded: x: no record")
-    assert list((tmp_path / "captures").iterdir()) == []
-
-
-def refuse(gm, inputs): raise UnsupportedTensorError('no record', where='x')\n"
-        "script.capture = refuse\n"
-        "print(torch.compile(lambda x: x + 1, backend='eager')(torch.ones(2)))\n"
-    )
+    code = "import torch\nprint(torch.compile(lambda x: x + 1, backend='eager')(torch.ones(2)))\n"
     done = run_text(command, tmp_path, code)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0] == "tensor([2., 2.])"
