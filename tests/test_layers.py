@@ -40,6 +40,7 @@ LAYERS = {
     "sizes": (3, 1),
     "fakes": (3, 1),
     "stacks": (3, 1),
+    "symbols": (3, 1),
     "values": (3, 1),
     "modes": (3, 2),
     "sources": (3, 2),

@@ -24,15 +24,16 @@ import torch
 
 from . import _torch
 from ._torch import dispatch_keys, torch_function_depth
-from .desc import MetaStorageDesc, MetaTensorDesc, SymbolFactDesc, SymDesc
+from .desc import MetaStorageDesc, MetaTensorDesc, SymDesc
 from .errors import UnsupportedTensorError, UnsupportedValueError
-from .exprs import encode_expr, encode_int, encode_sym
+from .exprs import encode_expr, encode_sym
 from .marks import encode_marks
+from .symbols import SymMemo
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ._torch import ShapeEnv, Source, SymbolicContext
+    from ._torch import Source, SymbolicContext
     from .desc import ContextDesc, IntLike, MarksDesc, SourceDesc
 
 __all__ = ["MetaTensorDescriber", "describe_tensor"]
@@ -116,18 +117,19 @@ class _Numbers:
 class _StorageRecords:
     """The records of storages, with the numbers of `_Numbers`."""
 
-    __slots__ = ("_count", "entries")
+    __slots__ = ("_count", "_syms", "entries")
 
-    def __init__(self) -> None:
+    def __init__(self, syms: SymMemo) -> None:
         self.entries: dict[int, tuple[weakref.ref[Any], MetaStorageDesc]] = {}
         self._count = itertools.count()
+        self._syms = syms
 
     def of(self, storage: torch.UntypedStorage) -> MetaStorageDesc:
         """The record of a storage, the same object until the storage is resized."""
         key = id(storage)
         nbytes: IntLike = storage.nbytes()
         if type(nbytes) is not int:
-            nbytes = encode_int(nbytes)
+            nbytes = self._syms.encode_int(nbytes)
         entry = self.entries.get(key)
         if entry is not None and entry[0]() is storage:
             reference, known = entry
@@ -150,7 +152,8 @@ class MetaTensorDescriber:
 
     def __init__(self) -> None:
         self._tensors = _Numbers()
-        self._storages = _StorageRecords()
+        self._syms = SymMemo()
+        self._storages = _StorageRecords(self._syms)
         self._can_pin = torch.accelerator.is_available()
 
     def describe_storage(self, s: torch.UntypedStorage) -> MetaStorageDesc:
@@ -249,8 +252,9 @@ class MetaTensorDescriber:
             grad = t.grad if is_leaf or t.retains_grad else _stray_grad(t)
             attributes = t.__dict__
             try:
-                size = tuple(encode_int(n) for n in t.size())
-                stride = tuple(encode_int(n) for n in t.stride())
+                encode_int = self._syms.encode_int
+                size = tuple([encode_int(n) for n in t.size()])
+                stride = tuple([encode_int(n) for n in t.stride()])
                 storage_offset = encode_int(t.storage_offset())
                 storage = self.describe_storage(t.untyped_storage())
                 item_memo = _item_memo(t) if is_fake else None
@@ -283,7 +287,7 @@ class MetaTensorDescriber:
                 is_fake=is_fake,
                 scalar_hint=_scalar_hint(t, source, storage),
                 item_memo=item_memo,
-                symbols=_symbol_facts(t) if is_fake else (),
+                symbols=self._syms.facts(_sizes_of(t)) if is_fake else (),
                 marks=self._marks(t, attributes, path),
                 source=source_record,
                 symbolic_context=context_record,
@@ -499,27 +503,6 @@ def _item_memo(t: Any) -> SymDesc | None:
     return SymDesc(expr=encode_expr(sympy.sympify(memo)), kind=kind, hint=memo)
 
 
-def _symbol_facts(t: Any) -> tuple[SymbolFactDesc, ...]:
-    """What the ``ShapeEnv`` knows of the symbols in a fake tensor's sizes, by name."""
-    envs: dict[sympy.Symbol, Any] = {}
-    sizes = (*t.size(), *t.stride(), t.storage_offset(), t.untyped_storage().nbytes(), t.item_memo)
-    for n in sizes:
-        if isinstance(n, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            sym_node: Any = n.node
-            envs.update(dict.fromkeys(sym_node.expr.free_symbols, sym_node.shape_env))
-    return tuple(_symbol_fact(symbol, envs[symbol]) for symbol in sorted(envs, key=str))
-
-
-def _symbol_fact(symbol: sympy.Symbol, env: ShapeEnv) -> SymbolFactDesc:
-    value_range = env.var_to_range.get(symbol)
-    lower: Any = None if value_range is None else value_range.lower
-    upper: Any = None if value_range is None else value_range.upper
-    hint: Any = env.backed_var_to_val.get(symbol)
-    return SymbolFactDesc(
-        name=symbol.name,
-        hint=int(hint) if hint is not None and hint.is_Integer else hint and float(hint),
-        lower=int(lower) if isinstance(lower, sympy.Integer) else None,
-        upper=int(upper) if isinstance(upper, sympy.Integer) else None,
-        size_like=symbol in env.size_like,
-        hint_override=env.var_to_hint_override.get(symbol),
-    )
+def _sizes_of(t: Any) -> tuple[Any, ...]:
+    """Every number of a fake tensor that may be symbolic."""
+    return (*t.size(), *t.stride(), t.storage_offset(), t.untyped_storage().nbytes(), t.item_memo)

@@ -1,0 +1,125 @@
+"""Records of symbolic sizes, where the same few expressions occur over and over.
+
+A frame's tensors share a handful of expressions: each expression object is encoded once, and equal
+sizes are one record. The records are those of `exprs.encode_int`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import sympy
+import torch
+
+from .desc import IntNode, SymbolFactDesc, SymDesc
+from .exprs import encode_expr, encode_int
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ._torch import ShapeEnv
+    from .desc import ExprDesc, IntLike
+
+__all__ = ["SymMemo"]
+
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+class SymMemo:
+    """Encodes sizes and the facts of their symbols; remembers expressions, not what is known.
+
+    What a ``ShapeEnv`` knows of a symbol is asked anew each time, since it may have changed.
+    """
+
+    def __init__(self) -> None:
+        # By the id of an expression, which the entry keeps alive.
+        self._exprs: dict[int, tuple[Any, ExprDesc]] = {}
+        self._ints: dict[tuple[int, int | None], IntLike] = {}
+        self._symbols: dict[int, tuple[Any, tuple[sympy.Symbol, ...]]] = {}
+        self._facts: dict[sympy.Symbol, tuple[tuple[Any, ...], SymbolFactDesc]] = {}
+
+    def encode_int(self, n: int | torch.SymInt) -> IntLike:
+        """As `exprs.encode_int`, with one record object for each expression object and hint.
+
+        Raises:
+            UnsupportedValueError: as there.
+        """
+        if type(n) is int:
+            return n
+        if type(n) is not torch.SymInt:
+            return encode_int(n)
+        sym_node: Any = n.node
+        if sym_node.is_nested_int():
+            return encode_int(n)
+        expr = getattr(sym_node, "expr", None)
+        hint = sym_node.hint
+        if not isinstance(expr, sympy.Basic) or not (hint is None or type(hint) is int):
+            return encode_int(n)
+        key = (id(expr), hint)
+        known = self._ints.get(key)
+        if known is None:
+            desc = self._encode_expr(expr)
+            last = desc.nodes[-1]
+            constant = isinstance(last, IntNode)
+            known = last.value if constant else SymDesc(expr=desc, kind="int", hint=hint)
+            self._ints[key] = known
+        return known
+
+    def _encode_expr(self, expr: sympy.Basic) -> ExprDesc:
+        entry = self._exprs.get(id(expr))
+        if entry is None:
+            entry = self._exprs[id(expr)] = (expr, encode_expr(expr))
+        return entry[1]
+
+    def facts(self, sizes: Iterable[Any]) -> tuple[SymbolFactDesc, ...]:
+        """What the ``ShapeEnv`` knows of the symbols in some sizes, sorted by name."""
+        envs: dict[sympy.Symbol, Any] = {}
+        seen: set[int] = set()
+        for n in sizes:
+            if type(n) is int or not isinstance(n, _SYMBOLIC):
+                continue
+            sym_node: Any = n.node
+            expr = sym_node.expr
+            if id(expr) not in seen:
+                seen.add(id(expr))
+                for symbol in self._symbols_of(expr):
+                    envs[symbol] = sym_node.shape_env
+        symbols = sorted(envs, key=_name) if len(envs) > 1 else envs
+        return tuple(self._fact(symbol, envs[symbol]) for symbol in symbols)
+
+    def _symbols_of(self, expr: Any) -> tuple[sympy.Symbol, ...]:
+        entry = self._symbols.get(id(expr))
+        if entry is None:
+            entry = self._symbols[id(expr)] = (expr, tuple(expr.free_symbols))
+        return entry[1]
+
+    def _fact(self, symbol: sympy.Symbol, env: ShapeEnv) -> SymbolFactDesc:
+        state: tuple[Any, ...] = (
+            env.var_to_range.get(symbol),
+            env.backed_var_to_val.get(symbol),
+            env.var_to_hint_override.get(symbol),
+            symbol in env.size_like,
+        )
+        known = self._facts.get(symbol)
+        if known is None or any(a is not b for a, b in zip(known[0], state, strict=True)):
+            known = self._facts[symbol] = (state, _symbol_fact(symbol, *state))
+        return known[1]
+
+
+def _name(symbol: sympy.Symbol) -> str:
+    return str(symbol.name)
+
+
+def _symbol_fact(
+    symbol: sympy.Symbol, value_range: Any, hint: Any, hint_override: Any, size_like: bool
+) -> SymbolFactDesc:
+    lower: Any = None if value_range is None else value_range.lower
+    upper: Any = None if value_range is None else value_range.upper
+    return SymbolFactDesc(
+        name=symbol.name,
+        hint=int(hint) if hint is not None and hint.is_Integer else hint and float(hint),
+        lower=int(lower) if isinstance(lower, sympy.Integer) else None,
+        upper=int(upper) if isinstance(upper, sympy.Integer) else None,
+        size_like=size_like,
+        hint_override=hint_override,
+    )
