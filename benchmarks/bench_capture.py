@@ -1,56 +1,62 @@
 """Writing and loading a captured Llama frame, beside torch's ``GraphPickler``.
 
-Run it with ``python -m benchmarks.bench_capture [--layers N]``; it needs the ``models`` extra.
-Both sides write the frame that Dynamo hands to a backend (graph, metadata of every node, inputs)
-and load it into a fake mode of their own; rounds alternate in one process.
+Run: ``python -m benchmarks.bench_capture [--layers N] [--rounds N]``; it needs the ``models`` extra.
+Both sides write the frame that Dynamo hands to a backend (graph, metadata of every node, shape
+environment) and load it into a fake mode of their own; rounds alternate in one process.
+
+``GraphPickler`` needs help with such a frame, and gets it before the clock runs: it must be allowed
+all operators; Dynamo's ``grapharg`` goes, which holds the real inputs; and fake tensors that are
+views are replaced by aliases that are none, since the fake mode of their base does not pickle. It
+writes no inputs and no policies. Ours writes the frame as it is, to a file that is synced to disk.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import tempfile
-import time
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._guards import TracingContext
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx._graph_pickler import GraphPickler
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx._graph_pickler import GraphPickler, Options
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import torch_fakeify as tfk
 
+from .table import Figure, Row, compare, print_rows, timed
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
-ROUNDS = 7
+LAYERS = 12
+_DROPPED = frozenset({"grapharg"})
 
 
-def main() -> None:
-    """Record one frame, time both sides, print medians and ratios."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--layers", type=int, default=8)
-    layers = parser.parse_args().layers
-    warnings.simplefilter("ignore")
-    results: list[tuple[str, Any, Any]] = []
+def rows(rounds: int, layers: int = LAYERS) -> Iterator[Row]:
+    """Record one frame and measure both sides on it, inside the backend that got it."""
+    found: list[Row] = []
 
     def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        results.extend(measure(gm, inputs))
+        found.extend(_measure(gm, inputs, rounds))
         return gm.forward
 
     model, arguments = llama(layers)
-    with torch.no_grad():
+    # A float that is a symbol does not pickle.
+    with (
+        warnings.catch_warnings(),
+        torch.no_grad(),
+        torch._dynamo.config.patch(specialize_float=True),
+    ):
+        warnings.simplefilter("ignore")
         torch.compile(model, backend=backend, dynamic=True)(**arguments)
-    print(f"{'work':34} {'GraphPickler':>14} {'torch_fakeify':>14} {'ratio':>7}")
-    for name, theirs, ours in results:
-        print(f"{name:34} {_cell(theirs):>14} {_cell(ours):>14} {_ratio(theirs, ours):>7}")
+    torch._dynamo.reset()
+    yield from found
 
 
 def llama(layers: int) -> tuple[torch.nn.Module, dict[str, Any]]:
-    """A narrow Llama: its frame has 9 parameters and about 90 nodes a layer."""
+    """A narrow Llama: its frame has 9 parameters and about 75 nodes a layer."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -65,87 +71,77 @@ def llama(layers: int) -> tuple[torch.nn.Module, dict[str, Any]]:
     return LlamaForCausalLM(config), {"input_ids": torch.randint(0, 64, (2, 7))}
 
 
-def measure(gm: torch.fx.GraphModule, inputs: list[Any]) -> list[tuple[str, Any, Any]]:
-    """Rows ``(what, theirs, ours)``; ``theirs`` is the error where torch cannot do it."""
-    folder = Path(tempfile.mkdtemp())
-    path = folder / "frame.fkf"
-    frame = _picklable(gm)
+def _measure(gm: torch.fx.GraphModule, inputs: list[Any], rounds: int) -> list[Row]:
+    path = Path(tempfile.mkdtemp()) / "frame.fkf"
+    frame = picklable(gm)
+    options = Options(ops_filter=None, node_metadata_key_filter=lambda key: key not in _DROPPED)
+    data = GraphPickler.dumps(frame, options)
     size = tfk.capture(gm, inputs).save(path)
 
-    def write_ours() -> Any:
+    def write_theirs(_: None) -> Any:
+        return GraphPickler.dumps(frame, options)
+
+    def write_ours(_: None) -> Any:
         return tfk.capture(gm, inputs).save(path)
 
-    def load_ours() -> Any:
-        return tfk.Capture.load(path).instantiate()
-
-    try:
-        data = GraphPickler.dumps(frame)
-    except Exception as error:  # noqa: BLE001 - the benchmark reports what torch cannot do
-        kind = type(error).__name__
-        ours = [_median(write_ours), _median(load_ours)]
-        return [
-            ("write", kind, ours[0]),
-            ("load + instantiate", kind, ours[1]),
-            ("bytes", kind, size),
-        ]
-
-    def write_theirs() -> Any:
-        return GraphPickler.dumps(frame)
-
-    def load_theirs() -> Any:
+    def load_theirs(_: None) -> Any:
         return GraphPickler.loads(data, FakeTensorMode(shape_env=ShapeEnv()))
 
-    rows: list[tuple[str, Any, Any]] = []
-    for name, theirs, ours in (
-        ("write", write_theirs, write_ours),
-        ("load + instantiate", load_theirs, load_ours),
-    ):
-        rows.append((f"{name}, {len(gm.graph.nodes)} nodes", *_alternate(theirs, ours)))
-    rows.append((f"bytes, {len(inputs)} inputs", len(data), size))
-    return rows
+    def load_ours(_: None) -> Any:
+        return tfk.Capture.load(path).instantiate()
+
+    what = f"Llama, {len(gm.graph.nodes)} nodes, {len(inputs)} inputs"
+    return [
+        compare(
+            f"{what}: write",
+            lambda: timed(write_theirs),
+            lambda: timed(write_ours),
+            rounds=rounds,
+            unit="ms",
+        ),
+        compare(
+            f"{what}: load",
+            lambda: timed(load_theirs),
+            lambda: timed(load_ours),
+            rounds=rounds,
+            unit="ms",
+        ),
+        Row(f"{what}: size", "KB", Figure((len(data) / 1024,)), Figure((size / 1024,))),
+    ]
 
 
-def _picklable(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """The graph without what ``GraphPickler`` refuses: Dynamo's ``GraphArg`` and user stacks."""
-    import copy
-
-    assert TracingContext.try_get() is not None
-    clone = copy.copy(gm)
+def picklable(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """The frame with fake tensors that are no views, which ``GraphPickler`` can write."""
     graph = torch.fx.Graph()
     graph.output(graph.graph_copy(gm.graph, {}))
-    clone = torch.fx.GraphModule(gm, graph)
-    keep = ("example_value", "stack_trace", "nn_module_stack", "source_fn_stack")
-    for fx_node in clone.graph.nodes:
-        fx_node.meta = {k: v for k, v in fx_node.meta.items() if k in keep}
-    return clone
+    graph._codegen = gm.graph._codegen
+    frame = torch.fx.GraphModule(gm, graph)
+    for name in ("_param_name_to_source", "_source_to_user_stacks"):
+        object.__setattr__(frame, name, getattr(gm, name, {}))
+    frame.meta = dict(gm.meta)
+    # `graph_copy` leaves the output out.
+    for ours, theirs in zip(graph.nodes, gm.graph.nodes, strict=True):
+        ours.meta = torch.utils._pytree.tree_map_only(FakeTensor, _no_view, dict(theirs.meta))
+    return frame
 
 
-def _alternate(theirs: Callable[[], Any], ours: Callable[[], Any]) -> tuple[float, float]:
-    times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(ROUNDS):
-        for fn, sink in zip((theirs, ours), times, strict=True):
-            sink.append(_time(fn))
-    return statistics.median(times[0]), statistics.median(times[1])
+def _no_view(fake: FakeTensor) -> torch.Tensor:
+    if not fake._is_view():
+        return fake
+    guard = torch._C._AutoDispatchBelowAutograd()
+    try:
+        return fake.detach()
+    finally:
+        del guard
 
 
-def _median(fn: Callable[[], Any]) -> float:
-    return statistics.median(_time(fn) for _ in range(ROUNDS))
-
-
-def _time(fn: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    fn()
-    return time.perf_counter() - start
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value * 1e3:.1f} ms"
-    return f"{value / 1024:.1f} KB" if isinstance(value, int) else str(value)
-
-
-def _ratio(theirs: Any, ours: Any) -> str:
-    return "-" if isinstance(theirs, str) else f"{theirs / ours:.1f}x"
+def main() -> None:
+    """Print the table of this benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--layers", type=int, default=LAYERS)
+    parser.add_argument("--rounds", type=int, default=7)
+    args = parser.parse_args()
+    print_rows(rows(args.rounds, args.layers))
 
 
 if __name__ == "__main__":
