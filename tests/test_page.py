@@ -38,7 +38,8 @@ def test_page_of_shapes_guards_and_asserts() -> None:
     def take(x: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
         n = int(start.max().item())
         torch._check(n >= 0)
-        torch._check(n < x.shape[0])
+        small = n < x.shape[0]
+        torch._check(small)
         if x.shape[1] % 4 == 0:
             return x[n:, None] * 2
         return x
@@ -73,7 +74,7 @@ guards (1)
 
 runtime asserts (2)
   0 <= u0   test_page.py:N in take: torch._check(n >= 0)
-  u0 < s77  test_page.py:N in take: torch._check(n < x.shape[0])
+  u0 < s77  test_page.py:N in take: torch._check(small)
 
 code
   def forward(s59, l_start_, s77, s27, l_x_):
@@ -83,8 +84,9 @@ code
       # test_page.py:N in take: torch._check(n >= 0)
       ge = item >= 0  # bool u0 >= 0
       _assert_scalar_default = torch.ops.aten._assert_scalar.default(ge, "Runtime assertion failed for expression u0 >= 0 on node 'ge'")
-      # test_page.py:N in take: torch._check(n < x.shape[0])
+      # test_page.py:N in take: small = n < x.shape[0]
       lt = item < s77  # bool u0 < s77
+      # test_page.py:N in take: torch._check(small)
       _assert_scalar_default_1 = torch.ops.aten._assert_scalar.default(lt, "Runtime assertion failed for expression u0 < s77 on node 'lt'")
       # test_page.py:N in take: return x[n:, None] * 2
       getitem_4 = l_x_[item:, None]  # float32[s77 - u0, 1, s27]
