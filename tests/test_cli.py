@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import torch_fakeify as tfk
-from torch_fakeify import cli, script
+from torch_fakeify import backend, cli, script
 from torch_fakeify.child import run_capture
 from torch_fakeify.desc import FunctionValue, StackDesc
 from torch_fakeify.desc_frame import CaptureDesc, FailureDesc
@@ -281,7 +281,7 @@ def test_run_goes_on_where_a_frame_cannot_be_recorded(
     def refuse(gm: object, inputs: object) -> None:
         raise tfk.UnsupportedTensorError("no record", where="x")
 
-    monkeypatch.setattr(script, "capture", refuse)
+    monkeypatch.setattr(backend, "capture", refuse)
     code = "import torch\nprint(torch.compile(lambda x: x + 1, backend='eager')(torch.ones(2)))\n"
     done = run_text(command, tmp_path, code)
     assert done.returncode == 0, done.stderr

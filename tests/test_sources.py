@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import re
 import subprocess
 import sys
 from typing import Any
@@ -146,6 +147,15 @@ def asked(source: Source, what: str) -> object:
 # --- sources --------------------------------------------------------------------------------------
 
 
+def shown(source: Source) -> str:
+    """The ``repr`` of a source, without the order of a frozenset, which is not a property of it."""
+    return re.sub(
+        r"frozenset\(\{(.*?)\}\)",
+        lambda m: f"frozenset({sorted(m[1].split(', '))})",
+        repr(source),
+    )
+
+
 @pytest.mark.parametrize(("cls", "cases"), instances())
 def test_every_source_class_crosses(cls: type[Any], cases: list[dict[str, Any]]) -> None:
     """A class that torch defines comes back as the same class with the same fields and name."""
@@ -157,7 +167,7 @@ def test_every_source_class_crosses(cls: type[Any], cases: list[dict[str, Any]])
         assert type(back) is cls
         assert back == source
         assert hash(back) == hash(source)
-        assert repr(back) == repr(source)
+        assert shown(back) == shown(source)
         assert encode_source(back) == desc
         for what in ("name", "guard_source"):
             assert asked(back, what) == asked(source, what)
@@ -179,7 +189,7 @@ def test_source_trees_round_trip(source: Source) -> None:
     desc = encode_source(source)
     back = decode_source(loads(dumps(desc)))
     assert back == source
-    assert repr(back) == repr(source)
+    assert shown(back) == shown(source)
     assert encode_source(back) == desc
 
 

@@ -4,17 +4,45 @@ from __future__ import annotations
 
 import re
 import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import _torch
-from .errors import WriteError
+from .errors import FakeifyError, WriteError
 from .frame import Capture, capture
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     import torch
+
+    from .desc_frame import CaptureDesc
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+Compiled = Callable[..., Any]
+Compiler = Callable[..., Compiled]
+
+
+@dataclass
+class FrameReport:
+    """What became of one frame."""
+
+    function: str = "frame"
+    path: Path | None = None
+    """The file that was written; ``None`` if the frame could not be recorded."""
+    counts: tuple[int, int, int, int, int] = (0, 0, 0, 0, 0)
+    """FX nodes, inputs, symbols, guards, runtime asserts."""
+    bytes: int = 0
+    milliseconds: float = 0.0
+    """How long the backend took, without the recording."""
+    failure: str | None = None
+    """What the backend raised, in one line."""
+    problem: str | None = None
+    """Why the frame could not be recorded."""
 
 
 class Recorder:
@@ -25,42 +53,87 @@ class Recorder:
     also has the exception as text, and the exception goes on to Dynamo unchanged.
 
     Attributes:
-        paths: the files written so far.
+        frames: one report for each frame so far.
     """
 
-    def __init__(self, directory: str | Path, inner: str | Callable[..., Any] = "eager") -> None:
+    def __init__(self, directory: str | Path, inner: str | Compiler = "eager") -> None:
         self.directory = _make_directory(Path(directory))
         self.inner = inner
-        self.paths: list[Path] = []
-        self.__name__ = f"record({_backend_name(inner)})"
+        self.frames: list[FrameReport] = []
+        self.__name__ = f"record({backend_name(inner)})"
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files written so far."""
+        return [report.path for report in self.frames if report.path is not None]
 
     def __call__(
         self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any
-    ) -> Callable[..., Any]:
+    ) -> Compiled:
         """Record the frame, then compile it with the inner backend."""
-        name = _backend_name(self.inner)
-        captured = capture(gm, example_inputs).with_backend(name)
-        path = self.directory / self._file_name(captured)
-        captured.save(path)
-        self.paths.append(path)
-        compiler_fn = _torch.resolve_backend(self.inner)
+        return self.call(_torch.resolve_backend(self.inner), gm, example_inputs, **kwargs)
+
+    def call(
+        self,
+        compiler_fn: Compiler,
+        gm: torch.fx.GraphModule,
+        example_inputs: Sequence[Any],
+        **kwargs: Any,
+    ) -> Compiled:
+        """Record one frame and compile it with a backend."""
+        report = FrameReport()
+        name = backend_name(compiler_fn)
+        captured = self.keep(gm, example_inputs, name, report)
+        self.frames.append(report)
+        started = time.perf_counter()
         try:
             return compiler_fn(gm, example_inputs, **kwargs)
         except _torch.dynamo_control_flow():
-            # Dynamo traces the frame again; what it then hands over takes this one's place.
-            self.paths.remove(path)
-            path.unlink(missing_ok=True)
+            # Dynamo traces the frame again or leaves it to Python: nothing was compiled.
+            self.frames.remove(report)
+            if report.path is not None:
+                report.path.unlink(missing_ok=True)
             raise
         except Exception as error:
-            captured.with_failure(error, backend=name).save(path)
+            report.failure = error_summary(error)
+            if captured is not None and report.path is not None:
+                report.bytes = captured.with_failure(error, backend=name).save(report.path)
             raise
+        finally:
+            report.milliseconds = (time.perf_counter() - started) * 1e3
 
-    def _file_name(self, captured: Capture) -> str:
-        function = re.sub(r"\W+", "_", captured.desc.frame or "frame")
-        return f"{len(self.paths):03d}-{function}-{captured.fingerprint()[:8]}.fkf"
+    def keep(
+        self,
+        gm: torch.fx.GraphModule,
+        example_inputs: Sequence[Any],
+        backend: str,
+        report: FrameReport,
+    ) -> Capture | None:
+        """Capture one frame, save it and put into the report what is known of it.
+
+        Raises:
+            FakeifyError: the frame cannot be recorded or the file not written.
+        """
+        captured = capture(gm, example_inputs).with_backend(backend)
+        report.function = captured.desc.frame or "frame"
+        report.counts = _counts(captured.desc)
+        function = re.sub(r"\W+", "_", report.function)
+        name = f"{len(self.frames):03d}-{function}-{captured.fingerprint()[:8]}.fkf"
+        path = self.directory / name
+        report.bytes = captured.save(path)
+        report.path = path
+        return captured
 
 
-def record(directory: str | Path, inner: str | Callable[..., Any] = "eager") -> Recorder:
+def _counts(desc: CaptureDesc) -> tuple[int, int, int, int, int]:
+    env = desc.shape_env
+    if env is None:
+        return len(desc.graph.nodes), len(desc.inputs), 0, 0, 0
+    known = (len(env.symbols), len(env.guards), len(env.runtime_asserts))
+    return len(desc.graph.nodes), len(desc.inputs), *known
+
+
+def record(directory: str | Path, inner: str | Compiler = "eager") -> Recorder:
     """A Dynamo backend that saves a capture of every frame as ``NNN-function-fingerprint.fkf``.
 
     Args:
@@ -73,10 +146,11 @@ def record(directory: str | Path, inner: str | Callable[..., Any] = "eager") -> 
     return Recorder(directory, inner)
 
 
-def _backend_name(backend: str | Callable[..., Any]) -> str:
+def backend_name(backend: str | Compiler) -> str:
+    """The backend's name; torch names a nameless object by its ``repr``, without the address here."""
     if isinstance(backend, str):
         return backend
-    return str(getattr(backend, "__name__", type(backend).__name__))
+    return _ADDRESS.sub("", str(getattr(backend, "__name__", type(backend).__name__)))
 
 
 def _make_directory(directory: Path) -> Path:
@@ -92,3 +166,10 @@ def _make_directory(directory: Path) -> Path:
             fix="Choose another directory",
         ) from error
     return directory
+
+
+def error_summary(error: BaseException) -> str:
+    """The exception's type and the first line of its message."""
+    if isinstance(error, FakeifyError):
+        return str(error)
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"

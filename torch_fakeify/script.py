@@ -12,57 +12,25 @@ is not in the record.
 
 from __future__ import annotations
 
-import re
 import runpy
 import sys
-import time
 import traceback
-from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from . import _torch
-from .backend import Recorder
-from .errors import FakeifyError, ScriptError
-from .frame import capture
+from .backend import Compiled, Compiler, FrameReport, Recorder, error_summary
+from .errors import ScriptError
 from .page import table_lines
 
 if TYPE_CHECKING:
-    from .desc_frame import CaptureDesc
+    from collections.abc import Generator, Sequence
 
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+    import torch
 
-Compiled = Callable[..., Any]
-CompilerFn = Callable[..., Compiled]
-
-
-@dataclass
-class FrameReport:
-    """What became of one frame of a script."""
-
-    function: str
-    path: Path | None = None
-    """The file that was written; ``None`` if the frame could not be recorded."""
-    counts: tuple[int, int, int, int, int] = (0, 0, 0, 0, 0)
-    """FX nodes, inputs, symbols, guards, runtime asserts."""
-    bytes: int = 0
-    milliseconds: float = 0.0
-    """How long the backend took, without the recording."""
-    failure: str | None = None
-    """``Type: first line of the message``, if the backend raised."""
-    problem: str | None = None
-    """Why the frame could not be recorded."""
-
-    def row(self) -> list[str]:
-        """The frame as a row of the table."""
-        result = "compiled" if self.failure is None else f"failed: {self.failure}"
-        if self.problem is not None:
-            result += f"; not recorded: {self.problem}"
-        name = "-" if self.path is None else self.path.name
-        numbers = [*self.counts, self.bytes, round(self.milliseconds)]
-        return [name, self.function, *map(str, numbers), result]
+    from .frame import Capture
 
 
 @dataclass
@@ -83,7 +51,7 @@ class ScriptReport:
         if not self.frames:
             return []
         head = "file function nodes inputs symbols guards asserts bytes ms result"
-        return table_lines([head.split(), *(frame.row() for frame in self.frames)])
+        return table_lines([head.split(), *(_row(frame) for frame in self.frames)])
 
 
 def run_script(
@@ -141,7 +109,7 @@ def _run(script: Path, report: ScriptReport) -> None:
         report.message = report.cause = "KeyboardInterrupt"
     except BaseException as error:  # noqa: BLE001 - a user's script may raise anything
         report.ending, report.status = "raised", 1
-        report.message, report.cause = _script_traceback(error, script), _summary(error)
+        report.message, report.cause = _script_traceback(error, script), error_summary(error)
 
 
 def _exit_status(code: object) -> tuple[int, str]:
@@ -163,13 +131,6 @@ def _script_traceback(error: BaseException, script: Path) -> str:
     return "".join(shown.format()).rstrip("\n")
 
 
-def _summary(error: BaseException) -> str:
-    """The exception's type and the first line of its message."""
-    if isinstance(error, FakeifyError):
-        return str(error)
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-
-
 @contextmanager
 def _as_main(script: Path, args: Sequence[str]) -> Generator[None, None, None]:
     """``sys.argv`` and ``sys.path[0]`` as ``python /path/of/script.py args`` sets them."""
@@ -189,71 +150,54 @@ def _as_main(script: Path, args: Sequence[str]) -> Generator[None, None, None]:
 class ScriptRecorder(Recorder):
     """Saves every frame, and lets the script go on where a frame cannot be recorded.
 
-    Attributes:
-        frames: one report for every call of a backend.
+    Args:
+        directory: where the files go.
+        override: compiles every frame instead of the script's own backend.
     """
 
-    def __init__(self, directory: str | Path, override: CompilerFn | None = None) -> None:
+    def __init__(self, directory: str | Path, override: Compiler | None = None) -> None:
         super().__init__(directory)
         self.override = override
-        self.frames: list[FrameReport] = []
 
     def call(
-        self, compiler_fn: CompilerFn, gm: Any, example_inputs: Sequence[Any], **kwargs: Any
+        self,
+        compiler_fn: Compiler,
+        gm: torch.fx.GraphModule,
+        example_inputs: Sequence[Any],
+        **kwargs: Any,
     ) -> Compiled:
-        """Record one frame and pass it on to its backend."""
-        compiler_fn = self.override or compiler_fn
-        name = _name_of(compiler_fn)
-        report = FrameReport(function="frame")
-        captured = None
+        """Record one frame and pass it on to the script's backend, or the one that replaces it."""
+        return super().call(self.override or compiler_fn, gm, example_inputs, **kwargs)
+
+    def keep(
+        self,
+        gm: torch.fx.GraphModule,
+        example_inputs: Sequence[Any],
+        backend: str,
+        report: FrameReport,
+    ) -> Capture | None:
+        """Capture one frame if possible."""
         try:
-            captured = capture(gm, example_inputs).with_backend(name)
-            report.function = captured.desc.frame or "frame"
-            report.counts = _counts(captured.desc)
-            report.path = self.directory / self._file_name(captured)
-            self.paths.append(report.path)
-            report.bytes = captured.save(report.path)
+            return super().keep(gm, example_inputs, backend, report)
         except Exception as error:  # noqa: BLE001 - whatever it is, the script goes on
-            report.problem = _summary(error)
-        started = time.perf_counter()
-        try:
-            compiled = compiler_fn(gm, example_inputs, **kwargs)
-        except _torch.dynamo_control_flow():
-            # Dynamo traces the frame again or leaves it to Python: there is no compilation to record.
-            if report.path is not None:
-                self.paths.remove(report.path)
-                report.path.unlink(missing_ok=True)
-            raise
-        except Exception as error:
-            report.milliseconds = (time.perf_counter() - started) * 1e3
-            report.failure = _summary(error)
-            if captured is not None and report.path is not None:
-                report.bytes = captured.with_failure(error, backend=name).save(report.path)
-            self.frames.append(report)
-            raise
-        report.milliseconds = (time.perf_counter() - started) * 1e3
-        self.frames.append(report)
-        return compiled
+            report.problem = error_summary(error)
+            return None
 
 
-def _name_of(compiler_fn: CompilerFn) -> str:
-    """The backend's name; torch gives a nameless object its ``repr``, without the address here."""
-    name = str(getattr(compiler_fn, "__name__", type(compiler_fn).__name__))
-    return _ADDRESS.sub("", name)
-
-
-def _counts(desc: CaptureDesc) -> tuple[int, int, int, int, int]:
-    env = desc.shape_env
-    if env is None:
-        return len(desc.graph.nodes), len(desc.inputs), 0, 0, 0
-    known = (len(env.symbols), len(env.guards), len(env.runtime_asserts))
-    return len(desc.graph.nodes), len(desc.inputs), *known
+def _row(report: FrameReport) -> list[str]:
+    """A frame as a row of the table."""
+    result = "compiled" if report.failure is None else f"failed: {report.failure}"
+    if report.problem is not None:
+        result += f"; not recorded: {report.problem}"
+    name = "-" if report.path is None else report.path.name
+    numbers = [*report.counts, report.bytes, round(report.milliseconds)]
+    return [name, report.function, *map(str, numbers), result]
 
 
 class _StandIn:
     """Answers like a backend in all but the call, which is recorded."""
 
-    def __init__(self, recorder: ScriptRecorder, compiler_fn: CompilerFn) -> None:
+    def __init__(self, recorder: ScriptRecorder, compiler_fn: Compiler) -> None:
         self._recorder = recorder
         self._compiler_fn = compiler_fn
 
