@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import torch_fakeify as tfk
-from torch_fakeify import backend, cli, script
+from torch_fakeify import backend, cli
 from torch_fakeify.child import run_capture
 from torch_fakeify.desc import FunctionValue, StackDesc
 from torch_fakeify.desc_frame import CaptureDesc, FailureDesc
