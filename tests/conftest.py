@@ -1,10 +1,16 @@
-"""Settings for every test: hypothesis profiles."""
+"""Settings for every test: hypothesis profiles, and nobody listening to torch."""
 
 from __future__ import annotations
 
+import logging
 import os
+from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
 
 # Compiling inside a property test is slow on a busy machine and no sign of a fault: no deadlines.
 settings.register_profile("fast", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -12,3 +18,15 @@ settings.register_profile("ci", settings.get_profile("fast"), derandomize=True, 
 settings.load_profile(
     os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "fast")
 )
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtest_call() -> Generator[None]:
+    """Pytest listens to every logger; torch's trace has no listener unless somebody asks for it."""
+    logger = logging.getLogger("torch.__trace")
+    handlers = logger.handlers
+    logger.handlers = []
+    try:
+        return (yield)
+    finally:
+        logger.handlers = handlers

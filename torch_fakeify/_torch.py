@@ -7,6 +7,7 @@ as long to import as a good part of torch itself, so they are reached through fu
 from __future__ import annotations
 
 import functools
+import logging
 from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,6 +31,7 @@ from torch._guards import (
     detect_fake_mode,
     tracing,
 )
+from torch._logging._internal import trace_log as _trace_log
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket, _OpNamespace
 from torch._ops import _higher_order_ops as _hop_table
 from torch._subclasses.fake_tensor import (
@@ -40,6 +42,8 @@ from torch._subclasses.fake_tensor import (
 )
 from torch._subclasses.meta_utils import tls as _meta_tls
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
+from torch.fx.experimental import _config as _experimental_config
+from torch.fx.experimental.recording import trace_shape_events_log as _shape_events_log
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
@@ -64,6 +68,7 @@ from torch.utils._pytree import TreeSpec, tree_structure, treespec_leaf
 from torch.utils._sympy import functions as sympy_functions
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.singleton_int import SingletonInt
+from torch.utils._sympy.symbol import SymT, make_symbol
 from torch.utils._sympy.value_ranges import ValueRangeError, ValueRanges
 from torch.utils._traceback import CapturedTraceback
 
@@ -145,8 +150,10 @@ __all__ = [
     "key_excluded",
     "late_function_modules",
     "leaf_spec",
+    "make_size_symbol",
     "make_subclass",
     "make_sym",
+    "make_wrapper_subclass",
     "no_dispatch_guard",
     "no_fake_mode",
     "note_classes",
@@ -161,6 +168,7 @@ __all__ = [
     "set_key_excluded",
     "set_neg",
     "suspend_functionalization",
+    "symbols_are_watched",
     "sympy_functions",
     "temporarily_clear_interpreter_stack",
     "throw_on_data_ptr",
@@ -375,6 +383,7 @@ DelayedError = _c._functions.DelayedError
 enable_python_dispatcher = _c._EnablePythonDispatcher
 empty_strided = _c._VariableFunctions.empty_strided
 make_subclass: Any = torch.Tensor._make_subclass
+make_wrapper_subclass: Any = torch.Tensor._make_wrapper_subclass
 
 
 def functionalize_included() -> bool:
@@ -485,3 +494,23 @@ def make_sym(kind: str, expr: Any, shape_env: Any, hint: Any) -> Any:
     """
     sym_type, python_type = _SYM_TYPES[kind]
     return sym_type(SymNode(expr, shape_env, python_type, hint))
+
+
+# --- symbols (fresh_sizes.py) -----------------------------------------------------------------------
+
+
+def make_size_symbol(number: int) -> Any:
+    """The symbol that a ``ShapeEnv`` makes for a size that is at least one."""
+    return make_symbol(SymT.SIZE, number, positive=True, integer=True)
+
+
+def symbols_are_watched(shape_env: Any) -> bool:
+    """Whether somebody sees how a ``ShapeEnv`` makes symbols: a log, a trace, a recording."""
+    return (
+        shape_env._translation_validation_enabled
+        or (shape_env.should_record_events and not shape_env.is_recording)
+        or _experimental_config.backed_size_oblivious
+        or bool(_trace_log.handlers)
+        or shape_env.log.isEnabledFor(logging.INFO)
+        or _shape_events_log.isEnabledFor(logging.DEBUG)
+    )

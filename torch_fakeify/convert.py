@@ -26,6 +26,7 @@ from ._torch import (
 )
 from .errors import ConvertError
 from .fakes import DTYPES, META, FakeDevice, Replay, dtype_of
+from .layouts import Layouts
 from .marks import decode_marks
 from .sizes import Geometry, SizeMaker, concrete_int
 
@@ -75,7 +76,11 @@ class MetaConverter:
             weakref.WeakValueDictionary()
         )
         self._devices: dict[str, FakeDevice] = {}
-        self._sizes = None if self._shape_env is None else SizeMaker(self._shape_env, symbols)
+        self._sizes: SizeMaker | None = None
+        self._layouts: Layouts | None = None
+        if self._shape_env is not None:
+            self._sizes = SizeMaker(self._shape_env, symbols, fast=self._fast)
+            self._layouts = Layouts(self._shape_env) if self._fast else None
         self._symbols: SymbolPolicy = symbols
         self._sources: dict[int, tuple[SourceDesc, Source]] = {}
         self._contexts: dict[int, tuple[ContextDesc, SymbolicContext]] = {}
@@ -303,7 +308,9 @@ class MetaConverter:
             offset == 0 if isinstance(offset, int) else _torch.guard_or_false(offset == 0)
         )
         if shared is None and offset_is_zero:
-            meta = empty_strided(size, stride, dtype=dtype, device=META)
+            meta = None if self._layouts is None else self._layouts.meta(size, stride, dtype)
+            if meta is None:
+                meta = empty_strided(size, stride, dtype=dtype, device=META)
             shared = meta.untyped_storage()
         else:
             if shared is None:

@@ -23,6 +23,7 @@ from ._torch import (
 from .desc import SymDesc
 from .errors import ConvertError
 from .exprs import decode_expr
+from .fresh_sizes import FreshSizes
 
 if TYPE_CHECKING:
     import torch
@@ -76,8 +77,9 @@ class SizeMaker:
     is one symbol in the ``ShapeEnv`` too.
     """
 
-    def __init__(self, shape_env: ShapeEnv, policy: SymbolPolicy) -> None:
+    def __init__(self, shape_env: ShapeEnv, policy: SymbolPolicy, *, fast: bool = True) -> None:
         self._env: Any = shape_env
+        self._fresh = FreshSizes(shape_env) if fast else None
         self._policy = policy
         self._carried: dict[sympy.Symbol, sympy.Expr] = {}
 
@@ -143,6 +145,10 @@ class SizeMaker:
         source: Source,
         context: SymbolicContext | None,
     ) -> Geometry:
+        if self._fresh is not None and (d.marks is None or not d.marks.hint_overrides):
+            fresh = self._fresh.make(size, stride, storage_offset, source, context)
+            if fresh is not None:
+                return Geometry(*fresh)
         made = self._env._create_symbolic_sizes_strides_storage_offset(
             size,
             stride,

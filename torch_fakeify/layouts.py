@@ -1,0 +1,128 @@
+"""Meta tensors of symbolic sizes, without computing each time what is known of their layout.
+
+``torch.empty_strided`` runs a dozen symbolic operators to find a storage's size and to check that the
+sizes are not negative. Tensors of one layout have one answer, and of sizes that are plain symbols the
+checks are known to hold.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import sympy
+import torch
+
+from ._torch import (
+    ShapeEnv,
+    SymNode,
+    empty_strided,
+    make_subclass,
+    make_wrapper_subclass,
+    symbols_are_watched,
+)
+from .fakes import META
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Layouts"]
+
+_SymInt = torch.SymInt
+
+
+class _Shell(torch.Tensor):
+    """What torch makes of given sizes, strides and storage size; an alias of it is used."""
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> NoReturn:
+        raise NotImplementedError(f"{func} on a shell")
+
+
+class Layouts:
+    """Makes meta tensors on storages of their own, as ``torch.empty_strided`` does."""
+
+    def __init__(self, shape_env: ShapeEnv) -> None:
+        self._env: Any = shape_env
+        self._nbytes: dict[tuple[Any, ...], tuple[Any, int | None]] = {}
+
+    def meta(
+        self, size: Sequence[Any], stride: Sequence[Any], dtype: torch.dtype
+    ) -> torch.Tensor | None:
+        """A meta tensor, or ``None`` where torch's own way has to be taken.
+
+        The caller has switched off dispatch to Python.
+        """
+        if type(self._env) is not ShapeEnv or symbols_are_watched(self._env):
+            return None
+        parts: list[Any] = [dtype.itemsize, len(size)]
+        symbolic = False
+        for n in (*size, *stride):
+            if type(n) is int:
+                parts.append(n)
+                continue
+            sym_node = n.node
+            if type(sym_node) is not SymNode or type(sym_node.hint) is not int:
+                return None
+            symbolic = True
+            parts.append((sym_node.expr, sym_node.hint))
+        if not symbolic:
+            return None
+        key = tuple(parts)
+        known = self._nbytes.get(key)
+        if known is None:
+            known = self._computed(size, stride, dtype.itemsize)
+            if known is None:
+                meta = empty_strided(size, stride, dtype=dtype, device=META)
+                nbytes: Any = meta.untyped_storage().nbytes()
+                if type(nbytes) is int:
+                    return meta
+                self._nbytes[key] = nbytes.node.expr, nbytes.node.hint
+                return meta
+            self._nbytes[key] = known
+        expr, hint = known
+        shell = make_wrapper_subclass(
+            _Shell,
+            size,
+            strides=stride,
+            storage_offset=0,
+            dtype=dtype,
+            layout=torch.strided,
+            device=META,
+            requires_grad=False,
+            storage_size=_SymInt(SymNode(expr, self._env, int, hint)),
+        )
+        return make_subclass(torch.Tensor, shell)
+
+    def _computed(
+        self, size: Sequence[Any], stride: Sequence[Any], itemsize: int
+    ) -> tuple[Any, int] | None:
+        """The storage's size in bytes and its hint, if no check of torch's could add a guard."""
+        total: Any = 1
+        hint = 1
+        for n, step in zip(size, stride, strict=True):
+            if type(n) is int:
+                if n < 1:
+                    return None
+                n_expr, n_hint = n, n
+            else:
+                n_expr, n_hint = n.node.expr, n.node.hint
+                if not self._is_positive(n_expr):
+                    return None
+            if type(step) is int:
+                step_expr, step_hint = step, step
+            else:
+                step_expr, step_hint = step.node.expr, step.node.hint
+            total = total + step_expr * (n_expr - 1)
+            hint += step_hint * (n_hint - 1)
+        total = total * itemsize
+        if not isinstance(total, sympy.Expr) or total.is_number:
+            return None
+        return total, hint * itemsize
+
+    def _is_positive(self, expr: Any) -> bool:
+        if not isinstance(expr, sympy.Symbol) or expr not in self._env.backed_var_to_val:
+            return False
+        known = self._env.var_to_range.get(expr)
+        return known is not None and isinstance(known.lower, sympy.Integer) and known.lower >= 1
