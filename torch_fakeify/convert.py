@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from ._torch import FakeTensorMode, ShapeEnv, Source, SymbolicContext
-    from .desc import ContextDesc, MetaStorageDesc, MetaTensorDesc, SourceDesc
+    from .desc import ContextDesc, MetaStorageDesc, MetaTensorDesc
     from .sizes import SymbolPolicy
+    from .sources import DecodeMemo
 
 __all__ = ["MetaConverter"]
 
@@ -63,10 +64,16 @@ class MetaConverter:
             symbolic context); ``"keep"`` takes sizes as the record has them: integers
             stay integers, symbols must be in the ``ShapeEnv`` already.
         fast: ``False`` takes torch's own way for each step; the results are equal.
+        sources: what was decoded of the same records before; see `sources.decode_source`.
     """
 
     def __init__(
-        self, mode: FakeTensorMode, *, symbols: SymbolPolicy = "fresh", fast: bool = True
+        self,
+        mode: FakeTensorMode,
+        *,
+        symbols: SymbolPolicy = "fresh",
+        fast: bool = True,
+        sources: DecodeMemo | None = None,
     ) -> None:
         self.mode = mode
         self._shape_env: ShapeEnv | None = None if mode.static_shapes else mode.shape_env
@@ -82,7 +89,7 @@ class MetaConverter:
             self._sizes = SizeMaker(self._shape_env, symbols, fast=self._fast)
             self._layouts = Layouts(self._shape_env) if self._fast else None
         self._symbols: SymbolPolicy = symbols
-        self._sources: dict[int, tuple[SourceDesc, Source]] = {}
+        self._sources: DecodeMemo = {} if sources is None else sources
         self._contexts: dict[int, tuple[ContextDesc, SymbolicContext]] = {}
         self._replay = Replay(self.mode)
         self._unknown = itertools.count()
@@ -122,7 +129,8 @@ class MetaConverter:
         with self._ambience():
             if self._shape_env is not None:
                 source = source or self._source_of(d)
-                symbolic_context = symbolic_context or self._context_of(d)
+                if self._symbols != "keep" or not self._fast:  # no policy is asked there
+                    symbolic_context = symbolic_context or self._context_of(d)
             fake = self._convert(d, source, symbolic_context)
             if self._shape_env is not None and d.scalar_hint is not None and source is not None:
                 self._track_item(fake, d, source, symbolic_context)
@@ -515,7 +523,7 @@ class MetaConverter:
         if found is None:
             from .sources import decode_source
 
-            found = self._sources[id(record)] = (record, decode_source(record))
+            return decode_source(record, memo=self._sources)
         return found[1]
 
     def _context_of(self, d: MetaTensorDesc) -> SymbolicContext | None:
@@ -526,7 +534,8 @@ class MetaConverter:
         if found is None:
             from .sources import decode_context
 
-            found = self._contexts[id(record)] = (record, decode_context(record))
+            context = decode_context(record, memo=self._sources)
+            found = self._contexts[id(record)] = (record, context)
         return found[1]
 
     def _device(self, d: MetaTensorDesc) -> FakeDevice:

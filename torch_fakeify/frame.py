@@ -236,7 +236,7 @@ class Instance:
         self._sources: DecodeMemo = {}
         shape_env = None if desc.shape_env is None else restore(desc.shape_env)
         self.fake_mode = _make_fake_mode(desc.fake_mode, shape_env)
-        self._converter = MetaConverter(self.fake_mode, symbols="keep")
+        self._converter = MetaConverter(self.fake_mode, symbols="keep", sources=self._sources)
         self._retarget = retarget
         self.inputs = [self._convert_input(i, d) for i, d in enumerate(desc.inputs)]
         self.gm = decode_graph(
@@ -244,6 +244,7 @@ class Instance:
             convert=self._convert,
             sym=self._make_sym,
             retarget=retarget.device if retarget else None,
+            sources=self._sources,
         )
         self.tracing_context = _torch.TracingContext(self.fake_mode)
         self._dress_graph()
@@ -355,7 +356,7 @@ class Instance:
         if desc.tensor is None:
             return
         if desc.tensor.symbolic_context is not None:
-            context = decode_context(desc.tensor.symbolic_context)
+            context = decode_context(desc.tensor.symbolic_context, memo=self._sources)
             fx_node._fakeify_context = context  # pyright: ignore[reportAttributeAccessIssue]
             self.tracing_context.tensor_to_context[value] = context
         marks = desc.tensor.marks

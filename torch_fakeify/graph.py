@@ -46,7 +46,7 @@ from .graph_meta import (
     stack_text,
 )
 from .graph_modules import attach, collect, read_tensor
-from .sources import decode_source, encode_source
+from .sources import DecodeMemo, decode_source, encode_source
 from .values import decode_value, encode_value
 
 if TYPE_CHECKING:
@@ -344,6 +344,7 @@ def decode_graph(
     convert: Callable[[MetaTensorDesc], torch.Tensor],
     sym: Callable[[SymDesc], Any],
     retarget: Callable[[str], str] | None = None,
+    sources: DecodeMemo | None = None,
 ) -> torch.fx.GraphModule:
     """The graph of a record. Nothing that the record names is called.
 
@@ -353,12 +354,14 @@ def decode_graph(
         sym: makes symbolic scalars.
         retarget: the new name of a device, for the devices among the constants; ``convert`` is
             expected to do the same to tensors.
+        sources: what was decoded of the same records before; see `sources.decode_source`.
 
     Raises:
         FormatError: the record is malformed; the error has its ``$.path``.
         UnknownNameError: an operator, function, class or method is not known or not allowed here.
     """
-    return _Decoder(convert, sym, Devices(retarget)).decode(d, "$", 0)
+    memo = {} if sources is None else sources
+    return _Decoder(convert, sym, Devices(retarget), memo).decode(d, "$", 0)
 
 
 class _Scope(NamedTuple):
@@ -375,7 +378,9 @@ class _Decoder:
         convert: Callable[[MetaTensorDesc], torch.Tensor],
         sym: Callable[[SymDesc], Any],
         devices: Devices,
+        sources: DecodeMemo,
     ) -> None:
+        self.sources = sources
         self.convert = convert
         self.sym = sym
         self.devices = devices
@@ -490,7 +495,7 @@ class _Decoder:
         if desc.stack is not None:
             fx_node.meta["stack_trace"] = stack_text(desc.stack)
         if desc.source is not None:
-            source = decode_source(desc.source)
+            source = decode_source(desc.source, memo=self.sources)
             fx_node._dynamo_source = source  # pyright: ignore[reportAttributeAccessIssue]
 
     def _hook(self, nodes: list[torch.fx.Node]) -> Callable[[Value], object]:
@@ -514,7 +519,7 @@ class _Decoder:
                 case TensorValue():
                     return self.convert(v.tensor)
                 case SourceValue():
-                    return decode_source(v.source)
+                    return decode_source(v.source, memo=self.sources)
                 case TorchConstValue(kind="device") if self.devices:
                     return torch.device(self.devices.move(v.name))
                 case OpaqueValue():

@@ -11,14 +11,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import sympy
+import torch
 
 from ._torch import (
     DimDynamic,
     ShapeEnv,
     StatelessSymbolicContext,
+    SymNode,
     ValueRanges,
     dynamo_source,
     int_oo,
+    symbols_are_watched,
 )
 from .desc import SymDesc
 from .errors import ConvertError
@@ -26,10 +29,8 @@ from .exprs import decode_expr
 from .fresh_sizes import FreshSizes
 
 if TYPE_CHECKING:
-    import torch
-
     from ._torch import Source, SymbolicContext
-    from .desc import IntLike, MetaTensorDesc, SymbolFactDesc
+    from .desc import ExprDesc, IntLike, MetaTensorDesc, SymbolFactDesc
 
 __all__ = ["Geometry", "SizeMaker", "SymbolPolicy", "concrete_int"]
 
@@ -82,6 +83,11 @@ class SizeMaker:
         self._fresh = FreshSizes(shape_env) if fast else None
         self._policy = policy
         self._carried: dict[sympy.Symbol, sympy.Expr] = {}
+        # By the id of a record, which the entry keeps alive: expressions over backed symbols.
+        self._decoded: dict[int, tuple[ExprDesc, Any]] = {}
+        self._remembers = (
+            fast and type(shape_env) is ShapeEnv and not symbols_are_watched(shape_env)
+        )
 
     def geometry(
         self, d: MetaTensorDesc, source: Source, context: SymbolicContext | None
@@ -174,12 +180,19 @@ class SizeMaker:
         def kept(n: IntLike) -> Any:
             if isinstance(n, int):
                 return n
+            known = self._decoded.get(id(n.expr))
+            if known is not None and type(n.hint) is int:
+                return torch.SymInt(SymNode(known[1], self._env, int, n.hint))
             expr = self._known(decode_expr(n.expr), f"tensor {d.id}")
-            return self._env.create_symintnode(expr, hint=n.hint)
+            made = self._env.create_symintnode(expr, hint=n.hint)
+            if self._remembers and isinstance(made, torch.SymInt) and made.node.hint is not None:
+                # A symbol stays in its ShapeEnv, so that what was found of the expression holds.
+                self._decoded[id(n.expr)] = n.expr, expr
+            return made
 
         return Geometry(
-            tuple(kept(n) for n in d.size),
-            tuple(kept(n) for n in d.stride),
+            tuple([kept(n) for n in d.size]),
+            tuple([kept(n) for n in d.stride]),
             kept(d.storage_offset),
         )
 

@@ -487,17 +487,23 @@ def _encode_condition(check: Callable[[Any], object], where: str) -> ExprDesc:
         ) from error
 
 
-def decode_context(d: ContextDesc) -> _torch.SymbolicContext:
+def decode_context(d: ContextDesc, *, memo: DecodeMemo | None = None) -> _torch.SymbolicContext:
     """A new symbolic context of a record; the symbol cache of a stateful one is empty.
+
+    Args:
+        d: the record.
+        memo: as for `decode_source`.
 
     Raises:
         FormatError: fields do not fit the kind or one another, a dim occurs twice, or a
             constraint lacks its range.
     """
-    return _decode_context(d, "symbolic context", 0)
+    return _decode_context(d, "symbolic context", 0, memo)
 
 
-def _decode_context(d: ContextDesc, where: str, depth: int) -> _torch.SymbolicContext:
+def _decode_context(
+    d: ContextDesc, where: str, depth: int, memo: DecodeMemo | None
+) -> _torch.SymbolicContext:
     if depth > MAX_NESTING:
         raise LimitError(f"contexts are nested deeper than {MAX_NESTING} levels", where=where)
     _check_kind(d, where)
@@ -532,7 +538,7 @@ def _decode_context(d: ContextDesc, where: str, depth: int) -> _torch.SymbolicCo
         ]
     if d.view_base_context is not None:
         fields["view_base_context"] = _decode_context(
-            d.view_base_context, f"{where}.view_base_context", depth + 1
+            d.view_base_context, f"{where}.view_base_context", depth + 1, memo
         )
     if d.shape_ids is not None:
         fields["shape_ids"] = _by_dim(d.shape_ids, ndim, f"{where}.shape_ids")
@@ -543,12 +549,12 @@ def _decode_context(d: ContextDesc, where: str, depth: int) -> _torch.SymbolicCo
         return _torch.StatelessSymbolicContext(**fields)
     if d.tensor_source is None:
         raise FormatError("a stateful context lacks its source", where=f"{where}.tensor_source")
-    fields["tensor_source"] = decode_source(d.tensor_source)
+    fields["tensor_source"] = decode_source(d.tensor_source, memo=memo)
     fields["excluded_sizes"] = d.excluded_sizes
     if d.kind == "stateful":
         return _torch.StatefulSymbolicContext(**fields)
     inner = {
-        name: None if each is None else _decode_context(each, f"{where}.{name}", depth + 1)
+        name: None if each is None else _decode_context(each, f"{where}.{name}", depth + 1, memo)
         for name, each in d.inner_contexts
     }
     if len(inner) != len(d.inner_contexts):
