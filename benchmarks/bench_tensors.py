@@ -1,15 +1,13 @@
 """Describe and rebuild, per tensor: torch's own code beside ours, alternately in one process.
 
-Run: ``python -m benchmarks.bench_tensors [--rounds N] [--counts 100 1000]``. Each line is the
-median over the rounds in microseconds a tensor, of torch and of ours, and their ratio.
+Run: ``python -m benchmarks.bench_tensors [--rounds N] [--counts 100 1000]``. The figures are for one
+tensor. Torch's ``from_tensor`` describes and rebuilds in one call; of ours, the rebuilding starts at
+records, and one line has both.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
-import statistics
-import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,8 +23,10 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch_fakeify.convert import MetaConverter
 from torch_fakeify.describe import MetaTensorDescriber
 
+from .table import Row, compare, print_rows, timed
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Iterator, Sequence
 
 KINDS = ("parameter", "plain", "view")
 
@@ -45,34 +45,7 @@ def make_tensors(kind: str, count: int, *, distinct: bool) -> list[torch.Tensor]
     return tensors
 
 
-def measure(runs: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
-    """The median of each run's seconds, the runs taking turns."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds):
-        for name, run in runs.items():
-            gc.collect()
-            gc.disable()
-            times[name].append(run())
-            gc.enable()
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
-def timed(work: Callable[[Any], Any], items: Sequence[Any]) -> float:
-    """Seconds for the work on every item, results kept alive meanwhile."""
-    start = time.perf_counter()
-    kept = [work(item) for item in items]
-    seconds = time.perf_counter() - start
-    del kept
-    return seconds
-
-
-def report(what: str, count: int, medians: dict[str, float]) -> None:
-    """Prints one line."""
-    theirs, ours = (medians[name] / count * 1e6 for name in ("torch", "ours"))
-    print(f"{what:<42} {count:>5}  {theirs:>9.1f}  {ours:>8.1f}  {theirs / ours:>6.1f}x")
-
-
-def bench_describe(kind: str, count: int, rounds: int) -> None:
+def bench_describe(kind: str, count: int, rounds: int) -> Row:
     """Real tensors to records."""
     tensors = make_tensors(kind, count, distinct=False)
 
@@ -82,11 +55,11 @@ def bench_describe(kind: str, count: int, rounds: int) -> None:
     def ours() -> float:
         return timed(MetaTensorDescriber().describe_tensor, tensors)
 
-    report(f"describe {kind}", count, measure({"torch": theirs, "ours": ours}, rounds))
+    return compare(f"describe {kind}, {count}", theirs, ours, rounds=rounds, count=count)
 
 
-def bench_static(kind: str, count: int, rounds: int) -> None:
-    """Static rebuild; torch's from_tensor describes in the same call, ours starts at records."""
+def bench_static(kind: str, count: int, rounds: int) -> Row:
+    """Static rebuild, from records."""
     tensors = make_tensors(kind, count, distinct=False)
     describer = MetaTensorDescriber()
     records = [describer.describe_tensor(t) for t in tensors]
@@ -97,7 +70,22 @@ def bench_static(kind: str, count: int, rounds: int) -> None:
     def ours() -> float:
         return timed(MetaConverter(FakeTensorMode()).from_desc, records)
 
-    report(f"rebuild {kind}, static", count, measure({"torch": theirs, "ours": ours}, rounds))
+    return compare(f"rebuild {kind}, static, {count}", theirs, ours, rounds=rounds, count=count)
+
+
+def bench_both(kind: str, count: int, rounds: int) -> Row:
+    """Describe and rebuild, static: the same work on both sides."""
+    tensors = make_tensors(kind, count, distinct=False)
+
+    def theirs() -> float:
+        return timed(FakeTensorMode().from_tensor, tensors)
+
+    def ours() -> float:
+        describer, converter = MetaTensorDescriber(), MetaConverter(FakeTensorMode())
+        return timed(lambda t: converter.from_desc(describer.describe_tensor(t)), tensors)
+
+    what = f"describe and rebuild {kind}, static, {count}"
+    return compare(what, theirs, ours, rounds=rounds, count=count)
 
 
 def context_of(t: torch.Tensor) -> Any:
@@ -108,7 +96,7 @@ def context_of(t: torch.Tensor) -> Any:
     )
 
 
-def bench_dynamic(kind: str, count: int, rounds: int, *, distinct: bool) -> None:
+def bench_dynamic(kind: str, count: int, rounds: int, *, distinct: bool) -> Row:
     """Rebuild with every dim dynamic."""
     tensors = make_tensors(kind, count, distinct=distinct)
     inputs = [(t, LocalSource(f"x{i}"), context_of(t)) for i, t in enumerate(tensors)]
@@ -132,25 +120,28 @@ def bench_dynamic(kind: str, count: int, rounds: int, *, distinct: bool) -> None
         return timed(MetaConverter(mode).from_desc, records)
 
     sizes = "distinct sizes" if distinct else "equal sizes"
-    medians = measure({"torch": theirs, "ours": ours}, rounds)
-    report(f"rebuild {kind}, dynamic, {sizes}", count, medians)
+    what = f"rebuild {kind}, dynamic, {sizes}, {count}"
+    return compare(what, theirs, ours, rounds=rounds, count=count)
+
+
+def rows(rounds: int, counts: Sequence[int] = (100, 1000)) -> Iterator[Row]:
+    """Every line of the table."""
+    for count in counts:
+        for bench in (bench_describe, bench_static, bench_both):
+            for kind in KINDS:
+                yield bench(kind, count, rounds)
+        for distinct in (False, True):
+            for kind in KINDS:
+                yield bench_dynamic(kind, count, rounds, distinct=distinct)
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table of this benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--counts", type=int, nargs="+", default=[100, 1000])
     args = parser.parse_args()
-    print(f"{'µs a tensor':<42} {'count':>5}  {'torch':>9}  {'ours':>8}  {'ratio':>7}")
-    for count in args.counts:
-        for kind in KINDS:
-            bench_describe(kind, count, args.rounds)
-        for kind in KINDS:
-            bench_static(kind, count, args.rounds)
-        for distinct in (False, True):
-            for kind in KINDS:
-                bench_dynamic(kind, count, args.rounds, distinct=distinct)
+    print_rows(rows(args.rounds, args.counts))
 
 
 if __name__ == "__main__":
