@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tensor_strategies import DTYPES, Group, tensor_groups
 from torch._dynamo.source import LocalSource, RandomValueSource
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -33,6 +34,31 @@ def test_both_paths_agree(group: Group) -> None:
         plain = describer._describe_any(t, "$", None, None)
         assert describer.describe_tensor(t) == plain
         assert describer._describe_plain(t, "$") in (plain, None)
+
+
+@given(tensor_groups(marks=True, dtypes=DTYPES), st.booleans())
+@settings(max_examples=60)
+@pytest.mark.filterwarnings(r"ignore:The \.grad attribute of a Tensor:UserWarning")  # torch's own
+def test_both_paths_agree_on_fake_tensors(group: Group, symbolic: bool) -> None:
+    """The fast path gives the record of a fake tensor that the plain path gives."""
+    mode = FakeTensorMode(shape_env=ShapeEnv() if symbolic else None)
+    describer = MetaTensorDescriber()
+    for i, t in enumerate(group):
+        f = mode.from_tensor(t, source=LocalSource(f"x{i}") if symbolic else None)
+        plain = describer._describe_any(f, "$", None, None)
+        assert describer.describe_tensor(f) == plain
+        assert describer._describe_plain(f, "$") in (plain, None)
+
+
+def test_the_fast_path_takes_fake_tensors() -> None:
+    """What node metadata consists of goes the fast way: symbolic, views, results of operators."""
+    describer = MetaTensorDescriber()
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    t = mode.from_tensor(torch.empty(3, 4), source=LocalSource("x"))
+    with mode:
+        for each in (t, t[1:], t + 1, torch.nn.Parameter(t), (t @ t.t()).sum()):
+            plain = describer._describe_any(each, "$", None, None)
+            assert describer._describe_plain(each, "$") == plain
 
 
 def test_the_fast_path_takes_parameters_plain_tensors_and_views() -> None:

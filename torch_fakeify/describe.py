@@ -55,6 +55,18 @@ _ALIAS_KEYS = ("Autograd", "Autocast", "Composite", "StartOf", "EndOf", "FuncTor
 _FAKE_KEYS = frozenset({"Python", "PythonTLSSnapshot"})
 _BIT_KEYS = frozenset({"Conjugate", "Negative"})
 
+_FAKE_ATTRIBUTES = frozenset(
+    {"_fake_device", "_is_param", "constant", "dispatch_keys", "fake_mode", "pytype", "real_tensor"}
+    | {
+        f"_{name}_memo{part}"
+        for name in ("item", "nested_int", "nonzero", "unique", "unique_consecutive")
+        for part in ("", "_epoch", "_vc")
+    }
+)
+"""Attributes of a fake tensor without a mark on it."""
+
+_RARE_FAKE_ATTRIBUTES = ("pytype", "dispatch_keys", "_nested_int_memo", "_item_memo")
+
 _NOT_PLAIN, _PLAIN, _PLAIN_INFERENCE = range(3)
 
 _MAX_DEPTH = 64
@@ -72,9 +84,11 @@ def _key_names(raw_keys: int) -> frozenset[str]:
 
 
 @lru_cache(maxsize=256)
-def _kind_of_keys(raw_keys: int) -> int:
+def _kind_of_keys(raw_keys: int, *, fake: bool = False) -> int:
     """Whether a tensor with these dispatch keys is dense and has no bit or wrapper on it."""
     names = _key_names(raw_keys)
+    if fake:
+        names -= _FAKE_KEYS
     if "Dense" not in names or not names <= _PLAIN_KEYS:
         return _NOT_PLAIN
     return _PLAIN if "ADInplaceOrView" in names else _PLAIN_INFERENCE
@@ -86,6 +100,7 @@ def _name(torch_constant: torch.dtype | torch.layout) -> str:
 
 
 _device_name = lru_cache(maxsize=256)(str)
+_nbytes = torch.UntypedStorage.nbytes
 
 
 class _Numbers:
@@ -192,6 +207,8 @@ class MetaTensorDescriber:
         in two dozen calls.
         """
         cls = type(t)
+        if cls is _torch.FakeTensor:
+            return self._describe_plain_fake(t, path)
         if (cls is not _Tensor and cls is not _Parameter) or torch_function_depth():
             return None
         kind = _kind_of_keys(dispatch_keys(t).raw_repr())
@@ -206,6 +223,25 @@ class MetaTensorDescriber:
         attributes = t.__dict__
         grad = t.grad
         grad_dtype = t.grad_dtype
+        if (
+            kind == _PLAIN
+            and base is None
+            and grad is None
+            and grad_dtype is dtype
+            and not attributes
+        ):
+            # Each field given costs time, also one that is at its default.
+            return MetaTensorDesc(
+                id=self._tensors.of(t),
+                dtype=_name(dtype),
+                device=_device_name(t.device),
+                size=tuple(t.size()),
+                stride=t.stride(),
+                storage_offset=offset,
+                storage=self._storages.of(t.untyped_storage()),
+                requires_grad=requires_grad,
+                is_parameter=cls is _Parameter,
+            )
         return MetaTensorDesc(
             id=self._tensors.of(t),
             dtype=_name(dtype),
@@ -225,6 +261,56 @@ class MetaTensorDescriber:
             grad=None if grad is None else self._describe_part(grad, f"{path}.grad"),
             grad_dtype=None if grad_dtype is dtype else _grad_dtype_name(grad_dtype),
             marks=self._marks(t, attributes, path) if attributes else None,
+        )
+
+    def _describe_plain_fake(self, t: Any, path: str) -> MetaTensorDesc | None:
+        """The record of a fake tensor of a plain dense leaf, or ``None`` for all others."""
+        kind = _kind_of_keys(dispatch_keys(t).raw_repr(), fake=True)
+        attributes = t.__dict__
+        if (
+            kind == _NOT_PLAIN
+            or torch_function_depth()
+            or not attributes.keys() <= _FAKE_ATTRIBUTES
+            or any(attributes.get(name) is not None for name in _RARE_FAKE_ATTRIBUTES)
+        ):
+            return None
+        requires_grad = t.requires_grad
+        if requires_grad and not t.is_leaf:
+            return None
+        base = t._base if t._is_view() else None
+        grad = t.grad
+        if grad is not None or t.grad_dtype is not t.dtype:
+            return None
+        encode_int = self._syms.encode_int
+        sizes, strides, raw_offset = t.size(), t.stride(), t.storage_offset()
+        raw_storage = t.untyped_storage()
+        try:
+            size = tuple([n if type(n) is int else encode_int(n) for n in sizes])
+            stride = tuple([n if type(n) is int else encode_int(n) for n in strides])
+            offset = encode_int(raw_offset)
+            storage = self._storages.of(raw_storage)
+        except UnsupportedValueError:
+            return None  # the plain path names the tensor
+        symbols = self._syms.facts_of_records(
+            (*size, *stride, offset, storage.nbytes),
+            itertools.chain(sizes, strides, (raw_offset,), map(_nbytes, (raw_storage,))),
+        )
+        return MetaTensorDesc(
+            id=self._tensors.of(t),
+            dtype=_name(t.dtype),
+            device=_device_name(t.device),
+            size=size,
+            stride=stride,
+            storage_offset=offset,
+            storage=storage,
+            requires_grad=requires_grad,
+            is_inference=kind == _PLAIN_INFERENCE and not _torch.inference_hidden(),
+            is_parameter=bool(attributes.get("_is_param", False)),
+            is_view=base is not None,
+            base=None if base is None else self._describe_part(base, f"{path}.base"),
+            creation_meta=None if base is None else _torch.get_creation_meta(t).name,
+            is_fake=True,
+            symbols=symbols,
         )
 
     def _describe_part(self, t: torch.Tensor, path: str) -> MetaTensorDesc:

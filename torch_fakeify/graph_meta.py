@@ -234,6 +234,7 @@ class MetaEncoder:
         self._stacks: dict[str, StackDesc | str] = {}
         self._graphs: dict[int, int] = {}
         self._modules: dict[str, int] = {}
+        self._module_keys: dict[str, str] = {}
         self._known: dict[Any, Value] = {}
 
     def stack(self, text: object) -> StackDesc | str | None:
@@ -309,10 +310,16 @@ class MetaEncoder:
 
     def _module_key(self, key: Any) -> Any:
         """The key of a module, counted in the order seen where Dynamo uses the address."""
-        match = _ADDRESS_KEY.fullmatch(key) if isinstance(key, str) else None
-        if match is None:
+        if not isinstance(key, str):
             return key
-        return f"{self._modules.setdefault(match[1], len(self._modules))}{match[2]}"
+        known = self._module_keys.get(key)
+        if known is None:
+            match = _ADDRESS_KEY.fullmatch(key)
+            known = key
+            if match is not None:
+                known = f"{self._modules.setdefault(match[1], len(self._modules))}{match[2]}"
+            self._module_keys[key] = known
+        return known
 
     def _once(self, key: Any, encode: Callable[[], Value]) -> Value:
         """The record of an equal value, made before if there was one: most nodes share theirs."""

@@ -36,6 +36,9 @@ class SymMemo:
         self._exprs: dict[int, tuple[Any, ExprDesc]] = {}
         self._ints: dict[tuple[int, int | None], IntLike] = {}
         self._symbols: dict[int, tuple[Any, tuple[sympy.Symbol, ...]]] = {}
+        # By the ids of records in `_ints`, which stay alive there.
+        self._symbols_of_record: dict[int, tuple[sympy.Symbol, ...]] = {}
+        self._groups: dict[tuple[int, ...], tuple[sympy.Symbol, ...]] = {}
         self._facts: dict[sympy.Symbol, tuple[tuple[Any, ...], SymbolFactDesc]] = {}
 
     def encode_int(self, n: int | torch.SymInt) -> IntLike:
@@ -63,7 +66,25 @@ class SymMemo:
             constant = isinstance(last, IntNode)
             known = last.value if constant else SymDesc(expr=desc, kind="int", hint=hint)
             self._ints[key] = known
+            self._symbols_of_record[id(known)] = self._symbols_of(expr)
         return known
+
+    def facts_of_records(
+        self, records: Iterable[IntLike], sizes: Iterable[Any]
+    ) -> tuple[SymbolFactDesc, ...]:
+        """As `facts`, for numbers of one tensor that `encode_int` just gave these records."""
+        key = tuple([id(record) for record in records if type(record) is not int])
+        if not key:
+            return ()
+        symbols = self._groups.get(key)
+        if symbols is None:
+            if not self._symbols_of_record.keys() >= set(key):
+                return self.facts(sizes)
+            found = {symbol for part in key for symbol in self._symbols_of_record[part]}
+            symbols = self._groups[key] = tuple(sorted(found, key=_name))
+        sym_node: Any = next(n for n in sizes if type(n) is not int).node
+        env = sym_node.shape_env
+        return tuple([self._fact(symbol, env) for symbol in symbols])
 
     def _encode_expr(self, expr: sympy.Basic) -> ExprDesc:
         entry = self._exprs.get(id(expr))
@@ -117,7 +138,7 @@ def _symbol_fact(
     upper: Any = None if value_range is None else value_range.upper
     return SymbolFactDesc(
         name=symbol.name,
-        hint=int(hint) if hint is not None and hint.is_Integer else hint and float(hint),
+        hint=None if hint is None else int(hint) if hint.is_Integer else float(hint),
         lower=int(lower) if isinstance(lower, sympy.Integer) else None,
         upper=int(upper) if isinstance(upper, sympy.Integer) else None,
         size_like=size_like,
