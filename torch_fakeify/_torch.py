@@ -267,7 +267,8 @@ def find_operator(namespace: str, op: str) -> OpOverloadPacket[Any, Any] | None:
 
 def higher_order_operators() -> dict[str, HigherOrderOperator]:
     """The registered higher-order operators by name."""
-    import_module("torch._higher_order_ops")  # registers torch's own
+    import_module("torch._higher_order_ops")  # registers torch's own, but for the next one
+    import_module("torch._higher_order_ops.register_hook")
     return _hop_table
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence, Set
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -238,14 +238,16 @@ class Instance:
         self.fake_mode = _make_fake_mode(desc.fake_mode, shape_env)
         self._converter = MetaConverter(self.fake_mode, symbols="keep", sources=self._sources)
         self._retarget = retarget
-        self.inputs = [self._convert_input(i, d) for i, d in enumerate(desc.inputs)]
-        self.gm = decode_graph(
-            desc.graph,
-            convert=self._convert,
-            sym=self._make_sym,
-            retarget=retarget.device if retarget else None,
-            sources=self._sources,
-        )
+        # Torch asks about sizes when a tensor is made. The frame has all its guards already.
+        with nullcontext() if shape_env is None else shape_env.suppress_guards():
+            self.inputs = [self._convert_input(i, d) for i, d in enumerate(desc.inputs)]
+            self.gm = decode_graph(
+                desc.graph,
+                convert=self._convert,
+                sym=self._make_sym,
+                retarget=retarget.device if retarget else None,
+                sources=self._sources,
+            )
         self.tracing_context = _torch.TracingContext(self.fake_mode)
         self._dress_graph()
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import sympy
 import torch
 
 from . import _torch
@@ -52,18 +53,23 @@ def describe_inputs(
             found=f"{len(inputs)}",
             fix="Pass the example inputs that the backend was called with",
         )
-    described = [
-        _describe_input(fx_node, value, describer)
-        for fx_node, value in zip(placeholders, inputs, strict=True)
-    ]
+    described: dict[torch.fx.Node, InputDesc] = {}
+    # Tensors first: a tensor that cannot be recorded explains a scalar that cannot be.
+    for fx_node, value in sorted(
+        zip(placeholders, inputs, strict=True), key=lambda row: not isinstance(row[1], torch.Tensor)
+    ):
+        described[fx_node] = _describe_input(fx_node, value, describer)
     symbolizer = _Symbolizer(shape_env)
     # Bases before views: the record that a view refers to is then the one with the policy.
     for fx_node, value, entry in sorted(
-        zip(placeholders, inputs, described, strict=True),
+        (
+            (fx_node, value, described[fx_node])
+            for fx_node, value in zip(placeholders, inputs, strict=True)
+        ),
         key=lambda row: row[2].tensor is not None and row[2].tensor.is_view,
     ):
         symbolizer.add(fx_node, value, entry)
-    return tuple(symbolizer.finished(entry) for entry in described)
+    return tuple(symbolizer.finished(described[fx_node]) for fx_node in placeholders)
 
 
 def _describe_input(
@@ -127,7 +133,7 @@ class _Symbolizer:
             return done
         attr_source = _torch.dynamo_source().AttrSource
         changes: dict[str, Any] = {}
-        if not _is_static(context):
+        if not _is_static(context, self.shape_env):
             hint_overrides = dict(desc.marks.hint_overrides) if desc.marks is not None else {}
             size, stride, offset = self.shape_env._create_symbolic_sizes_strides_storage_offset(
                 desc.size,
@@ -152,8 +158,16 @@ class _Symbolizer:
         return desc
 
 
-def _is_static(context: Any | None) -> bool:
+def _is_static(context: Any | None, shape_env: Any) -> bool:
+    """Whether a policy leaves every dim as it is.
+
+    Dynamo wraps a NumPy array twice: the second policy is static, but the first one made symbols,
+    and the second one remembers them.
+    """
     if context is None:
+        return False
+    cache = getattr(context, "shape_env_to_source_to_symbol_cache", {})
+    if any(isinstance(expr, sympy.Symbol) for expr in cache.get(id(shape_env), {}).values()):
         return False
     static = _torch.DimDynamic.STATIC
     return all(d is static for d in context.dynamic_sizes) and not any(context.constraint_sizes)

@@ -45,7 +45,7 @@ from .graph_meta import (
     encode_note,
     stack_text,
 )
-from .graph_modules import attach, collect, read_tensor
+from .graph_modules import attach, collect, read_tensors
 from .sources import DecodeMemo, decode_source, encode_source
 from .values import decode_value, encode_value
 
@@ -128,7 +128,7 @@ class _Encoder:
             (name, self.encode(sub, f"{where}.submodules[{name!r}]", depth + 1))
             for name, sub in parts.graphs.items()
         )
-        data = {n: read_tensor(t) for n, t in parts.tensors.items()} if self._wants_data else {}
+        data = read_tensors(parts.tensors) if self._wants_data else {}
         function_name = vars(gm).get("__name__")
         return GraphModuleDesc(
             nodes=nodes,
@@ -143,7 +143,7 @@ class _Encoder:
             tensors=tuple((n, self._describe(t)) for n, t in parts.tensors.items()),
             plain_tensors=tuple(parts.plain_tensors),
             transient_buffers=tuple(parts.transient_buffers),
-            tensor_data=tuple((n, d) for n, d in data.items() if d is not None),
+            tensor_data=tuple(data.items()),
             values=tuple(
                 (n, encode_value(v, where=f"{where}.{n}")) for n, v in parts.values.items()
             ),

@@ -115,7 +115,24 @@ def _collect_attribute(gm: torch.fx.GraphModule, target: str, parts: Parts, wher
         parts.values[target] = owner
 
 
-def read_tensor(tensor: torch.Tensor) -> bytes | None:
+def read_tensors(tensors: dict[str, torch.Tensor]) -> dict[str, bytes]:
+    """The elements of small, real, dense tensors, by name, in row-major order.
+
+    Left out are tensors that share a storage with another one: they would come back as tensors of
+    their own.
+    """
+    data = {name: elements for name, t in tensors.items() if (elements := _read(t)) is not None}
+    owners: dict[int, set[int]] = {}
+    for name in data:
+        owners.setdefault(_storage_id(tensors[name]), set()).add(id(tensors[name]))
+    return {n: data[n] for n in data if len(owners[_storage_id(tensors[n])]) == 1}
+
+
+def _storage_id(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _read(tensor: torch.Tensor) -> bytes | None:
     """The elements of a small, real, dense tensor in row-major order; ``None`` of any other."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
         return None
@@ -166,12 +183,19 @@ def attach(
             raise FormatError("no such submodule", where=here, found=repr(other))
         writer.add_module(name, graphs[other], here)
     data = dict(d.tensor_data)
+    real: dict[int, torch.Tensor] = {}
     for i, (name, desc) in enumerate(d.tensors):
         here = f"{where}.tensors[{i}]"
         tensor = convert(desc)
         if name in data:
-            tensor = _fill(tensor, desc, data[name], here)
+            if desc.id not in real:
+                real[desc.id] = _fill(tensor, desc, data[name], here)
+            tensor = real[desc.id]
         writer.add_tensor(name, tensor, desc, d, here)
+    for _, desc in d.tensors:
+        if desc.grad is not None and desc.id in real:
+            # A gradient without data stays fake: it may be one of the frame's inputs.
+            real[desc.id].grad = real[desc.grad.id] if desc.grad.id in real else convert(desc.grad)
     for i, (name, value) in enumerate(d.values):
         here = f"{where}.values[{i}]"
         writer.add_attribute(name, decode_constant(value, here), here)

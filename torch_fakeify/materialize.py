@@ -246,11 +246,7 @@ class _Maker:
             tensor = torch.nn.Buffer(tensor, persistent=desc.persistent is not False)
         if desc.requires_grad and desc.is_leaf:
             return tensor.requires_grad_()
-        if desc.requires_grad:
-            history = torch.empty(0, dtype=tensor.dtype, device=device, requires_grad=True).clone()
-            history.data = tensor
-            return history
-        return tensor
+        return _with_history(tensor) if desc.requires_grad else tensor
 
     def _make_view(self, desc: MetaTensorDesc) -> torch.Tensor:
         assert desc.base is not None
@@ -259,7 +255,9 @@ class _Maker:
         if desc.is_leaf:
             with torch.no_grad():
                 view = _reinterpret(base, _dtype(desc)).as_strided(*layout)
-            return view.requires_grad_(desc.requires_grad)
+            # A view made under no_grad says that it requires grad, yet gets none: asking it to
+            # would change that.
+            return view if view.requires_grad == desc.requires_grad else view.requires_grad_()
         with torch.enable_grad():
             if desc.requires_grad and not base.requires_grad:
                 with torch.no_grad():
@@ -299,12 +297,15 @@ class _Maker:
             else:
                 width = max(1, self.symbols.integer(desc.size[-1], "size[-1]"))
                 data = torch.randn(count, generator=self.generator) / width**0.5
-            return data.to(dtype)
-        bits = torch.randint(0, 2, (count,), generator=self.generator, dtype=torch.uint8)
+        else:
+            data = torch.randint(0, 2, (count,), generator=self.generator, dtype=torch.uint8)
         try:
-            return bits.to(dtype)
+            return data.to(dtype)
         except RuntimeError:  # bits and sub-byte dtypes have no conversion: any bytes will do
-            return bits.repeat_interleave(dtype.itemsize).view(dtype)
+            size = (count * dtype.itemsize,)
+            return torch.randint(0, 2, size, generator=self.generator, dtype=torch.uint8).view(
+                dtype
+            )
 
     def _scalar_hint(self, desc: MetaTensorDesc) -> int | float | None:
         if desc.scalar_hint is None or desc.source is None:
@@ -328,6 +329,29 @@ class _Maker:
                 fix='Pass device="cpu"',
             ) from error
         return device
+
+
+class _History(torch.autograd.Function):
+    """The tensor itself, as the result of an operator on something that requires grad."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, _origin: torch.Tensor) -> torch.Tensor:
+        """Mark the tensor as changed in place, which gives it a history."""
+        ctx.mark_dirty(tensor)
+        return tensor
+
+    @staticmethod
+    def backward(ctx: Any, *_grads: Any) -> Any:  # noqa: ARG004
+        """Nothing flows on: the origin is made up."""
+        return None, None
+
+
+def _with_history(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, no leaf any more."""
+    with torch.enable_grad():
+        origin = torch.empty(0, device=tensor.device, requires_grad=True)
+        history: Any = _History.apply(tensor, origin)
+    return history
 
 
 def _with_parts(desc: MetaTensorDesc | None) -> Iterator[MetaTensorDesc]:

@@ -70,7 +70,7 @@ LISTED = {
     ),
     "torch.amp.autocast_mode": "_cast _enter_autocast _exit_autocast is_autocast_available",
     "torch.autograd": "grad",
-    "torch.autograd.forward_ad": "enter_dual_level exit_dual_level make_dual unpack_dual",
+    "torch.autograd.forward_ad": "_maybe_load_decompositions enter_dual_level exit_dual_level make_dual unpack_dual",
     "torch.random": "get_rng_state initial_seed manual_seed seed set_rng_state",
     "torch.cuda": (
         "current_device current_stream default_stream device_count is_available set_device "

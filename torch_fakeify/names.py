@@ -228,7 +228,7 @@ def decode_function(v: FunctionValue, *, where: str = "$") -> Callable[..., Any]
             _check_numpy(v.name, where)
             return _torch.numpy_wrappers().function(_function(v.name, where))
         case "numpy_method":
-            return _torch.numpy_wrappers().method(check_attribute(v.name, where=where))
+            return _torch.numpy_wrappers().method(_check_numpy_method(v.name, where))
         case "numpy_operator":
             return _torch.numpy_wrappers().operator(_numpy_operator(v.name, where))
         case _:
@@ -238,6 +238,10 @@ def decode_function(v: FunctionValue, *, where: str = "$") -> Callable[..., Any]
 def _check_numpy(name: str, where: str) -> None:
     if name.rpartition(".")[0] not in NUMPY_MODULES:
         raise UnknownNameError(f"{name!r} is not a function of torch._numpy", where=where)
+
+
+def _check_numpy_method(name: str, where: str) -> str:
+    return name if name in DUNDERS else check_attribute(name, where=where)
 
 
 def _numpy_operator(name: str, where: str) -> Callable[..., Any]:
@@ -268,7 +272,7 @@ def _find_numpy(fn: object, where: str) -> FunctionValue | None:
         return None
     wrappers = _torch.numpy_wrappers()
     if isinstance(fn, wrappers.method):
-        method = check_attribute(getattr(fn, "method"), where=where)  # noqa: B009
+        method = _check_numpy_method(getattr(fn, "method"), where)  # noqa: B009
         return FunctionValue(kind="numpy_method", name=method)
     for cls, kind, field in (
         (wrappers.function, "numpy", "f"),

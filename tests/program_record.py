@@ -1,0 +1,113 @@
+"""Process A of the program tests: ``python program_record.py DIRECTORY PROGRAM...``.
+
+Each frame of a program leaves its capture and, beside it, what the reader needs to compare: the
+bytes of the inputs, the results of the graph run eagerly and the guards.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import traceback
+import warnings
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from model_frames import guard_set
+from program_frames import contents, run, storage_groups
+from program_zoo import Program, programs
+
+import torch_fakeify as tfk
+from torch_fakeify import _torch
+from torch_fakeify.codec import dumps
+from torch_fakeify.exprs import encode_expr
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Writer:
+    """A Dynamo backend that writes each frame of one program and then runs it eagerly."""
+
+    def __init__(self, program: Program, directory: Path) -> None:
+        self.program = program
+        self.directory = directory
+        self.stems: list[Path] = []
+        self.inner = _torch.resolve_backend(program.compiled)
+
+    def __call__(self, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        """Capture, compile (which may add guards) and return the eager graph."""
+        stem = self.directory / f"{self.program.name}-{len(self.stems)}"
+        self.stems.append(stem)
+        tfk.capture(gm, example_inputs, constants="small").save(stem.with_suffix(".fkf"))
+        try:
+            self.inner(gm, example_inputs)
+        except _torch.dynamo_control_flow():
+            self.stems.pop()  # Dynamo traces the frame again
+            raise
+        env = torch._guards.TracingContext.get().fake_mode.shape_env
+        guards = guard_set(env)
+        exprs = dumps(tuple(encode_expr(guard.expr) for guard in env.guards))
+        written = False
+
+        def call(*args: Any) -> Any:
+            nonlocal written
+            if written:
+                return gm.forward(*args)
+            written = True
+            plain = [a.item() if isinstance(a, torch.SymInt) else a for a in args]
+            before = contents(plain)
+            groups = storage_groups(plain)
+            results, facts, outputs = run(gm.forward, plain, grad=self.program.grad, again=True)
+            data = {"inputs": before, "results": results, "guards": exprs}
+            torch.save(data, stem.with_suffix(".pt"))
+            numbers = [None if isinstance(x, torch.Tensor) else repr(x) for x in plain]
+            text = {"guards": guards, "facts": facts, "groups": groups, "numbers": numbers}
+            stem.with_suffix(".json").write_text(json.dumps(text))
+            return outputs
+
+        return torch._dynamo.disable(call)
+
+
+def record(program: Program, directory: Path) -> dict[str, Any]:
+    """Run one program; returns what happened."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    writer = Writer(program, directory)
+    start = time.perf_counter()
+    error = trace = None
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        stack.enter_context(torch._dynamo.config.patch(**program.config))
+        stack.enter_context(torch.set_grad_enabled(program.grad))
+        stack.enter_context(program.around())
+        try:
+            fn, *calls = program.make()
+            compiled = torch.compile(fn, backend=writer, **program.options)
+            for args in calls:
+                compiled(*args)
+        except Exception as raised:  # noqa: BLE001 - the test of this program shows it
+            error = f"{type(raised).__name__}: {raised}"
+            trace = traceback.format_exc()
+    return {
+        "frames": [stem.name for stem in writer.stems],
+        "error": error,
+        "traceback": trace,
+        "seconds": time.perf_counter() - start,
+    }
+
+
+def main() -> None:
+    """Record the programs named on the command line."""
+    directory = Path(sys.argv[1])
+    for name in sys.argv[2:]:
+        result = record(programs()[name], directory)
+        (directory / f"{name}.record.json").write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
