@@ -242,6 +242,8 @@ def encode_expr(expr: sympy.Basic) -> ExprDesc:
         raise UnsupportedValueError(
             "not a sympy expression", expected="sympy.Basic", found=_class_name(expr)
         )
+    if isinstance(expr, (sympy.Symbol, sympy.Integer)):
+        return ExprDesc(nodes=(_encode_one(expr, ()),))  # most are, and have no parts
     nodes: list[ExprNode] = []
     position: dict[ExprNode, int] = {}
     done: dict[int, int] = {}
@@ -366,6 +368,8 @@ def decode_expr(d: ExprDesc) -> sympy.Basic:
     """
     if not d.nodes:
         _fail("$.nodes", "an expression without nodes", "at least one node", "none")
+    if len(d.nodes) == 1 and isinstance(d.nodes[0], (SymbolNode, IntNode)):
+        return _decode_one(d.nodes[0], [], "$.nodes[0]")
     built: list[sympy.Basic] = []
     used: set[int] = set()
     seen: set[ExprNode] = set()
