@@ -509,8 +509,8 @@ def test_a_called_module_is_refused_by_name():
         encode_graph(torch.fx.symbolic_trace(Net()), MetaTensorDescriber())
     assert str(caught.value) == (
         "$.nodes[1].target: the graph calls a module that is not a graph; "
-        "found layer, a torch.nn.modules.linear.Linear. Trace through it: "
-        "set torch._dynamo.config.inline_inbuilt_nn_modules = True."
+        "found layer, a torch.nn.modules.linear.Linear. Trace through it, "
+        "by torch.compile, make_fx or the graph_module of torch.export.export."
     )
 
 

@@ -262,7 +262,7 @@ class Instance:
         with ExitStack() as stack:
             stack.enter_context(_torch.compile_context(_torch.CompileContext(self._compile_id())))
             stack.enter_context(_torch.tracing(self.tracing_context))
-            stack.enter_context(apply_modes(self.desc.modes))
+            stack.enter_context(apply_modes(self._retarget.modes(self.desc.modes)))
             yield
 
     def compile(self, backend: str | Callable[..., Any] = "inductor") -> Compiled:

@@ -7,12 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .errors import FormatError
+from .errors import ConvertError, FormatError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _DEVICE = re.compile(r"[a-z][a-z0-9]*(?::\d+)?")
+
+_ACCELERATORS = ("cuda", "xpu", "mps", "hpu", "mtia", "ipu")
+"""Types of devices that a bare index may mean, and after which a method of tensors is named."""
+
+_TENSOR_TYPE = re.compile(r"torch\.(?:([a-z]+)\.)?([A-Za-z0-9]+Tensor)")
+"""The name of one of torch's old tensor types: ``torch.cuda.FloatTensor``."""
 
 _KEYWORDS = frozenset({"device", "device_type"})
 
@@ -57,17 +63,59 @@ class Devices:
     ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         """A call with its devices moved; devices given as ``torch.device`` are moved already."""
         kwargs = {
-            k: self._move_text(v, where, type_only=k == "device_type") if k in _KEYWORDS else v
+            k: self._move_any(v, where, type_only=k == "device_type") if k in _KEYWORDS else v
             for k, v in kwargs.items()
         }
         function = target if isinstance(target, str) else getattr(target, "__name__", "")
-        if op == "call_method" and function in ("cuda", "xpu", "hpu", "mtia", "ipu"):
+        if op == "call_method" and function in _ACCELERATORS:
             return self._move_method(function, args, kwargs, where)
+        if op == "call_method" and function == "type":
+            return target, (*args[:1], *(self._move_type(arg) for arg in args[1:])), kwargs
+        if op == "call_function" and str(getattr(target, "__module__", "")).startswith("torch."):
+            target = self._move_function(target, where)
         if function in _FIRST_IS_TYPE and args:
-            args = (self._move_text(args[0], where, type_only=True), *args[1:])
+            args = (self._move_any(args[0], where, type_only=True), *args[1:])
         elif function in _TAKES_DEVICE:
-            args = (*args[:1], *(self._move_text(arg, where) for arg in args[1:]))
+            args = (*args[:1], *(self._move_any(arg, where) for arg in args[1:]))
         return target, args, kwargs
+
+    def _move_any(self, value: Any, where: str, *, type_only: bool = False) -> Any:
+        if type(value) is int:
+            return self._move_index(value, where)
+        return self._move_text(value, where, type_only=type_only)
+
+    def _move_index(self, index: int, where: str) -> Any:
+        """A bare index means a device of the accelerator: the recorded one, if that moves."""
+        for device_type in _ACCELERATORS:
+            name = f"{device_type}:{index}"
+            new = self.move(name, where)
+            if new != name:
+                return torch.device(new)
+        return index
+
+    def _move_type(self, value: Any) -> Any:
+        found = _TENSOR_TYPE.fullmatch(value) if isinstance(value, str) else None
+        if found is None:
+            return value
+        device_type = self.move(found[1] or "cpu").partition(":")[0]
+        return f"torch.{found[2]}" if device_type == "cpu" else f"torch.{device_type}.{found[2]}"
+
+    def _move_function(self, function: Any, where: str) -> Any:
+        """A function of ``torch.cuda`` as that of the same name for the new type of device."""
+        _, home, *rest = str(function.__module__).split(".")
+        if home not in _ACCELERATORS or rest:
+            return function
+        new = self.move(home, where).partition(":")[0]
+        if new == home:
+            return function
+        moved = getattr(getattr(torch, new, None), function.__name__, None)
+        if moved is None:
+            raise ConvertError(
+                f"torch.{home}.{function.__name__} has no counterpart for {new!r}",
+                where=where,
+                fix="Instantiate the frame on the recorded devices",
+            )
+        return moved
 
     def _move_text(self, value: Any, where: str, *, type_only: bool = False) -> Any:
         if not isinstance(value, str) or _DEVICE.fullmatch(value) is None:

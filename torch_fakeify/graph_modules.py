@@ -86,7 +86,7 @@ def _check_called(target: str, parts: Parts, where: str) -> None:
         "the graph calls a module that is not a graph",
         where=where,
         found=f"{target}, a {type(called).__module__}.{type(called).__qualname__}",
-        fix="Trace through it: set torch._dynamo.config.inline_inbuilt_nn_modules = True.",
+        fix="Trace through it, by torch.compile, make_fx or the graph_module of torch.export.export.",
     )
 
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from .desc import ExprDesc, MetaTensorDesc, SourceDesc, StackDesc, TorchConstValue
 from .errors import CaptureError
 
 if TYPE_CHECKING:
-    from .desc import MetaTensorDesc
-    from .desc_frame import CaptureDesc
+    from .desc_frame import CaptureDesc, ModesDesc
 
 _HOST = ("cpu", "meta")
 
@@ -19,12 +19,19 @@ _HOST = ("cpu", "meta")
 class Retarget:
     """A map from recorded device names to new ones; false when it changes nothing."""
 
-    def __init__(self, devices: Mapping[str, str]) -> None:
+    def __init__(self, devices: Mapping[str, str], accelerators: str | None = None) -> None:
+        """A map.
+
+        Args:
+            devices: new names by recorded name.
+            accelerators: where every other device goes that is no host.
+        """
         self._devices = dict(devices)
+        self._accelerators = accelerators
         self._done: dict[int, tuple[MetaTensorDesc, MetaTensorDesc]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._devices)
+        return bool(self._devices) or self._accelerators is not None
 
     @classmethod
     def parse(cls, device: Any, desc: CaptureDesc) -> Retarget:
@@ -49,10 +56,10 @@ class Retarget:
                     fix="Name only recorded devices",
                 )
             return cls({str(k): str(v) for k, v in device.items()})
-        accelerators = [d for d in recorded if d.partition(":")[0] not in _HOST]
-        moved = accelerators or [d for d in recorded if d == "cpu"]
         target = str(device)
-        return cls({d: target for d in moved if d != target})
+        if any(_is_accelerator(d) for d in recorded):
+            return cls({}, accelerators=target)
+        return cls({"cpu": target} if "cpu" in recorded and target != "cpu" else {})
 
     def device(self, name: str) -> str:
         """The new name of a device; ``"cuda"`` follows ``"cuda:0"`` and any other index."""
@@ -63,11 +70,25 @@ class Retarget:
             for recorded, target in self._devices.items():
                 if recorded.partition(":")[0] == device_type:
                     return target
+        if self._accelerators is not None and _is_accelerator(name):
+            return self._accelerators
         return name
+
+    def modes(self, desc: ModesDesc) -> ModesDesc:
+        """The global state with the autocast of a device that moves, on the new device."""
+        if not self:
+            return desc
+        moved = {a.device_type: a for a in desc.autocast}
+        for autocast in desc.autocast:
+            target = self.device(autocast.device_type).partition(":")[0]
+            if target != autocast.device_type:
+                del moved[autocast.device_type]
+                moved[target] = msgspec.structs.replace(autocast, device_type=target)
+        return msgspec.structs.replace(desc, autocast=tuple(moved.values()))
 
     def tensor(self, desc: MetaTensorDesc) -> MetaTensorDesc:
         """The record on the new device, with its base and gradient; shared parts stay shared."""
-        if not self._devices:
+        if not self:
             return desc
         done = self._done.get(id(desc))
         if done is not None:
@@ -83,9 +104,24 @@ class Retarget:
         return moved
 
 
+def _is_accelerator(name: str) -> bool:
+    return name.partition(":")[0] not in _HOST
+
+
 def _recorded_devices(desc: CaptureDesc) -> Iterator[str]:
-    for entry in desc.inputs:
-        tensor = entry.tensor
-        while tensor is not None:
-            yield tensor.device
-            tensor = tensor.base
+    """Devices of inputs, of tensors in the graph and its metadata, and of its constants."""
+    pending: list[object] = [desc.inputs, desc.graph]
+    seen: set[int] = set()
+    while pending:
+        part = pending.pop()
+        if isinstance(part, tuple):
+            pending.extend(part)
+        elif isinstance(part, msgspec.Struct) and id(part) not in seen:
+            seen.add(id(part))  # records are shared
+            if isinstance(part, TorchConstValue) and part.kind == "device":
+                yield part.name
+            elif isinstance(part, MetaTensorDesc):
+                yield part.device
+                pending.extend((part.base, part.grad))
+            elif not isinstance(part, (ExprDesc, SourceDesc, StackDesc)):
+                pending.extend(getattr(part, field) for field in part.__struct_fields__)

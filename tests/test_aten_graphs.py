@@ -1,0 +1,203 @@
+"""Captures outside Dynamo: graphs of ``make_fx``, AOTAutograd and ``torch.export``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+import torch_fakeify as tfk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> None:
+    torch._dynamo.reset()
+
+
+def through_a_file(capture: tfk.Capture, directory: Path) -> tfk.Capture:
+    """The capture as it is loaded again; it must equal the saved one in every respect."""
+    capture.save(directory / "c.fkf")
+    loaded = tfk.Capture.load(directory / "c.fkf")
+    assert loaded.desc == capture.desc
+    instance = loaded.instantiate()
+    with instance.active():
+        again = tfk.capture(instance.gm, instance.inputs, constants="small")
+    assert again.fingerprint() == capture.fingerprint()
+    return loaded
+
+
+def _f(x: torch.Tensor, y: torch.Tensor) -> Any:
+    y = y.clone()
+    y[0] = 1
+    return (x @ y).relu().sum(0) * x.shape[0] + torch.arange(3), x.t()
+
+
+@pytest.mark.parametrize("tracing_mode", ["real", "fake", "symbolic"])
+def test_make_fx_graphs_compile_from_their_captures(tracing_mode: str, tmp_path: Path) -> None:
+    """Real, fake and symbolic tracing: the rebuilt graph computes what the function does."""
+    x, y = torch.randn(4, 6), torch.randn(6, 3)
+    gm = make_fx(_f, tracing_mode=tracing_mode)(x, y)
+    fakes = [fx_node.meta["val"] for fx_node in gm.graph.find_nodes(op="placeholder")]
+    inputs = [x, y] if tracing_mode == "real" else fakes
+    capture = through_a_file(tfk.capture(gm, inputs, constants="small"), tmp_path)
+    for backend in ("eager", "aot_eager"):
+        made = capture.materialize()
+        for ours, theirs in zip(capture.compile(backend)(*made), _f(*made), strict=True):
+            torch.testing.assert_close(ours, theirs)
+
+
+def aot_graphs(model: nn.Module, x: torch.Tensor, *, dynamic: bool) -> list[Any]:
+    """Forward and backward graph of one training step, captured, with real inputs and results."""
+    rows: list[Any] = []
+
+    def compiler(gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        capture = tfk.capture(gm, inputs, constants="small")
+
+        def run(args: list[Any]) -> Any:
+            real = [a.clone() if isinstance(a, torch.Tensor) else a for a in args]
+            torch.manual_seed(0)
+            results = gm.forward(*args)
+            args.clear()
+            rows.append((capture, real, results))
+            return results
+
+        run._boxed_call = True  # pyright: ignore
+        return run
+
+    backend = aot_autograd(fw_compiler=compiler, bw_compiler=compiler)
+    torch.compile(model, backend=backend, dynamic=dynamic)(x).sum().backward()
+    return rows
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_forward_and_backward_graphs_of_aotautograd(dynamic: bool, tmp_path: Path) -> None:
+    """Both graphs compute from their captures what they computed in the training step."""
+    model = nn.Sequential(
+        nn.Conv1d(3, 4, 3), nn.BatchNorm1d(4), nn.GELU(), nn.Dropout(0.3), nn.Flatten()
+    )
+    rows = aot_graphs(model, torch.randn(5, 3, 8), dynamic=dynamic)
+    assert len(rows) == 2
+    for capture, inputs, expected in rows:
+        loaded = through_a_file(capture, tmp_path)
+        torch.manual_seed(0)
+        results = loaded.compile("eager")(*inputs)
+        for ours, theirs in zip(results, expected, strict=True):
+            if isinstance(theirs, torch.Tensor):
+                torch.testing.assert_close(ours, theirs)
+            else:
+                assert ours == theirs
+
+
+def test_unbacked_sizes_of_make_fx(tmp_path: Path) -> None:
+    """A graph with a size that depends on data runs on other data."""
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    x = mode.from_tensor(torch.tensor([1, 0, 2]))
+    capture = through_a_file(tfk.capture(make_fx(lambda x: x.nonzero() * 2)(x), [x]), tmp_path)
+    out = capture.compile("eager")(torch.tensor([0, 5, 0, 7]))
+    assert out.tolist() == [[2], [6]]
+
+
+class _Exported(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+        self.register_buffer("count", torch.ones(2))
+
+    def forward(self, x: torch.Tensor, d: dict[str, torch.Tensor]) -> Any:
+        self.count.add_(1)
+        return {"out": self.linear(x) + self.count + d["k"]}
+
+
+def _exported() -> Any:
+    shapes = {"x": {0: torch.export.Dim("batch")}, "d": {"k": None}}
+    args = torch.randn(5, 3), {"k": torch.randn(2)}
+    return torch.export.export(_Exported(), args, dynamic_shapes=shapes)
+
+
+def test_the_graph_of_an_exported_program(tmp_path: Path) -> None:
+    """Its parameters and buffers are inputs; outputs and the changed buffer are eager's."""
+    program = _exported()
+    gm = program.graph_module
+    fakes = [fx_node.meta["val"] for fx_node in gm.graph.find_nodes(op="placeholder")]
+    capture = through_a_file(tfk.capture(gm, fakes), tmp_path)
+    weight, bias, count, x, k = capture.materialize()
+    before = count.clone()
+    (out,) = capture.compile("eager")(weight, bias, count, x, k)
+    assert torch.equal(count, before + 1)
+    torch.testing.assert_close(out, x @ weight.t() + bias + count + k)
+
+
+def test_the_module_of_an_exported_program_is_refused() -> None:
+    """It calls a module that checks guards, which is code; the error says what to capture."""
+    gm = _exported().module()
+    fakes = [fx_node.meta["val"] for fx_node in gm.graph.find_nodes(op="placeholder")]
+    with pytest.raises(tfk.UnsupportedValueError) as info:
+        tfk.capture(gm, fakes)
+    message = str(info.value)
+    assert "the graph calls a module that is not a graph; found _guards_fn" in message
+    assert message.endswith("or the graph_module of torch.export.export.")
+
+
+def test_constants_on_one_storage_are_not_recorded_apart() -> None:
+    """Two constants that are views of one tensor have no data on record; compiling still works."""
+    whole = torch.zeros(2, 2)
+    part, alone = whole[0], torch.ones(2)
+    x = torch.zeros(2)
+    gm = make_fx(lambda x: (x + whole + part + alone,))(x)
+    capture = tfk.capture(gm, [x], constants="small")
+    assert capture.desc.graph.without_data == ("_tensor_constant0", "_tensor_constant1")
+    with pytest.raises(tfk.CaptureError, match="found _tensor_constant0, _tensor_constant1"):
+        capture.compile("aot_eager")(x)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: torch.eye(3).to_sparse(), "layout"),
+        (lambda: torch.eye(3).to_sparse_csr(), "layout"),
+        (lambda: torch.ones(3).to_mkldnn(), "layout"),
+        (
+            lambda: torch.nested.nested_tensor([torch.ones(2, 3)], layout=torch.jagged),
+            "type",
+        ),
+        (lambda: torch.nested.nested_tensor([torch.ones(2, 3)]), "layout"),
+    ],
+    ids=["coo", "csr", "mkldnn", "jagged", "nested"],
+)
+def test_tensors_without_a_record_are_refused_by_name(make: Any, field: str) -> None:
+    """The error names the tensor and the field, and nothing else is raised."""
+    with pytest.raises(tfk.UnsupportedTensorError) as info:
+        tfk.capture(torch.fx.symbolic_trace(lambda x: x * 2), [make()])
+    message = str(info.value)
+    assert message.startswith("tensor 0")
+    assert f"`{field}` cannot be recorded; expected " in message
+
+
+def test_a_user_of_record_sees_what_cannot_be_recorded(tmp_path: Path) -> None:
+    """The program ends with the error that names the input and the field; no file is left."""
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    x = TwoTensor(torch.randn(3), torch.randn(3))
+    compiled = torch.compile(lambda x: x * 2, backend=tfk.record(tmp_path))
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed) as info:
+        compiled(x)
+    error = info.value.inner_exception
+    assert isinstance(error, tfk.UnsupportedTensorError)
+    assert str(error) == (
+        "L['x'] of size (3,): `type` cannot be recorded; expected no wrapper subclass; found "
+        "torch.testing._internal.two_tensor.TwoTensor. "
+        "Describe its inner tensors (__tensor_flatten__) one by one"
+    )
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,203 @@
+"""Frames recorded on accelerators, moved to the CPU of a machine that has none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+import torch_fakeify as tfk
+from torch_fakeify.desc_frame import AutocastDesc
+from torch_fakeify.retarget import Retarget
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = [
+    # Torch warns of a CUDA autocast region where there is no CUDA.
+    pytest.mark.filterwarnings("ignore:User provided device_type of 'cuda':UserWarning"),
+    pytest.mark.filterwarnings("ignore:CUDA is not available:UserWarning"),
+]
+
+Build = "Callable[[torch.fx.Graph, torch.fx.Node], Any]"
+
+
+def fake(*size: int, device: str = "cuda:0") -> torch.Tensor:
+    """A fake tensor on a device that is not here."""
+    with FakeTensorMode(shape_env=ShapeEnv()):
+        return torch.empty(*size, device=device)
+
+
+def hand_made(build: Any, device: str = "cuda:0") -> tfk.Capture:
+    """A capture of a graph of one input, as Dynamo would make it on a machine with the device."""
+    graph = torch.fx.Graph()
+    graph.output((build(graph, graph.placeholder("x")),))
+    gm = torch.fx.GraphModule(torch.nn.Module(), graph)
+    return tfk.capture(gm, [fake(4, 4, device=device)])
+
+
+def call(graph: torch.fx.Graph, function: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
+    """A call of a function, or of a method if it is a name."""
+    if isinstance(function, str):
+        return graph.call_method(function, args, kwargs)
+    return graph.call_function(function, args, kwargs)
+
+
+def autocast(dtype: torch.dtype) -> Any:
+    """A matrix product in a CUDA autocast region."""
+
+    def build(g: torch.fx.Graph, x: torch.fx.Node) -> Any:
+        mode = call(g, torch.amp.autocast_mode._enter_autocast, "cuda", dtype, True, None)
+        y = call(g, torch.mm, x, x)
+        call(g, torch.amp.autocast_mode._exit_autocast, mode)
+        return y
+
+    return build
+
+
+def after(function: Any, *args: Any) -> Any:
+    """A call without use for its result, and one more after it."""
+
+    def build(g: torch.fx.Graph, x: torch.fx.Node) -> Any:
+        call(g, function, *args)
+        return call(g, torch.add, x, 1)
+
+    return build
+
+
+def plus(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """The input plus what a factory makes."""
+    return lambda g, x: call(g, torch.add, x, call(g, function, *args, **kwargs))
+
+
+CALLS: dict[str, tuple[Any, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "cuda": (lambda g, x: call(g, "cuda", x), lambda x: x),
+    "cuda of an index": (lambda g, x: call(g, "cuda", x, 0), lambda x: x),
+    "cuda that does not block": (lambda g, x: call(g, "cuda", x, None, True), lambda x: x),
+    "to a name": (lambda g, x: call(g, "to", x, "cuda"), lambda x: x),
+    "to an index": (lambda g, x: call(g, "to", x, 0), lambda x: x),
+    "to a dtype and a device": (
+        lambda g, x: call(g, "to", x, dtype=torch.float64, device=torch.device("cuda")),
+        lambda x: x.double(),
+    ),
+    "cpu": (lambda g, x: call(g, "cpu", x), lambda x: x),
+    "type by name": (
+        lambda g, x: call(g, "type", x, "torch.cuda.DoubleTensor"),
+        torch.Tensor.double,
+    ),
+    "factory, device": (plus(torch.ones, 4, 4, device=torch.device("cuda", 0)), lambda x: x + 1),
+    "factory, name": (plus(torch.ones, 4, 4, device="cuda"), lambda x: x + 1),
+    "factory, index": (plus(torch.arange, 4, device=0), lambda x: x + torch.arange(4)),
+    "factory method, index": (
+        lambda g, x: call(g, "new_ones", x, (4, 4), device=0),
+        torch.ones_like,
+    ),
+    "autocast": (autocast(torch.bfloat16), lambda x: x.bfloat16() @ x.bfloat16()),
+    "autocast to half": (autocast(torch.float16), lambda x: x.half() @ x.half()),
+    "synchronize": (after(torch.cuda.synchronize), lambda x: x + 1),
+    "current device": (after(torch.cuda.current_device), lambda x: x + 1),
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("kind", CALLS)
+def test_what_names_a_device_moves_to_the_cpu(kind: str, backend: str) -> None:
+    """Every way to name CUDA in a graph computes the same on a machine without it."""
+    torch._dynamo.reset()
+    build, expected = CALLS[kind]
+    capture = hand_made(build)
+    inputs = capture.materialize(device="cpu")
+    (out,) = capture.compile(backend, device="cpu")(*inputs)
+    torch.testing.assert_close(out, expected(*inputs))
+
+
+def test_devices_that_only_the_graph_names_move_too() -> None:
+    """One target takes every accelerator of the frame, also one that no input is on."""
+    x = fake(4, device="cuda:1")
+    with x.fake_mode:
+        gm = make_fx(lambda x: (x.to("cuda:0") + torch.arange(4, device="cuda:0")).cpu())(x)
+    capture = tfk.capture(gm, [x])
+    inputs = capture.materialize(device="cpu")
+    out = capture.compile("eager", device="cpu")(*inputs)
+    assert torch.equal(out, inputs[0] + torch.arange(4))
+
+
+def test_a_graph_on_the_cpu_that_calls_cuda_moves_its_cuda_only() -> None:
+    """CPU inputs stay where they are when the graph names an accelerator."""
+    x = fake(4, device="cpu")
+    with x.fake_mode:
+        gm = make_fx(lambda x: x.to("cuda:0") + 1)(x)
+    instance = tfk.capture(gm, [x]).instantiate("xpu:1")
+    assert instance.inputs[0].device == torch.device("cpu")
+    (copy,) = instance.gm.graph.find_nodes(
+        op="call_function", target=torch.ops.aten._to_copy.default
+    )
+    assert copy.kwargs["device"] == torch.device("xpu:1")
+    assert copy.meta["val"].device == torch.device("xpu:1")
+
+
+def test_a_mapping_moves_what_it_names_only() -> None:
+    """Other devices stay, and a device without an index follows the first of its type."""
+    x = fake(4, device="cuda:1")
+    with x.fake_mode:
+        gm = make_fx(lambda x: x.to("cuda:0") + 1)(x)
+    instance = tfk.capture(gm, [x]).instantiate({"cuda:1": "xpu:3"})
+    assert instance.inputs[0].device == torch.device("xpu:3")
+    (copy,) = instance.gm.graph.find_nodes(
+        op="call_function", target=torch.ops.aten._to_copy.default
+    )
+    assert copy.kwargs["device"] == torch.device("cuda:0")
+    retarget = Retarget({"cuda:1": "xpu:3"})
+    assert [retarget.device(d) for d in ("cuda", "cuda:0", "cpu")] == ["xpu:3", "cuda:0", "cpu"]
+
+
+def test_a_cpu_frame_moves_to_an_accelerator() -> None:
+    """Where no accelerator was recorded the CPU's tensors move."""
+    capture = tfk.capture(torch.fx.symbolic_trace(lambda x: x + 1), [torch.randn(3)])
+    assert capture.instantiate("cuda:1").inputs[0].device == torch.device("cuda:1")
+    assert capture.instantiate("cpu").inputs[0].device == torch.device("cpu")
+
+
+def test_bases_and_gradients_move_with_their_tensors() -> None:
+    """A view stays a view of the base that is itself an input, and a parameter keeps its gradient."""
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    with mode:
+        w = torch.nn.Parameter(torch.empty(4, 4, device="cuda:0"))
+        w.grad = torch.empty(4, 4, device="cuda:0")
+        base = torch.empty(8, 8, device="cuda:0")
+    gm = torch.fx.symbolic_trace(lambda w, v, b: w.sum() + v + b)
+    moved, view, other = tfk.capture(gm, [w, base.narrow(0, 1, 4), base]).instantiate("cpu").inputs
+    assert moved.grad.device == torch.device("cpu")
+    assert view._base is other
+    assert other.device == torch.device("cpu")
+
+
+def test_a_call_without_a_counterpart_is_refused() -> None:
+    """The error names the function and the new type of device."""
+    capture = hand_made(after(torch.cuda._exchange_device, 1))
+    with pytest.raises(tfk.ConvertError) as info:
+        capture.instantiate("cpu")
+    assert str(info.value) == (
+        "$.nodes[1]: torch.cuda._exchange_device has no counterpart for 'cpu'. "
+        "Instantiate the frame on the recorded devices"
+    )
+
+
+def test_autocast_around_the_frame_moves_with_its_device() -> None:
+    """A frame compiled under CUDA autocast is compiled under the CPU's when it moves there."""
+    capture = hand_made(lambda g, x: call(g, torch.mm, x, x))
+    cuda = AutocastDesc(device_type="cuda", enabled=True, dtype="bfloat16")
+    modes = msgspec.structs.replace(capture.desc.modes, autocast=(cuda,))
+    capture = tfk.Capture(msgspec.structs.replace(capture.desc, modes=modes))
+    with capture.instantiate("cpu").active():
+        assert torch.is_autocast_enabled("cpu")
+        assert not torch.is_autocast_enabled("cuda")
+        assert torch.get_autocast_dtype("cpu") == torch.bfloat16
+    with capture.instantiate().active():
+        assert not torch.is_autocast_enabled("cpu")
+        assert torch.is_autocast_enabled("cuda")
