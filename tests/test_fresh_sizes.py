@@ -81,12 +81,13 @@ def test_the_short_way_gives_what_the_plain_way_gives(
         mode = FakeTensorMode(shape_env=ShapeEnv())
         converter = MetaConverter(mode, fast=fast)
         fakes = [converter.from_desc(d) for d in records]
+        assert mode.shape_env.guards == []
+        # Asking for contiguity may add guards: after it the two are still compared.
         made.append([layout(fake) for fake in fakes])
         envs.append(mode.shape_env)
     assert made[0] == made[1]
     envs[0].check_equal(envs[1])
     assert state(envs[0]) == state(envs[1])
-    assert envs[0].guards == [] == envs[1].guards
     assert envs[0].counter == envs[1].counter
     assert envs[0].symbol_guard_counter == envs[1].symbol_guard_counter
     assert list(envs[0].unique_ids) == list(envs[1].unique_ids)
