@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import pytest
 import torch
 from torch._dynamo.source import LocalSource
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -13,6 +12,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import torch_fakeify as tfk
+from torch_fakeify.desc import ApplyNode, SymbolFactDesc, SymbolNode
+from torch_fakeify.desc_env import SymbolDesc
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +39,12 @@ def _with_grad(dtype: torch.dtype) -> torch.Tensor:
     x = _plain().requires_grad_()
     x.grad_dtype = None
     x.grad = torch.zeros(4, 4, dtype=dtype)
+    return x
+
+
+def _any_grad() -> torch.Tensor:
+    x = _plain().requires_grad_()
+    x.grad_dtype = None
     return x
 
 
@@ -81,6 +88,7 @@ VARIANTS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "view under no_grad": lambda: (_no_grad_view(), _plain()),
     "gradient": lambda: (_with_grad(torch.float32), _plain()),
     "gradient of another dtype": lambda: (_with_grad(torch.float64), _plain()),
+    "gradient of any dtype": lambda: (_any_grad(), _plain()),
     "number": lambda: (3, _plain()),
     "another number": lambda: (4, _plain()),
     "float": lambda: (3.0, _plain()),
@@ -99,13 +107,9 @@ def test_every_property_of_an_input_is_told() -> None:
     assert prints == {name: of(*make()) for name, make in VARIANTS.items()}
 
 
-def traced(
-    fn: Callable[..., Any], *tensors: torch.Tensor, skip: int = 0, **settings: Any
-) -> tfk.Capture:
-    """A symbolic ATen capture whose symbols start at a number of choice."""
+def traced(fn: Callable[..., Any], *tensors: torch.Tensor, **settings: Any) -> tfk.Capture:
+    """A symbolic ATen capture."""
     env = ShapeEnv(**settings)
-    for n in range(skip):
-        env.create_symbol(70 + n, LocalSource(f"skipped{n}"))
     mode = FakeTensorMode(shape_env=env)
     fakes = [mode.from_tensor(t, source=LocalSource(f"x{i}")) for i, t in enumerate(tensors)]
     return tfk.capture(make_fx(fn)(*fakes), fakes)
@@ -115,8 +119,21 @@ def _branch(limit: int) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda x: x + 1 if x.shape[0] > limit else x
 
 
-@pytest.mark.parametrize("skip", [1, 9, 30])
-def test_symbol_names_do_not_matter(skip: int) -> None:
+def renamed(part: Any, names: dict[str, str]) -> Any:
+    """A record with other symbol names, and what sympy sorts by name in another order."""
+    if isinstance(part, tuple):
+        return tuple(renamed(item, names) for item in part)
+    if not isinstance(part, msgspec.Struct):
+        return part
+    if isinstance(part, (SymbolNode, SymbolDesc, SymbolFactDesc)):
+        part = msgspec.structs.replace(part, name=names[part.name])
+    if isinstance(part, ApplyNode) and part.function in ("Add", "Mul", "Max", "Eq", "Ne"):
+        part = msgspec.structs.replace(part, args=part.args[::-1])
+    fields = {f: renamed(getattr(part, f), names) for f in part.__struct_fields__}
+    return msgspec.structs.replace(part, **fields)
+
+
+def test_symbol_names_do_not_matter() -> None:
     """Sums, products and comparisons that sympy sorts by name come out the same."""
 
     def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -124,8 +141,14 @@ def test_symbol_names_do_not_matter(skip: int) -> None:
         assert n * 2 + m > 3
         return (x.new_zeros(n + m + n * m) + max(n, m)).sum() + y.sum()
 
-    tensors = torch.zeros(5, 3), torch.zeros(9, 3)
-    assert traced(f, *tensors).fingerprint() == traced(f, *tensors, skip=skip).fingerprint()
+    capture = traced(f, torch.zeros(5, 3), torch.zeros(9, 3))
+    env = capture.desc.shape_env
+    assert env is not None
+    symbols = sorted(symbol.name for symbol in env.symbols)
+    names = {name: f"s{100 - i}" for i, name in enumerate(symbols)}
+    other = tfk.Capture(renamed(capture.desc, names))
+    assert other.desc != capture.desc
+    assert other.fingerprint() == capture.fingerprint()
 
 
 def test_guards_hints_ranges_and_settings_are_told() -> None:
@@ -142,6 +165,8 @@ def test_guards_hints_ranges_and_settings_are_told() -> None:
     ]
     env = base.desc.shape_env
     assert env is not None
+    without = msgspec.structs.replace(base.desc, shape_env=msgspec.structs.replace(env, guards=()))
+    others.append(tfk.Capture(without))
     narrowed = tuple(msgspec.structs.replace(s, upper=s.hint) for s in env.symbols)
     desc = msgspec.structs.replace(
         base.desc, shape_env=msgspec.structs.replace(env, symbols=narrowed)
@@ -171,6 +196,17 @@ def test_modes_and_constants_are_told() -> None:
         prints.append(capture(lambda x: x - 1))
     assert len(set(prints)) == len(prints)
     assert capture(lambda x: x + one) == capture(lambda x: x + other)
+
+
+def test_a_list_is_told_from_a_tuple() -> None:
+    """Containers of one content and several types are several arguments."""
+    prints: set[str] = set()
+    for dims in ([0, 1], (0, 1)):
+        graph = torch.fx.Graph()
+        graph.output(graph.call_function(torch.sum, (graph.placeholder("x"), dims)))
+        gm = torch.fx.GraphModule(torch.nn.Module(), graph)
+        prints.add(tfk.capture(gm, [_plain()]).fingerprint())
+    assert len(prints) == 2
 
 
 def test_names_stacks_and_backends_do_not_matter() -> None:

@@ -177,6 +177,15 @@ def test_bases_and_gradients_move_with_their_tensors() -> None:
     assert other.device == torch.device("cpu")
 
 
+def test_a_shared_record_moves_once() -> None:
+    """What two tensors share is one record after the move too."""
+    record = tfk.describe_tensor(torch.zeros(3))
+    retarget = Retarget({"cpu": "cuda:0"})
+    assert retarget.tensor(record) is retarget.tensor(record)
+    assert retarget.tensor(record).device == "cuda:0"
+    assert Retarget({}).tensor(record) is record
+
+
 def test_a_call_without_a_counterpart_is_refused() -> None:
     """The error names the function and the new type of device."""
     capture = hand_made(after(torch.cuda._exchange_device, 1))
