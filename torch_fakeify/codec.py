@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import msgspec
 
-from torch_fakeify.desc import (
+from .desc import (
     ApplyNode,
     ExprDesc,
     ExprNode,
@@ -28,9 +28,9 @@ from torch_fakeify.desc import (
     SourceDesc,
     StackDesc,
 )
-from torch_fakeify.errors import FormatError, LimitError, UnsupportedValueError, VersionError
-from torch_fakeify.strict_json import check_text, decode, too_deep
-from torch_fakeify.wire import (
+from .errors import FormatError, LimitError, UnsupportedValueError, VersionError
+from .strict_json import check_text, decode, too_deep
+from .wire import (
     MAX_NESTING,
     SHARED,
     TABLES,
@@ -51,7 +51,7 @@ __all__ = ["FORMAT", "VERSION", "Decoder", "Encoder", "dumps", "loads"]
 
 FORMAT = "torch_fakeify.records"
 VERSION = 1
-"""History: 1 (2025-11) tables of expressions, stacks, sources, storages and tensors."""
+"""History: 1 (2026-11) tables of expressions, stacks, sources, storages and tensors."""
 
 MAX_CHAIN = 250
 """Rows on the longest path of references, e.g. a source over its base over its base."""

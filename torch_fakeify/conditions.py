@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import sympy
 import torch
 
-from torch_fakeify._torch import CapturedTraceback, ShapeEnv, SymNode, ValueRanges, int_oo
-from torch_fakeify.errors import ShapeEnvError
+from ._torch import CapturedTraceback, ShapeEnv, SymNode, ValueRanges, int_oo
+from .errors import ShapeEnvError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
-from torch_fakeify import strict_json
-from torch_fakeify.errors import FormatError, LimitError, VersionError, WriteError
+from . import strict_json
+from .errors import FormatError, LimitError, VersionError, WriteError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

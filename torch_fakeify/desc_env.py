@@ -10,7 +10,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from torch_fakeify.desc import ExprDesc, Record, SourceDesc, StackDesc
+from .desc import ExprDesc, Record, SourceDesc, StackDesc
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import sympy
 
-from torch_fakeify._torch import (
+from ._torch import (
     RuntimeAssert,
     ShapeEnv,
     ShapeGuard,
@@ -16,20 +16,20 @@ from torch_fakeify._torch import (
     ValueRangesSLoc,
     get_nested_int,
 )
-from torch_fakeify.conditions import RecordedCondition
-from torch_fakeify.desc import ExprDesc, SymbolNode
-from torch_fakeify.desc_env import IMPLIED_KEYS, ShapeEnvDesc, SymbolDesc
-from torch_fakeify.errors import FormatError
-from torch_fakeify.exprs import decode_expr
-from torch_fakeify.sources import decode_source
-from torch_fakeify.stacks import decode_location, decode_stack
+from .conditions import RecordedCondition
+from .desc import ExprDesc, SymbolNode
+from .desc_env import IMPLIED_KEYS, ShapeEnvDesc, SymbolDesc
+from .errors import FormatError
+from .exprs import decode_expr
+from .sources import decode_source
+from .stacks import decode_location, decode_stack
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from torch_fakeify.desc import SourceDesc
-    from torch_fakeify.desc_env import LocationDesc
-    from torch_fakeify.sources import DecodeMemo
+    from .desc import SourceDesc
+    from .desc_env import LocationDesc
+    from .sources import DecodeMemo
 
 __all__ = ["restore"]
 

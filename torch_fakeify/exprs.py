@@ -24,8 +24,8 @@ from sympy.functions.elementary.piecewise import ExprCondPair
 from sympy.logic.boolalg import Boolean
 from typing_extensions import assert_never
 
-from torch_fakeify._torch import SingletonInt, int_oo, sympy_functions
-from torch_fakeify.desc import (
+from ._torch import SingletonInt, int_oo, sympy_functions
+from .desc import (
     ApplyNode,
     AtomNode,
     ExprDesc,
@@ -37,7 +37,7 @@ from torch_fakeify.desc import (
     SymbolNode,
     SymDesc,
 )
-from torch_fakeify.errors import FormatError, UnknownNameError, UnsupportedValueError
+from .errors import FormatError, UnknownNameError, UnsupportedValueError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

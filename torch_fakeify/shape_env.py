@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 import sympy
 import torch
 
-from torch_fakeify._torch import ShapeEnv, SingletonInt
-from torch_fakeify.conditions import DIM, RecordedCondition, evaluate_condition
-from torch_fakeify.desc import SymbolNode
-from torch_fakeify.desc_env import (
+from ._torch import ShapeEnv, SingletonInt
+from .conditions import DIM, RecordedCondition, evaluate_condition
+from .desc import SymbolNode
+from .desc_env import (
     IMPLIED_KEYS,
     AssumptionDesc,
     GuardDesc,
@@ -30,18 +30,18 @@ from torch_fakeify.desc_env import (
     SpecializationDesc,
     SymbolDesc,
 )
-from torch_fakeify.env_restore import restore
-from torch_fakeify.errors import ShapeEnvError, UnsupportedValueError
-from torch_fakeify.exprs import encode_expr
-from torch_fakeify.sources import encode_source
-from torch_fakeify.stacks import decode_stack, encode_location, encode_stack
+from .env_restore import restore
+from .errors import ShapeEnvError, UnsupportedValueError
+from .exprs import encode_expr
+from .sources import encode_source
+from .stacks import decode_stack, encode_location, encode_stack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from torch_fakeify.desc import ExprDesc, SourceDesc
-    from torch_fakeify.desc_env import LocationDesc
-    from torch_fakeify.sources import EncodeMemo
+    from .desc import ExprDesc, SourceDesc
+    from .desc_env import LocationDesc
+    from .sources import EncodeMemo
 
 __all__ = ["ATTRIBUTES", "Attribute", "decode_stack", "encode_stack", "restore", "snapshot"]
 

@@ -11,10 +11,10 @@ import re
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from torch_fakeify._torch import CapturedTraceback, SLoc
-from torch_fakeify.desc import FrameDesc, StackDesc
-from torch_fakeify.desc_env import LocationDesc
-from torch_fakeify.errors import UnsupportedValueError
+from ._torch import CapturedTraceback, SLoc
+from .desc import FrameDesc, StackDesc
+from .desc_env import LocationDesc
+from .errors import UnsupportedValueError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from torch_fakeify.errors import FormatError, LimitError
+from .errors import FormatError, LimitError
 
 __all__ = ["MAX_DEPTH", "check_text", "decode", "too_deep"]
 

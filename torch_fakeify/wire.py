@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, Unio
 
 import msgspec
 
-from torch_fakeify.desc import (
+from .desc import (
     ExprDesc,
     MetaStorageDesc,
     MetaTensorDesc,
@@ -26,7 +26,7 @@ from torch_fakeify.desc import (
     SourceDesc,
     StackDesc,
 )
-from torch_fakeify.errors import FakeifyError, LimitError, UnknownNameError
+from .errors import FakeifyError, LimitError, UnknownNameError
 
 SHARED: tuple[type[Record], ...] = (
     ExprDesc,
@@ -161,13 +161,13 @@ def records_of(module: str) -> dict[str, type[Record]]:
 def _record_module(name: str) -> types.ModuleType:
     """One of the record modules, imported on first use."""
     if name == "desc":
-        from torch_fakeify import desc as found
+        from . import desc as found
     elif name == "desc_env":
-        from torch_fakeify import desc_env as found
+        from . import desc_env as found
     elif name == "desc_graph":
-        from torch_fakeify import desc_graph as found
+        from . import desc_graph as found
     else:
-        from torch_fakeify import desc_frame as found
+        from . import desc_frame as found
     return found
 
 
