@@ -6,22 +6,21 @@ on what was asked before. Two processes may so write down different sets for the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import sympy
 from torch.fx.experimental.validator import SympyToZ3, TranslationValidator
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
+def not_implied(shape_env: Any, *, by: Any) -> list[str]:
+    """The guards of one environment that do not follow from what another one knows; z3 decides.
 
-def not_implied(
-    shape_env: Any, guards: Iterable[sympy.Basic], by: Iterable[sympy.Basic]
-) -> list[str]:
-    """Those of the guards that do not follow from the others and the value ranges; z3 decides."""
+    What an environment knows are its guards and its value ranges.
+    """
     import z3
 
-    guards, facts = list(guards), list(by)
+    guards = [guard.expr for guard in shape_env.guards]
+    facts = [guard.expr for guard in by.guards]
     validator = TranslationValidator()
     convert = SympyToZ3(validator)
     symbols = {s for g in (*guards, *facts) for s in g.free_symbols}
@@ -29,10 +28,8 @@ def not_implied(
         validator.add_var(symbol, float if symbol.is_integer is False else int)
     solver = z3.Solver()
     solver.set("timeout", 5000)
-    for symbol in symbols:
-        bounds = shape_env.var_to_range.get(symbol)
-        if bounds is None:
-            continue
+    for symbol in symbols & set(by.var_to_range):
+        bounds = by.var_to_range[symbol]
         variable = validator.z3var(symbol)
         if isinstance(bounds.lower, (sympy.Integer, sympy.Float)):
             solver.add(variable >= convert.run(bounds.lower))
@@ -40,7 +37,6 @@ def not_implied(
             solver.add(variable <= convert.run(bounds.upper))
     for fact in facts:
         solver.add(validator.to_z3_boolean_expr(fact))
-    solver.add(*validator._assertions)
     lost: list[str] = []
     for guard in guards:
         solver.push()

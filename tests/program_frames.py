@@ -64,7 +64,7 @@ def run(
         if grad:
             results |= _gradients(outputs, inputs, again=again)
     for i, x in enumerate(inputs):
-        if isinstance(x, torch.Tensor):
+        if isinstance(x, torch.Tensor) and (x.untyped_storage().nbytes() or not x.numel()):
             results[f"after{i}"] = x.detach().clone()
             if x.is_leaf and x.grad is not None:
                 results[f"after{i}.grad"] = x.grad.detach().clone()
@@ -77,6 +77,7 @@ def _fact(value: Any, storages: Sequence[Any]) -> str:
     shared = [i for i, s in enumerate(storages) if s is not None and _same(s, value)]
     dtype = str(value.dtype).removeprefix("torch.")
     bits = f"{' conj' * value.is_conj()}{' neg' * value.is_neg()}"
+    bits += " no bytes" * (value.numel() > 0 and value.untyped_storage().nbytes() == 0)
     return (
         f"{dtype}{tuple(value.shape)} strides {_strides(value)}{bits}"
         f" requires_grad={value.requires_grad} on inputs {shared}"

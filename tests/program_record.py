@@ -23,7 +23,6 @@ from program_zoo import Program, programs
 import torch_fakeify as tfk
 from torch_fakeify import _torch
 from torch_fakeify.codec import dumps
-from torch_fakeify.exprs import encode_expr
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +49,7 @@ class Writer:
             raise
         env = torch._guards.TracingContext.get().fake_mode.shape_env
         guards = guard_set(env)
-        exprs = dumps(tuple(encode_expr(guard.expr) for guard in env.guards))
+        state = dumps(tfk.snapshot(env))
         written = False
 
         def call(*args: Any) -> Any:
@@ -62,7 +61,7 @@ class Writer:
             before = contents(plain)
             groups = storage_groups(plain)
             results, facts, outputs = run(gm.forward, plain, grad=self.program.grad, again=True)
-            data = {"inputs": before, "results": results, "guards": exprs}
+            data = {"inputs": before, "results": results, "env": state}
             torch.save(data, stem.with_suffix(".pt"))
             numbers = [None if isinstance(x, torch.Tensor) else repr(x) for x in plain]
             text = {"guards": guards, "facts": facts, "groups": groups, "numbers": numbers}

@@ -20,7 +20,6 @@ from program_frames import fill, run, storage_groups
 
 import torch_fakeify as tfk
 from torch_fakeify.codec import loads
-from torch_fakeify.exprs import decode_expr
 from torch_fakeify.modes import apply_modes
 from torch_fakeify.text import expr_text
 
@@ -42,10 +41,9 @@ def replay(stem: Path, backend: str) -> list[str]:
     data = torch.load(stem.with_suffix(".pt"), weights_only=True)
     guards = guard_set(instance.shape_env) if instance.shape_env is not None else []
     if guards != expected["guards"]:
-        theirs = [decode_expr(d) for d in loads(data["guards"])]
-        ours = [guard.expr for guard in instance.shape_env.guards]
-        wrong += [f"guard lost: {g}" for g in not_implied(instance.shape_env, theirs, ours)]
-        wrong += [f"guard new: {g}" for g in not_implied(instance.shape_env, ours, theirs)]
+        ours, theirs = instance.shape_env, tfk.restore(loads(data["env"]))
+        wrong += [f"guard lost: {g}" for g in not_implied(theirs, by=ours)]
+        wrong += [f"guard new: {g}" for g in not_implied(ours, by=theirs)]
     inputs = captured.materialize(sizes=_unbacked_sizes(captured, expected["numbers"]))
     if storage_groups(inputs) != expected["groups"]:
         return [*wrong, f"inputs share storages {storage_groups(inputs)}, not {expected['groups']}"]

@@ -198,15 +198,16 @@ def test_modes_and_constants_are_told() -> None:
     assert capture(lambda x: x + one) == capture(lambda x: x + other)
 
 
-def test_a_list_is_told_from_a_tuple() -> None:
-    """Containers of one content and several types are several arguments."""
+def test_constants_of_other_types_are_told() -> None:
+    """Constants of one content and several types are several arguments."""
     prints: set[str] = set()
-    for dims in ([0, 1], (0, 1)):
+    constants = [[0, 1, 2], (0, 1, 2), slice(0, 1, 2), range(0, 1, 2)]
+    for constant in constants:
         graph = torch.fx.Graph()
-        graph.output(graph.call_function(torch.sum, (graph.placeholder("x"), dims)))
+        graph.output(graph.call_function(torch.sum, (graph.placeholder("x"), constant)))
         gm = torch.fx.GraphModule(torch.nn.Module(), graph)
         prints.add(tfk.capture(gm, [_plain()]).fingerprint())
-    assert len(prints) == 2
+    assert len(prints) == len(constants)
 
 
 def test_names_stacks_and_backends_do_not_matter() -> None:

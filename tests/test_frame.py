@@ -137,6 +137,22 @@ def test_guards_of_an_instance_are_those_of_the_recorded_frame() -> None:
     )
 
 
+def test_a_scalar_input_that_tracing_specialized_stays_a_symbol() -> None:
+    """The calling convention of the frame is the one it began with."""
+
+    def f(x: torch.Tensor, n: int) -> torch.Tensor:
+        return x + 1 if n == 5 else x
+
+    capture = one(f, torch.randn(7, 3), 5, dynamic=True)
+    syms = [entry.sym for entry in capture.desc.inputs if entry.sym is not None]
+    assert all(len(sym.expr.nodes) == 1 for sym in syms)
+    assert all(type(sym.expr.nodes[0]).__name__ == "SymbolNode" for sym in syms)
+    captured_sizes = one(
+        lambda x, y: x + y, torch.randn(7, 3), torch.randn(7, 3).t().contiguous().t(), dynamic=True
+    )
+    assert all(e.sym is None or e.sym.hint in (3, 7) for e in captured_sizes.desc.inputs)
+
+
 def test_capturing_adds_no_guard_and_no_symbol() -> None:
     """The environment of the frame is the same before and after a capture."""
     states: list[tuple[Any, ...]] = []

@@ -31,6 +31,11 @@ def one(fn: Callable[..., Any], *args: Any, **options: Any) -> tfk.Capture:
     return capture
 
 
+def _inference() -> torch.Tensor:
+    with torch.inference_mode():
+        return torch.randn(3)
+
+
 def _many() -> dict[str, torch.Tensor]:
     base = torch.randn(6, 8)
     leaf = torch.randn(4, 4, requires_grad=True)
@@ -55,6 +60,10 @@ def _many() -> dict[str, torch.Tensor]:
         "float8": torch.randn(4).to(torch.float8_e4m3fn),
         "scalar": torch.randn(()),
         "empty": torch.empty(0, 3),
+        "float4": torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2),
+        "bits": torch.zeros(4, dtype=torch.uint8).view(torch.bits8),
+        "inference": _inference(),
+        "non_leaf_view": (leaf * 2)[1:],
     }
 
 
@@ -70,9 +79,36 @@ def test_materialized_inputs_have_the_recorded_metadata(kind: str) -> None:
     assert made.dtype == original.dtype
     assert made.requires_grad == original.requires_grad
     assert made.is_leaf == original.is_leaf
+    assert made.is_inference() == original.is_inference()
     assert made._is_view() == original._is_view()
     assert type(made) is type(original)
     assert made.untyped_storage().nbytes() == original.untyped_storage().nbytes()
+
+
+@pytest.mark.parametrize("aliased", [True, False])
+def test_a_tensor_with_a_history_takes_gradients(aliased: bool) -> None:
+    """The gradient of a materialized non-leaf has its shape, and so has that of a view of it."""
+    y = torch.randn(3, 4, requires_grad=True) * 2
+    gm = torch.fx.symbolic_trace(lambda a, b: a * b)
+    a, b = tfk.capture(gm, [y, y[1] if aliased else torch.randn(4)]).materialize()
+    assert a.grad_fn is not None
+    (grad,) = torch.autograd.grad((a * b.detach()).sum(), a)
+    assert torch.equal(grad, b.detach().expand(3, 4))
+    if aliased:
+        assert b._base is a
+        (grad,) = torch.autograd.grad(b.sum(), a)
+        assert grad.sum() == 4
+
+
+@pytest.mark.parametrize("sizes", [None, {"L['x'].size()[0]": 5}])
+def test_a_storage_without_bytes_stays_so(sizes: dict[str, int] | None) -> None:
+    """Memory that was given back when the frame was recorded is not there at other sizes either."""
+    x = torch.randn(3, 4)
+    x.untyped_storage().resize_(0)
+    capture = one(lambda x, y: (torch.empty_like(x), y), x, torch.randn(3), dynamic=True)
+    tensors = [t for t in capture.materialize(sizes=sizes) if isinstance(t, torch.Tensor)]
+    assert tensors[0].shape == (5 if sizes else 3, 4)
+    assert tensors[0].untyped_storage().nbytes() == 0
 
 
 def test_aliasing_is_kept() -> None:

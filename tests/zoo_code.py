@@ -507,7 +507,7 @@ def adamw_capturable() -> tuple[Any, ...]:
     return f, ()
 
 
-@program(grad=True)
+@program(grad=True, dynamic=True)
 def read_gradients() -> tuple[Any, ...]:
     """A function that reads ``.grad`` of its arguments and changes them under no_grad."""
 

@@ -59,6 +59,18 @@ def base_and_view() -> tuple[Any, ...]:
     return f, (x, x[1], x[:, 2])
 
 
+@program(dynamic=True, backend="eager", compiled="eager")
+def view_before_base() -> tuple[Any, ...]:
+    """A changed view among the inputs before its base (torch's aot_eager gets it wrong)."""
+
+    def f(v: torch.Tensor, x: torch.Tensor) -> Any:
+        v.add_(1)
+        return x * 2, v.sum()
+
+    x = torch.randn(4, 6)
+    return f, (x[1:, 2:], x)
+
+
 @program()
 def same_tensor_twice() -> tuple[Any, ...]:
     """One tensor passed twice, changed through one name."""
@@ -207,7 +219,7 @@ def empty_inputs() -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-@program()
+@program(dynamic=True)
 def zero_bytes() -> tuple[Any, ...]:
     """An input whose storage was given back, as FSDP does; it is not read."""
     x = torch.randn(3, 4)

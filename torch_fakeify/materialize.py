@@ -50,7 +50,9 @@ def materialize(
         symbols.check_guards()
     maker = _Maker(symbols, seed, None if device is None else torch.device(device))
     maker.plan(desc.inputs)
-    return [maker.make_input(i, d) for i, d in enumerate(desc.inputs)]
+    inputs = [maker.make_input(i, d) for i, d in enumerate(desc.inputs)]
+    maker.release_storages()
+    return inputs
 
 
 class Symbols:
@@ -186,6 +188,7 @@ class _Maker:
         self.tensors: dict[int, torch.Tensor] = {}
         self.storages: dict[int, torch.UntypedStorage] = {}
         self.extents: dict[int, int] = {}
+        self.released: list[torch.UntypedStorage] = []
 
     def plan(self, inputs: tuple[InputDesc, ...]) -> None:
         """Find how many bytes each storage needs, over all tensors on it."""
@@ -275,8 +278,15 @@ class _Maker:
         if isinstance(nbytes, SymDesc) or self.symbols.chosen:
             nbytes = 0 if nbytes == 0 else self.extents.get(desc.storage.id, self._extent(desc))
         storage = self._fill(nbytes, desc, device)
+        if nbytes == 0:
+            self.released.append(storage)
         self.storages[desc.storage.id] = storage
         return storage
+
+    def release_storages(self) -> None:
+        """Take back the memory that torch gave to storages that had none, to put tensors on them."""
+        for storage in self.released:
+            storage.resize_(0)
 
     def _fill(
         self, nbytes: int, desc: MetaTensorDesc, device: torch.device
