@@ -91,7 +91,7 @@ def batchnorm_eval() -> tuple[Any, ...]:
     return m, (torch.randn(2, 3, 7, 9),)
 
 
-@program(backend="inductor", slow=True)
+@program(backend="inductor", compiled="inductor", slow=True)
 def conv_inductor() -> tuple[Any, ...]:
     """Convolution and batch norm compiled by inductor."""
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval(), (

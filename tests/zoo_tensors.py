@@ -299,8 +299,8 @@ def bools_and_comparisons() -> tuple[Any, ...]:
     return f, (torch.randn(3, 4), torch.randn(3, 4))
 
 
-@program(backend="inductor", slow=True, dynamic=True)
-def random_inductor() -> tuple[Any, ...]:
+@program(backend="inductor", compiled="inductor", slow=True, dynamic=True)
+def softmax_inductor() -> tuple[Any, ...]:
     """A softmax over a symbolic dim compiled by inductor."""
     return (lambda x: (x * 2).softmax(-1) + x.amax(-1, keepdim=True)), (torch.randn(3, 5),)
 
