@@ -586,7 +586,7 @@ def _item_memo(t: Any) -> SymDesc | None:
     if isinstance(memo, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return encode_sym(memo)
     kind = "bool" if isinstance(memo, bool) else "int" if isinstance(memo, int) else "float"
-    return SymDesc(expr=encode_expr(sympy.sympify(memo)), kind=kind, hint=memo)
+    return SymDesc(expr=encode_expr(sympy.sympify(memo, strict=True)), kind=kind, hint=memo)
 
 
 def _sizes_of(t: Any) -> tuple[Any, ...]:

@@ -276,7 +276,7 @@ def encode_expr(expr: sympy.Basic) -> ExprDesc:
 def _arguments(item: sympy.Basic) -> tuple[sympy.Basic, ...]:
     if isinstance(item, SingletonInt):
         nested: Any = item
-        return (sympy.Integer(nested._val), sympy.sympify(nested._coeff))
+        return (sympy.Integer(nested._val), sympy.sympify(nested._coeff, strict=True))
     # Not ``args``, which some classes sort anew; equality and hash go by ``_args``.
     args: tuple[sympy.Basic, ...] = item._args
     head = _HEAD_OF.get(type(item))
@@ -641,7 +641,7 @@ def encode_sym(
     hint = sym_node.hint
     if isinstance(hint, float) and not math.isfinite(hint):
         raise UnsupportedValueError("a hint that is not finite", where=str(s), found=repr(hint))
-    return SymDesc(expr=encode_expr(sympy.sympify(expr)), kind=kind, hint=hint)
+    return SymDesc(expr=encode_expr(sympy.sympify(expr, strict=True)), kind=kind, hint=hint)
 
 
 def encode_int(s: int | torch.SymInt) -> IntLike:

@@ -349,7 +349,7 @@ class _Snapshot:
                 )
             return self.expr(SingletonInt(sym_node.nested_int(), coeff=sym_node.nested_int_coeff()))
         if isinstance(value, (int, float)):
-            return self.expr(sympy.sympify(value))
+            return self.expr(sympy.sympify(value, strict=True))
         return self.expr(value)
 
     def pairs(self, table: Mapping[Any, Any]) -> tuple[tuple[ExprDesc, ExprDesc], ...]:
