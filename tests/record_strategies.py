@@ -17,6 +17,7 @@ from torch_fakeify.desc import (
     IntNode,
     MetaStorageDesc,
     MetaTensorDesc,
+    NestedIntDesc,
     RationalNode,
     SourceDesc,
     SymbolNode,
@@ -66,6 +67,8 @@ def records(hint: Any, depth: int = 3) -> st.SearchStrategy[Any]:
         return st.tuples(*(records(arg, depth) for arg in args))
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         return st.deferred(lambda: _struct(hint, depth))
+    if hint is NestedIntDesc:
+        return st.builds(NestedIntDesc, INTS, INTS)
     raise TypeError(f"no strategy for {hint}")
 
 

@@ -329,7 +329,7 @@ def test_member_errors_name_the_member() -> None:
         ),
         (
             tensor(size=(1, True)),
-            "$.size[1]: a value has the wrong type; expected SymDesc | int; found bool",
+            "$.size[1]: a value has the wrong type; expected NestedIntDesc | SymDesc | int; found bool",
         ),
         (
             tensor(base=tensor(base=tensor(grad=tensor(storage="s")))),

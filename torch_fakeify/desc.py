@@ -9,7 +9,7 @@ keeps it so across bytes.
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -89,16 +89,26 @@ class ExprDesc(Record, frozen=True, kw_only=True):
     nodes: tuple[ExprNode, ...]
 
 
+class NestedIntDesc(NamedTuple):
+    """The size of a ragged dim: ``coeff`` times a number that only tensors with the same offsets share.
+
+    ``id`` is stable for the describer that gave it; a converter makes a new nested int for it.
+    """
+
+    id: int
+    coeff: int = 1
+
+
 class SymDesc(Record, frozen=True, kw_only=True):
     """A symbolic scalar (``SymInt``, ``SymFloat`` or ``SymBool``) and its hint."""
 
     expr: ExprDesc
     kind: Literal["int", "float", "bool"] = "int"
-    hint: int | float | bool | None = None
+    hint: int | float | bool | NestedIntDesc | None = None
     """The value at capture time; ``None`` for unbacked expressions."""
 
 
-IntLike: TypeAlias = int | SymDesc
+IntLike: TypeAlias = int | SymDesc | NestedIntDesc
 
 
 # --- text of stacks ---------------------------------------------------------------------------
@@ -167,6 +177,77 @@ class SymbolFactDesc(Record, frozen=True, kw_only=True):
     hint_override: int | None = None
 
 
+class SparseDesc(Record, frozen=True, kw_only=True):
+    """What a sparse tensor is beside its sizes. Its number of entries is data, and not recorded."""
+
+    sparse_dim: int
+    dense_dim: int
+    is_coalesced: bool | None = None
+    """Only of COO."""
+    index_dtype: str | None = None
+    """Only of CSR, CSC, BSR and BSC: the dtype of the indices."""
+    blocksize: tuple[int, ...] = ()
+    """Only of BSR and BSC: rows and columns of a block."""
+
+
+class ViewCallDesc(Record, frozen=True, kw_only=True):
+    """One call of a view operator: the tensor that is viewed goes before ``args``."""
+
+    op: str
+    """The operator with its overload, e.g. ``aten.select.int``."""
+    args: tuple[Value, ...] = ()
+    kwargs: tuple[tuple[str, Value], ...] = ()
+    output: int | None = None
+    """Which of the results goes on, of an operator that gives several."""
+
+
+class SubclassDesc(Record, frozen=True, kw_only=True):
+    """What ``__tensor_flatten__`` says of a traceable wrapper subclass."""
+
+    cls: str
+    """The qualified name of the class."""
+    tensors: tuple[tuple[str, MetaTensorDesc], ...] = ()
+    """The inner tensors by attribute."""
+    opaques: tuple[tuple[str, Value], ...] = ()
+    """The other inner attributes, such as a ``DeviceMesh``."""
+    context: Value = None
+
+
+class InterpreterDesc(Record, frozen=True, kw_only=True):
+    """One level of the stack of functorch's interpreters."""
+
+    kind: Literal["vmap", "grad", "jvp", "functionalize"]
+    level: int
+    batch_size: IntLike | None = None
+    """Only of ``vmap``."""
+    randomness: str | None = None
+    """Only of ``vmap``: ``error``, ``same`` or ``different``."""
+    grad_mode: bool | None = None
+    """Only of ``grad`` and ``jvp``: the (forward) grad mode outside."""
+    add_back_views: bool | None = None
+    """Only of ``functionalize``."""
+
+
+class FunctorchDesc(Record, frozen=True, kw_only=True):
+    """A wrapper of functorch around a tensor, and the interpreters that it belongs to."""
+
+    kind: Literal["batched", "grad", "functional"]
+    unwrapped: MetaTensorDesc
+    level: int
+    bdim: int | None = None
+    """Only of ``batched``: which dim of the unwrapped tensor is the batch."""
+    stack: tuple[InterpreterDesc, ...] = ()
+    """Outermost first."""
+
+
+class FunctionalDesc(Record, frozen=True, kw_only=True):
+    """A functional tensor: the wrapper by which functionalization removes mutations."""
+
+    unwrapped: MetaTensorDesc
+    is_python: bool = False
+    """Whether it is the Python class ``FunctionalTensor``."""
+
+
 class MetaTensorDesc(Record, frozen=True, kw_only=True):
     """All that is known of a tensor.
 
@@ -197,6 +278,18 @@ class MetaTensorDesc(Record, frozen=True, kw_only=True):
     """``_base`` of a view."""
     creation_meta: str | None = None
     """How a view came to be: ``DEFAULT``, ``NO_GRAD_MODE``, ``MULTI_OUTPUT_NODE``, ..."""
+    view_calls: tuple[ViewCallDesc, ...] | None = None
+    """Only of a view that is a wrapper subclass or whose base is one: how to make it of the base.
+
+    A dense view of a dense base is given by its sizes, strides and offset.
+    """
+    sparse: SparseDesc | None = None
+    subclass: SubclassDesc | None = None
+    functorch: FunctorchDesc | None = None
+    functional: FunctionalDesc | None = None
+    nested_int: int | None = None
+    """Only of the offsets or lengths of jagged tensors: the id of the nested int they stand for."""
+    is_pinned: bool = False
     grad: MetaTensorDesc | None = None
     grad_dtype: str | None = None
     """Only of a leaf and only when it differs from ``dtype``; ``"any"`` where torch has ``None``."""
@@ -333,9 +426,9 @@ class FunctionValue(Record, frozen=True, kw_only=True, tag="function"):
 
 
 class SymValue(Record, frozen=True, kw_only=True, tag="sym"):
-    """A symbolic scalar."""
+    """A symbolic scalar or a nested int."""
 
-    sym: SymDesc
+    sym: SymDesc | NestedIntDesc
 
 
 class ExprValue(Record, frozen=True, kw_only=True, tag="expr"):
