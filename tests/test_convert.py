@@ -581,8 +581,14 @@ def test_active_modes_are_not_in_the_way() -> None:
             f"tensor 0: torch {tfk._torch.torch_version()} knows no device `abacus:0`",
         ),
         (
+            {"layout": "sparse_xyz"},
+            "tensor 0: the layout is not handled; expected strided, sparse_coo, _mkldnn, "
+            "sparse_csr, sparse_csc, sparse_bsr, sparse_bsc; found sparse_xyz",
+        ),
+        (
             {"layout": "sparse_coo"},
-            "tensor 0: the layout is not handled; expected strided; found sparse_coo",
+            "tensor 0: a sparse layout and what a sparse tensor has belong together; "
+            "expected `sparse` of a sparse layout only; found sparse_coo",
         ),
         ({"is_view": True}, "tensor 0: a view and a base belong together"),
         ({"is_leaf": False}, "tensor 0: a tensor that is no leaf requires grad"),

@@ -59,6 +59,7 @@ from torch.fx.experimental.symbolic_shapes import (
     SymIntSymbolicContext,
     ValueRangesSLoc,
     guard_or_false,
+    sym_eq,
 )
 from torch.fx.graph import _BoxedCodeGen as BoxedCodeGen
 from torch.fx.graph import _PyTreeCodeGen as PyTreeCodeGen
@@ -150,10 +151,12 @@ __all__ = [
     "key_excluded",
     "late_function_modules",
     "leaf_spec",
+    "make_nested_int",
     "make_size_symbol",
     "make_subclass",
     "make_sym",
     "make_wrapper_subclass",
+    "new_nested_int",
     "no_dispatch_guard",
     "no_fake_mode",
     "note_classes",
@@ -168,6 +171,7 @@ __all__ = [
     "set_key_excluded",
     "set_neg",
     "suspend_functionalization",
+    "sym_eq",
     "symbols_are_watched",
     "sympy_functions",
     "temporarily_clear_interpreter_stack",
@@ -498,6 +502,23 @@ def make_sym(kind: str, expr: Any, shape_env: Any, hint: Any) -> Any:
 
 
 # --- symbols (fresh_sizes.py) -----------------------------------------------------------------------
+
+
+def make_nested_int(number: int, coeff: int) -> torch.SymInt:
+    """The nested int that torch gave this number, times a coefficient."""
+    from torch.nested._internal.nested_int import NestedIntNode
+
+    return torch.SymInt(NestedIntNode(number, coeff))  # pyright: ignore[reportArgumentType]
+
+
+def new_nested_int(mode: Any) -> int:
+    """A number that no nested int of this process has, nor one of the mode's intermediates."""
+    from torch.nested._internal import nested_tensor
+
+    counters: Any = nested_tensor
+    number = max(counters._tensor_id_counter, mode.nt_tensor_id_counter)
+    counters._tensor_id_counter = mode.nt_tensor_id_counter = number + 1
+    return number
 
 
 def make_size_symbol(number: int) -> Any:

@@ -24,23 +24,42 @@ from ._torch import (
     make_subclass,
     no_dispatch_guard,
 )
+from .desc import NestedIntDesc, SymDesc
 from .errors import ConvertError
 from .fakes import DTYPES, META, FakeDevice, Replay, dtype_of
 from .layouts import Layouts
 from .marks import decode_marks
-from .sizes import Geometry, SizeMaker, concrete_int
+from .nested_ints import NestedInts
+from .rebuild import Kind, Rebuilder, SparseFacts
+from .sizes import Geometry, SizeMaker, concrete_int, with_strides
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
     from contextlib import AbstractContextManager
 
     from ._torch import FakeTensorMode, ShapeEnv, Source, SymbolicContext
-    from .desc import ContextDesc, MetaStorageDesc, MetaTensorDesc
+    from .desc import ContextDesc, IntLike, MetaTensorDesc, SparseDesc
     from .sizes import SymbolPolicy
     from .sources import DecodeMemo
 
 __all__ = ["MetaConverter"]
 
 _MAX_INT = 2**63 - 1
+
+_LAYOUTS = {
+    "sparse_csr": torch.sparse_csr,
+    "sparse_csc": torch.sparse_csc,
+    "sparse_bsr": torch.sparse_bsr,
+    "sparse_bsc": torch.sparse_bsc,
+}
+
+_KINDS = {
+    "strided": Kind.DENSE,
+    "sparse_coo": Kind.COO,
+    "_mkldnn": Kind.NO_STORAGE,
+    **dict.fromkeys(_LAYOUTS, Kind.COMPRESSED),
+}
+"""By layout, of tensors without a wrapper."""
 
 
 class _Known(NamedTuple):
@@ -52,7 +71,7 @@ class _Known(NamedTuple):
     """Of a tensor that is no view: the meta tensor on the same storage."""
 
 
-class MetaConverter:
+class MetaConverter(Rebuilder):
     """Makes fake tensors of one ``FakeTensorMode`` from records of one describer.
 
     Equal ids in records give the same fake tensor and storage as long as they live; the converter
@@ -84,9 +103,10 @@ class MetaConverter:
         )
         self._devices: dict[str, FakeDevice] = {}
         self._sizes: SizeMaker | None = None
-        self._layouts: Layouts | None = None
+        self._nested_ints = NestedInts(mode)
         if self._shape_env is not None:
-            self._sizes = SizeMaker(self._shape_env, symbols, fast=self._fast)
+            nested = self._nested_ints
+            self._sizes = SizeMaker(self._shape_env, symbols, fast=self._fast, nested=nested)
             self._layouts = Layouts(self._shape_env) if self._fast else None
         self._symbols: SymbolPolicy = symbols
         self._sources: DecodeMemo = {} if sources is None else sources
@@ -193,7 +213,7 @@ class MetaConverter:
         self._remember(d, fake, meta)
         return fake
 
-    # --- the plain path -------------------------------------------------------------------------
+    # --- what a record says ---------------------------------------------------------------------
 
     def _ambience(self) -> AbstractContextManager[Any]:
         """Switches off what is active around a call, as in a process where nothing is."""
@@ -204,64 +224,43 @@ class MetaConverter:
         stack.enter_context(_torch.temporarily_clear_interpreter_stack())
         return stack
 
-    def _convert(
-        self, d: MetaTensorDesc, source: Source | None, context: SymbolicContext | None
-    ) -> Any:
+    def _where(self, d: MetaTensorDesc) -> str:
+        return _where(d)
+
+    def _recall(self, d: MetaTensorDesc) -> Any:
         known = self._tensors.get(d.id)
-        if known is not None and (fake := known.reference()) is not None:
+        if known is None:
+            return None
+        fake = known.reference()
+        if fake is not None:
             _check_same(known.record, d)
-            return fake
-        _check(d)
-        if source is None and self._shape_env is not None:
-            # The name that torch gives, and of which a symbol's name is made. Torch counts the
-            # live tensors of the mode instead, among them results of operators.
-            name = f"__meta_utils_unknown_tensor{next(self._unknown)}"
-            source = dynamo_source().ConstantSource(name)
-        inference: AbstractContextManager[Any] = nullcontext()
-        if torch.is_inference_mode_enabled() != d.is_inference:
-            inference = torch.inference_mode(d.is_inference)
-        with inference:
-            meta = None
-            if d.base is not None:
-                fake = self._view(d, d.base, source, context)
-            else:
-                fake, meta = self._dense(d, source, context)
-            if d.grad is not None:
-                fake.grad = self._grad(d.grad, source, context)
-            if d.is_conj:
-                _torch.set_conj(fake, True)
-            if d.is_neg:
-                _torch.set_neg(fake, True)
-        # Operators above may also have grown a storage that is too small for its tensors.
-        self._resize(fake.untyped_storage(), d)
-        self._finish(d, fake, source)
-        self._remember(d, fake, meta)
         return fake
 
-    def _finish(self, d: MetaTensorDesc, fake: Any, source: Source | None) -> None:
-        """What is no part of the tensor's geometry."""
-        if d.grad_dtype is not None and d.is_leaf:
-            fake.grad_dtype = None if d.grad_dtype == "any" else dtype_of(d.grad_dtype, _where(d))
-        if d.retains_grad and not d.is_leaf:
-            fake.retain_grad()
-        if d.is_parameter:
-            # The Parameter constructor would detach.
-            fake._is_param = True
-        if d.is_buffer:
-            fake._is_buffer = True
-            if d.persistent is not None:
-                fake.persistent = d.persistent
-        if d.marks is not None:
-            for name, value in decode_marks(d.marks).items():
-                setattr(fake, name, value)
-        if d.item_memo is not None and self._sizes is not None:
-            assert source is not None
-            fake.item_memo = self._sizes.scalar(d.item_memo, d, source)
-
-    def _remember(self, d: MetaTensorDesc, fake: Any, meta: torch.Tensor | None) -> None:
+    def _remember(self, d: MetaTensorDesc, made: Any, meta: torch.Tensor | None) -> None:
         number = d.id
         forget = partial(self._tensors.pop, number)
-        self._tensors[number] = _Known(weakref.ref(fake, forget), d, meta)
+        self._tensors[number] = _Known(weakref.ref(made, forget), d, meta)
+
+    def _name_source(self, d: MetaTensorDesc) -> Source:  # noqa: ARG002
+        # The name that torch gives, and of which a symbol's name is made. Torch counts the
+        # live tensors of the mode instead, among them results of operators.
+        name = f"__meta_utils_unknown_tensor{next(self._unknown)}"
+        return dynamo_source().ConstantSource(name)
+
+    def _kind(self, d: MetaTensorDesc) -> Kind:
+        if d.subclass is not None:
+            return Kind.SUBCLASS
+        if d.functorch is not None:
+            return Kind.FUNCTORCH
+        if d.functional is not None:
+            return Kind.FUNCTIONAL
+        return _KINDS[d.layout]
+
+    def _dtype(self, d: MetaTensorDesc) -> torch.dtype:
+        return dtype_of(d.dtype, _where(d))
+
+    def _layout(self, d: MetaTensorDesc) -> torch.layout:
+        return _LAYOUTS[d.layout]
 
     def _geometry(
         self, d: MetaTensorDesc, source: Source | None, context: SymbolicContext | None
@@ -269,152 +268,113 @@ class MetaConverter:
         if self._sizes is None:
             where = _where(d)
             return Geometry(
-                tuple(concrete_int(n, where) for n in d.size),
-                tuple(concrete_int(n, where) for n in d.stride),
+                tuple(self._static(n, where) for n in d.size),
+                tuple(self._static(n, where) for n in d.stride),
                 concrete_int(d.storage_offset, where),
             )
         assert source is not None
         return self._sizes.geometry(d, source, context)
 
-    def _dense(
+    def _static(self, n: IntLike, where: str) -> Any:
+        if isinstance(n, NestedIntDesc):
+            return self._nested_ints.make(n)
+        if isinstance(n, SymDesc) and isinstance(n.hint, NestedIntDesc):
+            return self._nested_ints.make(n.hint)
+        return concrete_int(n, where)
+
+    def _sparse_size(
         self, d: MetaTensorDesc, source: Source | None, context: SymbolicContext | None
-    ) -> tuple[Any, torch.Tensor]:
-        """A tensor that is no view, and the meta tensor on its storage."""
-        geometry = self._geometry(d, source, context)
-        storage = d.storage
-        if storage is None:
-            raise ConvertError("a strided tensor has a storage", where=_where(d), found="none")
-        dtype = dtype_of(d.dtype, _where(d))
+    ) -> tuple[Any, ...]:
+        if self._sizes is None:
+            return tuple(concrete_int(n, _where(d)) for n in d.size)
+        if context is None and not any(isinstance(n, SymDesc) for n in d.size):
+            return d.size
+        assert source is not None
+        return self._sizes.geometry(with_strides(d), source, context).size
+
+    def _sparse(self, d: MetaTensorDesc) -> SparseFacts:
+        facts = d.sparse
+        assert facts is not None
+        index_dtype = facts.index_dtype
+        return SparseFacts(
+            facts.sparse_dim,
+            facts.dense_dim,
+            facts.is_coalesced,
+            None if index_dtype is None else dtype_of(index_dtype, _where(d)),
+            facts.blocksize,
+        )
+
+    def _nbytes(self, d: MetaTensorDesc) -> Any:
+        assert d.storage is not None
+        if isinstance(d.storage.nbytes, int):
+            return d.storage.nbytes
+        if self._sizes is None:
+            return concrete_int(d.storage.nbytes, f"storage {d.storage.id}")
+        return self._sizes.nbytes(d.storage.nbytes)
+
+    def _known_storage(self, d: MetaTensorDesc) -> torch.UntypedStorage | None:
+        return None if d.storage is None else self._storages.get(d.storage.id)
+
+    def _keep_storage(self, d: MetaTensorDesc, storage: torch.UntypedStorage) -> None:
+        if d.storage is not None:
+            self._storages[d.storage.id] = storage
+
+    def _creation_meta(self, d: MetaTensorDesc) -> Any:
+        return getattr(_torch.CreationMeta, d.creation_meta or "DEFAULT")
+
+    def _convert(
+        self, d: MetaTensorDesc, source: Source | None, context: SymbolicContext | None
+    ) -> Any:
+        if d.id not in self._tensors:
+            _check(d)
+        return super()._convert(d, source, context)
+
+    # --- how tensors are made -------------------------------------------------------------------
+
+    def _wrap(self, d: MetaTensorDesc, make_meta: Callable[[], torch.Tensor]) -> Any:
         guard = no_dispatch_guard()
         try:
-            meta = self._meta(storage, geometry, dtype)
-        except RuntimeError as error:
-            if self._shape_env is not None:
-                raise
-            raise ConvertError(
-                "torch makes no tensor of these sizes, strides and storage",
-                where=_where(d),
-                found=str(error).partition("\n")[0],
-            ) from error
+            meta = make_meta()
         finally:
             del guard
+        return self._device(d).wrap(meta, fast=self._fast)
+
+    def _running(self, d: MetaTensorDesc) -> AbstractContextManager[Any]:
         device = self._device(d)
-        fake = device.wrap(meta, fast=self._fast)
-        if d.requires_grad:
-            fake.requires_grad = True
-            if not d.is_leaf:
-                fake = self._with_history(fake, meta, device)
-        return fake, meta
+        return self.mode if device.has_guard else self._replay.on(device, None)
 
-    def _meta(
-        self, storage: MetaStorageDesc, geometry: Geometry, dtype: torch.dtype
-    ) -> torch.Tensor:
-        """The meta tensor, on the storage of this number; dispatch to Python is off."""
-        size, stride, offset = geometry
-        shared = self._storages.get(storage.id)
-        offset_is_zero = (
-            offset == 0 if isinstance(offset, int) else _torch.guard_or_false(offset == 0)
-        )
-        if shared is None and offset_is_zero:
-            meta = None if self._layouts is None else self._layouts.meta(size, stride, dtype)
-            if meta is None:
-                meta = empty_strided(size, stride, dtype=dtype, device=META)
-            shared = meta.untyped_storage()
-        else:
-            if shared is None:
-                shared = self._new_storage(storage)
-            meta = torch.empty(0, dtype=dtype, device=META)
-            # That the sizes fit the storage is a fact of the tensor described, no guard.
-            with self._suppressed():
-                meta.set_(shared, offset, size, stride)
-        self._storages[storage.id] = shared
-        return meta
+    def _with_history(self, d: MetaTensorDesc, made: Any, meta: torch.Tensor | None) -> Any:
+        # Of symbolic strides around a size of zero, torch's operator asks which is the larger.
+        asks = self._shape_env is not None and 0 in d.size
+        if not self._fast or meta is None or asks:
+            return super()._with_history(d, made, meta)
+        error = _torch.DelayedError("Tried to backward() through an example input", 1)
+        with self._replay.on(self._device(d), meta):
+            return error(made)
 
-    def _new_storage(self, storage: MetaStorageDesc) -> torch.UntypedStorage:
-        if isinstance(storage.nbytes, int):
-            return torch.UntypedStorage(storage.nbytes, device=META)
-        if self._sizes is None:
-            nbytes = concrete_int(storage.nbytes, f"storage {storage.id}")
-        else:
-            nbytes = self._sizes.nbytes(storage.nbytes)
-        return torch.empty((nbytes,), dtype=torch.uint8, device=META).untyped_storage()
+    def _viewing(self, base: Any, d: MetaTensorDesc) -> AbstractContextManager[Any]:
+        if self._kind(d) is Kind.SUBCLASS:
+            return self._dispatching()
+        known = self._tensors.get(d.id)
+        meta = None if known is None else known.meta
+        device = self._device(d)
+        if meta is not None and meta.untyped_storage() is not base.untyped_storage():
+            meta = None
+        if self._fast and meta is not None:
+            return self._replay.on(device, meta)
+        if not device.has_guard:
+            return self._replay.on(device, None)
+        return self._dispatching()
 
-    def _resize(self, made: torch.UntypedStorage, d: MetaTensorDesc) -> None:
-        """Gives the storage the recorded size, which need not be what its tensors fill."""
-        nbytes = 0 if d.storage is None else d.storage.nbytes
-        if self._shape_env is None:
-            nbytes = concrete_int(nbytes, _where(d))
-            if made.nbytes() != nbytes:
-                made.resize_(nbytes)
-        elif isinstance(nbytes, int) and nbytes == 0:
-            # Under symbolic sizes torch leaves storages as large as the sizes say, but for this.
-            made.resize_(0)
+    def _dispatching(self) -> AbstractContextManager[Any]:
+        stack = ExitStack()
+        stack.enter_context(self.mode)  # another mode may be active
+        stack.enter_context(_torch.enable_python_dispatcher())
+        return stack
 
-    def _view(
-        self,
-        d: MetaTensorDesc,
-        base_record: MetaTensorDesc,
-        source: Source | None,
-        context: SymbolicContext | None,
-    ) -> Any:
-        """A view, made of its base by ``as_strided``: so the two share the version counter."""
-        base_source = None
-        base_context = None
-        fresh_unbacked: AbstractContextManager[Any] = nullcontext()
-        if self._shape_env is not None:
-            base_source = dynamo_source().AttrSource(source, "_base")
-            # A base is no input: what unbacked symbols it has are bound nowhere.
-            fresh_unbacked = self._shape_env.ignore_fresh_unbacked_symbols()
-            if context is not None:
-                base_context = context.view_base_context  # type: ignore[attr-defined]
-        with fresh_unbacked:
-            base = self._convert(base_record, base_source, base_context)
-        # Views are made also where autograd is switched off around this call.
-        key = _torch.DispatchKey.ADInplaceOrView
-        excluded = _torch.key_excluded(key)
-        _torch.set_key_excluded(key, False)
-        try:
-            with self._viewing(base, base_record):
-                fake = self._view_of(base, base_record, d, source, context)
-        finally:
-            _torch.set_key_excluded(key, excluded)
-        name = d.creation_meta or "DEFAULT"
-        _torch.set_creation_meta(fake, getattr(_torch.CreationMeta, name))
-        fake.fake_device = self._device(d).device
-        return fake
-
-    def _view_of(
-        self,
-        base: Any,
-        base_record: MetaTensorDesc,
-        d: MetaTensorDesc,
-        source: Source | None,
-        context: SymbolicContext | None,
-    ) -> Any:
-        dtype = dtype_of(d.dtype, _where(d))
-        if base.dtype != dtype:
-            base = self._view_dtype(base, base_record, dtype, d)
-
-        def strided(base: Any) -> Any:
-            size, stride, offset = self._geometry(d, source, context)
-            with self._suppressed():
-                return base.as_strided(size, stride, offset)
-
-        if d.is_leaf:
-            with torch.no_grad():
-                fake = strided(base)
-            if d.requires_grad:
-                fake.requires_grad = True
-            return fake
-        if base_record.requires_grad == d.requires_grad:
-            with torch.enable_grad():
-                return strided(base)
-        # A view that was made to require grad, and a view of that: two steps.
-        with torch.no_grad(), self._suppressed():
-            middle = base.as_strided(base.size(), base.stride(), base.storage_offset())
-        middle.requires_grad = True
-        with torch.enable_grad():
-            return strided(middle)
+    def _set_view_device(self, d: MetaTensorDesc, made: Any) -> None:
+        if isinstance(made, FakeTensor):
+            made.fake_device = self._device(d).device
 
     def _view_dtype(
         self, base: Any, base_record: MetaTensorDesc, dtype: torch.dtype, d: MetaTensorDesc
@@ -435,43 +395,109 @@ class MetaConverter:
         with self._suppressed():
             return _viewed_as(base.as_strided(size, stride, 0), dtype)
 
-    def _viewing(self, base: Any, base_record: MetaTensorDesc) -> AbstractContextManager[Any]:
-        """In which way the view operators run."""
-        known = self._tensors.get(base_record.id)
-        meta = None if known is None else known.meta
-        device = self._device(base_record)
-        if meta is not None and meta.untyped_storage() is not base.untyped_storage():
-            meta = None
-        if self._fast and meta is not None:
-            return self._replay.on(device, meta)
-        if not device.has_guard:
-            return self._replay.on(device, None)
-        stack = ExitStack()
-        stack.enter_context(self.mode)  # another mode may be active
-        stack.enter_context(_torch.enable_python_dispatcher())
-        return stack
+    # --- wrapper subclasses, functorch, functional tensors ---------------------------------------
 
-    def _with_history(self, fake: Any, meta: torch.Tensor, device: FakeDevice) -> Any:
-        """The tensor as a non-leaf; a backward through it fails."""
-        error = _torch.DelayedError("Tried to backward() through an example input", 1)
-        if not self._fast and device.has_guard:
-            with self.mode:
-                return error(fake)
-        with self._replay.on(device, meta if self._fast else None):
-            return error(fake)
+    def _inner(self, d: MetaTensorDesc) -> Iterable[tuple[str, MetaTensorDesc]]:
+        return () if d.subclass is None else d.subclass.tensors
 
-    def _grad(
+    def _outer(self, d: MetaTensorDesc) -> tuple[Any, Any]:
+        where = _where(d)
+        size = tuple(self._static(n, where) for n in d.size)
+        return size, tuple(self._static(n, where) for n in d.stride)
+
+    def _unflatten(self, d: MetaTensorDesc, inner: dict[str, Any], size: Any, stride: Any) -> Any:
+        from .subclasses import decode_context, decode_opaques, subclass_of
+
+        record = d.subclass
+        assert record is not None
+        where = _where(d)
+        inner.update(decode_opaques(record, where=where))
+        context = decode_context(record, where=where, ints=partial(self._value_of, d))
+        return subclass_of(record, where=where).__tensor_unflatten__(inner, context, size, stride)
+
+    def _value_of(self, d: MetaTensorDesc, n: SymDesc | NestedIntDesc) -> Any:
+        """A symbolic scalar in the context of a subclass."""
+        if isinstance(n, NestedIntDesc):
+            return self._nested_ints.make(n)
+        if self._sizes is None:
+            return n.hint
+        source = dynamo_source().ConstantSource(f"__fakeify_context_{d.id}")
+        return self._sizes.scalar(n, d, source)
+
+    def _view_again(
         self,
-        grad: MetaTensorDesc,
-        source: Source | None,
-        context: SymbolicContext | None,
+        d: MetaTensorDesc,
+        base: Any,
+        symint: Callable[[int], Any],
+        tensor: Callable[[Any], Any],
     ) -> Any:
-        grad_source = None
-        if self._shape_env is not None:
-            grad_source = dynamo_source().AttrSource(source, "grad")
-            if context is not None and not _fits_grad(context, grad):
-                context = _all_dynamic(grad)
-        return self._convert(grad, grad_source, context)
+        from .view_replay import replay_view_calls
+
+        assert d.view_calls is not None
+        return replay_view_calls(
+            d.view_calls, base, symint=symint, tensor=tensor, where=_where(d)
+        )
+
+    def _view_inputs(self, d: MetaTensorDesc, known: dict[int, Any]) -> Callable[[Any], Any | None]:  # noqa: ARG002
+        return lambda part: known.get(part.id)
+
+    def _closed_over(self, part: MetaTensorDesc) -> Any:
+        if self._shape_env is None:
+            return self._convert(part, None, None)
+        source = dynamo_source().EphemeralSource("tensor_visitor_fn")
+        return self._convert(part, source, self._all_dynamic(part, source))
+
+    def _functorch(
+        self, d: MetaTensorDesc, source: Source | None, context: SymbolicContext | None
+    ) -> Any:
+        raise NotImplementedError
+
+    def _functional(
+        self, d: MetaTensorDesc, source: Source | None, context: SymbolicContext | None
+    ) -> Any:
+        raise NotImplementedError
+
+    # --- what is no part of the geometry ---------------------------------------------------------
+
+    def _finish(self, d: MetaTensorDesc, made: Any, source: Source | None) -> None:
+        if d.storage is not None:
+            # Operators may also have grown a storage that is too small for its tensors.
+            self._resize(made.untyped_storage(), d)
+        if d.grad_dtype is not None and d.is_leaf:
+            made.grad_dtype = None if d.grad_dtype == "any" else dtype_of(d.grad_dtype, _where(d))
+        if d.retains_grad and not d.is_leaf:
+            made.retain_grad()
+        if d.is_parameter:
+            # The Parameter constructor would detach.
+            made._is_param = True
+        if d.is_buffer:
+            made._is_buffer = True
+            if d.persistent is not None:
+                made.persistent = d.persistent
+        if d.marks is not None:
+            for name, value in decode_marks(d.marks).items():
+                setattr(made, name, value)
+        if d.item_memo is not None and self._sizes is not None:
+            assert source is not None
+            made.item_memo = self._sizes.scalar(d.item_memo, d, source)
+        if d.nested_int is not None:
+            made.nested_int_memo = self._nested_ints.symbol(d.nested_int)
+        if d.layout == "_mkldnn" or d.is_pinned:
+            made._fakeify_lacks = (d.layout, d.is_pinned)
+
+    def _resize(self, made: torch.UntypedStorage, d: MetaTensorDesc) -> None:
+        """Gives the storage the recorded size, which need not be what its tensors fill."""
+        assert d.storage is not None
+        nbytes = d.storage.nbytes
+        if self._shape_env is None:
+            if d.subclass is not None:
+                return
+            nbytes = concrete_int(nbytes, _where(d))
+            if made.nbytes() != nbytes:
+                made.resize_(nbytes)
+        elif isinstance(nbytes, int) and nbytes == 0:
+            # Under symbolic sizes torch leaves storages as large as the sizes say, but for this.
+            made.resize_(0)
 
     def _track_item(
         self,
@@ -511,9 +537,6 @@ class MetaConverter:
             fake.item_memo = env.create_symintnode(symbol, hint=value, source=item_source)
 
     # --- parts ----------------------------------------------------------------------------------
-
-    def _suppressed(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self._shape_env is None else self._shape_env.suppress_guards()
 
     def _source_of(self, d: MetaTensorDesc) -> Source | None:
         record = d.source
@@ -555,11 +578,25 @@ def _where(d: MetaTensorDesc) -> str:
 def _check(d: MetaTensorDesc) -> None:
     """Raises for a record that no tensor can have given."""
     where = _where(d)
-    if d.layout != "strided":
+    if d.subclass is None and d.layout not in _KINDS:
         raise ConvertError(
-            "the layout is not handled", where=where, expected="strided", found=d.layout
+            "the layout is not handled",
+            where=where,
+            expected=", ".join(_KINDS),
+            found=d.layout,
         )
-    if len(d.size) != len(d.stride):
+    if (d.sparse is not None) != d.layout.startswith("sparse_"):
+        raise ConvertError(
+            "a sparse layout and what a sparse tensor has belong together",
+            where=where,
+            expected="`sparse` of a sparse layout only",
+            found=d.layout,
+        )
+    if d.sparse is not None:
+        _check_sparse(d, d.sparse, where)
+    elif d.storage is None and d.layout == "strided" and d.functorch is None:
+        raise ConvertError("a strided tensor has a storage", where=where, found="none")
+    if len(d.size) != len(d.stride) and d.sparse is None:
         raise ConvertError(
             "sizes and strides differ in number",
             where=where,
@@ -585,6 +622,26 @@ def _check(d: MetaTensorDesc) -> None:
         )
 
 
+def _check_sparse(d: MetaTensorDesc, facts: SparseDesc, where: str) -> None:
+    if facts.sparse_dim < 0 or facts.dense_dim < 0 or facts.sparse_dim + facts.dense_dim > d.ndim:
+        raise ConvertError(
+            "sparse and dense dims are more than the dims",
+            where=where,
+            expected=f"at most {d.ndim} together",
+            found=f"{facts.sparse_dim} and {facts.dense_dim}",
+        )
+    if d.layout != "sparse_coo" and facts.index_dtype is None:
+        raise ConvertError("a compressed sparse tensor has a dtype of its indices", where=where)
+    blocks = 2 if d.layout in ("sparse_bsr", "sparse_bsc") else 0
+    if len(facts.blocksize) != blocks or any(n < 1 for n in facts.blocksize):
+        raise ConvertError(
+            "the size of a block does not fit the layout",
+            where=where,
+            expected=f"{blocks} positive numbers for {d.layout}",
+            found=str(facts.blocksize),
+        )
+
+
 def _check_same(known: MetaTensorDesc, d: MetaTensorDesc) -> None:
     """Raises if two records with one id cannot be of the same tensor at one time."""
     if known is d or (known.dtype, known.device, known.size) == (d.dtype, d.device, d.size):
@@ -598,7 +655,7 @@ def _check_same(known: MetaTensorDesc, d: MetaTensorDesc) -> None:
     )
 
 
-# --- views and gradients ------------------------------------------------------------------------
+# --- views --------------------------------------------------------------------------------------
 
 
 def _can_be_viewed_as(base: MetaTensorDesc, old: torch.dtype, new: torch.dtype) -> bool:
@@ -628,26 +685,3 @@ def _viewed_as(base: Any, dtype: torch.dtype) -> Any:
     if dtype.is_complex and dtype.to_real() == base.dtype:
         return torch.view_as_complex(base)
     return base.view(dtype)
-
-
-def _fits_grad(context: SymbolicContext, grad: MetaTensorDesc) -> bool:
-    """Whether a tensor's symbolic context serves for its gradient too: both a view or neither."""
-    if not isinstance(context, _torch.StatelessSymbolicContext):
-        return True
-    base_context = context.view_base_context
-    if grad.is_view != (base_context is not None):
-        return False
-    return not (
-        isinstance(base_context, _torch.StatelessSymbolicContext)
-        and grad.base is not None
-        and len(base_context.dynamic_sizes) != grad.base.ndim
-    )
-
-
-def _all_dynamic(d: MetaTensorDesc) -> SymbolicContext:
-    """The symbolic context by which every dim gets a symbol of its own."""
-    return _torch.StatelessSymbolicContext(
-        dynamic_sizes=[_torch.DimDynamic.DYNAMIC] * d.ndim,
-        constraint_sizes=[None] * d.ndim,
-        view_base_context=None if d.base is None else _all_dynamic(d.base),
-    )

@@ -170,7 +170,7 @@ class SymbolFactDesc(Record, frozen=True, kw_only=True):
     """
 
     name: str
-    hint: int | float | None = None
+    hint: int | float | NestedIntDesc | None = None
     lower: int | None = None
     upper: int | None = None
     size_like: bool = False

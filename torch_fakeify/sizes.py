@@ -10,20 +10,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import msgspec
 import sympy
 import torch
 
 from ._torch import (
     DimDynamic,
     ShapeEnv,
+    SingletonInt,
     StatelessSymbolicContext,
     SymNode,
     ValueRanges,
     dynamo_source,
     int_oo,
+    make_nested_int,
     symbols_are_watched,
 )
-from .desc import SymDesc
+from .desc import NestedIntDesc, SymDesc
 from .errors import ConvertError
 from .exprs import decode_expr
 from .fresh_sizes import FreshSizes
@@ -31,8 +34,9 @@ from .fresh_sizes import FreshSizes
 if TYPE_CHECKING:
     from ._torch import Source, SymbolicContext
     from .desc import ExprDesc, IntLike, MetaTensorDesc, SymbolFactDesc
+    from .nested_ints import NestedInts
 
-__all__ = ["Geometry", "SizeMaker", "SymbolPolicy", "concrete_int"]
+__all__ = ["Geometry", "SizeMaker", "SymbolPolicy", "concrete_int", "with_strides"]
 
 SymbolPolicy = Literal["fresh", "keep"]
 
@@ -53,6 +57,10 @@ def concrete_int(n: IntLike, where: str) -> int:
     """
     if isinstance(n, int):
         return n
+    if isinstance(n, NestedIntDesc) or isinstance(n.hint, NestedIntDesc):
+        raise ConvertError(
+            "a ragged size has no integer value", where=where, found="a nested int"
+        )
     if not isinstance(n.hint, int):
         raise ConvertError(
             "an unbacked size has no integer value",
@@ -71,6 +79,20 @@ def is_symbolic(d: MetaTensorDesc) -> bool:
     )
 
 
+def with_strides(d: MetaTensorDesc) -> MetaTensorDesc:
+    """The record of a sparse tensor with the strides of a contiguous one; it has none itself."""
+    stride = [1] * d.ndim
+    for dim in range(d.ndim - 1, 0, -1):
+        n = d.size[dim]
+        hint = n if isinstance(n, int) else n.hint if isinstance(n, SymDesc) else None
+        stride[dim - 1] = stride[dim] * max(hint, 1) if isinstance(hint, int) else 1
+    return msgspec.structs.replace(d, stride=tuple(stride), storage_offset=0)
+
+
+def _has_nested(d: MetaTensorDesc) -> bool:
+    return any(isinstance(n, NestedIntDesc) for n in (*d.size, *d.stride, d.storage_offset))
+
+
 class SizeMaker:
     """Makes the integers and symbols of one ``ShapeEnv`` for records.
 
@@ -78,8 +100,16 @@ class SizeMaker:
     is one symbol in the ``ShapeEnv`` too.
     """
 
-    def __init__(self, shape_env: ShapeEnv, policy: SymbolPolicy, *, fast: bool = True) -> None:
+    def __init__(
+        self,
+        shape_env: ShapeEnv,
+        policy: SymbolPolicy,
+        *,
+        fast: bool = True,
+        nested: NestedInts | None = None,
+    ) -> None:
         self._env: Any = shape_env
+        self._nested = nested
         self._fresh = FreshSizes(shape_env) if fast else None
         self._policy = policy
         self._carried: dict[sympy.Symbol, sympy.Expr] = {}
@@ -100,6 +130,15 @@ class SizeMaker:
         symbolic = is_symbolic(d)
         if self._policy == "keep":
             return self._kept(d)
+        if symbolic and _has_nested(d):  # a jagged tensor, which was no fake
+            return self._by_policy(
+                d,
+                tuple(map(self._live, d.size)),
+                tuple(map(self._live, d.stride)),
+                self._live(d.storage_offset),
+                source,
+                context,
+            )
         if d.is_fake and not symbolic and context is None:
             return Geometry(d.size, d.stride, d.storage_offset)  # type: ignore[arg-type]
         if not symbolic:
@@ -116,6 +155,13 @@ class SizeMaker:
             context,
         )
 
+    def _live(self, n: Any) -> Any:
+        """A number or hint of a record, with the nested int of this process for one of a record."""
+        if not isinstance(n, NestedIntDesc):
+            return n
+        assert self._nested is not None
+        return self._nested.make(n)
+
     def scalar(self, sym: SymDesc, d: MetaTensorDesc, source: Source) -> Any:
         """A symbolic scalar of a fake tensor's record: its ``item()``."""
         if self._policy == "keep":
@@ -127,18 +173,19 @@ class SizeMaker:
             return self._env.create_symfloatnode(expr, hint=sym.hint)
         if sym.kind == "bool":
             return self._env.create_symboolnode(expr)
-        return self._env.create_symintnode(expr, hint=sym.hint)
+        return self._env.create_symintnode(expr, hint=self._live(sym.hint))
 
     def nbytes(self, n: IntLike) -> Any:
         """The size in bytes of a storage whose symbols have been made."""
         if isinstance(n, int):
             return n
+        assert isinstance(n, SymDesc)
         expr = decode_expr(n.expr)
         if self._policy == "keep":
             expr = self._known(expr, "storage")
         else:
             expr = expr.xreplace(self._carried)
-        return self._env.create_symintnode(expr, hint=n.hint)
+        return self._env.create_symintnode(expr, hint=self._live(n.hint))
 
     # --- by the policy --------------------------------------------------------------------------
 
@@ -180,11 +227,13 @@ class SizeMaker:
         def kept(n: IntLike) -> Any:
             if isinstance(n, int):
                 return n
+            if isinstance(n, NestedIntDesc):
+                return self._live(n)
             known = self._decoded.get(id(n.expr))
             if known is not None and type(n.hint) is int:
                 return torch.SymInt(SymNode(known[1], self._env, int, n.hint))
             expr = self._known(decode_expr(n.expr), f"tensor {d.id}")
-            made = self._env.create_symintnode(expr, hint=n.hint)
+            made = self._env.create_symintnode(expr, hint=self._kept_hint(expr, n.hint))
             if self._remembers and isinstance(made, torch.SymInt) and made.node.hint is not None:
                 # A symbol stays in its ShapeEnv, so that what was found of the expression holds.
                 self._decoded[id(n.expr)] = n.expr, expr
@@ -195,6 +244,14 @@ class SizeMaker:
             tuple([kept(n) for n in d.stride]),
             kept(d.storage_offset),
         )
+
+    def _kept_hint(self, expr: Any, hint: Any) -> Any:
+        if not isinstance(hint, NestedIntDesc):
+            return hint
+        # The nested int by which the ShapeEnv knows the symbol, for others to compare with.
+        symbols = {s: self._env.backed_var_to_val[s] for s in expr.free_symbols}
+        nested = next((v for v in symbols.values() if isinstance(v, SingletonInt)), None)
+        return self._live(hint) if nested is None else make_nested_int(int(nested._val), hint.coeff)
 
     def _known(self, expr: Any, where: str) -> Any:
         for symbol in sorted(expr.free_symbols, key=str):
@@ -224,14 +281,15 @@ class SizeMaker:
         parts += [(n, prop_source(source, prop.STRIDE, i), None) for i, n in enumerate(d.stride)]
         parts.append((d.storage_offset, prop_source(source, prop.STORAGE_OFFSET), None))
         exprs = [
-            sympy.Integer(n) if isinstance(n, int) else decode_expr(n.expr) for n, _, _ in parts
+            decode_expr(n.expr) if isinstance(n, SymDesc) else sympy.Integer(n) for n, _, _ in parts
         ]
         for expr, (_, part_source, dim) in zip(exprs, parts, strict=True):
             if isinstance(expr, sympy.Symbol):
                 self._carry_symbol(expr, d, part_source, context, dim)
         made: list[Any] = []
         for expr, (n, part_source, dim) in zip(exprs, parts, strict=True):
-            hint = n if isinstance(n, int) else n.hint
+            assert not isinstance(n, NestedIntDesc)
+            hint = n if isinstance(n, int) else self._live(n.hint)
             new = self._carry(expr, d, part_source, hint)
             out = self._env.create_symintnode(new, hint=hint, source=part_source)
             self._override_hint(d, dim, out)
@@ -282,15 +340,17 @@ class SizeMaker:
         if unbacked:
             new = self._unbacked(source, context, dim, fact)
         else:
+            ragged = isinstance(fact.hint, NestedIntDesc)
             new = self._env.create_symbol(
-                fact.hint if hint is None else hint,
+                self._live(fact.hint) if hint is None else hint,
                 source,
-                dynamic_dim=DimDynamic.DYNAMIC,
+                # Other sizes of this nested int are the same symbol.
+                dynamic_dim=DimDynamic.DUCK if ragged else DimDynamic.DYNAMIC,
                 positive=True if symbol.is_positive else None,
                 do_not_specialize_zero_one=fact.lower is None or fact.lower < 2,
             )
         self._carried[symbol] = new
-        if isinstance(new, sympy.Symbol):
+        if isinstance(new, sympy.Symbol) and new in self._env.var_to_range:
             self._narrow(new, fact)
 
     def _unbacked(

@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 import sympy
 import torch
 
+from ._torch import SingletonInt, make_nested_int
 from .desc import IntNode, SymbolFactDesc, SymDesc
 from .exprs import encode_expr, encode_int
+from .nested_ints import NestedIntNumbers, is_nested_int
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ._torch import ShapeEnv
-    from .desc import ExprDesc, IntLike
+    from .desc import ExprDesc, IntLike, NestedIntDesc
 
 __all__ = ["SymMemo"]
 
@@ -34,7 +36,8 @@ class SymMemo:
     def __init__(self) -> None:
         # By the id of an expression, which the entry keeps alive.
         self._exprs: dict[int, tuple[Any, ExprDesc]] = {}
-        self._ints: dict[tuple[int, int | None], IntLike] = {}
+        self._ints: dict[tuple[int, int | NestedIntDesc | None], IntLike] = {}
+        self._nested = NestedIntNumbers()
         self._symbols: dict[int, tuple[Any, tuple[sympy.Symbol, ...]]] = {}
         # By the ids of records in `_ints`, which stay alive there.
         self._symbols_of_record: dict[int, tuple[sympy.Symbol, ...]] = {}
@@ -53,10 +56,12 @@ class SymMemo:
             return encode_int(n)
         sym_node: Any = n.node
         if sym_node.is_nested_int():
-            return encode_int(n)
+            return self._nested.encode(n)
         expr = getattr(sym_node, "expr", None)
         hint = sym_node.hint
-        if not isinstance(expr, sympy.Basic) or not (hint is None or type(hint) is int):
+        if is_nested_int(hint):
+            hint = self._nested.encode(hint)
+        elif not isinstance(expr, sympy.Basic) or not (hint is None or type(hint) is int):
             return encode_int(n)
         key = (id(expr), hint)
         known = self._ints.get(key)
@@ -123,24 +128,32 @@ class SymMemo:
         )
         known = self._facts.get(symbol)
         if known is None or any(a is not b for a, b in zip(known[0], state, strict=True)):
-            known = self._facts[symbol] = (state, _symbol_fact(symbol, *state))
+            known = self._facts[symbol] = (state, self._symbol_fact(symbol, *state))
         return known[1]
+
+    def _symbol_fact(
+        self,
+        symbol: sympy.Symbol,
+        value_range: Any,
+        hint: Any,
+        hint_override: Any,
+        size_like: bool,
+    ) -> SymbolFactDesc:
+        lower: Any = None if value_range is None else value_range.lower
+        upper: Any = None if value_range is None else value_range.upper
+        if isinstance(hint, SingletonInt):
+            hint = self._nested.encode(make_nested_int(int(hint._val), 1))
+        elif hint is not None:
+            hint = int(hint) if hint.is_Integer else float(hint)
+        return SymbolFactDesc(
+            name=symbol.name,
+            hint=hint,
+            lower=int(lower) if isinstance(lower, sympy.Integer) else None,
+            upper=int(upper) if isinstance(upper, sympy.Integer) else None,
+            size_like=size_like,
+            hint_override=hint_override,
+        )
 
 
 def _name(symbol: sympy.Symbol) -> str:
     return str(symbol.name)
-
-
-def _symbol_fact(
-    symbol: sympy.Symbol, value_range: Any, hint: Any, hint_override: Any, size_like: bool
-) -> SymbolFactDesc:
-    lower: Any = None if value_range is None else value_range.lower
-    upper: Any = None if value_range is None else value_range.upper
-    return SymbolFactDesc(
-        name=symbol.name,
-        hint=None if hint is None else int(hint) if hint.is_Integer else float(hint),
-        lower=int(lower) if isinstance(lower, sympy.Integer) else None,
-        upper=int(upper) if isinstance(upper, sympy.Integer) else None,
-        size_like=size_like,
-        hint_override=hint_override,
-    )

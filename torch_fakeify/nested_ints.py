@@ -1,0 +1,64 @@
+"""Nested ints, the sizes of ragged dims, under the numbers of records.
+
+A nested int is a number that torch gives to the offsets of jagged tensors, one after the other as
+they turn up in a process. A record has a number of the describer's own, so that records do not
+depend on what the process did before; a converter takes a new nested int of the process that it
+runs in for each number, so that no tensor of that process is taken for one of the same raggedness.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ._torch import make_nested_int, new_nested_int
+from .desc import NestedIntDesc
+
+if TYPE_CHECKING:
+    from ._torch import FakeTensorMode
+
+__all__ = ["NestedIntNumbers", "NestedInts", "is_nested_int"]
+
+
+def is_nested_int(n: object) -> bool:
+    """Whether it is a nested int (times a coefficient) itself, and no symbol that stands for one."""
+    return isinstance(n, torch.SymInt) and bool(n.node.is_nested_int())
+
+
+class NestedIntNumbers:
+    """Gives nested ints numbers in the order in which they are seen."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, int] = {}
+
+    def encode(self, n: torch.SymInt) -> NestedIntDesc:
+        """The record of a nested int."""
+        sym_node: Any = n.node
+        number = self._numbers.setdefault(int(sym_node.nested_int()), len(self._numbers))
+        return NestedIntDesc(number, int(sym_node.nested_int_coeff()))
+
+
+class NestedInts:
+    """Makes the nested ints of records, a new one for each number."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self._mode = mode
+        self._ids: dict[int, int] = {}
+
+    def id_of(self, number: int) -> int:
+        """Torch's number for the number of a record."""
+        known = self._ids.get(number)
+        if known is None:
+            known = self._ids[number] = new_nested_int(self._mode)
+        return known
+
+    def make(self, n: NestedIntDesc) -> torch.SymInt:
+        """The nested int of a record."""
+        return make_nested_int(self.id_of(n.id), n.coeff)
+
+    def symbol(self, number: int) -> torch.SymInt:
+        """What the memo of offsets holds: a symbol for the nested int, or without a ``ShapeEnv`` itself."""
+        if self._mode.shape_env is None:
+            return make_nested_int(self.id_of(number), 1)
+        return self._mode.create_symbolic_nested_int(nt_tensor_id=self.id_of(number))
