@@ -20,7 +20,8 @@ from torch.testing._internal.two_tensor import TwoTensor
 import torch_fakeify as tfk
 from torch_fakeify import _torch
 from torch_fakeify.desc import MarksDesc, SymbolFactDesc
-from torch_fakeify.describe import _ALIAS_KEYS, _FAKE_KEYS, _PLAIN_KEYS, MetaTensorDescriber
+from torch_fakeify.describe import MetaTensorDescriber
+from torch_fakeify.refusals import _ALIAS_KEYS, _FAKE_KEYS, _PLAIN_KEYS
 
 if TYPE_CHECKING:
     from torch._guards import Source

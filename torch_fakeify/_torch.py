@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import functools
 import logging
+import threading
 from contextlib import contextmanager
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch._C import DispatchKey, DispatchKeySet
 from torch._C import _get_nested_int as get_nested_int
 from torch._C._autograd import CreationMeta
-from torch._dispatch.python import suspend_functionalization
+from torch._dispatch.python import no_python_dispatcher, suspend_functionalization
 from torch._functorch import config as _functorch_config
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._guards import (
@@ -31,6 +32,8 @@ from torch._guards import (
     detect_fake_mode,
     tracing,
 )
+from torch._library.fake_class_registry import maybe_unwrap_fake_script_object
+from torch._library.opaque_object import is_opaque_value
 from torch._logging._internal import trace_log as _trace_log
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket, _OpNamespace
 from torch._ops import _higher_order_ops as _hop_table
@@ -38,6 +41,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorConfig,
     FakeTensorMode,
+    maybe_get_fake_mode,
     unset_fake_temporarily,
 )
 from torch._subclasses.meta_utils import tls as _meta_tls
@@ -65,6 +69,7 @@ from torch.fx.graph import _BoxedCodeGen as BoxedCodeGen
 from torch.fx.graph import _PyTreeCodeGen as PyTreeCodeGen
 from torch.fx.graph import _PyTreeInfo as PyTreeInfo
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 from torch.utils._pytree import TreeSpec, tree_structure, treespec_leaf
 from torch.utils._sympy import functions as sympy_functions
 from torch.utils._sympy.numbers import int_oo
@@ -73,7 +78,7 @@ from torch.utils._sympy.symbol import SymT, make_symbol
 from torch.utils._sympy.value_ranges import ValueRangeError, ValueRanges
 from torch.utils._traceback import CapturedTraceback
 
-from .errors import CaptureError
+from .errors import CaptureError, ConvertError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -125,7 +130,9 @@ __all__ = [
     "ValueRangesSLoc",
     "compile_context",
     "detect_fake_mode",
+    "device_meshes",
     "dim_range_class",
+    "disable_current_modes",
     "dispatch_keys",
     "dynamo",
     "dynamo_config_patch",
@@ -140,13 +147,20 @@ __all__ = [
     "functionalize_included",
     "functorch_config_patch",
     "functorch_is_legacy_batched",
+    "functorch_level",
+    "get_bdim",
     "get_creation_meta",
+    "get_level",
     "get_nested_int",
+    "get_unwrapped",
     "guard_or_false",
     "higher_order_operators",
     "inference_hidden",
     "int_oo",
+    "is_batched",
     "is_functorch_wrapped",
+    "is_gradtracking",
+    "is_opaque_value",
     "is_traceable_wrapper_subclass",
     "key_excluded",
     "late_function_modules",
@@ -156,11 +170,14 @@ __all__ = [
     "make_subclass",
     "make_sym",
     "make_wrapper_subclass",
+    "maybe_get_fake_mode",
     "new_nested_int",
     "no_dispatch_guard",
     "no_fake_mode",
+    "no_python_dispatcher",
     "note_classes",
     "numpy_wrappers",
+    "own_subclass",
     "peek_interpreter_stack",
     "pop_dispatch_mode",
     "push_dispatch_mode",
@@ -180,6 +197,8 @@ __all__ = [
     "torch_version",
     "tracing",
     "tree_type",
+    "unwrap_functional",
+    "unwrap_script_object",
     "variable_functions",
     "warn_on_data_ptr",
 ]
@@ -374,6 +393,23 @@ no_dispatch_guard = _c._DisableTorchDispatch
 is_functorch_wrapped = _c._functorch.is_functorch_wrapped_tensor
 functorch_is_legacy_batched = _c._functorch.is_legacy_batchedtensor
 peek_interpreter_stack = _c._functorch.peek_interpreter_stack
+is_batched = _c._functorch.is_batchedtensor
+is_gradtracking = _c._functorch.is_gradtrackingtensor
+get_unwrapped = _c._functorch.get_unwrapped
+get_level = _c._functorch.maybe_get_level
+get_bdim = _c._functorch.maybe_get_bdim
+
+
+def unwrap_functional(t: torch.Tensor) -> torch.Tensor:
+    """What a functional tensor of functorch has inside, brought up to date."""
+    return _c._functorch._unwrap_functional_tensor(t, _c._functionalization_reapply_views_tls())
+
+
+def functorch_level() -> int:
+    """The innermost level of functorch's interpreters."""
+    return _c._functorch.current_level()
+
+
 get_creation_meta = _c._autograd._get_creation_meta
 set_creation_meta = _c._autograd._set_creation_meta
 set_conj = _c._set_conj
@@ -536,3 +572,82 @@ def symbols_are_watched(shape_env: Any) -> bool:
         or shape_env.log.isEnabledFor(logging.INFO)
         or _shape_events_log.isEnabledFor(logging.DEBUG)
     )
+
+
+# --- wrapper subclasses (subclasses.py, meshes.py) --------------------------------------------------
+
+unwrap_script_object: Callable[[Any], Any] = maybe_unwrap_fake_script_object
+"""The object behind the stand-in that torch traces with, or the object itself."""
+
+
+def own_subclass(name: str) -> type | None:
+    """One of torch's own traceable wrapper subclasses by its qualified name, else ``None``.
+
+    They are imported here, since a reader's program need not know that a file has them.
+    """
+    distributed = torch.distributed.is_available()
+    match name:
+        case "torch.nested._internal.nested_tensor.NestedTensor":
+            from torch.nested._internal.nested_tensor import NestedTensor
+
+            return NestedTensor
+        case "torch.distributed.tensor.DTensor" if distributed:
+            from torch.distributed.tensor import DTensor
+
+            return DTensor
+        case "torch.distributed._functional_collectives.AsyncCollectiveTensor" if distributed:
+            from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+            return AsyncCollectiveTensor
+        case "torch._subclasses.complex_tensor.ComplexTensor":
+            from torch._subclasses.complex_tensor import ComplexTensor
+
+            return ComplexTensor
+        case "torch.testing._internal.two_tensor.TwoTensor":
+            from torch.testing._internal.two_tensor import TwoTensor
+
+            return TwoTensor
+        case _:
+            return None
+
+
+class DeviceMeshes(NamedTuple):
+    """Torch's classes and functions around ``DeviceMesh``."""
+
+    device_mesh: Any
+    mesh_layout: Any
+    flat_layout: Any
+    placements: ModuleType
+    """``torch.distributed.tensor.placement_types``"""
+    find_group: Callable[[str], Any]
+    """The process group of that name in this process, or ``None``."""
+    thread_id: Callable[[], int | None]
+    """What a mesh made in this thread has as its ``_thread_id``."""
+
+
+@functools.cache
+def device_meshes() -> DeviceMeshes:
+    """They are imported on first use.
+
+    Raises:
+        ConvertError: this build of torch has no ``torch.distributed``.
+    """
+    if not torch.distributed.is_available():
+        raise ConvertError("this build of torch has no torch.distributed")
+    import torch.distributed.tensor.placement_types as placements
+    from torch._C._distributed_c10d import _resolve_process_group
+    from torch.distributed._mesh_layout import _FlatLayout, _MeshLayout
+    from torch.distributed.device_mesh import DeviceMesh
+
+    def find_group(name: str) -> Any:
+        try:
+            return _resolve_process_group(cast("Any", name))
+        except RuntimeError:  # there is none of that name
+            return None
+
+    def thread_id() -> int | None:
+        distributed: Any = torch.distributed
+        is_threaded = distributed.is_initialized() and distributed.get_backend() == "threaded"
+        return threading.get_ident() if is_threaded else None
+
+    return DeviceMeshes(DeviceMesh, _MeshLayout, _FlatLayout, placements, find_group, thread_id)

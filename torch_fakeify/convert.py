@@ -28,7 +28,7 @@ from .desc import NestedIntDesc, SymDesc
 from .errors import ConvertError
 from .fakes import DTYPES, META, FakeDevice, Replay, dtype_of
 from .layouts import Layouts
-from .marks import decode_marks
+from .marks import LACKS, decode_marks
 from .nested_ints import NestedInts
 from .rebuild import Kind, Rebuilder, SparseFacts
 from .sizes import Geometry, SizeMaker, concrete_int, with_strides
@@ -483,7 +483,7 @@ class MetaConverter(Rebuilder):
         if d.nested_int is not None:
             made.nested_int_memo = self._nested_ints.symbol(d.nested_int)
         if d.layout == "_mkldnn" or d.is_pinned:
-            made._fakeify_lacks = (d.layout, d.is_pinned)
+            setattr(made, LACKS, (d.layout, d.is_pinned))
 
     def _resize(self, made: torch.UntypedStorage, d: MetaTensorDesc) -> None:
         """Gives the storage the recorded size, which need not be what its tensors fill."""

@@ -14,27 +14,52 @@ from __future__ import annotations
 
 import itertools
 import math
-import warnings
 import weakref
-from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import sympy
 import torch
 
-from . import _torch
+from . import _torch, facts
 from ._torch import dispatch_keys, torch_function_depth
-from .desc import MetaStorageDesc, MetaTensorDesc, SymDesc
+from .desc import (
+    FunctionalDesc,
+    FunctorchDesc,
+    MetaStorageDesc,
+    MetaTensorDesc,
+    SparseDesc,
+    SymDesc,
+)
 from .errors import UnsupportedTensorError, UnsupportedValueError
 from .exprs import encode_expr, encode_sym
-from .marks import encode_marks
+from .marks import LACKS, encode_marks
+from .refusals import (
+    MAX_DEPTH,
+    NOT_PLAIN,
+    PLAIN,
+    PLAIN_INFERENCE,
+    Where,
+    device_name,
+    forward_ad_level,
+    is_pinned,
+    kind_of_keys,
+    name_of,
+    refuse_unsupported,
+)
 from .symbols import SymMemo
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from ._torch import Source, SymbolicContext
-    from .desc import ContextDesc, IntLike, MarksDesc, SourceDesc
+    from .desc import (
+        ContextDesc,
+        IntLike,
+        MarksDesc,
+        SourceDesc,
+        ViewCallDesc,
+    )
 
 __all__ = ["MetaTensorDescriber", "describe_tensor"]
 
@@ -43,17 +68,6 @@ _Parameter = torch.nn.Parameter
 
 _ITEM_DTYPES = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.float64})
 """Dtypes whose 0-dim CPU tensors get a symbol for ``item()`` from torch's ``from_tensor``."""
-
-_PLAIN_KEYS = frozenset({
-    "Undefined", "Dense", "CPU", "CUDA", "HIP", "MPS", "IPU", "XPU", "HPU", "VE", "MTIA", "MAIA",
-    "PrivateUse1", "PrivateUse2", "PrivateUse3", "Meta", "ADInplaceOrView",
-})  # fmt: skip
-"""Dispatch keys of plain dense tensors, besides autograd's, autocast's and the alias keys."""
-
-_ALIAS_KEYS = ("Autograd", "Autocast", "Composite", "StartOf", "EndOf", "FuncTorchBatchedDecomp")
-
-_FAKE_KEYS = frozenset({"Python", "PythonTLSSnapshot"})
-_BIT_KEYS = frozenset({"Conjugate", "Negative"})
 
 _FAKE_ATTRIBUTES = frozenset(
     {"_fake_device", "_is_param", "constant", "dispatch_keys", "fake_mode", "pytype", "real_tensor"}
@@ -67,39 +81,6 @@ _FAKE_ATTRIBUTES = frozenset(
 
 _RARE_FAKE_ATTRIBUTES = ("pytype", "dispatch_keys", "_nested_int_memo", "_item_memo")
 
-_NOT_PLAIN, _PLAIN, _PLAIN_INFERENCE = range(3)
-
-_MAX_DEPTH = 64
-"""How deep gradients of gradients and bases may nest before they are taken for a cycle."""
-
-
-@lru_cache(maxsize=256)
-def _key_names(raw_keys: int) -> frozenset[str]:
-    keys = _torch.DispatchKeySet.from_raw_repr(raw_keys)
-    return frozenset(
-        name
-        for name, key in _torch.DispatchKey.__members__.items()
-        if keys.has(key) and not name.startswith(_ALIAS_KEYS)
-    )
-
-
-@lru_cache(maxsize=256)
-def _kind_of_keys(raw_keys: int, *, fake: bool = False) -> int:
-    """Whether a tensor with these dispatch keys is dense and has no bit or wrapper on it."""
-    names = _key_names(raw_keys)
-    if fake:
-        names -= _FAKE_KEYS
-    if "Dense" not in names or not names <= _PLAIN_KEYS:
-        return _NOT_PLAIN
-    return _PLAIN if "ADInplaceOrView" in names else _PLAIN_INFERENCE
-
-
-@lru_cache(maxsize=256)
-def _name(torch_constant: torch.dtype | torch.layout) -> str:
-    return str(torch_constant).removeprefix("torch.")
-
-
-_device_name = lru_cache(maxsize=256)(str)
 _nbytes = torch.UntypedStorage.nbytes
 
 
@@ -211,8 +192,8 @@ class MetaTensorDescriber:
             return self._describe_plain_fake(t, path)
         if (cls is not _Tensor and cls is not _Parameter) or torch_function_depth():
             return None
-        kind = _kind_of_keys(dispatch_keys(t).raw_repr())
-        if kind == _NOT_PLAIN or self._can_pin or _forward_ad_level() >= 0:
+        kind = kind_of_keys(dispatch_keys(t).raw_repr())
+        if kind == NOT_PLAIN or self._can_pin or forward_ad_level() >= 0:
             return None
         requires_grad = t.requires_grad
         base = t._base if t._is_view() else None
@@ -224,7 +205,7 @@ class MetaTensorDescriber:
         grad = t.grad
         grad_dtype = t.grad_dtype
         if (
-            kind == _PLAIN
+            kind == PLAIN
             and base is None
             and grad is None
             and grad_dtype is dtype
@@ -233,8 +214,8 @@ class MetaTensorDescriber:
             # Each field given costs time, also one that is at its default.
             return MetaTensorDesc(
                 id=self._tensors.of(t),
-                dtype=_name(dtype),
-                device=_device_name(t.device),
+                dtype=name_of(dtype),
+                device=device_name(t.device),
                 size=tuple(t.size()),
                 stride=t.stride(),
                 storage_offset=offset,
@@ -244,14 +225,14 @@ class MetaTensorDescriber:
             )
         return MetaTensorDesc(
             id=self._tensors.of(t),
-            dtype=_name(dtype),
-            device=_device_name(t.device),
+            dtype=name_of(dtype),
+            device=device_name(t.device),
             size=tuple(t.size()),
             stride=t.stride(),
             storage_offset=offset,
             storage=self._storages.of(t.untyped_storage()),
             requires_grad=requires_grad,
-            is_inference=kind == _PLAIN_INFERENCE and not _torch.inference_hidden(),
+            is_inference=kind == PLAIN_INFERENCE and not _torch.inference_hidden(),
             is_parameter=cls is _Parameter or bool(attributes and attributes.get("_is_param")),
             is_buffer=bool(attributes and attributes.get("_is_buffer", False)),
             persistent=_persistent(attributes) if attributes else None,
@@ -265,10 +246,10 @@ class MetaTensorDescriber:
 
     def _describe_plain_fake(self, t: Any, path: str) -> MetaTensorDesc | None:
         """The record of a fake tensor of a plain dense leaf, or ``None`` for all others."""
-        kind = _kind_of_keys(dispatch_keys(t).raw_repr(), fake=True)
+        kind = kind_of_keys(dispatch_keys(t).raw_repr(), fake=True)
         attributes = t.__dict__
         if (
-            kind == _NOT_PLAIN
+            kind == NOT_PLAIN
             or torch_function_depth()
             or not attributes.keys() <= _FAKE_ATTRIBUTES
             or any(attributes.get(name) is not None for name in _RARE_FAKE_ATTRIBUTES)
@@ -297,14 +278,14 @@ class MetaTensorDescriber:
         )
         return MetaTensorDesc(
             id=self._tensors.of(t),
-            dtype=_name(t.dtype),
-            device=_device_name(t.device),
+            dtype=name_of(t.dtype),
+            device=device_name(t.device),
             size=size,
             stride=stride,
             storage_offset=offset,
             storage=storage,
             requires_grad=requires_grad,
-            is_inference=kind == _PLAIN_INFERENCE and not _torch.inference_hidden(),
+            is_inference=kind == PLAIN_INFERENCE and not _torch.inference_hidden(),
             is_parameter=bool(attributes.get("_is_param", False)),
             is_view=base is not None,
             base=None if base is None else self._describe_part(base, f"{path}.base"),
@@ -315,7 +296,7 @@ class MetaTensorDescriber:
 
     def _describe_part(self, t: torch.Tensor, path: str) -> MetaTensorDesc:
         """The record of a base or gradient."""
-        d = None if path.count(".") > _MAX_DEPTH else self._describe_plain(t, path)
+        d = None if path.count(".") > MAX_DEPTH else self._describe_plain(t, path)
         return self._describe_any(t, path, None, None) if d is None else d
 
     # --- the plain path -------------------------------------------------------------------------
@@ -330,32 +311,41 @@ class MetaTensorDescriber:
         source_record, context_record = _encode_policy(source, symbolic_context)
         # What a __torch_function__ mode or subclass says is not what the tensor is.
         with _torch.DisableTorchFunction():
-            where = _Where(self, t, path, source)
-            _refuse_unsupported(t, where, self._can_pin)
-            is_fake = isinstance(t, _torch.FakeTensor)
-            is_leaf = _is_leaf(t)
-            base = t._base if t._is_view() else None
-            grad = t.grad if is_leaf or t.retains_grad else _stray_grad(t)
+            where = Where(self._tensors.of, t, path, source)
+            refuse_unsupported(t, where)
+            parts = self._parts(t, path, where)
+            is_fake = _torch.maybe_get_fake_mode(t) is not None
+            plain_fake = isinstance(t, _torch.FakeTensor)
+            is_leaf = facts.is_leaf(t)
+            base = facts.base_of(t)
+            grad = facts.shown_grad(t)
             attributes = t.__dict__
+            strided = facts.has_strides(t)
+            layout, pinned = self._layout(t, attributes)
+            stored = facts.has_storage(t) and layout != "_mkldnn"
+            storage = None
             try:
                 encode_int = self._syms.encode_int
                 size = tuple([encode_int(n) for n in t.size()])
-                stride = tuple([encode_int(n) for n in t.stride()])
-                storage_offset = encode_int(t.storage_offset())
-                storage = self.describe_storage(t.untyped_storage())
-                item_memo = _item_memo(t) if is_fake else None
+                stride = tuple([encode_int(n) for n in t.stride()]) if strided else ()
+                storage_offset = encode_int(t.storage_offset()) if stored else 0
+                if stored:
+                    storage = self.describe_storage(t.untyped_storage())
+                item_memo = _item_memo(t) if plain_fake else None
             except UnsupportedValueError as error:
                 where.refuse("size", error.what, error.found, error.fix)
-            grad_dtype = t.grad_dtype if is_leaf else t.dtype
+            nested_int = facts.nested_int_of(t)
+            dtype = t.dtype
+            grad_dtype = t.grad_dtype if is_leaf else dtype
             return MetaTensorDesc(
                 id=self._tensors.of(t),
-                dtype=_name(t.dtype),
-                device=_device_name(t.device),
+                dtype=name_of(dtype),
+                device=device_name(t.device),
                 size=size,
                 stride=stride,
                 storage_offset=storage_offset,
                 storage=storage,
-                layout=_name(t.layout),
+                layout=layout,
                 requires_grad=t.requires_grad,
                 is_leaf=is_leaf,
                 is_inference=t.is_inference() and not _torch.inference_hidden(),
@@ -367,23 +357,89 @@ class MetaTensorDescriber:
                 is_view=base is not None,
                 base=None if base is None else self._describe_part(base, f"{path}.base"),
                 creation_meta=None if base is None else _torch.get_creation_meta(t).name,
+                view_calls=None if base is None else self._view_calls(t, base, path, where),
                 grad=None if grad is None else self._describe_part(grad, f"{path}.grad"),
-                grad_dtype=None if grad_dtype is t.dtype else _grad_dtype_name(grad_dtype),
+                grad_dtype=None if grad_dtype is dtype else _grad_dtype_name(grad_dtype),
                 retains_grad=not is_leaf and t.retains_grad,
                 is_fake=is_fake,
-                scalar_hint=_scalar_hint(t, source, storage),
+                scalar_hint=None if storage is None else _scalar_hint(t, source, storage),
                 item_memo=item_memo,
-                symbols=self._syms.facts(_sizes_of(t)) if is_fake else (),
+                symbols=self._syms.facts(_sizes_of(t, strided, stored)) if is_fake else (),
+                nested_int=None if nested_int is None else self._syms.nested_number(nested_int),
+                is_pinned=pinned,
                 marks=self._marks(t, attributes, path),
                 source=source_record,
                 symbolic_context=context_record,
+                **parts,
             )
+
+    def _layout(self, t: torch.Tensor, attributes: Mapping[str, Any]) -> tuple[str, bool]:
+        """The layout, and whether the memory is pinned; also where a fake stands in for such."""
+        lacks = attributes.get(LACKS)
+        if lacks is not None:
+            return lacks
+        pinned = self._can_pin and not isinstance(t, _torch.FakeTensor) and is_pinned(t)
+        return name_of(t.layout), pinned
+
+    def _parts(self, t: torch.Tensor, path: str, where: Where) -> dict[str, Any]:
+        """The fields that only some kinds of tensors have."""
+
+        def part(inner: torch.Tensor, name: str) -> MetaTensorDesc:
+            return self._describe_part(inner, f"{path}.{name}")
+
+        found: dict[str, Any] = {}
+        if t.is_sparse or facts.is_sparse_compressed(t.layout):
+            found["sparse"] = _sparse(t)
+        if _torch.is_traceable_wrapper_subclass(t):
+            from .subclasses import encode_subclass
+
+            found["subclass"] = encode_subclass(
+                t, part, where=str(where), ints=self._syms.encode_int
+            )
+        wrapper = facts.functorch_facts(t)
+        if wrapper is not None:
+            found["functorch"] = self._functorch(wrapper, part)
+        inner = facts.functional_inner(t)
+        if inner is not None:
+            found["functional"] = FunctionalDesc(unwrapped=part(inner, "unwrapped"))
+        return found
+
+    def _functorch(
+        self,
+        wrapper: facts.FunctorchFacts,
+        part: Callable[[torch.Tensor, str], MetaTensorDesc],
+    ) -> FunctorchDesc:
+        from .interpreters import encode_stack
+
+        with _torch.temporarily_clear_interpreter_stack() as stack:
+            pass
+        return FunctorchDesc(
+            kind=wrapper.kind,
+            unwrapped=part(wrapper.unwrapped, "unwrapped"),
+            level=wrapper.level,
+            bdim=wrapper.bdim,
+            stack=encode_stack(stack or (), ints=self._syms.encode_int),
+        )
+
+    def _view_calls(
+        self, t: torch.Tensor, base: torch.Tensor, path: str, where: Where
+    ) -> tuple[ViewCallDesc, ...] | None:
+        if not facts.needs_view_calls(t, base):
+            return None
+        from .view_calls import trace_view_calls
+
+        return trace_view_calls(
+            t,
+            part=lambda inner: self._describe_part(inner, f"{path}.view_calls"),
+            ints=self._syms.encode_int,
+            where=str(where),
+        )
 
     def _marks(self, t: torch.Tensor, attributes: Mapping[str, Any], path: str) -> MarksDesc | None:
         try:
             return encode_marks(attributes)
         except UnsupportedTensorError as error:
-            error.where = str(_Where(self, t, path, None))
+            error.where = str(Where(self._tensors.of, t, path, None))
             raise
 
 
@@ -403,135 +459,27 @@ def describe_tensor(
         describer._storages.entries.clear()
 
 
-# --- refusals -----------------------------------------------------------------------------------
-
-
-class _Where:
-    """Names a tensor for an error: its source or number, its size, and the part of it."""
-
-    __slots__ = ("_describer", "_path", "_source", "_t")
-
-    def __init__(
-        self, describer: MetaTensorDescriber, t: torch.Tensor, path: str, source: Source | None
-    ) -> None:
-        self._describer = describer
-        self._t = t
-        self._path = path
-        self._source = source
-
-    def __str__(self) -> str:
-        t: Any = self._t
-        if not isinstance(t, _Tensor):
-            return self._path
-        number = self._describer._tensors.of(t)
-        name = f"tensor {number}" if self._source is None else f"{self._source.name}"
-        # C++ nested tensors have no size.
-        size = "" if t.is_nested else f" of size {tuple(t.size())}"
-        return f"{name}{size}" if self._path == "$" else f"{name}{size}, {self._path}"
-
-    def refuse(self, field: str, expected: str, found: object, fix: str | None) -> NoReturn:
-        raise UnsupportedTensorError(
-            f"`{field}` cannot be recorded",
-            where=str(self),
-            expected=expected,
-            found=str(found),
-            fix=fix,
-        )
-
-
-def _refuse_unsupported(t: torch.Tensor, where: _Where, can_pin: bool) -> None:
-    """Raises for whatever a record does not hold, naming the field and the remedy."""
-    if not isinstance(t, _Tensor):
-        where.refuse("type", "a torch.Tensor", type(t).__name__, None)
-    if where._path.count(".") > _MAX_DEPTH:
-        where.refuse("grad", "gradients that end", f"more than {_MAX_DEPTH} levels", None)
-    cls = type(t)
-    is_fake = isinstance(t, _torch.FakeTensor)
-    if _torch.is_traceable_wrapper_subclass(t):
-        fix = "Describe its inner tensors (__tensor_flatten__) one by one"
-        where.refuse("type", "no wrapper subclass", _class_name(cls), fix)
-    names = _key_names(dispatch_keys(t).raw_repr())
-    if _torch.is_functorch_wrapped(t) or _torch.functorch_is_legacy_batched(t):
-        where.refuse("level", "a tensor outside functorch", "a functorch wrapper", "Unwrap it")
-    if "Functionalize" in names:
-        fix = "Describe torch._from_functional_tensor of it"
-        where.refuse("functional", "no functional tensor", "a functional tensor", fix)
-    if t.is_quantized:
-        where.refuse("qscheme", "no quantized dtype", _name(t.dtype), "Describe its int_repr()")
-    if t.is_nested:
-        where.refuse("layout", "strided", "nested", "Describe its components (unbind())")
-    if t.layout is not torch.strided:
-        fix = "Describe its components, such as indices and values, or its to_dense()"
-        where.refuse("layout", "strided", _name(t.layout), fix)
-    if not (cls is _Tensor or cls is _Parameter or is_fake):
-        fix = "Describe it as a plain tensor: t.as_subclass(torch.Tensor)"
-        where.refuse("type", "Tensor, Parameter or FakeTensor", _class_name(cls), fix)
-    if t.device.type in ("xla", "lazy"):
-        where.refuse("device", "a device that runs eagerly", t.device, "Move it to the CPU")
-    unusual = names - _PLAIN_KEYS - _BIT_KEYS
-    if is_fake:
-        unusual -= _FAKE_KEYS
-    if unusual:
-        found = ", ".join(sorted(unusual))
-        where.refuse("dispatch keys", "a plain dense tensor", found, "Describe its clone()")
-    if not is_fake and _forward_ad_level() >= 0 and _has_tangent(t):
-        fix = "Describe the primal and the tangent of unpack_dual one by one"
-        where.refuse("tangent", "no forward-mode AD", "a dual tensor", fix)
-    if can_pin and not is_fake and _is_pinned(t):
-        fix = "Describe it before pin_memory(), or its clone()"
-        where.refuse("pin_memory", "memory that is not pinned", "pinned memory", fix)
-    if is_fake:
-        _refuse_unsupported_fake(t, where)
-
-
-def _refuse_unsupported_fake(t: Any, where: _Where) -> None:
-    if t.pytype is not None and t.pytype is not _Tensor:
-        where.refuse("pytype", "a fake of a plain tensor", _class_name(t.pytype), None)
-    if t.dispatch_keys is not None:
-        where.refuse("dispatch_keys", "none of its own", t.dispatch_keys, None)
-    if t.nested_int_memo is not None:
-        fix = "Describe the components of the jagged nested tensor without the nested int"
-        where.refuse("nested_int_memo", "no nested int", t.nested_int_memo, fix)
-
-
-def _is_pinned(t: torch.Tensor) -> bool:
-    guard = _torch.no_dispatch_guard()
-    try:
-        return t.device.type == "cpu" and t.is_pinned()
-    finally:
-        del guard
-
-
-def _forward_ad_level() -> int:
-    return _forward_ad._current_level
-
-
-_forward_ad: Any = torch.autograd.forward_ad
-
-
-def _has_tangent(t: torch.Tensor) -> bool:
-    return _forward_ad.unpack_dual(t).tangent is not None
-
-
-def _class_name(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
-
-
 # --- fields -------------------------------------------------------------------------------------
 
 
-def _is_leaf(t: torch.Tensor) -> bool:
-    try:
-        return t.is_leaf
-    except RuntimeError:  # of a tensor whose history inference mode forbids to regenerate
-        return False
-
-
-def _stray_grad(t: torch.Tensor) -> torch.Tensor | None:
-    """The gradient that somebody assigned to a non-leaf; torch warns where there is none."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r"The \.grad attribute of a Tensor", UserWarning)
-        return t.grad
+def _sparse(t: torch.Tensor) -> SparseDesc:
+    if t.is_sparse:
+        return SparseDesc(
+            sparse_dim=t.sparse_dim(), dense_dim=t.dense_dim(), is_coalesced=t.is_coalesced()
+        )
+    rows_first = t.layout in (torch.sparse_csr, torch.sparse_bsr)
+    indices = t.crow_indices() if rows_first else t.ccol_indices()
+    sparse_dim, dense_dim = t.sparse_dim(), t.dense_dim()
+    blocksize: tuple[int, ...] = ()
+    if t.layout in (torch.sparse_bsr, torch.sparse_bsc):
+        batch_dim = t.dim() - sparse_dim - dense_dim
+        blocksize = tuple(t.values().shape[batch_dim + 1 : batch_dim + 3])
+    return SparseDesc(
+        sparse_dim=sparse_dim,
+        dense_dim=dense_dim,
+        index_dtype=name_of(indices.dtype),
+        blocksize=blocksize,
+    )
 
 
 def _persistent(attributes: Mapping[str, Any]) -> bool | None:
@@ -541,7 +489,7 @@ def _persistent(attributes: Mapping[str, Any]) -> bool | None:
 
 
 def _grad_dtype_name(dtype: torch.dtype | None) -> str:
-    return "any" if dtype is None else _name(dtype)
+    return "any" if dtype is None else name_of(dtype)
 
 
 def _encode_policy(
@@ -589,6 +537,13 @@ def _item_memo(t: Any) -> SymDesc | None:
     return SymDesc(expr=encode_expr(sympy.sympify(memo, strict=True)), kind=kind, hint=memo)
 
 
-def _sizes_of(t: Any) -> tuple[Any, ...]:
+def _sizes_of(t: Any, strided: bool, stored: bool) -> tuple[Any, ...]:
     """Every number of a fake tensor that may be symbolic."""
-    return (*t.size(), *t.stride(), t.storage_offset(), t.untyped_storage().nbytes(), t.item_memo)
+    found = [*t.size()]
+    if strided:
+        found += t.stride()
+    if stored:
+        found += (t.storage_offset(), t.untyped_storage().nbytes())
+    if isinstance(t, _torch.FakeTensor):
+        found.append(t.item_memo)
+    return tuple(found)

@@ -18,7 +18,13 @@ from .exprs import decode_expr, encode_expr
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-__all__ = ["decode_marks", "encode_marks"]
+__all__ = ["LACKS", "decode_marks", "encode_marks"]
+
+LACKS = "_fakeify_lacks"
+"""On a fake tensor: the layout and whether the memory is pinned, of the tensor that it stands for.
+
+Torch's fake tensors can be neither mkldnn tensors nor in pinned memory.
+"""
 
 _INDICES = {
     "_dynamo_dynamic_indices": "dynamic",

@@ -20,7 +20,6 @@ from . import _torch
 from ._torch import dynamo_source, empty_strided, no_dispatch_guard
 from .errors import ConvertError
 from .fakes import META
-from .sizes import Geometry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 
     from ._torch import ShapeEnv, Source, SymbolicContext
     from .layouts import Layouts
+    from .sizes import Geometry
 
 __all__ = ["Kind", "Rebuilder", "SparseFacts"]
 
@@ -145,8 +145,9 @@ class Rebuilder(ABC):
         symint: Callable[[int], Any],
         tensor: Callable[[Any], Any],
     ) -> Any:
-        """Makes the view of its base, with ``symint`` of each number and ``tensor`` of each tensor
-        that the view operators were given.
+        """Makes the view of its base by its view operators.
+
+        They get ``symint`` of each number and ``tensor`` of each tensor that they were given.
         """
 
     @abstractmethod

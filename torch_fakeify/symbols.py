@@ -6,6 +6,7 @@ sizes are one record. The records are those of `exprs.encode_int`.
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import sympy
@@ -43,6 +44,8 @@ class SymMemo:
         self._symbols_of_record: dict[int, tuple[sympy.Symbol, ...]] = {}
         self._groups: dict[tuple[int, ...], tuple[sympy.Symbol, ...]] = {}
         self._facts: dict[sympy.Symbol, tuple[tuple[Any, ...], SymbolFactDesc]] = {}
+        self._envs: weakref.WeakKeyDictionary[ShapeEnv, int] = weakref.WeakKeyDictionary()
+        self._env_count = 0
 
     def encode_int(self, n: int | torch.SymInt) -> IntLike:
         """As `exprs.encode_int`, with one record object for each expression object and hint.
@@ -72,6 +75,18 @@ class SymMemo:
             known = last.value if constant else SymDesc(expr=desc, kind="int", hint=hint)
             self._ints[key] = known
             self._symbols_of_record[id(known)] = self._symbols_of(expr)
+        return known
+
+    def nested_number(self, n: Any) -> int:
+        """The number of a nested int, or of the one that a symbol stands for."""
+        return self._nested.encode(n if is_nested_int(n) else n.node.hint).id
+
+    def env_id(self, env: ShapeEnv) -> int:
+        """The number of a ``ShapeEnv``, in the order seen; never given to another one."""
+        known = self._envs.get(env)
+        if known is None:
+            known = self._envs[env] = self._env_count
+            self._env_count += 1
         return known
 
     def facts_of_records(
@@ -121,6 +136,7 @@ class SymMemo:
 
     def _fact(self, symbol: sympy.Symbol, env: ShapeEnv) -> SymbolFactDesc:
         state: tuple[Any, ...] = (
+            self.env_id(env),
             env.var_to_range.get(symbol),
             env.backed_var_to_val.get(symbol),
             env.var_to_hint_override.get(symbol),
@@ -134,6 +150,7 @@ class SymMemo:
     def _symbol_fact(
         self,
         symbol: sympy.Symbol,
+        env_id: int,
         value_range: Any,
         hint: Any,
         hint_override: Any,
@@ -147,6 +164,7 @@ class SymMemo:
             hint = int(hint) if hint.is_Integer else float(hint)
         return SymbolFactDesc(
             name=symbol.name,
+            shape_env=env_id,
             hint=hint,
             lower=int(lower) if isinstance(lower, sympy.Integer) else None,
             upper=int(upper) if isinstance(upper, sympy.Integer) else None,
