@@ -63,6 +63,8 @@ if TYPE_CHECKING:
     from .frame import capture as capture
     from .shape_env import restore as restore
     from .shape_env import snapshot as snapshot
+    from .subclasses import register_subclass as register_subclass
+    from .trace_log import from_trace_log as from_trace_log
 
 __version__ = "0.1.0"
 
@@ -89,8 +91,10 @@ _HOME = {
     "capture": "frame",
     "describe_tensor": "describe",
     "dumps": "codec",
+    "from_trace_log": "trace_log",
     "loads": "codec",
     "record": "backend",
+    "register_subclass": "subclasses",
     "restore": "shape_env",
     "snapshot": "shape_env",
 }
@@ -119,8 +123,10 @@ __all__ = [
     "capture",
     "describe_tensor",
     "dumps",
+    "from_trace_log",
     "loads",
     "record",
+    "register_subclass",
     "restore",
     "snapshot",
 ]

@@ -74,7 +74,7 @@ from torch.utils._pytree import TreeSpec, tree_structure, treespec_leaf
 from torch.utils._sympy import functions as sympy_functions
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.singleton_int import SingletonInt
-from torch.utils._sympy.symbol import SymT, make_symbol
+from torch.utils._sympy.symbol import SymT, make_symbol, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRangeError, ValueRanges
 from torch.utils._traceback import CapturedTraceback
 
@@ -158,6 +158,7 @@ __all__ = [
     "inference_hidden",
     "int_oo",
     "is_batched",
+    "is_float_symbol",
     "is_functorch_wrapped",
     "is_gradtracking",
     "is_opaque_value",
@@ -560,6 +561,11 @@ def new_nested_int(mode: Any) -> int:
 def make_size_symbol(number: int) -> Any:
     """The symbol that a ``ShapeEnv`` makes for a size that is at least one."""
     return make_symbol(SymT.SIZE, number, positive=True, integer=True)
+
+
+def is_float_symbol(symbol: Any) -> bool:
+    """Whether the symbol stands for a float, backed or not."""
+    return symbol_is_type(symbol, (SymT.FLOAT, SymT.UNBACKED_FLOAT))
 
 
 def symbols_are_watched(shape_env: Any) -> bool:

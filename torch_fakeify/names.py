@@ -59,6 +59,7 @@ __all__ = [
     "encode_class",
     "encode_function",
     "encode_operator",
+    "find_class",
     "hasattr_static",
     "is_pybind_enum",
     "is_record_tuple",
@@ -505,12 +506,12 @@ def encode_class(cls: type, *, where: str = "$") -> str:
         if known is cls:
             return name
     name = f"{cls.__module__}.{cls.__qualname__}"
-    if _resolve_class(name) is not cls:
+    if find_class(name) is not cls:
         # C++ enumerations stand in their module under another name than their own.
         for alias, found in vars(sys.modules.get(cls.__module__, object)).items():
             if found is cls:
                 name = f"{cls.__module__}.{alias}"
-    if _resolve_class(name) is not cls or not _is_value_class(cls):
+    if find_class(name) is not cls or not _is_value_class(cls):
         raise UnsupportedValueError(
             "a class cannot be recorded",
             where=where,
@@ -530,7 +531,7 @@ def decode_class(name: str, *, where: str = "$") -> type:
     """
     if name in _BASIC_CLASSES:
         return _BASIC_CLASSES[name]
-    cls = _resolve_class(name)
+    cls = find_class(name)
     if cls is None:
         module = name.rpartition(".")[0]
         raise UnknownNameError(
@@ -549,7 +550,11 @@ def _is_dotted(name: str) -> bool:
     return name.isascii() and all(part.isidentifier() for part in name.split("."))
 
 
-def _resolve_class(name: str) -> type | None:
+def find_class(name: str) -> type | None:
+    """The class of that name, if this process has already imported it.
+
+    It may be of any sort: the caller says which ones a file may name.
+    """
     if not _is_dotted(name):
         return None
     parts = name.split(".")

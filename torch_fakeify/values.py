@@ -13,7 +13,7 @@ import enum
 import math
 from collections.abc import Callable, Iterable, Mapping
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, WrapperDescriptorType
-from typing import Any, TypeAlias, assert_never
+from typing import Any, NamedTuple, TypeAlias, assert_never
 
 import torch
 from torch.fx.immutable_collections import immutable_dict, immutable_list
@@ -46,13 +46,24 @@ from .desc import (
 )
 from .errors import FormatError, LimitError, UnknownNameError, UnsupportedValueError
 
-__all__ = ["DecodeHook", "EncodeHook", "decode_value", "encode_value"]
+__all__ = ["DecodeHook", "EncodeHook", "Located", "decode_value", "encode_value"]
 
 EncodeHook: TypeAlias = Callable[[object], "Value | None"]
 """Given an object, its record, or ``None`` when the object is not the hook's."""
 
 DecodeHook: TypeAlias = Callable[[Value], object]
 """Given a record, the object, or ``NotImplemented`` when the record is not the hook's."""
+
+
+class Located(NamedTuple):
+    """A hook that also wants the path of what it is asked about: it has parts of its own."""
+
+    ask: Callable[[Any, str], Any]
+
+    def __call__(self, item: Any) -> Any:
+        """The answer for an item whose path nobody knows."""
+        return self.ask(item, "$")
+
 
 MAX_DEPTH = 64
 """How deep containers may be nested in one another."""
@@ -94,7 +105,7 @@ def encode_value(
     if kind is float:
         return _encode_float(obj)  # pyright: ignore[reportArgumentType]
     if hook is not None:
-        owned = hook(obj)
+        owned = hook.ask(obj, where) if isinstance(hook, Located) else hook(obj)
         if owned is not None:
             return owned
     if _depth > MAX_DEPTH:
@@ -272,7 +283,7 @@ def decode_value(
     if v is None or isinstance(v, (bool, int, float, str)):
         return v
     if hook is not None:
-        owned = hook(v)
+        owned = hook.ask(v, where) if isinstance(hook, Located) else hook(v)
         if owned is not NotImplemented:
             return owned
     if _depth > MAX_DEPTH:

@@ -1,0 +1,349 @@
+"""Traceable wrapper subclasses: the contract by which their type and context become a record.
+
+``__tensor_flatten__`` names the inner attributes and gives a context. Inner tensors go to the
+caller, opaque attributes (such as a ``DeviceMesh``) and the context become values, see
+``subclass_context.py``. A context that is more than that needs :func:`register_subclass`.
+
+A reader finds the class among those registered, torch's own and those that are already imported:
+a file has nothing imported. What it then makes of the record is an argument of the class's
+``__tensor_unflatten__``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
+
+import torch
+
+from . import _torch, names, subclass_registry
+from .desc import MetaTensorDesc, OpaqueValue, SubclassDesc, Value
+from .errors import FormatError, UnknownNameError, UnsupportedTensorError, UnsupportedValueError
+from .meshes import Meshes
+from .subclass_context import DecodeTensor, decode_context_value, encode_context_value
+
+if TYPE_CHECKING:
+    from .values import DecodeHook, EncodeHook
+
+__all__ = [
+    "Meshes",
+    "decode_context",
+    "decode_opaques",
+    "encode_subclass",
+    "register_subclass",
+    "subclass_of",
+]
+
+Part: TypeAlias = Callable[[torch.Tensor, str], MetaTensorDesc]
+"""Given an inner tensor and its attribute, its record."""
+
+_C = TypeVar("_C", bound=type)
+
+_REGISTERED = "registered"
+
+_PROTOCOL = ("__tensor_flatten__", "__tensor_unflatten__")
+
+
+# --- registration ---------------------------------------------------------------------------------
+
+
+@overload
+def register_subclass(
+    cls: _C,
+    *,
+    encode_ctx: Callable[[Any], object] | None = None,
+    decode_ctx: Callable[[Any], object] | None = None,
+) -> _C: ...
+
+
+@overload
+def register_subclass(
+    cls: None = None,
+    *,
+    encode_ctx: Callable[[Any], object] | None = None,
+    decode_ctx: Callable[[Any], object] | None = None,
+) -> Callable[[_C], _C]: ...
+
+
+def register_subclass(
+    cls: type | None = None,
+    *,
+    encode_ctx: Callable[[Any], object] | None = None,
+    decode_ctx: Callable[[Any], object] | None = None,
+) -> Any:
+    """Says how the context of a wrapper subclass is written and read. Also a class decorator.
+
+    Without functions it makes the class known by its name, also one that is local to a function, and
+    the dataclasses of its package may stand in contexts. ``cls`` may also be a class whose instances
+    stand inside contexts or as opaque attributes: then the functions are those of the instance.
+
+    A registration holds for that very class, not for those that derive from it. Registering again
+    replaces what was registered.
+
+    Args:
+        cls: the class; without it the result is a decorator.
+        encode_ctx: the context as plain data: numbers, strings, containers, dtypes, enumerations,
+            symbolic integers, ...
+        decode_ctx: the context of that data.
+
+    Raises:
+        UnsupportedTensorError: the class is a tensor class, but lacks a part of the protocol.
+        UnsupportedValueError: one function without the other, or neither for a class of another sort.
+    """
+    if cls is None:
+        return lambda decorated: register_subclass(  # pyright: ignore[reportUnknownVariableType]
+            decorated, encode_ctx=encode_ctx, decode_ctx=decode_ctx
+        )
+    where = subclass_registry.class_name(cls)
+    if (encode_ctx is None) != (decode_ctx is None):
+        raise UnsupportedValueError(
+            "a class is registered with one function alone",
+            where=where,
+            expected="both encode_ctx and decode_ctx, or neither",
+        )
+    if issubclass(cls, torch.Tensor):
+        _check_protocol(cls, where)
+    elif encode_ctx is None:
+        raise UnsupportedValueError(
+            "a class that is no tensor class is registered without functions",
+            where=where,
+            expected="encode_ctx and decode_ctx",
+        )
+    subclass_registry.put(subclass_registry.Registration(cls, encode_ctx, decode_ctx))
+    return cls
+
+
+def _check_protocol(cls: type, where: str) -> None:
+    missing = [name for name in _PROTOCOL if not names.hasattr_static(cls, name)]
+    if missing:
+        raise UnsupportedTensorError(
+            f"{subclass_registry.class_name(cls)} is no traceable wrapper subclass",
+            where=where,
+            expected=" and ".join(_PROTOCOL),
+            found=f"no {' and no '.join(missing)}",
+            fix=f"Define {' and '.join(missing)} on the class.",
+        )
+
+
+# --- encode ---------------------------------------------------------------------------------------
+
+
+def encode_subclass(
+    t: torch.Tensor, part: Part, *, where: str, ints: EncodeHook | None = None
+) -> SubclassDesc:
+    """The record of a wrapper subclass.
+
+    Args:
+        t: the tensor.
+        part: describes an inner tensor, given its attribute. A tensor that stands in the context is
+            described too, with its path from here instead, such as ``context[0].data``.
+        where: the path of the tensor, for errors.
+        ints: encodes symbolic integers of the context.
+
+    Raises:
+        UnsupportedTensorError: the class lacks a part of the protocol, has no name that a reader
+            would find it by, or has attributes or a context that cannot be recorded.
+    """
+    cls = type(t)
+    _check_protocol(cls, where)
+    name = _encode_name(cls, where)
+    tensor: Any = t
+    attributes, context = tensor.__tensor_flatten__()
+
+    def encode(item: object, at: str) -> Value:
+        return encode_context_value(
+            item,
+            where=at,
+            package=name.partition(".")[0],
+            ints=ints,
+            tensors=lambda found, path: part(found, path.removeprefix(f"{where}.")),
+        )
+
+    tensors: list[tuple[str, MetaTensorDesc]] = []
+    opaques: list[tuple[str, Value]] = []
+    for attribute in attributes:
+        at = f"{where}.{attribute}"
+        inner = _torch.unwrap_script_object(getattr(t, attribute))
+        if isinstance(inner, torch.Tensor):
+            tensors.append((attribute, part(inner, attribute)))
+        elif _torch.is_opaque_value(inner):
+            opaques.append((attribute, _encode_opaque(inner, at, name, encode)))
+        else:
+            raise UnsupportedTensorError(
+                f"an inner attribute of {name} is of no sort that torch traces",
+                where=at,
+                expected="a tensor or an opaque object",
+                found=f"an object of {subclass_registry.class_name(type(inner))}",
+                fix="Return it as part of the context of __tensor_flatten__.",
+            )
+    return SubclassDesc(
+        cls=name,
+        tensors=tuple(tensors),
+        opaques=tuple(opaques),
+        context=_encode_context(cls, name, context, f"{where}.context", encode),
+    )
+
+
+def _encode_name(cls: type, where: str) -> str:
+    name = subclass_registry.class_name(cls)
+    if subclass_registry.find(cls) is not None:
+        return name
+    try:
+        return names.encode_class(cls, where=where)
+    except UnsupportedValueError as error:
+        raise UnsupportedTensorError(
+            f"the tensor subclass {name} cannot be found by its name",
+            where=where,
+            fix="Define it at the top level of a module, or call "
+            f"torch_fakeify.register_subclass({cls.__name__}) in writer and reader.",
+        ) from error
+
+
+def _encode_opaque(
+    item: object, where: str, name: str, encode: Callable[[object, str], Value]
+) -> Value:
+    try:
+        return encode(item, where)
+    except UnsupportedValueError as error:
+        cls = type(item)
+        raise UnsupportedTensorError(
+            f"an opaque attribute of {name} cannot be encoded: {error.what}",
+            where=error.where,
+            expected=error.expected,
+            found=error.found,
+            fix=f"Call torch_fakeify.register_subclass({cls.__name__}, encode_ctx=..., "
+            "decode_ctx=...) with functions from the object to plain data and back.",
+        ) from error
+
+
+def _encode_context(
+    cls: type, name: str, context: object, where: str, encode: Callable[[object, str], Value]
+) -> Value:
+    registration = subclass_registry.find(cls)
+    try:
+        if registration is None or registration.encode is None:
+            return encode(context, where)
+        return OpaqueValue(kind=_REGISTERED, data=encode(registration.encode(context), where))
+    except UnsupportedValueError as error:
+        raise UnsupportedTensorError(
+            f"the context of {name} cannot be encoded: {error.what}",
+            where=error.where,
+            expected=error.expected,
+            found=error.found,
+            fix=f"Call torch_fakeify.register_subclass({cls.__name__}, encode_ctx=..., "
+            "decode_ctx=...) with functions from the context to plain data and back.",
+        ) from error
+
+
+# --- decode ---------------------------------------------------------------------------------------
+
+
+def subclass_of(record: SubclassDesc, *, where: str) -> type[Any]:
+    """The class of a record: a registered one, one of torch's own or an already imported one.
+
+    Raises:
+        UnknownNameError: there is none of that name here, or it is no traceable wrapper subclass.
+    """
+    name = record.cls
+    registration = subclass_registry.find_class(name)
+    cls = _torch.own_subclass(name) if registration is None else registration.cls
+    if cls is None:
+        cls = names.find_class(name)
+    if cls is None:
+        raise UnknownNameError(
+            f"the tensor subclass {name!r} is not known in this process",
+            where=where,
+            fix=_how_to_know(name),
+        )
+    is_wrapper = issubclass(cls, torch.Tensor) and all(
+        names.hasattr_static(cls, method) for method in _PROTOCOL
+    )
+    if not is_wrapper:
+        raise UnknownNameError(
+            f"the class {name!r} is no traceable wrapper subclass",
+            where=where,
+            expected=f"a tensor subclass with {' and '.join(_PROTOCOL)}",
+        )
+    return cls
+
+
+def _how_to_know(name: str) -> str:
+    module, _, short = name.rpartition(".")
+    is_importable = all(part.isidentifier() and part.isascii() for part in name.split("."))
+    if is_importable and module and module != "__main__":
+        return f"Run `import {module}` first if you trust it."
+    return f"Define it and call torch_fakeify.register_subclass({short}) first."
+
+
+def decode_context(
+    record: SubclassDesc,
+    *,
+    where: str,
+    ints: DecodeHook | None = None,
+    tensors: DecodeTensor | None = None,
+    meshes: Meshes | None = None,
+) -> object:
+    """The context of a record, as ``__tensor_unflatten__`` takes it.
+
+    Args:
+        record: the record.
+        where: the path of the tensor, for errors.
+        ints: decodes symbolic integers.
+        tensors: makes a tensor that stands in the context.
+        meshes: the meshes rebuilt so far. Give the same for all tensors that are to share theirs.
+
+    Raises:
+        FormatError: the record says something that cannot be.
+        UnknownNameError: a class is not known or not allowed here, or the subclass is not registered.
+    """
+    context = record.context
+    at = f"{where}.context"
+
+    def decode(v: Value) -> object:
+        return decode_context_value(
+            v, where=at, package=_package(record), ints=ints, tensors=tensors, known=meshes
+        )
+
+    if not (isinstance(context, OpaqueValue) and context.kind == _REGISTERED):
+        return decode(context)
+    registration = subclass_registry.find_class(record.cls)
+    if registration is None or registration.decode is None:
+        raise UnknownNameError(
+            f"the context of {record.cls} was written by a registered function",
+            where=at,
+            fix=f"Call torch_fakeify.register_subclass({record.cls.rpartition('.')[2]}, "
+            "encode_ctx=..., decode_ctx=...) first, as the writer did.",
+        )
+    return registration.decode(decode(context.data))
+
+
+def decode_opaques(
+    record: SubclassDesc,
+    *,
+    where: str,
+    ints: DecodeHook | None = None,
+    tensors: DecodeTensor | None = None,
+    meshes: Meshes | None = None,
+) -> dict[str, object]:
+    """The inner attributes of a record that are no tensors, such as a ``DeviceMesh``.
+
+    The arguments are those of :func:`decode_context`.
+
+    Raises:
+        FormatError: an attribute stands twice in the record, or one says something that cannot be.
+        UnknownNameError: a class is not known or not allowed here.
+    """
+    found: dict[str, object] = {}
+    taken = {attribute for attribute, _ in record.tensors}
+    for attribute, v in record.opaques:
+        at = f"{where}.{attribute}"
+        if attribute in taken or attribute in found:
+            raise FormatError("an inner attribute stands twice", where=at)
+        found[attribute] = decode_context_value(
+            v, where=at, package=_package(record), ints=ints, tensors=tensors, known=meshes
+        )
+    return found
+
+
+def _package(record: SubclassDesc) -> str:
+    return record.cls.partition(".")[0]
