@@ -19,7 +19,10 @@ from torch._C import _get_nested_int as get_nested_int
 from torch._C._autograd import CreationMeta
 from torch._dispatch.python import no_python_dispatcher, suspend_functionalization
 from torch._functorch import config as _functorch_config
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch._functorch.pyfunctorch import (
+    temporarily_clear_interpreter_stack,
+    temporarily_restore_interpreter_stack,
+)
 from torch._guards import (
     ChainedSource,
     CompileContext,
@@ -144,7 +147,9 @@ __all__ = [
     "field_count",
     "find_operator",
     "function_modules",
+    "functional_tensor",
     "functionalize_included",
+    "functorch",
     "functorch_config_patch",
     "functorch_is_legacy_batched",
     "functorch_level",
@@ -184,6 +189,7 @@ __all__ = [
     "push_dispatch_mode",
     "resolve_backend",
     "scalar_specializations",
+    "set_forward_grad",
     "set_conj",
     "set_creation_meta",
     "set_key_excluded",
@@ -193,6 +199,7 @@ __all__ = [
     "symbols_are_watched",
     "sympy_functions",
     "temporarily_clear_interpreter_stack",
+    "temporarily_restore_interpreter_stack",
     "throw_on_data_ptr",
     "torch_function_depth",
     "torch_version",
@@ -391,6 +398,8 @@ torch_function_depth = _c._len_torch_function_stack
 DisableTorchFunction = _c.DisableTorchFunction
 no_dispatch_guard = _c._DisableTorchDispatch
 """While an instance of it lives, no Python dispatch happens: what is made is not fake."""
+functorch = _c._functorch
+"""The bindings of functorch: its interpreters and the wrappers that belong to them."""
 is_functorch_wrapped = _c._functorch.is_functorch_wrapped_tensor
 functorch_is_legacy_batched = _c._functorch.is_legacy_batchedtensor
 peek_interpreter_stack = _c._functorch.peek_interpreter_stack
@@ -409,6 +418,20 @@ def unwrap_functional(t: torch.Tensor) -> torch.Tensor:
 def functorch_level() -> int:
     """The innermost level of functorch's interpreters."""
     return _c._functorch.current_level()
+
+
+def set_forward_grad(mode: bool) -> AbstractContextManager[Any]:
+    """Switches forward-mode AD on or off inside."""
+    forward_ad: Any = torch.autograd.forward_ad
+    return forward_ad._set_fwd_grad_enabled(mode)
+
+
+def functional_tensor(elem: torch.Tensor) -> Any:
+    """The Python class ``FunctionalTensor`` around a functional tensor of C++, without history."""
+    from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+
+    mode = _c._get_dispatch_mode(_c._TorchDispatchModeKey.FUNCTIONAL)
+    return FunctionalTensor(elem, FunctionalTensorMode() if mode is None else mode)
 
 
 get_creation_meta = _c._autograd._get_creation_meta

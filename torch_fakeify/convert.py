@@ -310,7 +310,7 @@ class MetaConverter(Rebuilder):
             return d.storage.nbytes
         if self._sizes is None:
             return concrete_int(d.storage.nbytes, f"storage {d.storage.id}")
-        return self._sizes.nbytes(d.storage.nbytes)
+        return self._sizes.carry(d, (d.storage.nbytes,))[0]
 
     def _known_storage(self, d: MetaTensorDesc) -> torch.UntypedStorage | None:
         return None if d.storage is None else self._storages.get(d.storage.id)

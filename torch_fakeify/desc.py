@@ -170,6 +170,8 @@ class SymbolFactDesc(Record, frozen=True, kw_only=True):
     """
 
     name: str
+    shape_env: int = 0
+    """Which ``ShapeEnv``, by the describer's count: symbols of two may have one name."""
     hint: int | float | NestedIntDesc | None = None
     lower: int | None = None
     upper: int | None = None
@@ -218,12 +220,15 @@ class InterpreterDesc(Record, frozen=True, kw_only=True):
 
     kind: Literal["vmap", "grad", "jvp", "functionalize"]
     level: int
+    """The position in the stack: 1 is the outermost."""
     batch_size: IntLike | None = None
     """Only of ``vmap``."""
-    randomness: str | None = None
-    """Only of ``vmap``: ``error``, ``same`` or ``different``."""
+    randomness: Literal["error", "same", "different"] | None = None
+    """Only of ``vmap``."""
     grad_mode: bool | None = None
     """Only of ``grad`` and ``jvp``: the (forward) grad mode outside."""
+    inference_mode: bool = False
+    """Only of ``grad`` and ``jvp``: whether inference mode was on outside."""
     add_back_views: bool | None = None
     """Only of ``functionalize``."""
 
@@ -234,10 +239,11 @@ class FunctorchDesc(Record, frozen=True, kw_only=True):
     kind: Literal["batched", "grad", "functional"]
     unwrapped: MetaTensorDesc
     level: int
+    """Of which interpreter it is; -2, as torch has it, for a grad wrapper that outlived its own."""
     bdim: int | None = None
     """Only of ``batched``: which dim of the unwrapped tensor is the batch."""
     stack: tuple[InterpreterDesc, ...] = ()
-    """Outermost first."""
+    """The interpreters that were active, outermost first."""
 
 
 class FunctionalDesc(Record, frozen=True, kw_only=True):

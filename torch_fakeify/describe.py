@@ -313,7 +313,8 @@ class MetaTensorDescriber:
         with _torch.DisableTorchFunction():
             where = Where(self._tensors.of, t, path, source)
             refuse_unsupported(t, where)
-            parts = self._parts(t, path, where)
+            seen: list[Any] = []
+            parts = self._parts(t, path, where, seen)
             is_fake = _torch.maybe_get_fake_mode(t) is not None
             plain_fake = isinstance(t, _torch.FakeTensor)
             is_leaf = facts.is_leaf(t)
@@ -364,7 +365,9 @@ class MetaTensorDescriber:
                 is_fake=is_fake,
                 scalar_hint=None if storage is None else _scalar_hint(t, source, storage),
                 item_memo=item_memo,
-                symbols=self._syms.facts(_sizes_of(t, strided, stored)) if is_fake else (),
+                symbols=self._syms.facts((*_sizes_of(t, strided, stored), *seen))
+                if is_fake
+                else (),
                 nested_int=None if nested_int is None else self._syms.nested_number(nested_int),
                 is_pinned=pinned,
                 marks=self._marks(t, attributes, path),
@@ -381,8 +384,12 @@ class MetaTensorDescriber:
         pinned = self._can_pin and not isinstance(t, _torch.FakeTensor) and is_pinned(t)
         return name_of(t.layout), pinned
 
-    def _parts(self, t: torch.Tensor, path: str, where: Where) -> dict[str, Any]:
-        """The fields that only some kinds of tensors have."""
+    def _encode_seen(self, seen: list[Any], n: Any) -> Any:
+        seen.append(n)
+        return self._syms.encode_int(n)
+
+    def _parts(self, t: torch.Tensor, path: str, where: Where, seen: list[Any]) -> dict[str, Any]:
+        """The fields that only some kinds of tensors have; the numbers in them go to ``seen``."""
 
         def part(inner: torch.Tensor, name: str) -> MetaTensorDesc:
             return self._describe_part(inner, f"{path}.{name}")
@@ -394,7 +401,7 @@ class MetaTensorDescriber:
             from .subclasses import encode_subclass
 
             found["subclass"] = encode_subclass(
-                t, part, where=str(where), ints=self._syms.encode_int
+                t, part, where=str(where), ints=partial(self._encode_seen, seen)
             )
         wrapper = facts.functorch_facts(t)
         if wrapper is not None:

@@ -3,12 +3,15 @@
 Method: ``sym_sizes_strides_storage_offset`` of torch 2.13's ``MetaConverter``, over records. A
 record of a real tensor has integers, and torch's own code makes symbols of them by the policy. A
 record of a fake tensor may have symbols of another ``ShapeEnv``; they are carried over one by one,
-so that shared symbols stay shared and formulas stay formulas.
+so that shared symbols stay shared and formulas stay formulas. Torch's own
+``transfer_symbols_from_foreign_shape_env`` makes new symbols of the hints instead, by which equal
+hints become one symbol and formulas are lost.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+import itertools
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import msgspec
 import sympy
@@ -23,6 +26,7 @@ from ._torch import (
     ValueRanges,
     dynamo_source,
     int_oo,
+    is_float_symbol,
     make_nested_int,
     symbols_are_watched,
 )
@@ -36,9 +40,25 @@ if TYPE_CHECKING:
     from .desc import ExprDesc, IntLike, MetaTensorDesc, SymbolFactDesc
     from .nested_ints import NestedInts
 
-__all__ = ["Geometry", "SizeMaker", "SymbolPolicy", "concrete_int", "with_strides"]
+__all__ = [
+    "Geometry",
+    "HasSymbols",
+    "SizeMaker",
+    "SymbolPolicy",
+    "concrete_int",
+    "with_strides",
+]
 
 SymbolPolicy = Literal["fresh", "keep"]
+
+
+class HasSymbols(Protocol):
+    """A record with the facts of its symbols, which are all of one ``ShapeEnv``."""
+
+    @property
+    def symbols(self) -> tuple[SymbolFactDesc, ...]:
+        """What the ``ShapeEnv`` knew of them."""
+        ...
 
 
 class Geometry(NamedTuple):
@@ -58,9 +78,7 @@ def concrete_int(n: IntLike, where: str) -> int:
     if isinstance(n, int):
         return n
     if isinstance(n, NestedIntDesc) or isinstance(n.hint, NestedIntDesc):
-        raise ConvertError(
-            "a ragged size has no integer value", where=where, found="a nested int"
-        )
+        raise ConvertError("a ragged size has no integer value", where=where, found="a nested int")
     if not isinstance(n.hint, int):
         raise ConvertError(
             "an unbacked size has no integer value",
@@ -97,7 +115,8 @@ class SizeMaker:
     """Makes the integers and symbols of one ``ShapeEnv`` for records.
 
     It keeps which symbol of the records became which expression, so that a symbol in two records
-    is one symbol in the ``ShapeEnv`` too.
+    is one symbol in the ``ShapeEnv`` too. Symbols of two ``ShapeEnv``s may have one name: they are
+    told apart by the number that the describer gave to each.
     """
 
     def __init__(
@@ -112,7 +131,9 @@ class SizeMaker:
         self._nested = nested
         self._fresh = FreshSizes(shape_env) if fast else None
         self._policy = policy
-        self._carried: dict[sympy.Symbol, sympy.Expr] = {}
+        # By the describer's number of the ShapeEnv that the symbols are of.
+        self._carried: dict[int, dict[sympy.Symbol, sympy.Expr]] = {}
+        self._own: set[int] = set()
         # By the id of a record, which the entry keeps alive: expressions over backed symbols.
         self._decoded: dict[int, tuple[ExprDesc, Any]] = {}
         self._remembers = (
@@ -128,7 +149,7 @@ class SizeMaker:
             ConvertError: a symbol of the record is not known (``"keep"``) or has no facts.
         """
         symbolic = is_symbolic(d)
-        if self._policy == "keep":
+        if self._keeps(d):
             return self._kept(d)
         if symbolic and _has_nested(d):  # a jagged tensor, which was no fake
             return self._by_policy(
@@ -162,30 +183,54 @@ class SizeMaker:
         assert self._nested is not None
         return self._nested.make(n)
 
-    def scalar(self, sym: SymDesc, d: MetaTensorDesc, source: Source) -> Any:
-        """A symbolic scalar of a fake tensor's record: its ``item()``."""
-        if self._policy == "keep":
+    def keep_symbols_of(self, env_id: int) -> None:
+        """Takes the symbols of this ``ShapeEnv``, by the describer's number of it, as they are."""
+        self._own.add(env_id)
+
+    def _keeps(self, d: HasSymbols) -> bool:
+        return self._policy == "keep" or (bool(d.symbols) and d.symbols[0].shape_env in self._own)
+
+    def scalar(self, sym: SymDesc, d: HasSymbols, source: Source) -> Any:
+        """A symbolic scalar of a fake tensor's record, such as its ``item()``.
+
+        Args:
+            sym: the scalar.
+            d: what has the facts of its symbols, as a tensor's record.
+            source: where the value is found, of which the scalar is the ``item()``.
+
+        Raises:
+            ConvertError: as `geometry`.
+        """
+        if self._keeps(d):
             expr = self._known(decode_expr(sym.expr), source.name)
         else:
             item_source = dynamo_source().CallMethodItemSource(source)
-            expr = self._carry(decode_expr(sym.expr), d, item_source, sym.hint)
+            expr = self._carry(decode_expr(sym.expr), d, item_source)
         if sym.kind == "float":
             return self._env.create_symfloatnode(expr, hint=sym.hint)
         if sym.kind == "bool":
             return self._env.create_symboolnode(expr)
         return self._env.create_symintnode(expr, hint=self._live(sym.hint))
 
-    def nbytes(self, n: IntLike) -> Any:
-        """The size in bytes of a storage whose symbols have been made."""
-        if isinstance(n, int):
-            return n
-        assert isinstance(n, SymDesc)
-        expr = decode_expr(n.expr)
-        if self._policy == "keep":
-            expr = self._known(expr, "storage")
-        else:
-            expr = expr.xreplace(self._carried)
-        return self._env.create_symintnode(expr, hint=self._live(n.hint))
+    def carry(self, d: MetaTensorDesc, numbers: tuple[IntLike, ...]) -> tuple[Any, ...]:
+        """Numbers of a record that no place in the inputs gives, such as a storage's size.
+
+        Raises:
+            ConvertError: as `geometry`.
+        """
+        unknown = dynamo_source().ConstantSource(f"__fakeify_tensor{d.id}")
+
+        def number(n: IntLike) -> Any:
+            if not isinstance(n, SymDesc):
+                return self._live(n)
+            expr = decode_expr(n.expr)
+            if self._keeps(d):
+                expr, hint = self._known(expr, "storage"), self._kept_hint(expr, n.hint)
+            else:
+                expr, hint = self._carry(expr, d, unknown), self._live(n.hint)
+            return self._env.create_symintnode(expr, hint=hint)
+
+        return tuple([number(n) for n in numbers])
 
     # --- by the policy --------------------------------------------------------------------------
 
@@ -290,7 +335,7 @@ class SizeMaker:
         for expr, (n, part_source, dim) in zip(exprs, parts, strict=True):
             assert not isinstance(n, NestedIntDesc)
             hint = n if isinstance(n, int) else self._live(n.hint)
-            new = self._carry(expr, d, part_source, hint)
+            new = self._carry(expr, d, part_source)
             out = self._env.create_symintnode(new, hint=hint, source=part_source)
             self._override_hint(d, dim, out)
             made.append(out)
@@ -304,57 +349,73 @@ class SizeMaker:
         if override is not None:
             self._env.var_to_hint_override[n.node.expr] = override
 
-    def _carry(self, expr: Any, d: MetaTensorDesc, source: Source, hint: Any) -> Any:
+    def _carry(self, expr: Any, d: HasSymbols, source: Source) -> Any:
         """The expression over symbols of this ``ShapeEnv``, made where they are missing."""
         if isinstance(expr, sympy.Symbol):
-            self._carry_symbol(expr, d, source, None, None, hint)
-        for symbol in sorted(expr.free_symbols - self._carried.keys(), key=str):
-            # It is no dim of this tensor, so no place in the inputs gives its value.
-            unknown = dynamo_source().ConstantSource(f"__fakeify_{symbol.name}")
-            self._carry_symbol(symbol, d, unknown, None, None)
-        return expr.xreplace(self._carried)
+            return self._carry_symbol(expr, d, source, None, None)
+        return expr.xreplace(
+            {
+                symbol: self._carry_symbol(symbol, d, None, None, None)
+                for symbol in sorted(expr.free_symbols, key=str)
+            }
+        )
 
     def _carry_symbol(
         self,
         symbol: sympy.Symbol,
-        d: MetaTensorDesc,
-        source: Source,
+        d: HasSymbols,
+        source: Source | None,
         context: SymbolicContext | None,
         dim: int | None,
-        hint: Any = None,
-    ) -> None:
-        if symbol in self._carried:
-            return
+    ) -> Any:
+        """The symbol that stands for one of a record; ``source`` is where its value is found."""
         fact = next((fact for fact in d.symbols if fact.name == symbol.name), None)
         if fact is None:
             raise ConvertError(
                 f"nothing is known of the symbol `{symbol}`",
-                where=source.name,
+                where=None if source is None else source.name,
                 expected="an entry in the record's `symbols`",
                 found=", ".join(fact.name for fact in d.symbols) or "none",
             )
+        carried = self._carried.setdefault(fact.shape_env, {})
+        if symbol in carried:
+            return carried[symbol]
+        if source is None:
+            # It is no dim of this tensor, so no place in the inputs gives its value.
+            source = self._unknown_source(symbol.name)
         unbacked = fact.hint is None
         if context is not None and dim is not None:
             assert isinstance(context, StatelessSymbolicContext)
             unbacked = unbacked or context.dynamic_sizes[dim] is DimDynamic.UNBACKED
         if unbacked:
-            new = self._unbacked(source, context, dim, fact)
+            new = self._unbacked(symbol, source, context, dim, fact)
         else:
             ragged = isinstance(fact.hint, NestedIntDesc)
             new = self._env.create_symbol(
-                self._live(fact.hint) if hint is None else hint,
+                self._live(fact.hint),
                 source,
                 # Other sizes of this nested int are the same symbol.
                 dynamic_dim=DimDynamic.DUCK if ragged else DimDynamic.DYNAMIC,
                 positive=True if symbol.is_positive else None,
                 do_not_specialize_zero_one=fact.lower is None or fact.lower < 2,
             )
-        self._carried[symbol] = new
+        carried[symbol] = new
         if isinstance(new, sympy.Symbol) and new in self._env.var_to_range:
             self._narrow(new, fact)
+        return new
+
+    def _unknown_source(self, name: str) -> Source:
+        """A source of a name that no symbol of the ``ShapeEnv`` has."""
+        sources, wanted = dynamo_source(), f"__fakeify_{name}"
+        for i in itertools.count():
+            source = sources.ConstantSource(wanted if i == 0 else f"{wanted}_{i}")
+            if source.name not in self._env.source_to_var:
+                return source
+        raise AssertionError
 
     def _unbacked(
         self,
+        symbol: sympy.Symbol,
         source: Source,
         context: SymbolicContext | None,
         dim: int | None,
@@ -365,7 +426,10 @@ class SizeMaker:
             return self._env.create_symbol(
                 fact.hint, source, dynamic_dim=DimDynamic.UNBACKED, symbolic_context=context
             )
-        new = self._env.create_unbacked_symint(source).node.expr
+        if is_float_symbol(symbol):
+            new = self._env.create_unbacked_symfloat().node.expr
+        else:
+            new = self._env.create_unbacked_symint(source).node.expr
         if fact.size_like:
             self._env._constrain_range_for_size(new)
         self._env.unbacked_inputs.add(new)

@@ -13,15 +13,15 @@ import sympy
 import torch
 
 from ._torch import SingletonInt, make_nested_int
-from .desc import IntNode, SymbolFactDesc, SymDesc
-from .exprs import encode_expr, encode_int
+from .desc import IntNode, SymbolFactDesc, SymDesc, SymValue
+from .exprs import encode_expr, encode_int, encode_sym
 from .nested_ints import NestedIntNumbers, is_nested_int
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ._torch import ShapeEnv
-    from .desc import ExprDesc, IntLike, NestedIntDesc
+    from .desc import ExprDesc, IntLike, NestedIntDesc, Value
 
 __all__ = ["SymMemo"]
 
@@ -77,6 +77,18 @@ class SymMemo:
             self._symbols_of_record[id(known)] = self._symbols_of(expr)
         return known
 
+    def encode_value(self, obj: object) -> Value:
+        """The value of a symbolic scalar or a nested int; ``None`` for anything else.
+
+        A hook of `values.encode_value`.
+        """
+        if isinstance(obj, torch.SymInt):
+            n = self.encode_int(obj)
+            return n if type(n) is int else SymValue(sym=n)  # type: ignore[arg-type]
+        if isinstance(obj, (torch.SymFloat, torch.SymBool)):
+            return SymValue(sym=encode_sym(obj))
+        return None
+
     def nested_number(self, n: Any) -> int:
         """The number of a nested int, or of the one that a symbol stands for."""
         return self._nested.encode(n if is_nested_int(n) else n.node.hint).id
@@ -117,7 +129,7 @@ class SymMemo:
         envs: dict[sympy.Symbol, Any] = {}
         seen: set[int] = set()
         for n in sizes:
-            if type(n) is int or not isinstance(n, _SYMBOLIC):
+            if type(n) is int or not isinstance(n, _SYMBOLIC) or is_nested_int(n):
                 continue
             sym_node: Any = n.node
             expr = sym_node.expr
