@@ -24,7 +24,7 @@ from ._torch import (
     make_subclass,
     no_dispatch_guard,
 )
-from .desc import NestedIntDesc, SymDesc
+from .desc import NestedIntDesc, SymDesc, SymValue
 from .errors import ConvertError
 from .fakes import DTYPES, META, FakeDevice, Replay, dtype_of
 from .layouts import Layouts
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from ._torch import FakeTensorMode, ShapeEnv, Source, SymbolicContext
-    from .desc import ContextDesc, IntLike, MetaTensorDesc, SparseDesc
+    from .desc import ContextDesc, IntLike, MetaTensorDesc, SparseDesc, Value
     from .sizes import SymbolPolicy
     from .sources import DecodeMemo
 
@@ -415,8 +415,11 @@ class MetaConverter(Rebuilder):
         context = decode_context(record, where=where, ints=partial(self._value_of, d))
         return subclass_of(record, where=where).__tensor_unflatten__(inner, context, size, stride)
 
-    def _value_of(self, d: MetaTensorDesc, n: SymDesc | NestedIntDesc) -> Any:
-        """A symbolic scalar in the context of a subclass."""
+    def _value_of(self, d: MetaTensorDesc, value: Value) -> Any:
+        """A symbolic scalar in the context of a subclass; a hook of `values.decode_value`."""
+        return self._scalar(d, value.sym) if isinstance(value, SymValue) else NotImplemented
+
+    def _scalar(self, d: MetaTensorDesc, n: SymDesc | NestedIntDesc) -> Any:
         if isinstance(n, NestedIntDesc):
             return self._nested_ints.make(n)
         if self._sizes is None:
@@ -434,9 +437,11 @@ class MetaConverter(Rebuilder):
         from .view_replay import replay_view_calls
 
         assert d.view_calls is not None
-        return replay_view_calls(
-            d.view_calls, base, symint=symint, tensor=tensor, where=_where(d)
-        )
+
+        def number(n: int | SymDesc | NestedIntDesc) -> Any:
+            return symint(n) if isinstance(n, int) else self._scalar(d, n)
+
+        return replay_view_calls(d.view_calls, base, symint=number, tensor=tensor, where=_where(d))
 
     def _view_inputs(self, d: MetaTensorDesc, known: dict[int, Any]) -> Callable[[Any], Any | None]:  # noqa: ARG002
         return lambda part: known.get(part.id)

@@ -26,6 +26,7 @@ from ._torch import dispatch_keys, torch_function_depth
 from .desc import (
     FunctionalDesc,
     FunctorchDesc,
+    ListValue,
     MetaStorageDesc,
     MetaTensorDesc,
     SparseDesc,
@@ -50,7 +51,7 @@ from .refusals import (
 from .symbols import SymMemo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from ._torch import Source, SymbolicContext
     from .desc import (
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
         IntLike,
         MarksDesc,
         SourceDesc,
+        Value,
         ViewCallDesc,
     )
 
@@ -68,6 +70,9 @@ _Parameter = torch.nn.Parameter
 
 _ITEM_DTYPES = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.float64})
 """Dtypes whose 0-dim CPU tensors get a symbol for ``item()`` from torch's ``from_tensor``."""
+
+_OFFSET_DTYPES = frozenset({torch.int64, torch.int32})
+"""Dtypes of the offsets of jagged tensors."""
 
 _FAKE_ATTRIBUTES = frozenset(
     {"_fake_device", "_is_param", "constant", "dispatch_keys", "fake_mode", "pytype", "real_tensor"}
@@ -201,6 +206,8 @@ class MetaTensorDescriber:
         if requires_grad and not t.is_leaf:
             return None
         dtype = t.dtype
+        if dtype in _OFFSET_DTYPES and facts.nested_int_of(t) is not None:
+            return None
         attributes = t.__dict__
         grad = t.grad
         grad_dtype = t.grad_dtype
@@ -313,6 +320,7 @@ class MetaTensorDescriber:
         with _torch.DisableTorchFunction():
             where = Where(self._tensors.of, t, path, source)
             refuse_unsupported(t, where)
+            number = self._tensors.of(t)  # before those of its parts
             seen: list[Any] = []
             parts = self._parts(t, path, where, seen)
             is_fake = _torch.maybe_get_fake_mode(t) is not None
@@ -339,7 +347,7 @@ class MetaTensorDescriber:
             dtype = t.dtype
             grad_dtype = t.grad_dtype if is_leaf else dtype
             return MetaTensorDesc(
-                id=self._tensors.of(t),
+                id=number,
                 dtype=name_of(dtype),
                 device=device_name(t.device),
                 size=size,
@@ -384,9 +392,12 @@ class MetaTensorDescriber:
         pinned = self._can_pin and not isinstance(t, _torch.FakeTensor) and is_pinned(t)
         return name_of(t.layout), pinned
 
-    def _encode_seen(self, seen: list[Any], n: Any) -> Any:
-        seen.append(n)
-        return self._syms.encode_int(n)
+    def _encode_seen(self, seen: list[Any], obj: object) -> Value:
+        """A hook of `values.encode_value` that keeps the symbolic scalars in ``seen``."""
+        value = self._syms.encode_value(obj)
+        if value is not None:
+            seen.append(obj)
+        return value
 
     def _parts(self, t: torch.Tensor, path: str, where: Where, seen: list[Any]) -> dict[str, Any]:
         """The fields that only some kinds of tensors have; the numbers in them go to ``seen``."""
@@ -435,12 +446,16 @@ class MetaTensorDescriber:
             return None
         from .view_calls import trace_view_calls
 
-        return trace_view_calls(
+        calls = trace_view_calls(
             t,
             part=lambda inner: self._describe_part(inner, f"{path}.view_calls"),
             ints=self._syms.encode_int,
             where=str(where),
         )
+        if t.requires_grad and not base.requires_grad and _views_whole(calls[0], base):
+            # Only so can a view of it require grad where it does not: a converter does the same.
+            return calls[1:]
+        return calls
 
     def _marks(self, t: torch.Tensor, attributes: Mapping[str, Any], path: str) -> MarksDesc | None:
         try:
@@ -487,6 +502,19 @@ def _sparse(t: torch.Tensor) -> SparseDesc:
         index_dtype=name_of(indices.dtype),
         blocksize=blocksize,
     )
+
+
+def _views_whole(call: ViewCallDesc, base: torch.Tensor) -> bool:
+    """Whether a call of a view operator gives the whole of the base as it is."""
+    if call.op == "aten.view.default":
+        return call.args == (_ints(base.size()),)
+    if call.op != "aten.as_strided.default":
+        return False
+    return call.args == (_ints(base.size()), _ints(base.stride()), base.storage_offset())
+
+
+def _ints(sizes: Sequence[Any]) -> ListValue:
+    return ListValue(items=tuple(sizes))
 
 
 def _persistent(attributes: Mapping[str, Any]) -> bool | None:

@@ -5,6 +5,7 @@ Every refusal names the tensor, the field, what was expected and found, and what
 
 from __future__ import annotations
 
+import sys
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -78,7 +79,8 @@ def kind_of_keys(raw_keys: int, *, fake: bool = False) -> int:
 @lru_cache(maxsize=256)
 def name_of(torch_constant: torch.dtype | torch.layout) -> str:
     """The name of a dtype or layout in torch."""
-    return str(torch_constant).removeprefix("torch.")
+    # The default of a field is left out of the bytes where it is the very object.
+    return sys.intern(str(torch_constant).removeprefix("torch."))
 
 
 device_name = lru_cache(maxsize=256)(str)

@@ -243,7 +243,8 @@ class SizeMaker:
         source: Source,
         context: SymbolicContext | None,
     ) -> Geometry:
-        if self._fresh is not None and (d.marks is None or not d.marks.hint_overrides):
+        overrides = d.marks is not None and bool(d.marks.hint_overrides)
+        if self._fresh is not None and not overrides and not _has_nested(d):
             fresh = self._fresh.make(size, stride, storage_offset, source, context)
             if fresh is not None:
                 return Geometry(*fresh)
