@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Kind", "Rebuilder", "SparseFacts"]
 
 _aten: Any = torch.ops.aten
+_NOTHING: AbstractContextManager[Any] = nullcontext()
 
 
 class Kind(enum.Enum):
@@ -155,9 +156,7 @@ class Rebuilder(ABC):
         """Which of the tensors in ``known``, by their ids, a tensor given to `_view_again` is."""
 
     @abstractmethod
-    def _functorch(
-        self, d: Any, source: Source | None, context: SymbolicContext | None
-    ) -> Any: ...
+    def _functorch(self, d: Any, source: Source | None, context: SymbolicContext | None) -> Any: ...
 
     @abstractmethod
     def _functional(
@@ -177,7 +176,11 @@ class Rebuilder(ABC):
         if source is None and self._shape_env is not None:
             source = self._name_source(d)
         inference: AbstractContextManager[Any] = nullcontext()
-        if torch.is_inference_mode_enabled() != d.is_inference:
+        # Entering either mode sets the grad mode too: what is active around the call says nothing.
+        if (
+            torch.is_inference_mode_enabled() != d.is_inference
+            or torch.is_grad_enabled() == d.is_inference
+        ):
             inference = torch.inference_mode(d.is_inference)
         with inference:
             made, meta = self._made(d, source, context)
@@ -361,13 +364,17 @@ class Rebuilder(ABC):
             ("stride", geometry.stride, made.stride()),
         ):
             if tuple(found) != tuple(expected):
-                raise ConvertError(
-                    f"__tensor_unflatten__ gave a tensor of another {name}",
-                    where=self._where(d),
-                    expected=str(tuple(expected)),
-                    found=str(tuple(found)),
-                )
+                raise self._other_outer(d, name, expected, found)
         return made
+
+    def _other_outer(self, d: Any, name: str, expected: Any, found: Any) -> Exception:
+        """The error of a wrapper whose sizes or strides are not those asked for."""
+        return ConvertError(
+            f"__tensor_unflatten__ gave a tensor of another {name}",
+            where=self._where(d),
+            expected=str(tuple(expected)),
+            found=str(tuple(found)),
+        )
 
     def _wrapped(
         self,
@@ -386,13 +393,17 @@ class Rebuilder(ABC):
             if self._kind(part) is not Kind.SUBCLASS:
                 inner[attribute] = self._convert(part, inner_source, inner_context)
                 continue
-            known = self._recall(part)
+            known = self._known_wrapper(part)
             if known is None:
                 # Its outer sizes are not asked for: no symbols are made of them.
                 sizes = self._outer(part)
                 known = self._wrapped(part, *sizes, inner_source, inner_context)
             inner[attribute] = known
         return self._unflatten(d, inner, size, stride)
+
+    def _known_wrapper(self, d: Any) -> Any:
+        """A wrapper inside another that was made before, or ``None``."""
+        return self._recall(d)
 
     @abstractmethod
     def _outer(self, d: Any) -> tuple[Any, Any]:
@@ -456,12 +467,13 @@ class Rebuilder(ABC):
             base = self._view_dtype(base, base_record, dtype, d)
 
         def view(base: Any) -> Any:
-            geometry = self._geometry(d, source, context)
-            subclass = self._kind(d) is Kind.SUBCLASS
-            if subclass or _torch.is_traceable_wrapper_subclass(base):
-                return self._replayed(base, d, geometry, source, context)
-            with self._suppressed():
-                return base.as_strided(geometry.size, geometry.stride, geometry.storage_offset)
+            with self._making_view():
+                geometry = self._geometry(d, source, context)
+                subclass = self._kind(d) is Kind.SUBCLASS
+                if subclass or _torch.is_traceable_wrapper_subclass(base):
+                    return self._replayed(base, d, geometry, source, context)
+                with self._suppressed():
+                    return base.as_strided(geometry.size, geometry.stride, geometry.storage_offset)
 
         if d.is_leaf:
             with torch.no_grad():
@@ -473,18 +485,21 @@ class Rebuilder(ABC):
             with torch.enable_grad():
                 return view(base)
         # A view that was made to require grad, and a view of that: two steps.
-        with torch.no_grad(), self._suppressed():
-            middle = self._same(base)
+        middle = self._middle(base)
         middle.requires_grad = True
         with torch.enable_grad():
             return view(middle)
 
-    @staticmethod
-    def _same(base: Any) -> Any:
-        """A view of the whole of the base."""
-        if _torch.is_traceable_wrapper_subclass(base):
-            return base.view(base.shape)
-        return base.as_strided(base.size(), base.stride(), base.storage_offset())
+    def _making_view(self) -> AbstractContextManager[Any]:
+        """In which way a view of the right dtype gets its sizes, strides and offset."""
+        return _NOTHING
+
+    def _middle(self, base: Any) -> Any:
+        """A view of the whole of the base, which may require grad where the base does not."""
+        with torch.no_grad(), self._suppressed():
+            if _torch.is_traceable_wrapper_subclass(base):
+                return base.view(base.shape)
+            return base.as_strided(base.size(), base.stride(), base.storage_offset())
 
     @abstractmethod
     def _view_dtype(self, base: Any, base_record: Any, dtype: torch.dtype, d: Any) -> Any:
