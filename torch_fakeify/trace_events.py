@@ -1,0 +1,604 @@
+"""One event of torch's structured trace -> one record, as far as the event carries it.
+
+Method: ``MetaTensorDesc.as_json`` and ``MetaStorageDesc.as_json`` of torch 2.13, read backwards. A
+field at its default is not written; dtypes, devices, layouts and symbolic numbers are written as
+their ``repr``, other tensors as their ids, and what torch calls unserializable as text. Text is
+matched with patterns, never evaluated: what a pattern does not know is named as lacking.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import msgspec
+
+from .desc import (
+    FunctionalDesc,
+    FunctorchDesc,
+    MarksDesc,
+    MetaStorageDesc,
+    MetaTensorDesc,
+    NestedIntDesc,
+    OpaqueValue,
+    SparseDesc,
+    SubclassDesc,
+    SymDesc,
+)
+from .errors import FormatError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .desc import IntLike, Value
+
+__all__ = [
+    "CARRIED",
+    "HIDDEN",
+    "NEVER_LOGGED",
+    "TEXT",
+    "Lack",
+    "SourceEvent",
+    "StorageEvent",
+    "TensorEvent",
+    "storage_record",
+    "tensor_record",
+]
+
+# --- which fields a log has -----------------------------------------------------------------------
+
+CARRIED = {
+    "attrs": "subclass",
+    "base": "base",
+    "bdim": "functorch",
+    "ccol_indices": "sparse",
+    "col_indices": "sparse",
+    "creation_meta": "creation_meta",
+    "crow_indices": "sparse",
+    "current_level": "functorch",
+    "dense_dim": "sparse",
+    "device": "device",
+    "dtype": "dtype",
+    "dynamo_dynamic_indices": "marks",
+    "dynamo_hint_overrides": "marks",
+    "fake_mode": "is_fake",
+    "grad": "grad",
+    "id": "id",
+    "is_batchedtensor": "functorch",
+    "is_coalesced": "sparse",
+    "is_conj": "is_conj",
+    "is_functional": "functional",
+    "is_functorch_wrapped": "functorch",
+    "is_gradtrackingtensor": "functorch",
+    "is_inference": "is_inference",
+    "is_leaf": "is_leaf",
+    "is_legacy_batchedtensor": "functorch",
+    "is_mkldnn": "layout",
+    "is_neg": "is_neg",
+    "is_nested": "layout",
+    "is_parameter": "is_parameter",
+    "is_sparse": "layout",
+    "is_traceable_wrapper_subclass": "subclass",
+    "is_view": "is_view",
+    "layout": "layout",
+    "level": "functorch",
+    "ndim": "size",
+    "nested_int": "nested_int",
+    "requires_grad": "requires_grad",
+    "row_indices": "sparse",
+    "size": "size",
+    "sparse_dim": "sparse",
+    "storage": "storage",
+    "storage_offset": "storage_offset",
+    "stride": "stride",
+    "type": "subclass",
+    "unwrapped": "functorch",
+    "values": "sparse",
+}
+"""Fields of torch's ``MetaTensorDesc`` that an event carries, and the field of the record."""
+
+TEXT = {
+    "ctx": "subclass",
+    "functorch_stack": "functorch",
+    "opaque_attrs": "subclass",
+    "view_func": "view_calls",
+}
+"""Fields of which an event has only a text that cannot be read back, and the field they are for."""
+
+HIDDEN = frozenset({"autograd_meta_from", "data"})
+"""Fields of which an event never says more than that they are set; no record has them."""
+
+
+class Lack(NamedTuple):
+    """Something that a log does not say of a tensor or storage."""
+
+    field: str
+    """The field of the record, with a dot before a part of it."""
+    why: str
+    text: str | None = None
+    """What the log has instead, if it has anything."""
+
+
+_NO_EVENT = "torch writes no event of it"
+
+NEVER_LOGGED = (
+    Lack("grad_dtype", _NO_EVENT),
+    Lack("is_buffer", _NO_EVENT),
+    Lack("is_pinned", _NO_EVENT),
+    Lack("item_memo", _NO_EVENT),
+    Lack("marks", "torch writes the dynamic dims and the hint overrides, and no other mark"),
+    Lack("persistent", _NO_EVENT),
+    Lack("retains_grad", _NO_EVENT),
+    Lack("scalar_hint", _NO_EVENT),
+    Lack("source", "torch writes its name alone"),
+    Lack("symbolic_context", _NO_EVENT),
+    Lack("symbols", _NO_EVENT),
+)
+"""What no log says of any tensor."""
+
+# --- events ---------------------------------------------------------------------------------------
+
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+_Number = _Count | str
+_MAX_SHOWN = 200
+
+
+class StorageEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """``describe_storage``."""
+
+    id: _Count
+    describer_id: _Count
+    size: _Number
+    """In bytes."""
+
+
+class SourceEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """``describe_source``: where Dynamo found a tensor, by the name of the source."""
+
+    id: _Count
+    describer_id: _Count
+    source: str
+
+
+class TensorEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """``describe_tensor``: the fields and defaults of torch's ``MetaTensorDesc``."""
+
+    id: _Count
+    describer_id: _Count
+    ndim: _Count
+    dtype: str
+    device: str
+    size: tuple[_Number, ...]
+    dynamo_dynamic_indices: tuple[_Count, ...] = ()
+    dynamo_hint_overrides: dict[_Count, int] = {}
+    layout: str = "torch.strided"
+    is_inference: bool = False
+    is_leaf: bool = False
+    requires_grad: bool = False
+    is_sparse: bool = False
+    is_mkldnn: bool = False
+    is_functorch_wrapped: bool = False
+    is_batchedtensor: bool = False
+    is_legacy_batchedtensor: bool = False
+    is_gradtrackingtensor: bool = False
+    is_view: bool = False
+    is_nested: bool = False
+    nested_int: str | None = None
+    is_traceable_wrapper_subclass: bool = False
+    is_functional: bool = False
+    is_conj: bool = False
+    is_neg: bool = False
+    is_parameter: bool = False
+    stride: tuple[_Number, ...] | None = None
+    storage_offset: _Number = 0
+    storage: _Count | None = None
+    sparse_dim: _Count | None = None
+    dense_dim: _Count | None = None
+    is_coalesced: bool | None = None
+    crow_indices: _Count | None = None
+    col_indices: _Count | None = None
+    ccol_indices: _Count | None = None
+    row_indices: _Count | None = None
+    values: _Count | None = None
+    unwrapped: _Count | None = None
+    bdim: _Count | None = None
+    base: _Count | None = None
+    attrs: dict[str, _Count] | None = None
+    opaque_attrs: dict[str, str] | None = None
+    creation_meta: str | None = None
+    grad: _Count | None = None
+    ctx: str | None = None
+    type: str | None = None
+    fake_mode: str | None = None
+    view_func: str | None = None
+    level: str | None = None
+    current_level: str | None = None
+    functorch_stack: str | None = None
+    autograd_meta_from: None = None
+    data: None = None
+
+
+# --- numbers --------------------------------------------------------------------------------------
+
+_DIGITS = r"(?:0|[1-9][0-9]{0,18})"
+_NESTED = re.compile(rf"(?:({_DIGITS})\*)?j({_DIGITS})")
+_TOKEN = re.compile(r" *([su][0-9]{1,9}|[0-9]{1,19}|\*\*|[-+*()]) *", re.ASCII)
+_MAX_FORMULA = 1000
+_MAX_NESTING = 20
+
+
+def _symbolic(text: str) -> IntLike | None:
+    """The number that torch wrote as this text, or ``None`` of other text.
+
+    Known are multiples of a nested int, and what sums and products make of symbols and numbers.
+    """
+    nested = _NESTED.fullmatch(text)
+    if nested:
+        return NestedIntDesc(int(nested[2]), int(nested[1] or 1))
+    tokens: list[str] = []
+    at = 0
+    while at < len(text) <= _MAX_FORMULA and (match := _TOKEN.match(text, at)):
+        tokens.append(match[1])
+        at = match.end()
+    if at < len(text) or not any(token[0] in "su" for token in tokens):
+        return None
+    formula = _Formula(tokens)
+    try:
+        expr = formula.sum(0)
+    except _NotAFormulaError:
+        return None
+    if formula.at < len(tokens) or not expr.free_symbols:
+        return None
+    from .exprs import encode_expr
+
+    return SymDesc(expr=encode_expr(expr))
+
+
+def _sympy() -> Any:
+    import sympy  # only a log with symbols needs it
+
+    return sympy
+
+
+class _NotAFormulaError(Exception):
+    """The tokens are none of the grammar."""
+
+
+class _Formula:
+    """Reads the tokens of a formula: a sum of products of symbols, numbers, powers and sums."""
+
+    def __init__(self, tokens: list[str]) -> None:
+        self.at = 0
+        self._tokens = tokens
+
+    def _take(self, *wanted: str) -> str | None:
+        if self.at < len(self._tokens) and self._tokens[self.at] in wanted:
+            self.at += 1
+            return self._tokens[self.at - 1]
+        return None
+
+    def sum(self, depth: int) -> Any:
+        """Products with signs between them."""
+        negative = self._take("-") is not None
+        total: Any = None
+        while True:
+            product = self._product(depth)
+            product = -product if negative else product
+            total = product if total is None else total + product
+            sign = self._take("+", "-")
+            if sign is None:
+                return total
+            negative = sign == "-"
+
+    def _product(self, depth: int) -> Any:
+        factors = [self._power(depth)]
+        while self._take("*"):
+            factors.append(self._power(depth))
+        return _sympy().Mul(*factors)
+
+    def _power(self, depth: int) -> Any:
+        base = self._atom(depth)
+        if self._take("**") is None:
+            return base
+        exponent = self._next()
+        if base.is_number or not (exponent.isdigit() and 2 <= int(exponent) < 100):
+            raise _NotAFormulaError
+        return base ** int(exponent)
+
+    def _atom(self, depth: int) -> Any:
+        token = self._next()
+        if token.isdigit():
+            return _sympy().Integer(int(token))
+        if token[0] in "su":
+            return _sympy().Symbol(token, integer=True)
+        if token != "(" or depth >= _MAX_NESTING:
+            raise _NotAFormulaError
+        inner = self.sum(depth + 1)
+        if self._take(")") is None:
+            raise _NotAFormulaError
+        return inner
+
+    def _next(self) -> str:
+        if self.at == len(self._tokens):
+            raise _NotAFormulaError
+        self.at += 1
+        return self._tokens[self.at - 1]
+
+
+class _Reading:
+    """Collects what an event lacks; without a record when that is needed for one."""
+
+    def __init__(self) -> None:
+        self.lacks: list[Lack] = []
+        self.has_record = True
+
+    def lack(self, field: str, why: str, text: str | None = None, *, needed: bool = False) -> None:
+        """Notes a lack; ``needed`` if there is no record without it."""
+        shown = text if text is None or len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+        self.lacks.append(Lack(field, why, shown))
+        self.has_record = self.has_record and not needed
+
+    def numbers(self, field: str, written: tuple[int | str, ...]) -> tuple[IntLike, ...]:
+        """Sizes or strides; of symbols torch writes neither hint nor range."""
+        return tuple(self.number(f"{field}[{i}]", n) for i, n in enumerate(written))
+
+    def number(self, field: str, written: int | str) -> IntLike:
+        """One of these."""
+        if isinstance(written, int):
+            return written
+        found = _symbolic(written)
+        if found is None:
+            self.lack(field, "a formula that is not read back", written, needed=True)
+            return 0
+        if isinstance(found, SymDesc):
+            self.lack(field, "the hint, range and assumptions of its symbols", written)
+        return found
+
+
+# --- records --------------------------------------------------------------------------------------
+
+
+def storage_record(e: StorageEvent) -> tuple[MetaStorageDesc | None, tuple[Lack, ...]]:
+    """The record of a storage, or ``None`` if its size is a formula that is not read back."""
+    reading = _Reading()
+    nbytes = reading.number("nbytes", e.size)
+    record = MetaStorageDesc(id=e.id, nbytes=nbytes) if reading.has_record else None
+    return record, tuple(reading.lacks)
+
+
+def tensor_record(
+    e: TensorEvent,
+    *,
+    tensor: Callable[[str, int], MetaTensorDesc | None],
+    storage: Callable[[int], MetaStorageDesc | None],
+    where: str,
+) -> tuple[MetaTensorDesc | None, tuple[Lack, ...]]:
+    """The record of a tensor, and what its event lacks.
+
+    Args:
+        e: the event.
+        tensor: the record of another tensor by field and id, ``None`` if it has none.
+        storage: the record of a storage by id, ``None`` if it has none.
+        where: names the event in errors.
+
+    Returns:
+        ``None`` for the record if something is lacking without which there is none.
+
+    Raises:
+        FormatError: the event contradicts itself, or a dtype, device or the like is not written as
+            torch writes it.
+    """
+    if len(e.size) != e.ndim or (e.stride is not None and len(e.stride) != e.ndim):
+        found = f"{len(e.size)} sizes"
+        if e.stride is not None:
+            found += f", {len(e.stride)} strides"
+        raise FormatError(
+            "`ndim` contradicts the sizes or strides",
+            where=where,
+            expected=str(e.ndim),
+            found=found,
+        )
+    layout = _torch_name(e.layout, "layout", where)
+    device = _DEVICE.fullmatch(e.device)
+    if device is None:
+        raise _not_torch("device", "device(type='cuda', index=0)", e.device, where)
+    reading = _Reading()
+    parts = _Parts(reading, tensor)
+    is_sparse = layout.startswith("sparse_")
+    if e.stride is None and not is_sparse:
+        reading.lack("stride", "the event has none", needed=True)
+    base = parts.of("base", e.base)
+    if e.is_view and e.base is None:
+        reading.lack("base", "torch describes the components of a sparse tensor without it")
+    storage_of = None if e.storage is None else storage(e.storage)
+    if e.storage is not None and storage_of is None:
+        reading.lack("storage", f"storage {e.storage} has no record", needed=True)
+    fields: dict[str, Any] = {
+        "id": e.id,
+        "dtype": _torch_name(e.dtype, "dtype", where),
+        "device": device[1] if device[2] is None else f"{device[1]}:{device[2]}",
+        "size": reading.numbers("size", e.size),
+        "stride": () if is_sparse else reading.numbers("stride", e.stride or ()),
+        "storage_offset": reading.number("storage_offset", e.storage_offset),
+        "storage": storage_of,
+        "layout": layout,
+        "requires_grad": e.requires_grad,
+        "is_leaf": e.is_leaf,
+        "is_inference": e.is_inference,
+        "is_conj": e.is_conj,
+        "is_neg": e.is_neg,
+        "is_parameter": e.is_parameter,
+        "is_view": e.is_view,
+        "base": base,
+        "creation_meta": _creation_meta(e, where),
+        "sparse": _sparse(e, layout, parts, where),
+        "subclass": _subclass(e, parts),
+        "functorch": _functorch(e, parts),
+        "functional": _functional(e, parts),
+        "nested_int": _nested_int(e, reading),
+        "grad": parts.of("grad", e.grad),
+        "is_fake": e.fake_mode is not None,
+        "marks": _marks(e, reading),
+    }
+    if e.is_view and (e.attrs is not None or (base is not None and base.subclass is not None)):
+        reading.lack("view_calls", "the view function is written as text", e.view_func)
+    record = MetaTensorDesc(**fields) if reading.has_record else None
+    return record, tuple(reading.lacks)
+
+
+class _Parts:
+    """The records of the other tensors that an event names."""
+
+    def __init__(
+        self, reading: _Reading, tensor: Callable[[str, int], MetaTensorDesc | None]
+    ) -> None:
+        self.reading = reading
+        self._tensor = tensor
+
+    def of(self, field: str, tensor_id: int | None) -> MetaTensorDesc | None:
+        """The record of a part; where it has none, the whole has none either."""
+        if tensor_id is None:
+            return None
+        record = self._tensor(field, tensor_id)
+        if record is None:
+            self.reading.lack(field, f"tensor {tensor_id} has no record", needed=True)
+        return record
+
+
+_NAME = re.compile(r"torch\.(\w+)")
+_DEVICE = re.compile(rf"device\(type='(\w+)'(?:, index=({_DIGITS}))?\)")
+_CREATION_META = re.compile(r"CreationMeta\.(\w+)")
+_CLASS = re.compile(r"<class '([\w.]+)'>")
+_INT = re.compile(_DIGITS)
+_LEVEL = re.compile(rf"-?{_DIGITS}")
+
+
+def _not_torch(field: str, expected: str, found: str, where: str) -> FormatError:
+    return FormatError(
+        f"`{field}` is not written as torch writes it",
+        where=where,
+        expected=f"text like {expected}",
+        found=ascii(found[:_MAX_SHOWN]),
+    )
+
+
+def _torch_name(text: str, field: str, where: str) -> str:
+    match = _NAME.fullmatch(text)
+    if match is None:
+        example = "torch.float32" if field == "dtype" else "torch.strided"
+        raise _not_torch(field, example, text, where)
+    return match[1]
+
+
+def _creation_meta(e: TensorEvent, where: str) -> str | None:
+    if e.creation_meta is None:
+        return None
+    match = _CREATION_META.fullmatch(e.creation_meta)
+    if match is None:
+        raise _not_torch("creation_meta", "CreationMeta.DEFAULT", e.creation_meta, where)
+    return match[1]
+
+
+def _nested_int(e: TensorEvent, reading: _Reading) -> int | None:
+    if e.nested_int is None:
+        return None
+    if _INT.fullmatch(e.nested_int):
+        return int(e.nested_int)
+    reading.lack("nested_int", "a text that is no number", e.nested_int)
+    return None
+
+
+def _marks(e: TensorEvent, reading: _Reading) -> MarksDesc | None:
+    if not e.dynamo_dynamic_indices and not e.dynamo_hint_overrides:
+        return None
+    if e.dynamo_dynamic_indices:
+        reading.lack("marks.dynamic_range", "torch writes no event of it")
+    return MarksDesc(
+        dynamic=tuple(sorted(set(e.dynamo_dynamic_indices))),
+        hint_overrides=tuple(sorted(e.dynamo_hint_overrides.items())),
+    )
+
+
+def _sparse(e: TensorEvent, layout: str, parts: _Parts, where: str) -> SparseDesc | None:
+    if not layout.startswith("sparse_"):
+        return None
+    if e.sparse_dim is None or e.dense_dim is None:
+        raise FormatError(
+            "a sparse tensor without `sparse_dim` or `dense_dim`", where=where, found=layout
+        )
+    named = (e.crow_indices, e.col_indices, e.ccol_indices, e.row_indices)
+    indices = [parts.of("sparse.index_dtype", part) for part in named if part is not None]
+    index = indices[0] if indices else None
+    if layout != "sparse_coo" and not indices:
+        parts.reading.lack("sparse.index_dtype", "the event names no indices", needed=True)
+    values = parts.of("sparse.blocksize", e.values)
+    blocksize: tuple[Any, ...] = ()
+    if layout in ("sparse_bsr", "sparse_bsc"):
+        # The sizes of the values: batches, entries, the two of a block, dense dims.
+        batch = e.ndim - e.sparse_dim - e.dense_dim
+        blocksize = () if values is None else values.size[batch + 1 : batch + 3]
+        if len(blocksize) != 2 or not all(isinstance(n, int) for n in blocksize):
+            parts.reading.lack("sparse.blocksize", "the values do not show it", needed=True)
+            blocksize = ()
+    return SparseDesc(
+        sparse_dim=e.sparse_dim,
+        dense_dim=e.dense_dim,
+        is_coalesced=e.is_coalesced,
+        index_dtype=None if index is None else index.dtype,
+        blocksize=blocksize,
+    )
+
+
+def _subclass(e: TensorEvent, parts: _Parts) -> SubclassDesc | None:
+    if not e.is_traceable_wrapper_subclass:
+        return None
+    inner = [(name, parts.of(f"subclass.{name}", part)) for name, part in (e.attrs or {}).items()]
+    cls = _CLASS.fullmatch(e.type or "")
+    if cls is None:
+        parts.reading.lack("subclass.cls", "the text is no name of a class", e.type, needed=True)
+    opaques = (e.opaque_attrs or {}).items()
+    for name, text in opaques:
+        parts.reading.lack(f"subclass.{name}", "written as text alone", text)
+    context: Value = None
+    if e.ctx is not None:
+        parts.reading.lack("subclass.context", "written as text alone", e.ctx)
+        context = _unread(e.ctx)
+    return SubclassDesc(
+        cls="" if cls is None else cls[1],
+        tensors=tuple((name, part) for name, part in inner if part is not None),
+        opaques=tuple((name, _unread(text)) for name, text in opaques),
+        context=context,
+    )
+
+
+def _unread(text: str) -> OpaqueValue:
+    """Stands for a value of which there is only a text: a converter refuses it."""
+    return OpaqueValue(kind="trace_log_text", data=text)
+
+
+def _functorch(e: TensorEvent, parts: _Parts) -> FunctorchDesc | None:
+    if not e.is_functorch_wrapped and not e.is_legacy_batchedtensor:
+        return None
+    reading = parts.reading
+    unwrapped = parts.of("functorch.unwrapped", e.unwrapped)
+    is_known = e.is_batchedtensor or e.is_gradtrackingtensor or e.is_functional
+    if not is_known or e.unwrapped is None:
+        reading.lack("functorch", "a wrapper that is not known here", needed=True)
+    text = (e.current_level if e.is_functional else e.level) or ""
+    if not _LEVEL.fullmatch(text):
+        reading.lack("functorch.level", "a text that is no number", text or None, needed=True)
+    reading.lack("functorch.stack", "written as text alone", e.functorch_stack)
+    if not reading.has_record or unwrapped is None:
+        return None
+    kind = "batched" if e.is_batchedtensor else "grad" if e.is_gradtrackingtensor else "functional"
+    return FunctorchDesc(kind=kind, unwrapped=unwrapped, level=int(text), bdim=e.bdim)
+
+
+def _functional(e: TensorEvent, parts: _Parts) -> FunctionalDesc | None:
+    if not e.is_functional or e.is_functorch_wrapped:
+        return None
+    unwrapped = parts.of("functional.unwrapped", e.unwrapped)
+    if e.unwrapped is None:  # xla and lazy tensors
+        parts.reading.lack("functional.unwrapped", "the event names none", needed=True)
+    parts.reading.lack("functional.is_python", "torch writes no event of it")
+    return None if unwrapped is None else FunctionalDesc(unwrapped=unwrapped)
