@@ -1,0 +1,287 @@
+"""The view function of a tensor -> records of view calls.
+
+Method: ``Tensor._view_func_unsafe`` runs on the base once more, and a dispatch mode notes the view
+operators with their arguments. The stand-in for the base is the base itself: only a tensor of the
+same class, with the same inner tensors, is sure to take the same way through the dispatcher (jagged
+tensors have autograd keys of their own), and a view operator reads no data and writes none. What
+would leave a trace is switched off: gradient mode, other modes, functorch's interpreters, and the
+guards of a ``ShapeEnv`` whose symbols the base has.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from . import _torch
+from .desc import SymValue, TensorValue, Value, ViewCallDesc
+from .errors import UnsupportedTensorError
+from .names import encode_operator
+from .values import encode_value
+from .view_ops import gives_several, is_view_operator
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator
+
+    from .desc import IntLike, MetaTensorDesc
+
+__all__ = ["trace_view_calls"]
+
+
+def trace_view_calls(
+    t: torch.Tensor,
+    *,
+    part: Callable[[torch.Tensor], MetaTensorDesc],
+    ints: Callable[[torch.SymInt], IntLike],
+    where: str,
+) -> tuple[ViewCallDesc, ...]:
+    """The view operators that make a view of its base, in the order in which they run.
+
+    A dense view of a dense base has no view function: there it is the one ``as_strided`` by which
+    torch makes it. An in-place view operator such as ``t_`` changes a view behind the back of its
+    view function, and operators of other packages give none: an ``as_strided`` follows, if that
+    gives the tensor.
+
+    Args:
+        t: a view (``t._is_view()``), real or fake.
+        part: the record of a tensor that the operators were given beside the base.
+        ints: the record of a symbolic number or of a nested int.
+        where: names the tensor, for errors.
+
+    Raises:
+        UnsupportedTensorError: the tensor is no view, or no operators are known that make it.
+        UnsupportedValueError: an argument has no record.
+    """
+    with _torch.DisableTorchFunction():
+        base = t._base if t._is_view() else None
+        if base is None:
+            raise UnsupportedTensorError(
+                "the tensor is no view", where=where, expected="a tensor with a `_base`"
+            )
+        with _quietly(t, base):
+            chain = _chain_of(t, base, where)
+        return tuple(_encode(step, part, ints, where) for step in chain)
+
+
+class _Step(NamedTuple):
+    """One view operator that ran."""
+
+    op: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+    output: int | None = None
+
+
+class _Log(_torch.TorchDispatchMode):
+    """Notes the view operators that run, and keeps their results alive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[_Step] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Runs the operator; the mode is off inside, so inner tensors' operators are not seen."""
+        kwargs = {} if kwargs is None else kwargs
+        result = func(*args, **kwargs)
+        if is_view_operator(func):
+            self.steps.append(_Step(func, args, kwargs, result))
+        return result
+
+    def chain(self, base: torch.Tensor, result: Any) -> list[_Step] | None:
+        """The steps by which the result came from the base; ``None`` if it did not."""
+        found: list[_Step] = []
+        for step in reversed(self.steps):
+            output = _output_of(step, result)
+            if output is not _NOT_HERE:
+                found.append(step._replace(output=output))
+                result = step.args[0]
+        return found[::-1] if result is base else None
+
+
+_NOT_HERE: Any = object()
+
+
+def _output_of(step: _Step, result: Any) -> Any:
+    """Which output of the step the tensor is: ``None`` for its only one."""
+    if not gives_several(step.op):
+        return None if step.result is result else _NOT_HERE
+    places = (i for i, tensor in enumerate(step.result) if tensor is result)
+    return next(places, _NOT_HERE)
+
+
+# --- running the view function -----------------------------------------------------------------
+
+
+def _chain_of(t: Any, base: torch.Tensor, where: str) -> list[_Step]:
+    log = _Log()
+    chain: list[_Step] | None = []
+    result = base
+    cause: Exception | None = None
+    found = "a tensor that differs from it"
+    try:
+        with log:
+            result = t._view_func_unsafe(base)
+    except (RuntimeError, TypeError) as error:
+        # A view function that torch made only to raise, or a class that has no such operator.
+        cause = error
+        found = f"{type(error).__name__}: {_first_sentence(error)}"
+    else:
+        chain = log.chain(base, result)
+        if chain is not None and _alike(result, t):
+            return chain
+    step = None if chain is None else _as_strided(result, t)
+    if chain is not None and step is not None:
+        return [*chain, step]
+    raise UnsupportedTensorError(
+        "the view function does not make the tensor",
+        where=where,
+        expected="view operators that give it of its base",
+        found=found,
+        fix="Describe its clone(), which is no view",
+    ) from cause
+
+
+def _first_sentence(error: Exception) -> str:
+    return str(error).partition("\n")[0].partition(". ")[0]
+
+
+def _as_strided(before: torch.Tensor, t: torch.Tensor) -> _Step | None:
+    """The ``as_strided`` that makes the tensor of one on the same storage, if it does."""
+    if t.layout is not torch.strided:
+        return None
+    op = torch.ops.aten.as_strided.default
+    args = (before, list(t.size()), list(t.stride()), t.storage_offset())
+    try:
+        result = op(*args)
+    except (RuntimeError, TypeError):
+        return None  # the class has no such operator
+    return _Step(op, args, {}, result) if _alike(result, t) else None
+
+
+@contextmanager
+def _quietly(t: torch.Tensor, base: torch.Tensor) -> Generator[None, None, None]:
+    """Operators on the base leave nothing behind, and no mode of the caller's sees them."""
+    with ExitStack() as stack:
+        stack.enter_context(_torch.disable_current_modes())
+        if _torch.functionalize_included():
+            stack.enter_context(_torch.suspend_functionalization())
+        if _torch.peek_interpreter_stack() is not None:
+            stack.enter_context(_torch.temporarily_clear_interpreter_stack())
+        stack.enter_context(_torch.no_python_dispatcher())
+        if torch.is_inference_mode_enabled() != base.is_inference():
+            stack.enter_context(torch.inference_mode(base.is_inference()))
+        stack.enter_context(torch.no_grad())
+        for env in _shape_envs(t, base):
+            stack.enter_context(env.suppress_guards())
+            stack.enter_context(env.ignore_fresh_unbacked_symbols())
+        yield
+
+
+def _shape_envs(*tensors: torch.Tensor) -> list[Any]:
+    found: dict[int, Any] = {}
+    todo = list(tensors)
+    while todo:
+        t: Any = todo.pop()
+        if isinstance(t, _torch.FakeTensor):
+            env = t.fake_mode.shape_env
+            if env is not None:
+                found[id(env)] = env
+        todo.extend(inner for _, inner in _inner(t))
+    return list(found.values())
+
+
+def _inner(t: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """The inner tensors of a wrapper subclass by attribute; none of other tensors."""
+    if not _torch.is_traceable_wrapper_subclass(t):
+        return
+    attributes: Any = t.__tensor_flatten__()[0]
+    for attribute in attributes:
+        inner = getattr(t, attribute)
+        if isinstance(inner, torch.Tensor):
+            yield attribute, inner
+
+
+# --- comparing ---------------------------------------------------------------------------------
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Whether two tensors have the same metadata, and so have their inner tensors."""
+    wraps = _torch.is_traceable_wrapper_subclass(a) or _torch.is_traceable_wrapper_subclass(b)
+    if wraps and type(a) is not type(b):
+        return False  # other subclasses get their class from __torch_function__, which is off
+    facts_a, facts_b = _facts(a), _facts(b)
+    if facts_a[0] != facts_b[0] or len(facts_a[1]) != len(facts_b[1]):
+        return False
+    if not all(_same_number(x, y) for x, y in zip(facts_a[1], facts_b[1], strict=True)):
+        return False
+    inner_b = dict(_inner(b))
+    # Jagged tensors get some inner tensors later, when somebody asks for what they hold.
+    return all(
+        _alike(inner, inner_b[attribute]) for attribute, inner in _inner(a) if attribute in inner_b
+    )
+
+
+def _facts(t: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    constants = (t.dtype, t.device, t.layout, t.is_conj(), t.is_neg(), t.dim())
+    numbers: tuple[Any, ...] = tuple(t.size())
+    if t.layout is torch.strided:
+        numbers += (*t.stride(), t.storage_offset())
+    return constants, numbers
+
+
+def _same_number(a: Any, b: Any) -> bool:
+    if type(a) is int and type(b) is int:
+        return a == b
+    coefficients = (_nested_int_coeff(a), _nested_int_coeff(b))
+    if coefficients != (None, None):
+        # An operator may make new offsets, and with them a new nested int.
+        return coefficients[0] == coefficients[1]
+    return bool(_torch.guard_or_false(a == b))
+
+
+def _nested_int_coeff(n: Any) -> int | None:
+    if type(n) is int or not n.node.is_nested_int():
+        return None
+    if not isinstance(n.node, _torch.SymNode):
+        return n.node.nested_int_coeff()
+    nested: Any = n.node.hint  # of a fake jagged tensor it is a symbol with this hint
+    return nested.node.nested_int_coeff()
+
+
+# --- records -----------------------------------------------------------------------------------
+
+
+def _encode(
+    step: _Step,
+    part: Callable[[torch.Tensor], MetaTensorDesc],
+    ints: Callable[[torch.SymInt], IntLike],
+    where: str,
+) -> ViewCallDesc:
+    op = encode_operator(step.op).name
+
+    def hook(obj: object) -> Value | None:
+        if isinstance(obj, torch.Tensor):
+            return TensorValue(tensor=part(obj))
+        if isinstance(obj, torch.SymInt):
+            n = ints(obj)
+            return n if isinstance(n, int) else SymValue(sym=n)
+        return None
+
+    place = f"{where}.{op}"
+    return ViewCallDesc(
+        op=op,
+        args=tuple(
+            encode_value(value, where=f"{place}[{i}]", hook=hook)
+            for i, value in enumerate(step.args[1:])
+        ),
+        kwargs=tuple(
+            (name, encode_value(value, where=f"{place}.{name}", hook=hook))
+            for name, value in sorted(step.kwargs.items())
+        ),
+        output=step.output,
+    )
