@@ -5,6 +5,7 @@ Names are imported on first use: ``import torch_fakeify`` imports neither torch 
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from .frame import Instance as Instance
     from .frame import capture as capture
     from .shape_env import restore as restore
+    from .transfer import refakeify as refakeify
     from .shape_env import snapshot as snapshot
     from .subclasses import register_subclass as register_subclass
     from .trace_log import from_trace_log as from_trace_log
@@ -94,6 +96,7 @@ _HOME = {
     "from_trace_log": "trace_log",
     "loads": "codec",
     "record": "backend",
+    "refakeify": "transfer",
     "register_subclass": "subclasses",
     "restore": "shape_env",
     "snapshot": "shape_env",
@@ -126,6 +129,7 @@ __all__ = [
     "from_trace_log",
     "loads",
     "record",
+    "refakeify",
     "register_subclass",
     "restore",
     "snapshot",
@@ -133,6 +137,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "dropin":  # a module, for `torch_fakeify.dropin.install()`
+        return import_module(f"{__name__}.dropin")
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -141,3 +147,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return list(__all__)
+
+
+if os.environ.get("TORCH_FAKEIFY_DROPIN", "") not in ("", "0"):
+    import_module(f"{__name__}.dropin").install()

@@ -216,7 +216,7 @@ class Rebuilder(ABC):
 
     def _dense(
         self, d: Any, kind: Kind, source: Source | None, context: SymbolicContext | None
-    ) -> tuple[Any, torch.Tensor]:
+    ) -> tuple[Any, torch.Tensor | None]:
         """A tensor that is no view, and the meta tensor on its storage."""
         geometry = self._geometry(d, source, context)
         dtype = self._dtype(d)
@@ -498,7 +498,7 @@ class Rebuilder(ABC):
         """A view of the whole of the base, which may require grad where the base does not."""
         with torch.no_grad(), self._suppressed():
             if _torch.is_traceable_wrapper_subclass(base):
-                return base.view(base.shape)
+                return base.view(base.shape)  # type: ignore[attr-defined]
             return base.as_strided(base.size(), base.stride(), base.storage_offset())
 
     @abstractmethod
@@ -581,7 +581,7 @@ class Rebuilder(ABC):
             for attribute, part in context.inner_contexts.items()
         )
 
-    def _all_dynamic(self, d: Any, source: Source | None) -> SymbolicContext:
+    def _all_dynamic(self, d: Any, source: Any) -> SymbolicContext:
         """The symbolic context by which every dim gets a symbol of its own."""
         base = None
         if d.is_view:

@@ -1,0 +1,115 @@
+"""Puts our describer and converter in place of torch's, and takes them out again.
+
+After `install`, every ``FakeTensorMode`` that is made has our converter; modes that exist keep
+theirs. Each module that holds one of torch's classes by name gets ours; a module that is imported
+later gets ours too, since the module that defines them holds ours. `uninstall` looks at all modules
+again, so also those are as they would be without.
+
+``TORCH_FAKEIFY_DROPIN=1`` in the environment has ``import torch_fakeify`` install it.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from . import _torch_dropin
+from .dropin_convert import MetaConverter
+from .dropin_desc import MetaStorageDesc, MetaTensorDesc
+from .dropin_describe import MetaTensorDescriber
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+__all__ = ["Replaced", "install", "installed", "is_installed", "replaced", "uninstall"]
+
+_FOLDER = Path(__file__).parent
+_PACKAGE = __name__.partition(".")[0]
+
+_OURS = {
+    "MetaConverter": MetaConverter,
+    "MetaStorageDesc": MetaStorageDesc,
+    "MetaTensorDesc": MetaTensorDesc,
+    "MetaTensorDescriber": MetaTensorDescriber,
+}
+"""Our classes by the names of torch's in ``torch._subclasses.meta_utils``."""
+
+_TORCHS: dict[str, Any] = {name: vars(_torch_dropin.meta_utils)[name] for name in _OURS}
+
+
+class Replaced(NamedTuple):
+    """An attribute of a module that `install` replaces."""
+
+    file: str
+    """Of the module; empty if it has none."""
+    module: str
+    attribute: str
+
+
+def is_installed() -> bool:
+    """Whether torch has our classes now."""
+    return vars(_torch_dropin.meta_utils)["MetaConverter"] is MetaConverter
+
+
+def install() -> None:
+    """Puts our classes wherever modules hold torch's; does nothing if they are there already."""
+    if is_installed():
+        return
+    for module, attribute, name in _holders(_TORCHS):
+        module[attribute] = _OURS[name]
+    _torch_dropin.uninteresting_files().update(_files())
+    _torch_dropin.skip_in_dynamo(_FOLDER)
+
+
+def uninstall() -> None:
+    """Puts torch's classes back wherever modules hold ours; does nothing if none are there.
+
+    Modes and converters that were made meanwhile keep ours.
+    """
+    if not is_installed():
+        return
+    for module, attribute, name in _holders(_OURS):
+        module[attribute] = _TORCHS[name]
+    _torch_dropin.uninteresting_files().difference_update(_files())
+    _torch_dropin.trace_in_dynamo_again(_FOLDER)
+
+
+@contextmanager
+def installed() -> Generator[None, None, None]:
+    """Has our classes in place inside the block, and what was there before it afterwards."""
+    before = is_installed()
+    install()
+    try:
+        yield
+    finally:
+        if not before:
+            uninstall()
+
+
+def replaced() -> list[Replaced]:
+    """The attributes that hold our classes now, or would if `install` were called."""
+    classes = _OURS if is_installed() else _TORCHS
+    return sorted(
+        Replaced(module.get("__file__") or "", module["__name__"], attribute)
+        for module, attribute, _ in _holders(classes)
+    )
+
+
+def _holders(classes: dict[str, Any]) -> Generator[tuple[dict[str, Any], str, str], None, None]:
+    """The namespaces of modules other than ours that hold one of these classes, and as what."""
+    names = {id(cls): name for name, cls in classes.items()}
+    for key, module in list(sys.modules.items()):
+        if key.partition(".")[0] == _PACKAGE or not isinstance(module, type(sys)):
+            continue
+        space = vars(module)
+        for attribute, value in list(space.items()):
+            name = names.get(id(value))
+            if name is not None:
+                yield space, attribute, name
+
+
+def _files() -> set[str]:
+    """The files of this package, which torch shall leave out of users' stacks."""
+    return {str(path) for path in _FOLDER.glob("*.py")}
