@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
 import torch_fakeify as tfk
+from torch_fakeify.desc_frame import InputDesc
+from torch_fakeify.describe import describe_tensor
+from torch_fakeify.materialize import Symbols, _Maker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from torch_fakeify.desc import MetaTensorDesc
 
 
 @pytest.fixture(autouse=True)
@@ -176,3 +183,91 @@ def test_a_device_that_is_not_here_is_refused() -> None:
     with pytest.raises(tfk.CaptureError, match="this machine has no such device"):
         capture.materialize()
     assert capture.materialize(device="cpu")[0].device.type == "cpu"
+
+
+# --- kinds of tensors ---------------------------------------------------------------------------
+
+
+def two(*size: int) -> TwoTensor:
+    """A wrapper subclass."""
+    return TwoTensor(torch.randn(*size), torch.randn(*size))
+
+
+def jagged(**kwargs: Any) -> torch.Tensor:
+    """A jagged tensor of lengths 2, 4 and 3."""
+    rows = [torch.randn(n, 5) for n in (2, 4, 3)]
+    return torch.nested.nested_tensor(rows, layout=torch.jagged, **kwargs)
+
+
+KINDS: dict[str, Callable[[], torch.Tensor]] = {
+    "coo": lambda: torch.randn(4, 6).to_sparse(),
+    "coo, hybrid": lambda: torch.randn(4, 6, 3).to_sparse(2),
+    "coo, only dense dims": lambda: torch.sparse_coo_tensor(
+        torch.zeros((0, 1), dtype=torch.int64), torch.ones(1, 3), (3,), is_coalesced=True
+    ),
+    "coo, not coalesced": lambda: torch.sparse_coo_tensor([[0, 0], [1, 1]], torch.ones(2), (3, 4)),
+    "coo, empty": lambda: torch.zeros(0, 3).to_sparse(),
+    "coo, integers": lambda: torch.ones(3, 4, dtype=torch.int8).to_sparse(),
+    "coo, complex leaf": lambda: torch.ones(3, 4, dtype=torch.cfloat).to_sparse().requires_grad_(),
+    "coo, history": lambda: torch.randn(4, 6).to_sparse().requires_grad_() * 2,
+    "csr": lambda: torch.randn(4, 6).to_sparse_csr(),
+    "csr, batches and dense dims": lambda: torch.randn(2, 4, 6, 3).to_sparse_csr(dense_dim=1),
+    "csr, short indices": lambda: torch.sparse_csr_tensor(
+        torch.tensor([0, 1, 2], dtype=torch.int32),
+        torch.tensor([0, 1], dtype=torch.int32),
+        torch.ones(2),
+        (2, 3),
+    ),
+    "csc": lambda: torch.randn(4, 6).to_sparse_csc(),
+    "bsr": lambda: torch.randn(2, 4, 6, 3).to_sparse_bsr((2, 3), dense_dim=1),
+    "bsc": lambda: torch.randn(4, 6).to_sparse_bsc((2, 3)),
+    "mkldnn": lambda: torch.randn(4, 6).to_mkldnn(),
+    "wrapper": lambda: two(3, 4),
+    "wrapper, parameter": lambda: torch.nn.Parameter(two(3, 4)),
+    "wrapper, history": lambda: two(3, 4).requires_grad_() * 2,
+    "wrapper of wrappers": lambda: TwoTensor(two(3, 4), two(3, 4)),
+    "wrapper, view": lambda: two(3, 4)[1:].t(),
+    "wrapper, view with grad": lambda: two(3, 4).requires_grad_()[1:].t(),
+    "jagged": jagged,
+    "jagged, leaf": lambda: jagged(requires_grad=True),
+    "jagged, history": lambda: jagged(requires_grad=True) * 2,
+    "jagged, view": lambda: jagged(requires_grad=True).transpose(1, 2),
+    "view of jagged": lambda: jagged().values(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_is_made_as_recorded(kind: str) -> None:
+    """The record of what was made is the record it was made of; marks are no part of real data."""
+    record = describe_tensor(KINDS[kind]())
+    made = _Maker(Symbols(None, {}), 0, None)
+    made.plan((InputDesc(name="x", tensor=record),))
+    again = describe_tensor(made.make(record))
+    assert tfk.dumps(without_marks(again)) == tfk.dumps(without_marks(record))
+
+
+def without_marks(d: MetaTensorDesc) -> MetaTensorDesc:
+    """The record, and those of its base and inner tensors, without Dynamo's marks."""
+    subclass = d.subclass
+    if subclass is not None:
+        parts = tuple((name, without_marks(part)) for name, part in subclass.tensors)
+        subclass = msgspec.structs.replace(subclass, tensors=parts)
+    base = None if d.base is None else without_marks(d.base)
+    return msgspec.structs.replace(d, marks=None, base=base, subclass=subclass)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_jagged_tensors_can_be_computed_with() -> None:
+    """Offsets start at zero, end with the values, and keep the recorded extremes."""
+    record = describe_tensor(jagged())
+    maker = _Maker(Symbols(None, {}), 0, None)
+    maker.plan((InputDesc(name="x", tensor=record),))
+    made: Any = maker.make(record)
+    lengths = made.offsets().diff()
+    assert made.offsets()[0] == 0
+    assert made.offsets()[-1] == made.values().shape[0] == 9
+    assert (lengths.min(), lengths.max()) == (2, 4)
+    assert made.sum().isfinite()

@@ -12,6 +12,8 @@ from . import _torch
 from .desc import ExprDesc, IntLike, MetaTensorDesc, SymDesc, TorchConstValue
 from .errors import CaptureError
 from .exprs import decode_expr
+from .materialize_kinds import make_mkldnn, make_sparse, make_view, make_wrapper, refuse_wrapped
+from .meshes import Meshes
 from .text import expr_text
 from .values import decode_value
 
@@ -189,12 +191,13 @@ class _Maker:
         self.storages: dict[int, torch.UntypedStorage] = {}
         self.extents: dict[int, int] = {}
         self.released: list[torch.UntypedStorage] = []
+        self.meshes = Meshes()
 
     def plan(self, inputs: tuple[InputDesc, ...]) -> None:
         """Find how many bytes each storage needs, over all tensors on it."""
         for entry in inputs:
             for desc in _with_parts(entry.tensor):
-                if desc.storage is not None:
+                if desc.storage is not None and desc.subclass is None:
                     needed = self._extent(desc)
                     storage_id = desc.storage.id
                     self.extents[storage_id] = max(self.extents.get(storage_id, 0), needed)
@@ -224,7 +227,12 @@ class _Maker:
         if done is not None:
             return done
         with torch.inference_mode() if desc.is_inference else nullcontext():
-            tensor = self._make_view(desc) if desc.base is not None else self._make_plain(desc)
+            if desc.base is None:
+                tensor = self._make_root(desc)
+            else:
+                tensor = self._make_view(desc)
+                creation_meta = getattr(_torch.CreationMeta, desc.creation_meta or "DEFAULT")
+                _torch.set_creation_meta(tensor, creation_meta)
         if desc.is_conj:
             _torch.set_conj(tensor, True)
         if desc.is_neg:
@@ -234,30 +242,61 @@ class _Maker:
         self.tensors[desc.id] = tensor
         return tensor
 
-    def _make_plain(self, desc: MetaTensorDesc) -> torch.Tensor:
-        size, stride, offset = self._layout(desc)
-        device = self._device(desc)
-        tensor = torch.empty(0, dtype=_dtype(desc), device=device)
+    def _make_root(self, desc: MetaTensorDesc) -> torch.Tensor:
+        """A tensor that is no view."""
         with torch.no_grad():
-            tensor.set_(self._storage(desc, device), offset, size, stride)
-        hint = self._scalar_hint(desc)
-        if hint is not None:
-            tensor.fill_(hint)
+            tensor = self._make_kind(desc)
         if desc.is_parameter:
             return torch.nn.Parameter(tensor, requires_grad=desc.requires_grad)
         if desc.is_buffer:
             tensor = torch.nn.Buffer(tensor, persistent=desc.persistent is not False)
         if desc.requires_grad and desc.is_leaf:
             return tensor.requires_grad_()
-        return _with_history(tensor) if desc.requires_grad else tensor
+        if not desc.requires_grad:
+            return tensor
+        # A context may have said so already, of a leaf.
+        return _with_history(tensor.requires_grad_(False))
+
+    def _make_kind(self, desc: MetaTensorDesc) -> torch.Tensor:
+        if desc.subclass is not None:
+            return make_wrapper(self, desc)
+        if desc.functorch is not None or desc.functional is not None:
+            refuse_wrapped(desc)
+        device = self._device(desc)
+        if desc.layout == "strided":
+            return self._make_plain(desc, device)
+        where = f"tensor {desc.id}"
+        size = [self.symbols.integer(n, where) for n in desc.size]
+        if desc.layout == "_mkldnn":
+            return make_mkldnn(self, desc, size, _dtype(desc))
+        return make_sparse(self, desc, size, _dtype(desc), device)
+
+    def _make_plain(self, desc: MetaTensorDesc, device: torch.device) -> torch.Tensor:
+        size, stride, offset = self._layout(desc)
+        tensor = torch.empty(0, dtype=_dtype(desc), device=device)
+        tensor.set_(self._storage(desc, device), offset, size, stride)
+        hint = self._scalar_hint(desc)
+        if hint is not None:
+            tensor.fill_(hint)
+        return self._pinned(tensor) if desc.is_pinned else tensor
+
+    def _pinned(self, tensor: torch.Tensor) -> torch.Tensor:
+        if torch.accelerator.is_available():
+            return tensor.pin_memory()
+        if self.device is not None:  # asked to be somewhere else
+            return tensor
+        raise CaptureError(
+            "memory can be pinned only where there is an accelerator",
+            expected="pinned memory",
+            fix='Pass device="cpu"',
+        )
 
     def _make_view(self, desc: MetaTensorDesc) -> torch.Tensor:
         assert desc.base is not None
         base = self.make(desc.base)
-        layout = self._layout(desc)
         if desc.is_leaf:
             with torch.no_grad():
-                view = _reinterpret(base, _dtype(desc)).as_strided(*layout)
+                view = self._view_of(desc, base)
             # A view made under no_grad says that it requires grad, yet gets none: asking it to
             # would change that.
             return view if view.requires_grad == desc.requires_grad else view.requires_grad_()
@@ -266,7 +305,12 @@ class _Maker:
                 with torch.no_grad():
                     base = base.view(base.shape)
                 base.requires_grad_()
-            return _reinterpret(base, _dtype(desc)).as_strided(*layout)
+            return self._view_of(desc, base)
+
+    def _view_of(self, desc: MetaTensorDesc, base: torch.Tensor) -> torch.Tensor:
+        if desc.view_calls is not None:
+            return make_view(self, desc, base)
+        return _reinterpret(base, _dtype(desc)).as_strided(*self._layout(desc))
 
     def _storage(self, desc: MetaTensorDesc, device: torch.device) -> torch.UntypedStorage:
         if desc.storage is None:
@@ -283,6 +327,10 @@ class _Maker:
         self.storages[desc.storage.id] = storage
         return storage
 
+    def number(self, n: Any, where: str) -> Any:
+        """A size, or a symbolic scalar, as a number."""
+        return n if isinstance(n, int) else self.symbols.scalar(n, where)
+
     def release_storages(self) -> None:
         """Take back the memory that torch gave to storages that had none, to put tensors on them."""
         for storage in self.released:
@@ -292,14 +340,15 @@ class _Maker:
         self, nbytes: int, desc: MetaTensorDesc, device: torch.device
     ) -> torch.UntypedStorage:
         dtype = _dtype(desc)
-        data = self._random(-(-nbytes // dtype.itemsize), dtype, desc)
+        data = self.random(-(-nbytes // dtype.itemsize), dtype, desc)
         storage = data.to(device).untyped_storage()
         storage.resize_(nbytes)
         return storage
 
-    def _random(self, count: int, dtype: torch.dtype, desc: MetaTensorDesc) -> torch.Tensor:
+    def random(self, count: int, dtype: torch.dtype, desc: MetaTensorDesc) -> torch.Tensor:
+        """A vector of made up data, on the CPU."""
         if dtype.is_complex:
-            half = self._random(2 * count, dtype.to_real(), desc)
+            half = self.random(2 * count, dtype.to_real(), desc)
             return torch.view_as_complex(half.view(count, 2))
         if dtype.is_floating_point:
             if desc.ndim < 2:
@@ -370,6 +419,8 @@ def _with_parts(desc: MetaTensorDesc | None) -> Iterator[MetaTensorDesc]:
     yield desc
     yield from _with_parts(desc.base)
     yield from _with_parts(desc.grad)
+    for _, part in () if desc.subclass is None else desc.subclass.tensors:
+        yield from _with_parts(part)
 
 
 def _dtype(desc: MetaTensorDesc) -> torch.dtype:
