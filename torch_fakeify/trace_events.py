@@ -19,13 +19,13 @@ from .desc import (
     MarksDesc,
     MetaStorageDesc,
     MetaTensorDesc,
-    NestedIntDesc,
     OpaqueValue,
     SparseDesc,
     SubclassDesc,
     SymDesc,
 )
 from .errors import FormatError
+from .trace_formulas import number_of_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -218,111 +218,7 @@ class TensorEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     data: None = None
 
 
-# --- numbers --------------------------------------------------------------------------------------
-
-_DIGITS = r"(?:0|[1-9][0-9]{0,18})"
-_NESTED = re.compile(rf"(?:({_DIGITS})\*)?j({_DIGITS})")
-_TOKEN = re.compile(r" *([su][0-9]{1,9}|[0-9]{1,19}|\*\*|[-+*()]) *", re.ASCII)
-_MAX_FORMULA = 1000
-_MAX_NESTING = 20
-
-
-def _symbolic(text: str) -> IntLike | None:
-    """The number that torch wrote as this text, or ``None`` of other text.
-
-    Known are multiples of a nested int, and what sums and products make of symbols and numbers.
-    """
-    nested = _NESTED.fullmatch(text)
-    if nested:
-        return NestedIntDesc(int(nested[2]), int(nested[1] or 1))
-    tokens: list[str] = []
-    at = 0
-    while at < len(text) <= _MAX_FORMULA and (match := _TOKEN.match(text, at)):
-        tokens.append(match[1])
-        at = match.end()
-    if at < len(text) or not any(token[0] in "su" for token in tokens):
-        return None
-    formula = _Formula(tokens)
-    try:
-        expr = formula.sum(0)
-    except _NotAFormulaError:
-        return None
-    if formula.at < len(tokens) or not expr.free_symbols:
-        return None
-    from .exprs import encode_expr
-
-    return SymDesc(expr=encode_expr(expr))
-
-
-def _sympy() -> Any:
-    import sympy  # only a log with symbols needs it
-
-    return sympy
-
-
-class _NotAFormulaError(Exception):
-    """The tokens are none of the grammar."""
-
-
-class _Formula:
-    """Reads the tokens of a formula: a sum of products of symbols, numbers, powers and sums."""
-
-    def __init__(self, tokens: list[str]) -> None:
-        self.at = 0
-        self._tokens = tokens
-
-    def _take(self, *wanted: str) -> str | None:
-        if self.at < len(self._tokens) and self._tokens[self.at] in wanted:
-            self.at += 1
-            return self._tokens[self.at - 1]
-        return None
-
-    def sum(self, depth: int) -> Any:
-        """Products with signs between them."""
-        negative = self._take("-") is not None
-        total: Any = None
-        while True:
-            product = self._product(depth)
-            product = -product if negative else product
-            total = product if total is None else total + product
-            sign = self._take("+", "-")
-            if sign is None:
-                return total
-            negative = sign == "-"
-
-    def _product(self, depth: int) -> Any:
-        factors = [self._power(depth)]
-        while self._take("*"):
-            factors.append(self._power(depth))
-        return _sympy().Mul(*factors)
-
-    def _power(self, depth: int) -> Any:
-        base = self._atom(depth)
-        if self._take("**") is None:
-            return base
-        exponent = self._next()
-        if base.is_number or not (exponent.isdigit() and 2 <= int(exponent) < 100):
-            raise _NotAFormulaError
-        return base ** int(exponent)
-
-    def _atom(self, depth: int) -> Any:
-        token = self._next()
-        if token.isdigit():
-            return _sympy().Integer(int(token))
-        if token[0] in "su":
-            return _sympy().Symbol(token, integer=True)
-        if token != "(" or depth >= _MAX_NESTING:
-            raise _NotAFormulaError
-        inner = self.sum(depth + 1)
-        if self._take(")") is None:
-            raise _NotAFormulaError
-        return inner
-
-    def _next(self) -> str:
-        if self.at == len(self._tokens):
-            raise _NotAFormulaError
-        self.at += 1
-        return self._tokens[self.at - 1]
+# --- what is lacking ------------------------------------------------------------------------------
 
 
 class _Reading:
@@ -346,7 +242,7 @@ class _Reading:
         """One of these."""
         if isinstance(written, int):
             return written
-        found = _symbolic(written)
+        found = number_of_text(written)
         if found is None:
             self.lack(field, "a formula that is not read back", written, needed=True)
             return 0
@@ -466,11 +362,11 @@ class _Parts:
 
 
 _NAME = re.compile(r"torch\.(\w+)")
-_DEVICE = re.compile(rf"device\(type='(\w+)'(?:, index=({_DIGITS}))?\)")
+_DEVICE = re.compile(r"device\(type='(\w+)'(?:, index=([0-9]{1,9}))?\)")
 _CREATION_META = re.compile(r"CreationMeta\.(\w+)")
 _CLASS = re.compile(r"<class '([\w.]+)'>")
-_INT = re.compile(_DIGITS)
-_LEVEL = re.compile(rf"-?{_DIGITS}")
+_INT = re.compile(r"[0-9]{1,18}")
+_LEVEL = re.compile(r"-?[0-9]{1,18}")
 
 
 def _not_torch(field: str, expected: str, found: str, where: str) -> FormatError:
