@@ -73,7 +73,16 @@ from torch.fx.graph import _PyTreeCodeGen as PyTreeCodeGen
 from torch.fx.graph import _PyTreeInfo as PyTreeInfo
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
-from torch.utils._pytree import TreeSpec, tree_structure, treespec_leaf
+from torch.utils._pytree import (
+    TreeSpec,
+    keystr,
+    tree_flatten,
+    tree_leaves,
+    tree_map_with_path,
+    tree_structure,
+    tree_unflatten,
+    treespec_leaf,
+)
 from torch.utils._sympy import functions as sympy_functions
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.singleton_int import SingletonInt
@@ -169,6 +178,7 @@ __all__ = [
     "is_opaque_value",
     "is_traceable_wrapper_subclass",
     "key_excluded",
+    "keystr",
     "late_function_modules",
     "leaf_spec",
     "make_nested_int",
@@ -189,9 +199,9 @@ __all__ = [
     "push_dispatch_mode",
     "resolve_backend",
     "scalar_specializations",
-    "set_forward_grad",
     "set_conj",
     "set_creation_meta",
+    "set_forward_grad",
     "set_key_excluded",
     "set_neg",
     "suspend_functionalization",
@@ -204,7 +214,11 @@ __all__ = [
     "torch_function_depth",
     "torch_version",
     "tracing",
+    "tree_flatten",
+    "tree_leaves",
+    "tree_map_with_path",
     "tree_type",
+    "tree_unflatten",
     "unwrap_functional",
     "unwrap_script_object",
     "variable_functions",

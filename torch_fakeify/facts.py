@@ -131,8 +131,8 @@ def functorch_facts(t: torch.Tensor) -> FunctorchFacts | None:
         )
     if _torch.is_gradtracking(t):
         return FunctorchFacts("grad", _torch.get_unwrapped(t), _torch.get_level(t), None)
-    # A functional tensor does not know its level: it is taken for that of the call.
-    return FunctorchFacts("functional", _torch.unwrap_functional(t), _torch.functorch_level(), None)
+    # Torch's describer takes the level of the call instead, which may be of a transform further in.
+    return FunctorchFacts("functional", _torch.unwrap_functional(t), _torch.get_level(t), None)
 
 
 def functional_inner(t: torch.Tensor) -> torch.Tensor | None:
