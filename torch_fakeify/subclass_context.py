@@ -71,7 +71,7 @@ def _objection(cls: type, package: str) -> str | None:
     home = cls.__module__.partition(".")[0]
     if home not in _PACKAGES | subclass_registry.packages() | {package}:
         return "it is of another package than the tensor subclass"
-    if names.hasattr_static(cls, "__del__"):
+    if _has_finalizer(cls):
         return "it has a finalizer"
     if not all(_is_plain_base(base) for base in cls.__mro__):
         return "it derives from a class that is not written in Python"
@@ -226,14 +226,19 @@ def _name(obj: object) -> str:
 def _state(obj: Any, where: str) -> list[tuple[str, object]]:
     """What an instance holds: its fields in order, then what else was put on it."""
     cls = type(obj)
-    held: dict[str, object] = {}
-    for name, slot in _slots(cls).items():
-        item = slot.__get__(obj, cls) if _is_set(slot, obj) else _MISSING
-        if item is not _MISSING:
-            held[name] = item
+    held = {name: _slot_item(slot, obj) for name, slot in _slots(cls).items()}
+    held = {name: item for name, item in held.items() if item is not _MISSING}
     held.update(getattr(obj, "__dict__", {}))
-    fields = [field.name for field in dataclasses.fields(cls) if field.name in held]
-    found = [(name, held.pop(name)) for name in fields]
+    found: list[tuple[str, object]] = []
+    for field in dataclasses.fields(cls):
+        if field.name in held:
+            found.append((field.name, held.pop(field.name)))
+        elif field.init:
+            raise UnsupportedValueError(
+                "a field of a dataclass instance is not set",
+                where=f"{where}.{field.name}",
+                found=_name(obj),
+            )
     for name, item in held.items():
         attribute = _class_attribute(cls, name)
         if isinstance(attribute, functools.cached_property) or name == _CACHES.get(_name(obj)):
@@ -248,12 +253,11 @@ def _state(obj: Any, where: str) -> list[tuple[str, object]]:
     return found
 
 
-def _is_set(slot: MemberDescriptorType, obj: object) -> bool:
+def _slot_item(slot: MemberDescriptorType, obj: object) -> object:
     try:
-        slot.__get__(obj, type(obj))
-    except AttributeError:
-        return False
-    return True
+        return slot.__get__(obj, type(obj))
+    except AttributeError:  # not set
+        return _MISSING
 
 
 # --- decode ---------------------------------------------------------------------------------------
@@ -397,7 +401,6 @@ def _fill(cls: type, name: str, state: dict[str, object], where: str) -> object:
     slots = _slots(cls)
     fields = {field.name: field for field in dataclasses.fields(cls)}
     missing = [field.name for field in fields.values() if field.init and field.name not in state]
-    # A default that is no slot's stands on the class, but a record of this class always has it.
     if missing:
         raise FormatError(f"a field of {name} is missing", where=where, expected=", ".join(missing))
     for key in state:
