@@ -53,10 +53,10 @@ def rebuild(desc: MetaTensorDesc, meshes: subclasses.Meshes) -> Any:
     if desc.subclass is None:
         return torch.empty_strided(desc.size, desc.stride, dtype=getattr(torch, desc.dtype))
     record = desc.subclass
+    cls = subclasses.subclass_of(record, where="t")
     inner: dict[str, Any] = {name: rebuild(part, meshes) for name, part in record.tensors}
     inner |= subclasses.decode_opaques(record, where="t", meshes=meshes)
     context = subclasses.decode_context(record, where="t", meshes=meshes)
-    cls = subclasses.subclass_of(record, where="t")
     made = cls.__tensor_unflatten__(inner, context, torch.Size(desc.size), desc.stride)
     return made.requires_grad_(desc.requires_grad)
 
