@@ -11,6 +11,7 @@ import torch
 import torch._subclasses.meta_utils as meta_utils
 from hypothesis import given
 from hypothesis import strategies as st
+from subclass_zoo import fake_world
 from torch._dynamo.source import LocalSource
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import (
@@ -635,6 +636,55 @@ def test_unbacked_sizes() -> None:
     calls = trace_view_calls(t, part=lambda _: stub(0), ints=encode_int, where="t")
     assert [call.op for call in calls] == ["aten.view.default", "aten.transpose.int"]
     assert (len(env.guards), str(env.deferred_runtime_asserts), str(env.var_to_range)) == before
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Generator[Any]:
+    """A mesh of four processes that does not reach any other."""
+    distributed: Any = pytest.importorskip("torch.distributed")
+    if not distributed.is_available():
+        pytest.skip("torch was built without distributed")
+    with fake_world():
+        yield distributed.init_device_mesh("cpu", (4,))
+
+
+def sharded(mesh: Any) -> Any:
+    """A distributed tensor of size (8, 6), two rows on each process."""
+    from torch.distributed.tensor import DTensor, Shard
+
+    return DTensor.from_local(torch.zeros(2, 6), mesh, [Shard(0)])
+
+
+DISTRIBUTED: dict[str, Callable[[Any], Any]] = {
+    "t": lambda d: d.t(),
+    "view": lambda d: d.view(8, 2, 3),
+    "slice": lambda d: d[:, 1:],
+    "slice of the sharded dim": lambda d: d[1:],
+    "split": lambda d: d.split(3, 1)[1],
+    "unbind": lambda d: d.unbind(1)[1],
+    "chain": lambda d: d.view(8, 2, 3).transpose(0, 1)[1:],
+}
+
+
+@pytest.mark.parametrize("name", DISTRIBUTED)
+def test_distributed_tensors(name: str, mesh: Any) -> None:
+    """Views of a DTensor; its mesh is in the base."""
+    check(DISTRIBUTED[name](sharded(mesh)))
+
+
+def calls_of_c10d(function: Callable[[], Any]) -> set[str]:
+    """The operators on process groups that run."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        function()
+    return {event.name for event in profile.events() if event.name.startswith("c10d::")}
+
+
+def test_no_collective_runs(mesh: Any) -> None:
+    """Tracing on one process alone does not wait for the others."""
+    base = sharded(mesh)
+    t = base[1:]
+    assert calls_of_c10d(lambda: base[1:]) != set()
+    assert calls_of_c10d(lambda: Traced(t)) == set()
 
 
 # --- creation meta: whether an in-place operator is an error ---------------------------------------

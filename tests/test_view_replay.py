@@ -101,6 +101,39 @@ def test_every_operator_that_torch_calls_a_view() -> None:
     assert wider == {"_unpack_dual"}
 
 
+SCHEMAS = {
+    "(Tensor(a) x, Tensor y) -> Tensor(a)": True,
+    "(Tensor(a) x) -> (Tensor(a), Tensor(a))": True,
+    "(Tensor(a) x) -> (Tensor(a), Tensor)": False,
+    "(Tensor(a) x) -> Tensor": False,
+    "(Tensor x, Tensor(a) y) -> Tensor(a)": False,
+    "(Tensor(a) x, Tensor(b) y) -> Tensor(b)": False,
+    "(Tensor(a!) x) -> Tensor(a!)": False,
+    "(Tensor(a) x, Tensor(b!) y) -> Tensor(a)": False,
+    "(Tensor(a) x) -> ()": False,
+    "() -> Tensor": False,
+    "(Tensor(a)[] x) -> Tensor(a)": False,
+}
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_the_schema_decides(schema: str) -> None:
+    """All that an operator gives aliases its first argument, and it writes nothing."""
+    with torch.library._scoped_library("tfk_schemas", "DEF") as library:
+        library.define(f"op{schema}")
+        ops: Any = torch.ops
+        is_view_operator.cache_clear()  # the name is used again
+        assert is_view_operator(ops.tfk_schemas.op.default) == SCHEMAS[schema]
+
+
+def test_results_that_are_no_list() -> None:
+    """An operator may also give a fixed number of tensors."""
+    with torch.library._scoped_library("tfk_halves", "DEF") as library:
+        library.define("halves(Tensor(a) x) -> (Tensor(a), Tensor(a))")
+        library.impl("halves", lambda x: (x[:1], x[1:]), "CompositeExplicitAutograd")
+        assert run(call("tfk_halves.halves.default", output=1)).size() == (3, 6)
+
+
 # --- order ----------------------------------------------------------------------------------------
 
 

@@ -172,9 +172,11 @@ def visited_by_us(traced: Traced) -> tuple[list[Any], list[Any], Any]:
 
 def metadata(t: Any) -> tuple[Any, ...]:
     """All that a view has of its own, and the same of its inner tensors."""
-    inner: tuple[Any, ...] = ()
-    if hasattr(t, "__tensor_flatten__"):
-        inner = tuple((name, metadata(getattr(t, name))) for name in t.__tensor_flatten__()[0])
+    inner: list[Any] = []
+    for name in t.__tensor_flatten__()[0] if hasattr(t, "__tensor_flatten__") else ():
+        part = getattr(t, name)
+        # Others are such as the mesh of a DTensor.
+        inner.append((name, metadata(part) if isinstance(part, torch.Tensor) else part))
     strides = (t.stride(), t.storage_offset())
     bits = (t.is_conj(), t.is_neg())
     return (type(t), t.dtype, t.device, t.layout, t.size(), strides, bits, inner)

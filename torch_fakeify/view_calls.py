@@ -4,8 +4,8 @@ Method: ``Tensor._view_func_unsafe`` runs on the base once more, and a dispatch 
 operators with their arguments. The stand-in for the base is the base itself: only a tensor of the
 same class, with the same inner tensors, is sure to take the same way through the dispatcher (jagged
 tensors have autograd keys of their own), and a view operator reads no data and writes none. What
-would leave a trace is switched off: gradient mode, other modes, functorch's interpreters, and the
-guards of a ``ShapeEnv`` whose symbols the base has.
+would leave a trace is switched off: gradient mode, other modes, functorch's interpreters, the
+guards of a ``ShapeEnv`` whose symbols the base has, and the collectives of distributed tensors.
 """
 
 from __future__ import annotations
@@ -75,6 +75,38 @@ class _Step(NamedTuple):
     output: int | None = None
 
 
+_COLLECTIVES = frozenset({"c10d", "c10d_functional", "_c10d_functional"})
+"""Namespaces of operators that talk to other processes."""
+
+
+class _Silence(_torch.TorchDispatchMode):
+    """Keeps the operators that run inside a wrapper subclass from talking to other processes.
+
+    A slice of a DTensor along a sharded dim gathers it. The others do not trace along, and only the
+    sizes matter.
+    """
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Lets the subclass go first; tensors of a collective's sizes are what it gives."""
+        if any(not issubclass(cls, _torch.FakeTensor) for cls in types):
+            return NotImplemented
+        kwargs = {} if kwargs is None else kwargs
+        if func.namespace not in _COLLECTIVES or types:
+            return func(*args, **kwargs)
+        with _torch.FakeTensorMode(allow_non_fake_inputs=True):
+            fakes: Any = func(*args, **kwargs)
+        if isinstance(fakes, torch.Tensor):
+            return _unfilled(fakes)
+        return [_unfilled(fake) for fake in fakes]
+
+
+def _unfilled(fake: torch.Tensor) -> torch.Tensor:
+    size, stride = fake.size(), fake.stride()
+    return torch.empty_strided(size, stride, dtype=fake.dtype, device=fake.device)
+
+
 class _Log(_torch.TorchDispatchMode):
     """Notes the view operators that run, and keeps their results alive."""
 
@@ -87,7 +119,8 @@ class _Log(_torch.TorchDispatchMode):
     ) -> Any:
         """Runs the operator; the mode is off inside, so inner tensors' operators are not seen."""
         kwargs = {} if kwargs is None else kwargs
-        result = func(*args, **kwargs)
+        with _Silence():
+            result = func(*args, **kwargs)
         if is_view_operator(func):
             self.steps.append(_Step(func, args, kwargs, result))
         return result
@@ -157,7 +190,8 @@ def _as_strided(before: torch.Tensor, t: torch.Tensor) -> _Step | None:
     op = torch.ops.aten.as_strided.default
     args = (before, list(t.size()), list(t.stride()), t.storage_offset())
     try:
-        result = op(*args)
+        with _Silence():
+            result = op(*args)
     except (RuntimeError, TypeError):
         return None  # the class has no such operator
     return _Step(op, args, {}, result) if _alike(result, t) else None
