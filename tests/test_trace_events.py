@@ -586,6 +586,38 @@ def test_a_level_that_is_no_number(tmp_path: Path) -> None:
     )
 
 
+def test_a_wrapper_that_outlived_its_transform(tmp_path: Path) -> None:
+    """An empty stack of interpreters is known from its text."""
+    fields = {"is_functorch_wrapped": True, "is_batchedtensor": True, "unwrapped": 0, "bdim": 0}
+    more = {"id": 1, "level": "1", "functorch_stack": "[]"}
+    (group,) = tfk.from_trace_log(write(tmp_path, *lines({}, {**fields, **more}))).groups
+    assert group.tensors[1].lacks == ()
+    assert group.records[1].functorch == FunctorchDesc(
+        kind="batched", unwrapped=group.records[0], level=1, bdim=0
+    )
+
+
+def test_sparse_without_components(tmp_path: Path) -> None:
+    """Without indices there is no index dtype, without values no size of a block."""
+    fields = {"layout": "torch.sparse_bsr", "sparse_dim": 1, "dense_dim": 0, "stride": None}
+    assert lacks_of(tmp_path, fields) == (
+        Lack("sparse.index_dtype", "the event names no indices"),
+        Lack("sparse.blocksize", "the values do not show it"),
+    )
+    csr = {**fields, "layout": "torch.sparse_csr"}
+    assert lacks_of(tmp_path, csr) == (Lack("sparse.index_dtype", "the event names no indices"),)
+    whole = {**fields, "id": 1, "crow_indices": 0, "values": 0}
+    assert lacks_of(tmp_path, {}, whole) == (Lack("sparse.blocksize", "the values do not show it"),)
+
+
+def test_functional_without_unwrapped(tmp_path: Path) -> None:
+    """As torch writes tensors of xla, whose functional tensors it does not unwrap."""
+    assert lacks_of(tmp_path, {"is_functional": True}) == (
+        Lack("functional.unwrapped", "the event names none"),
+        Lack("functional.is_python", "torch writes no event of it"),
+    )
+
+
 def test_long_text_is_cut(tmp_path: Path) -> None:
     """What is shown of a text does not grow with it."""
     (found,) = lacks_of(tmp_path, {"size": ["x" * 1000]})

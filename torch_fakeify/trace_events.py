@@ -483,7 +483,8 @@ def _functorch(e: TensorEvent, parts: _Parts) -> FunctorchDesc | None:
     text = (e.current_level if e.is_functional else e.level) or ""
     if not _LEVEL.fullmatch(text):
         reading.lack("functorch.level", "a text that is no number", text or None, needed=True)
-    reading.lack("functorch.stack", "written as text alone", e.functorch_stack)
+    if e.functorch_stack != "[]":
+        reading.lack("functorch.stack", "written as text alone", e.functorch_stack)
     if not reading.has_record or unwrapped is None:
         return None
     kind = "batched" if e.is_batchedtensor else "grad" if e.is_gradtrackingtensor else "functional"
