@@ -95,6 +95,15 @@ def test_meshes_are_shared(mesh: DeviceMesh) -> None:
     assert there_and_back(mesh) is not whole
 
 
+def test_a_live_mesh_can_stand_for_its_record(mesh: DeviceMesh) -> None:
+    """In the writer's own process a reader may have the mesh itself, and its root."""
+    meshes = Meshes()
+    part = mesh["tp"]
+    meshes.adopt(part)
+    assert there_and_back(part, meshes) is part
+    assert there_and_back(mesh, meshes) is mesh
+
+
 def test_dtensors_share_their_mesh(mesh: DeviceMesh) -> None:
     """The meshes that the caller keeps are used for all tensors."""
     meshes = Meshes()
@@ -158,6 +167,31 @@ def test_meshes_that_have_no_record(mesh: DeviceMesh) -> None:
     assert str(xla.value) == (
         "m: a device mesh has no rank; expected a device type other than xla; found 'xla'"
     )
+
+
+def test_a_part_with_ranks_of_its_own(mesh: DeviceMesh) -> None:
+    """They are recorded beside those of the root."""
+    part = mesh["tp"]
+    part._flatten_rank_map = (0, 1)
+    part._rank_map = torch.tensor([0, 1], dtype=torch.int32)
+    found = there_and_back(part)
+    assert found == part
+    assert torch.equal(found._rank_map, part._rank_map)
+
+
+def test_flattened_meshes_that_have_no_record(mesh: DeviceMesh) -> None:
+    """Only a root has any, and they are its own."""
+    part, other = mesh["tp"], mesh["dp"]
+    part._flatten_mapping["x"] = other
+    with pytest.raises(UnsupportedValueError) as of_part:
+        encode_mesh(part, where="m")
+    mesh._flatten_mapping["y"] = DeviceMesh("cpu", [0], _init_backend=False, _rank=0)
+    with pytest.raises(UnsupportedValueError) as foreign:
+        encode_mesh(mesh, where="m")
+    assert str(of_part.value) == (
+        "m: a mesh that is part of another has flattened meshes of its own"
+    )
+    assert str(foreign.value) == "m._flatten_mapping['y']: a flattened mesh is of another mesh"
 
 
 def axes(*pairs: tuple[tuple[int, ...], tuple[int, ...]]) -> Value:

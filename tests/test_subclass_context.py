@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import collections
 import dataclasses
 import enum
@@ -174,6 +175,17 @@ class Methodical:
     def method(self) -> int:
         """The method."""
         return self.number
+
+
+@dataclasses.dataclass
+class Abstract(abc.ABC):
+    """One that has no instances."""
+
+    number: int
+
+    @abc.abstractmethod
+    def method(self) -> int:
+        """Nothing."""
 
 
 def encode(obj: object) -> Value:
@@ -435,6 +447,15 @@ def test_fields_that_cannot_be(v: Value, message: str) -> None:
     with pytest.raises(FormatError) as error:
         decode(v)
     assert str(error.value) == message
+
+
+def test_an_abstract_dataclass() -> None:
+    """Python has no instances of it; how it says so differs between its versions."""
+    with pytest.raises(FormatError) as error:
+        decode(instance(f"{HERE}.Abstract", number=1))
+    assert str(error.value).startswith(
+        f"c: no instance of {HERE}.Abstract can be made: Can't instantiate abstract class Abstract"
+    )
 
 
 def test_nesting_is_bounded_for_a_reader() -> None:

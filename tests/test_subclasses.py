@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import re
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 import subclass_zoo as zoo
 import torch
 from subclass_zoo import describe, facts, rebuild
+from torch._library.fake_class_registry import maybe_to_fake_obj
 from torch._library.opaque_object import register_opaque_type
 from torch._opaque_base import OpaqueBase
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -81,6 +83,12 @@ class Unlucky(torch.Tensor):
 
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
         return [], None
+
+
+class Kind(enum.Enum):
+    """An enumeration."""
+
+    A = 1
 
 
 class Handle(OpaqueBase):
@@ -172,9 +180,8 @@ def test_fake_tensors_by_the_decoded_context(kind: str) -> None:
 def test_fake_dtensors_by_the_decoded_context(dtensors: dict[str, Any]) -> None:
     """The same holds of DTensors, whose mesh is rebuilt."""
     for kind, t in dtensors.items():
-        if kind != "LocalTensor":  # torch has no fake ones
-            found, expected = fake_both_ways(t)
-            assert facts(found) == facts(expected), kind
+        found, expected = fake_both_ways(t)
+        assert facts(found) == facts(expected), kind
 
 
 def test_every_wrapper_of_torch_is_in_the_zoo(dtensors: dict[str, Any]) -> None:
@@ -329,6 +336,20 @@ def test_an_attribute_that_is_no_tensor() -> None:
         "expected a tensor or an opaque object; found an object of builtins.int. "
         "Return it as part of the context of __tensor_flatten__."
     )
+
+
+def test_an_enumeration_as_an_attribute() -> None:
+    """For torch it is an opaque object."""
+    record = encode(holder(kind=Kind.A))
+    assert decode_opaques(record, where="t") == {"kind": Kind.A}
+
+
+def test_the_stand_in_that_torch_traces_with(dtensors: dict[str, Any]) -> None:
+    """The opaque object behind it is recorded."""
+    mesh = dtensors["sharded"].device_mesh
+    stand_in = maybe_to_fake_obj(FakeTensorMode(), mesh)
+    assert type(stand_in) is not type(mesh)
+    assert decode_opaques(encode(holder(mesh=stand_in)), where="t") == {"mesh": mesh}
 
 
 def test_an_opaque_object_that_nobody_registered() -> None:

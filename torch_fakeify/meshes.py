@@ -152,6 +152,13 @@ class Meshes:
     def __init__(self) -> None:
         self._known: dict[Value, Any] = {}
 
+    def adopt(self, mesh: Any) -> None:
+        """Lets a live mesh stand for its record, for a reader in the writer's own process."""
+        root = mesh._root_mesh
+        if root is not None:
+            self.adopt(root)
+        self._known.setdefault(encode_mesh(mesh, where="$"), mesh)
+
     def decode(self, v: OpaqueValue, *, where: str) -> Any:
         """The ``DeviceMesh`` of a record of :func:`encode_mesh`; no process group is made.
 

@@ -160,11 +160,12 @@ class _Encoder:
             owned = self._ints(obj)
             if owned is not None:
                 return owned
-        registration = subclass_registry.find(type(obj))
-        if registration is not None and not isinstance(obj, torch.Tensor):
-            return self._registered(registration, obj, where)
         if isinstance(obj, torch.Tensor):
             return self._tensor(obj, where)
+        registration = subclass_registry.find(type(obj))
+        if registration is not None and registration.encode is not None:
+            data = self.part(registration.encode(obj), where)
+            return OpaqueValue(kind=_OBJECT, data=TupleValue(items=(_name(obj), data)))
         if meshes.is_mesh(obj):
             return meshes.encode_mesh(obj, where=where)
         if meshes.is_placement(obj):
@@ -181,15 +182,6 @@ class _Encoder:
         if self._tensors is None:
             raise UnsupportedValueError("a tensor has no record here", where=where)
         return TensorValue(tensor=self._tensors(t, where))
-
-    def _registered(
-        self, registration: subclass_registry.Registration, obj: object, where: str
-    ) -> Value | None:
-        if registration.encode is None:
-            return None
-        data = self.part(registration.encode(obj), where)
-        name = subclass_registry.class_name(registration.cls)
-        return OpaqueValue(kind=_OBJECT, data=TupleValue(items=(name, data)))
 
     def _dataclass(self, obj: Any, where: str) -> Value:
         cls: type = type(obj)
