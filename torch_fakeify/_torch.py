@@ -187,6 +187,7 @@ __all__ = [
     "make_sym",
     "make_wrapper_subclass",
     "maybe_get_fake_mode",
+    "nested_int_of_offsets",
     "new_nested_int",
     "no_dispatch_guard",
     "no_fake_mode",
@@ -197,6 +198,7 @@ __all__ = [
     "peek_interpreter_stack",
     "pop_dispatch_mode",
     "push_dispatch_mode",
+    "reserve_nested_int",
     "resolve_backend",
     "scalar_specializations",
     "set_conj",
@@ -572,6 +574,8 @@ def make_sym(kind: str, expr: Any, shape_env: Any, hint: Any) -> Any:
         hint: its value now, ``None`` if it depends on data.
     """
     sym_type, python_type = _SYM_TYPES[kind]
+    if isinstance(hint, tuple):  # the record of a nested int
+        hint = make_nested_int(*hint)
     return sym_type(SymNode(expr, shape_env, python_type, hint))
 
 
@@ -583,6 +587,21 @@ def make_nested_int(number: int, coeff: int) -> torch.SymInt:
     from torch.nested._internal.nested_int import NestedIntNode
 
     return torch.SymInt(NestedIntNode(number, coeff))  # pyright: ignore[reportArgumentType]
+
+
+def reserve_nested_int(number: int) -> None:
+    """Keeps jagged tensors that this process makes from here on from getting the number."""
+    from torch.nested._internal import nested_tensor
+
+    counters: Any = nested_tensor
+    counters._tensor_id_counter = max(counters._tensor_id_counter, number + 1)
+
+
+def nested_int_of_offsets(offsets: torch.Tensor) -> torch.SymInt:
+    """The nested int of real offsets (or lengths), a new one at first sight."""
+    from torch.nested._internal import nested_tensor
+
+    return nested_tensor.get_tensor_symint(offsets)
 
 
 def new_nested_int(mode: Any) -> int:

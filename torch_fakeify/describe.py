@@ -149,11 +149,15 @@ class MetaTensorDescriber:
 
     A describer holds weak references only. Records of one describer belong together: equal ids
     mean the same tensor or storage.
+
+    Args:
+        keep_nested_ints: leaves nested ints the numbers that torch gave them, so that the records
+            go with a `snapshot` of their ``ShapeEnv``; else they get numbers of the describer.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, keep_nested_ints: bool = False) -> None:
         self._tensors = _Numbers()
-        self._syms = SymMemo()
+        self._syms = SymMemo(keep_nested_ints=keep_nested_ints)
         self._storages = _StorageRecords(self._syms)
         self._can_pin = torch.accelerator.is_available()
 

@@ -15,6 +15,7 @@ from ._torch import (
     ValueRanges,
     ValueRangesSLoc,
     get_nested_int,
+    reserve_nested_int,
 )
 from .conditions import RecordedCondition
 from .desc import ExprDesc, SymbolNode
@@ -289,6 +290,7 @@ class _Restore:
 def _python_number(number: sympy.Basic, where: str) -> Any:
     if isinstance(number, SingletonInt):
         nested: Any = number
+        reserve_nested_int(int(nested._val))
         return get_nested_int(nested._val, nested._coeff)
     if not isinstance(number, sympy.Number):
         _fail(where, "not a size", "a number", type(number).__name__)

@@ -24,7 +24,7 @@ from sympy.functions.elementary.piecewise import ExprCondPair
 from sympy.logic.boolalg import Boolean
 from typing_extensions import assert_never
 
-from ._torch import SingletonInt, int_oo, sympy_functions
+from ._torch import SingletonInt, SymNode, int_oo, sympy_functions
 from .desc import (
     ApplyNode,
     AtomNode,
@@ -33,6 +33,7 @@ from .desc import (
     FloatNode,
     IntLike,
     IntNode,
+    NestedIntDesc,
     RationalNode,
     SymbolNode,
     SymDesc,
@@ -627,7 +628,7 @@ def encode_sym(
             "not a symbolic scalar", expected="SymInt, SymFloat or SymBool", found=_class_name(s)
         )
     sym_node: Any = s.node
-    if sym_node.is_nested_int():
+    if sym_node.is_nested_int() and not isinstance(sym_node, SymNode):
         raise UnsupportedValueError(
             "a nested int cannot be recorded",
             found=str(s),
@@ -639,6 +640,9 @@ def encode_sym(
             "a symbolic scalar without an expression", found=_class_name(sym_node)
         )
     hint = sym_node.hint
+    if isinstance(hint, torch.SymInt) and hint.node.is_nested_int():
+        nested: Any = hint.node
+        hint = NestedIntDesc(int(nested.nested_int()), int(nested.nested_int_coeff()))
     if isinstance(hint, float) and not math.isfinite(hint):
         raise UnsupportedValueError("a hint that is not finite", where=str(s), found=repr(hint))
     return SymDesc(expr=encode_expr(sympy.sympify(expr, strict=True)), kind=kind, hint=hint)

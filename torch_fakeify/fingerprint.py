@@ -19,6 +19,7 @@ from .desc import (
     FloatNode,
     IntNode,
     MetaTensorDesc,
+    NestedIntDesc,
     RationalNode,
     SourceDesc,
     StackDesc,
@@ -55,6 +56,7 @@ class _Canonical:
         self.tensors: dict[int, int] = {}
         self.storages: dict[int, int] = {}
         self.exprs: dict[ExprDesc, Any] = {}
+        self.nested: dict[int, int] = {}
 
     # --- expressions ---
 
@@ -88,10 +90,14 @@ class _Canonical:
         return forms[-1]
 
     def sym(self, desc: SymDesc) -> Any:
-        return [self.expr(desc.expr), desc.kind, desc.hint]
+        return [self.expr(desc.expr), desc.kind, self.number(desc.hint)]
 
     def number(self, value: Any) -> Any:
-        return self.sym(value) if isinstance(value, SymDesc) else value
+        if isinstance(value, SymDesc):
+            return self.sym(value)
+        if isinstance(value, NestedIntDesc):
+            return ["nested", self.nested.setdefault(value.id, len(self.nested)), value.coeff]
+        return value
 
     # --- tensors ---
 
@@ -125,6 +131,18 @@ class _Canonical:
             ],
             "base": None if desc.base is None else self.tensor(desc.base),
             "grad": None if desc.grad is None else self.tensor(desc.grad),
+            "kind": [
+                self.value(part)
+                for part in (
+                    desc.view_calls,
+                    desc.sparse,
+                    desc.subclass,
+                    desc.functorch,
+                    desc.functional,
+                    None if desc.nested_int is None else NestedIntDesc(desc.nested_int),
+                    desc.is_pinned,
+                )
+            ],
         }
 
     def input(self, desc: InputDesc) -> Any:
@@ -155,10 +173,16 @@ class _Canonical:
         match value:
             case None | bool() | int() | float() | str():
                 return value
+            case NestedIntDesc():
+                return self.number(value)
             case tuple() | list():
                 return [self.value(item) for item in value]
+            case SymDesc():
+                return self.sym(value)
             case SymValue():
-                return self.sym(value.sym)
+                return self.number(value.sym)
+            case MetaTensorDesc():
+                return self.tensor(value)
             case ExprValue():
                 return self.expr(value.expr)
             case TensorValue():

@@ -14,7 +14,7 @@ import msgspec
 import sympy
 import torch
 
-from . import _torch
+from . import _torch, facts
 from .desc_frame import InputDesc
 from .errors import CaptureError
 from .exprs import encode_int, encode_sym
@@ -53,33 +53,52 @@ def describe_inputs(
             found=f"{len(inputs)}",
             fix="Pass the example inputs that the backend was called with",
         )
+    contexts = [_context_of(fx_node, v) for fx_node, v in zip(placeholders, inputs, strict=True)]
+    if any(map(_is_wrapper, inputs)):
+        inputs = [_fake_of(fx_node, v) for fx_node, v in zip(placeholders, inputs, strict=True)]
+    rows = list(zip(placeholders, inputs, contexts, strict=True))
     described: dict[torch.fx.Node, InputDesc] = {}
     # Tensors first: a tensor that cannot be recorded explains a scalar that cannot be.
-    for fx_node, value in sorted(
-        zip(placeholders, inputs, strict=True), key=lambda row: not isinstance(row[1], torch.Tensor)
+    for fx_node, value, context in sorted(
+        rows, key=lambda row: not isinstance(row[1], torch.Tensor)
     ):
-        described[fx_node] = _describe_input(fx_node, value, describer)
+        described[fx_node] = _describe_input(fx_node, value, context, describer)
     symbolizer = _Symbolizer(shape_env)
     # Bases before views: the record that a view refers to is then the one with the policy.
-    for fx_node, value, entry in sorted(
-        (
-            (fx_node, value, described[fx_node])
-            for fx_node, value in zip(placeholders, inputs, strict=True)
-        ),
-        key=lambda row: row[2].tensor is not None and row[2].tensor.is_view,
+    for entry, context in sorted(
+        ((described[fx_node], context) for fx_node, _, context in rows),
+        key=lambda row: row[0].tensor is not None and row[0].tensor.is_view,
     ):
-        symbolizer.add(fx_node, value, entry)
+        symbolizer.add(entry, context)
     return tuple(symbolizer.finished(described[fx_node]) for fx_node in placeholders)
 
 
+def _is_wrapper(value: Any) -> bool:
+    """Whether it is a wrapper subclass, or a view of one."""
+    if not isinstance(value, torch.Tensor):
+        return False
+    base = facts.base_of(value)
+    return facts.needs_view_calls(value, value if base is None else base)
+
+
+def _fake_of(fx_node: torch.fx.Node, value: Any) -> Any:
+    """The fake tensor by which a frontend knows an input; else the input itself.
+
+    The view operators of a wrapper are told with its symbols only by the fake, and one frame's
+    tensors are told all alike, so that what they share shows.
+    """
+    fake = fx_node.meta.get("example_value")
+    real = isinstance(value, torch.Tensor) and _torch.maybe_get_fake_mode(value) is None
+    return fake if real and isinstance(fake, torch.Tensor) else value
+
+
 def _describe_input(
-    fx_node: torch.fx.Node, value: Any, describer: MetaTensorDescriber
+    fx_node: torch.fx.Node, value: Any, context: Any | None, describer: MetaTensorDescriber
 ) -> InputDesc:
     source = _source_of(fx_node)
     source_desc = None if source is None else encode_source(source)
     name = fx_node.name
     if isinstance(value, torch.Tensor):
-        context = _context_of(fx_node, value)
         policy_source = getattr(context, "tensor_source", source)
         desc = describer.describe_tensor(value, source=policy_source, symbolic_context=context)
         return InputDesc(name=name, tensor=desc, source=source_desc)
@@ -97,7 +116,9 @@ def _source_of(fx_node: torch.fx.Node) -> Any | None:
     return source
 
 
-def _context_of(fx_node: torch.fx.Node, tensor: torch.Tensor) -> Any | None:
+def _context_of(fx_node: torch.fx.Node, tensor: Any) -> Any | None:
+    if not isinstance(tensor, torch.Tensor):
+        return None
     tracing_context = _torch.TracingContext.try_get()
     if tracing_context is not None and tensor in tracing_context.tensor_to_context:
         return tracing_context.tensor_to_context[tensor]
@@ -111,11 +132,10 @@ class _Symbolizer:
         self.shape_env = shape_env
         self.done: dict[int, MetaTensorDesc] = {}
 
-    def add(self, fx_node: torch.fx.Node, value: Any, entry: InputDesc) -> None:
+    def add(self, entry: InputDesc, context: Any | None) -> None:
         """Symbolize the record of one input, if a frontend has made symbols for it."""
         if entry.tensor is None or entry.tensor.is_fake:
             return
-        context = _context_of(fx_node, value)
         source = getattr(context, "tensor_source", None)
         if source is not None:
             self.symbolize(entry.tensor, source, context)

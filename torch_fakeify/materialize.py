@@ -9,7 +9,8 @@ import sympy
 import torch
 
 from . import _torch
-from .desc import ExprDesc, IntLike, MetaTensorDesc, SymDesc, TorchConstValue
+from ._torch import nested_int_of_offsets
+from .desc import ExprDesc, IntLike, MetaTensorDesc, NestedIntDesc, SymDesc, TorchConstValue
 from .errors import CaptureError
 from .exprs import decode_expr
 from .materialize_kinds import make_mkldnn, make_sparse, make_view, make_wrapper, refuse_wrapped
@@ -192,11 +193,14 @@ class _Maker:
         self.extents: dict[int, int] = {}
         self.released: list[torch.UntypedStorage] = []
         self.meshes = Meshes()
+        self.offsets: dict[int, MetaTensorDesc] = {}
 
     def plan(self, inputs: tuple[InputDesc, ...]) -> None:
         """Find how many bytes each storage needs, over all tensors on it."""
         for entry in inputs:
             for desc in _with_parts(entry.tensor):
+                if desc.nested_int is not None:
+                    self.offsets[desc.nested_int] = desc
                 if desc.storage is not None and desc.subclass is None:
                     needed = self._extent(desc)
                     storage_id = desc.storage.id
@@ -219,8 +223,19 @@ class _Maker:
         if desc.tensor is not None:
             return self.make(desc.tensor)
         if desc.sym is not None:
+            if isinstance(desc.sym.hint, NestedIntDesc):
+                return self._nested_int(desc.sym.hint, desc.name)
             return self.symbols.scalar(desc.sym, desc.name)
         return decode_value(desc.value, where=f"$.inputs[{position}].value")
+
+    def _nested_int(self, n: NestedIntDesc, where: str) -> torch.SymInt:
+        """The nested int of the offsets that were recorded with it."""
+        offsets = self.offsets.get(n.id)
+        if offsets is None:
+            raise CaptureError(
+                "no input has the offsets that a nested int stands for", where=where, found=str(n)
+            )
+        return nested_int_of_offsets(self.make(offsets)) * n.coeff
 
     def make(self, desc: MetaTensorDesc) -> torch.Tensor:
         done = self.tensors.get(desc.id)

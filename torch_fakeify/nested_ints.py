@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ._torch import make_nested_int, new_nested_int
+from ._torch import SymNode, make_nested_int, new_nested_int
 from .desc import NestedIntDesc
 
 if TYPE_CHECKING:
@@ -23,19 +23,29 @@ __all__ = ["NestedIntNumbers", "NestedInts", "is_nested_int"]
 
 def is_nested_int(n: object) -> bool:
     """Whether it is a nested int (times a coefficient) itself, and no symbol that stands for one."""
-    return isinstance(n, torch.SymInt) and bool(n.node.is_nested_int())
+    # A symbol that stands for one says that it is one, too.
+    return (
+        isinstance(n, torch.SymInt) and not isinstance(n.node, SymNode) and n.node.is_nested_int()
+    )
 
 
 class NestedIntNumbers:
-    """Gives nested ints numbers in the order in which they are seen."""
+    """Gives nested ints numbers in the order in which they are seen.
 
-    def __init__(self) -> None:
+    Args:
+        keep: leaves them torch's own numbers, by which a snapshot of a ``ShapeEnv`` knows them.
+    """
+
+    def __init__(self, *, keep: bool = False) -> None:
         self._numbers: dict[int, int] = {}
+        self._keep = keep
 
     def encode(self, n: torch.SymInt) -> NestedIntDesc:
         """The record of a nested int."""
         sym_node: Any = n.node
-        number = self._numbers.setdefault(int(sym_node.nested_int()), len(self._numbers))
+        number = int(sym_node.nested_int())
+        if not self._keep:
+            number = self._numbers.setdefault(number, len(self._numbers))
         return NestedIntDesc(number, int(sym_node.nested_int_coeff()))
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .desc_frame import CaptureDesc, ModesDesc
 
 _HOST = ("cpu", "meta")
+_WITHOUT_TENSORS = (ExprDesc, SourceDesc, StackDesc)
 
 
 class Retarget:
@@ -98,10 +99,27 @@ class Retarget:
             device=self.device(desc.device),
             base=None if desc.base is None else self.tensor(desc.base),
             grad=None if desc.grad is None else self.tensor(desc.grad),
+            view_calls=self._part(desc.view_calls),
+            subclass=self._part(desc.subclass),
+            functorch=self._part(desc.functorch),
+            functional=self._part(desc.functional),
         )
         # The record is kept with its copy: an id() is only good while its object lives.
         self._done[id(desc)] = (desc, moved)
         return moved
+
+    def _part(self, part: Any) -> Any:
+        """Anything in a record of a tensor, with the tensors and devices in it moved."""
+        if isinstance(part, MetaTensorDesc):
+            return self.tensor(part)
+        if isinstance(part, TorchConstValue) and part.kind == "device":
+            return msgspec.structs.replace(part, name=self.device(part.name))
+        if isinstance(part, tuple) and type(part) is tuple:  # no named tuple
+            return tuple(self._part(item) for item in part)
+        if not isinstance(part, msgspec.Struct) or isinstance(part, _WITHOUT_TENSORS):
+            return part
+        fields = {name: getattr(part, name) for name in part.__struct_fields__}
+        return msgspec.structs.replace(part, **{k: self._part(v) for k, v in fields.items()})
 
 
 def _is_accelerator(name: str) -> bool:
@@ -122,6 +140,7 @@ def _recorded_devices(desc: CaptureDesc) -> Iterator[str]:
                 yield part.name
             elif isinstance(part, MetaTensorDesc):
                 yield part.device
-                pending.extend((part.base, part.grad))
-            elif not isinstance(part, (ExprDesc, SourceDesc, StackDesc)):
+                pending.extend((part.base, part.grad, part.view_calls, part.subclass))
+                pending.extend((part.functorch, part.functional))
+            elif not isinstance(part, _WITHOUT_TENSORS):
                 pending.extend(getattr(part, field) for field in part.__struct_fields__)

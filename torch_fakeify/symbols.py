@@ -34,11 +34,11 @@ class SymMemo:
     What a ``ShapeEnv`` knows of a symbol is asked anew each time, since it may have changed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, keep_nested_ints: bool = False) -> None:
         # By the id of an expression, which the entry keeps alive.
         self._exprs: dict[int, tuple[Any, ExprDesc]] = {}
         self._ints: dict[tuple[int, int | NestedIntDesc | None], IntLike] = {}
-        self._nested = NestedIntNumbers()
+        self._nested = NestedIntNumbers(keep=keep_nested_ints)
         self._symbols: dict[int, tuple[Any, tuple[sympy.Symbol, ...]]] = {}
         # By the ids of records in `_ints`, which stay alive there.
         self._symbols_of_record: dict[int, tuple[sympy.Symbol, ...]] = {}
@@ -58,9 +58,9 @@ class SymMemo:
         if type(n) is not torch.SymInt:
             return encode_int(n)
         sym_node: Any = n.node
-        if sym_node.is_nested_int():
+        if is_nested_int(n):
             return self._nested.encode(n)
-        expr = getattr(sym_node, "expr", None)
+        expr: Any = getattr(sym_node, "expr", None)
         hint = sym_node.hint
         if is_nested_int(hint):
             hint = self._nested.encode(hint)
@@ -139,6 +139,12 @@ class SymMemo:
                     envs[symbol] = sym_node.shape_env
         symbols = sorted(envs, key=_name) if len(envs) > 1 else envs
         return tuple(self._fact(symbol, envs[symbol]) for symbol in symbols)
+
+    def facts_of_symbols(
+        self, symbols: Iterable[sympy.Symbol], env: ShapeEnv
+    ) -> tuple[SymbolFactDesc, ...]:
+        """What a ``ShapeEnv`` knows of symbols, sorted by name."""
+        return tuple(self._fact(symbol, env) for symbol in sorted(symbols, key=_name))
 
     def _symbols_of(self, expr: Any) -> tuple[sympy.Symbol, ...]:
         entry = self._symbols.get(id(expr))
