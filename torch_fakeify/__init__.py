@@ -63,10 +63,10 @@ if TYPE_CHECKING:
     from .frame import Instance as Instance
     from .frame import capture as capture
     from .shape_env import restore as restore
-    from .transfer import refakeify as refakeify
     from .shape_env import snapshot as snapshot
     from .subclasses import register_subclass as register_subclass
     from .trace_log import from_trace_log as from_trace_log
+    from .transfer import refakeify as refakeify
 
 __version__ = "0.1.0"
 

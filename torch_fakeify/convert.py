@@ -401,6 +401,9 @@ class MetaConverter(Rebuilder):
         return () if d.subclass is None else d.subclass.tensors
 
     def _outer(self, d: MetaTensorDesc) -> tuple[Any, Any]:
+        if self._sizes is not None and d.is_fake:
+            numbers = self._sizes.carry(d, (*d.size, *d.stride))
+            return numbers[: d.ndim], numbers[d.ndim :]
         where = _where(d)
         size = tuple(self._static(n, where) for n in d.size)
         return size, tuple(self._static(n, where) for n in d.stride)
@@ -423,7 +426,7 @@ class MetaConverter(Rebuilder):
         if isinstance(n, NestedIntDesc):
             return self._nested_ints.make(n)
         if self._sizes is None:
-            return n.hint
+            return self._static(n, _where(d)) if n.kind == "int" else n.hint
         source = dynamo_source().ConstantSource(f"__fakeify_context_{d.id}")
         return self._sizes.scalar(n, d, source)
 

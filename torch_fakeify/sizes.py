@@ -212,6 +212,14 @@ class SizeMaker:
             return self._env.create_symboolnode(expr)
         return self._env.create_symintnode(expr, hint=self._live(sym.hint))
 
+    def expression(self, expr: Any, d: HasSymbols) -> Any:
+        """An expression over the symbols of a record, over those that stand for them.
+
+        Raises:
+            ConvertError: as `geometry`.
+        """
+        return self._known(expr, "expression") if self._keeps(d) else self._carry(expr, d, None)
+
     def carry(self, d: MetaTensorDesc, numbers: tuple[IntLike, ...]) -> tuple[Any, ...]:
         """Numbers of a record that no place in the inputs gives, such as a storage's size.
 
@@ -350,7 +358,7 @@ class SizeMaker:
         if override is not None:
             self._env.var_to_hint_override[n.node.expr] = override
 
-    def _carry(self, expr: Any, d: HasSymbols, source: Source) -> Any:
+    def _carry(self, expr: Any, d: HasSymbols, source: Source | None) -> Any:
         """The expression over symbols of this ``ShapeEnv``, made where they are missing."""
         if isinstance(expr, sympy.Symbol):
             return self._carry_symbol(expr, d, source, None, None)
