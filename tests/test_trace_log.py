@@ -328,3 +328,11 @@ def test_no_torch_is_imported(tmp_path: Path) -> None:
         "assert 'torch' not in sys.modules and 'sympy' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_results_do_not_change(tmp_path: Path) -> None:
+    """What was read is data: a log, its groups and their tensors are frozen."""
+    log = tfk.from_trace_log(write(tmp_path, *lines({})))
+    for part in (log, log.groups[0], log.groups[0].tensors[0]):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(part, "lacks", ())  # noqa: B010
