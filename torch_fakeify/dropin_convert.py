@@ -425,11 +425,11 @@ class _Walk(Rebuilder):
         with torch.no_grad(), no_dispatch():
             if self._kind(d) in (Kind.COO, Kind.COMPRESSED):
                 data = _there(data, "t.data")
-                made.real_tensor = data.clone() if type(data) is torch.Tensor else None
+                made.real_tensor = data.clone() if type(data) in _WITH_DATA else None
                 return
             size, stride = _there(d.size, "t.size"), _there(d.stride, "t.stride")
             made.real_tensor = torch.empty_strided(size, stride, dtype=d.dtype, device=d.device)
-            if type(data) is torch.Tensor:  # a fake one has no data
+            if type(data) in _WITH_DATA:
                 made.real_tensor.copy_(data)
 
     def _running(self, d: MetaTensorDesc[Any]) -> AbstractContextManager[Any]:
@@ -505,6 +505,17 @@ class _Walk(Rebuilder):
 
     def _outer(self, d: MetaTensorDesc[Any]) -> tuple[Any, Any]:
         return d.size, d.stride
+
+    def _empty_wrapper(
+        self,
+        d: MetaTensorDesc[Any],
+        geometry: Geometry,
+        source: Source | None,
+        context: SymbolicContext | None,
+    ) -> Any:
+        if context is not None and not isinstance(context, _torch.SubclassSymbolicContext):
+            raise AssertionError(f"Expected SubclassSymbolicContext or None, got {type(context)}")
+        return super()._empty_wrapper(d, geometry, source, context)
 
     def _known_wrapper(self, d: MetaTensorDesc[Any]) -> Any:
         del d  # torch makes a wrapper inside another anew
@@ -628,6 +639,10 @@ class _Walk(Rebuilder):
 # --- parts --------------------------------------------------------------------------------------
 
 _COMPRESSED = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
+
+
+_WITH_DATA = frozenset({torch.Tensor, torch.nn.Parameter})
+"""Classes of tensors to copy. Torch leaves the copy of a parameter uninitialized."""
 
 
 def _there(value: Any, name: str, why: str = " when copy_data is True") -> Any:
