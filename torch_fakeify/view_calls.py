@@ -206,13 +206,11 @@ def _quietly(t: torch.Tensor, base: torch.Tensor) -> Generator[None, None, None]
             stack.enter_context(_torch.suspend_functionalization())
         if _torch.peek_interpreter_stack() is not None:
             stack.enter_context(_torch.temporarily_clear_interpreter_stack())
-        stack.enter_context(_torch.no_python_dispatcher())
         if torch.is_inference_mode_enabled() != base.is_inference():
             stack.enter_context(torch.inference_mode(base.is_inference()))
         stack.enter_context(torch.no_grad())
         for env in _shape_envs(t, base):
             stack.enter_context(env.suppress_guards())
-            stack.enter_context(env.ignore_fresh_unbacked_symbols())
         yield
 
 
