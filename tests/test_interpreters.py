@@ -136,6 +136,9 @@ def test_a_batch_size_may_be_symbolic() -> None:
         ints = Interpreters(lambda n: x.shape[0])
         assert ints.layers(found[0]) is not ints.layers(found[0])
         assert not ints._made
+        other = Interpreters(lambda n: x.shape[1])
+        other.layers(found[0])
+        assert list(other._made) == found
         return t
 
     with mode:
@@ -360,6 +363,40 @@ def test_what_is_made_inside_the_transform_is_usable_there(transform: Any) -> No
     ours, torchs = kept
     level = functorch.maybe_get_level(ours)
     assert level == functorch.maybe_get_level(torchs) == (-2 if transform is grad else 1)
+
+
+def test_wrappers_end_with_their_own_transform() -> None:
+    """Also what is made of an outer tensor's record while a transform further in is active."""
+    kept: list[torch.Tensor] = []
+
+    def outer(s: torch.Tensor) -> torch.Tensor:
+        d = tfk.describe_tensor(s)
+
+        def inner(t: torch.Tensor) -> torch.Tensor:
+            kept.append(rebuild(d, FakeTensorMode(), Interpreters(same)))
+            return t.sum()
+
+        grad(inner)(s.cos())
+        assert functorch.maybe_get_level(kept[0]) == 1
+        return s.sum()
+
+    grad(outer)(torch.randn(3))
+    assert functorch.maybe_get_level(kept[0]) == -2
+
+
+def test_ended_interpreters_are_not_taken() -> None:
+    """What is made after a transform belongs to a rebuilt stack."""
+    interpreters = Interpreters(same)
+    records: list[MetaTensorDesc] = []
+
+    def inside(t: torch.Tensor) -> torch.Tensor:
+        records.append(tfk.describe_tensor(t))
+        rebuild(records[0], FakeTensorMode(), interpreters)
+        return t.sum()
+
+    grad(inside)(torch.randn(3))
+    made = rebuild(records[0], FakeTensorMode(), interpreters)
+    assert functorch.maybe_get_level(made) == 1
 
 
 def test_wrappers_of_a_rebuilt_stack_stay_alive() -> None:
