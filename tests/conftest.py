@@ -20,6 +20,21 @@ settings.load_profile(
 )
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says of each sweep how many operators passed; its shards may have run in many processes."""
+    sweeps: dict[str, list[float]] = {}
+    for reports in terminalreporter.stats.values():
+        called = (report for report in reports if getattr(report, "when", None) == "call")
+        for report in called:
+            for _, (name, *counts) in (p for p in report.user_properties if p[0] == "sweep"):
+                sums = sweeps.get(name, [0] * 4)
+                found = [*counts, report.duration]
+                sweeps[name] = [a + b for a, b in zip(sums, found, strict=True)]
+    for name, (passed, total, samples, seconds) in sorted(sweeps.items()):
+        counts = f"{passed} / {total} passed ({samples} samples, {seconds:.0f} s)"
+        terminalreporter.write_line(f"sweep: {name}: {counts}")
+
+
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtest_call() -> Generator[None]:
     """Pytest listens to every logger; torch's trace has no listener unless somebody asks for it."""

@@ -1,7 +1,8 @@
 """Hypothesis strategies for tensors.
 
-`tensor_groups` runs small programs that make tensors as users make them, so that every relation
-between them (views, aliases, gradients) is one that torch itself set up.
+`tensor_groups` runs small programs that make plain tensors as users make them, so that every
+relation between them (views, aliases, gradients) is one that torch itself set up. `any_groups`
+adds the other kinds: sparse, mkldnn, wrapper subclasses in one another, jagged nested tensors.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from hypothesis import strategies as st
 from torch._dynamo import decorators
+from torch.nested import nested_tensor_from_jagged
+from torch.testing._internal.two_tensor import TwoTensor
 
 from torch_fakeify.describe import describe_tensor
 
@@ -223,4 +226,142 @@ def tensor_groups(
             case _:
                 nbytes = t.untyped_storage().nbytes()
                 t.untyped_storage().resize_(draw(st.sampled_from((0, nbytes // 2, nbytes + 8))))
+    return Group(group)
+
+
+# --- other kinds ----------------------------------------------------------------------------------
+
+COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+
+@st.composite
+def sparse_coo_tensors(draw: st.DrawFn) -> torch.Tensor:
+    """A COO tensor, hybrid or not, coalesced, uncoalesced with duplicates, or without entries."""
+    size = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
+    sparse_dim = draw(st.integers(1, len(size)))
+    count = draw(st.integers(0, 3))
+    indices = torch.stack([torch.arange(count) % n for n in size[:sparse_dim]])
+    dtype = draw(st.sampled_from((torch.float32, torch.float64, torch.complex64, torch.int64)))
+    values = torch.ones(count, *size[sparse_dim:], dtype=dtype)
+    t = torch.sparse_coo_tensor(indices, values, size, is_coalesced=False)
+    return _maybe_leaf(draw, t.coalesce() if draw(st.booleans()) else t)
+
+
+@st.composite
+def sparse_compressed_tensors(draw: st.DrawFn) -> torch.Tensor:
+    """A CSR, CSC, BSR or BSC tensor, with batch and dense dims, and indices of either dtype."""
+    layout = draw(st.sampled_from(COMPRESSED))
+    blocked = layout in (torch.sparse_bsr, torch.sparse_bsc)
+    block = draw(st.sampled_from(((1, 2), (2, 2), (2, 3)))) if blocked else (1, 1)
+    batch = draw(st.lists(st.integers(1, 2), max_size=2))
+    dense = draw(st.lists(st.integers(1, 3), max_size=1))
+    rows, columns = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    dtype = draw(st.sampled_from((torch.float32, torch.float64, torch.complex64, torch.int64)))
+    full = torch.ones(*batch, rows * block[0], columns * block[1], *dense, dtype=dtype)
+    blocksize = block if blocked else None
+    t = quietly(lambda: full.to_sparse(layout=layout, blocksize=blocksize, dense_dim=len(dense)))
+    if draw(st.booleans()):
+        by_row = layout in (torch.sparse_csr, torch.sparse_bsr)
+        pointers = t.crow_indices() if by_row else t.ccol_indices()
+        others = t.col_indices() if by_row else t.row_indices()
+        t = torch.sparse_compressed_tensor(
+            pointers.int(), others.int(), t.values(), t.shape, layout=layout
+        )
+    return _maybe_leaf(draw, t)
+
+
+@st.composite
+def mkldnn_tensors(draw: st.DrawFn) -> torch.Tensor:
+    """A tensor in MKL-DNN's own layout."""
+    size = draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))
+    return _maybe_leaf(draw, torch.ones(size).to_mkldnn())
+
+
+def _maybe_leaf(draw: st.DrawFn, t: torch.Tensor) -> torch.Tensor:
+    wants_grad = (t.is_floating_point() or t.is_complex()) and draw(st.integers(0, 2)) == 0
+    return t.requires_grad_() if wants_grad else t
+
+
+def two_tensor(draw: st.DrawFn, group: list[torch.Tensor]) -> torch.Tensor:
+    """A `TwoTensor`: of plain tensors, of aliases of one or of one twice, or of two `TwoTensor`."""
+    plain = [
+        t for t in group if type(t) is torch.Tensor and t.layout is torch.strided
+        and not t.requires_grad and not t.is_inference() and not t.is_conj()
+    ]  # fmt: skip
+    if plain and draw(st.booleans()):
+        a = draw(st.sampled_from(plain))
+    else:
+        a = torch.ones(draw(st.lists(st.integers(1, 3), max_size=3)))
+    match draw(st.sampled_from(("apart", "alias", "same", "nested"))):
+        case "apart":
+            t = TwoTensor(
+                a, torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device=a.device)
+            )
+        case "alias":
+            t = TwoTensor(a, a.detach())
+        case "same":
+            t = TwoTensor(a, a)
+        case _:
+            t = TwoTensor(TwoTensor(a, a.clone()), TwoTensor(a.clone(), a))
+    match draw(st.sampled_from(("plain", "grad", "parameter", "frozen", "history"))):
+        case "frozen":
+            return torch.nn.Parameter(t, requires_grad=False)
+        case "parameter" if a.is_floating_point():
+            return torch.nn.Parameter(t)
+        case "grad" if a.is_floating_point():
+            return t.requires_grad_()
+        case "history" if a.is_floating_point():
+            return t.requires_grad_() * 2
+        case _:
+            return t
+
+
+def jagged_tensors(draw: st.DrawFn) -> list[torch.Tensor]:
+    """Jagged nested tensors that share offsets or do not, their offsets and their values."""
+    offsets = torch.tensor([0, 2, 3, 6], dtype=draw(st.sampled_from((torch.int64, torch.int32))))
+    values = torch.ones(6, *draw(st.lists(st.integers(1, 3), max_size=2)))
+    if draw(st.booleans()):
+        values.requires_grad_()
+    lengths = torch.tensor([1, 1, 2], dtype=offsets.dtype) if draw(st.booleans()) else None
+    cached = {"min_seqlen": 1, "max_seqlen": 3} if draw(st.booleans()) else {}
+    first = nested_tensor_from_jagged(values, offsets, lengths, **cached)
+    found = [first]
+    if draw(st.booleans()):
+        found.append(nested_tensor_from_jagged(torch.ones(6, 2), offsets, lengths))
+    if draw(st.booleans()):
+        found.append(nested_tensor_from_jagged(torch.ones(6, 2), offsets.clone(), lengths))
+    if draw(st.booleans()):
+        found.append(nested_tensor_from_jagged(torch.ones(6), first.offsets()))
+    if draw(st.booleans()):
+        found.append(first.values())
+    return found + [offsets] * draw(st.booleans()) + [values] * draw(st.booleans())
+
+
+KINDS = ("coo", "compressed", "mkldnn", "two", "two", "jagged")
+
+
+@st.composite
+def any_groups(draw: st.DrawFn, *, kinds: tuple[str, ...] = KINDS, marks: bool = False) -> Group:
+    """Tensors of every kind, with views of them (also multi-output, ``no_grad``, inference)."""
+    group: list[torch.Tensor] = (
+        list(draw(tensor_groups(resize=False))) if draw(st.booleans()) else []
+    )
+    for kind in draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=2)):
+        match kind:
+            case "coo":
+                group.append(draw(sparse_coo_tensors()))
+            case "compressed":
+                group.append(draw(sparse_compressed_tensors()))
+            case "mkldnn":
+                group.append(draw(mkldnn_tensors()))
+            case "two":
+                group.append(two_tensor(draw, group))
+            case _:
+                group += jagged_tensors(draw)
+    for _ in range(draw(st.integers(0, 3))):
+        t = draw(st.sampled_from(group))
+        if marks and draw(st.integers(0, 3)) == 0:
+            give_marks(draw, t)
+        elif t.layout in (torch.strided, torch.jagged):
+            group.append(draw(views(t)))
     return Group(group)
