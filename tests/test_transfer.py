@@ -58,7 +58,14 @@ def exprs(t: Any) -> list[Any]:
 
 def hints(t: Any) -> list[Any]:
     """The numbers as hints."""
-    return [n.node.hint if isinstance(n, SYMBOLIC) else n for n in numbers(t)]
+    return [hint_of(n.node) if isinstance(n, SYMBOLIC) else n for n in numbers(t)]
+
+
+def hint_of(sym_node: Any) -> Any:
+    """The hint, also of a size that had none before its unbacked symbol was found equal to one."""
+    if sym_node.hint is not None or free_unbacked_symbols(sym_node.expr):
+        return sym_node.hint
+    return int(sym_node.expr.xreplace(sym_node.shape_env.backed_var_to_val))
 
 
 def renaming(old: list[Any], new: list[Any]) -> dict[Any, Any]:
@@ -257,6 +264,19 @@ def test_unbacked_symbols_stay_unbacked_with_what_is_known() -> None:
     check_untouched(other.shape_env)
     with other:
         assert made[0].sum(0).shape == (2,)
+
+
+def test_a_symbol_that_an_unbacked_one_was_equal_to_stays_size_like() -> None:
+    """Of a backed symbol too: then torch does not ask whether it is zero or one."""
+    mode, other = symbolic_mode(), symbolic_mode()
+    x = fake(mode, torch.empty(4, 6), "x")
+    with mode:
+        rows = x.nonzero().shape[0]
+    torch._check(rows == x.shape[0])
+    assert exprs(x)[0] in mode.shape_env.size_like
+    made = tfk.refakeify(x, other)
+    check_symbols(renaming([x], [made]), mode.shape_env, other.shape_env)
+    check_untouched(other.shape_env)
 
 
 def test_float_symbols_are_carried() -> None:
@@ -465,6 +485,29 @@ def groups(draw: Any) -> tuple[FakeTensorMode, list[Any]]:
     return mode, tensors
 
 
+TORCH_FAILS = (
+    # It asks its new ShapeEnv about the storage's size, which has the old symbols.
+    "vr must not be None",
+    # It makes a new symbol of a hint that is no size, as of `s - 1` where `s` is zero.
+    "positive set for negative value",
+    # It asks whether a stride is negative that has no hint.
+    "'<' not supported between instances of 'NoneType' and 'int'",
+)
+
+
+def torchs_own(t: torch.Tensor) -> Any:
+    """What torch makes of a tensor of another ShapeEnv, or ``None`` where it fails."""
+    logging.disable()
+    try:
+        return symbolic_mode(specialize_zero_one=False).from_tensor(t)
+    except (AssertionError, TypeError) as error:
+        if not str(error).startswith(TORCH_FAILS):
+            raise
+        return None
+    finally:
+        logging.disable(logging.NOTSET)
+
+
 @settings(max_examples=30)
 @given(groups(), st.booleans())
 def test_any_group_is_related_as_it_was(
@@ -482,16 +525,12 @@ def test_any_group_is_related_as_it_was(
     assert relations(made) == relations(tensors)
     assert len(env.guards) == guards
     for old, new in zip(tensors, made, strict=True):
-        logging.disable()
-        try:
-            theirs = symbolic_mode(specialize_zero_one=False).from_tensor(old)
-        except AssertionError as error:
-            # Torch asks its new ShapeEnv about the storage's size, which has the old symbols.
-            assert "vr must not be None" in str(error)
+        theirs = torchs_own(old)
+        if theirs is None:
             continue
-        finally:
-            logging.disable(logging.NOTSET)
-        assert hints(theirs)[: old.ndim] == hints(new)[: old.ndim]
+        # Torch takes a size for unbacked whose symbol was found equal to a backed one since.
+        sizes = zip(hints(theirs)[: old.ndim], hints(new)[: old.ndim], strict=True)
+        assert all(a is None or a == b for a, b in sizes)
         for name in ("dtype", "device", "layout", "requires_grad", "is_leaf", "ndim"):
             assert getattr(new, name) == getattr(theirs, name)
         assert (new._base is None) == (theirs._base is None)
@@ -554,7 +593,6 @@ def test_inner_tensors_of_several_modes_are_refused() -> None:
     )
 
 
-@pytest.mark.xfail(raises=(NotImplementedError, tfk.UnsupportedTensorError))
 def test_functional_tensors_are_wrapped_again() -> None:
     """The wrapper of C++ is around a new fake of the same formula."""
     mode, other = symbolic_mode(), symbolic_mode()
@@ -571,7 +609,6 @@ def test_functional_tensors_are_wrapped_again() -> None:
     check_untouched(other.shape_env)
 
 
-@pytest.mark.xfail(raises=(NotImplementedError, tfk.UnsupportedTensorError))
 def test_python_functional_tensors_are_wrapped_again() -> None:
     """So is the wrapper class of Python."""
     mode, other = symbolic_mode(), symbolic_mode()

@@ -409,6 +409,8 @@ class SizeMaker:
                 do_not_specialize_zero_one=fact.lower is None or fact.lower < 2,
             )
         carried[symbol] = new
+        if fact.size_like:  # a backed one that an unbacked one was found equal to
+            self._env.size_like.add(new)
         if isinstance(new, sympy.Symbol) and new in self._env.var_to_range:
             self._narrow(new, fact)
         return new
