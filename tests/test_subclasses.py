@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import json
 import re
 import subprocess
 import sys
 import textwrap
+import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -476,6 +478,34 @@ def test_a_class_inside_contexts_can_be_registered() -> None:
         "Call torch_fakeify.register_subclass(Handle, encode_ctx=..., decode_ctx=...) first, as "
         "the writer did."
     )
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_tensor_class_is_no_object_inside_a_context() -> None:
+    """A file cannot have the function of a tensor class's context called on other data."""
+    register_subclass(Holder, encode_ctx=lambda ctx: ctx, decode_ctx=lambda data: data)
+    data = TupleValue(items=("test_subclasses.Holder", 3))
+    record = SubclassDesc(
+        cls="test_subclasses.Holder", context=OpaqueValue(kind="object", data=data)
+    )
+    with pytest.raises(UnknownNameError, match=r"'test_subclasses\.Holder' is not registered"):
+        decode_context(record, where="t")
+
+
+@pytest.mark.usefixtures("registry")
+def test_dataclasses_of_registered_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A registration says that its package is trusted."""
+    module = types.ModuleType("third")
+    third: Any = module
+    third.Config = dataclasses.make_dataclass("Config", [("number", int)])
+    third.Config.__module__ = "third"
+    third.Other = types.new_class("Other", (Holder,))
+    third.Other.__module__ = "third"
+    monkeypatch.setitem(sys.modules, "third", module)
+    with pytest.raises(UnsupportedTensorError, match="of another package than the tensor subclass"):
+        encode(holder(third.Config(3)))
+    register_subclass(third.Other)
+    assert decode_context(encode(holder(third.Config(3))), where="t") == third.Config(3)
 
 
 @pytest.mark.usefixtures("registry")
