@@ -136,8 +136,12 @@ def test_a_batch_size_may_be_symbolic() -> None:
         ints = Interpreters(lambda n: x.shape[0])
         assert ints.layers(found[0]) is not ints.layers(found[0])
         assert not ints._made
-        other = Interpreters(lambda n: x.shape[1])
-        other.layers(found[0])
+        other = Interpreters(lambda n: x.shape[0])
+        other.layers(found[0], ints=lambda n: x.shape[1])
+        with other.entered(found[0], ints=lambda n: x.shape[1]):
+            (interpreter,) = retrieve_all_functorch_interpreters()
+            assert interpreter.batch_size() is not x.shape[0]  # type: ignore[attr-defined]
+            assert str(interpreter.batch_size()) == str(x.shape[1])  # type: ignore[attr-defined]
         assert list(other._made) == found
         return t
 
@@ -508,12 +512,14 @@ def leaked(transform: Any, x: torch.Tensor, **options: Any) -> list[torch.Tensor
 def test_a_dead_grad_wrapper_is_what_torch_makes_of_it(index: int) -> None:
     """It is gone: what it wrapped requires grad as the wrapper did."""
     t = leaked(grad, torch.randn(3))[index]
-    d = tfk.describe_tensor(t)
-    assert d.functorch is not None
-    assert (d.functorch.level, d.functorch.stack) == (-2, ())
+    level = functorch.maybe_get_level(t)
+    assert level == -2
     mode = FakeTensorMode()
-    made, torchs = rebuild(d, mode, Interpreters(same)), torchs_fake(mode, t)
-    assert type(made) is type(torchs) is FakeTensor
+    fake = mode.from_tensor(torch.empty(3))
+    made = wrap(fake, kind="grad", level=level, requires_grad=t.requires_grad, is_leaf=t.is_leaf)
+    torchs = torchs_fake(mode, t)
+    assert made is fake
+    assert type(torchs) is FakeTensor
     assert told(made) == told(torchs)
     assert made.requires_grad
 

@@ -226,7 +226,8 @@ class Interpreters:
     ``FakeTensorMode.from_tensor``. Elsewhere a stack is rebuilt, once for each record.
 
     Args:
-        ints: decodes a batch size to an ``int`` or ``SymInt``.
+        ints: decodes a batch size to an ``int`` or ``SymInt``, where a method is not given one that
+            knows the tensor.
     """
 
     def __init__(self, ints: Callable[[IntLike], Any]) -> None:
@@ -250,25 +251,30 @@ class Interpreters:
             finally:
                 self._outside = before
 
-    def layers(self, stack: tuple[InterpreterDesc, ...]) -> list[Any]:
+    def layers(
+        self, stack: tuple[InterpreterDesc, ...], *, ints: Callable[[IntLike], Any] | None = None
+    ) -> list[Any]:
         """The layers of a recorded stack, innermost first.
 
         Raises:
             ConvertError: see `make_interpreters`.
         """
+        ints = ints or self._ints
         with self.cleared():
             assert self._outside is not None
             interpreters, layers = self._outside
-            if self._begins(interpreters, stack):
+            if _begins(interpreters, stack, ints):
                 return layers[len(layers) - len(stack) :]
             known = self._known(stack)
-            made = _extended(known, stack, self._ints)
+            made = _extended(known, stack, ints)
         for depth in range(len(known) + 1, len(stack) + 1):
             self._made[stack[:depth]] = made[len(stack) - depth]
         return made
 
     @contextmanager
-    def entered(self, stack: tuple[InterpreterDesc, ...]) -> Generator[None, None, None]:
+    def entered(
+        self, stack: tuple[InterpreterDesc, ...], *, ints: Callable[[IntLike], Any] | None = None
+    ) -> Generator[None, None, None]:
         """Inside, a recorded stack is the active one.
 
         It stays as it is if it begins with the recorded one. Grad mode, forward grad mode and fake
@@ -277,10 +283,10 @@ class Interpreters:
         Raises:
             ConvertError: see `make_interpreters`.
         """
-        if self._begins(functorch.get_interpreter_stack() or [], stack):
+        if _begins(functorch.get_interpreter_stack() or [], stack, ints or self._ints):
             yield
             return
-        with _pushed(self.layers(stack)):
+        with _pushed(self.layers(stack, ints=ints)):
             yield
 
     def _known(self, stack: tuple[InterpreterDesc, ...]) -> list[Any]:
@@ -293,25 +299,32 @@ class Interpreters:
             found.append(layer)
         return found[::-1]
 
-    def _begins(self, interpreters: Sequence[Any], stack: tuple[InterpreterDesc, ...]) -> bool:
-        """Whether a live stack begins with the recorded one."""
-        return len(stack) <= len(interpreters) and all(
-            self._is_recorded(*pair) for pair in zip(interpreters, stack, strict=False)
-        )
 
-    def _is_recorded(self, interpreter: Any, record: InterpreterDesc) -> bool:
-        found = _encode(interpreter, lambda n: n)
-        if not isinstance(found.batch_size, torch.SymInt):
-            return found == record
-        if record.batch_size is None or isinstance(record.batch_size, int):
-            return False
-        live: Any = found.batch_size.node
-        made: Any = getattr(self._ints(record.batch_size), "node", None)
-        return (
-            msgspec.structs.replace(found, batch_size=record.batch_size) == record
-            and made is not None
-            and (made.shape_env, made.expr) == (live.shape_env, live.expr)
-        )
+def _begins(
+    interpreters: Sequence[Any],
+    stack: tuple[InterpreterDesc, ...],
+    ints: Callable[[IntLike], Any],
+) -> bool:
+    """Whether a live stack begins with the recorded one."""
+    return len(stack) <= len(interpreters) and all(
+        _is_recorded(interpreter, record, ints)
+        for interpreter, record in zip(interpreters, stack, strict=False)
+    )
+
+
+def _is_recorded(interpreter: Any, record: InterpreterDesc, ints: Callable[[IntLike], Any]) -> bool:
+    found = _encode(interpreter, lambda n: n)
+    if not isinstance(found.batch_size, torch.SymInt):
+        return found == record
+    if record.batch_size is None or isinstance(record.batch_size, int):
+        return False
+    live: Any = found.batch_size.node
+    made: Any = getattr(ints(record.batch_size), "node", None)
+    return (
+        msgspec.structs.replace(found, batch_size=record.batch_size) == record
+        and made is not None
+        and (made.shape_env, made.expr) == (live.shape_env, live.expr)
+    )
 
 
 @contextmanager
