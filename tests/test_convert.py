@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensor_strategies import DTYPES, tensor_groups
+from strategies import DTYPES, tensor_groups
 from torch._dynamo.source import AttrSource, LocalSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.meta_utils import assert_metadata_eq, safe_grad

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensor_strategies import DTYPES, Group, tensor_groups
+from strategies import DTYPES, Group, tensor_groups
 from torch._dynamo.source import LocalSource, RandomValueSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import torch
 from hypothesis import given, settings
-from tensor_strategies import quietly, tensor_groups
+from strategies import quietly, tensor_groups
 from torch._dynamo.source import ConstantSource
 from torch._subclasses import meta_utils
 from torch._subclasses.fake_tensor import FakeTensorMode

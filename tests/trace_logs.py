@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tensor_strategies import quietly
+from strategies import quietly
 from torch._dynamo.source import ConstantSource
 from torch._logging._internal import LazyTraceHandler, TorchLogsFormatter
 from torch._subclasses.fake_tensor import FakeTensorMode
