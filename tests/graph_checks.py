@@ -149,45 +149,33 @@ def printed(gm) -> str:
     return gm.print_readable(print_output=False, include_stride=True, include_device=True)
 
 
-def check(gm, *, wrapped: bool = False) -> tuple[GraphModuleDesc, torch.fx.GraphModule]:
-    """The laws of one graph: same nodes, same code, same printed form, same record again.
-
-    Args:
-        gm: the graph.
-        wrapped: whether its metadata has functorch's wrappers, which have no record yet.
-    """
+def check(gm) -> tuple[GraphModuleDesc, torch.fx.GraphModule]:
+    """The laws of one graph: same nodes, same code, same printed form, same record again."""
     desc, rebuilt = rebuild(gm)
     check_same_graph(gm, rebuilt)
     code = code_of(gm)
     assert code is None or code == rebuilt.code
-    if wrapped:
-        assert dropped(desc) == {"example_value"}
-    else:
-        assert dropped(desc) == set(), dropped(desc)
-        problem = "\n".join(
-            difflib.unified_diff(printed(gm).split("\n"), printed(rebuilt).split("\n"))
-        )
-        assert not problem, problem
+    assert dropped(desc) == set(), dropped(desc)
+    problem = "\n".join(difflib.unified_diff(printed(gm).split("\n"), printed(rebuilt).split("\n")))
+    assert not problem, problem
     with unset_fake_temporarily():
         again = encode_graph(rebuilt, MetaTensorDescriber(), constants="small")
-    if not wrapped:
-        problem = difference(without_drops(desc), again)
-        assert problem is None, problem
+    problem = difference(without_drops(desc), again)
+    assert problem is None, problem
     return desc, rebuilt
 
 
 class Frames:
     """Backends that check every graph, and compare every run of the original and the rebuilt."""
 
-    def __init__(self, *, wrapped: bool = False, run: bool = True) -> None:
-        self.wrapped = wrapped
+    def __init__(self, *, run: bool = True) -> None:
         self.run = run
         self.graphs: list[torch.fx.GraphModule] = []
         self.descs: list[GraphModuleDesc] = []
         self.runs = 0
 
     def _checked(self, gm):
-        desc, rebuilt = check(gm, wrapped=self.wrapped)
+        desc, rebuilt = check(gm)
         self.graphs.append(gm)
         self.descs.append(desc)
         return rebuilt

@@ -237,8 +237,7 @@ NESTED = {"hop_cond": 2, "hop_while_loop": 2, "hop_scan": 1,
 def test_higher_order_operators_of_dynamo_round_trip(function):
     """Their bodies are graphs on the module, with names, training flags and captured inputs."""
     name = function.__name__
-    wrapped = name in ("hop_vmap", "hop_grad", "hop_associative_scan", "hop_flex_attention")
-    frames = Frames(wrapped=wrapped, run=name != "hop_flex_attention")
+    frames = Frames(run=name != "hop_flex_attention")
     compile_and_run(function, make_input(), backend=frames.dynamo, backward=False)
     (desc,) = frames.descs
     assert len(desc.submodules) == NESTED.get(name, 0)

@@ -27,11 +27,14 @@ from ._torch import (
 from .desc import NestedIntDesc, SymDesc, SymValue
 from .errors import ConvertError
 from .fakes import DTYPES, META, FakeDevice, Replay, dtype_of
+from .interpreters import Interpreters
 from .layouts import Layouts
 from .marks import LACKS, decode_marks
+from .meshes import Meshes
 from .nested_ints import NestedInts
 from .rebuild import Kind, Rebuilder, SparseFacts
 from .sizes import Geometry, SizeMaker, concrete_int, with_strides
+from .wrapped import DEAD_LEVEL, wrap_functional, wrap_functorch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -104,6 +107,8 @@ class MetaConverter(Rebuilder):
         self._devices: dict[str, FakeDevice] = {}
         self._sizes: SizeMaker | None = None
         self._nested_ints = NestedInts(mode)
+        self._interpreters = Interpreters(self._batch_size)
+        self._meshes = Meshes()
         if self._shape_env is not None:
             nested = self._nested_ints
             self._sizes = SizeMaker(self._shape_env, symbols, fast=self._fast, nested=nested)
@@ -221,8 +226,24 @@ class MetaConverter(Rebuilder):
             return nullcontext()
         stack = ExitStack()
         stack.enter_context(_torch.suspend_functionalization())
-        stack.enter_context(_torch.temporarily_clear_interpreter_stack())
+        stack.enter_context(self._interpreters.cleared())
         return stack
+
+    def interpreters(self, d: MetaTensorDesc) -> AbstractContextManager[None]:
+        """The transforms of functorch that a tensor was described in.
+
+        Inside, operators on what `from_desc` gives for the record give what they give on the tensor
+        that was described: batched by ``vmap``, tracked by ``grad``, and so on. Where these very
+        transforms are active already, they are left as they are.
+
+        Args:
+            d: the record of a tensor that functorch has wrapped, or of any other, for which nothing
+                changes.
+
+        Raises:
+            ConvertError: the recorded stack is not sound.
+        """
+        return self._interpreters.entered(() if d.functorch is None else d.functorch.stack)
 
     def _where(self, d: MetaTensorDesc) -> str:
         return _where(d)
@@ -352,8 +373,10 @@ class MetaConverter(Rebuilder):
         with self._replay.on(self._device(d), meta):
             return error(made)
 
-    def _viewing(self, base: Any, d: MetaTensorDesc) -> AbstractContextManager[Any]:
-        if self._kind(d) is Kind.SUBCLASS:
+    def _viewing(
+        self, base: Any, d: MetaTensorDesc, *, replayed: bool
+    ) -> AbstractContextManager[Any]:
+        if replayed:
             return self._dispatching()
         known = self._tensors.get(d.id)
         meta = None if known is None else known.meta
@@ -414,8 +437,11 @@ class MetaConverter(Rebuilder):
         record = d.subclass
         assert record is not None
         where = _where(d)
-        inner.update(decode_opaques(record, where=where))
-        context = decode_context(record, where=where, ints=partial(self._value_of, d))
+        ints, meshes = partial(self._value_of, d), self._meshes
+        inner.update(decode_opaques(record, where=where, ints=ints, meshes=meshes))
+        context = decode_context(
+            record, where=where, ints=ints, tensors=self.from_desc, meshes=meshes
+        )
         return subclass_of(record, where=where).__tensor_unflatten__(inner, context, size, stride)
 
     def _value_of(self, d: MetaTensorDesc, value: Value) -> Any:
@@ -442,7 +468,7 @@ class MetaConverter(Rebuilder):
         assert d.view_calls is not None
 
         def number(n: int | SymDesc | NestedIntDesc) -> Any:
-            return symint(n) if isinstance(n, int) else self._scalar(d, n)
+            return symint(n if isinstance(n, int) else self._scalar(d, n))
 
         return replay_view_calls(d.view_calls, base, symint=number, tensor=tensor, where=_where(d))
 
@@ -458,17 +484,45 @@ class MetaConverter(Rebuilder):
     def _functorch(
         self, d: MetaTensorDesc, source: Source | None, context: SymbolicContext | None
     ) -> Any:
-        raise NotImplementedError
+        wrapper = d.functorch
+        assert wrapper is not None
+        layers = self._interpreters.layers(wrapper.stack)
+        if wrapper.kind != "functional" and self._shape_env is not None:
+            # Torch makes no symbols for what vmap and grad have wrapped.
+            context = _all_static(wrapper.unwrapped)
+        if wrapper.level == DEAD_LEVEL:
+            unwrapped, _ = self._made(wrapper.unwrapped, source, context)
+        else:
+            unwrapped = self._convert(wrapper.unwrapped, source, context)
+        return wrap_functorch(
+            unwrapped,
+            kind=wrapper.kind,
+            level=wrapper.level,
+            bdim=wrapper.bdim,
+            layers=layers,
+            requires_grad=d.requires_grad,
+            is_leaf=d.is_leaf,
+            where=_where(d),
+        )
+
+    def _batch_size(self, n: IntLike) -> Any:
+        return self._static(n, "batch size") if self._sizes is None else self._sizes.nbytes(n)
 
     def _functional(
         self, d: MetaTensorDesc, source: Source | None, context: SymbolicContext | None
     ) -> Any:
-        raise NotImplementedError
+        assert d.functional is not None
+        return wrap_functional(
+            self._convert(d.functional.unwrapped, source, context),
+            is_python=d.functional.is_python,
+            requires_grad=d.requires_grad,
+            is_leaf=d.is_leaf,
+        )
 
     # --- what is no part of the geometry ---------------------------------------------------------
 
     def _finish(self, d: MetaTensorDesc, made: Any, source: Source | None) -> None:
-        if d.storage is not None:
+        if d.storage is not None and d.functional is None:
             # Operators may also have grown a storage that is too small for its tensors.
             self._resize(made.untyped_storage(), d)
         if d.grad_dtype is not None and d.is_leaf:
@@ -660,6 +714,15 @@ def _check_same(known: MetaTensorDesc, d: MetaTensorDesc) -> None:
         expected=f"{known.dtype} of size {known.size} on {known.device}",
         found=f"{d.dtype} of size {d.size} on {d.device}",
         fix="Convert the records of each describer with a converter of its own",
+    )
+
+
+def _all_static(d: MetaTensorDesc) -> SymbolicContext:
+    """The symbolic context by which no dim gets a symbol."""
+    return _torch.StatelessSymbolicContext(
+        dynamic_sizes=[_torch.DimDynamic.STATIC] * d.ndim,
+        constraint_sizes=[None] * d.ndim,
+        view_base_context=None if d.base is None else _all_static(d.base),
     )
 
 

@@ -18,6 +18,7 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import sympy
 import torch
 
@@ -318,13 +319,17 @@ class MetaTensorDescriber:
         path: str,
         source: Source | None,
         symbolic_context: SymbolicContext | None,
+        number: int | None = None,
     ) -> MetaTensorDesc:
         source_record, context_record = _encode_policy(source, symbolic_context)
         # What a __torch_function__ mode or subclass says is not what the tensor is.
         with _torch.DisableTorchFunction():
             where = Where(self._tensors.of, t, path, source)
             refuse_unsupported(t, where)
-            number = self._tensors.of(t)  # before those of its parts
+            if number is None:
+                number = self._tensors.of(t)  # before those of its parts
+            if facts.is_dead_wrapper(t):
+                return self._describe_dead(t, number, path, source_record, context_record)
             seen: list[Any] = []
             parts = self._parts(t, path, where, seen)
             is_fake = _torch.maybe_get_fake_mode(t) is not None
@@ -396,6 +401,24 @@ class MetaTensorDescriber:
         pinned = self._can_pin and not isinstance(t, _torch.FakeTensor) and is_pinned(t)
         return name_of(t.layout), pinned
 
+    def _describe_dead(
+        self,
+        t: torch.Tensor,
+        number: int,
+        path: str,
+        source: SourceDesc | None,
+        symbolic_context: ContextDesc | None,
+    ) -> MetaTensorDesc:
+        """A grad wrapper that outlived its transform is what it wraps, but for the gradient."""
+        d = self._describe_any(_torch.get_unwrapped(t), path, None, None, number)
+        return msgspec.structs.replace(
+            d,
+            requires_grad=t.requires_grad,
+            is_leaf=d.is_leaf or not t.requires_grad,
+            source=source,
+            symbolic_context=symbolic_context,
+        )
+
     def _encode_seen(self, seen: list[Any], obj: object) -> Value:
         """A hook of `values.encode_value` that keeps the symbolic scalars in ``seen``."""
         value = self._syms.encode_value(obj)
@@ -423,7 +446,9 @@ class MetaTensorDescriber:
             found["functorch"] = self._functorch(wrapper, part)
         inner = facts.functional_inner(t)
         if inner is not None:
-            found["functional"] = FunctionalDesc(unwrapped=part(inner, "unwrapped"))
+            found["functional"] = FunctionalDesc(
+                unwrapped=part(inner, "unwrapped"), is_python=facts.is_python_functional(t)
+            )
         return found
 
     def _functorch(

@@ -26,7 +26,9 @@ __all__ = [
     "functorch_facts",
     "has_storage",
     "has_strides",
+    "is_dead_wrapper",
     "is_leaf",
+    "is_python_functional",
     "is_sparse_compressed",
     "is_strided_nested",
     "needs_view_calls",
@@ -37,6 +39,9 @@ __all__ = [
 ]
 
 _COMPRESSED = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
+
+
+_DEAD_LEVEL = -2
 
 
 class SubclassFacts(NamedTuple):
@@ -118,6 +123,11 @@ def subclass_facts(t: torch.Tensor) -> SubclassFacts | None:
     return SubclassFacts(tensors, opaques, context)
 
 
+def is_dead_wrapper(t: torch.Tensor) -> bool:
+    """Whether it is a grad wrapper of functorch that outlived its transform."""
+    return _torch.is_gradtracking(t) and _torch.get_level(t) == _DEAD_LEVEL
+
+
 def functorch_facts(t: torch.Tensor) -> FunctorchFacts | None:
     """What functorch has wrapped, and for which level; ``None`` for other tensors.
 
@@ -135,8 +145,19 @@ def functorch_facts(t: torch.Tensor) -> FunctorchFacts | None:
     return FunctorchFacts("functional", _torch.unwrap_functional(t), _torch.get_level(t), None)
 
 
+def is_python_functional(t: torch.Tensor) -> bool:
+    """Whether it is of the Python class ``FunctionalTensor``."""
+    module: Any = sys.modules.get("torch._subclasses.functional_tensor")
+    return module is not None and isinstance(t, module.FunctionalTensor)
+
+
 def functional_inner(t: torch.Tensor) -> torch.Tensor | None:
-    """What a functional tensor that is not functorch's has inside; brings it up to date."""
+    """What a functional tensor that is not functorch's has inside; brings it up to date.
+
+    Also of the Python class ``FunctionalTensor``, which is a wrapper around one of C++.
+    """
+    if is_python_functional(t):
+        t = t.elem  # type: ignore[attr-defined]
     if _torch.is_functorch_wrapped(t) or not torch._is_functional_tensor(t):
         return None
     if t.device.type in ("xla", "lazy"):

@@ -121,8 +121,14 @@ class Rebuilder(ABC):
         """In which way operators run on a tensor that was made of this description."""
 
     @abstractmethod
-    def _viewing(self, base: Any, d: Any) -> AbstractContextManager[Any]:
-        """In which way view operators run on a base of this description."""
+    def _viewing(self, base: Any, d: Any, *, replayed: bool) -> AbstractContextManager[Any]:
+        """In which way view operators run on a base of this description.
+
+        Args:
+            base: the base.
+            d: its description.
+            replayed: whether the recorded view operators run, or ``as_strided``.
+        """
 
     @abstractmethod
     def _set_view_device(self, d: Any, made: Any) -> None: ...
@@ -186,9 +192,10 @@ class Rebuilder(ABC):
             made, meta = self._made(d, source, context)
             if d.grad is not None:
                 made.grad = self._grad(d, source, context)
-            if d.is_conj:
+            # The view operators of a wrapper may have set the bits.
+            if d.is_conj and not made.is_conj():
                 _torch.set_conj(made, True)
-            if d.is_neg:
+            if d.is_neg and not made.is_neg():
                 _torch.set_neg(made, True)
         self._finish(d, made, source)
         self._remember(d, made, meta)
@@ -450,8 +457,10 @@ class Rebuilder(ABC):
         excluded = _torch.key_excluded(key)
         _torch.set_key_excluded(key, False)
         try:
-            with self._viewing(base, d.base):
-                made = self._view_of(base, d, source, context)
+            is_wrapper = _torch.is_traceable_wrapper_subclass(base)
+            replayed = is_wrapper or self._kind(d) is Kind.SUBCLASS
+            with self._viewing(base, d.base, replayed=replayed):
+                made = self._view_of(base, d, source, context, replayed=replayed)
             _torch.set_creation_meta(made, self._creation_meta(d))
         finally:
             _torch.set_key_excluded(key, excluded)
@@ -459,18 +468,23 @@ class Rebuilder(ABC):
         return made
 
     def _view_of(
-        self, base: Any, d: Any, source: Source | None, context: SymbolicContext | None
+        self,
+        base: Any,
+        d: Any,
+        source: Source | None,
+        context: SymbolicContext | None,
+        *,
+        replayed: bool,
     ) -> Any:
         base_record = d.base
         dtype = self._dtype(d)
-        if base.dtype != dtype:
+        if base.dtype != dtype and not replayed:
             base = self._view_dtype(base, base_record, dtype, d)
 
         def view(base: Any) -> Any:
             with self._making_view():
                 geometry = self._geometry(d, source, context)
-                subclass = self._kind(d) is Kind.SUBCLASS
-                if subclass or _torch.is_traceable_wrapper_subclass(base):
+                if replayed:
                     return self._replayed(base, d, geometry, source, context)
                 with self._suppressed():
                     return base.as_strided(geometry.size, geometry.stride, geometry.storage_offset)

@@ -142,7 +142,8 @@ def refuse_unsupported(t: torch.Tensor, where: Where) -> None:
         where.refuse("base", "a strided base", f"a view of {base.layout}", "Describe its clone()")
     if _torch.functorch_is_legacy_batched(t):
         where.refuse("level", "torch.func.vmap", "the old torch._vmap_internals", "Unwrap it")
-    if _torch.is_functorch_wrapped(t) or torch._is_functional_tensor(t):
+    functional = torch._is_functional_tensor(t) or facts.is_python_functional(t)
+    if _torch.is_functorch_wrapped(t) or functional:
         if base is not None:
             fix = "Describe the tensor of which it is a view, or its clone()"
             where.refuse("base", "no view inside functorch or functionalization", "a view", fix)
