@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch.distributed.tensor._ops._mask_buffer import MaskBuffer
 
 from torch_fakeify import codec
 from torch_fakeify.desc import (
@@ -245,6 +246,12 @@ def test_no_code_of_the_class_runs() -> None:
     RAN.clear()
     assert there_and_back(obj).number == 3
     assert RAN == []
+
+
+def test_a_dataclass_of_torch() -> None:
+    """Torch's own are allowed in the context of any subclass."""
+    mask = MaskBuffer(None, 2)
+    assert there_and_back(mask) == mask
 
 
 def test_the_record() -> None:
