@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,7 @@ from torch._logging._internal import trace_structured
 from torch._opaque_base import OpaqueBase
 from torch._prims_common import make_contiguous_strides_for
 from torch._subclasses.fake_tensor import (
+    FakeTensorConverter,
     in_kernel_invocation_manager,
     maybe_get_fake_mode,
 )
@@ -35,7 +37,9 @@ __all__ = [
     "add_batch_dim",
     "assert_eq",
     "assert_metadata_eq",
+    "custom_view_func",
     "disable_functorch",
+    "fake_callback_of",
     "from_functional",
     "in_kernel_invocation_manager",
     "is_functional",
@@ -78,6 +82,32 @@ sync_functional: Any = _t._sync
 mirror_autograd_meta: Any = _t._mirror_autograd_meta_to
 view_func_of = meta_utils.ViewFunc.from_tensor
 """Torch's own classes of view functions serve as they are: they only call a function."""
+
+
+def custom_view_func(t: torch.Tensor) -> Any:
+    """The view function of a tensor that is no fake."""
+    return meta_utils._CustomViewFunc(t._view_func_unsafe)
+
+
+_MAKE_FAKE = [
+    part
+    for part in FakeTensorConverter.from_real_tensor.__code__.co_consts
+    if isinstance(part, CodeType) and part.co_name == "mk_fake_tensor"
+]
+
+
+def fake_callback_of(callback: Any) -> Any:
+    """The mode of the callback by which ``FakeTensorConverter`` makes fake tensors without data.
+
+    ``None`` of every other callback.
+    """
+    code: Any = getattr(callback, "__code__", None)
+    if not any(code is known for known in _MAKE_FAKE):
+        return None
+    cells = dict(zip(code.co_freevars, callback.__closure__, strict=True))
+    if cells.keys() != {"constant", "fake_mode"} or cells["constant"].cell_contents is not None:
+        return None
+    return cells["fake_mode"].cell_contents
 
 
 def next_describer_id() -> int:

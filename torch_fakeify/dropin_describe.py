@@ -14,6 +14,7 @@ from . import _torch, _torch_dropin, facts
 from ._torch_dropin import (
     OpaqueBase,
     WeakIdKeyDictionary,
+    custom_view_func,
     maybe_get_fake_mode,
     maybe_unwrap_fake_script_object,
     next_describer_id,
@@ -135,7 +136,7 @@ class MetaTensorDescriber:
             "storage_offset": t.storage_offset(),
             "dynamo_dynamic_indices": [],
             "dynamo_hint_overrides": {},
-            "view_func": view_func_of(t),
+            "view_func": custom_view_func(t),
         }
         if t.__dict__:
             fields["dynamo_dynamic_indices"] = list(getattr(t, "_dynamo_dynamic_indices", ()))
