@@ -693,6 +693,52 @@ def test_memos_are_weak() -> None:
     assert ours == theirs
 
 
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_modes_die_at_once(symbolic: bool) -> None:
+    """A mode without fake tensors is freed by its last reference: nothing goes around in a circle."""
+
+    def make() -> bool:
+        mode = FakeTensorMode(shape_env=ShapeEnv() if symbolic else None)
+        made = [mode.from_tensor(t) for t in (torch.empty(3, 4), torch.nn.Parameter(torch.ones(2)))]
+        gone = weakref.ref(mode)
+        gc.disable()
+        try:
+            del made, mode
+            return gone() is None
+        finally:
+            gc.enable()
+
+    ours, theirs = both(make)
+    assert ours == theirs
+
+
+def test_debug_traces_are_kept() -> None:
+    """With torch's switch for debugging on, fakes say where they were made."""
+
+    def make() -> bool:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(fake_tensor.FakeTensorConfig, "debug", True)
+            return hasattr(FakeTensorMode().from_tensor(torch.empty(3)), "_debug_trace")
+
+    assert both(make) == (True, True)
+
+
+def test_meta_device_is_asked_of_the_mode() -> None:
+    """Whether a mode takes tensors on the device ``meta`` is the mode's to say."""
+
+    def make() -> Any:
+        mode = FakeTensorMode()
+        mode.allow_meta = False
+        mode.from_tensor(torch.empty(3, device="meta"))
+
+    ours, theirs = both(make)
+    assert (
+        ours
+        == theirs
+        == ("AssertionError: device.type must not be 'meta' when allow_meta is False")
+    )
+
+
 def test_memos_can_be_set() -> None:
     """What is put into the memos stands for the tensor and the storage."""
     converter = OURS["MetaConverter"]()
@@ -725,6 +771,31 @@ def test_graph_pickler() -> None:
 
     ours, theirs = both(make)
     assert ours == theirs
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize(
+    "kind", ["view", "grad", "conj", "imag", "csr", "bsc", "two steps", "multi"]
+)
+def test_graph_pickler_with_parts(kind: str, symbolic: bool) -> None:
+    """Under the drop-in GraphPickler also takes fakes with parts that are fakes, which torch's fails at."""
+
+    def mode() -> FakeTensorMode:
+        return FakeTensorMode(shape_env=ShapeEnv() if symbolic else None)
+
+    pickler = _graph_pickler.GraphPickler
+    with dropin.installed():
+        here, there = mode(), mode()
+        fake = here.from_tensor(KINDS[kind](), source=LocalSource("x"))
+        data = pickler.dumps([here.shape_env, fake])
+        loaded: Any = pickler.loads(data, there)[1]
+    assert told(loaded) == told(fake)
+    parts = [loaded, loaded._base, loaded.grad if loaded.is_leaf else None]
+    assert {part.fake_mode for part in parts if part is not None} == {there}
+    if symbolic and kind == "view":
+        assert loaded.shape[0].node.shape_env is there.shape_env
+    with pytest.raises(AttributeError, match="pickle"):
+        pickler.dumps(mode().from_tensor(KINDS[kind]()))
 
 
 def test_compiling_gives_the_same_guards() -> None:

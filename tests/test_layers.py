@@ -83,6 +83,7 @@ LAYERS = {
     "dropin_desc": (7, 0),
     "dropin_describe": (7, 1),
     "dropin_fast": (7, 2),
+    "dropin_walk": (7, 2),
     "dropin_convert": (7, 3),
     "dropin": (7, 4),
     "demo_model": (8, 0),

@@ -24,6 +24,15 @@ if TYPE_CHECKING:
 __all__ = ["MetaStorageDesc", "MetaTensorDesc"]
 
 _TensorT = TypeVar("_TensorT", bound=torch.Tensor)
+_PARTS = (
+    "base",
+    "grad",
+    "crow_indices",
+    "col_indices",
+    "ccol_indices",
+    "row_indices",
+    "values",
+)
 _HIDDEN = frozenset({"data", "autograd_meta_from"})
 
 
@@ -121,6 +130,20 @@ class MetaTensorDesc(Generic[_TensorT]):
     autograd_meta_from: torch.Tensor | None = None
     data: torch.Tensor | None = None
     """The tensor itself, where its data is to be copied."""
+
+    def __post_init__(self) -> None:
+        """The parts of a fake tensor are of its mode, also where it was given one just now."""
+        if self.fake_mode is None:
+            return
+        for name in _PARTS:
+            part = getattr(self, name)
+            if part is not None and part.fake_mode is None:
+                part = dataclasses.replace(part, fake_mode=self.fake_mode)
+                object.__setattr__(self, name, part)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What pickling writes: all but the mode, which the reader has another of."""
+        return {name: value for name, value in vars(self).items() if name != "fake_mode"}
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> MetaTensorDesc[Any]:
