@@ -75,7 +75,7 @@ def env_facts(env: ShapeEnv) -> dict[str, Any]:
     """What the ShapeEnv knows at the end of a trace."""
     return {
         "guards": [str(guard.expr) for guard in env.guards],
-        "values": {str(s): str(value) for s, value in env.backed_var_to_val.items()},
+        "values": {str(s): text(value) for s, value in env.backed_var_to_val.items()},
         "ranges": {str(s): str(bounds) for s, bounds in env.var_to_range.items()},
         "sources": {str(s): [x.name for x in found] for s, found in env.var_to_sources.items()},
         "replacements": {str(s): str(e) for s, e in env.replacements.items()},
