@@ -12,7 +12,7 @@ import platform
 
 import torch
 
-from . import bench_capture, bench_shape_env, bench_tensors
+from . import bench_capture, bench_dropin, bench_shape_env, bench_tensors
 from .table import print_rows
 
 
@@ -25,7 +25,10 @@ def main() -> None:
     print(f"torch {torch.__version__}, Python {platform.python_version()}, {rounds} rounds")
     print_rows(
         itertools.chain(
-            bench_tensors.rows(rounds), bench_shape_env.rows(rounds), bench_capture.rows(rounds)
+            bench_tensors.rows(rounds),
+            bench_dropin.rows(rounds),
+            bench_shape_env.rows(rounds),
+            bench_capture.rows(rounds),
         )
     )
 

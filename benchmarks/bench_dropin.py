@@ -1,0 +1,69 @@
+"""``FakeTensorMode.from_tensor`` with torch's converter and with the drop-in's, per tensor.
+
+Run: ``python -m benchmarks.bench_dropin [--rounds N] [--counts 100 1000]``.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from torch._dynamo.source import LocalSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from torch_fakeify import dropin
+
+from .bench_tensors import KINDS, context_of, make_tensors
+from .table import Row, compare, print_rows, timed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+SIZES = ("static", "dynamic, equal sizes", "dynamic, distinct sizes")
+
+
+def bench(kind: str, sizes: str, count: int, rounds: int) -> Row:
+    """One call for each tensor, in a new mode; modes keep the converter they were made with."""
+    static = sizes == "static"
+    tensors = make_tensors(kind, count, distinct="distinct" in sizes)
+    inputs = [
+        (t, LocalSource(f"x{i}"), None if static else context_of(t)) for i, t in enumerate(tensors)
+    ]
+
+    def theirs() -> float:
+        mode = FakeTensorMode(shape_env=None if static else ShapeEnv())
+
+        def work(item: Any) -> Any:
+            t, source, context = item
+            return mode.from_tensor(t, source=source, symbolic_context=context)
+
+        return timed(work, inputs)
+
+    def ours() -> float:
+        with dropin.installed():
+            return theirs()
+
+    what = f"drop-in: from_tensor {kind}, {sizes}, {count}"
+    return compare(what, theirs, ours, rounds=rounds, count=count)
+
+
+def rows(rounds: int, counts: Sequence[int] = (100, 1000)) -> Iterator[Row]:
+    """Every line of the table."""
+    for count in counts:
+        for sizes in SIZES:
+            for kind in KINDS:
+                yield bench(kind, sizes, count, rounds)
+
+
+def main() -> None:
+    """Print the table of this benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--counts", type=int, nargs="+", default=[100, 1000])
+    args = parser.parse_args()
+    print_rows(rows(args.rounds, args.counts))
+
+
+if __name__ == "__main__":
+    main()
