@@ -6,7 +6,9 @@ import re
 import subprocess
 import sys
 import unicodedata
+from typing import Any
 
+import msgspec
 import pytest
 import sympy
 from hypothesis import given
@@ -26,12 +28,15 @@ from torch_fakeify.desc import (
     FloatNode,
     FloatValue,
     FrameDesc,
+    FunctionalDesc,
     FunctionValue,
+    FunctorchDesc,
     IntNode,
     ListValue,
     MetaStorageDesc,
     MetaTensorDesc,
     NamedTupleValue,
+    NestedIntDesc,
     NodeValue,
     OpaqueValue,
     RangeValue,
@@ -41,7 +46,9 @@ from torch_fakeify.desc import (
     SliceValue,
     SourceDesc,
     SourceValue,
+    SparseDesc,
     StackDesc,
+    SubclassDesc,
     SymbolNode,
     SymDesc,
     SymValue,
@@ -367,3 +374,51 @@ def test_text_needs_no_torch() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
     )
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
+PLAIN = MetaTensorDesc(
+    id=0,
+    dtype="float32",
+    device="cpu",
+    size=(2, 3),
+    stride=(3, 1),
+    storage=MetaStorageDesc(id=0, nbytes=24),
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (
+            {
+                "layout": "sparse_coo",
+                "sparse": SparseDesc(sparse_dim=2, dense_dim=0, is_coalesced=True),
+            },
+            "float32[2, 3] coalesced sparse_coo",
+        ),
+        (
+            {
+                "layout": "sparse_bsr",
+                "sparse": SparseDesc(sparse_dim=2, dense_dim=0, blocksize=(1, 3)),
+            },
+            "float32[2, 3] blocks 1x3 sparse_bsr",
+        ),
+        ({"layout": "_mkldnn", "is_pinned": True}, "float32[2, 3] mkldnn pinned"),
+        (
+            {"subclass": SubclassDesc(cls="a.Two", tensors=(("x", PLAIN), ("y", PLAIN)))},
+            "float32[2, 3] Two(x, y)",
+        ),
+        (
+            {"functorch": FunctorchDesc(kind="batched", unwrapped=PLAIN, level=2)},
+            "float32[2, 3] batched at level 2",
+        ),
+        ({"functional": FunctionalDesc(unwrapped=PLAIN)}, "float32[2, 3] functional"),
+        (
+            {"size": (2, NestedIntDesc(0)), "stride": (NestedIntDesc(0, 3), 1)},
+            "float32[2, j0] stride (3*j0, 1)",
+        ),
+    ],
+)
+def test_kinds_of_tensors_in_a_line(changes: dict[str, Any], text: str) -> None:
+    """A line says what a tensor is beside its sizes."""
+    assert tensor_text(msgspec.structs.replace(PLAIN, **changes)) == text

@@ -17,7 +17,7 @@ import torch
 from torch._C import DispatchKey, DispatchKeySet
 from torch._C import _get_nested_int as get_nested_int
 from torch._C._autograd import CreationMeta
-from torch._dispatch.python import no_python_dispatcher, suspend_functionalization
+from torch._dispatch.python import suspend_functionalization
 from torch._functorch import config as _functorch_config
 from torch._functorch.pyfunctorch import (
     temporarily_clear_interpreter_stack,
@@ -191,7 +191,6 @@ __all__ = [
     "new_nested_int",
     "no_dispatch_guard",
     "no_fake_mode",
-    "no_python_dispatcher",
     "note_classes",
     "numpy_wrappers",
     "own_subclass",

@@ -15,6 +15,7 @@ from .desc import (
     FunctionValue,
     ListValue,
     NamedTupleValue,
+    NestedIntDesc,
     NodeValue,
     OpaqueValue,
     SliceValue,
@@ -218,7 +219,7 @@ def _shape_of(value: Value, graph: GraphModuleDesc, depth: int) -> str:
         case TensorValue(tensor=tensor):
             return shape_text(tensor)
         case SymValue(sym=sym):
-            return f"{sym.kind} {sym_text(sym)}"
+            return f"{'int' if isinstance(sym, NestedIntDesc) else sym.kind} {sym_text(sym)}"
         case OpaqueValue(kind="shared", data=int(index)) if 0 <= index < len(graph.shared):
             return "" if depth else _shape_of(graph.shared[index], graph, depth + 1)
         case TupleValue(items=items) | ListValue(items=items) | NamedTupleValue(items=items) if (

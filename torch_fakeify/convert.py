@@ -33,6 +33,7 @@ from .marks import LACKS, decode_marks
 from .meshes import Meshes
 from .nested_ints import NestedInts
 from .rebuild import Kind, Rebuilder, SparseFacts
+from .record_checks import KINDS, LAYOUTS, check_record, check_same, where_of
 from .sizes import Geometry, SizeMaker, concrete_int, with_strides
 from .wrapped import DEAD_LEVEL, wrap_functional, wrap_functorch
 
@@ -41,28 +42,11 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from ._torch import FakeTensorMode, ShapeEnv, Source, SymbolicContext
-    from .desc import ContextDesc, IntLike, MetaTensorDesc, SparseDesc, Value
+    from .desc import ContextDesc, IntLike, MetaTensorDesc, Value
     from .sizes import SymbolPolicy
     from .sources import DecodeMemo
 
 __all__ = ["MetaConverter"]
-
-_MAX_INT = 2**63 - 1
-
-_LAYOUTS = {
-    "sparse_csr": torch.sparse_csr,
-    "sparse_csc": torch.sparse_csc,
-    "sparse_bsr": torch.sparse_bsr,
-    "sparse_bsc": torch.sparse_bsc,
-}
-
-_KINDS = {
-    "strided": Kind.DENSE,
-    "sparse_coo": Kind.COO,
-    "_mkldnn": Kind.NO_STORAGE,
-    **dict.fromkeys(_LAYOUTS, Kind.COMPRESSED),
-}
-"""By layout, of tensors without a wrapper."""
 
 
 class _Known(NamedTuple):
@@ -107,7 +91,7 @@ class MetaConverter(Rebuilder):
         self._devices: dict[str, FakeDevice] = {}
         self._sizes: SizeMaker | None = None
         self._nested_ints = NestedInts(mode)
-        self._interpreters = Interpreters(self._batch_size)
+        self._interpreters = Interpreters(lambda n: n)
         self._meshes = Meshes()
         if self._shape_env is not None:
             nested = self._nested_ints
@@ -140,12 +124,12 @@ class MetaConverter(Rebuilder):
         if known is not None:
             fake = known.reference()
             if fake is not None:
-                _check_same(known.record, d)
+                check_same(known.record, d)
                 return fake
         if self._shape_env is None:
             if symbolic_context is not None:
                 raise ConvertError(
-                    "a mode with static shapes takes no symbolic context", where=_where(d)
+                    "a mode with static shapes takes no symbolic context", where=where_of(d)
                 )
             if self._fast:
                 fake = self._plain_static(d)
@@ -179,6 +163,9 @@ class MetaConverter(Rebuilder):
             or d.is_inference
             or d.item_memo is not None
             or d.layout != "strided"
+            or d.subclass is not None
+            or d.functorch is not None
+            or d.functional is not None
             or storage.id in self._storages
             or torch.is_inference_mode_enabled()
             or _torch.functionalize_included()
@@ -243,10 +230,11 @@ class MetaConverter(Rebuilder):
         Raises:
             ConvertError: the recorded stack is not sound.
         """
-        return self._interpreters.entered(() if d.functorch is None else d.functorch.stack)
+        stack = () if d.functorch is None else d.functorch.stack
+        return self._interpreters.entered(stack, ints=partial(self._batch_size, d))
 
     def _where(self, d: MetaTensorDesc) -> str:
-        return _where(d)
+        return where_of(d)
 
     def _recall(self, d: MetaTensorDesc) -> Any:
         known = self._tensors.get(d.id)
@@ -254,7 +242,7 @@ class MetaConverter(Rebuilder):
             return None
         fake = known.reference()
         if fake is not None:
-            _check_same(known.record, d)
+            check_same(known.record, d)
         return fake
 
     def _remember(self, d: MetaTensorDesc, made: Any, meta: torch.Tensor | None) -> None:
@@ -275,19 +263,19 @@ class MetaConverter(Rebuilder):
             return Kind.FUNCTORCH
         if d.functional is not None:
             return Kind.FUNCTIONAL
-        return _KINDS[d.layout]
+        return KINDS[d.layout]
 
     def _dtype(self, d: MetaTensorDesc) -> torch.dtype:
-        return dtype_of(d.dtype, _where(d))
+        return dtype_of(d.dtype, where_of(d))
 
     def _layout(self, d: MetaTensorDesc) -> torch.layout:
-        return _LAYOUTS[d.layout]
+        return LAYOUTS[d.layout]
 
     def _geometry(
         self, d: MetaTensorDesc, source: Source | None, context: SymbolicContext | None
     ) -> Geometry:
         if self._sizes is None:
-            where = _where(d)
+            where = where_of(d)
             return Geometry(
                 tuple(self._static(n, where) for n in d.size),
                 tuple(self._static(n, where) for n in d.stride),
@@ -307,7 +295,7 @@ class MetaConverter(Rebuilder):
         self, d: MetaTensorDesc, source: Source | None, context: SymbolicContext | None
     ) -> tuple[Any, ...]:
         if self._sizes is None:
-            return tuple(concrete_int(n, _where(d)) for n in d.size)
+            return tuple(concrete_int(n, where_of(d)) for n in d.size)
         if context is None and not any(isinstance(n, SymDesc) for n in d.size):
             return d.size
         assert source is not None
@@ -321,7 +309,7 @@ class MetaConverter(Rebuilder):
             facts.sparse_dim,
             facts.dense_dim,
             facts.is_coalesced,
-            None if index_dtype is None else dtype_of(index_dtype, _where(d)),
+            None if index_dtype is None else dtype_of(index_dtype, where_of(d)),
             facts.blocksize,
         )
 
@@ -347,7 +335,7 @@ class MetaConverter(Rebuilder):
         self, d: MetaTensorDesc, source: Source | None, context: SymbolicContext | None
     ) -> Any:
         if d.id not in self._tensors:
-            _check(d)
+            check_record(d)
         return super()._convert(d, source, context)
 
     # --- how tensors are made -------------------------------------------------------------------
@@ -359,6 +347,13 @@ class MetaConverter(Rebuilder):
         finally:
             del guard
         return self._device(d).wrap(meta, fast=self._fast)
+
+    def _meta(self, d: MetaTensorDesc, geometry: Geometry, dtype: torch.dtype) -> torch.Tensor:
+        if not d.is_fake:
+            return super()._meta(d, geometry, dtype)
+        # What is asked of the sizes of a fake tensor was answered where it was made.
+        with self._suppressed():
+            return super()._meta(d, geometry, dtype)
 
     def _running(self, d: MetaTensorDesc) -> AbstractContextManager[Any]:
         device = self._device(d)
@@ -409,7 +404,7 @@ class MetaConverter(Rebuilder):
         """
         if _can_be_viewed_as(base_record, base.dtype, dtype):
             return _viewed_as(base, dtype)
-        nbytes = concrete_int(0 if d.storage is None else d.storage.nbytes, _where(d))
+        nbytes = concrete_int(0 if d.storage is None else d.storage.nbytes, where_of(d))
         if dtype.is_complex and dtype.to_real() == base.dtype:
             size, stride = (nbytes // dtype.itemsize, 2), (2, 1)
         else:
@@ -427,7 +422,7 @@ class MetaConverter(Rebuilder):
         if self._sizes is not None and d.is_fake:
             numbers = self._sizes.carry(d, (*d.size, *d.stride))
             return numbers[: d.ndim], numbers[d.ndim :]
-        where = _where(d)
+        where = where_of(d)
         size = tuple(self._static(n, where) for n in d.size)
         return size, tuple(self._static(n, where) for n in d.stride)
 
@@ -436,7 +431,7 @@ class MetaConverter(Rebuilder):
 
         record = d.subclass
         assert record is not None
-        where = _where(d)
+        where = where_of(d)
         ints, meshes = partial(self._value_of, d), self._meshes
         inner.update(decode_opaques(record, where=where, ints=ints, meshes=meshes))
         context = decode_context(
@@ -452,7 +447,7 @@ class MetaConverter(Rebuilder):
         if isinstance(n, NestedIntDesc):
             return self._nested_ints.make(n)
         if self._sizes is None:
-            return self._static(n, _where(d)) if n.kind == "int" else n.hint
+            return self._static(n, where_of(d)) if n.kind == "int" else n.hint
         source = dynamo_source().ConstantSource(f"__fakeify_context_{d.id}")
         return self._sizes.scalar(n, d, source)
 
@@ -470,7 +465,9 @@ class MetaConverter(Rebuilder):
         def number(n: int | SymDesc | NestedIntDesc) -> Any:
             return symint(n if isinstance(n, int) else self._scalar(d, n))
 
-        return replay_view_calls(d.view_calls, base, symint=number, tensor=tensor, where=_where(d))
+        return replay_view_calls(
+            d.view_calls, base, symint=number, tensor=tensor, where=where_of(d)
+        )
 
     def _view_inputs(self, d: MetaTensorDesc, known: dict[int, Any]) -> Callable[[Any], Any | None]:  # noqa: ARG002
         return lambda part: known.get(part.id)
@@ -486,14 +483,16 @@ class MetaConverter(Rebuilder):
     ) -> Any:
         wrapper = d.functorch
         assert wrapper is not None
-        layers = self._interpreters.layers(wrapper.stack)
+        inner = wrapper.unwrapped
         if wrapper.kind != "functional" and self._shape_env is not None:
-            # Torch makes no symbols for what vmap and grad have wrapped.
-            context = _all_static(wrapper.unwrapped)
+            # Torch makes no symbols for what vmap and grad have wrapped; those of a fake stay.
+            context = None if inner.is_fake else _all_static(inner)
         if wrapper.level == DEAD_LEVEL:
-            unwrapped, _ = self._made(wrapper.unwrapped, source, context)
+            unwrapped, _ = self._made(inner, source, context)
         else:
-            unwrapped = self._convert(wrapper.unwrapped, source, context)
+            unwrapped = self._convert(inner, source, context)
+        ints = partial(self._batch_size, d)
+        layers = self._interpreters.layers(wrapper.stack, ints=ints)
         return wrap_functorch(
             unwrapped,
             kind=wrapper.kind,
@@ -502,11 +501,15 @@ class MetaConverter(Rebuilder):
             layers=layers,
             requires_grad=d.requires_grad,
             is_leaf=d.is_leaf,
-            where=_where(d),
+            where=where_of(d),
         )
 
-    def _batch_size(self, n: IntLike) -> Any:
-        return self._static(n, "batch size") if self._sizes is None else self._sizes.nbytes(n)
+    def _batch_size(self, d: MetaTensorDesc, n: IntLike) -> Any:
+        if isinstance(n, int):
+            return n
+        return (
+            self._static(n, where_of(d)) if self._sizes is None else self._sizes.carry(d, (n,))[0]
+        )
 
     def _functional(
         self, d: MetaTensorDesc, source: Source | None, context: SymbolicContext | None
@@ -526,7 +529,7 @@ class MetaConverter(Rebuilder):
             # Operators may also have grown a storage that is too small for its tensors.
             self._resize(made.untyped_storage(), d)
         if d.grad_dtype is not None and d.is_leaf:
-            made.grad_dtype = None if d.grad_dtype == "any" else dtype_of(d.grad_dtype, _where(d))
+            made.grad_dtype = None if d.grad_dtype == "any" else dtype_of(d.grad_dtype, where_of(d))
         if d.retains_grad and not d.is_leaf:
             made.retain_grad()
         if d.is_parameter:
@@ -554,7 +557,7 @@ class MetaConverter(Rebuilder):
         if self._shape_env is None:
             if d.subclass is not None:
                 return
-            nbytes = concrete_int(nbytes, _where(d))
+            nbytes = concrete_int(nbytes, where_of(d))
             if made.nbytes() != nbytes:
                 made.resize_(nbytes)
         elif isinstance(nbytes, int) and nbytes == 0:
@@ -626,95 +629,8 @@ class MetaConverter(Rebuilder):
     def _device(self, d: MetaTensorDesc) -> FakeDevice:
         found = self._devices.get(d.device)
         if found is None:
-            found = self._devices[d.device] = FakeDevice.make(self.mode, d.device, _where(d))
+            found = self._devices[d.device] = FakeDevice.make(self.mode, d.device, where_of(d))
         return found
-
-
-# --- checks -------------------------------------------------------------------------------------
-
-
-def _where(d: MetaTensorDesc) -> str:
-    return f"tensor {d.id}" if d.source is None else f"tensor {d.id} ({d.source.name})"
-
-
-def _check(d: MetaTensorDesc) -> None:
-    """Raises for a record that no tensor can have given."""
-    where = _where(d)
-    if d.subclass is None and d.layout not in _KINDS:
-        raise ConvertError(
-            "the layout is not handled",
-            where=where,
-            expected=", ".join(_KINDS),
-            found=d.layout,
-        )
-    if (d.sparse is not None) != d.layout.startswith("sparse_"):
-        raise ConvertError(
-            "a sparse layout and what a sparse tensor has belong together",
-            where=where,
-            expected="`sparse` of a sparse layout only",
-            found=d.layout,
-        )
-    if d.sparse is not None:
-        _check_sparse(d, d.sparse, where)
-    elif d.storage is None and d.layout == "strided" and d.functorch is None:
-        raise ConvertError("a strided tensor has a storage", where=where, found="none")
-    if len(d.size) != len(d.stride) and d.sparse is None:
-        raise ConvertError(
-            "sizes and strides differ in number",
-            where=where,
-            expected=f"{len(d.size)} strides",
-            found=f"{len(d.stride)}",
-        )
-    nbytes = 0 if d.storage is None else d.storage.nbytes
-    for n in (*d.size, *d.stride, d.storage_offset, nbytes):
-        if isinstance(n, int) and not 0 <= n <= _MAX_INT:
-            raise ConvertError(
-                "a size is out of range", where=where, expected="0 to 2**63 - 1", found=str(n)
-            )
-    if d.is_view != (d.base is not None):
-        raise ConvertError("a view and a base belong together", where=where)
-    if not d.is_leaf and not d.requires_grad:
-        raise ConvertError("a tensor that is no leaf requires grad", where=where)
-    if d.creation_meta is not None and d.creation_meta not in _torch.CreationMeta.__members__:
-        raise ConvertError(
-            "the creation meta of the view is not known",
-            where=where,
-            expected=", ".join(_torch.CreationMeta.__members__),
-            found=d.creation_meta,
-        )
-
-
-def _check_sparse(d: MetaTensorDesc, facts: SparseDesc, where: str) -> None:
-    if facts.sparse_dim < 0 or facts.dense_dim < 0 or facts.sparse_dim + facts.dense_dim > d.ndim:
-        raise ConvertError(
-            "sparse and dense dims are more than the dims",
-            where=where,
-            expected=f"at most {d.ndim} together",
-            found=f"{facts.sparse_dim} and {facts.dense_dim}",
-        )
-    if d.layout != "sparse_coo" and facts.index_dtype is None:
-        raise ConvertError("a compressed sparse tensor has a dtype of its indices", where=where)
-    blocks = 2 if d.layout in ("sparse_bsr", "sparse_bsc") else 0
-    if len(facts.blocksize) != blocks or any(n < 1 for n in facts.blocksize):
-        raise ConvertError(
-            "the size of a block does not fit the layout",
-            where=where,
-            expected=f"{blocks} positive numbers for {d.layout}",
-            found=str(facts.blocksize),
-        )
-
-
-def _check_same(known: MetaTensorDesc, d: MetaTensorDesc) -> None:
-    """Raises if two records with one id cannot be of the same tensor at one time."""
-    if known is d or (known.dtype, known.device, known.size) == (d.dtype, d.device, d.size):
-        return
-    raise ConvertError(
-        "two different records have the same id",
-        where=_where(d),
-        expected=f"{known.dtype} of size {known.size} on {known.device}",
-        found=f"{d.dtype} of size {d.size} on {d.device}",
-        fix="Convert the records of each describer with a converter of its own",
-    )
 
 
 def _all_static(d: MetaTensorDesc) -> SymbolicContext:
@@ -731,7 +647,7 @@ def _all_static(d: MetaTensorDesc) -> SymbolicContext:
 
 def _can_be_viewed_as(base: MetaTensorDesc, old: torch.dtype, new: torch.dtype) -> bool:
     """Whether torch views a tensor like this one as the dtype; asked of its hints, no guard."""
-    where = _where(base)
+    where = where_of(base)
     try:
         size = [concrete_int(n, where) for n in base.size]
         stride = [concrete_int(n, where) for n in base.stride]

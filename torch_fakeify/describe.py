@@ -443,7 +443,7 @@ class MetaTensorDescriber:
             )
         wrapper = facts.functorch_facts(t)
         if wrapper is not None:
-            found["functorch"] = self._functorch(wrapper, part)
+            found["functorch"] = self._functorch(wrapper, part, seen)
         inner = facts.functional_inner(t)
         if inner is not None:
             found["functional"] = FunctionalDesc(
@@ -455,8 +455,13 @@ class MetaTensorDescriber:
         self,
         wrapper: facts.FunctorchFacts,
         part: Callable[[torch.Tensor, str], MetaTensorDesc],
+        seen: list[Any],
     ) -> FunctorchDesc:
         from .interpreters import encode_stack
+
+        def batch_size(n: Any) -> IntLike:
+            seen.append(n)
+            return self._syms.encode_int(n)
 
         with _torch.temporarily_clear_interpreter_stack() as stack:
             pass
@@ -465,7 +470,7 @@ class MetaTensorDescriber:
             unwrapped=part(wrapper.unwrapped, "unwrapped"),
             level=wrapper.level,
             bdim=wrapper.bdim,
-            stack=encode_stack(stack or (), ints=self._syms.encode_int),
+            stack=encode_stack(stack or (), ints=batch_size),
         )
 
     def _view_calls(

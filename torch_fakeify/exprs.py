@@ -639,13 +639,18 @@ def encode_sym(
         raise UnsupportedValueError(
             "a symbolic scalar without an expression", found=_class_name(sym_node)
         )
-    hint = sym_node.hint
-    if isinstance(hint, torch.SymInt) and hint.node.is_nested_int():
-        nested: Any = hint.node
-        hint = NestedIntDesc(int(nested.nested_int()), int(nested.nested_int_coeff()))
+    hint = _hint(sym_node)
     if isinstance(hint, float) and not math.isfinite(hint):
         raise UnsupportedValueError("a hint that is not finite", where=str(s), found=repr(hint))
     return SymDesc(expr=encode_expr(sympy.sympify(expr, strict=True)), kind=kind, hint=hint)
+
+
+def _hint(sym_node: Any) -> Any:
+    hint = sym_node.hint
+    if isinstance(hint, torch.SymInt) and hint.node.is_nested_int():
+        nested: Any = hint.node
+        return NestedIntDesc(int(nested.nested_int()), int(nested.nested_int_coeff()))
+    return hint
 
 
 def encode_int(s: int | torch.SymInt) -> IntLike:

@@ -27,6 +27,8 @@ __all__ = [
     "has_storage",
     "has_strides",
     "is_dead_wrapper",
+    "is_functional",
+    "is_functional_view",
     "is_leaf",
     "is_python_functional",
     "is_sparse_compressed",
@@ -38,6 +40,7 @@ __all__ = [
     "subclass_facts",
 ]
 
+_functions: Any = torch
 _COMPRESSED = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
 
 
@@ -151,6 +154,16 @@ def is_python_functional(t: torch.Tensor) -> bool:
     return module is not None and isinstance(t, module.FunctionalTensor)
 
 
+def is_functional(t: torch.Tensor) -> bool:
+    """Whether functionalization has wrapped it, in C++ or Python."""
+    return _functions._is_functional_tensor(t) or is_python_functional(t)
+
+
+def is_functional_view(t: torch.Tensor) -> bool:
+    """Whether writes to a functional tensor of C++ reach another, of which it is a view."""
+    return _functions._is_functional_tensor(t) and not _functions._is_functional_tensor_base(t)
+
+
 def functional_inner(t: torch.Tensor) -> torch.Tensor | None:
     """What a functional tensor that is not functorch's has inside; brings it up to date.
 
@@ -158,18 +171,19 @@ def functional_inner(t: torch.Tensor) -> torch.Tensor | None:
     """
     if is_python_functional(t):
         t = t.elem  # type: ignore[attr-defined]
-    if _torch.is_functorch_wrapped(t) or not torch._is_functional_tensor(t):
+    if _torch.is_functorch_wrapped(t) or not _functions._is_functional_tensor(t):
         return None
     if t.device.type in ("xla", "lazy"):
         return None
-    torch._sync(t)
-    return torch._from_functional_tensor(t)
+    _functions._sync(t)
+    return _functions._from_functional_tensor(t)
 
 
 def nested_int_of(t: torch.Tensor) -> torch.SymInt | None:
     """The nested int that the tensor stands for as offsets or lengths of jagged tensors."""
     if isinstance(t, _torch.FakeTensor):
-        return t.nested_int_memo
+        memo: Any = t.nested_int_memo
+        return memo
     registry = nested_int_registry()
     return registry.get(t) if registry else None
 

@@ -21,6 +21,7 @@ from . import _torch, names
 from .desc import (
     ExprValue,
     FunctionValue,
+    NestedIntDesc,
     NodeValue,
     OpaqueValue,
     SourceValue,
@@ -513,6 +514,8 @@ class _Decoder:
                         )
                     return nodes[v.index]
                 case SymValue():
+                    if isinstance(v.sym, NestedIntDesc):
+                        return _torch.make_nested_int(*v.sym)
                     return self.sym(v.sym)
                 case ExprValue():
                     return decode_expr(v.expr)

@@ -129,6 +129,8 @@ class Symbols:
         """A size, stride, offset or number of bytes as a number."""
         if isinstance(value, int):
             return value
+        if isinstance(value, NestedIntDesc):
+            raise CaptureError("a ragged size is no number", where=where, found=str(value))
         return int(self.scalar(value, where))
 
     def scalar(self, sym: SymDesc, where: str) -> Any:
@@ -334,7 +336,7 @@ class _Maker:
         if done is not None:
             return done
         nbytes = desc.storage.nbytes
-        if isinstance(nbytes, SymDesc) or self.symbols.chosen:
+        if not isinstance(nbytes, int) or self.symbols.chosen:
             nbytes = 0 if nbytes == 0 else self.extents.get(desc.storage.id, self._extent(desc))
         storage = self._fill(nbytes, desc, device)
         if nbytes == 0:

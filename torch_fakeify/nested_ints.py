@@ -71,4 +71,5 @@ class NestedInts:
         """What the memo of offsets holds: a symbol for the nested int, or without a ``ShapeEnv`` itself."""
         if self._mode.shape_env is None:
             return make_nested_int(self.id_of(number), 1)
-        return self._mode.create_symbolic_nested_int(nt_tensor_id=self.id_of(number))
+        symbol: Any = self._mode.create_symbolic_nested_int(nt_tensor_id=self.id_of(number))
+        return symbol

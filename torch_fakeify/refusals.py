@@ -142,9 +142,12 @@ def refuse_unsupported(t: torch.Tensor, where: Where) -> None:
         where.refuse("base", "a strided base", f"a view of {base.layout}", "Describe its clone()")
     if _torch.functorch_is_legacy_batched(t):
         where.refuse("level", "torch.func.vmap", "the old torch._vmap_internals", "Unwrap it")
-    functional = torch._is_functional_tensor(t) or facts.is_python_functional(t)
-    if _torch.is_functorch_wrapped(t) or functional:
-        if base is not None:
+    is_fake = isinstance(t, _torch.FakeTensor)
+    if not is_fake and forward_ad_level() >= 0 and _has_tangent(t):
+        fix = "Describe the primal and the tangent of unpack_dual one by one"
+        where.refuse("tangent", "no forward-mode AD", "a dual tensor", fix)
+    if _torch.is_functorch_wrapped(t) or facts.is_functional(t):
+        if base is not None or facts.is_functional_view(t):
             fix = "Describe the tensor of which it is a view, or its clone()"
             where.refuse("base", "no view inside functorch or functionalization", "a view", fix)
         return
@@ -152,10 +155,6 @@ def refuse_unsupported(t: torch.Tensor, where: Where) -> None:
         _refuse_class(t, where)
         if t.layout is torch.strided:
             _refuse_keys(t, where)
-    is_fake = isinstance(t, _torch.FakeTensor)
-    if not is_fake and forward_ad_level() >= 0 and _has_tangent(t):
-        fix = "Describe the primal and the tangent of unpack_dual one by one"
-        where.refuse("tangent", "no forward-mode AD", "a dual tensor", fix)
     if is_fake:
         _refuse_unsupported_fake(t, where)
 
@@ -209,6 +208,8 @@ _forward_ad: Any = torch.autograd.forward_ad
 
 
 def _has_tangent(t: torch.Tensor) -> bool:
+    while _torch.is_batched(t):  # vmap knows no unpack_dual
+        t = _torch.get_unwrapped(t)
     return _forward_ad.unpack_dual(t).tangent is not None
 
 

@@ -33,6 +33,7 @@ from .desc import (
     ListValue,
     MetaTensorDesc,
     NamedTupleValue,
+    NestedIntDesc,
     NodeValue,
     OpaqueValue,
     RangeValue,
@@ -225,6 +226,9 @@ def sym_text(sym: IntLike | float | None) -> str:
     """A size, stride, offset or other scalar: a number, or an expression."""
     if isinstance(sym, SymDesc):
         return expr_text(sym.expr)
+    if isinstance(sym, NestedIntDesc):
+        name = f"j{int_text(sym.id)}"
+        return name if sym.coeff == 1 else f"{int_text(sym.coeff)}*{name}"
     if isinstance(sym, int) and not isinstance(sym, bool):
         return int_text(sym)
     return repr(sym)
@@ -314,11 +318,11 @@ def shape_text(tensor: MetaTensorDesc) -> str:
 
 def tensor_text(tensor: MetaTensorDesc) -> str:
     """A tensor in one line: dtype, sizes, and whatever is not as in a plain CPU tensor."""
-    words = [shape_text(tensor)]
+    words = [shape_text(tensor), *_kind_words(tensor)]
     if tensor.device != "cpu":
         words.append(tensor.device)
     if tensor.layout != "strided":
-        words.append(tensor.layout)
+        words.append(tensor.layout.removeprefix("_"))
     elif not _is_contiguous(tensor):
         words.append(f"stride ({', '.join(sym_text(stride) for stride in tensor.stride)})")
     if tensor.storage_offset != 0:
@@ -332,9 +336,28 @@ def tensor_text(tensor: MetaTensorDesc) -> str:
         "conj": tensor.is_conj,
         "neg": tensor.is_neg,
         "has grad": tensor.grad is not None,
+        "pinned": tensor.is_pinned,
     }
     words.extend(word for word, is_set in flags.items() if is_set)
     return " ".join(words)
+
+
+def _kind_words(tensor: MetaTensorDesc) -> list[str]:
+    """What has been wrapped around a tensor, and by what."""
+    words: list[str] = []
+    if tensor.subclass is not None:
+        parts = ", ".join(escape(name) for name, _ in tensor.subclass.tensors)
+        words.append(f"{escape(tensor.subclass.cls.rpartition('.')[2])}({parts})")
+    if tensor.functorch is not None:
+        words.append(f"{tensor.functorch.kind} at level {int_text(tensor.functorch.level)}")
+    if tensor.functional is not None:
+        words.append("functional")
+    sparse = tensor.sparse
+    if sparse is not None and sparse.is_coalesced:
+        words.append("coalesced")
+    if sparse is not None and sparse.blocksize:
+        words.append(f"blocks {'x'.join(int_text(n) for n in sparse.blocksize)}")
+    return words
 
 
 def _is_contiguous(tensor: MetaTensorDesc) -> bool:
