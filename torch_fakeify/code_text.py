@@ -20,6 +20,7 @@ from .desc import (
     OpaqueValue,
     SliceValue,
     StackDesc,
+    SymDesc,
     SymValue,
     TensorValue,
     TupleValue,
@@ -127,7 +128,7 @@ def _asserted(fx_node: NodeDesc, graph: GraphModuleDesc) -> ExprDesc | None:
 
 def _symbolic_result(fx_node: NodeDesc) -> ExprDesc | None:
     for key, value in fx_node.meta:
-        if key in _RESULTS and isinstance(value, SymValue):
+        if key in _RESULTS and isinstance(value, SymValue) and isinstance(value.sym, SymDesc):
             return value.sym.expr
     return None
 
