@@ -231,6 +231,26 @@ def test_no_module_is_imported_by_a_computed_name(module: str) -> None:
             assert all(isinstance(arg, ast.Constant) for arg in entry.args), entry.lineno
 
 
+def test_every_name_of_torchs_private_modules_is_used() -> None:
+    """``_torch`` has no ``__all__`` by which a linter would find what nothing needs any more."""
+    here = tree_of("_torch")
+    defined = {
+        alias.asname or alias.name
+        for entry in here.body
+        if isinstance(entry, ast.ImportFrom) and entry.level == 0
+        for alias in entry.names
+    }
+    defined |= {entry.name for entry in here.body if isinstance(entry, ast.FunctionDef)}
+    used = {entry.id for entry in ast.walk(here) if isinstance(entry, ast.Name)}
+    for module in set(MODULES) - {"_torch"}:
+        for entry in ast.walk(tree_of(module)):
+            if isinstance(entry, ast.ImportFrom) and entry.module == "_torch":
+                used |= {alias.name for alias in entry.names}
+            elif isinstance(entry, ast.Attribute) and ast.unparse(entry.value) == "_torch":
+                used.add(entry.attr)
+    assert defined - used - {"annotations", "TYPE_CHECKING"} == set()
+
+
 def test_no_module_has_the_name_of_a_public_function() -> None:
     """``tfk.capture`` is a function for good: no import of a submodule can shadow it."""
     assert set(tfk.__all__) & set(MODULES) == set()
