@@ -32,6 +32,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx import _graph_pickler
 from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
     ShapeEnv,
     StatelessSymbolicContext,
     uninteresting_files,
@@ -534,20 +535,25 @@ def test_fakes_of_other_modes() -> None:
         mode = FakeTensorMode(shape_env=here)
         t = FakeTensorMode(shape_env=there).from_tensor(x, source=LocalSource("x"))
         twin = FakeTensorMode(shape_env=here).from_tensor(x, source=LocalSource("y"))
-        static = FakeTensorMode().from_tensor(x)
+        static, again = (FakeTensorMode().from_tensor(x) for _ in range(2))
+        policy = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * 2)
+        fakes = [(t, None), (t[1:], None), (twin, None), (static, None), (again, policy)]
         made = [
             mode.fake_tensor_converter.meta_converter(
-                f,
+                fake,
                 here,
                 callback=lambda m, device: FakeTensor(mode, m(), device),
-                source=LocalSource(n),
+                source=LocalSource(f"a{i}"),
+                symbolic_context=context,
             )
-            for f, n in ((t, "a"), (t[1:], "b"), (twin, "c"), (static, "d"))
+            for i, (fake, context) in enumerate(fakes)
         ]
         return [str((m.shape, m.stride(), m.storage_offset())) for m in made], here
 
     ours, theirs = both(make)
     assert ours[0] == theirs[0]
+    assert "s" not in ours[0][3]
+    assert "s" in ours[0][4]
     ours[1].check_equal(theirs[1])
 
 
@@ -557,7 +563,8 @@ def layers(t: torch.Tensor) -> list[Any]:
     if not c.is_functorch_wrapped_tensor(t):
         return [told(t)]
     bdim = c.maybe_get_bdim(t)
-    found = [c.is_batchedtensor(t), c.maybe_get_level(t), bdim, t.shape, t.requires_grad]
+    grad = t.requires_grad, t.is_leaf
+    found = [c.is_batchedtensor(t), c.maybe_get_level(t), bdim, t.shape, grad]
     return [found, *layers(c.get_unwrapped(t))]
 
 
@@ -569,14 +576,19 @@ def test_functorch() -> None:
         mode = FakeTensorMode()
 
         def seen(t: torch.Tensor) -> torch.Tensor:
-            fake = mode.from_tensor(t)
-            found.append(layers(fake))
+            try:
+                found.append(layers(mode.from_tensor(t)))
+            except AssertionError as error:
+                found.append(str(error))
             return t.sum()
 
         torch.vmap(seen, in_dims=1)(torch.randn(3, 4))
         torch.func.grad(seen)(torch.randn(3))
         torch.vmap(torch.func.grad(seen))(torch.randn(3, 4))
         torch.func.functionalize(seen)(torch.randn(3))
+        torch.func.grad(torch.func.grad(seen))(torch.tensor(1.0))
+        torch.func.grad(torch.func.grad(lambda t: seen(t.sin())))(torch.tensor(1.0))
+        torch.func.grad(lambda t: seen(t.sin()))(torch.randn(3))
         with pytest.raises(torch._dynamo.exc.Unsupported) as caught:
             torch.func.grad(lambda t: mode.from_tensor(t[1:]).sum())(torch.randn(4))
         return [*found, str(caught.value).partition("\n")[0]]
@@ -584,7 +596,8 @@ def test_functorch() -> None:
     ours, theirs = both(make)
     assert ours == theirs
     assert ours[-1] == "attempted to apply meta conversion to view functorch tensor"
-    assert [len(found) for found in ours[:4]] == [2, 2, 3, 2]
+    assert [len(found) for found in ours[:5]] == [2, 2, 3, 2, 3]
+    assert ours[-2] == "False != True"  # torch makes no non-leaf of it, and says so
 
 
 def test_copy_data() -> None:
@@ -617,6 +630,33 @@ def test_copy_data() -> None:
         mode.fake_tensor_converter = fake_tensor.FakeTensorConverter(copy_data=True)
         made = mode.from_tensor(torch.nn.Parameter(torch.ones(3)))
     assert made.real_tensor.tolist() == [1.0, 1.0, 1.0]  # torch leaves it uninitialized
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"no bytes"}))  # torch crashes at that
+def test_real_tensors_equal_torchs(kind: str) -> None:
+    """With real tensors propagated, fakes of each kind have the real tensors that torch gives them."""
+    t = KINDS[kind]()
+
+    def make() -> Any:
+        with torch._functorch.config.patch(fake_tensor_propagate_real_tensors=True):
+            mode = FakeTensorMode(shape_env=ShapeEnv())
+        fake: Any = mode.from_tensor(t, source=LocalSource("x"))
+        real = getattr(fake, "real_tensor", None)
+        if real is None or real.layout is not torch.strided:
+            return told(fake), None if real is None else (real.shape, real.layout)
+        storage = fake.untyped_storage().real_storage.data_ptr()
+        place = real.stride(), real.storage_offset(), real.untyped_storage().data_ptr() == storage
+        return told(fake), real.shape, place
+
+    ours, theirs = both(make)
+    assert ours == theirs
+
+
+def test_real_tensor_of_a_freed_storage() -> None:
+    """Data that was freed is not copied; torch reads it and crashes."""
+    with dropin.installed(), torch._functorch.config.patch(fake_tensor_propagate_real_tensors=True):
+        fake: Any = FakeTensorMode().from_tensor(KINDS["no bytes"]())
+    assert fake.real_tensor.shape == (4,)
 
 
 def test_without_a_mode() -> None:
@@ -827,9 +867,7 @@ def test_compiling_gives_the_same_guards() -> None:
 
 def test_contexts_must_fit() -> None:
     """A symbolic context of the wrong class is refused as torch refuses it."""
-    stateless = StatelessSymbolicContext(
-        dynamic_sizes=[torch.fx.experimental.symbolic_shapes.DimDynamic.DYNAMIC] * 2
-    )
+    stateless = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * 2)
 
     def make() -> Any:
         mode = FakeTensorMode(shape_env=ShapeEnv())

@@ -279,7 +279,8 @@ class Walk(Rebuilder):
                 return
             size, stride = there(d.size, "t.size"), there(d.stride, "t.stride")
             made.real_tensor = torch.empty_strided(size, stride, dtype=d.dtype, device=d.device)
-            if type(data) in _WITH_DATA:
+            freed = d.storage is not None and d.storage.size == 0
+            if type(data) in _WITH_DATA and not freed:  # reading freed memory ends the process
                 made.real_tensor.copy_(data)
 
     def _running(self, d: MetaTensorDesc[Any]) -> AbstractContextManager[Any]:
