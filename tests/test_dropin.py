@@ -38,6 +38,7 @@ from torch.fx.experimental.symbolic_shapes import (
     uninteresting_files,
 )
 from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_fakeify import dropin, dropin_convert, dropin_desc, dropin_describe, rebuild
 
@@ -493,6 +494,42 @@ def test_kinds_equal_torchs(kind: str, symbolic: bool) -> None:
     assert ours == theirs
     if symbolic:
         envs[0].check_equal(envs[1])
+
+
+class Below(TorchDispatchMode):
+    """Does some work where operators are dispatched to Python, below autograd."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        super().__init__()
+        self.work = work
+        self.found: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Does the work once, and what was asked for."""
+        if not self.found:
+            self.found.append(self.work())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("place", ["no_grad", "inference", "below autograd"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_active_says_nothing(kind: str, place: str) -> None:
+    """The modes around a conversion change its result no more than they change torch's."""
+    t = KINDS[kind]()
+
+    def work() -> Any:
+        return told(FakeTensorMode(shape_env=ShapeEnv()).from_tensor(t))
+
+    def make() -> Any:
+        if place == "below autograd":
+            with Below(work) as below:
+                torch.ones(2, requires_grad=True).sin()
+            return below.found
+        with torch.no_grad() if place == "no_grad" else torch.inference_mode():
+            return work()
+
+    ours, theirs = both(make)
+    assert ours == theirs
 
 
 @settings(max_examples=40)

@@ -182,10 +182,12 @@ class Rebuilder(ABC):
         if source is None and self._shape_env is not None:
             source = self._name_source(d)
         inference: AbstractContextManager[Any] = nullcontext()
-        # Entering either mode sets the grad mode too: what is active around the call says nothing.
+        # Entering either mode also sets the grad mode, and whether autograd sees the operators: what
+        # is active around the call (no_grad, an operator that is being dispatched) says nothing.
         if (
             torch.is_inference_mode_enabled() != d.is_inference
             or torch.is_grad_enabled() == d.is_inference
+            or _torch.key_excluded(_torch.DispatchKey.AutogradFunctionality) != d.is_inference
         ):
             inference = torch.inference_mode(d.is_inference)
         with inference:
