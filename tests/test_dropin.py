@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from strategies import tensor_groups
 from test_convert import assert_same, contexts, in_place, relations
 from torch._dynamo import trace_rules
-from torch._dynamo.source import LocalSource
+from torch._dynamo.source import AttrSource, LocalSource
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import (
     FakeTensor,
@@ -35,10 +35,11 @@ from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     ShapeEnv,
     StatelessSymbolicContext,
+    SubclassSymbolicContext,
     uninteresting_files,
 )
 from torch.testing._internal.two_tensor import TwoTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from torch_fakeify import dropin, dropin_convert, dropin_desc, dropin_describe, rebuild
 
@@ -494,6 +495,42 @@ def test_kinds_equal_torchs(kind: str, symbolic: bool) -> None:
     assert ours == theirs
     if symbolic:
         envs[0].check_equal(envs[1])
+
+
+def dynamic(t: Any, source: Any) -> Any:
+    """The policy by which every dim of a tensor, of its base and of its inner tensors is dynamic."""
+    base = dynamic(t._base, AttrSource(source, "_base")) if t._is_view() else None
+    dims = [DimDynamic.DYNAMIC] * t.dim()
+    if not is_traceable_wrapper_subclass(t):
+        return StatelessSymbolicContext(dynamic_sizes=dims, view_base_context=base)
+    parts = {name: getattr(t, name) for name in t.__tensor_flatten__()[0]}
+    return SubclassSymbolicContext(
+        dynamic_sizes=dims,
+        constraint_sizes=[None] * t.dim(),
+        view_base_context=base,
+        tensor_source=source,
+        inner_contexts={name: dynamic(p, AttrSource(source, name)) for name, p in parts.items()},
+    )
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"nested"}))  # it has no sizes
+def test_dynamic_kinds_equal_torchs(kind: str) -> None:
+    """With every dim dynamic a tensor of each kind has torch's symbols, at all depths."""
+    t, source = KINDS[kind](), LocalSource("x")
+    policy = dynamic(t, source)
+    envs: list[Any] = []
+
+    def make() -> Any:
+        envs.append(ShapeEnv())
+        fake = FakeTensorMode(shape_env=envs[-1]).from_tensor(
+            t, source=source, symbolic_context=policy
+        )
+        return told(fake)
+
+    ours, theirs = both(make)
+    assert ours == theirs
+    envs[0].check_equal(envs[1])
+    assert [str(g.expr) for g in envs[0].guards] == [str(g.expr) for g in envs[1].guards]
 
 
 class Below(TorchDispatchMode):
