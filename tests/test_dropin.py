@@ -842,6 +842,8 @@ def test_meta_device_is_asked_of_the_mode() -> None:
 
     def make() -> Any:
         mode = FakeTensorMode()
+        mode.allow_meta = True
+        assert mode.from_tensor(torch.empty(3, device="meta")).device.type == "meta"
         mode.allow_meta = False
         mode.from_tensor(torch.empty(3, device="meta"))
 

@@ -84,8 +84,9 @@ class ShortWays:
             template = self._templates.get(d.device)
             if template is None:
                 made: Any = FakeTensor(mode, meta, d.device)
-                template = self._templates[d.device] = dict(vars(made))
-                del template["fake_mode"]  # which would keep itself alive
+                if d.device.type != "meta":  # of which the mode has to be asked each time
+                    template = self._templates[d.device] = dict(vars(made))
+                    del template["fake_mode"]  # which would keep itself alive
                 return made
             made = make_subclass(
                 FakeTensor,
