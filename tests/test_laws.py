@@ -21,6 +21,7 @@ from test_symbolic_sweep import env_facts
 from torch._dynamo.source import LocalSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 import torch_fakeify as tfk
 
@@ -55,10 +56,28 @@ def as_data(records: list[Any]) -> Any:
 
 
 def assert_same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:
-    """Equal facts, and equal relations, also among the tensors that belong to these."""
+    """Equal facts, and equal relations, also among the tensors that belong to these.
+
+    A wrapper inside another is made anew by torch, on a storage of its own; ours is on that of the
+    original, which `test_aliasing.py` asks for.
+    """
     found = difference([facts(t) for t in ours], [facts(t) for t in theirs])
     assert found is None, found
-    assert relations(parts(ours)) == relations(parts(theirs))
+    inside = {id(p) for t in parts(theirs) if t.layout is torch.strided for p in inner_wrappers(t)}
+    strict = [id(t) not in inside for t in parts(theirs)]
+    pairs = [a and b for a in strict for b in strict]
+    for is_strict, our, their in zip(
+        pairs, relations(parts(ours)), relations(parts(theirs)), strict=True
+    ):
+        assert our == their or not is_strict
+
+
+def inner_wrappers(t: torch.Tensor) -> list[torch.Tensor]:
+    """The wrappers among the inner tensors of a wrapper."""
+    if not is_traceable_wrapper_subclass(t):
+        return []
+    inner = [getattr(t, name) for name in t.__tensor_flatten__()[0]]
+    return [part for part in inner if is_traceable_wrapper_subclass(part)]
 
 
 @given(any_groups(marks=True))
@@ -85,12 +104,25 @@ def test_describing_a_fake_gives_its_record(group: list[torch.Tensor]) -> None:
 def test_static_fakes_equal_torchs(group: list[torch.Tensor]) -> None:
     """Law 3, static shapes: all that can be asked of the tensors and of what belongs to them."""
     mode = FakeTensorMode()
-    theirs = [mode.from_tensor(t) for t in group]
+    try:
+        theirs = [mode.from_tensor(t) for t in group]
+    except RuntimeError:
+        if not casts_twice(group):
+            with pytest.raises(RuntimeError):
+                converted(described(group), FakeTensorMode())
+        return
     ours = converted(described(group), FakeTensorMode())
     assert_same(ours, theirs)
 
 
-@pytest.mark.xfail(reason="convert gives each wrapper that is no view a storage of its own")
+def casts_twice(group: list[torch.Tensor]) -> bool:
+    """Whether torch makes the base of a wrapper's view complex or real, and runs the cast again."""
+    return any(
+        is_traceable_wrapper_subclass(t) and t._is_view() and t.is_complex() != t._base.is_complex()
+        for t in parts(group)
+    )
+
+
 def test_a_detached_wrapper_is_on_the_storage_of_its_origin() -> None:
     """Wrappers have storages without bytes, by which AOTAutograd tells what aliases what."""
     t = TwoTensor(torch.ones(3), torch.ones(3))
@@ -104,7 +136,6 @@ def test_a_detached_wrapper_is_on_the_storage_of_its_origin() -> None:
         assert first == second
 
 
-@pytest.mark.xfail(reason="convert fails on a wrapper's alias that was made to require grad")
 def test_an_alias_of_a_wrapper_may_require_grad() -> None:
     """The alias is a view and a leaf, its base requires no grad."""
     t = TwoTensor(torch.ones(3), torch.ones(3))
@@ -124,6 +155,9 @@ def test_symbolic_fakes_equal_torchs(group: list[torch.Tensor]) -> None:
         for i, t in enumerate(group):
             theirs.append(their_mode.from_tensor(t, source=LocalSource(f"x{i}")))
     except Exception as error:  # noqa: BLE001 torch itself cannot: neither can we
+        if casts_twice(group):
+            converted(described(group, sources=True), our_mode)
+            return
         with pytest.raises((type(error), tfk.FakeifyError)):
             converted(described(group, sources=True), our_mode)
         return

@@ -45,6 +45,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorConfig,
     FakeTensorMode,
+    in_kernel_invocation_manager,
     maybe_get_fake_mode,
     unset_fake_temporarily,
 )

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from ._torch import FakeTensorMode, ShapeEnv, Source, SymbolicContext
-    from .desc import ContextDesc, IntLike, MetaTensorDesc, Value
+    from .desc import ContextDesc, IntLike, MarksDesc, MetaTensorDesc, Value
     from .sizes import SymbolPolicy
     from .sources import DecodeMemo
 
@@ -540,8 +540,7 @@ class MetaConverter(Rebuilder):
             if d.persistent is not None:
                 made.persistent = d.persistent
         if d.marks is not None:
-            for name, value in decode_marks(d.marks).items():
-                setattr(made, name, value)
+            self._mark(d.marks, made)
         if d.item_memo is not None and self._sizes is not None:
             assert source is not None
             made.item_memo = self._sizes.scalar(d.item_memo, d, source)
@@ -549,6 +548,55 @@ class MetaConverter(Rebuilder):
             made.nested_int_memo = self._nested_ints.symbol(d.nested_int)
         if d.layout == "_mkldnn" or d.is_pinned:
             setattr(made, LACKS, (d.layout, d.is_pinned))
+
+    def _inner_wrapper(
+        self, d: MetaTensorDesc, source: Source | None, context: SymbolicContext | None
+    ) -> Any:
+        made = self._recall(d)
+        if made is not None:
+            return made
+        with torch.inference_mode(d.is_inference):
+            made = super()._inner_wrapper(d, source, context)
+        if d.requires_grad:
+            made.requires_grad = True
+        self._on_storage(d, made, Geometry(made.size(), made.stride(), made.storage_offset()))
+        self._finish(d, made, source)
+        if self._shape_env is None:  # else it may get symbols of its own, as a tensor by itself
+            self._remember(d, made, None)
+        return made
+
+    def _replayed(
+        self,
+        base: Any,
+        d: MetaTensorDesc,
+        geometry: Geometry,
+        source: Source | None,
+        context: SymbolicContext | None,
+    ) -> Any:
+        made = super()._replayed(base, d, geometry, source, context)
+        self._mark_parts(d, made)
+        return made
+
+    def _wrapper(
+        self, d: MetaTensorDesc, source: Source | None, context: SymbolicContext | None
+    ) -> Any:
+        made = super()._wrapper(d, source, context)
+        if not d.is_leaf:  # what gave it a history made its inner tensors anew
+            self._mark_parts(d, made)
+        return made
+
+    def _mark_parts(self, d: MetaTensorDesc, made: Any) -> None:
+        """Gives the inner tensors the marks of those that were described."""
+        for attribute, part in self._inner(d):
+            inner = getattr(made, attribute)
+            self._mark_parts(part, inner)
+            if part.marks is not None:
+                self._mark(part.marks, inner)
+
+    @staticmethod
+    def _mark(marks: MarksDesc, made: Any) -> None:
+        for name, value in decode_marks(marks).items():
+            setattr(made, name, value)
 
     def _resize(self, made: torch.UntypedStorage, d: MetaTensorDesc) -> None:
         """Gives the storage the recorded size, which need not be what its tensors fill."""

@@ -486,7 +486,8 @@ class MetaTensorDescriber:
             ints=self._syms.encode_int,
             where=str(where),
         )
-        if t.requires_grad and not base.requires_grad and _views_whole(calls[0], base):
+        in_two_steps = t.requires_grad and not (base.requires_grad or facts.is_leaf(t))
+        if in_two_steps and _views_whole(calls[0], base):
             # Only so can a view of it require grad where it does not: a converter does the same.
             return calls[1:]
         return calls

@@ -368,9 +368,6 @@ class Walk(Rebuilder):
             raise AssertionError(f"Expected SubclassSymbolicContext or None, got {type(context)}")
         return super()._empty_wrapper(d, geometry, source, context)
 
-    def _known_wrapper(self, d: MetaTensorDesc[Any]) -> Any:
-        del d  # torch makes a wrapper inside another anew
-
     def _inner_context(
         self, d: MetaTensorDesc[Any], attribute: str, context: SymbolicContext | None
     ) -> SymbolicContext | None:

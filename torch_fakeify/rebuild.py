@@ -12,6 +12,7 @@ from __future__ import annotations
 import enum
 from abc import ABC, abstractmethod
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -358,9 +359,27 @@ class Rebuilder(ABC):
         """A wrapper subclass that is no view."""
         geometry = self._geometry(d, source, context)
         made = self._with_grad(d, self._empty_wrapper(d, geometry, source, context), None)
-        if self._known_storage(d) is None:
-            self._keep_storage(d, made.untyped_storage())
+        self._on_storage(d, made, geometry)
         return made
+
+    def _on_storage(self, d: Any, made: Any, geometry: Geometry) -> None:
+        """Puts a wrapper on the storage of its number."""
+        shared = self._known_storage(d)
+        if shared is None and _has_geometry(made, geometry):
+            self._keep_storage(d, made.untyped_storage())
+            return
+        if shared is None:
+            shared = self._new_storage(d)
+            self._keep_storage(d, shared)
+        # A wrapper has a storage without bytes, by which its aliases know one another.
+        with torch.no_grad(), self._suppressed(), self._below(made):
+            made.set_(shared, geometry.storage_offset, geometry.size, geometry.stride)
+
+    @staticmethod
+    def _below(made: Any) -> AbstractContextManager[Any]:
+        """Operators run on the tensor itself, and on the device ``meta``."""
+        mode = _torch.maybe_get_fake_mode(made)
+        return nullcontext() if mode is None else _torch.in_kernel_invocation_manager(mode)
 
     def _empty_wrapper(
         self, d: Any, geometry: Geometry, source: Source | None, context: SymbolicContext | None
@@ -402,17 +421,15 @@ class Rebuilder(ABC):
             if self._kind(part) is not Kind.SUBCLASS:
                 inner[attribute] = self._convert(part, inner_source, inner_context)
                 continue
-            known = self._known_wrapper(part)
-            if known is None:
-                # Its outer sizes are not asked for: no symbols are made of them.
-                sizes = self._outer(part)
-                known = self._wrapped(part, *sizes, inner_source, inner_context)
-            inner[attribute] = known
+            inner[attribute] = self._inner_wrapper(part, inner_source, inner_context)
         return self._unflatten(d, inner, size, stride)
 
-    def _known_wrapper(self, d: Any) -> Any:
-        """A wrapper inside another that was made before, or ``None``."""
-        return self._recall(d)
+    def _inner_wrapper(self, d: Any, source: Source | None, context: SymbolicContext | None) -> Any:
+        """A wrapper inside another: its outer sizes are not asked for, no symbols are made of them.
+
+        Torch makes it anew each time, and gives it neither gradient nor attributes.
+        """
+        return self._wrapped(d, *self._outer(d), source, context)
 
     @abstractmethod
     def _outer(self, d: Any) -> tuple[Any, Any]:
@@ -557,12 +574,16 @@ class Rebuilder(ABC):
             return self._closed_over(part) if found is None else found
 
         made = self._view_again(d, base, symint, tensor)
+        where = self._where(d)
         for found, expected in (
             (made.size(), geometry.size),
             (made.stride(), geometry.stride),
             (made.storage_offset(), geometry.storage_offset),
         ):
-            torch._check(_torch.sym_eq(found, expected))
+            torch._check(
+                _torch.sym_eq(found, expected),
+                partial("{}: the view operators give {}, not {}".format, where, found, expected),
+            )
         return made
 
     @abstractmethod
@@ -625,6 +646,16 @@ class Rebuilder(ABC):
 
     def _suppressed(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._shape_env is None else self._shape_env.suppress_guards()
+
+
+def _has_geometry(made: Any, geometry: Geometry) -> bool:
+    """Whether a wrapper has these strides and this offset; a jagged one always has."""
+    if made.is_nested:
+        return True
+    same = _torch.guard_or_false
+    return same(_torch.sym_eq(made.stride(), geometry.stride)) and same(
+        made.storage_offset() == geometry.storage_offset
+    )
 
 
 def _fits_base(context: Any, d: Any) -> bool:
