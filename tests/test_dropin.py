@@ -826,6 +826,16 @@ def test_modes_die_at_once(symbolic: bool) -> None:
     assert ours == theirs
 
 
+def test_short_ways_are_taken() -> None:
+    """Plain tensors of torch's own callback go the short ways, by which the tests above hold too."""
+    with dropin.installed():
+        mode = FakeTensorMode(shape_env=ShapeEnv())
+    mode.from_tensor(torch.empty(3, 4))
+    short = mode.fake_tensor_converter.meta_converter._short
+    assert list(short._templates) == [torch.device("cpu")]
+    assert short._sizes._has_example
+
+
 def test_debug_traces_are_kept() -> None:
     """With torch's switch for debugging on, fakes say where they were made."""
 
