@@ -53,6 +53,7 @@ LAYERS = {
     "layouts": (3, 2),
     "modes": (3, 2),
     "sources": (3, 2),
+    "dtype_views": (4, 0),
     "env_restore": (4, 0),
     "facts": (3, 1),
     "refusals": (3, 2),
@@ -79,7 +80,6 @@ LAYERS = {
     "trace_events": (6, 1),
     "trace_log": (6, 2),
     "backend": (7, 0),
-    "_torch_dropin": (7, 0),
     "dropin_desc": (7, 0),
     "dropin_describe": (7, 1),
     "dropin_fast": (7, 2),
@@ -186,8 +186,8 @@ def test_describe_and_convert_share_only_records() -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_private_torch_only_in_one_room(module: str) -> None:
-    """Torch's private modules are imported in ``_torch``, and for the drop-in beside it, alone."""
-    if module in {"_torch", "_torch_dropin"}:
+    """Torch's private modules are imported in ``_torch`` alone."""
+    if module == "_torch":
         return
     assert {name for name in imports_of(module) if PRIVATE.match(name)} == set()
 

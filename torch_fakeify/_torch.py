@@ -13,9 +13,11 @@ import logging
 import threading
 from contextlib import contextmanager
 from importlib import import_module
+from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
+import torch._subclasses.meta_utils as meta_utils
 from torch._C import DispatchKey, DispatchKeySet
 from torch._C import _get_nested_int as get_nested_int
 from torch._C._autograd import CreationMeta
@@ -39,19 +41,25 @@ from torch._guards import (
 from torch._library.fake_class_registry import maybe_unwrap_fake_script_object
 from torch._library.opaque_object import is_opaque_value
 from torch._logging._internal import trace_log as _trace_log
+from torch._logging._internal import trace_structured
+from torch._opaque_base import OpaqueBase
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket, _OpNamespace
 from torch._ops import _higher_order_ops as _hop_table
+from torch._prims_common import make_contiguous_strides_for
 from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorConfig,
+    FakeTensorConverter,
     FakeTensorMode,
     in_kernel_invocation_manager,
     maybe_get_fake_mode,
     unset_fake_temporarily,
 )
+from torch._subclasses.meta_utils import assert_eq, assert_metadata_eq, safe_grad
 from torch._subclasses.meta_utils import tls as _meta_tls
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
 from torch.fx.experimental import _config as _experimental_config
+from torch.fx.experimental import symbolic_shapes as _symbolic_shapes
 from torch.fx.experimental.recording import trace_shape_events_log as _shape_events_log
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import (
@@ -68,11 +76,13 @@ from torch.fx.experimental.symbolic_shapes import (
     SymIntSymbolicContext,
     ValueRangesSLoc,
     guard_or_false,
+    is_symbolic,
     sym_eq,
 )
 from torch.fx.graph import _BoxedCodeGen as BoxedCodeGen
 from torch.fx.graph import _PyTreeCodeGen as PyTreeCodeGen
 from torch.fx.graph import _PyTreeInfo as PyTreeInfo
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 from torch.utils._pytree import (
@@ -91,12 +101,14 @@ from torch.utils._sympy.singleton_int import SingletonInt
 from torch.utils._sympy.symbol import SymT, make_symbol, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRangeError, ValueRanges
 from torch.utils._traceback import CapturedTraceback
+from torch.utils.weak import WeakIdKeyDictionary
 
 from .errors import CaptureError, ConvertError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from contextlib import AbstractContextManager
+    from pathlib import Path
     from types import ModuleType
 
 _SYM_TYPES = {
@@ -584,3 +596,91 @@ def device_meshes() -> DeviceMeshes:
         return threading.get_ident() if is_threaded else None
 
     return DeviceMeshes(DeviceMesh, _MeshLayout, _FlatLayout, placements, find_group, thread_id)
+
+
+# --- the drop-in (dropin.py) ------------------------------------------------------------------------
+
+_functions: Any = torch
+add_batch_dim = _c._functorch._add_batch_dim
+wrap_functional = _c._functorch._wrap_functional_tensor
+wrap_for_grad = _c._functorch._wrap_for_grad
+disable_functorch = _c._DisableFuncTorch
+is_functional: Any = _functions._is_functional_tensor
+to_functional: Any = _functions._to_functional_tensor
+from_functional: Any = _functions._from_functional_tensor
+sync_functional: Any = _functions._sync
+mirror_autograd_meta: Any = _functions._mirror_autograd_meta_to
+view_func_of = meta_utils.ViewFunc.from_tensor
+"""Torch's own classes of view functions serve as they are: they only call a function."""
+
+
+def custom_view_func(t: torch.Tensor) -> Any:
+    """The view function of a tensor that is no fake."""
+    return meta_utils._CustomViewFunc(t._view_func_unsafe)
+
+
+_MAKE_FAKE = [
+    part
+    for part in FakeTensorConverter.from_real_tensor.__code__.co_consts
+    if isinstance(part, CodeType) and part.co_name == "mk_fake_tensor"
+]
+
+
+def fake_callback_of(callback: Any) -> Any:
+    """The mode of the callback by which ``FakeTensorConverter`` makes fake tensors without data.
+
+    ``None`` of every other callback.
+    """
+    code: Any = getattr(callback, "__code__", None)
+    if not any(code is known for known in _MAKE_FAKE):
+        return None
+    cells = dict(zip(code.co_freevars, callback.__closure__, strict=True))
+    if cells.keys() != {"constant", "fake_mode"} or cells["constant"].cell_contents is not None:
+        return None
+    return cells["fake_mode"].cell_contents
+
+
+def next_describer_id() -> int:
+    """A number for a describer, which no other has, torch's own included."""
+    number = meta_utils.DESCRIBER_NEXT_ID
+    meta_utils.DESCRIBER_NEXT_ID = type(number)(number + 1)
+    return number
+
+
+def python_dispatch_excluded() -> bool:
+    """Whether dispatch to Python is off, so that operators would miss the fake tensor mode."""
+    return _c._dispatch_tls_local_exclude_set().has(_c.DispatchKey.Python)
+
+
+def unimplemented(gb_type: str, context: str) -> None:
+    """Ends what Dynamo traces here, by its own exception."""
+    from torch._dynamo import exc
+
+    exc.unimplemented(
+        gb_type=gb_type, context=context, explanation="This is not supported.", hints=[]
+    )
+
+
+def uninteresting_files() -> set[str]:
+    """The files that torch leaves out of users' stacks: the set itself, not a copy."""
+    return _symbolic_shapes.uninteresting_files()
+
+
+def _trace_rules() -> ModuleType:
+    import torch._dynamo.trace_rules as module
+
+    return module
+
+
+def skip_in_dynamo(folder: Path) -> None:
+    """Dynamo traces nothing of the files in a folder."""
+    rules: Any = _trace_rules()
+    rules.SKIP_DIRS.append(f"{folder.as_posix()}/")
+    rules._recompile_re()
+
+
+def trace_in_dynamo_again(folder: Path) -> None:
+    """Takes `skip_in_dynamo` back."""
+    rules: Any = _trace_rules()
+    rules.SKIP_DIRS.remove(f"{folder.as_posix()}/")
+    rules._recompile_re()

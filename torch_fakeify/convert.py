@@ -25,6 +25,7 @@ from ._torch import (
     no_dispatch_guard,
 )
 from .desc import NestedIntDesc, SymDesc, SymValue
+from .dtype_views import can_be_viewed_as, layout_to_cast, viewed_as
 from .errors import ConvertError
 from .fakes import DTYPES, META, FakeDevice, Replay, dtype_of
 from .interpreters import Interpreters
@@ -402,16 +403,12 @@ class MetaConverter(Rebuilder):
         A view of a part of the base may have a dtype as which the whole cannot be viewed: then the
         view goes by way of as much of the storage as can.
         """
-        if _can_be_viewed_as(base_record, base.dtype, dtype):
-            return _viewed_as(base, dtype)
+        if can_be_viewed_as(base_record, base.dtype, dtype):
+            return viewed_as(base, dtype)
         nbytes = concrete_int(0 if d.storage is None else d.storage.nbytes, where_of(d))
-        if dtype.is_complex and dtype.to_real() == base.dtype:
-            size, stride = (nbytes // dtype.itemsize, 2), (2, 1)
-        else:
-            unit = max(dtype.itemsize, base.dtype.itemsize)
-            size, stride = (nbytes // unit * unit // base.dtype.itemsize,), (1,)
+        size, stride = layout_to_cast(nbytes, base.dtype, dtype)
         with self._suppressed():
-            return _viewed_as(base.as_strided(size, stride, 0), dtype)
+            return viewed_as(base.as_strided(size, stride, 0), dtype)
 
     # --- wrapper subclasses, functorch, functional tensors ---------------------------------------
 
@@ -585,6 +582,10 @@ class MetaConverter(Rebuilder):
             self._mark_parts(d, made)
         return made
 
+    def _disagreement(self, d: MetaTensorDesc, found: Any, expected: Any) -> Callable[[], str]:
+        text = "{}: the view operators give {}, not {}"
+        return partial(text.format, where_of(d), found, expected)
+
     def _mark_parts(self, d: MetaTensorDesc, made: Any) -> None:
         """Gives the inner tensors the marks of those that were described."""
         for attribute, part in self._inner(d):
@@ -688,35 +689,3 @@ def _all_static(d: MetaTensorDesc) -> SymbolicContext:
         constraint_sizes=[None] * d.ndim,
         view_base_context=None if d.base is None else _all_static(d.base),
     )
-
-
-# --- views --------------------------------------------------------------------------------------
-
-
-def _can_be_viewed_as(base: MetaTensorDesc, old: torch.dtype, new: torch.dtype) -> bool:
-    """Whether torch views a tensor like this one as the dtype; asked of its hints, no guard."""
-    where = where_of(base)
-    try:
-        size = [concrete_int(n, where) for n in base.size]
-        stride = [concrete_int(n, where) for n in base.stride]
-        offset = concrete_int(base.storage_offset, where)
-    except ConvertError:
-        return True  # unbacked: torch is asked of the symbols
-    guard = no_dispatch_guard()
-    try:
-        storage = torch.UntypedStorage(0, device=META)
-        probe = torch.empty(0, dtype=old, device=META).set_(storage, offset, size, stride)
-        _viewed_as(probe, new)
-    except RuntimeError:
-        return False
-    finally:
-        del guard
-    return True
-
-
-def _viewed_as(base: Any, dtype: torch.dtype) -> Any:
-    if base.dtype.is_complex and base.dtype.to_real() == dtype:
-        return torch.view_as_real(base)
-    if dtype.is_complex and dtype.to_real() == base.dtype:
-        return torch.view_as_complex(base)
-    return base.view(dtype)

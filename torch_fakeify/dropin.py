@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import _torch_dropin
+from . import _torch
 from .dropin_convert import MetaConverter
 from .dropin_desc import MetaStorageDesc, MetaTensorDesc
 from .dropin_describe import MetaTensorDescriber
@@ -36,7 +36,7 @@ _OURS = {
 }
 """Our classes by the names of torch's in ``torch._subclasses.meta_utils``."""
 
-_TORCHS: dict[str, Any] = {name: vars(_torch_dropin.meta_utils)[name] for name in _OURS}
+_TORCHS: dict[str, Any] = {name: vars(_torch.meta_utils)[name] for name in _OURS}
 
 
 class Replaced(NamedTuple):
@@ -50,7 +50,7 @@ class Replaced(NamedTuple):
 
 def is_installed() -> bool:
     """Whether torch has our classes now."""
-    return vars(_torch_dropin.meta_utils)["MetaConverter"] is MetaConverter
+    return vars(_torch.meta_utils)["MetaConverter"] is MetaConverter
 
 
 def install() -> None:
@@ -59,8 +59,8 @@ def install() -> None:
         return
     for module, attribute, name in _holders(_TORCHS):
         module[attribute] = _OURS[name]
-    _torch_dropin.uninteresting_files().update(_files())
-    _torch_dropin.skip_in_dynamo(_FOLDER)
+    _torch.uninteresting_files().update(_files())
+    _torch.skip_in_dynamo(_FOLDER)
 
 
 def uninstall() -> None:
@@ -72,8 +72,8 @@ def uninstall() -> None:
         return
     for module, attribute, name in _holders(_OURS):
         module[attribute] = _TORCHS[name]
-    _torch_dropin.uninteresting_files().difference_update(_files())
-    _torch_dropin.trace_in_dynamo_again(_FOLDER)
+    _torch.uninteresting_files().difference_update(_files())
+    _torch.trace_in_dynamo_again(_FOLDER)
 
 
 @contextmanager

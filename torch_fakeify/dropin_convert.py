@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
-from . import _torch, _torch_dropin
-from ._torch_dropin import no_dispatch
+from . import _torch
+from ._torch import no_dispatch
 from .dropin_describe import MetaTensorDescriber
 from .dropin_fast import ShortWays
 from .dropin_walk import Walk, set_real_storage, there
@@ -142,7 +142,7 @@ class MetaConverter(Generic[_TensorT]):
         Raises:
             AssertionError: dispatch to Python is off, or the description is not sound.
         """
-        if _torch_dropin.python_dispatch_excluded():
+        if _torch.python_dispatch_excluded():
             raise AssertionError(_EXCLUDED)
         return Walk(self, shape_env, callback_)._convert(t, source, symbolic_context)
 
@@ -184,7 +184,7 @@ class MetaConverter(Generic[_TensorT]):
         d = self.describer.describe_tensor(t, trace=trace)
         if trace and source is not None:
             said = {"describer_id": self.describer.id, "id": d.id, "source": source.name}
-            _torch_dropin.trace_structured("describe_source", metadata_fn=lambda: said)
+            _torch.trace_structured("describe_source", metadata_fn=lambda: said)
         with _ambience():
             made: Any = self.meta_tensor(
                 d, shape_env, callback or self._identity_callable, source, symbolic_context
@@ -207,7 +207,7 @@ def _ambience() -> AbstractContextManager[Any]:
     if _torch.peek_interpreter_stack() is None and not _torch.functionalize_included():
         return _NOTHING
     stack = ExitStack()
-    stack.enter_context(_torch_dropin.suspend_functionalization())
+    stack.enter_context(_torch.suspend_functionalization())
     if _torch.peek_interpreter_stack() is not None:
-        stack.enter_context(_torch_dropin.temporarily_clear_interpreter_stack())
+        stack.enter_context(_torch.temporarily_clear_interpreter_stack())
     return stack

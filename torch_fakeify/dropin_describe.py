@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from . import _torch, _torch_dropin, facts
-from ._torch_dropin import (
+from . import _torch, facts
+from ._torch import (
     OpaqueBase,
     WeakIdKeyDictionary,
     custom_view_func,
@@ -169,7 +169,7 @@ class MetaTensorDescriber:
             "is_batchedtensor": _torch.is_batched(t),
             "is_legacy_batchedtensor": _torch.functorch_is_legacy_batched(t),
             "is_gradtrackingtensor": _torch.is_gradtracking(t),
-            "is_functional": _torch_dropin.is_functional(t),
+            "is_functional": _torch.is_functional(t),
         }
         shapeless = fields["is_sparse"] or compressed or (fields["is_nested"] and not wrapper)
         if not (
@@ -236,8 +236,8 @@ class MetaTensorDescriber:
                 # A functional tensor does not know its level: it is taken for that of the call.
                 fields["current_level"] = _torch.functorch_level()
             else:
-                _torch_dropin.sync_functional(t)
-                inner = _torch_dropin.from_functional(t)
+                _torch.sync_functional(t)
+                inner = _torch.from_functional(t)
                 fields["unwrapped"] = self.describe_tensor(inner, trace=trace)
                 fields["autograd_meta_from"] = t
         if functorch:

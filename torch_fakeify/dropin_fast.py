@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import _torch
-from ._torch import FakeTensor, empty_strided, make_subclass, no_dispatch_guard
-from ._torch_dropin import fake_callback_of
+from ._torch import FakeTensor, empty_strided, fake_callback_of, make_subclass, no_dispatch_guard
 from .fakes import META
 from .fresh_sizes import FreshSizes
 from .layouts import Layouts

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import _torch, _torch_dropin
-from ._torch import dynamo_source, empty_strided
-from ._torch_dropin import no_dispatch
+from . import _torch
+from ._torch import dynamo_source, empty_strided, no_dispatch
 from .fakes import META
 from .rebuild import Kind, Rebuilder, SparseFacts
 from .sizes import Geometry
@@ -128,10 +127,10 @@ class Walk(Rebuilder):
         mode = d.fake_mode
         if mode is not None and mode.shape_env is self._shape_env:
             return d.size
-        symbolic = any(map(_torch_dropin.is_symbolic, d.size))
+        symbolic = any(map(_torch.is_symbolic, d.size))
         if context is None and (mode is None or not symbolic):
             return d.size
-        stride: Any = _torch_dropin.make_contiguous_strides_for(d.size)
+        stride: Any = _torch.make_contiguous_strides_for(d.size)
         dense = dataclasses.replace(d, stride=stride, storage_offset=0)
         return self._geometry(dense, source, context).size
 
@@ -183,7 +182,7 @@ class Walk(Rebuilder):
         if kind in (Kind.COO, Kind.COMPRESSED):
             return super()._made(d, source, context)
         if d.is_nested and not d.is_traceable_wrapper_subclass:
-            _torch_dropin.unimplemented(
+            _torch.unimplemented(
                 "attempted to apply meta conversion to strided nested tensor", str(d)
             )
         if kind is Kind.NO_STORAGE:  # also if it is a view
@@ -241,8 +240,8 @@ class Walk(Rebuilder):
                 set_real_storage(own, _real(made).untyped_storage())
             return
         shared = converter.meta_storage(storage, callback=partial(self._callback, device=d.device))
-        mode = _torch_dropin.maybe_get_fake_mode(made)
-        in_kernel = _NOTHING if mode is None else _torch_dropin.in_kernel_invocation_manager(mode)
+        mode = _torch.maybe_get_fake_mode(made)
+        in_kernel = _NOTHING if mode is None else _torch.in_kernel_invocation_manager(mode)
         size, stride, offset = geometry
         # That the sizes fit the storage is a fact of the tensor described, no guard.
         with torch.no_grad(), self._suppressed():
@@ -263,7 +262,7 @@ class Walk(Rebuilder):
 
     @staticmethod
     def _checked(made: Any) -> Any:
-        if not _torch_dropin.meta_utils.safe_is_leaf(made):
+        if not _torch.meta_utils.safe_is_leaf(made):
             raise AssertionError("the callback you passed in doesn't detach")
         return made
 
@@ -402,7 +401,7 @@ class Walk(Rebuilder):
         self, d: MetaTensorDesc[Any], source: Source | None, context: SymbolicContext | None
     ) -> Any:
         if d.is_view:
-            _torch_dropin.unimplemented(
+            _torch.unimplemented(
                 "attempted to apply meta conversion to view functorch tensor", str(d)
             )
         return self._rewrapped(d, d.device, source, context)
@@ -415,26 +414,26 @@ class Walk(Rebuilder):
         context: SymbolicContext | None,
     ) -> Any:
         """The tensor inside the wrappers of functorch, and these around it again."""
-        restored = _torch_dropin.temporarily_restore_interpreter_stack
+        restored = _torch.temporarily_restore_interpreter_stack
         if d.is_batchedtensor:
             why = " for batchedtensor"
             level, bdim = there(d.level, "t.level", why), there(d.bdim, "t.bdim", why)
             inner = self._rewrapped(there(d.unwrapped, "t.unwrapped", why), device, source, context)
             # Levels are those of interpreters: without the stack there are none.
             with restored(d.functorch_stack):
-                return _torch_dropin.add_batch_dim(inner, bdim, level)
+                return _torch.add_batch_dim(inner, bdim, level)
         if d.is_gradtrackingtensor:
             why = " for gradtrackingtensor"
             unwrapped = there(d.unwrapped, "t.unwrapped", why)
             level = there(d.level, "t.level", why)
-            with _torch_dropin.disable_functorch():
+            with _torch.disable_functorch():
                 made = self._rewrapped(unwrapped, device, source, context)
             if level != _NO_LEVEL:
                 with restored(d.functorch_stack):
-                    made = _torch_dropin.wrap_for_grad(made, level)
+                    made = _torch.wrap_for_grad(made, level)
             if not d.requires_grad:
                 return made
-            if _torch_dropin.meta_utils.safe_is_leaf(made):
+            if _torch.meta_utils.safe_is_leaf(made):
                 made.requires_grad = True
             elif not d.is_leaf:
                 made = self._converter._backward_error(made)
@@ -444,7 +443,7 @@ class Walk(Rebuilder):
             unwrapped = there(d.unwrapped, "t.unwrapped", why)
             level = there(d.current_level, "t.current_level", why)
             inner = self._convert(unwrapped, source, context)
-            return _torch_dropin.wrap_functional(inner, level)
+            return _torch.wrap_functional(inner, level)
         stride = there(d.stride, "t.stride", "")
         made = self._callback(_maker(d, d.size, stride), device=device)
         if self._copy_data:
@@ -455,8 +454,8 @@ class Walk(Rebuilder):
         self, d: MetaTensorDesc[Any], source: Source | None, context: SymbolicContext | None
     ) -> Any:
         unwrapped = there(d.unwrapped, "t.unwrapped", " for functional tensor")
-        made = _torch_dropin.to_functional(self._convert(unwrapped, source, context))
-        _torch_dropin.mirror_autograd_meta(d.autograd_meta_from, made)
+        made = _torch.to_functional(self._convert(unwrapped, source, context))
+        _torch.mirror_autograd_meta(d.autograd_meta_from, made)
         return made
 
     # --- what is no part of the geometry ---------------------------------------------------------
@@ -464,8 +463,8 @@ class Walk(Rebuilder):
     def _finish(self, d: MetaTensorDesc[Any], made: Any, source: Source | None) -> None:
         del source
         if self._mode is None or d.is_view or d.grad is not None or self._kind(d) is not Kind.DENSE:
-            _torch_dropin.assert_metadata_eq(
-                _torch_dropin.assert_eq,
+            _torch.assert_metadata_eq(
+                _torch.assert_eq,
                 d,  # type: ignore[arg-type]
                 made,
                 skip_symbolic=True,
@@ -512,7 +511,7 @@ def _lies_as(made: Any, geometry: Geometry) -> bool:
 
 
 def _is_symbolic(d: MetaTensorDesc[Any]) -> bool:
-    return any(map(_torch_dropin.is_symbolic, (*d.size, *(d.stride or ()), d.storage_offset)))
+    return any(map(_torch.is_symbolic, (*d.size, *(d.stride or ()), d.storage_offset)))
 
 
 def _real(made: Any) -> torch.Tensor:
