@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import unittest
 import warnings
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
 INTEGERS = (torch.int64, torch.int32, torch.uint8, torch.bool)
 COMPLEX = (torch.complex64, torch.complex128)
@@ -93,9 +94,12 @@ def swap(tree: Any, old: list[torch.Tensor], new: list[torch.Tensor]) -> Any:
     )
 
 
-def quiet() -> Any:
+@contextmanager
+def quiet() -> Generator[None, None, None]:
     """No warnings: operators warn of what they deprecate, and that is not what is tested."""
-    return warnings.catch_warnings(action="ignore")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 class Tally:
