@@ -20,7 +20,7 @@ from torch_fakeify.subclasses import Meshes, decode_context, encode_subclass
 if TYPE_CHECKING:
     from torch_fakeify.desc import MetaTensorDesc
 
-pytest.importorskip("torchao", exc_type=ImportError)
+pytest.importorskip("torchao", reason="needs the `torchao` extra", exc_type=ImportError)
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
