@@ -111,7 +111,10 @@ def test_uninstall_restores_every_attribute() -> None:
     assert ("torch._subclasses.fake_tensor", "MetaConverter") in changed
     dropin.uninstall()
     after = attributes()
-    different = {key for key in before if after[key] is not before[key]}
+    # Others keep state in attributes of their own.
+    different = {
+        key for key in before if key[0].startswith("torch") and after[key] is not before[key]
+    }
     skip = ("torch._dynamo.trace_rules", "SKIP_DIRS_RE")
     assert different <= {skip}
     assert after[skip] == before[skip]
@@ -402,8 +405,10 @@ def test_events_are_torchs(kind: str) -> None:
     def events() -> list[Any]:
         describer = meta_utils.MetaTensorDescriber()
         found = traced(lambda: describer.describe_tensor(t, trace=True))
-        assert traced(lambda: describer.describe_tensor(t, trace=True)) == []
-        assert describer.traced_tensors == set(describer.lookup_tensor.values())
+        again = traced(lambda: describer.describe_tensor(t, trace=True))
+        if not meta_utils.is_sparse_compressed(t):  # its components are other tensors each time
+            assert again == []
+            assert describer.traced_tensors == set(describer.lookup_tensor.values())
         return [list(event.items()) for event in found]
 
     ours, theirs = both(events)

@@ -459,10 +459,10 @@ def test_no_view() -> None:
     assert str(caught.value) == "t: the tensor is no view; expected a tensor with a `_base`"
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
 def test_views_of_sparse_tensors_are_refused() -> None:
     """Torch has no way to make the values of a CSR tensor again; its own converter fails too."""
-    with pytest.warns(UserWarning, match="Sparse CSR"):
-        t = torch.eye(3).to_sparse_csr().values()
+    t = torch.eye(3).to_sparse_csr().values()
     with pytest.raises(UnsupportedTensorError) as caught:
         trace(t)
     assert str(caught.value) == (
