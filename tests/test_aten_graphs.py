@@ -193,6 +193,7 @@ class Opaque(torch.Tensor):
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> Any:
+        """A tensor without memory of its own."""
         return torch.Tensor._make_wrapper_subclass(cls, inner.shape)
 
     def __init__(self, inner: torch.Tensor) -> None:
