@@ -16,6 +16,7 @@ from torch_fakeify.materialize import Symbols, _Maker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from torch_fakeify.desc import MetaTensorDesc
 
@@ -271,3 +272,36 @@ def test_jagged_tensors_can_be_computed_with() -> None:
     assert made.offsets()[-1] == made.values().shape[0] == 9
     assert (lengths.min(), lengths.max()) == (2, 4)
     assert made.sum().isfinite()
+
+
+FRAMES: dict[str, Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]] = {
+    "wrapper": lambda: (lambda x: x * 2 + 1, (two(3, 4),)),
+    "wrapper, parameter": lambda: (torch.sin, (torch.nn.Parameter(two(3, 4)),)),
+    # With dynamic=True torch itself fails on such an input.
+    "wrapper, view, static": lambda: (torch.cos, (two(4, 4)[1:],)),
+    "jagged": lambda: (lambda x: x * 2, (jagged(),)),
+    "two jagged on the same offsets": lambda: _two_jagged(),
+}
+
+
+def _two_jagged() -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    x = jagged(requires_grad=True)
+    return (lambda x, y: (x * 2 + y).sin()), (x, x.detach() * 3)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("kind", FRAMES)
+def test_frames_with_wrapper_subclasses_replay(kind: str, tmp_path: Path) -> None:
+    """What is compiled from the file gives on made up inputs what the function gives on them."""
+    fn, args = FRAMES[kind]()
+    capture = one(fn, *args, dynamic="static" not in kind)
+    capture.save(tmp_path / "x.fkf")
+    loaded = tfk.Capture.load(tmp_path / "x.fkf")
+    assert loaded.fingerprint() == capture.fingerprint()
+    inputs = loaded.materialize(seed=0)
+    (out,) = loaded.compile("aot_eager")(*inputs)
+    tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
+    expected = fn(*tensors)
+    assert type(out) is type(expected)
+    for name in expected.__tensor_flatten__()[0]:
+        torch.testing.assert_close(getattr(out, name), getattr(expected, name))

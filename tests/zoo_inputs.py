@@ -1,4 +1,4 @@
-"""Programs: inputs that are views, aliases, empty, mutated, or of a kind that is refused."""
+"""Programs: inputs that are views, aliases, empty, mutated, or sparse."""
 
 from __future__ import annotations
 
@@ -257,21 +257,6 @@ def many_inputs() -> tuple[Any, ...]:
     """A hundred inputs, each with symbols of its own."""
     xs = [torch.randn(2 + i % 5, 3) for i in range(100)]
     return (lambda xs: [x * 2 for x in xs]), (xs,)
-
-
-@program(refused="L['x']: `type` cannot be recorded; expected no wrapper subclass")
-def jagged() -> tuple[Any, ...]:
-    """A jagged nested tensor."""
-    x = torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 3)], layout=torch.jagged)
-    return (lambda x: x * 2), (x,)
-
-
-@program(refused="`type` cannot be recorded")
-def wrapper_subclass() -> tuple[Any, ...]:
-    """A traceable wrapper subclass."""
-    from torch.testing._internal.two_tensor import TwoTensor
-
-    return (lambda x: x * 2), (TwoTensor(torch.randn(3), torch.randn(3)),)
 
 
 @program(frames=0)
