@@ -579,7 +579,8 @@ BAD_WRAPPERS = {
     "the batch dim is no dim of the wrapped tensor; expected 0 to 1; found 2": {"bdim": 2},
     "the batch dim is no dim of the wrapped tensor; expected 0 to 1; found -1": {"bdim": -1},
     "the batch dim is no dim of the wrapped tensor; expected 0 to 1; found None": {"bdim": None},
-    "only grad wrappers require grad; expected kind grad; found batched": {"requires_grad": True},
+    "a functional wrapper of functorch requires no grad; expected kind grad or batched; "
+    "found functional": {"kind": "functional", "requires_grad": True},
 }
 
 

@@ -56,10 +56,13 @@ def wrap_functorch(
     if kind == "grad" and level == DEAD_LEVEL:
         # Also of a wrapper that is no leaf torch makes one that is.
         return _with_grad(unwrapped, requires_grad, is_leaf or unwrapped.is_leaf)
-    if requires_grad and kind != "grad":
+    if requires_grad and kind == "functional":
         # functorch forbids it inside a transform, and outside there are no such wrappers.
         raise ConvertError(
-            "only grad wrappers require grad", where=where, expected="kind grad", found=kind
+            "a functional wrapper of functorch requires no grad",
+            where=where,
+            expected="kind grad or batched",
+            found=kind,
         )
     # Batched and functional tensors may outlive their transform; then torch knows no level of them.
     lowest = max(functorch.maybe_get_level(unwrapped), 0) + 1
@@ -82,8 +85,10 @@ def wrap_functorch(
         )
     with _torch.temporarily_restore_interpreter_stack(list(layers)):
         if kind == "batched":
-            return functorch._add_batch_dim(unwrapped, bdim, level)
-        made = functorch._wrap_for_grad(unwrapped, level)
+            made = functorch._add_batch_dim(unwrapped, bdim, level)
+        else:
+            made = functorch._wrap_for_grad(unwrapped, level)
+    # A batched tensor requires grad where an operator of autograd outside its transform made it.
     return _with_grad(made, requires_grad, is_leaf)
 
 
