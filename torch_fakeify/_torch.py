@@ -306,6 +306,8 @@ is_batched = _c._functorch.is_batchedtensor
 is_gradtracking = _c._functorch.is_gradtrackingtensor
 get_unwrapped = _c._functorch.get_unwrapped
 get_level = _c._functorch.maybe_get_level
+DEAD_LEVEL = -2
+"""What `get_level` says of a grad wrapper that outlived its transform."""
 get_bdim = _c._functorch.maybe_get_bdim
 
 
@@ -606,6 +608,7 @@ wrap_functional = _c._functorch._wrap_functional_tensor
 wrap_for_grad = _c._functorch._wrap_for_grad
 disable_functorch = _c._DisableFuncTorch
 is_functional: Any = _functions._is_functional_tensor
+is_functional_base: Any = _functions._is_functional_tensor_base
 to_functional: Any = _functions._to_functional_tensor
 from_functional: Any = _functions._from_functional_tensor
 sync_functional: Any = _functions._sync

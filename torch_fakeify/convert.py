@@ -36,7 +36,7 @@ from .nested_ints import NestedInts
 from .rebuild import Kind, Rebuilder, SparseFacts
 from .record_checks import KINDS, LAYOUTS, check_record, check_same, where_of
 from .sizes import Geometry, SizeMaker, concrete_int, with_strides
-from .wrapped import DEAD_LEVEL, wrap_functional, wrap_functorch
+from .wrapped import wrap_functional, wrap_functorch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -484,7 +484,7 @@ class MetaConverter(Rebuilder):
         if wrapper.kind != "functional" and self._shape_env is not None:
             # Torch makes no symbols for what vmap and grad have wrapped; those of a fake stay.
             context = None if inner.is_fake else _all_static(inner)
-        if wrapper.level == DEAD_LEVEL:
+        if wrapper.level == _torch.DEAD_LEVEL:
             unwrapped, _ = self._made(inner, source, context)
         else:
             unwrapped = self._convert(inner, source, context)

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["Walk", "set_real_storage", "there"]
 
 _NOTHING: AbstractContextManager[Any] = nullcontext()
-_NO_LEVEL = -2
-"""The level of a grad-tracking tensor whose interpreter has ended."""
 
 
 class Walk(Rebuilder):
@@ -428,7 +426,7 @@ class Walk(Rebuilder):
             level = there(d.level, "t.level", why)
             with _torch.disable_functorch():
                 made = self._rewrapped(unwrapped, device, source, context)
-            if level != _NO_LEVEL:
+            if level != _torch.DEAD_LEVEL:
                 with restored(d.functorch_stack):
                     made = _torch.wrap_for_grad(made, level)
             if not d.requires_grad:
@@ -468,7 +466,7 @@ class Walk(Rebuilder):
                 d,  # type: ignore[arg-type]
                 made,
                 skip_symbolic=True,
-                skip_leaf=d.is_gradtrackingtensor and d.level == _NO_LEVEL,
+                skip_leaf=d.is_gradtrackingtensor and d.level == _torch.DEAD_LEVEL,
             )
         if d.storage is not None and _torch.guard_or_false(d.storage.size == 0):
             made.untyped_storage().resize_(0)

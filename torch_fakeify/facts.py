@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FunctorchFacts",
-    "SubclassFacts",
     "base_of",
     "functional_inner",
     "functorch_facts",
@@ -37,22 +36,9 @@ __all__ = [
     "nested_int_of",
     "nested_int_registry",
     "shown_grad",
-    "subclass_facts",
 ]
 
-_functions: Any = torch
 _COMPRESSED = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
-
-
-_DEAD_LEVEL = -2
-
-
-class SubclassFacts(NamedTuple):
-    """What ``__tensor_flatten__`` says of a traceable wrapper subclass."""
-
-    tensors: dict[str, torch.Tensor]
-    opaques: dict[str, Any]
-    context: Any
 
 
 class FunctorchFacts(NamedTuple):
@@ -115,20 +101,9 @@ def has_storage(t: torch.Tensor) -> bool:
     )
 
 
-def subclass_facts(t: torch.Tensor) -> SubclassFacts | None:
-    """The parts of a traceable wrapper subclass; ``None`` for other tensors."""
-    if not _torch.is_traceable_wrapper_subclass(t):
-        return None
-    attributes, context = t.__tensor_flatten__()  # type: ignore[attr-defined]
-    parts = {name: getattr(t, name) for name in attributes}
-    tensors = {name: part for name, part in parts.items() if isinstance(part, torch.Tensor)}
-    opaques = {name: part for name, part in parts.items() if name not in tensors}
-    return SubclassFacts(tensors, opaques, context)
-
-
 def is_dead_wrapper(t: torch.Tensor) -> bool:
     """Whether it is a grad wrapper of functorch that outlived its transform."""
-    return _torch.is_gradtracking(t) and _torch.get_level(t) == _DEAD_LEVEL
+    return _torch.is_gradtracking(t) and _torch.get_level(t) == _torch.DEAD_LEVEL
 
 
 def functorch_facts(t: torch.Tensor) -> FunctorchFacts | None:
@@ -156,12 +131,12 @@ def is_python_functional(t: torch.Tensor) -> bool:
 
 def is_functional(t: torch.Tensor) -> bool:
     """Whether functionalization has wrapped it, in C++ or Python."""
-    return _functions._is_functional_tensor(t) or is_python_functional(t)
+    return _torch.is_functional(t) or is_python_functional(t)
 
 
 def is_functional_view(t: torch.Tensor) -> bool:
     """Whether writes to a functional tensor of C++ reach another, of which it is a view."""
-    return _functions._is_functional_tensor(t) and not _functions._is_functional_tensor_base(t)
+    return _torch.is_functional(t) and not _torch.is_functional_base(t)
 
 
 def functional_inner(t: torch.Tensor) -> torch.Tensor | None:
@@ -171,12 +146,12 @@ def functional_inner(t: torch.Tensor) -> torch.Tensor | None:
     """
     if is_python_functional(t):
         t = t.elem  # type: ignore[attr-defined]
-    if _torch.is_functorch_wrapped(t) or not _functions._is_functional_tensor(t):
+    if _torch.is_functorch_wrapped(t) or not _torch.is_functional(t):
         return None
     if t.device.type in ("xla", "lazy"):
         return None
-    _functions._sync(t)
-    return _functions._from_functional_tensor(t)
+    _torch.sync_functional(t)
+    return _torch.from_functional(t)
 
 
 def nested_int_of(t: torch.Tensor) -> torch.SymInt | None:

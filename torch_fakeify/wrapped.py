@@ -18,12 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Literal
 
-__all__ = ["DEAD_LEVEL", "wrap_functional", "wrap_functorch"]
+__all__ = ["wrap_functional", "wrap_functorch"]
 
 _functions: Any = torch
-
-DEAD_LEVEL = -2
-"""What torch says is the level of a grad wrapper that outlived its transform."""
 
 
 def wrap_functorch(
@@ -53,7 +50,7 @@ def wrap_functorch(
     Raises:
         ConvertError: level or batch dim do not fit, or the wrapper cannot require grad.
     """
-    if kind == "grad" and level == DEAD_LEVEL:
+    if kind == "grad" and level == _torch.DEAD_LEVEL:
         # Also of a wrapper that is no leaf torch makes one that is.
         return _with_grad(unwrapped, requires_grad, is_leaf or unwrapped.is_leaf)
     if requires_grad and kind == "functional":
