@@ -62,6 +62,9 @@ if TYPE_CHECKING:
     from .frame import Capture as Capture
     from .frame import Instance as Instance
     from .frame import capture as capture
+    from .replay import insert_guards as insert_guards
+    from .replay import learn as learn
+    from .replay import strip_guards as strip_guards
     from .shape_env import restore as restore
     from .shape_env import snapshot as snapshot
     from .subclasses import register_subclass as register_subclass
@@ -94,12 +97,15 @@ _HOME = {
     "describe_tensor": "describe",
     "dumps": "codec",
     "from_trace_log": "trace_log",
+    "insert_guards": "replay",
+    "learn": "replay",
     "loads": "codec",
     "record": "backend",
     "refakeify": "transfer",
     "register_subclass": "subclasses",
     "restore": "shape_env",
     "snapshot": "shape_env",
+    "strip_guards": "replay",
 }
 
 __all__ = [
@@ -127,12 +133,15 @@ __all__ = [
     "describe_tensor",
     "dumps",
     "from_trace_log",
+    "insert_guards",
+    "learn",
     "loads",
     "record",
     "refakeify",
     "register_subclass",
     "restore",
     "snapshot",
+    "strip_guards",
 ]
 
 

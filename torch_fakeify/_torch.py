@@ -9,17 +9,14 @@ as long to import as a good part of torch itself, so they are reached through fu
 from __future__ import annotations
 
 import functools
-import logging
 import threading
 from contextlib import contextmanager
 from importlib import import_module
-from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 import torch._subclasses.meta_utils as meta_utils
 from torch._C import DispatchKey, DispatchKeySet
-from torch._C import _get_nested_int as get_nested_int
 from torch._C._autograd import CreationMeta
 from torch._dispatch.python import suspend_functionalization
 from torch._functorch import config as _functorch_config
@@ -40,8 +37,7 @@ from torch._guards import (
 )
 from torch._library.fake_class_registry import maybe_unwrap_fake_script_object
 from torch._library.opaque_object import is_opaque_value
-from torch._logging._internal import trace_log as _trace_log
-from torch._logging._internal import trace_structured
+from torch._logging._internal import trace_log, trace_structured
 from torch._opaque_base import OpaqueBase
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket, _OpNamespace
 from torch._ops import _higher_order_ops as _hop_table
@@ -51,6 +47,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorConfig,
     FakeTensorConverter,
     FakeTensorMode,
+    SymNumberMemoDescriptor,
     in_kernel_invocation_manager,
     maybe_get_fake_mode,
     unset_fake_temporarily,
@@ -58,10 +55,11 @@ from torch._subclasses.fake_tensor import (
 from torch._subclasses.meta_utils import assert_eq, assert_metadata_eq, safe_grad
 from torch._subclasses.meta_utils import tls as _meta_tls
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
-from torch.fx.experimental import _config as _experimental_config
+from torch.fx.experimental import _config as experimental_config
 from torch.fx.experimental import symbolic_shapes as _symbolic_shapes
-from torch.fx.experimental.recording import trace_shape_events_log as _shape_events_log
-from torch.fx.experimental.sym_node import SymNode
+from torch.fx.experimental.recording import trace_shape_events_log as shape_events_log
+from torch.fx.experimental.sym_node import _NO_HINT as NO_HINT
+from torch.fx.experimental.sym_node import SymNode, sizes_strides_methods
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     RelaxedUnspecConstraint,
@@ -83,6 +81,7 @@ from torch.fx.graph import _BoxedCodeGen as BoxedCodeGen
 from torch.fx.graph import _PyTreeCodeGen as PyTreeCodeGen
 from torch.fx.graph import _PyTreeInfo as PyTreeInfo
 from torch.utils._mode_utils import no_dispatch
+from torch.utils._ordered_set import OrderedSet
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 from torch.utils._pytree import (
@@ -449,19 +448,24 @@ def scalar_specializations() -> Generator[tuple[type[BaseException], set[str]], 
             TensorifyState.specialize(name)
 
 
-def make_sym(kind: str, expr: Any, shape_env: Any, hint: Any) -> Any:
+def make_sym(kind: str, expr: Any, shape_env: Any, hint: Any, *, constant: bool = False) -> Any:
     """A symbolic scalar over an expression, also over one that the ``ShapeEnv`` has specialized.
 
     Args:
         kind: ``"int"``, ``"float"`` or ``"bool"``.
         expr: over symbols that the ``ShapeEnv`` has.
         shape_env: the ``ShapeEnv``.
-        hint: its value now, ``None`` if it depends on data.
+        hint: its value now, ``None`` if it depends on data or did when it was made.
+        constant: whether it is a literal.
     """
     sym_type, python_type = _SYM_TYPES[kind]
+    if hint is None:
+        # Else torch would look for one, and find it where data turned out to be a size.
+        return sym_type(SymNode(expr, shape_env, python_type, NO_HINT))
     if isinstance(hint, tuple):  # the record of a nested int
         hint = make_nested_int(*hint)
-    return sym_type(SymNode(expr, shape_env, python_type, hint))
+    literal = hint if constant else None
+    return sym_type(SymNode(expr, shape_env, python_type, hint, constant=literal))
 
 
 # --- symbols (fresh_sizes.py) -----------------------------------------------------------------------
@@ -509,16 +513,23 @@ def is_float_symbol(symbol: Any) -> bool:
     return symbol_is_type(symbol, (SymT.FLOAT, SymT.UNBACKED_FLOAT))
 
 
-def symbols_are_watched(shape_env: Any) -> bool:
-    """Whether somebody sees how a ``ShapeEnv`` makes symbols: a log, a trace, a recording."""
-    return (
-        shape_env._translation_validation_enabled
-        or (shape_env.should_record_events and not shape_env.is_recording)
-        or _experimental_config.backed_size_oblivious
-        or bool(_trace_log.handlers)
-        or shape_env.log.isEnabledFor(logging.INFO)
-        or _shape_events_log.isEnabledFor(logging.DEBUG)
-    )
+CREATE_SYMBOL = ShapeEnv.create_symbol
+"""Torch's own; another stands in its place while a checkpoint takes notes."""
+
+
+def layout_methods() -> list[str]:
+    """Methods of ``SymNode`` by which C++ finds out how a tensor lies in memory, which it keeps."""
+    guards = "guard_bool", "guard_or_false", "guard_or_true", "guard_size_oblivious", "expect_true"
+    return [*guards, *sizes_strides_methods]
+
+
+def forget_layouts(fakes: list[Any]) -> None:
+    """Lets C++ find out anew how fake tensors lie in memory; their versions stay."""
+    keys = DispatchKeySet(DispatchKey.ADInplaceOrView)
+    with disable_current_modes(), DisableTorchFunction(), _c._ExcludeDispatchKeyGuard(keys):
+        for fake in fakes:
+            with in_kernel_invocation_manager(fake.fake_mode):
+                fake.as_strided_(fake.size(), fake.stride(), fake.storage_offset())
 
 
 # --- wrapper subclasses (subclasses.py, meshes.py) --------------------------------------------------
@@ -620,27 +631,6 @@ view_func_of = meta_utils.ViewFunc.from_tensor
 def custom_view_func(t: torch.Tensor) -> Any:
     """The view function of a tensor that is no fake."""
     return meta_utils._CustomViewFunc(t._view_func_unsafe)
-
-
-_MAKE_FAKE = [
-    part
-    for part in FakeTensorConverter.from_real_tensor.__code__.co_consts
-    if isinstance(part, CodeType) and part.co_name == "mk_fake_tensor"
-]
-
-
-def fake_callback_of(callback: Any) -> Any:
-    """The mode of the callback by which ``FakeTensorConverter`` makes fake tensors without data.
-
-    ``None`` of every other callback.
-    """
-    code: Any = getattr(callback, "__code__", None)
-    if not any(code is known for known in _MAKE_FAKE):
-        return None
-    cells = dict(zip(code.co_freevars, callback.__closure__, strict=True))
-    if cells.keys() != {"constant", "fake_mode"} or cells["constant"].cell_contents is not None:
-        return None
-    return cells["fake_mode"].cell_contents
 
 
 def next_describer_id() -> int:

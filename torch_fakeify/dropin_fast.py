@@ -6,12 +6,19 @@ What they give equals what `dropin_convert` gives the long way; benchmarks show 
 from __future__ import annotations
 
 import weakref
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from . import _torch
-from ._torch import FakeTensor, empty_strided, fake_callback_of, make_subclass, no_dispatch_guard
+from ._torch import (
+    FakeTensor,
+    FakeTensorConverter,
+    empty_strided,
+    make_subclass,
+    no_dispatch_guard,
+)
 from .fakes import META
 from .fresh_sizes import FreshSizes
 from .layouts import Layouts
@@ -22,6 +29,26 @@ if TYPE_CHECKING:
     from .dropin_desc import MetaTensorDesc
 
 __all__ = ["ShortWays"]
+
+_MAKE_FAKE = [
+    part
+    for part in FakeTensorConverter.from_real_tensor.__code__.co_consts
+    if isinstance(part, CodeType) and part.co_name == "mk_fake_tensor"
+]
+
+
+def _fake_callback_of(callback: Any) -> Any:
+    """The mode of the callback by which ``FakeTensorConverter`` makes fake tensors without data.
+
+    ``None`` of every other callback.
+    """
+    code: Any = getattr(callback, "__code__", None)
+    if not any(code is known for known in _MAKE_FAKE):
+        return None
+    cells = dict(zip(code.co_freevars, callback.__closure__, strict=True))
+    if cells.keys() != {"constant", "fake_mode"} or cells["constant"].cell_contents is not None:
+        return None
+    return cells["fake_mode"].cell_contents
 
 
 class ShortWays:
@@ -36,7 +63,7 @@ class ShortWays:
 
     def mode_of(self, callback: Any) -> FakeTensorMode | None:
         """The mode whose plain fake tensors a callback makes; ``None`` of all other callbacks."""
-        mode = fake_callback_of(callback)
+        mode = _fake_callback_of(callback)
         if mode is None or _torch.FakeTensorConfig.debug or torch.compiler.is_exporting():
             return None
         if self._mode() is not mode:

@@ -17,6 +17,7 @@ from .desc import (
     ExprDesc,
     ExprValue,
     FloatNode,
+    FunctionValue,
     IntNode,
     MetaTensorDesc,
     NestedIntDesc,
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 _COMMUTATIVE = frozenset(
     {"Add", "Mul", "And", "Or", "Xor", "Min", "Max", "Eq", "Ne", "Equality", "Unequality"}
 )
+
+_ASSERTS = frozenset({"aten._assert_scalar.default", "torch._check", "torch._assert_scalar"})
 
 
 def fingerprint(desc: CaptureDesc) -> str:
@@ -90,7 +93,8 @@ class _Canonical:
         return forms[-1]
 
     def sym(self, desc: SymDesc) -> Any:
-        return [self.expr(desc.expr), desc.kind, self.number(desc.hint)]
+        form = [self.expr(desc.expr), desc.kind, self.number(desc.hint)]
+        return [*form, "constant"] if desc.constant else form
 
     def number(self, value: Any) -> Any:
         if isinstance(value, SymDesc):
@@ -166,7 +170,10 @@ class _Canonical:
 
     def fx_node(self, desc: NodeDesc) -> Any:
         target = None if desc.op in ("placeholder", "output") else self.value(desc.target)
-        return [desc.op, target, self.value(desc.args), self.value(desc.kwargs)]
+        args = desc.args
+        if isinstance(desc.target, FunctionValue) and desc.target.name in _ASSERTS:
+            args = args[:1]  # messages name symbols and nodes
+        return [desc.op, target, self.value(args), self.value(desc.kwargs)]
 
     def value(self, value: Any) -> Any:
         """The form of any constant or record inside a graph."""

@@ -7,12 +7,14 @@ order; the first symbol of each ``ShapeEnv``, and whatever is unusual, is left t
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 import sympy
 import torch
 
 from ._torch import (
+    CREATE_SYMBOL,
     DimDynamic,
     ShapeEnv,
     StatefulSymbolicContext,
@@ -20,8 +22,10 @@ from ._torch import (
     SymNode,
     ValueRangesSLoc,
     dynamo_source,
+    experimental_config,
     make_size_symbol,
-    symbols_are_watched,
+    shape_events_log,
+    trace_log,
 )
 
 if TYPE_CHECKING:
@@ -29,11 +33,24 @@ if TYPE_CHECKING:
 
     from ._torch import Source, SymbolicContext
 
-__all__ = ["FreshSizes"]
+__all__ = ["FreshSizes", "symbols_are_watched"]
 
 _STATIC, _DUCK, _DYNAMIC = DimDynamic.STATIC, DimDynamic.DUCK, DimDynamic.DYNAMIC
 _INFER_STRIDE = DimDynamic.INFER_STRIDE
 _Cache = dict[str, Any]
+
+
+def symbols_are_watched(shape_env: Any) -> bool:
+    """Whether somebody sees how a ``ShapeEnv`` makes symbols: a log, a trace, a checkpoint."""
+    return (
+        shape_env._translation_validation_enabled
+        or (shape_env.should_record_events and not shape_env.is_recording)
+        or experimental_config.backed_size_oblivious
+        or bool(trace_log.handlers)
+        or shape_env.log.isEnabledFor(logging.INFO)
+        or shape_events_log.isEnabledFor(logging.DEBUG)
+        or ShapeEnv.create_symbol is not CREATE_SYMBOL
+    )
 
 
 class FreshSizes:

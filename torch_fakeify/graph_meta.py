@@ -50,6 +50,7 @@ __all__ = [
     "SharedValues",
     "decode_note",
     "encode_note",
+    "parse_stack",
     "stack_text",
 ]
 
@@ -188,7 +189,7 @@ _MAX_PROVENANCE = 16
 # --- stacks ---------------------------------------------------------------------------------------
 
 
-def _parse_stack(text: str, file_name: Callable[[str], str]) -> StackDesc | str:
+def parse_stack(text: str, file_name: Callable[[str], str]) -> StackDesc | str:
     """The frames of a printed stack; the text itself if it is not printed as ``traceback`` does."""
     frames: list[FrameDesc] = []
     position = 0
@@ -242,7 +243,7 @@ class MetaEncoder:
         if not isinstance(text, str):
             return None
         if text not in self._stacks:
-            self._stacks[text] = _parse_stack(text, self._file_name)
+            self._stacks[text] = parse_stack(text, self._file_name)
         return self._stacks[text]
 
     def encode(

@@ -18,9 +18,9 @@ from ._torch import (
     empty_strided,
     make_subclass,
     make_wrapper_subclass,
-    symbols_are_watched,
 )
 from .fakes import META
+from .fresh_sizes import symbols_are_watched
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

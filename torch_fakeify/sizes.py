@@ -28,12 +28,12 @@ from ._torch import (
     int_oo,
     is_float_symbol,
     make_nested_int,
-    symbols_are_watched,
+    make_sym,
 )
 from .desc import NestedIntDesc, SymDesc
 from .errors import ConvertError
 from .exprs import decode_expr
-from .fresh_sizes import FreshSizes
+from .fresh_sizes import FreshSizes, symbols_are_watched
 
 if TYPE_CHECKING:
     from ._torch import Source, SymbolicContext
@@ -287,7 +287,10 @@ class SizeMaker:
             if known is not None and type(n.hint) is int:
                 return torch.SymInt(SymNode(known[1], self._env, int, n.hint))
             expr = self._known(decode_expr(n.expr), f"tensor {d.id}")
-            made = self._env.create_symintnode(expr, hint=self._kept_hint(expr, n.hint))
+            hint = self._kept_hint(expr, n.hint)
+            if hint is None and not isinstance(expr, sympy.Integer):
+                return make_sym("int", expr, self._env, None)
+            made = self._env.create_symintnode(expr, hint=hint)
             if self._remembers and isinstance(made, torch.SymInt) and made.node.hint is not None:
                 # A symbol stays in its ShapeEnv, so that what was found of the expression holds.
                 self._decoded[id(n.expr)] = n.expr, expr

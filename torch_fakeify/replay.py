@@ -1,0 +1,396 @@
+"""The facts of a ``ShapeEnv`` as nodes of a graph, and from there into another ``ShapeEnv``.
+
+A Python condition on a size leaves no tensor operator behind, so the graph alone does not tell what
+it assumes. Here every assumption becomes an assertion over the graph's inputs, right after the
+placeholders: a fresh ``ShapeEnv`` learns it when the graph runs, before the first tensor operator.
+See `torch_fakeify.runtime_asserts` for what a graph computes itself.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import sympy
+import torch
+from torch.fx.node import map_arg
+
+from . import _torch
+from .desc import StackDesc
+from .errors import ShapeEnvError, UnsupportedValueError
+from .expr_nodes import ExprNodes, Operand, mark_of
+from .graph_meta import parse_stack, stack_text
+from .guard_facts import Fact, assumed_facts, needed_facts
+from .implied import conflict
+from .sites import Site, find_sites
+from .stacks import decode_stack, encode_location
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["InsertedGuards", "insert_guards", "learn", "strip_guards"]
+
+_aten: Any = torch.ops.aten
+_ASSERT = _aten._assert_scalar.default
+
+
+class InsertedGuards(NamedTuple):
+    """What became of the facts of a ``ShapeEnv``; each tuple has their text."""
+
+    inserted: tuple[str, ...]
+    """Asserted by nodes of the graph."""
+    implied: tuple[str, ...]
+    """Left out, since they follow from those inserted."""
+    unreachable: tuple[str, ...]
+    """About what no input of the graph holds. They stay in the ``ShapeEnv``, and so in the record
+    of a capture."""
+
+
+# --- insert ---------------------------------------------------------------------------------------
+
+
+def insert_guards(
+    gm: torch.fx.GraphModule, shape_env: Any, *, static: bool = False
+) -> InsertedGuards:
+    """Assert what a ``ShapeEnv`` assumes of the graph's inputs, right after the placeholders.
+
+    The nodes compute each condition from the inputs: from scalars first, then from sizes, strides
+    and storage offsets of tensors and of the inner tensors of wrapper subclasses, and from
+    ``item()``. A condition that follows from the others is left out. No guard is added to the
+    environment. A second call first takes out what the first one inserted.
+
+    Each node has a mark in ``meta["custom"]["torch_fakeify"]``: ``what`` it is (``range``,
+    ``equality``, ``divisible``, ``guard``, ``exclusion`` or ``compute``) and the ``expr`` over the
+    inputs; ``meta["stack_trace"]`` has the user's line that caused it.
+
+    Args:
+        gm: a graph with fake values in ``meta``, as Dynamo, AOTAutograd and ``make_fx`` make it.
+        shape_env: the ``ShapeEnv`` of these values.
+        static: also assert the sizes that are plain integers. A frontend checks them with the rest
+            of the tensor, as it does dtypes, and a record has them as integers.
+
+    Raises:
+        ShapeEnvError: an input has no fake value, or one of another ``ShapeEnv``.
+    """
+    strip_guards(gm)
+    graph = gm.graph
+    nodes = ExprNodes(graph, shape_env)
+    sites = find_sites(graph, shape_env)
+    inserter = _Inserter(nodes, shape_env)
+    with graph.inserting_before(_after_placeholders(graph)):
+        others = inserter.bind(sites)
+        facts = [fact for fact in assumed_facts(shape_env) if not inserter.is_computed(fact)]
+        reachable = [fact for fact in facts if inserter.can_reach(fact)]
+        needed, implied = needed_facts(reachable, shape_env)
+        ranges = [fact for fact in needed if fact.what == "range"]
+        inserter.facts(ranges)
+        inserter.equalities(others, static=static)
+        inserter.facts([fact for fact in needed if fact.what != "range"])
+    inserter.drop_unused()
+    gm.recompile()
+    inserted = set(map(id, inserter.done))
+    return InsertedGuards(
+        inserted=tuple(inserter.texts),
+        implied=tuple(nodes.text(fact.expr) for fact in implied),
+        unreachable=tuple(
+            dict.fromkeys(
+                str(fact.expr) for fact in facts if id(fact) not in inserted and fact not in implied
+            )
+        ),
+    )
+
+
+def _after_placeholders(graph: torch.fx.Graph) -> torch.fx.Node:
+    for fx_node in graph.nodes:
+        if fx_node.op != "placeholder":
+            return fx_node
+    raise ShapeEnvError(
+        "the graph has no output", expected="an output node", fix="Call Graph.output first"
+    )
+
+
+class _Inserter:
+    """One insertion at one place of a graph."""
+
+    def __init__(self, nodes: ExprNodes, env: Any) -> None:
+        self.nodes = nodes
+        self.env = env
+        self.done: list[Fact] = []
+        self.texts: list[str] = []
+        self._tensors: dict[tuple[torch.fx.Node, tuple[str, ...]], torch.fx.Node] = {}
+        self._made: list[torch.fx.Node] = []
+        self._first: dict[sympy.Basic, Site] = {}
+        self._texts: dict[sympy.Basic, str] = {}
+
+    def bind(self, sites: Sequence[Site]) -> list[Site]:
+        """Give each symbol the first site that holds it; returns the sites that are left."""
+        others: list[Site] = []
+        for site in sites:
+            if isinstance(site.expr, sympy.Symbol) and site.expr not in self._first:
+                self._first[site.expr] = site
+            else:
+                others.append(site)
+            if site.prop not in ("value", "as_int"):
+                # Dynamo names a scalar input after its symbol; the size says more.
+                self._texts.setdefault(site.expr, site.text)
+        return others
+
+    def can_reach(self, fact: Fact) -> bool:
+        """Whether inputs of the graph hold all symbols of a condition."""
+        return fact.expr.free_symbols <= self._first.keys()
+
+    def is_computed(self, fact: Fact) -> bool:
+        """Whether the condition is about a number that the graph finds in its tensors' data."""
+        return any(
+            symbol not in self._first
+            and symbol not in self.env.unbacked_inputs
+            and symbol not in self.env.backed_var_to_val
+            for symbol in fact.expr.free_symbols
+        )
+
+    def facts(self, facts: Sequence[Fact]) -> None:
+        for fact in facts:
+            self.state(fact)
+
+    def equalities(self, sites: Sequence[Site], *, static: bool) -> None:
+        """State what the sites that bind no symbol hold."""
+        for site in sites:
+            if isinstance(site.expr, sympy.Integer) and not static:
+                continue
+            if not site.expr.free_symbols <= self._first.keys():
+                continue
+            own = sympy.Symbol(site.text, integer=True)
+            self._first[own] = site
+            location = self.env.replacements_slocs.get(site.expr)
+            fact = Fact("equality", sympy.Eq(own, site.expr, evaluate=False), location)
+            first = self._first.get(site.expr)
+            same = first is not None and self._texts[site.expr] == site.text
+            self.state(fact, f"{site.text} == {first.text}" if first and same else None)
+
+    def state(self, fact: Fact, text: str | None = None) -> None:
+        """Insert the nodes that assert a condition, unless no function computes it."""
+        for symbol in sorted(fact.expr.free_symbols, key=str):
+            if not self.nodes.is_bound(symbol):
+                self._read(symbol)
+        try:
+            condition = self.nodes.compute(fact.expr)
+        except UnsupportedValueError:
+            return  # it is reported as not inserted
+        text = text or self.nodes.text(fact.expr)
+        mark = {"what": fact.what, "expr": text}
+        fx_node = self.nodes.call(_ASSERT, (condition, f"the graph assumes {text}"), mark)
+        stack = _stack_of(fact.location)
+        if stack is not None:
+            fx_node.meta["stack_trace"] = stack
+        self.done.append(fact)
+        self.texts.append(text)
+
+    def _read(self, symbol: Any) -> None:
+        site = self._first[symbol]
+        self.nodes.bind(symbol, self._site_node(site), self._texts.get(symbol, site.text))
+
+    def _site_node(self, site: Site) -> Operand:
+        mark = {"what": "compute", "expr": site.text}
+        tensor = self._inner(site.placeholder, site.path)
+        match site.prop:
+            case "value":
+                return tensor
+            case "as_int":
+                return self._call(torch.sym_ite, (tensor, 1, 0), mark)
+            case "size":
+                return self._call(_aten.sym_size.int, (tensor, site.dim), mark)
+            case "stride":
+                return self._call(_aten.sym_stride.int, (tensor, site.dim), mark)
+            case "storage_offset":
+                return self._call(_aten.sym_storage_offset.default, (tensor,), mark)
+            case "item":
+                return self._call(_aten._local_scalar_dense.default, (tensor,), mark)
+
+    def _inner(self, placeholder: torch.fx.Node, path: tuple[str, ...]) -> torch.fx.Node:
+        if not path:
+            return placeholder
+        known = self._tensors.get((placeholder, path))
+        if known is None:
+            outer = self._inner(placeholder, path[:-1])
+            text = ".".join((placeholder.name, *path))
+            mark = {"what": "compute", "expr": text}
+            known = self._call(getattr, (outer, path[-1]), mark)
+            self._tensors[placeholder, path] = known
+        return known
+
+    def _call(self, target: Any, args: tuple[Any, ...], mark: Mapping[str, str]) -> torch.fx.Node:
+        fx_node = self.nodes.call(target, args, mark)
+        self._made.append(fx_node)
+        return fx_node
+
+    def drop_unused(self) -> None:
+        """Take out what was read for a condition that then could not be computed."""
+        for fx_node in reversed(self._made):
+            if not fx_node.users:
+                self.nodes.graph.erase_node(fx_node)
+
+
+def _stack_of(location: Any) -> str | None:
+    """The user's line as ``meta["stack_trace"]`` has it."""
+    desc = encode_location(location)
+    if desc is None or desc.user is None:
+        return None
+    return stack_text(desc.user)
+
+
+# --- learn ----------------------------------------------------------------------------------------
+
+
+def learn(gm: torch.fx.GraphModule, fake_inputs: Sequence[Any]) -> int:
+    """Tell a ``ShapeEnv`` what the inserted nodes assert of the graph's inputs.
+
+    Only the nodes of `insert_guards` run, and of `insert_runtime_asserts` those that need nothing
+    but inputs. A fact that the environment knows already adds nothing.
+
+    Args:
+        gm: a graph with guard nodes.
+        fake_inputs: one for each placeholder: fake tensors of one mode, symbolic scalars of its
+            ``ShapeEnv``, constants.
+
+    Returns:
+        How many assertions were run.
+
+    Raises:
+        ShapeEnvError: the inputs do not fit the graph, are not of one ``ShapeEnv``, or contradict
+            an assertion; or two assertions contradict one another, and both are named. What was
+            stated before that stays: see `checkpoint` for a way back.
+    """
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    if len(placeholders) != len(fake_inputs):
+        raise ShapeEnvError(
+            "the inputs do not fit the graph",
+            expected=f"{len(placeholders)} inputs, one for each placeholder",
+            found=str(len(fake_inputs)),
+        )
+    mode, env = _home_of(fake_inputs)
+    learner = _Learner(env, dict(zip(placeholders, fake_inputs, strict=True)))
+    with _torch.tracing(_torch.TracingContext(mode)), mode or nullcontext():
+        for fx_node in gm.graph.nodes:
+            if mark_of(fx_node) is not None:
+                learner.run(fx_node)
+    return learner.count
+
+
+def _home_of(inputs: Sequence[Any]) -> tuple[Any | None, Any | None]:
+    """The ``FakeTensorMode`` and the ``ShapeEnv`` of some inputs."""
+    modes: dict[int, Any] = {}
+    envs: dict[int, Any] = {}
+    for value in inputs:
+        mode = _torch.maybe_get_fake_mode(value) if isinstance(value, torch.Tensor) else None
+        env = getattr(getattr(value, "node", None), "shape_env", None)
+        if mode is not None:
+            modes[id(mode)] = mode
+            env = mode.shape_env
+        if env is not None:
+            envs[id(env)] = env
+    if len(modes) > 1 or len(envs) > 1:
+        raise ShapeEnvError(
+            "the inputs are of several fake modes",
+            expected="fake tensors of one FakeTensorMode and symbols of its ShapeEnv",
+            found=f"{len(modes)} modes, {len(envs)} shape environments",
+            fix="Bring them together: refakeify(inputs, mode)",
+        )
+    return next(iter(modes.values()), None), next(iter(envs.values()), None)
+
+
+class _Learner:
+    """Runs marked nodes on fake inputs."""
+
+    def __init__(self, env: Any, values: dict[torch.fx.Node, Any]) -> None:
+        self.env = env
+        self.values = values
+        self.count = 0
+        self._stated: list[tuple[sympy.Basic, str]] = []
+
+    def run(self, fx_node: torch.fx.Node) -> None:
+        if any(arg not in self.values for arg in fx_node.all_input_nodes):
+            return  # it needs what the graph computes
+        args: Any = map_arg(fx_node.args, self.values.__getitem__)
+        if fx_node.target is _ASSERT:
+            self.count += 1
+            with _torch.TracingContext.current_frame(_user_line(fx_node)):
+                self.state(args[0], fx_node)
+        else:
+            target: Any = fx_node.target
+            self.values[fx_node] = target(*args)
+
+    def state(self, condition: Any, fx_node: torch.fx.Node) -> None:
+        text = (mark_of(fx_node) or {}).get("expr", fx_node.name)
+        if not isinstance(condition, torch.SymBool):
+            if not condition:
+                raise self._contradiction(text, sympy.false)
+            return
+        sym_node: Any = condition.node
+        expr = sym_node.expr
+        if sym_node.hint is False or self.env._maybe_evaluate_static(expr) == sympy.false:
+            raise self._contradiction(text, expr)
+        sym_node.expect_true("", 0)
+        self._stated.append((expr, text))
+
+    def _contradiction(self, text: str, expr: sympy.Basic) -> ShapeEnvError:
+        """The error that names a fact and what it contradicts."""
+        known: list[tuple[sympy.Basic, str]] = list(self._stated)
+        if self.env is not None:
+            known += [(fact.expr, str(fact.expr)) for fact in assumed_facts(self.env)]
+        culprits = conflict([fact for fact, _ in known], expr) if known else None
+        if culprits:
+            found = " and ".join(dict.fromkeys(known[i][1] for i in culprits))
+            return ShapeEnvError(
+                "two facts contradict one another",
+                where=text,
+                expected=f"{text}, which the graph assumes",
+                found=f"{found}, which the ShapeEnv knows",
+                fix="Make the inputs of the frame that the graph was traced for",
+            )
+        values = {
+            fx_node.name: str(value)
+            for fx_node, value in self.values.items()
+            if fx_node.op == "placeholder" and isinstance(value, (int, float, torch.SymInt))
+        }
+        return ShapeEnvError(
+            "the inputs contradict what the graph assumes",
+            where=text,
+            expected=text,
+            found=self._hints(expr, values),
+            fix="Make the inputs of the frame that the graph was traced for",
+        )
+
+    def _hints(self, expr: sympy.Basic, values: Mapping[str, str]) -> str:
+        if self.env is not None and expr.free_symbols:
+            pairs = sorted((str(s), self.env.backed_var_to_val.get(s)) for s in expr.free_symbols)
+            return ", ".join(f"{name} = {value}" for name, value in pairs)
+        return ", ".join(f"{name} = {value}" for name, value in values.items()) or "it is false"
+
+
+def _user_line(fx_node: torch.fx.Node) -> Any | None:
+    text = fx_node.meta.get("stack_trace")
+    desc = parse_stack(text, str) if isinstance(text, str) else None
+    stack = decode_stack(desc) if isinstance(desc, StackDesc) else None
+    return None if stack is None else stack.summary()[-1]
+
+
+# --- strip ----------------------------------------------------------------------------------------
+
+
+def strip_guards(gm: torch.fx.GraphModule) -> int:
+    """Take out the nodes of `insert_guards` and `insert_runtime_asserts`, and nothing else.
+
+    A marked node that another node has come to use stays. On a graph that was retraced from one with
+    such nodes it works too; inputs that a compiler gave to it for them stay.
+
+    Returns:
+        How many nodes were taken out.
+    """
+    count = 0
+    for fx_node in reversed(list(gm.graph.nodes)):
+        if fx_node.op == "call_function" and mark_of(fx_node) is not None and not fx_node.users:
+            gm.graph.erase_node(fx_node)
+            count += 1
+    if count:
+        gm.recompile()
+    return count

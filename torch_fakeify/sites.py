@@ -1,0 +1,201 @@
+"""Where a graph's inputs hold the symbols of a ``ShapeEnv``.
+
+The sites are those that ``ShapeEnv.produce_guards`` tracks (torch 2.13): scalars, sizes, strides
+and storage offsets of tensors, also of the inner tensors of wrapper subclasses, and what ``item()``
+of a tensor gives. A frontend may have changed an input while it traced (``resize_``,
+``transpose_``); there the sources of the symbols tell the sites, not the fake tensor.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+import sympy
+import torch
+
+from . import _torch
+from .errors import ShapeEnvError
+from .expr_nodes import value_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Site", "find_sites", "source_of"]
+
+Property: TypeAlias = Literal["value", "as_int", "item", "size", "stride", "storage_offset"]
+
+_ORDER: tuple[Property, ...] = ("value", "as_int", "size", "stride", "storage_offset", "item")
+
+
+class Site(NamedTuple):
+    """One number that a graph's inputs hold."""
+
+    placeholder: torch.fx.Node
+    path: tuple[str, ...]
+    """Attributes that lead to an inner tensor of a wrapper subclass."""
+    prop: Property
+    """``value``: the input itself; ``as_int``: it is a boolean, here 0 or 1."""
+    dim: int | None
+    """The index of a size or stride."""
+    expr: sympy.Basic
+    """What it is in the ``ShapeEnv``, before any replacement."""
+
+    @property
+    def text(self) -> str:
+        """As Python over the names of the graph's inputs."""
+        tensor = ".".join((self.placeholder.name, *self.path))
+        match self.prop:
+            case "value":
+                return tensor
+            case "as_int":
+                return f"int({tensor})"
+            case "size" | "stride":
+                return f"{tensor}.{self.prop}({self.dim})"
+            case _:
+                return f"{tensor}.{self.prop}()"
+
+
+def source_of(placeholder: torch.fx.Node) -> Any | None:
+    """Where Dynamo says that an input comes from."""
+    source = getattr(placeholder, "_dynamo_source", None)
+    if source is None and (graph_arg := placeholder.meta.get("grapharg")) is not None:
+        source = graph_arg.source
+    return source
+
+
+def find_sites(graph: torch.fx.Graph, shape_env: Any) -> list[Site]:
+    """All sites of a graph's inputs: scalars first, then sizes, strides, offsets and items.
+
+    Raises:
+        ShapeEnvError: an input has no fake value, or one of another ``ShapeEnv``.
+    """
+    by_source = _sites_by_source(shape_env)
+    sites: list[Site] = []
+    for placeholder in graph.find_nodes(op="placeholder"):
+        sites += _sites_of(placeholder, shape_env, by_source)
+    return sorted(sites, key=lambda site: _ORDER.index(site.prop))
+
+
+# --- by the values of the placeholders ----------------------------------------------------------
+
+
+def _sites_of(
+    placeholder: torch.fx.Node, env: Any, by_source: dict[str, list[_SourceSite]]
+) -> list[Site]:
+    value = value_of(placeholder)
+    if value is None and not ({"val", "example_value"} & placeholder.meta.keys()):
+        raise ShapeEnvError(
+            "an input of the graph has no fake value",
+            where=placeholder.name,
+            expected='a value in meta["val"] or meta["example_value"]',
+            fix="Trace the graph with fake tensors, or run torch.fx.passes.fake_tensor_prop",
+        )
+    source = source_of(placeholder)
+    told = [] if source is None else by_source.get(source.name, [])
+    if not isinstance(value, torch.Tensor):
+        return [_checked(site, value, env) for site in _scalar_sites(placeholder, value)]
+    sites = list(_tensor_sites(placeholder, (), value, env))
+    seen = {(site.prop, site.dim): site.expr for site in sites if not site.path}
+    changed = any(seen.get((s.prop, s.dim), s.expr) != s.expr for s in told)
+    if changed:
+        sites = [site for site in sites if site.path]
+        seen = {}
+    extra = [s for s in told if (s.prop, s.dim) not in seen]
+    return sites + [Site(placeholder, (), s.prop, s.dim, s.expr) for s in extra]
+
+
+def _scalar_sites(placeholder: torch.fx.Node, value: Any) -> Iterator[Site]:
+    if isinstance(value, (torch.SymInt, torch.SymFloat)):
+        if (expr := _expr(value)) is not None:
+            yield Site(placeholder, (), "value", None, expr)
+    elif isinstance(value, torch.SymBool) and (expr := _expr(value)) is not None:
+        yield Site(placeholder, (), "as_int", None, _as_int(expr))
+
+
+def _as_int(condition: sympy.Basic) -> sympy.Basic:
+    # Dynamo takes a SymBool input for an integer that is 0 or 1, and the boolean for `Eq(s, 1)`.
+    if isinstance(condition, sympy.Eq) and condition.args[1] == 1:
+        return condition.args[0]
+    return sympy.Piecewise((1, condition), (0, True), evaluate=False)
+
+
+def _tensor_sites(
+    placeholder: torch.fx.Node, path: tuple[str, ...], t: torch.Tensor, env: Any
+) -> Iterator[Site]:
+    def site(prop: Property, dim: int | None, n: Any) -> Iterator[Site]:
+        expr = _expr(n)
+        if expr is not None:
+            yield _checked(Site(placeholder, path, prop, dim, expr), n, env)
+
+    for dim, n in enumerate(t.size()):
+        yield from site("size", dim, n)
+    if t.layout is torch.strided:
+        for dim, n in enumerate(t.stride()):
+            yield from site("stride", dim, n)
+        yield from site("storage_offset", None, t.storage_offset())
+    if t.ndim == 0 and not path:
+        yield from site("item", None, getattr(t, "item_memo", None))
+    if _torch.is_traceable_wrapper_subclass(t):
+        wrapper: Any = t
+        for name in wrapper.__tensor_flatten__()[0]:
+            inner = getattr(wrapper, name)
+            if isinstance(inner, torch.Tensor):
+                yield from _tensor_sites(placeholder, (*path, name), inner, env)
+
+
+def _expr(n: Any) -> sympy.Basic | None:
+    """The expression of a symbolic number without replacements; of an integer the integer."""
+    if type(n) is int:
+        return sympy.Integer(n)
+    if not isinstance(n, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return None
+    expr = getattr(n.node, "_expr", None)  # a nested int has none
+    return expr if isinstance(expr, sympy.Basic) else None
+
+
+def _checked(site: Site, value: Any, env: Any) -> Site:
+    owner = getattr(getattr(value, "node", None), "shape_env", None)
+    if owner is not None and owner is not env:
+        raise ShapeEnvError(
+            "an input of the graph is of another ShapeEnv",
+            where=site.text,
+            expected="symbols of the ShapeEnv that was given",
+            found=str(site.expr),
+            fix="Pass the ShapeEnv of the graph's fake tensors, or refakeify the graph first",
+        )
+    return site
+
+
+# --- by the sources of the symbols --------------------------------------------------------------
+
+
+class _SourceSite(NamedTuple):
+    prop: Property
+    dim: int | None
+    expr: sympy.Symbol
+
+
+def _sites_by_source(env: Any) -> dict[str, list[_SourceSite]]:
+    """What a ``ShapeEnv`` says of tensors, by the names of their sources."""
+    sources = _torch.dynamo_source()
+    prop = sources.TensorProperty
+    names: dict[Any, Property] = {
+        prop.SIZE: "size",
+        prop.STRIDE: "stride",
+        prop.STORAGE_OFFSET: "storage_offset",
+    }
+    found: dict[str, list[_SourceSite]] = {}
+    for symbol, group in env.var_to_sources.items():
+        for source in group:
+            match source:
+                case sources.TensorPropertySource():
+                    site = _SourceSite(names[source.prop], source.idx, symbol)
+                    found.setdefault(source.base.name, []).append(site)
+                case sources.CallMethodItemSource():
+                    found.setdefault(source.base.name, []).append(_SourceSite("item", None, symbol))
+                case _ if _torch.is_float_symbol(symbol):
+                    # Dynamo passes a Python float as a tensor of one element.
+                    found.setdefault(source.name, []).append(_SourceSite("item", None, symbol))
+                case _:
+                    pass
+    return found
