@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+import sympy
 import torch
 from torch._dynamo.source import LocalSource
 from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
@@ -459,6 +460,95 @@ def test_facts_about_other_things_are_reported() -> None:
     assert report.inserted == ("l_x_.size(0) >= 2", "l_x_.size(0) == s77")
 
 
+def test_a_fact_is_told_by_what_replaced_its_symbol() -> None:
+    """A guard on what no input holds is asserted where that equals what an input holds."""
+    env = ShapeEnv()
+    here, gone = (
+        env.create_symintnode(env.create_symbol(8, LocalSource(name), DimDynamic.DYNAMIC), hint=8)
+        for name in ("here", "gone")
+    )
+    assert gone % 4 == 0
+    assert here == gone
+    (replaced,) = env.replacements
+    if replaced == here.node._expr:
+        here, gone = gone, here
+    report = tfk.insert_guards(graph_of(here, int), env)
+    assert report.inserted == ("n >= 2", "n % 4 == 0")
+    assert report.unreachable == (str(sympy.Eq(replaced, here.node.expr)),)
+
+
+# --- kinds of inputs ------------------------------------------------------------------------------
+
+
+def graph_of(value: Any, dtype: type) -> torch.fx.GraphModule:
+    """A graph with one input that does nothing."""
+    graph = torch.fx.Graph()
+    placeholder = graph.placeholder("n", dtype)
+    placeholder.meta["val"] = value
+    graph.output(())
+    return torch.fx.GraphModule({}, graph)
+
+
+def test_guards_on_booleans() -> None:
+    """A boolean input is asserted as 0 or 1, as Dynamo's symbol for it is."""
+    env = ShapeEnv()
+    symbol = env.create_symbol(
+        1, LocalSource("b"), DimDynamic.DYNAMIC, do_not_specialize_zero_one=True
+    )
+    flag = env.create_symboolnode(sympy.Eq(symbol, 1))
+    assert bool(flag)
+    gm = graph_of(flag, bool)
+    assert tfk.insert_guards(gm, env).inserted == ("int(n) == 1",)
+    gm(True)
+    with pytest.raises(RuntimeError, match=r"^the graph assumes int\(n\) == 1$"):
+        gm(False)
+    fresh = ShapeEnv()
+    other = fresh.create_symbol(
+        1, LocalSource("c"), DimDynamic.DYNAMIC, do_not_specialize_zero_one=True
+    )
+    tfk.learn(gm, [fresh.create_symboolnode(sympy.Eq(other, 1))])
+    assert fresh.replacements == {other: 1}
+
+
+def test_a_size_without_a_hint_keeps_its_range() -> None:
+    """A size-like unbacked input stays in ``[0, inf)``: it is not taken for two or more."""
+
+    def fn(x: torch.Tensor, y: torch.Tensor) -> Any:
+        torch._check(x.shape[0] <= y.shape[0])
+        return x.sum() + y
+
+    x = torch.randn(5)
+    torch._dynamo.decorators.mark_unbacked(x, 0)
+    frame = frame_of(fn, x, torch.randn(9), dynamic=True)
+    report = tfk.insert_guards(frame.gm, frame.env)
+    assert report.inserted[:2] == ("l_x_.size(0) >= 0", "l_y_.size(0) >= 2")
+    values = [n.meta["example_value"] for n in frame.gm.graph.find_nodes(op="placeholder")]
+    env = ShapeEnv()
+    inputs = tfk.refakeify(values, FakeTensorMode(shape_env=env))
+    tfk.learn(frame.gm, inputs)
+    (size,) = env.size_like
+    assert str(env.var_to_range[size]) == "VR[0, int_oo]"
+
+
+def test_ragged_sizes_are_equated() -> None:
+    """Two jagged tensors on one set of offsets are asserted to have one ragged size."""
+
+    def fn(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return a + b if a.size(0) > 1 else a
+
+    first = torch.nested.nested_tensor([torch.randn(3, 5), torch.randn(4, 5)], layout=torch.jagged)
+    second = torch.nested.nested_tensor_from_jagged(
+        torch.randn_like(first.values()), offsets=first.offsets()
+    )
+    frame = frame_of(fn, first, second)
+    assert "l_a_.size(1) == l_b_.size(1)" in tfk.insert_guards(frame.gm, frame.env).inserted
+    frame.gm(*frame.inputs)
+    other = torch.nested.nested_tensor([torch.randn(4, 5), torch.randn(3, 5)], layout=torch.jagged)
+    inputs = [other if x is second else x for x in frame.inputs]
+    with pytest.raises(RuntimeError, match=r"l_a_.size\(1\) == l_b_.size\(1\)"):
+        frame.gm(*inputs)
+
+
 # --- errors ---------------------------------------------------------------------------------------
 
 
@@ -485,8 +575,8 @@ def test_facts_that_contradict_are_both_named() -> None:
         text = f"n {'>=' if target == 'ge' else '<='} {value}"
         fact = graph.call_function(getattr(operator, target), (n, value))
         call = graph.call_function(torch.ops.aten._assert_scalar.default, (fact, text))
-        fact.meta["custom"] = {MARK: {"what": "compute", "expr": text}}
-        call.meta["custom"] = {MARK: {"what": "range", "expr": text}}
+        fact.meta["custom"] = {MARK: f"compute: {text}"}
+        call.meta["custom"] = {MARK: f"range: {text}"}
     graph.output(n)
     gm = torch.fx.GraphModule({}, graph)
     env = ShapeEnv()

@@ -27,12 +27,25 @@ from .text import expr_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["MARK", "ExprNodes", "Operand", "mark_of", "value_key", "value_of"]
+__all__ = [
+    "ASSERTS",
+    "MARK",
+    "ExprNodes",
+    "Operand",
+    "bodies",
+    "mark_of",
+    "strip_marked",
+    "value_key",
+    "value_of",
+]
 
 Operand: TypeAlias = torch.fx.Node | int | float | bool
 
 MARK = "torch_fakeify"
 """The key of the mark in ``meta["custom"]``, which torch's retraces copy to the nodes they make."""
+
+ASSERTS = frozenset({"assert", "size_like"})
+"""What the marks of `insert_runtime_asserts` say; all others but ``compute`` are of guards."""
 
 _aten: Any = torch.ops.aten
 _functions: Any = torch
@@ -42,7 +55,49 @@ def mark_of(fx_node: torch.fx.Node) -> Mapping[str, str] | None:
     """What an inserted node is for; ``None`` of every other node."""
     custom = fx_node.meta.get("custom")
     mark = custom.get(MARK) if isinstance(custom, dict) else None
-    return mark if isinstance(mark, dict) else None
+    if not isinstance(mark, str):
+        return None
+    what, _, expr = mark.partition(": ")
+    return {"what": what, "expr": expr}
+
+
+def bodies(gm: torch.fx.GraphModule) -> list[torch.fx.GraphModule]:
+    """The graphs that a graph hands to higher-order operators, each one once."""
+    found: dict[int, torch.fx.GraphModule] = {}
+    for fx_node in gm.graph.find_nodes(op="get_attr"):
+        value: Any = gm
+        for name in str(fx_node.target).split("."):
+            value = getattr(value, name, None)
+        if isinstance(value, torch.fx.GraphModule):
+            found[id(value)] = value
+    return list(found.values())
+
+
+def strip_marked(gm: torch.fx.GraphModule, drop: Callable[[str], bool]) -> int:
+    """Take out marked nodes, also of the bodies of higher-order operators.
+
+    A node that another one uses stays; what computes a condition goes with the last that uses it.
+
+    Args:
+        gm: the graph.
+        drop: whether nodes of a kind go, by ``what`` their mark says; ``compute`` is not asked.
+
+    Returns:
+        How many nodes were taken out.
+    """
+    count = sum(strip_marked(body, drop) for body in bodies(gm))
+    stripped = 0
+    for fx_node in reversed(list(gm.graph.nodes)):
+        mark = mark_of(fx_node)
+        if mark is None or fx_node.users or fx_node.op != "call_function":
+            continue
+        what = mark.get("what", "")
+        if what == "compute" or drop(what):
+            gm.graph.erase_node(fx_node)
+            stripped += 1
+    if stripped:
+        gm.recompile()
+    return count + stripped
 
 
 def value_key(graph: torch.fx.Graph) -> str:
@@ -76,10 +131,19 @@ class ExprNodes:
         self._known: dict[sympy.Basic, Operand] = {}
         self._names: dict[str, str] = {}
 
-    def bind(self, symbol: sympy.Symbol, operand: Operand, text: str) -> None:
+    def bind(self, symbol: sympy.Symbol, operand: Operand, text: str | None = None) -> None:
         """Say what holds the value of a symbol from here on, and how a person calls it."""
         self._known[symbol] = operand
+        if text is not None:
+            self.name(symbol, text)
+
+    def name(self, symbol: sympy.Symbol, text: str) -> None:
+        """Say how a person calls the value of a symbol."""
         self._names[symbol.name] = text
+
+    def know(self, expr: sympy.Basic, operand: Operand) -> None:
+        """Say what holds the value of an expression from here on."""
+        self._known[expr] = operand
 
     def is_bound(self, symbol: sympy.Basic) -> bool:
         """Whether the value of the symbol is known."""
@@ -103,12 +167,20 @@ class ExprNodes:
     def call(self, target: Any, args: tuple[Any, ...], mark: Mapping[str, str]) -> torch.fx.Node:
         """A new node that calls a function, marked and with its value."""
         fx_node = self.graph.call_function(target, args)
-        fx_node.meta["custom"] = {MARK: dict(mark)}
+        fx_node.meta["custom"] = {MARK: f"{mark['what']}: {mark['expr']}"}
         values = [value_of(arg) for arg in args]
         if None not in values:
             with self._env.suppress_guards():
                 fx_node.meta[self._key] = target(*values)
         return fx_node
+
+    def can_compute(self, expr: sympy.Basic) -> bool:
+        """Whether functions of a graph compute an expression, given its symbols."""
+        try:
+            _check(expr)
+        except UnsupportedValueError:
+            return False
+        return True
 
     def compute(self, expr: sympy.Basic) -> Operand:
         """The node that has the value of an expression, or a number.

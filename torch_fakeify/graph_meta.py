@@ -33,6 +33,7 @@ from .errors import (
     UnsupportedTensorError,
     UnsupportedValueError,
 )
+from .stacks import encode_location
 from .values import decode_value, encode_value
 
 if TYPE_CHECKING:
@@ -216,6 +217,14 @@ def stack_text(d: StackDesc) -> str:
         for f in d.frames
     ]
     return "".join(lines)
+
+
+def location_text(location: Any) -> str | None:
+    """The user's line of an ``SLoc`` as a stack; ``None`` if it tells none."""
+    desc = encode_location(location)
+    if desc is None or desc.user is None:
+        return None
+    return stack_text(desc.user)
 
 
 # --- encode ---------------------------------------------------------------------------------------

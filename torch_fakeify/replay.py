@@ -18,12 +18,12 @@ from torch.fx.node import map_arg
 from . import _torch
 from .desc import StackDesc
 from .errors import ShapeEnvError, UnsupportedValueError
-from .expr_nodes import ExprNodes, Operand, mark_of
-from .graph_meta import parse_stack, stack_text
+from .expr_nodes import ASSERTS, ExprNodes, mark_of, strip_marked
+from .graph_meta import location_text, parse_stack
 from .guard_facts import Fact, assumed_facts, needed_facts
 from .implied import conflict
-from .sites import Site, find_sites
-from .stacks import decode_stack, encode_location
+from .sites import Site, SiteReader, find_sites
+from .stacks import decode_stack
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -72,21 +72,25 @@ def insert_guards(
     Raises:
         ShapeEnvError: an input has no fake value, or one of another ``ShapeEnv``.
     """
-    strip_guards(gm)
+    strip_marked(gm, lambda what: what not in ASSERTS)
     graph = gm.graph
     nodes = ExprNodes(graph, shape_env)
     sites = find_sites(graph, shape_env)
     inserter = _Inserter(nodes, shape_env)
     with graph.inserting_before(_after_placeholders(graph)):
         others = inserter.bind(sites)
-        facts = [fact for fact in assumed_facts(shape_env) if not inserter.is_computed(fact)]
+        facts = [
+            inserter.reached(fact)
+            for fact in assumed_facts(shape_env)
+            if not inserter.is_computed(fact)
+        ]
         reachable = [fact for fact in facts if inserter.can_reach(fact)]
         needed, implied = needed_facts(reachable, shape_env)
         ranges = [fact for fact in needed if fact.what == "range"]
         inserter.facts(ranges)
         inserter.equalities(others, static=static)
         inserter.facts([fact for fact in needed if fact.what != "range"])
-    inserter.drop_unused()
+    inserter.reader.drop_unused()
     gm.recompile()
     inserted = set(map(id, inserter.done))
     return InsertedGuards(
@@ -114,11 +118,10 @@ class _Inserter:
 
     def __init__(self, nodes: ExprNodes, env: Any) -> None:
         self.nodes = nodes
+        self.reader = SiteReader(nodes)
         self.env = env
         self.done: list[Fact] = []
         self.texts: list[str] = []
-        self._tensors: dict[tuple[torch.fx.Node, tuple[str, ...]], torch.fx.Node] = {}
-        self._made: list[torch.fx.Node] = []
         self._first: dict[sympy.Basic, Site] = {}
         self._texts: dict[sympy.Basic, str] = {}
 
@@ -138,6 +141,15 @@ class _Inserter:
     def can_reach(self, fact: Fact) -> bool:
         """Whether inputs of the graph hold all symbols of a condition."""
         return fact.expr.free_symbols <= self._first.keys()
+
+    def reached(self, fact: Fact) -> Fact:
+        """The condition over symbols that inputs hold, if replacements make it one."""
+        if self.can_reach(fact):
+            return fact
+        expr: Any = self.env.replace(fact.expr)
+        replaced = fact._replace(expr=expr)
+        tells = expr not in (sympy.true, sympy.false)
+        return replaced if tells and self.can_reach(replaced) else fact
 
     def is_computed(self, fact: Fact) -> bool:
         """Whether the condition is about a number that the graph finds in its tensors' data."""
@@ -179,7 +191,7 @@ class _Inserter:
         text = text or self.nodes.text(fact.expr)
         mark = {"what": fact.what, "expr": text}
         fx_node = self.nodes.call(_ASSERT, (condition, f"the graph assumes {text}"), mark)
-        stack = _stack_of(fact.location)
+        stack = location_text(fact.location)
         if stack is not None:
             fx_node.meta["stack_trace"] = stack
         self.done.append(fact)
@@ -187,55 +199,9 @@ class _Inserter:
 
     def _read(self, symbol: Any) -> None:
         site = self._first[symbol]
-        self.nodes.bind(symbol, self._site_node(site), self._texts.get(symbol, site.text))
-
-    def _site_node(self, site: Site) -> Operand:
-        mark = {"what": "compute", "expr": site.text}
-        tensor = self._inner(site.placeholder, site.path)
-        match site.prop:
-            case "value":
-                return tensor
-            case "as_int":
-                return self._call(torch.sym_ite, (tensor, 1, 0), mark)
-            case "size":
-                return self._call(_aten.sym_size.int, (tensor, site.dim), mark)
-            case "stride":
-                return self._call(_aten.sym_stride.int, (tensor, site.dim), mark)
-            case "storage_offset":
-                return self._call(_aten.sym_storage_offset.default, (tensor,), mark)
-            case "item":
-                return self._call(_aten._local_scalar_dense.default, (tensor,), mark)
-
-    def _inner(self, placeholder: torch.fx.Node, path: tuple[str, ...]) -> torch.fx.Node:
-        if not path:
-            return placeholder
-        known = self._tensors.get((placeholder, path))
-        if known is None:
-            outer = self._inner(placeholder, path[:-1])
-            text = ".".join((placeholder.name, *path))
-            mark = {"what": "compute", "expr": text}
-            known = self._call(getattr, (outer, path[-1]), mark)
-            self._tensors[placeholder, path] = known
-        return known
-
-    def _call(self, target: Any, args: tuple[Any, ...], mark: Mapping[str, str]) -> torch.fx.Node:
-        fx_node = self.nodes.call(target, args, mark)
-        self._made.append(fx_node)
-        return fx_node
-
-    def drop_unused(self) -> None:
-        """Take out what was read for a condition that then could not be computed."""
-        for fx_node in reversed(self._made):
-            if not fx_node.users:
-                self.nodes.graph.erase_node(fx_node)
-
-
-def _stack_of(location: Any) -> str | None:
-    """The user's line as ``meta["stack_trace"]`` has it."""
-    desc = encode_location(location)
-    if desc is None or desc.user is None:
-        return None
-    return stack_text(desc.user)
+        self.nodes.bind(symbol, self.reader.read(site), self._texts.get(symbol, site.text))
+        if site.prop == "as_int":  # a ShapeEnv learns more from the boolean itself
+            self.nodes.know(sympy.Eq(symbol, 1), site.placeholder)
 
 
 # --- learn ----------------------------------------------------------------------------------------
@@ -317,7 +283,7 @@ class _Learner:
                 self.state(args[0], fx_node)
         else:
             target: Any = fx_node.target
-            self.values[fx_node] = target(*args)
+            self.values[fx_node] = target(*args, **fx_node.kwargs)
 
     def state(self, condition: Any, fx_node: torch.fx.Node) -> None:
         text = (mark_of(fx_node) or {}).get("expr", fx_node.name)
@@ -386,11 +352,4 @@ def strip_guards(gm: torch.fx.GraphModule) -> int:
     Returns:
         How many nodes were taken out.
     """
-    count = 0
-    for fx_node in reversed(list(gm.graph.nodes)):
-        if fx_node.op == "call_function" and mark_of(fx_node) is not None and not fx_node.users:
-            gm.graph.erase_node(fx_node)
-            count += 1
-    if count:
-        gm.recompile()
-    return count
+    return strip_marked(gm, lambda _what: True)

@@ -18,11 +18,15 @@ from .errors import ShapeEnvError
 from .expr_nodes import value_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-__all__ = ["Site", "find_sites", "source_of"]
+    from .expr_nodes import ExprNodes, Operand
+
+__all__ = ["Site", "SiteReader", "find_sites", "source_of"]
 
 Property: TypeAlias = Literal["value", "as_int", "item", "size", "stride", "storage_offset"]
+
+_aten: Any = torch.ops.aten
 
 _ORDER: tuple[Property, ...] = ("value", "as_int", "size", "stride", "storage_offset", "item")
 
@@ -199,3 +203,56 @@ def _sites_by_source(env: Any) -> dict[str, list[_SourceSite]]:
                 case _:
                     pass
     return found
+
+
+# --- nodes ----------------------------------------------------------------------------------------
+
+
+class SiteReader:
+    """Inserts the nodes that read sites; a tensor inside another is looked up once."""
+
+    def __init__(self, nodes: ExprNodes) -> None:
+        self._nodes = nodes
+        self._tensors: dict[tuple[torch.fx.Node, tuple[str, ...]], torch.fx.Node] = {}
+        self._made: list[torch.fx.Node] = []
+
+    def read(self, site: Site) -> Operand:
+        """The node that has the number, at the insertion point."""
+        mark = {"what": "compute", "expr": site.text}
+        tensor = self._inner(site.placeholder, site.path)
+        match site.prop:
+            case "value":
+                return tensor
+            case "as_int":
+                return self._call(torch.sym_ite, (tensor, 1, 0), mark)
+            case "size":
+                return self._call(_aten.sym_size.int, (tensor, site.dim), mark)
+            case "stride":
+                return self._call(_aten.sym_stride.int, (tensor, site.dim), mark)
+            case "storage_offset":
+                return self._call(_aten.sym_storage_offset.default, (tensor,), mark)
+            case "item":
+                return self._call(_aten._local_scalar_dense.default, (tensor,), mark)
+
+    def _inner(self, placeholder: torch.fx.Node, path: tuple[str, ...]) -> torch.fx.Node:
+        if not path:
+            return placeholder
+        known = self._tensors.get((placeholder, path))
+        if known is None:
+            outer = self._inner(placeholder, path[:-1])
+            text = ".".join((placeholder.name, *path))
+            mark = {"what": "compute", "expr": text}
+            known = self._call(getattr, (outer, path[-1]), mark)
+            self._tensors[placeholder, path] = known
+        return known
+
+    def _call(self, target: Any, args: tuple[Any, ...], mark: Mapping[str, str]) -> torch.fx.Node:
+        fx_node = self._nodes.call(target, args, mark)
+        self._made.append(fx_node)
+        return fx_node
+
+    def drop_unused(self) -> None:
+        """Take out what was read for an expression that then could not be computed."""
+        for fx_node in reversed(self._made):
+            if not fx_node.users:
+                self._nodes.graph.erase_node(fx_node)
