@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import subprocess
 import sys
@@ -13,6 +12,8 @@ import msgspec
 import pytest
 import sympy
 import torch
+from attribute_scan import attributes_in_source
+from env_attributes import CARRIED, assert_same_attributes, comparable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._dynamo.source import LocalSource, TensorProperty, TensorPropertySource
@@ -26,6 +27,8 @@ from torch.fx.experimental.symbolic_shapes import (
     StatelessSymbolicContext,
     free_unbacked_symbols,
 )
+from torch.nested._internal.nested_int import NestedIntNode
+from torch.utils._sympy.singleton_int import SingletonInt
 from torch.utils._sympy.value_ranges import ValueRanges
 from torch.utils._traceback import CapturedTraceback
 
@@ -242,12 +245,14 @@ def test_law_restored_environment_is_and_behaves_the_same(settings_, program, pr
         world.run(action)
     restored = check_laws(world.env)
     world.env.check_equal(restored)
+    assert_same_attributes(world.env, restored)
 
     other = World(restored, list(world.pool))
     other.inputs = list(world.inputs)
     for probe in (*probes, ("symbol", "fresh", 5, DUCK), ("unbacked",), ("unbacked_float",)):
         assert other.run(probe) == world.run(probe), probe
     world.env.check_equal(restored)
+    assert_same_attributes(world.env, restored)
     assert guards_of(other) == guards_of(world)
 
 
@@ -286,6 +291,7 @@ def observed_attributes() -> set[str]:
 def test_every_attribute_of_a_shape_env_is_classified() -> None:
     """The table has exactly the attributes that torch's environments have, in every mode."""
     assert observed_attributes() == set(ATTRIBUTES)
+    assert attributes_in_source(ShapeEnv) <= set(ATTRIBUTES)
 
 
 def test_every_setting_is_carried() -> None:
@@ -311,6 +317,18 @@ def test_every_attribute_spread_over_symbols_has_its_order() -> None:
         msgspec.json.schema(OrderDesc)["$defs"]["OrderDesc"]["properties"]["table"]["enum"]
     )
     assert tables == {*IMPLIED_KEYS, "deferred_runtime_asserts"}
+
+
+def test_a_restored_environment_knows_raggedness_again() -> None:
+    """The nested int that a symbol stands for finds that symbol, as in the original."""
+    env = ShapeEnv()
+    mode = FakeTensorMode(shape_env=env)
+    first = mode.create_symbolic_nested_int(nt_tensor_id=7)
+    restored = restore(snapshot(env))
+    again = FakeTensorMode(shape_env=restored)
+    assert again.create_symbolic_nested_int(nt_tensor_id=7).node.expr == first.node.expr
+    assert again.create_symbolic_nested_int(nt_tensor_id=8).node.expr != first.node.expr
+    assert again.nt_tensor_id_counter > 7
 
 
 S0 = sympy.Symbol("s0", positive=True, integer=True)
@@ -351,7 +369,7 @@ def full_env() -> ShapeEnv:
     env.guards.append(ShapeGuard(sympy.Gt(S0, 3), sloc, True))
     env.val_to_var[4] = S0
     env.val_to_var[2.5] = sympy.Symbol("zf1", real=True)
-    env.val_to_var[torch._C._get_nested_int(3, 1)] = S1
+    env.val_to_var[torch.SymInt(NestedIntNode(3, 1))] = S1
     env.unbacked_symfloat_counter = 4
     env.deferred_runtime_asserts[None] = []
     env.frozen = env.runtime_asserts_frozen = env._error_on_new_guards = True
@@ -379,31 +397,7 @@ def full_env() -> ShapeEnv:
     return env
 
 
-def comparable(name: str, value: Any) -> Any:
-    """An attribute's value in a form that two environments can be compared by."""
-    if name == "guards":
-        return [(g.expr, str(g.sloc), g.size_oblivious) for g in value]
-    if name == "deferred_runtime_asserts":
-        return [
-            (key, [(a.expr, a.msg, a.stack.format()) for a in group])
-            for key, group in value.items()
-        ]
-    if name == "var_to_stack":
-        return [(key, stack.format()) for key, stack in value.items()]
-    if name == "specialization_stacks":
-        return [(key, traceback.format_list(stack)) for key, stack in value.items()]
-    if name == "specializations":
-        return [s.source for s in value]
-    if name in ("var_to_range_sloc", "replacements_slocs"):
-        return [(key, str(sloc)) for key, sloc in value.items()]
-    if isinstance(value, collections.Counter):
-        return dict(value)
-    if isinstance(value, dict):
-        return list(value.items())
-    return value
-
-
-@pytest.mark.parametrize("name", [n for n, a in ATTRIBUTES.items() if a.how == "carried"])
+@pytest.mark.parametrize("name", CARRIED)
 def test_each_carried_attribute_crosses(name: str) -> None:
     """One attribute at a time, order included, on an environment where it is not the default."""
     env = full_env()
@@ -525,6 +519,11 @@ X = ExprDesc(nodes=(SymbolNode("x", ()),))
 BAD = ExprDesc(nodes=(SymbolNode("x", ()), ApplyNode("system", (0,))))
 
 
+def nested(number: int, coeff: sympy.Basic | int) -> ExprDesc:
+    """The record of a nested int."""
+    return encode_expr(SingletonInt(number, coeff=coeff))
+
+
 @pytest.mark.parametrize(
     ("fields", "kind", "message"),
     [
@@ -567,6 +566,16 @@ BAD = ExprDesc(nodes=(SymbolNode("x", ()), ApplyNode("system", (0,))))
             {"duck_shapes": ((ONE, ONE),)},
             FormatError,
             "$.duck_shapes[0][1]: not a symbol; expected a symbol; found One",
+        ),
+        (
+            {"duck_shapes": ((nested(1 << 70, 1), X),)},
+            FormatError,
+            "$.duck_shapes[0][0]: not a size; expected a nested int of torch's; found 71 bits",
+        ),
+        (
+            {"duck_shapes": ((nested(3, sympy.Symbol("x")), X),)},
+            FormatError,
+            "$.duck_shapes[0][0]: not a size; expected a nested int times a number; found times x",
         ),
         (
             {"orders": (OrderDesc(table="var_to_range", keys=(X,)),)},
@@ -747,6 +756,7 @@ def test_environment_of_a_compiled_function(name: str) -> None:
     def check(env: ShapeEnv) -> None:
         restored = check_laws(env)
         env.check_equal(restored)
+        assert_same_attributes(env, restored)
         tracked = env.tracked_fakes
         arguments = ([t.fake for t in tracked], [t.source for t in tracked])
         contexts = [t.symbolic_context for t in tracked]

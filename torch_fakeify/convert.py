@@ -72,6 +72,7 @@ class MetaConverter(Rebuilder):
             stay integers, symbols must be in the ``ShapeEnv`` already.
         fast: ``False`` takes torch's own way for each step; the results are equal.
         sources: what was decoded of the same records before; see `sources.decode_source`.
+        keep_nested_ints: leaves nested ints the numbers that records have; as the describer's.
     """
 
     def __init__(
@@ -81,9 +82,12 @@ class MetaConverter(Rebuilder):
         symbols: SymbolPolicy = "fresh",
         fast: bool = True,
         sources: DecodeMemo | None = None,
+        keep_nested_ints: bool = False,
     ) -> None:
         self.mode = mode
-        self._shape_env: ShapeEnv | None = None if mode.static_shapes else mode.shape_env
+        # A mode of static shapes makes no symbols; those that it has are kept like any other's.
+        static = mode.static_shapes and symbols != "keep"
+        self._shape_env: ShapeEnv | None = None if static else mode.shape_env
         self._fast = fast and not _torch.FakeTensorConfig.debug
         self._tensors: dict[int, _Known] = {}
         self._storages: weakref.WeakValueDictionary[int, torch.UntypedStorage] = (
@@ -91,7 +95,7 @@ class MetaConverter(Rebuilder):
         )
         self._devices: dict[str, FakeDevice] = {}
         self._sizes: SizeMaker | None = None
-        self._nested_ints = NestedInts(mode)
+        self._nested_ints = NestedInts(mode, keep=keep_nested_ints)
         self._interpreters = Interpreters(lambda n: n)
         self._meshes = Meshes()
         if self._shape_env is not None:

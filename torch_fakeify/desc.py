@@ -106,6 +106,8 @@ class SymDesc(Record, frozen=True, kw_only=True):
     kind: Literal["int", "float", "bool"] = "int"
     hint: int | float | bool | NestedIntDesc | None = None
     """The value at capture time; ``None`` for unbacked expressions."""
+    constant: bool = False
+    """Whether it is a literal, the same in every call: torch's ``constant``, which is then the hint."""
 
 
 IntLike: TypeAlias = int | SymDesc | NestedIntDesc

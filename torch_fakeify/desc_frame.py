@@ -47,6 +47,19 @@ class FakeModeDesc(Record, frozen=True, kw_only=True):
     allow_fallback_kernels: bool = True
     allow_non_fake_inputs: bool = False
     export: bool = False
+    static_shapes: bool | None = None
+    """Whether ``from_tensor`` makes no symbols; ``None`` for torch's own rule, by the ``ShapeEnv``."""
+    allow_scalar_outputs: bool = False
+    allow_meta: bool = True
+    allow_unsafe_data_ptr_access: bool = False
+    nt_tensor_id_initial_count: int | None = None
+    """The number of the first nested int of an intermediate, in this trace and in a retrace.
+
+    By it a retrace finds the symbols again that the frame has for the raggedness of intermediates.
+    Only of a frame whose ``ShapeEnv`` has nested ints.
+    """
+    nt_tensor_id_counter: int | None = None
+    """The number of the next one; not below the first."""
 
 
 class FailureDesc(Record, frozen=True, kw_only=True):

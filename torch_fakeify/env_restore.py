@@ -14,7 +14,7 @@ from ._torch import (
     Specialization,
     ValueRanges,
     ValueRangesSLoc,
-    get_nested_int,
+    make_nested_int,
     reserve_nested_int,
 )
 from .conditions import RecordedCondition
@@ -22,6 +22,7 @@ from .desc import ExprDesc, SymbolNode
 from .desc_env import IMPLIED_KEYS, ShapeEnvDesc, SymbolDesc
 from .errors import FormatError
 from .exprs import decode_expr
+from .nested_ints import MAX_NESTED_INT
 from .sources import decode_source
 from .stacks import decode_location, decode_stack
 
@@ -290,8 +291,14 @@ class _Restore:
 def _python_number(number: sympy.Basic, where: str) -> Any:
     if isinstance(number, SingletonInt):
         nested: Any = number
+        if type(nested._coeff) is not int:
+            _fail(where, "not a size", "a nested int times a number", f"times {nested._coeff}")
+        number_bits = int(nested._val).bit_length()
+        if not 0 <= nested._val < MAX_NESTED_INT:
+            _fail(where, "not a size", "a nested int of torch's", f"{number_bits} bits")
         reserve_nested_int(int(nested._val))
-        return get_nested_int(nested._val, nested._coeff)
+        # Of torch's class in Python: it compares, as a key, with none of the one in C++.
+        return make_nested_int(int(nested._val), nested._coeff)
     if not isinstance(number, sympy.Number):
         _fail(where, "not a size", "a number", type(number).__name__)
     return int(number) if isinstance(number, sympy.Integer) else float(number)

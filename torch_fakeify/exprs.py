@@ -642,7 +642,32 @@ def encode_sym(
     hint = _hint(sym_node)
     if isinstance(hint, float) and not math.isfinite(hint):
         raise UnsupportedValueError("a hint that is not finite", where=str(s), found=repr(hint))
-    return SymDesc(expr=encode_expr(sympy.sympify(expr, strict=True)), kind=kind, hint=hint)
+    return SymDesc(
+        expr=encode_expr(sympy.sympify(expr, strict=True)),
+        kind=kind,
+        hint=hint,
+        constant=getattr(sym_node, "constant", None) is not None,
+    )
+
+
+def check_sym(d: SymDesc) -> None:
+    """Checks that the parts of a symbolic scalar's record fit together.
+
+    Raises:
+        FormatError: the hint is not of its kind, or a literal is not the number that it stands for.
+    """
+    if d.hint is not None and not isinstance(d.hint, NestedIntDesc):
+        if type(d.hint).__name__ != d.kind:
+            _fail("$.hint", "a hint of another kind", d.kind, repr(d.hint))
+    elif d.hint is not None and d.kind != "int":
+        _fail("$.hint", "a hint of another kind", d.kind, "a nested int")
+    if not d.constant:
+        return
+    expr = decode_expr(d.expr)
+    if not isinstance(d.hint, (int, float)) or expr != sympy.sympify(d.hint, strict=True):
+        _fail(
+            "$.constant", "not a literal", "a number that is also the hint", _show(d.expr.nodes[-1])
+        )
 
 
 def _hint(sym_node: Any) -> Any:

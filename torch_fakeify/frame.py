@@ -17,16 +17,20 @@ import torch
 from . import _torch
 from .convert import MetaConverter
 from .desc_frame import CaptureDesc, FailureDesc, FakeModeDesc, InputDesc
+from .desc_graph import GraphModuleDesc, NodeDesc
 from .describe import MetaTensorDescriber
 from .errors import CaptureError
-from .exprs import decode_expr
+from .exprs import check_sym, decode_expr
+from .fake_modes import describe_fake_mode, make_fake_mode
 from .files import read_capture, write_capture
 from .fingerprint import fingerprint
 from .frame_inputs import describe_inputs
+from .fresh_env import FreshEnv
 from .graph import decode_graph, encode_graph
 from .materialize import materialize
 from .modes import apply_modes, describe_modes
 from .paths import short_path, short_paths
+from .renaming import rename_symbols
 from .retarget import Retarget
 from .shape_env import encode_stack, restore, snapshot
 from .sources import DecodeMemo, decode_context, decode_source, encode_source
@@ -61,7 +65,7 @@ def capture(
             capture but does not run.
 
     Raises:
-        CaptureError: the inputs do not fit the graph.
+        CaptureError: the inputs do not fit the graph, or their mode is not torch's own.
         UnsupportedTensorError: a tensor has a property that a record cannot carry.
         UnsupportedValueError: a target, constant, source or expression has no record.
     """
@@ -78,7 +82,7 @@ def capture(
             graph=graph,
             inputs=inputs,
             modes=describe_modes(),
-            fake_mode=_describe_fake_mode(fake_mode),
+            fake_mode=FakeModeDesc() if fake_mode is None else describe_fake_mode(fake_mode),
             parameter_sources=tuple((n, encode_source(s)) for n, s in param_sources.items()),
             shape_env=None if shape_env is None else _snapshot(shape_env),
             torch_version=_torch.torch_version(),
@@ -94,16 +98,6 @@ def _snapshot(shape_env: Any) -> ShapeEnvDesc:
         for name, value in desc.co_fields
     )
     return msgspec.structs.replace(desc, co_fields=co_fields)
-
-
-def _describe_fake_mode(fake_mode: Any | None) -> FakeModeDesc:
-    if fake_mode is None:
-        return FakeModeDesc()
-    return FakeModeDesc(
-        allow_fallback_kernels=fake_mode.allow_fallback_kernels,
-        allow_non_fake_inputs=fake_mode.allow_non_fake_inputs,
-        export=fake_mode.fake_tensor_converter.export,
-    )
 
 
 def _frame_name(tracing_context: Any | None) -> str | None:
@@ -161,19 +155,28 @@ class Capture:
         """The same frame with the name of the backend that it was compiled with."""
         return Capture(msgspec.structs.replace(self.desc, backend=backend))
 
-    def instantiate(self, device: str | torch.device | Mapping[str, str] | None = None) -> Instance:
-        """Rebuild the frame: a new ``FakeTensorMode`` and a new ``ShapeEnv`` in the recorded state.
+    def instantiate(
+        self,
+        device: str | torch.device | Mapping[str, str] | None = None,
+        *,
+        fresh: bool = False,
+    ) -> Instance:
+        """Rebuild the frame: a new ``FakeTensorMode`` and a new ``ShapeEnv``.
 
         Args:
             device: where to put what was recorded on an accelerator, or everything if nothing was;
                 a mapping from recorded to new device names; ``None`` keeps the recorded devices,
                 also those that this machine does not have.
+            fresh: by default the ``ShapeEnv`` is in the recorded state. A fresh one makes symbols of
+                its own under the recorded sources, and has learned the recorded facts by torch's
+                rules: see `fresh_env`. Its guards say the same, and may be fewer.
 
         Raises:
             ConvertError: a tensor cannot be rebuilt here.
+            ShapeEnvError: the recorded facts contradict one another (``fresh``).
             UnknownNameError: an operator, function or class is not known or not allowed here.
         """
-        return Instance(self.desc, Retarget.parse(device, self.desc))
+        return Instance(self.desc, Retarget.parse(device, self.desc), fresh=fresh)
 
     def compile(
         self,
@@ -227,20 +230,33 @@ class Instance:
     gm: torch.fx.GraphModule
     inputs: list[Any]
 
-    def __init__(self, desc: CaptureDesc, retarget: Retarget) -> None:
+    def __init__(self, desc: CaptureDesc, retarget: Retarget, *, fresh: bool = False) -> None:
+        self._fresh = fresh
         self._build(desc, retarget)
 
     def _build(self, desc: CaptureDesc, retarget: Retarget) -> None:
         self.desc = desc
         self.specialized: dict[str, float] = {}
         self._sources: DecodeMemo = {}
-        shape_env = None if desc.shape_env is None else restore(desc.shape_env)
-        self.fake_mode = _make_fake_mode(desc.fake_mode, shape_env)
-        self._converter = MetaConverter(self.fake_mode, symbols="keep", sources=self._sources)
+        shape_env, known, pupil = None, None, None
+        if desc.shape_env is not None and self._fresh:
+            known = Instance(_inputs_alone(desc), Retarget({}))
+            pupil = FreshEnv(known.shape_env)
+            shape_env = pupil.env
+            desc = rename_symbols(desc, pupil.names)
+        elif desc.shape_env is not None:
+            shape_env = restore(desc.shape_env)
+        self.fake_mode = make_fake_mode(desc.fake_mode, shape_env)
+        self._converter = MetaConverter(
+            self.fake_mode, symbols="keep", keep_nested_ints=True, sources=self._sources
+        )
         self._retarget = retarget
         # Torch asks about sizes when a tensor is made. The frame has all its guards already.
         with nullcontext() if shape_env is None else shape_env.suppress_guards():
             self.inputs = [self._convert_input(i, d) for i, d in enumerate(desc.inputs)]
+        if known is not None and pupil is not None:
+            pupil.learn(known.gm, known.inputs, self.inputs)
+        with nullcontext() if shape_env is None else shape_env.suppress_guards():
             self.gm = decode_graph(
                 desc.graph,
                 convert=self._convert,
@@ -319,7 +335,8 @@ class Instance:
                 where=str(expr),
                 fix="The capture has none: record the frame again",
             )
-        return _torch.make_sym(desc.kind, expr, self.shape_env, desc.hint)
+        check_sym(desc)
+        return _torch.make_sym(desc.kind, expr, self.shape_env, desc.hint, constant=desc.constant)
 
     def _convert_input(self, position: int, desc: InputDesc) -> Any:
         if desc.tensor is not None:
@@ -366,6 +383,15 @@ class Instance:
             fx_node.meta["tensor_dict"] = {"_dynamo_static_input_type": marks.static_input_type}
 
 
+def _inputs_alone(desc: CaptureDesc) -> CaptureDesc:
+    """The frame with a graph that takes its inputs and does nothing with them."""
+    placeholders = [fx_node for fx_node in desc.graph.nodes if fx_node.op == "placeholder"]
+    nodes = [msgspec.structs.replace(n, users=None, meta=()) for n in placeholders]
+    nodes.append(NodeDesc(op="output", name="output", target="output", args=(None,)))
+    graph = GraphModuleDesc(nodes=tuple(nodes))
+    return msgspec.structs.replace(desc, graph=graph, parameter_sources=())
+
+
 def _needing_data(desc: CaptureDesc, compiled: Compiled) -> Compiled:
     """The compiled frame, or where the graph holds tensors without data, one that says so."""
     missing = desc.graph.without_data
@@ -380,13 +406,3 @@ def _needing_data(desc: CaptureDesc, compiled: Compiled) -> Compiled:
         )
 
     return refuse
-
-
-def _make_fake_mode(desc: FakeModeDesc, shape_env: Any | None) -> Any:
-    with _torch.functorch_config_patch(fake_tensor_allow_unsafe_data_ptr_access=False):
-        return _torch.FakeTensorMode(
-            shape_env=shape_env,
-            allow_fallback_kernels=desc.allow_fallback_kernels,
-            allow_non_fake_inputs=desc.allow_non_fake_inputs,
-            export=desc.export,
-        )

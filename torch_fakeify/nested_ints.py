@@ -12,13 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ._torch import SymNode, make_nested_int, new_nested_int
+from ._torch import SymNode, make_nested_int, new_nested_int, reserve_nested_int
 from .desc import NestedIntDesc
+from .errors import FormatError
 
 if TYPE_CHECKING:
     from ._torch import FakeTensorMode
 
-__all__ = ["NestedIntNumbers", "NestedInts", "is_nested_int"]
+__all__ = ["MAX_NESTED_INT", "NestedIntNumbers", "NestedInts", "is_nested_int"]
+
+MAX_NESTED_INT = 1 << 48
+"""Numbers of nested ints are below this; torch counts on from them without a check."""
 
 
 def is_nested_int(n: object) -> bool:
@@ -50,17 +54,34 @@ class NestedIntNumbers:
 
 
 class NestedInts:
-    """Makes the nested ints of records, a new one for each number."""
+    """Makes the nested ints of records, a new one for each number.
 
-    def __init__(self, mode: FakeTensorMode) -> None:
+    Args:
+        mode: whose tensors have them.
+        keep: takes the numbers of records as they are, by which a restored ``ShapeEnv`` has them.
+    """
+
+    def __init__(self, mode: FakeTensorMode, *, keep: bool = False) -> None:
         self._mode = mode
+        self._keep = keep
         self._ids: dict[int, int] = {}
 
     def id_of(self, number: int) -> int:
         """Torch's number for the number of a record."""
         known = self._ids.get(number)
         if known is None:
-            known = self._ids[number] = new_nested_int(self._mode)
+            if self._keep:
+                if not 0 <= number < MAX_NESTED_INT:
+                    raise FormatError(
+                        "a nested int that torch does not give",
+                        expected=f"a number below {MAX_NESTED_INT}",
+                        found=str(number),
+                    )
+                reserve_nested_int(number)
+                known = number
+            else:
+                known = new_nested_int(self._mode)
+            self._ids[number] = known
         return known
 
     def make(self, n: NestedIntDesc) -> torch.SymInt:
@@ -71,5 +92,9 @@ class NestedInts:
         """What the memo of offsets holds: a symbol for the nested int, or without a ``ShapeEnv`` itself."""
         if self._mode.shape_env is None:
             return make_nested_int(self.id_of(number), 1)
+        env: Any = self._mode.shape_env
+        known = env.val_to_var.get(self.make(NestedIntDesc(number))) if self._keep else None
+        if known is not None:
+            return env.create_symintnode(known, hint=self.make(NestedIntDesc(number)))
         symbol: Any = self._mode.create_symbolic_nested_int(nt_tensor_id=self.id_of(number))
         return symbol

@@ -1,7 +1,7 @@
 """``snapshot`` and ``restore`` of a ``ShapeEnv``: its whole state as a record, and back.
 
-``ATTRIBUTES`` below classifies every attribute that a ``ShapeEnv`` of torch 2.13 has. A snapshot
-reads attributes and calls nothing that learns: no guard is added, no counter moves. A restored
+`census.SHAPE_ENV_ATTRIBUTES` classifies every attribute that a ``ShapeEnv`` of torch 2.13 has. A
+snapshot reads attributes and calls nothing that learns: no guard is added, no counter moves. A restored
 environment is torch's own ``ShapeEnv``, new, that answers as the original would have: the same
 simplifications, the same duck shapes, the same names for the next fresh symbols, the same guards
 with the user's line that caused them.
@@ -9,13 +9,14 @@ with the user's line that caused them.
 
 from __future__ import annotations
 
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import sympy
 import torch
 
 from ._torch import ShapeEnv, SingletonInt
+from .census import SHAPE_ENV_ATTRIBUTES as ATTRIBUTES
+from .census import unknown_attributes
 from .conditions import DIM, RecordedCondition, evaluate_condition
 from .desc import SymbolNode
 from .desc_env import (
@@ -43,104 +44,9 @@ if TYPE_CHECKING:
     from .desc_env import LocationDesc
     from .sources import EncodeMemo
 
-__all__ = ["ATTRIBUTES", "Attribute", "decode_stack", "encode_stack", "restore", "snapshot"]
+__all__ = ["ATTRIBUTES", "decode_stack", "encode_stack", "restore", "snapshot"]
 
 _T = TypeVar("_T")
-
-
-class Attribute(NamedTuple):
-    """How one attribute of a ``ShapeEnv`` crosses.
-
-    ``carried`` in a field of the record, ``derived`` from what is carried, or ``dropped`` because
-    no answer of the environment depends on it.
-    """
-
-    how: Literal["carried", "derived", "dropped"]
-    why: str
-    """The field that carries it, what it is derived from, or the reason it is dropped."""
-
-
-def _carried(field: str) -> Attribute:
-    return Attribute("carried", field)
-
-
-def _derived(source: str) -> Attribute:
-    return Attribute("derived", source)
-
-
-def _dropped(reason: str) -> Attribute:
-    return Attribute("dropped", reason)
-
-
-_EVENTS = "records calls for torch's check of itself; a restored environment has no such history"
-_VALIDATION = "translation validation checks one process's own run; it is off in a restored one"
-
-ATTRIBUTES: Mapping[str, Attribute] = MappingProxyType(
-    {
-        "settings": _carried("settings"),
-        "guards": _carried("guards"),
-        "axioms": _carried("axioms"),
-        "unique_ids": _carried("unique_ids"),
-        "backed_var_to_val": _carried("symbols.hint"),
-        "real_tensor_prop_unbacked_vals": _carried("symbols.real_value"),
-        "var_to_range": _carried("symbols.lower, symbols.upper"),
-        "var_to_range_sloc": _carried("symbols.lower_location, symbols.upper_location"),
-        "source_name_to_debug_name": _carried("source_name_to_debug_name"),
-        "var_to_sources": _carried("symbols.sources"),
-        "unbacked_inputs": _carried("symbols.unbacked_input"),
-        "var_to_stack": _carried("symbols.stack"),
-        "var_to_hint_override": _carried("symbols.hint_override, hint_overrides"),
-        "source_to_var": _carried("source_to_var"),
-        "replacements": _carried("replacements"),
-        "replacements_slocs": _carried("symbols.replacement_location"),
-        "unbacked_renamings": _carried("unbacked_renamings"),
-        "divisible": _carried("divisible"),
-        "exclusion_constraints": _carried("exclusion_constraints"),
-        "size_like": _carried("symbols.size_like"),
-        "val_to_var": _carried("duck_shapes"),
-        "unbacked_symfloat_counter": _carried("unbacked_symfloat_counter"),
-        "unbacked_symint_counter": _carried("unbacked_symint_counter"),
-        "deferred_runtime_asserts": _carried("runtime_asserts"),
-        "num_deferred_runtime_asserts": _carried("num_deferred_runtime_asserts"),
-        "frozen": _carried("frozen"),
-        "_error_on_new_guards": _carried("error_on_new_guards"),
-        "runtime_asserts_frozen": _carried("runtime_asserts_frozen"),
-        "counter": _carried("counter"),
-        "symbol_guard_counter": _carried("symbols.guard_count"),
-        "co_fields": _carried("co_fields"),
-        "pending_fresh_unbacked_symbols": _carried("pending_fresh_unbacked_symbols"),
-        "ignorable_fresh_unbacked_symbols": _carried("ignorable_fresh_unbacked_symbols"),
-        "_version_counter": _carried("version_counter"),
-        "_replacements_version_counter": _carried("replacements_version_counter"),
-        "_resimplify_floor_div_axioms": _carried("resimplify_floor_div_axioms"),
-        "source_to_symbol": _carried("source_to_symbol"),
-        "unbacked_alloc_order": _carried("symbols.alloc_order"),
-        "specialization_stacks": _carried("specialization_stacks"),
-        "trace_asserts": _carried("trace_asserts"),
-        "specializations": _carried("specializations"),
-        "_shape_id_to_unbacked_symbol": _carried("shape_ids"),
-        "_spec_symbol_to_compile_symbol": _carried("spec_symbols"),
-        "_shape_spec_pending_assumptions": _carried("pending_assumptions"),
-        "_prev_cache_key": _derived("the lengths that it summarizes"),
-        "log": _derived("torch's module logger"),
-        "dim_constraints": _derived("guards; each produce_guards makes it anew"),
-        "_equality_graph": _derived("runtime_asserts, on first use: a cache"),
-        "_unbacked_replacements": _derived("runtime_asserts, on first use: a cache"),
-        "fake_tensor_cache": _dropped("a cache of operator outputs, keyed by live objects"),
-        "tracked_fakes": _dropped("the frame's tensors, which a capture records; see _EVENTS"),
-        "_expr_sym_node_id": _dropped("an address of the expression evaluated last, for the log"),
-        "should_record_events": _dropped(_EVENTS),
-        "check_recorded_events": _dropped(_EVENTS),
-        "is_recording": _dropped(_EVENTS),
-        "events": _dropped(_EVENTS),
-        "_translation_validation_enabled": _dropped(_VALIDATION),
-        "validator": _dropped(_VALIDATION),
-        "graph": _dropped(_VALIDATION),
-        "name_to_node": _dropped(_VALIDATION),
-        "fx_node_cache": _dropped(_VALIDATION),
-    }
-)
-"""Every attribute of a ``ShapeEnv``, and how it crosses. A test compares it with torch's."""
 
 
 # --- snapshot -----------------------------------------------------------------------------------
@@ -158,7 +64,7 @@ def snapshot(env: Any) -> ShapeEnvDesc:
         raise ShapeEnvError(
             "not a shape environment", expected="ShapeEnv", found=type(env).__qualname__
         )
-    unknown = sorted(set(vars(env)) - set(ATTRIBUTES))
+    unknown = unknown_attributes(env, ATTRIBUTES)
     if unknown:
         raise ShapeEnvError(
             "the ShapeEnv has an attribute that a snapshot does not know",
@@ -224,8 +130,8 @@ class _Snapshot:
             unbacked_symint_counter=env.unbacked_symint_counter,
             unbacked_symfloat_counter=env.unbacked_symfloat_counter,
             num_deferred_runtime_asserts=env.num_deferred_runtime_asserts,
-            version_counter=env._version_counter,
-            replacements_version_counter=env._replacements_version_counter,
+            version_counter=int(env._version_counter),  # after a rollback an `env_state.Leap`
+            replacements_version_counter=int(env._replacements_version_counter),
             counter=tuple(env.counter.items()),
             pending_fresh_unbacked_symbols=tuple(map(expr, env.pending_fresh_unbacked_symbols)),
             ignorable_fresh_unbacked_symbols=tuple(map(expr, env.ignorable_fresh_unbacked_symbols)),

@@ -184,7 +184,8 @@ class _Refakeifier:
             return self._live_hint(sym)
         facts = _Facts(self._describer._syms.facts((n,)))
         expr = self._sizes.expression(decode_expr(sym.expr), facts)
-        return _torch.make_sym(sym.kind, expr, self._env, self._live_hint(sym))
+        hint = self._live_hint(sym)
+        return _torch.make_sym(sym.kind, expr, self._env, hint, constant=sym.constant)
 
     def _live_hint(self, sym: SymDesc) -> Any:
         if isinstance(sym.hint, tuple):

@@ -1,0 +1,72 @@
+"""Which attributes the instances of a class have: read from its source, whatever ran.
+
+Together with what live objects show, it finds the attribute that a new torch adds, also one that
+only a rare configuration sets.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import textwrap
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def attributes_in_source(cls: type) -> set[str]:
+    """Names that the class and its bases give to an instance, or as data to all instances."""
+    found: set[str] = set()
+    for base in cls.__mro__:
+        if base is object:
+            continue
+        tree = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+        assert isinstance(tree, ast.ClassDef)
+        found |= set(_set_in_methods(tree)) | set(_declared(tree, base))
+    if dataclasses.is_dataclass(cls):
+        found |= {field.name for field in dataclasses.fields(cls)}
+    return found | set(getattr(cls, "__slots__", ()))
+
+
+def _set_in_methods(tree: ast.ClassDef) -> Iterator[str]:
+    """Names assigned to ``self``, in any of the ways that Python has."""
+    for entry in ast.walk(tree):
+        if isinstance(entry, ast.Attribute) and isinstance(entry.ctx, (ast.Store, ast.Del)):
+            if _is_self(entry.value):
+                yield entry.attr
+        elif isinstance(entry, ast.Subscript) and isinstance(entry.ctx, ast.Store):
+            if ast.unparse(entry.value) in ("self.__dict__", "vars(self)"):
+                yield _constant(entry.slice)
+        elif _is_setattr(entry) and _is_self(entry.args[0]):
+            yield _constant(entry.args[1])
+
+
+def _is_setattr(entry: ast.AST) -> TypeGuard[ast.Call]:
+    return isinstance(entry, ast.Call) and ast.unparse(entry.func).endswith(
+        ("setattr", "__setattr__")
+    )
+
+
+def _is_self(target: ast.expr) -> bool:
+    return isinstance(target, ast.Name) and target.id == "self"
+
+
+def _constant(name: ast.expr) -> str:
+    assert isinstance(name, ast.Constant), f"a computed attribute name: {ast.unparse(name)}"
+    return str(name.value)
+
+
+def _declared(tree: ast.ClassDef, cls: type) -> Iterator[str]:
+    """Names in the body of the class that are data: no method, no property."""
+    for entry in tree.body:
+        targets: list[Any] = []
+        if isinstance(entry, ast.AnnAssign):
+            targets = [entry.target]
+        elif isinstance(entry, ast.Assign):
+            targets = entry.targets
+        for name in (t.id for t in targets if isinstance(t, ast.Name)):
+            value = vars(cls).get(name)
+            if not name.startswith("__") and not callable(value) and not hasattr(value, "__set__"):
+                yield name
