@@ -134,7 +134,7 @@ def facts_of(
         divisible: that the expressions known to be zero are.
         asserts: the deferred runtime asserts.
     """
-    rename = rename or {}
+    rename = {} if rename is None else rename
     found: dict[sympy.Basic, str] = {}
 
     def add(what: str, expr: sympy.Basic) -> None:
@@ -447,12 +447,12 @@ class _Prover:
     def _satisfiable(self) -> bool | None:
         """Whether the known facts hold anywhere; from facts that do not, everything follows."""
         if self.satisfiable is None:
-            self.satisfiable = (self._satisfied(self.groups.exprs),)
+            answers = [self._group_satisfiable(group) for group in self.groups.members.values()]
+            somewhere = None if None in answers else True
+            self.satisfiable = (False if False in answers else somewhere,)
         return self.satisfiable[0]
 
-    def _satisfied(self, known: list[sympy.Basic]) -> bool | None:
-        if not known:
-            return True
+    def _group_satisfiable(self, known: list[sympy.Basic]) -> bool | None:
         solver = self._solver(known, self.float_terms)
         result = solver.check()
         if result == z3.unsat:
@@ -462,12 +462,8 @@ class _Prover:
             starts.append(_point(solver.model(), known, self.float_terms))
             if self._confirmed(starts[0], sympy.false, known):
                 return True
-        members = self.groups.members.values()
-        found = [
-            search(group, sympy.false, hints=self.hints, start=starts, tries=self.samples)
-            for group in members
-        ]
-        return True if all(one.point is not None for one in found) else None
+        found = search(known, sympy.false, hints=self.hints, start=starts, tries=self.samples)
+        return True if found.point is not None else None
 
     def _confirmed(self, point: Point, fact: sympy.Basic, known: list[sympy.Basic]) -> bool:
         """Whether the expressions themselves say that the point is a counterexample."""

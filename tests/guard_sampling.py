@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 _LARGE = 10**6
-_STEPS = 24
+_STEPS = 20
 _CANDIDATES = 24
 
 

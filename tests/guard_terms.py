@@ -552,6 +552,9 @@ _INFIX: dict[type, str] = {
     torch_functions.Mod: " % ",
     torch_functions.PythonMod: " % ",
     sympy.Mod: " % ",
+    torch_functions.BitwiseFn_bitwise_and: " & ",
+    torch_functions.BitwiseFn_bitwise_or: " | ",
+    torch_functions.BitwiseFn_bitwise_xor: " ^ ",
 }
 _CALLS: dict[type, str] = {
     sympy.And: "all_",

@@ -1,7 +1,7 @@
 """Process A of the program tests: ``python program_record.py DIRECTORY PROGRAM...``.
 
 Each frame of a program leaves its capture and, beside it, what the reader needs to compare: the
-bytes of the inputs, the results of the graph run eagerly and the guards.
+bytes of the inputs, the results of the graph run eagerly and what the shape environment knows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from model_frames import guard_set
 from program_frames import contents, run, storage_groups
 from program_zoo import Program, programs
 
@@ -48,7 +47,6 @@ class Writer:
             self.stems.pop()  # Dynamo traces the frame again
             raise
         env = torch._guards.TracingContext.get().fake_mode.shape_env
-        guards = guard_set(env)
         state = dumps(tfk.snapshot(env))
         written = False
 
@@ -64,7 +62,7 @@ class Writer:
             data = {"inputs": before, "results": results, "env": state}
             torch.save(data, stem.with_suffix(".pt"))
             numbers = [None if isinstance(x, torch.Tensor) else repr(x) for x in plain]
-            text = {"guards": guards, "facts": facts, "groups": groups, "numbers": numbers}
+            text = {"facts": facts, "groups": groups, "numbers": numbers}
             stem.with_suffix(".json").write_text(json.dumps(text))
             return outputs
 

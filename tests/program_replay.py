@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from guard_sets import not_implied
-from model_frames import guard_set
+from guard_equivalence import Facts, by_sources, equivalent, facts_of
 from program_frames import fill, run, storage_groups
 
 import torch_fakeify as tfk
@@ -39,11 +38,9 @@ def replay(stem: Path, backend: str) -> list[str]:
         return [*wrong, "the frame was not run"]
     expected = json.loads(text.read_text())
     data = torch.load(stem.with_suffix(".pt"), weights_only=True)
-    guards = guard_set(instance.shape_env) if instance.shape_env is not None else []
-    if guards != expected["guards"]:
-        ours, theirs = instance.shape_env, tfk.restore(loads(data["env"]))
-        wrong += [f"guard lost: {g}" for g in not_implied(theirs, by=ours)]
-        wrong += [f"guard new: {g}" for g in not_implied(ours, by=theirs)]
+    verdict = equivalent(_facts(tfk.restore(loads(data["env"]))), _facts(instance.shape_env))
+    if not verdict:
+        wrong.append(f"facts of the shape environment: {verdict}")
     inputs = captured.materialize(sizes=_unbacked_sizes(captured, expected["numbers"]))
     if storage_groups(inputs) != expected["groups"]:
         return [*wrong, f"inputs share storages {storage_groups(inputs)}, not {expected['groups']}"]
@@ -58,6 +55,13 @@ def replay(stem: Path, backend: str) -> list[str]:
     pairs = zip(facts, expected["facts"], strict=True)
     wrong += [f"{ours}, not {theirs}" for ours, theirs in pairs if ours != theirs]
     return wrong + _differences(results, data["results"])
+
+
+def _facts(shape_env: Any) -> Facts:
+    """All that an environment says of its inputs; nothing where there is none."""
+    if shape_env is None:
+        return Facts(())
+    return facts_of(shape_env, by_sources(shape_env), asserts=True)
 
 
 def _unbacked_sizes(captured: tfk.Capture, numbers: list[str | None]) -> dict[str, int]:

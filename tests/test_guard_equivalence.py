@@ -575,7 +575,7 @@ def inside(exprs: Any) -> list[bool]:
     return [all(holds(f, p) for f in functions) for p in BOX]
 
 
-@settings(max_examples=60)
+@settings(max_examples=50)
 @given(st.lists(RANDOM_FACTS, max_size=3), st.lists(RANDOM_FACTS, max_size=3))
 def test_the_verdict_agrees_with_every_point_of_a_small_box(a: list[Any], b: list[Any]) -> None:
     """Facts that keep the variables in a box: equivalent if and only if all points agree."""
@@ -584,7 +584,7 @@ def test_the_verdict_agrees_with_every_point_of_a_small_box(a: list[Any], b: lis
     assert bool(verdict) is (inside(a) == inside(b)), verdict
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(st.lists(RANDOM_FACTS, min_size=1, max_size=4), st.randoms(use_true_random=False))
 def test_names_and_order_do_not_matter(exprs: list[Any], rng: random.Random) -> None:
     """A set is equivalent to itself, shuffled; and with other names, named back."""
@@ -596,7 +596,7 @@ def test_names_and_order_do_not_matter(exprs: list[Any], rng: random.Random) -> 
     assert equivalent(facts(*exprs), facts(*renamed)).how == "proved"
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(st.lists(RANDOM_FACTS, min_size=2, max_size=4))
 def test_a_dropped_fact_that_is_independent_is_noticed(exprs: list[Any]) -> None:
     """If points of a box show that the rest does not imply a fact, the sets differ without it."""
@@ -856,10 +856,10 @@ def test_the_exclusion_guard_is_a_fact_where_torch_writes_it() -> None:
 
 
 def test_facts_without_a_common_variable_are_asked_apart() -> None:
-    """Hundreds of guards are so many small questions, not one large one."""
-    symbols = sympy.symbols("s0:150", integer=True)
-    guards = [symbols[i] * symbols[i - i % 5] > i for i in range(150)]
+    """Many guards are many small questions, not one large one."""
+    symbols = sympy.symbols("s0:75", integer=True)
+    guards = [symbols[i] * symbols[i - i % 5] > i for i in range(75)]
     other = [sympy.Gt(2 * g.lhs, 2 * g.rhs) for g in guards]
     assert equivalent(facts(*guards), facts(*other)).how == "proved"
     (lost,) = not_implied(facts(*guards), by=facts(*other[:-1]))
-    assert set(lost.counterexample) <= {"s145", "s146", "s147", "s148", "s149"}
+    assert set(lost.counterexample) <= {"s70", "s71", "s72", "s73", "s74"}

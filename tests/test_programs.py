@@ -10,13 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from filelock import FileLock
-from guard_sets import not_implied
 from program_zoo import Program, programs
-from torch._dynamo.source import LocalSource
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -102,21 +97,6 @@ def test_the_table_is_large_and_described() -> None:
     for p in table.values():
         assert p.sentence.endswith("."), p.name
         assert "\n" not in p.sentence, p.name
-
-
-def test_guards_that_one_side_has_alone_are_noticed() -> None:
-    """A guard counts as lost or new unless the other side's guards and ranges imply it."""
-
-    def env(limit: int) -> ShapeEnv:
-        shape_env = ShapeEnv()
-        x = FakeTensorMode(shape_env=shape_env).from_tensor(torch.zeros(8), source=LocalSource("x"))
-        assert x.shape[0] > limit
-        return shape_env
-
-    assert not_implied(env(4), by=env(5)) == []
-    assert not_implied(env(5), by=env(5)) == []
-    (lost,) = not_implied(env(5), by=env(4))
-    assert lost.endswith(" > 5")
 
 
 def test_a_reader_without_a_custom_operator_is_told_which(fast: Path) -> None:
