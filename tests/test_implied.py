@@ -38,7 +38,7 @@ P = sympy.Symbol("p")
 FLAG = sympy.Function("flag")
 
 FEW = 40
-"""Examples of the properties that need brute force or z3; the sweep runs them a thousand times."""
+"""Examples of the laws that need brute force or z3; the sweep takes a thousand."""
 
 LOW, HIGH = -3, 5
 BOX: list[Point] = [
@@ -276,9 +276,7 @@ def z3_says(premises: Sequence[Any], conclusion: Any, number: Callable[[str], An
     return solver.check()
 
 
-@given(fact_sets(conditions(), 7))
-@settings(max_examples=FEW)
-def test_what_is_left_says_the_same(facts: list[Any]) -> None:
+def left_says_the_same(facts: list[Any]) -> None:
     """Each fact that is dropped follows from those that stay: on every point of a box."""
     gone = redundant(facts)
     event(f"dropped {len(gone)} of {len(facts)}")
@@ -288,9 +286,7 @@ def test_what_is_left_says_the_same(facts: list[Any]) -> None:
             assert all(truth(facts[at], point) for at in gone)
 
 
-@given(fact_sets(conditions(), 7))
-@settings(max_examples=FEW)
-def test_what_is_dropped_follows_by_z3(facts: list[Any]) -> None:
+def dropped_follows_by_z3(facts: list[Any]) -> None:
     """The same over all integers, where z3 decides."""
     gone = redundant(facts)
     left = [fact for at, fact in enumerate(facts) if at not in gone]
@@ -300,9 +296,7 @@ def test_what_is_dropped_follows_by_z3(facts: list[Any]) -> None:
         assert verdict != z3.sat
 
 
-@given(st.lists(differences(SYMBOLS, 6), min_size=2, max_size=10))
-@settings(max_examples=FEW)
-def test_linear_facts_are_dropped_over_integers(facts: list[Any]) -> None:
+def linear_dropped_follows(facts: list[Any]) -> None:
     """What is dropped of differences and bounds follows; z3 decides all of these."""
     gone = redundant(facts)
     left = [fact for at, fact in enumerate(facts) if at not in gone]
@@ -310,9 +304,7 @@ def test_linear_facts_are_dropped_over_integers(facts: list[Any]) -> None:
     assert all(z3_says(left, facts[at], z3.Int) == z3.unsat for at in gone)
 
 
-@given(st.lists(differences((*SYMBOLS, S3), 9), min_size=2, max_size=12))
-@settings(max_examples=FEW)
-def test_linear_facts_left_are_minimal(facts: list[Any]) -> None:
+def linear_left_is_minimal(facts: list[Any]) -> None:
     """No difference or bound that stays follows from the others over the rationals.
 
     Of facts that contradict each other everything follows, also what has nothing to do with them.
@@ -395,10 +387,9 @@ def test_conflict(case: str) -> None:
     assert conflict(facts, new) == expected
 
 
-@given(fact_sets(conditions(), 6), conditions())
-@settings(max_examples=FEW)
-def test_conflict_is_one_and_irreducible(facts: list[Any], new: Any) -> None:
-    """The named facts and the new one hold nowhere; with one less, no contradiction is found."""
+def conflict_is_irreducible(facts: list[Any]) -> None:
+    """The first fact against the others: the named facts and the new one hold nowhere; with one less, no contradiction is found."""
+    new, *facts = facts
     found = conflict(facts, new)
     if found is None:
         return
@@ -406,6 +397,21 @@ def test_conflict_is_one_and_irreducible(facts: list[Any], new: Any) -> None:
     assert not any(all(truth(fact, point) for fact in (*culprits, new)) for point in BOX)
     for at in range(len(culprits)):
         assert conflict([*culprits[:at], *culprits[at + 1 :]], new) is None
+
+
+LAWS: dict[Callable[[list[Any]], None], st.SearchStrategy[list[Any]]] = {
+    left_says_the_same: fact_sets(conditions(), 7),
+    dropped_follows_by_z3: fact_sets(conditions(), 7),
+    linear_dropped_follows: st.lists(differences(SYMBOLS, 6), min_size=2, max_size=10),
+    linear_left_is_minimal: st.lists(differences((*SYMBOLS, S3), 9), min_size=2, max_size=12),
+    conflict_is_irreducible: fact_sets(conditions(), 7),
+}
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_law(law: Any) -> None:
+    """Each law of `LAWS` holds of random facts."""
+    settings(max_examples=FEW)(given(LAWS[law])(law))()
 
 
 def test_conflict_over_a_long_way() -> None:
@@ -463,20 +469,11 @@ def test_cost_is_linear(make: Callable[[int], list[Any]]) -> None:
     assert efforts[1].total <= 4.8 * efforts[0].total
 
 
-PROPERTIES = [
-    test_what_is_left_says_the_same,
-    test_what_is_dropped_follows_by_z3,
-    test_linear_facts_are_dropped_over_integers,
-    test_linear_facts_left_are_minimal,
-    test_conflict_is_one_and_irreducible,
-]
-
-
 @pytest.mark.sweep
-@pytest.mark.parametrize("law", PROPERTIES)
-def test_properties_hold_often(law: Any) -> None:
-    """The properties, over many more examples."""
-    settings(max_examples=1000)(law)()
+@pytest.mark.parametrize("law", LAWS)
+def test_laws_hold_often(law: Any) -> None:
+    """The laws, over many more examples."""
+    settings(max_examples=1000)(given(LAWS[law])(law))()
 
 
 @pytest.mark.sweep

@@ -82,6 +82,15 @@ class Atom(NamedTuple):
     """The atoms that can be replaced in it: symbols and quotients, at any depth, itself included."""
 
 
+class MonoFacts(NamedTuple):
+    """What holds of a product of atoms."""
+
+    symbols: frozenset[int]
+    """Those of its atoms."""
+    is_symbol: bool
+    is_whole: bool
+
+
 class Equal(NamedTuple):
     """``sum(factor * mono) == bound``; the first factor is positive."""
 
@@ -148,6 +157,7 @@ class Terms:
     def __init__(self) -> None:
         self.atoms: list[Atom] = []
         self._ids: dict[tuple[Any, tuple[Frozen, ...]], int] = {}
+        self._facts: dict[Mono, MonoFacts] = {}
         self._read: dict[sympy.Basic, Poly] = {}
 
     # --- atoms ---------------------------------------------------------------------------------
@@ -170,11 +180,26 @@ class Terms:
 
     def symbols_of(self, poly: Iterable[tuple[Mono, Number]]) -> set[int]:
         """The symbols at any depth."""
-        return {s for mono, _ in poly for a in mono for s in self.atoms[a].symbols}
+        return set[int]().union(*(self.facts_of(mono).symbols for mono, _ in poly))
 
     def is_symbol(self, mono: Mono) -> bool:
         """Whether it is one symbol or one quotient."""
-        return len(mono) == 1 and self.atoms[mono[0]].symbols == frozenset(mono)
+        return self.facts_of(mono).is_symbol
+
+    def is_whole(self, mono: Mono) -> bool:
+        """Whether all its values are integers."""
+        return self.facts_of(mono).is_whole
+
+    def facts_of(self, mono: Mono) -> MonoFacts:
+        """What its atoms say of a product."""
+        found = self._facts.get(mono)
+        if found is None:
+            atoms = [self.atoms[a] for a in mono]
+            symbols = frozenset[int]().union(*(atom.symbols for atom in atoms))
+            is_symbol = len(mono) == 1 and symbols == frozenset(mono)
+            is_whole = all(atom.is_integer for atom in atoms)
+            found = self._facts[mono] = MonoFacts(symbols, is_symbol, is_whole)
+        return found
 
     def inside(self, mono: Mono) -> list[Mono]:
         """The variables of the inequalities that hold of a function or a product, itself included.
@@ -186,10 +211,6 @@ class Terms:
         found = [mono, *((a,) for a in mono if len(mono) > 1)]
         found.extend(m for a in mono for arg in self.atoms[a].args for m, _ in arg if m)
         return found
-
-    def is_whole(self, mono: Mono) -> bool:
-        """Whether all its values are integers."""
-        return all(self.atoms[a].is_integer for a in mono)
 
     def _all_whole(self, poly: Mapping[Mono, Number]) -> bool:
         return all(type(c) is int and self.is_whole(m) for m, c in poly.items())
@@ -277,7 +298,7 @@ class Terms:
         """The polynomial with another one for a symbol, at every depth."""
         total: Poly = {}
         for mono, c in poly.items():
-            if not any(symbol in self.atoms[a].symbols for a in mono):
+            if symbol not in self.facts_of(mono).symbols:
                 total = add(total, {mono: c})
                 continue
             image: Poly = {(): c}
@@ -492,6 +513,9 @@ def _primitive(poly: Mapping[Mono, Number]) -> tuple[tuple[tuple[Mono, int], ...
     factors = [c for m, c in poly.items() if m]
     if not factors:
         return (), 1
+    whole = [c for c in factors if type(c) is int]
+    if len(whole) == len(factors) and gcd(*whole) == 1:  # most are so
+        return tuple(sorted((m, int(c)) for m, c in poly.items() if m)), 1
     common = lcm(*(c.denominator for c in factors))
     shared = gcd(*(int(c * common) for c in factors))
     scale = 1 if common == shared else Fraction(common, shared)
