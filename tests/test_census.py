@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+import sympy
 import torch
 from attribute_scan import attributes_in_source
 from env_attributes import assert_same_attributes
@@ -31,10 +32,11 @@ from torch_fakeify.census import (
     TRACKED_FAKE_ATTRIBUTES,
     unknown_attributes,
 )
-from torch_fakeify.desc import ExprDesc, IntNode, MetaTensorDesc, SymDesc
+from torch_fakeify.desc import ExprDesc, IntNode, MetaTensorDesc, NestedIntDesc, SymDesc
 from torch_fakeify.desc_frame import FakeModeDesc, InputDesc
-from torch_fakeify.exprs import check_sym
+from torch_fakeify.exprs import check_sym, encode_sym
 from torch_fakeify.fake_modes import describe_fake_mode, make_fake_mode
+from torch_fakeify.nested_ints import NestedInts
 from torch_fakeify.paths import short_paths
 from torch_fakeify.sources import encode_context, encode_source
 
@@ -437,6 +439,18 @@ def test_numbers_that_are_no_nested_ints_are_refused(counts: tuple[Any, Any]) ->
     )
 
 
+def test_a_kept_nested_int_is_one_of_torchs() -> None:
+    """A record cannot move the process's counter out of its range."""
+    for number in (1 << 48, -1):
+        with pytest.raises(tfk.FormatError) as info:
+            NestedInts(FakeTensorMode(), keep=True).make(NestedIntDesc(number))
+        assert str(info.value) == (
+            "a nested int that torch does not give; expected a number below 281474976710656; "
+            f"found {number}"
+        )
+    assert nested_tensor._tensor_id_counter < 1 << 48
+
+
 # --- SymNode ------------------------------------------------------------------------------------
 
 
@@ -603,6 +617,21 @@ def test_a_literal_stays_one() -> None:
             for before, after in pairs(literals, fx_node.meta["val"]):
                 assert before.constant is not None
                 assert_same_node(before, after, instance.shape_env)
+
+
+def test_a_literal_is_no_size_of_that_value() -> None:
+    """The fingerprint tells a number that the program wrote from a symbol's that is one."""
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    gm = make_fx(torch.sin)(torch.empty(4))
+    x = mode.from_tensor(torch.empty(4), source=LocalSource("x"))
+    prints = set()
+    for constant in (3, None):
+        sym_node = SymNode(sympy.Integer(3), mode.shape_env, int, 3, constant=constant)
+        capture = tfk.capture(gm, [x])
+        entry = InputDesc(name="n", sym=encode_sym(torch.SymInt(sym_node)))
+        desc = msgspec.structs.replace(capture.desc, inputs=(*capture.desc.inputs, entry))
+        prints.add(tfk.Capture(desc).fingerprint())
+    assert len(prints) == 2
 
 
 @pytest.mark.parametrize("count", [2, 3, 5])
