@@ -110,6 +110,7 @@ FOLLOWS: dict[str, tuple[list[Any], Any]] = {
     "natural power": ([S0 >= 2, S0 <= 64], PowByNatural(S0, 2) <= 4096),
     "square of both signs": ([U0 >= -3, U0 <= 3], U0**2 <= 9),
     "square not negative": ([], U0**2 >= 0),
+    "too large to replace": ([Eq(S0, S1 + S2 + S3 + S4)], S0**12 >= 0),
     "or is itself": ([Or(S0 < 3, S0 > 7)], Or(S0 > 7, S0 < 3)),
     "or, one is out": ([Or(S0 < 3, S0 > 7), S0 >= 3], S0 >= 8),
     "or by cases": ([Or(And(S0 < 3, S1 < 3), S1 < 2)], S1 < 3),
@@ -176,7 +177,13 @@ def test_follows(case: str) -> None:
 def test_needs_each_premise(case: str) -> None:
     """It is a table of cases in which no premise is idle, but for what the case is about."""
     premises, conclusion = FOLLOWS[case]
-    idle = {"symbolic divisor", "contradiction", "fraction split", "between two integers"}
+    idle = {
+        "symbolic divisor",
+        "contradiction",
+        "fraction split",
+        "between two integers",
+        "too large to replace",
+    }
     if case not in idle:
         for at in range(len(premises)):
             assert not implied([*premises[:at], *premises[at + 1 :]], conclusion)

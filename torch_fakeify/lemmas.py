@@ -23,6 +23,9 @@ __all__ = ["Lemmas"]
 MAX_LEMMAS = 80
 """Inequalities about functions and products for one question."""
 
+MAX_WIDTH = 16
+"""Variables of a row that is multiplied by a factor."""
+
 PROPAGATION_ROUNDS = 3
 """How often bounds of variables are tightened by the rows before products take them up."""
 
@@ -175,7 +178,7 @@ class Lemmas:
         for row, factor in product(self.rows, factors):
             if len(self.found) >= MAX_LEMMAS:
                 return
-            if len(row.coeffs) < 2:
+            if not 2 <= len(row.coeffs) <= MAX_WIDTH:
                 continue
             if not all(tuple(sorted(m + factor)) in known for m, _ in row.coeffs):
                 continue

@@ -106,15 +106,11 @@ class Refuter:
         """Whether no values satisfy all parts. False also says that it is not known."""
         self.effort.questions += 1
         self._programs_left = MAX_PROGRAMS
-        try:
-            left = self._replaced(list(dict.fromkeys(parts)))
-            rows, choices = _sorted_out(left)
-            if FALSE[0] in rows:
-                return True
-            rows = useful_rows(rows, self._possible(rows, choices))
-            more, more_choices = Lemmas(self.terms, rows, choices).collect()
-        except TooLargeError:
-            return False
+        rows, choices = _sorted_out(self._replaced(list(dict.fromkeys(parts))))
+        if FALSE[0] in rows:
+            return True
+        rows = useful_rows(rows, self._possible(rows, choices))
+        more, more_choices = Lemmas(self.terms, rows, choices).collect()
         return self._search([*rows, *more], [*choices, *more_choices])
 
     def _possible(self, rows: Sequence[Row], choices: Sequence[Either]) -> list[Row]:
@@ -131,12 +127,18 @@ class Refuter:
     # --- equalities ----------------------------------------------------------------------------
 
     def _replaced(self, parts: list[Part]) -> list[Part]:
+        """The parts without the symbols that equalities among them give away."""
+        kept: set[Part] = set()
         for _ in range(MAX_REPLACED):
-            solutions = (self._solution(part) for part in parts if isinstance(part, Equal))
-            solution = next((s for s in solutions if s is not None), None)
-            if solution is None:
+            found = ((p, self._solution(p)) for p in parts if isinstance(p, Equal))
+            equal, solution = next((f for f in found if f[1] and f[0] not in kept), (None, None))
+            if equal is None or solution is None:
                 break
-            changed = [p for part in parts for p in self._rewritten(part, *solution)]
+            try:
+                changed = [p for part in parts for p in self._rewritten(part, *solution)]
+            except TooLargeError:
+                kept.add(equal)  # it still is two rows
+                continue
             parts = list(dict.fromkeys(changed))
         return parts
 
