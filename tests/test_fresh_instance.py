@@ -1,0 +1,536 @@
+"""``Capture.instantiate(fresh=True)``: a frame in a ``ShapeEnv`` that has learned the facts."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+import sympy
+import torch
+from fresh_checks import differences, env_of, guard_code, named
+from guard_code import evaluate_code
+from torch._dynamo.decorators import mark_unbacked
+from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+from torch._dynamo.source import LocalSource
+from torch._dynamo.symbolic_convert import TensorifyState
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.testing._internal.two_tensor import TwoTensor
+
+import torch_fakeify as tfk
+from torch_fakeify import fresh_env
+from torch_fakeify.desc import ExprDesc, IntNode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+HERE = Path(__file__).parent
+CONFIG = {
+    "capture_scalar_outputs": True,
+    "capture_dynamic_output_shape_ops": True,
+    "specialize_float": False,
+}
+
+
+def capture_of(fn: Callable[..., Any], *calls: tuple[Any, ...], **options: Any) -> tfk.Capture:
+    """The last frame of a function that Dynamo compiles for some calls."""
+    captures: list[tfk.Capture] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        captures.append(tfk.capture(gm, inputs))
+        return gm.forward
+
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(**CONFIG):
+        compiled = torch.compile(fn, backend=backend, **options)
+        for args in calls:
+            compiled(*args)
+    return captures[-1]
+
+
+# --- the frames -----------------------------------------------------------------------------------
+
+
+def product() -> tfk.Capture:
+    """One size is a product of two others."""
+    return capture_of(
+        lambda x, y: x.flatten() + y, (torch.randn(3, 4), torch.randn(12)), dynamic=True
+    )
+
+
+def divisible() -> tfk.Capture:
+    """A size is divisible by a number."""
+    return capture_of(lambda x: x.reshape(100, -1), (torch.randn(2000),), dynamic=True)
+
+
+def branch() -> tfk.Capture:
+    """A Python branch on a size leaves nothing in the graph."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] > 5:
+            return x + 1
+        return x - 1
+
+    return capture_of(f, (torch.randn(7),), dynamic=True)
+
+
+def twice() -> tfk.Capture:
+    """A guard that no range says."""
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x + y if 2 * x.shape[0] > 9 + y.shape[0] else x - y
+
+    return capture_of(f, (torch.randn(17, 3), torch.randn(3)), dynamic=True)
+
+
+def strides() -> tfk.Capture:
+    """Strides, an offset and the sizes of a base."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        if x.stride(0) * 2 > x.size(1) and x.storage_offset() > 2:
+            return x + 1
+        return x - 1
+
+    return capture_of(f, (torch.randn(100)[5:].as_strided((4, 5), (13, 2), 7),), dynamic=True)
+
+
+def item() -> tfk.Capture:
+    """A number inside an input is specialized."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        z = x.item()
+        torch._check(z == 3)
+        return torch.zeros(z)
+
+    return capture_of(f, (torch.tensor(3),), dynamic=True)
+
+
+def nonzero() -> tfk.Capture:
+    """A computed size with a check, and three inputs that share a dim."""
+
+    def f(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> Any:
+        n = y.nonzero()
+        torch._check(n.shape[0] <= x.shape[0], lambda: "too many")
+        return n * 2, z + x
+
+    return capture_of(f, (torch.randn(7), torch.ones(7), torch.ones(7)), dynamic=True)
+
+
+def products_of_items() -> tfk.Capture:
+    """Unbacked numbers whose product is a size."""
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        a, b = y.tolist()
+        torch._check(a * b == x.shape[0])
+        return x.view(a, b)
+
+    return capture_of(f, (torch.randn(12), torch.tensor([3, 4])), dynamic=True)
+
+
+def scalars() -> tfk.Capture:
+    """An integer, a float and a boolean among the inputs."""
+
+    def f(x: torch.Tensor, n: int, s: float, b: bool) -> torch.Tensor:
+        if n * x.shape[0] % 3 == 0 and s > 1.5:
+            return x * n * s
+        return x + s if b else x
+
+    return capture_of(f, (torch.randn(6), 5, 2.5, True), dynamic=True)
+
+
+def symbolic_boolean() -> tfk.Capture:
+    """A boolean that is a symbol."""
+    env = ShapeEnv()
+    mode = FakeTensorMode(shape_env=env)
+    x = mode.from_tensor(torch.randn(4), source=LocalSource("x"))
+    flag = env.create_symbol(1, LocalSource("b"), positive=None, do_not_specialize_zero_one=True)
+    gm = torch.fx.symbolic_trace(lambda x, b: x + 1)
+    return tfk.capture(gm, [x, env.create_symboolnode(sympy.Eq(flag, 1))])
+
+
+def jagged() -> tfk.Capture:
+    """Jagged nested tensors: nested ints, sizes of inner tensors."""
+    a = torch.nested.nested_tensor([torch.randn(n, 5) for n in (2, 3, 4)], layout=torch.jagged)
+    return capture_of(lambda a, b: (a * b).sin(), (a, a.clone()), dynamic=True)
+
+
+def wrapper() -> tfk.Capture:
+    """Wrapper subclasses with a guard on their size."""
+
+    def f(t: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+        return (t @ u).sin() if t.shape[0] % 2 == 0 else t @ u
+
+    t = TwoTensor(torch.randn(6, 4), torch.randn(6, 4))
+    return capture_of(f, (t, TwoTensor(torch.randn(4, 3), torch.randn(4, 3))), dynamic=True)
+
+
+def pruned() -> tfk.Capture:
+    """Guards on a tensor and a number that are no inputs of the graph."""
+
+    def f(x: torch.Tensor, y: torch.Tensor, n: int) -> torch.Tensor:
+        if 2 * y.shape[0] > 9 + x.shape[0] and n % 3 == 2 and y.shape[1] % 4 == 0:
+            return x + 1
+        return x - 1
+
+    return capture_of(f, (torch.randn(5), torch.randn(13, 8), 5), dynamic=True)
+
+
+def view() -> tfk.Capture:
+    """A view whose base is no input."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x.reshape(-1) if x.shape[0] > 3 else x
+
+    return capture_of(f, (torch.randn(10, 6)[2:, 1:],), dynamic=True)
+
+
+def marked() -> tfk.Capture:
+    """A range that the user gave, and a hint of its own."""
+    x = torch.randn(9, 4)
+    torch._dynamo.mark_dynamic(x, 0, min=8, max=64, hint_override=16)
+    return capture_of(lambda x: x * 2, (x,))
+
+
+def unbacked() -> tfk.Capture:
+    """Sizes of inputs without hints, with bounds and a shared name."""
+    x, y = torch.randn(6, 3), torch.randn(6)
+    mark_unbacked(x, 0, min=2, max=99, shape_id="rows")
+    mark_unbacked(y, 0, shape_id="rows")
+    return capture_of(lambda x, y: (x.sum(1) + y, x.shape[0]), (x, y))
+
+
+def specialized() -> tfk.Capture:
+    """A dynamic size that tracing made a number."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x + x.shape[0] if x.shape[0] == 4 else x
+
+    return capture_of(f, (torch.randn(4, 5),), dynamic=True)
+
+
+def automatic() -> tfk.Capture:
+    """A size that became dynamic at the second call."""
+
+    def f(x: torch.Tensor, n: int) -> torch.Tensor:
+        return x + n if x.shape[0] > 4 else x
+
+    return capture_of(f, (torch.randn(7, 3), 4), (torch.randn(9, 3), 6))
+
+
+def other_names() -> tfk.Capture:
+    """Symbols that a new environment would call otherwise, also one by the name of another."""
+    env = ShapeEnv(duck_shape=False)
+    env.unique_ids.add(77)  # what a new environment takes for x.size()[0]
+    env.unbacked_symint_counter = 5
+    mode = FakeTensorMode(shape_env=env)
+    x = mode.from_tensor(torch.randn(6, 4), source=LocalSource("x"))
+    taken = next(
+        s
+        for s in (LocalSource(f"y{i}") for i in range(999))
+        if env._generate_unique_id(f"{s.name}.size()[0]") == int(str(x.shape[0])[1:]) + 1
+    )
+    env.unique_ids.intersection_update({77, *(int(str(n)[1:]) for n in x.shape)})
+    y = mode.from_tensor(torch.randn(8), source=taken)
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> Any:
+        n = y.nonzero()
+        assert x.shape[0] + 3 > x.shape[1] + 2
+        assert y.shape[0] % 4 == 0
+        return n + 1, x.reshape(-1), x.shape[0] * y.shape[0]
+
+    return tfk.capture(make_fx(f, tracing_mode="real")(x, y), [x, y])
+
+
+CASES = {
+    f.__name__: f
+    for f in (
+        product, divisible, branch, twice, strides, item, nonzero, products_of_items, scalars,
+        symbolic_boolean, jagged, wrapper, pruned, view, marked, unbacked, specialized, automatic,
+        other_names,
+    )
+}  # fmt: skip
+
+
+@functools.cache
+def case(name: str) -> tfk.Capture:
+    """The capture of one frame, made once."""
+    return CASES[name]()
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """What one fresh interpreter finds in the files of all frames."""
+    directory = tmp_path_factory.mktemp("fresh")
+    for name in CASES:
+        case(name).save(directory / f"{name}.fkf")
+    done = subprocess.run(
+        [sys.executable, str(HERE / "fresh_checks.py"), *map(str, directory.iterdir())],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        cwd=HERE,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return {Path(path).stem: found for path, found in json.loads(done.stdout).items()}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_fresh_instance_knows_what_the_recorded_one_knows(name: str) -> None:
+    """Guards, ranges, replacements, sources, hints, asserts and lines of code are the same."""
+    assert differences(case(name)) == []
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_knows_so_in_another_process(name: str, elsewhere: dict[str, list[str]]) -> None:
+    """The same from a file, where none of the code is that made the frame."""
+    assert elsewhere[name] == []
+
+
+# --- what is new ----------------------------------------------------------------------------------
+
+
+def facts_by_source(instance: Any) -> dict[str, str]:
+    """The guards over sources, and the user's line of each."""
+    names = named(instance)
+    return {
+        str(guard.expr.xreplace(names)): (guard.sloc.maybe_user_loc or "").split("  #")[0]
+        for guard in env_of(instance).guards
+    }
+
+
+def test_every_guard_has_its_line_of_code() -> None:
+    """A guard that a node told and one that was stated both name the line that caused them."""
+    assert facts_by_source(case("branch").instantiate(fresh=True)) == {
+        "L['x'].size()[0] >= 6": "if x.shape[0] > 5:"
+    }
+    line = "if 2 * y.shape[0] > 9 + x.shape[0] and n % 3 == 2 and y.shape[1] % 4 == 0:"
+    assert facts_by_source(case("pruned").instantiate(fresh=True)) == {
+        "2*L['y'].size()[0] > L['x'].size()[0] + 9": line,
+        "Eq(Mod(L['y'].size()[1], 4), 0)": line,
+        "Eq(PythonMod(L['n'], 3), 2)": line,
+    }
+
+
+def test_what_the_inputs_tell_is_learned_from_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the nodes, a fresh environment has no guard; it is not copied from the record."""
+    monkeypatch.setattr(fresh_env, "learn", lambda _gm, _inputs: 0)
+    assert env_of(case("twice").instantiate(fresh=True)).guards == []
+    assert len(env_of(case("pruned").instantiate(fresh=True)).guards) == 3
+
+
+def test_a_divisible_size_refuses_another() -> None:
+    """The guards of ``x.reshape(100, -1)`` hold for 2000 and 300, and not for 2099."""
+    code = guard_code(case("divisible").instantiate(fresh=True))
+    held = {n: evaluate_code(code, {"L['x'].size()[0]": n}) for n in (2000, 300, 2099, 0)}
+    assert held == {2000: True, 300: True, 2099: False, 0: False}
+
+
+def test_symbols_have_the_names_that_a_new_environment_gives() -> None:
+    """Names of the record are free again, also for another symbol."""
+    capture = case("other_names")
+    restored, fresh = capture.instantiate(), capture.instantiate(fresh=True)
+    old, new = (list(env_of(i).backed_var_to_val) for i in (restored, fresh))
+    assert (str(old[0]), str(new[0])) == ("s78", "s77")
+    assert str(old[2]) == "s79"
+    assert str(new[2]) == "s78"  # which was another one's
+    assert [str(s) for s in env_of(restored).var_to_stack] == ["u5"]
+    assert [str(s) for s in env_of(fresh).var_to_stack] == ["u0"]
+    bound = [
+        str(s)
+        for fx_node in fresh.gm.graph.nodes
+        for s in fx_node.meta.get("unbacked_bindings", {})
+    ]
+    assert bound == ["u0"]
+
+
+def test_nothing_of_the_recorded_history_is_left() -> None:
+    """Counters begin anew, nothing is pending, and the environment is not frozen."""
+    capture = case("other_names")
+    desc = capture.desc.shape_env
+    assert desc is not None
+    frozen = msgspec.structs.replace(
+        desc, frozen=True, error_on_new_guards=True, runtime_asserts_frozen=True
+    )
+    damaged = msgspec.structs.replace(capture.desc, shape_env=frozen)
+    env = env_of(tfk.Capture(damaged).instantiate(fresh=True))
+    assert env.unbacked_symint_counter == 1
+    assert env.unique_ids == {int(s.name[1:]) for s in env.backed_var_to_val}
+    assert not env.pending_fresh_unbacked_symbols
+    assert not (env.frozen or env._error_on_new_guards or env.runtime_asserts_frozen)
+
+
+def test_the_default_is_the_recorded_state() -> None:
+    """Without ``fresh`` the environment has the recorded state, entry by entry."""
+    capture = case("strides")
+    assert tfk.snapshot(env_of(capture.instantiate())) == capture.desc.shape_env
+    assert tfk.snapshot(env_of(capture.instantiate(fresh=True))) != capture.desc.shape_env
+
+
+def test_a_frame_without_an_environment_has_none() -> None:
+    """Static fakes stay static."""
+    x = FakeTensorMode().from_tensor(torch.randn(2))
+    capture = tfk.capture(torch.fx.symbolic_trace(lambda x: x + 1), [x])
+    assert capture.instantiate(fresh=True).shape_env is None
+
+
+def test_a_specialized_graph_keeps_what_it_assumes() -> None:
+    """``specialize_on``: conditions stay with the input, and what one graph assumes is known."""
+    x = torch.randn(32, 3)
+    torch._dynamo.mark_dynamic(x, 0, specialize_on=[lambda n: n % 16 == 0])
+    capture = capture_of(lambda x: x * 2, (x,))
+    env = env_of(capture.instantiate(fresh=True))
+    (specialization,) = env.specializations
+    assert [specialization.check_fn(n) for n in (32, 33)] == [True, False]
+    assert env.axioms == env_of(capture.instantiate()).axioms
+    assert len(env.axioms) == 8
+    assert env.guards == []
+
+
+def test_a_record_that_contradicts_itself_is_refused() -> None:
+    """A guard that the recorded inputs violate is an error, with the guard and the numbers."""
+    capture = case("pruned")
+    desc = capture.desc.shape_env
+    assert desc is not None
+    hints = [
+        msgspec.structs.replace(s, hint=s.hint and ExprDesc(nodes=(IntNode(value=4),)))
+        for s in desc.symbols
+    ]
+    damaged = msgspec.structs.replace(desc, symbols=tuple(hints))
+    with pytest.raises(tfk.ShapeEnvError) as info:
+        tfk.Capture(msgspec.structs.replace(capture.desc, shape_env=damaged)).instantiate(
+            fresh=True
+        )
+    assert str(info.value) == (
+        "2*s17 > s77 + 9: a recorded fact does not hold for the recorded inputs; expected "
+        "2*s17 > s77 + 9; found s17 = 4, s77 = 4. The capture is damaged: record the frame again"
+    )
+
+
+# --- compiling ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if n not in ("other_names", "symbolic_boolean")])
+def test_a_fresh_instance_compiles(name: str) -> None:
+    """AOTAutograd takes it, and it gives the results of the restored instance."""
+    capture = case(name)
+    theirs = capture.instantiate().compile("aot_eager")(*inputs_of(name))
+    ours = capture.instantiate(fresh=True).compile("aot_eager")(*inputs_of(name))
+    assert len(ours) == len(theirs)
+    for one, other in zip(ours, theirs, strict=True):
+        if isinstance(one, torch.Tensor) and one.is_nested:
+            assert torch.equal(one.values(), other.values())
+        elif isinstance(one, torch.Tensor):
+            assert torch.equal(one, other)
+        else:
+            assert one == other
+
+
+def inputs_of(name: str) -> list[Any]:
+    """Real inputs; numbers that a program reads from its data as it had them."""
+    sizes = {"unbacked": {"u0": 6, "u1": 6}, "marked": {"s77": 9}}.get(name)
+    inputs = case(name).materialize(seed=3, sizes=sizes)
+    numbers = {"item": [3], "products_of_items": [3, 4]}.get(name)
+    if numbers is not None:
+        tensor = next(
+            x for x in inputs if isinstance(x, torch.Tensor) and not x.is_floating_point()
+        )
+        tensor.copy_(torch.tensor(numbers).reshape(tensor.shape))
+    return inputs
+
+
+def test_training_through_a_fresh_instance() -> None:
+    """Gradients are eager's, at other sizes too."""
+    linear = torch.nn.Linear(5, 3)
+    capture = capture_of(lambda x: linear(x).relu().flatten(), (torch.randn(4, 5),), dynamic=True)
+    compiled = capture.instantiate(fresh=True).compile("aot_eager")
+    restored = env_of(capture.instantiate())
+    rows = restored.source_to_var["L['x'].size()[0]"]
+    inputs = capture.materialize(seed=1, sizes={str(rows): 9})
+    weight, bias = sorted(
+        (x for x in inputs if isinstance(x, torch.nn.Parameter)), key=lambda p: -p.dim()
+    )
+    (x,) = (i for i in inputs if isinstance(i, torch.Tensor) and not i.requires_grad)
+    assert x.shape == (9, 5)
+    (out,) = compiled(*inputs)
+    expected = torch.nn.functional.linear(x, weight, bias).relu().flatten()
+    ours = torch.autograd.grad(out.square().sum(), (weight, bias))
+    theirs = torch.autograd.grad(expected.square().sum(), (weight, bias))
+    assert all(torch.allclose(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_a_float_that_the_backend_wants_as_a_constant() -> None:
+    """The instance is built again, fresh again, with the constant in its graph."""
+    instance = case("scalars").instantiate(fresh=True)
+    environments: list[Any] = []
+
+    def backend(gm: torch.fx.GraphModule, _inputs: list[Any]) -> Callable[..., Any]:
+        environments.append(instance.shape_env)
+        if len(environments) == 1:
+            (symbol,) = (s for s in env_of(instance).backed_var_to_val if str(s).startswith("zf"))
+            TensorifyState.specialize(str(symbol))
+            raise TensorifyScalarRestartAnalysis(restart_reason="a float")
+        return gm.forward
+
+    instance.compile(backend)
+    assert list(instance.specialized.values()) == [2.5]
+    first, second = environments
+    assert first is not second
+    assert [g.expr for g in first.guards] == [g.expr for g in second.guards]
+    assert len(second.guards) == 2
+    assert not instance.gm.graph.find_nodes(op="call_method", target="item")
+
+
+def test_a_fresh_instance_on_another_device() -> None:
+    """What was recorded on an accelerator learns the same on the CPU."""
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    rows = mode.from_tensor(torch.empty(8, 6), source=LocalSource("x")).shape[0]
+    with mode:
+        x = torch.empty((rows, 6), device="cuda:0")
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        assert x.shape[0] % 4 == 0
+        return x.reshape(4, -1) + torch.ones(1, device=x.device)
+
+    capture = tfk.capture(make_fx(f, tracing_mode="real")(x), [x])
+    instance = capture.instantiate(device="cpu", fresh=True)
+    assert instance.inputs[0].device.type == "cpu"
+    assert list(facts_by_source(instance)) == ["Eq(Mod(L['x'].size()[0], 4), 0)"]
+    (real,) = capture.materialize(device="cpu")
+    assert torch.equal(instance.compile("eager")(real), real.reshape(4, -1) + 1)
+
+
+# --- captured again -------------------------------------------------------------------------------
+
+
+def again(instance: Any) -> tfk.Capture:
+    """The capture of an instance."""
+    with instance.active():
+        return tfk.capture(instance.gm, instance.inputs)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_fresh_instance_is_a_frame_like_any_other(name: str) -> None:
+    """Law 6: captured again and made fresh again, its fingerprint does not change any more.
+
+    The first time it may: the fingerprint has the guards as they are written, and of guards that
+    follow from others a fresh environment has none.
+    """
+    once = again(case(name).instantiate(fresh=True))
+    assert again(once.instantiate(fresh=True)).fingerprint() == once.fingerprint()
+    assert again(once.instantiate()).fingerprint() == once.fingerprint()
+
+
+def test_where_guards_are_written_alike_the_fingerprint_is_the_same() -> None:
+    """Law 6 for a frame whose guards are all needed."""
+    for name in ("product", "twice", "nonzero", "scalars", "wrapper", "unbacked", "specialized"):
+        capture = case(name)
+        assert again(capture.instantiate(fresh=True)).fingerprint() == capture.fingerprint()

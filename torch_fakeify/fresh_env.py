@@ -1,0 +1,341 @@
+"""A new ``ShapeEnv`` that has learned what another one knows.
+
+`env_restore` puts a state back; here the state comes about again: a ``ShapeEnv`` of the same
+settings makes symbols for the same sources, runs the guard nodes of `replay` on inputs over them,
+and is told what no input of a graph holds. What it knows then, torch's own rules have found.
+
+====================================  ============================================================
+of the first environment              in the new one
+====================================  ============================================================
+settings, ``co_fields``               the same
+symbols                               made by the new one, under the same sources in the same order;
+                                      names are as it gives them
+hints, overrides, ``size_like``,      the same
+``unbacked_inputs``, duck shapes
+``specializations``, shape ids,       the same: they come with the policy by which inputs are made,
+spec symbols, exclusion constraints   not with what was found out about them
+guards, value ranges, replacements,   learned: those of inputs from the nodes of `insert_guards`,
+``divisible``                         the others stated. A guard that follows from others is not
+                                      among the guards
+deferred runtime asserts              stated, with their messages and stacks
+``axioms``                            the same, such as what a specialized graph assumes
+stacks and locations                  the recorded ones, of each fact that is the same
+frozen, ``_error_on_new_guards``      not set: the new environment goes on learning
+counters, versions, caches            its own
+====================================  ============================================================
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import sympy
+
+from . import _torch
+from ._torch import DimDynamic, ShapeEnv, SingletonInt, SymT, ValueRangesSLoc, int_oo
+from .conditions import RecordedCondition
+from .desc import SymbolNode
+from .errors import ShapeEnvError
+from .exprs import decode_expr, encode_expr
+from .guard_facts import Fact, assumed_facts
+from .renaming import rename_symbols
+from .replay import insert_guards, learn
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+
+    import torch
+
+__all__ = ["FreshEnv"]
+
+
+class FreshEnv:
+    """A ``ShapeEnv`` with the symbols of another one, which `learn` teaches its facts.
+
+    Attributes:
+        env: the new ``ShapeEnv``.
+        symbols: its symbols by those of the other one.
+        names: the same as records, for `rename_symbols`.
+
+    Args:
+        known: the environment that knows the facts. Nothing in it is changed.
+
+    Raises:
+        ShapeEnvError: it has a symbol that no ``ShapeEnv`` would make.
+    """
+
+    def __init__(self, known: Any) -> None:
+        self._known = known
+        self.env: Any = ShapeEnv(
+            should_record_events=False,
+            co_fields=dict(known.co_fields),
+            **dataclasses.asdict(known.settings),
+        )
+        # As of a restored environment: what torch checks there is a history of another process.
+        self.env._translation_validation_enabled = False
+        for name in ("validator", "graph", "name_to_node"):
+            vars(self.env).pop(name, None)
+        self.symbols: dict[sympy.Symbol, sympy.Symbol] = {}
+        with self.env.ignore_fresh_unbacked_symbols():  # no operator of a trace binds them
+            for symbol in _symbols_of(known):
+                self.symbols[symbol] = self._make(symbol)
+        self.names = {_record(old): _record(new) for old, new in self.symbols.items()}
+        self._copy_policy()
+
+    def learn(self, gm: torch.fx.GraphModule, known: Sequence[Any], inputs: Sequence[Any]) -> None:
+        """Teach the new environment all facts of the other one.
+
+        Args:
+            gm: a graph that takes the inputs. It gets fake values and guard nodes.
+            known: the inputs over the other environment's symbols, one for each placeholder.
+            inputs: the same over the new environment's symbols.
+
+        Raises:
+            ShapeEnvError: the facts contradict one another, or the inputs.
+        """
+        for fx_node, value in zip(gm.graph.find_nodes(op="placeholder"), known, strict=True):
+            fx_node.meta["val"] = value
+        facts = _Facts(self)
+        # An assert comes with a message; learned from a node first, it would have lost it.
+        facts.asserts()
+        facts.computed_ranges()
+        with facts.without_exclusions():
+            inserted = insert_guards(gm, self._known)
+            learn(gm, inputs)
+            facts.others(frozenset(inserted.unreachable))
+        facts.axioms()
+        facts.locations()
+
+    def over_new(self, value: Any) -> Any:
+        """An expression over the new symbols; anything else as it is."""
+        if not isinstance(value, sympy.Basic):
+            return value
+        if all(self.symbols.get(symbol, symbol) == symbol for symbol in value.free_symbols):
+            return value
+        # As a record: `xreplace` would evaluate what torch has left unevaluated.
+        return decode_expr(rename_symbols(encode_expr(value), self.names))
+
+    # --- symbols ----------------------------------------------------------------------------------
+
+    def _make(self, symbol: sympy.Symbol) -> sympy.Symbol:
+        env, known = self.env, self._known
+        sources = known.var_to_sources.get(symbol, [])
+        if _torch.symbol_is_type(symbol, SymT.UNBACKED_INT):
+            new = env.create_unbacked_symint(sources[0] if sources else None).node.expr
+            if symbol in known.size_like:
+                env._constrain_range_for_size(new)
+        elif _torch.symbol_is_type(symbol, SymT.UNBACKED_FLOAT):
+            new = env.create_unbacked_symfloat().node.expr
+        else:
+            new = self._backed(symbol, sources)
+        if _record(new).assumptions != _record(symbol).assumptions:
+            raise _unlikely(symbol, "its assumptions are not torch's")
+        if sources or new in env.var_to_sources:
+            env.var_to_sources[new] = list(sources)
+        if symbol in known.size_like:
+            env.size_like.add(new)
+        return new
+
+    def _backed(self, symbol: sympy.Symbol, sources: Sequence[Any]) -> sympy.Symbol:
+        known = self._known
+        hint = known.backed_var_to_val.get(symbol)
+        if hint is None:
+            raise _unlikely(symbol, "it is backed and has no hint")
+        bounds = known.var_to_range.get(symbol)
+        source = sources[0] if sources else self._unknown_source(symbol)
+        new = self.env.create_symbol(
+            _number(hint),
+            source,
+            # Sizes that are one symbol share it already.
+            dynamic_dim=DimDynamic.DYNAMIC,
+            positive=True if symbol.is_positive else None,
+            do_not_specialize_zero_one=bounds is None or bool(bounds.lower < 2),
+        )
+        if not isinstance(new, sympy.Symbol):
+            raise _unlikely(symbol, f"a size of {hint} gets no symbol")
+        return new
+
+    def _unknown_source(self, symbol: sympy.Symbol) -> Any:
+        sources = _torch.dynamo_source()
+        for i in itertools.count():
+            source = sources.ConstantSource(f"__fakeify_{symbol.name}" + f"_{i}" * bool(i))
+            if source.name not in self._known.source_to_var:
+                return source
+        raise AssertionError
+
+    def _copy_policy(self) -> None:
+        """What is known of inputs before anything is asked about them."""
+        env, known, new = self.env, self._known, self.over_new
+        env.source_to_var.clear()  # in the order of the other, which has all sources of a symbol
+        env.source_to_var.update((name, new(expr)) for name, expr in known.source_to_var.items())
+        env.source_to_symbol.update(known.source_to_symbol)
+        env.source_name_to_debug_name.update(known.source_name_to_debug_name)
+        env.val_to_var.update((number, new(symbol)) for number, symbol in known.val_to_var.items())
+        for table in (
+            "var_to_hint_override",
+            "real_tensor_prop_unbacked_vals",
+            "unbacked_alloc_order",
+            "var_to_stack",
+            "unbacked_renamings",
+        ):
+            ours: Any = getattr(env, table)
+            ours.update((new(key), new(value)) for key, value in getattr(known, table).items())
+        env.unbacked_inputs.update(new(symbol) for symbol in known.unbacked_inputs)
+        env.exclusion_constraints.extend((new(s), n) for s, n in known.exclusion_constraints)
+        for specialization in known.specializations:
+            env.specializations.add(self._specialization(specialization))
+        env.specialization_stacks.update(known.specialization_stacks)
+        for table in ("_shape_id_to_unbacked_symbol", "_spec_symbol_to_compile_symbol"):
+            getattr(env, table).update((k, new(v)) for k, v in getattr(known, table).items())
+        env._shape_spec_pending_assumptions.extend(
+            (set(free), new(condition)) for free, condition in known._shape_spec_pending_assumptions
+        )
+
+    def _specialization(self, specialization: Any) -> Any:
+        check_fn = specialization.check_fn
+        if isinstance(check_fn, RecordedCondition):
+            symbol, condition = self.over_new(check_fn.symbol), self.over_new(check_fn.condition)
+            check_fn = RecordedCondition(symbol, condition)
+        return _torch.Specialization(specialization.source, check_fn)
+
+
+def _symbols_of(env: Any) -> list[sympy.Symbol]:
+    """All symbols of a ``ShapeEnv``, in the order in which they were made."""
+    tables = (env.var_to_range, env.backed_var_to_val, env.var_to_sources, env.var_to_stack)
+    return list(dict.fromkeys(symbol for table in tables for symbol in table))
+
+
+def _record(symbol: sympy.Symbol) -> SymbolNode:
+    record = encode_expr(symbol).nodes[0]
+    assert isinstance(record, SymbolNode)
+    return record
+
+
+def _number(hint: Any) -> Any:
+    if isinstance(hint, SingletonInt):
+        nested: Any = hint
+        return _torch.make_nested_int(int(nested._val), int(nested._coeff))
+    return int(hint) if hint.is_Integer else float(hint)
+
+
+def _unlikely(symbol: sympy.Symbol, found: str) -> ShapeEnvError:
+    return ShapeEnvError(
+        "a symbol that a new ShapeEnv would not make",
+        where=str(symbol),
+        expected="a symbol of an input, or of what an operator gives",
+        found=found,
+        fix="Use the environment in its recorded state: instantiate()",
+    )
+
+
+# --- facts ----------------------------------------------------------------------------------------
+
+
+class _Facts:
+    """What one environment knows, told to another one."""
+
+    def __init__(self, fresh: FreshEnv) -> None:
+        self._env = fresh.env
+        self._known = fresh._known  # pyright: ignore[reportPrivateUsage]
+        self._symbols = fresh.symbols
+        self._new = fresh.over_new
+
+    def asserts(self) -> None:
+        """The deferred runtime asserts, with their messages and stacks."""
+        groups = self._env.deferred_runtime_asserts
+        for group in self._known.deferred_runtime_asserts.values():
+            for one in group:
+                before = {key: len(known) for key, known in groups.items()}
+                self._env.guard_or_defer_runtime_assert(self._new(one.expr), one.msg)
+                for key, known in groups.items():
+                    first = before.get(key, 0)
+                    known[first:] = [dataclasses.replace(n, stack=one.stack) for n in known[first:]]
+
+    def computed_ranges(self) -> None:
+        """The ranges of symbols that no guard can check: what an operator says of its result."""
+        for symbol, bounds in self._known.var_to_range.items():
+            if symbol not in self._known.backed_var_to_val:
+                self._env._update_var_to_range(self._symbols[symbol], bounds)
+
+    @contextmanager
+    def without_exclusions(self) -> Generator[None, None, None]:
+        """Exclusions belong to the policy: the new environment has them already."""
+        kept = self._known.exclusion_constraints
+        self._known.exclusion_constraints = []
+        try:
+            yield
+        finally:
+            self._known.exclusion_constraints = kept
+
+    def others(self, unreachable: frozenset[str]) -> None:
+        """State what the inputs of the graph did not tell."""
+        for fact in assumed_facts(self._known):
+            expr = self._new(fact.expr)
+            if fact.what == "guard" and str(fact.expr) not in unreachable:
+                continue  # said by a node, or it follows from what the nodes say
+            if self._env._maybe_evaluate_static(expr) == sympy.true and not self._is_news(fact):
+                continue
+            with self._cause(fact.location):
+                self._state(fact, expr)
+
+    def _is_news(self, fact: Fact) -> bool:
+        """Whether an equality is known as a condition and not yet as a replacement."""
+        return fact.what == "divisible" and self._new(fact.expr.args[0]) not in self._env.divisible
+
+    def _state(self, fact: Fact, expr: sympy.Basic) -> None:
+        env = self._env
+        if fact.what == "divisible":
+            env._add_divisible(expr.args[0])
+        if expr.free_symbols <= env.backed_var_to_val.keys():
+            if env.evaluate_expr(expr) != sympy.true:
+                raise ShapeEnvError(
+                    "a recorded fact does not hold for the recorded inputs",
+                    where=str(fact.expr),
+                    expected=str(expr),
+                    found=", ".join(
+                        f"{s} = {env.backed_var_to_val[s]}"
+                        for s in sorted(expr.free_symbols, key=str)
+                    ),
+                    fix="The capture is damaged: record the frame again",
+                )
+        elif fact.what == "equality":
+            symbol, expr = expr.args
+            env._set_replacement(symbol, expr, "recorded")
+
+    @contextmanager
+    def _cause(self, location: Any) -> Generator[None, None, None]:
+        """Facts that are stated inside have this ``SLoc``."""
+        if location is None:
+            yield
+            return
+        self._env._get_sloc = lambda *_args, **_kwargs: location
+        try:
+            yield
+        finally:
+            del self._env._get_sloc
+
+    def axioms(self) -> None:
+        """What a specialized graph may assume, which no guard says; and what asserts imply."""
+        for condition, value in self._known.axioms.items():
+            self._env.axioms.setdefault(self._new(condition), self._new(value))
+        self._env._update_version_counter()
+
+    def locations(self) -> None:
+        """Who caused a range or a replacement is who caused it in the other environment."""
+        env, known = self._env, self._known
+        for symbol, locations in known.var_to_range_sloc.items():
+            bounds, ours = (
+                known.var_to_range.get(symbol),
+                env.var_to_range.get(self._symbols[symbol]),
+            )
+            if bounds is not None and ours is not None:
+                here = env.var_to_range_sloc[self._symbols[symbol]]
+                lower = locations.lower if bounds.lower == ours.lower else here.lower
+                upper = locations.upper if bounds.upper == ours.upper else here.upper
+                env.var_to_range_sloc[self._symbols[symbol]] = ValueRangesSLoc(lower, upper)
+        for symbol, location in known.replacements_slocs.items():
+            if self._symbols[symbol] in env.replacements:
+                env.replacements_slocs[self._symbols[symbol]] = location
