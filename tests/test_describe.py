@@ -402,6 +402,20 @@ def test_a_condition_that_branches_is_refused() -> None:
         tfk.describe_tensor(t)
 
 
+@pytest.mark.parametrize("fake", [False, True])
+def test_a_dense_view_of_a_wrapper_has_its_view_operators(fake: bool) -> None:
+    """The values of a jagged tensor are a dense view whose base is none, and convert as such."""
+    nested = torch.nested.nested_tensor([torch.ones(3, 5), torch.ones(4, 5)], layout=torch.jagged)
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    values = ((mode.from_tensor(nested) if fake else nested) * 2).values()
+    d = tfk.describe_tensor(values)
+    assert d.view_calls is not None
+    assert [call.op for call in d.view_calls] == ["aten._nested_get_values.default"]
+    made = tfk.MetaConverter(FakeTensorMode(shape_env=ShapeEnv())).from_desc(d)
+    assert made._base is not None
+    assert type(made._base) is type(nested)
+
+
 def test_the_error_names_the_part_and_the_source() -> None:
     """A refused base or gradient is found by its path, an input by its source."""
     x = torch.zeros(2, requires_grad=True)

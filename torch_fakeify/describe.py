@@ -68,6 +68,8 @@ __all__ = ["MetaTensorDescriber", "describe_tensor"]
 
 _Tensor = torch.Tensor
 _Parameter = torch.nn.Parameter
+_DENSE = (torch.Tensor, _Parameter, _torch.FakeTensor)
+"""Classes of which none is a wrapper subclass."""
 
 _ITEM_DTYPES = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.float64})
 """Dtypes whose 0-dim CPU tensors get a symbol for ``item()`` from torch's ``from_tensor``."""
@@ -210,6 +212,8 @@ class MetaTensorDescriber:
         offset: Any = t.storage_offset()
         if requires_grad and not t.is_leaf:
             return None
+        if base is not None and type(base) not in _DENSE:
+            return None  # the plain path records the view operators
         dtype = t.dtype
         if dtype in _OFFSET_DTYPES and facts.nested_int_of(t) is not None:
             return None
@@ -271,6 +275,8 @@ class MetaTensorDescriber:
         if requires_grad and not t.is_leaf:
             return None
         base = t._base if t._is_view() else None
+        if base is not None and type(base) not in _DENSE:
+            return None
         grad = t.grad
         if grad is not None or t.grad_dtype is not t.dtype:
             return None
