@@ -73,6 +73,7 @@ from torch.fx.experimental.symbolic_shapes import (
     SymbolicContext,
     SymIntSymbolicContext,
     ValueRangesSLoc,
+    canonicalize_bool_expr,
     guard_or_false,
     is_symbolic,
     sym_eq,

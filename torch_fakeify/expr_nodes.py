@@ -34,6 +34,7 @@ __all__ = [
     "Operand",
     "bodies",
     "mark_of",
+    "set_mark",
     "strip_marked",
     "value_key",
     "value_of",
@@ -59,6 +60,11 @@ def mark_of(fx_node: torch.fx.Node) -> Mapping[str, str] | None:
         return None
     what, _, expr = mark.partition(": ")
     return {"what": what, "expr": expr}
+
+
+def set_mark(fx_node: torch.fx.Node, mark: Mapping[str, str]) -> None:
+    """Say what an inserted node is for: ``what`` it is, and the ``expr`` that it is about."""
+    fx_node.meta["custom"] = {MARK: f"{mark['what']}: {mark['expr']}"}
 
 
 def bodies(gm: torch.fx.GraphModule) -> list[torch.fx.GraphModule]:
@@ -167,7 +173,7 @@ class ExprNodes:
     def call(self, target: Any, args: tuple[Any, ...], mark: Mapping[str, str]) -> torch.fx.Node:
         """A new node that calls a function, marked and with its value."""
         fx_node = self.graph.call_function(target, args)
-        fx_node.meta["custom"] = {MARK: f"{mark['what']}: {mark['expr']}"}
+        set_mark(fx_node, mark)
         values = [value_of(arg) for arg in args]
         if None not in values:
             with self._env.suppress_guards():
