@@ -514,10 +514,6 @@ def is_float_symbol(symbol: Any) -> bool:
     return symbol_is_type(symbol, (SymT.FLOAT, SymT.UNBACKED_FLOAT))
 
 
-CREATE_SYMBOL = ShapeEnv.create_symbol
-"""Torch's own; another stands in its place while a checkpoint takes notes."""
-
-
 def layout_methods() -> list[str]:
     """Methods of ``SymNode`` by which C++ finds out how a tensor lies in memory, which it keeps."""
     guards = "guard_bool", "guard_or_false", "guard_or_true", "guard_size_oblivious", "expect_true"

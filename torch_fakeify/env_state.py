@@ -1,0 +1,318 @@
+"""The state of a ``ShapeEnv`` at one moment, by reference: saved, and put back in place.
+
+A container is saved as a shallow copy and gets its old contents back in place, so that whoever else
+holds it sees them too. What hangs inside a container is looked at by type: lists, sets, dicts and the
+few records that torch assigns to are saved as well; sources, expressions, stacks and guards never
+change and are kept as they are.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter, OrderedDict, defaultdict
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from torch.fx import Graph, Node
+
+from ._torch import OrderedSet, ValueRangesSLoc
+from .errors import ShapeEnvError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    import sympy
+
+__all__ = ["Leap", "SavedState", "last_used"]
+
+_DICTS = (dict, Counter, defaultdict)
+_CHANGING = frozenset(
+    {dict, Counter, defaultdict, OrderedDict, list, set, tuple, OrderedSet, ValueRangesSLoc, Graph}
+)
+"""Types of entries that may be changed in place; a tuple only for what it contains."""
+
+_OWN_MODULES = ("torch.fx.experimental.symbolic_shapes", "torch.fx.experimental.validator")
+"""Objects of their classes, as attributes of a ``ShapeEnv``, are saved attribute by attribute."""
+
+_COUNTERS = ("_version_counter", "_replacements_version_counter")
+_SYMBOL_TABLES = (
+    "var_to_range",
+    "backed_var_to_val",
+    "var_to_sources",
+    "var_to_stack",
+    "unbacked_alloc_order",
+)
+"""A symbol is known to a ``ShapeEnv`` if it is a key of one of these."""
+
+_MISSING = object()
+
+
+class Leap(int):
+    """An ``int`` whose next number is not the next one.
+
+    A rollback puts a version counter back to its old value. Had it then counted up as before, it
+    would meet the numbers of the states that were rolled back, and what torch remembers under
+    these (``SymNode.expr``, the caches of methods) would be taken for current.
+    """
+
+    successor: int
+
+    def __new__(cls, value: int, successor: int) -> Leap:
+        """A number equal to ``value``; adding one to it gives ``successor``."""
+        made = super().__new__(cls, value)
+        made.successor = successor
+        return made
+
+    def __add__(self, other: int) -> int:
+        return self.successor + other - 1 if other > 0 else int(self) + other
+
+    def __reduce__(self) -> tuple[type[Leap], tuple[int, int]]:
+        return Leap, (int(self), self.successor)
+
+
+def last_used(counter: int) -> int:
+    """The highest number that a version counter has had, as far as the number itself tells."""
+    return counter.successor - 1 if isinstance(counter, Leap) else counter
+
+
+class SavedState:
+    """Everything that a ``ShapeEnv`` is made of, as it was when this was made.
+
+    It costs one shallow copy of each container. The attributes are found by looking, so one that a
+    later torch adds is saved too.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self._saver = _Saver()
+        self._saver.save_attributes(vars(env))
+        self._vars = dict(vars(env))
+        self._tables = [
+            self._saver.copies[id(table)]
+            for name in _SYMBOL_TABLES
+            if (table := self._vars.get(name)) is not None
+        ]
+
+    def new_symbols(self, expr: Any) -> list[sympy.Symbol]:
+        """The symbols of an expression that the environment knows now and did not know then."""
+        now = [vars(self._env)[name] for name in _SYMBOL_TABLES]
+        return [
+            symbol
+            for symbol in getattr(expr, "free_symbols", ())
+            if not any(symbol in table for table in self._tables)
+            and any(symbol in table for table in now)
+        ]
+
+    def is_new(self, fx_node: Any) -> bool:
+        """Whether the graph of the translation validation got this FX node since."""
+        return isinstance(fx_node, Node) and not any(
+            graph.knows(fx_node) for graph in self._saver.graphs
+        )
+
+    @property
+    def replacements_version(self) -> int:
+        """The version of the replacements then."""
+        return self._vars["_replacements_version_counter"]
+
+    def check(self) -> None:
+        """Whether `restore` can do its work; nothing is changed.
+
+        Raises:
+            ShapeEnvError: the graph of the translation validation lost a node that it had then.
+        """
+        for graph in self._saver.graphs:
+            graph.check()
+
+    def restore(self, used: Mapping[str, int]) -> None:
+        """Puts everything back; may be done again.
+
+        Args:
+            used: for each version counter, the highest number that it has ever had.
+        """
+        _restore_attributes(vars(self._env), self._vars)
+        self._saver.restore()
+        for name in _COUNTERS:
+            value = self._vars[name]
+            if used[name] > value:
+                vars(self._env)[name] = Leap(value, used[name] + 1)
+
+    def counters(self) -> Iterator[tuple[str, int]]:
+        """The version counters of the environment now and the highest number each tells of."""
+        return ((name, last_used(vars(self._env)[name])) for name in _COUNTERS)
+
+
+class _Saver:
+    """The contents of containers, each saved once."""
+
+    def __init__(self) -> None:
+        self.copies: dict[int, Any] = {}
+        """By the ``id`` of the container, which is kept alive below."""
+        self.graphs: list[_SavedGraph] = []
+        self._dicts: list[tuple[Any, Any]] = []
+        self._lists: list[tuple[list[Any], list[Any]]] = []
+        self._sets: list[tuple[set[Any], set[Any]]] = []
+        self._objects: list[tuple[Any, dict[str, Any]]] = []
+        self._groups: list[_Lists | _Locations] = []
+
+    def save_attributes(self, attributes: dict[str, Any]) -> None:
+        """The values of an object's ``__dict__``; which objects they are is the caller's to save."""
+        for value in attributes.values():
+            kind = type(value)
+            if kind in _CHANGING:
+                self.save(value)
+            elif kind.__module__ in _OWN_MODULES and hasattr(value, "__dict__"):
+                self._save_object(value)
+
+    def _save_object(self, value: Any) -> None:
+        if id(value) in self.copies:
+            return
+        saved = self.copies[id(value)] = dict(vars(value))
+        self._objects.append((value, saved))
+        self.save_attributes(saved)
+
+    def save(self, value: Any) -> None:
+        """One container, and the containers in it."""
+        if id(value) in self.copies:
+            return
+        kind = type(value)
+        if kind in _DICTS:
+            saved = self.copies[id(value)] = dict.copy(value)
+            self._dicts.append((value, saved))
+            self._save_entries(saved.values())
+        elif kind is list:
+            copy = self.copies[id(value)] = value.copy()
+            self._lists.append((value, copy))
+            self._save_entries(copy)
+        elif kind is set:
+            self.copies[id(value)] = members = value.copy()
+            self._sets.append((value, members))
+        elif kind is OrderedSet:
+            self.save(value._dict)
+        elif kind is OrderedDict:
+            self.copies[id(value)] = ordered = value.copy()
+            self._dicts.append((value, ordered))
+            self._save_entries(ordered.values())
+        elif kind is tuple:
+            self._save_entries(value)
+        elif kind is ValueRangesSLoc:
+            self._groups.append(_Locations((value,)))
+        elif kind is Graph:
+            self.copies[id(value)] = graph = _SavedGraph(value, self)
+            self.graphs.append(graph)
+
+    def _save_entries(self, values: Iterable[Any]) -> None:
+        kinds = set(map(type, values))
+        if _CHANGING.isdisjoint(kinds):
+            return
+        if kinds == {ValueRangesSLoc}:
+            self._groups.append(_Locations(list(values)))
+        elif kinds == {list}:
+            group = _Lists(list(values))
+            self._groups.append(group)
+            self._save_entries(group.contents)
+        else:
+            for value in values:
+                if type(value) in _CHANGING:
+                    self.save(value)
+
+    def restore(self) -> None:
+        """Every container gets its contents back."""
+        for value, saved in self._objects:
+            _restore_attributes(vars(value), saved)
+        for target, copy in self._dicts:
+            kind = OrderedDict if type(target) is OrderedDict else dict
+            kind.clear(target)
+            kind.update(target, copy)
+        for entries, entries_then in self._lists:
+            entries[:] = entries_then
+        for members, members_then in self._sets:
+            members.clear()
+            members |= members_then
+        for group in self._groups:
+            group.restore()
+        for graph in self.graphs:
+            graph.restore()
+
+
+class _Lists:
+    """Many short lists, such as the sources of each symbol: all entries in one list."""
+
+    def __init__(self, lists: Sequence[list[Any]]) -> None:
+        self._lists = lists
+        self._lengths = list(map(len, lists))
+        self.contents = list(chain.from_iterable(lists))
+
+    def restore(self) -> None:
+        if list(map(len, self._lists)) == self._lengths and all(
+            map(operator.is_, chain.from_iterable(self._lists), self.contents)
+        ):
+            return
+        start = 0
+        for entries, length in zip(self._lists, self._lengths, strict=True):
+            entries[:] = self.contents[start : start + length]
+            start += length
+
+
+class _Locations:
+    """Where the bounds of many symbols come from; torch assigns to both fields."""
+
+    def __init__(self, records: Sequence[Any]) -> None:
+        self._records = records
+        self._lower = [record.lower for record in records]
+        self._upper = [record.upper for record in records]
+
+    def restore(self) -> None:
+        for record, lower, upper in zip(self._records, self._lower, self._upper, strict=True):
+            record.lower = lower
+            record.upper = upper
+
+
+class _SavedGraph:
+    """The FX graph of the translation validation: nodes made since are erased.
+
+    Torch adds nodes to it, and erases only what it has just added.
+    """
+
+    def __init__(self, graph: Any, saver: _Saver) -> None:
+        self._graph = graph
+        self._nodes = list(graph.nodes)
+        self._known = frozenset(self._nodes)
+        self._metas = [dict(fx_node.meta) for fx_node in self._nodes]
+        self._insert = graph._insert
+        for names in vars(graph._graph_namespace).values():
+            saver.save(names)
+
+    def knows(self, fx_node: Any) -> bool:
+        return fx_node in self._known
+
+    def check(self) -> None:
+        left = [fx_node for fx_node in self._graph.nodes if fx_node in self._known]
+        if left == self._nodes:
+            return
+        lost = next((fx_node.name for fx_node in self._nodes if fx_node not in set(left)), None)
+        raise ShapeEnvError(
+            "cannot roll back the graph of the translation validation",
+            expected="the FX nodes that it had at the checkpoint, in their order",
+            found="another order" if lost is None else f"FX node {lost} erased",
+        )
+
+    def restore(self) -> None:
+        for fx_node in reversed(list(self._graph.nodes)):
+            if fx_node not in self._known:
+                self._graph.erase_node(fx_node)
+        for fx_node, meta in zip(self._nodes, self._metas, strict=True):
+            fx_node.meta.clear()
+            fx_node.meta.update(meta)
+        self._graph._insert = self._insert
+
+
+def _restore_attributes(attributes: dict[str, Any], saved: dict[str, Any]) -> None:
+    """Puts back an object's ``__dict__``, the order of its keys too."""
+    for name in attributes.keys() - saved.keys():
+        del attributes[name]
+    for name, value in saved.items():
+        if attributes.get(name, _MISSING) is not value:
+            attributes[name] = value
+    if list(attributes) != list(saved):
+        attributes.clear()
+        attributes.update(saved)
