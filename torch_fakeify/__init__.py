@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .backend import record as record
+    from .checkpoints import Checkpoint as Checkpoint
+    from .checkpoints import checkpoint as checkpoint
     from .codec import dumps as dumps
     from .codec import loads as loads
     from .convert import MetaConverter as MetaConverter
@@ -76,6 +78,7 @@ __version__ = "0.1.0"
 _HOME = {
     "Capture": "frame",
     "CaptureError": "errors",
+    "Checkpoint": "checkpoints",
     "ConvertError": "errors",
     "FakeifyError": "errors",
     "FormatError": "errors",
@@ -94,6 +97,7 @@ _HOME = {
     "VersionError": "errors",
     "WriteError": "errors",
     "capture": "frame",
+    "checkpoint": "checkpoints",
     "describe_tensor": "describe",
     "dumps": "codec",
     "from_trace_log": "trace_log",
@@ -111,6 +115,7 @@ _HOME = {
 __all__ = [
     "Capture",
     "CaptureError",
+    "Checkpoint",
     "ConvertError",
     "FakeifyError",
     "FormatError",
@@ -130,6 +135,7 @@ __all__ = [
     "WriteError",
     "__version__",
     "capture",
+    "checkpoint",
     "describe_tensor",
     "dumps",
     "from_trace_log",
