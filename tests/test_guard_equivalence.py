@@ -6,6 +6,7 @@ import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
+import guard_equivalence
 import pytest
 import sympy
 import torch
@@ -18,8 +19,17 @@ from guard_equivalence import (
     facts_of,
     not_implied,
 )
-from guard_sampling import search
-from guard_terms import Point, Undefined, Z3Terms, holds, nested_int, plain, python_function
+from guard_sampling import Found, search
+from guard_terms import (
+    Point,
+    Undefined,
+    Z3Terms,
+    confirmed,
+    holds,
+    nested_int,
+    plain,
+    python_function,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._dynamo import config as dynamo_config
@@ -508,6 +518,24 @@ def test_a_search_that_never_enters_the_domain_says_nothing() -> None:
         assert_equivalent(hidden, facts(*hidden.exprs, S0 > 7), samples=5)
 
 
+def test_doubtful_answers_are_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search that saw no point of the domain; a point that sympy and Python do not agree on."""
+    a = facts(S0 >= 0, Mod(S0, 8) > 3)
+    b = facts(*a.exprs, tf.BitwiseFn_bitwise_and(S0, 7) > 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(guard_equivalence, "search", lambda *_, **__: Found(None, 0))
+        verdict = equivalent(a, b)
+        assert verdict.how == "undecided"
+        assert "and no point was found where the others hold" in verdict.open[0]
+    doubtful = S0 > 70
+    monkeypatch.setattr(
+        guard_equivalence, "confirmed", lambda e, p: None if e == doubtful else confirmed(e, p)
+    )
+    verdict = equivalent(a, facts(*a.exprs, doubtful))
+    assert verdict.how == "undecided"
+    assert "Python and sympy are at odds at {'s0': " in verdict.open[0]
+
+
 def test_all_follows_from_a_contradiction() -> None:
     """Also what shares no variable with it; the verdict says so."""
     contradiction = facts(S0 > 3, S0 < 2)
@@ -619,6 +647,20 @@ def test_the_search_alone_finds_what_is_weaker(name: str) -> None:
     assert all(holds(python_function(e), found.point) for e in known)
     assert not holds(python_function(plain(exact, {})), found.point)
     assert found == search(known, plain(exact, {}), hints={}, tries=100)
+
+
+@pytest.mark.parametrize("name", ["inequality", "Mod", "product bound", "range end", "float bound"])
+def test_what_z3_leaves_open_is_searched(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where z3 does not know: a difference is found, and equal sets are sampled, not proved."""
+    monkeypatch.setattr(z3.Solver, "check", lambda self: z3.unknown)
+    exact, weaker, _ = KINDS[name]
+    around = (*SIZES, S0 <= 200)
+    a, b = facts(*around, exact), facts(*around, weaker)
+    noticed(equivalent(a, b), "lost", exact, b)
+    negated = plain(sympy.Not(exact), {})
+    verdict = equivalent(a, facts(*around, raw(sympy.Not, raw(sympy.And, negated, S1 >= 2))))
+    assert verdict.how == "sampled", verdict
+    assert "z3 does not know" in verdict.open[0]
 
 
 def test_an_undefined_function_says_so() -> None:
@@ -769,10 +811,12 @@ def test_sources_that_nobody_can_guard_on_are_no_variables() -> None:
 def test_unbacked_symbols_keep_their_names() -> None:
     """Ranges of theirs are facts; a size-like one may be 0."""
     a, b = ShapeEnv(), ShapeEnv()
-    for shape_env, low in ((a, 0), (b, 2)):
-        torch._check(shape_env.create_unbacked_symint() >= low)
+    for shape_env, low, high in ((a, 0, 9), (b, 2, 8)):
+        u = shape_env.create_unbacked_symint()
+        torch._check(u >= low)
+        torch._check(u <= high)
     verdict = equivalent(named(a), named(b))
-    assert [str(d.fact) for d in verdict.new] == ["2 <= u0"]
+    assert [str(d.fact) for d in verdict.new] == ["2 <= u0", "u0 <= 8"]
     assert not verdict.lost
 
 
