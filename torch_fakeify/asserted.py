@@ -173,6 +173,7 @@ class _Structure:
         self._env = env
         self._scratch: Any = ShapeEnv(should_record_events=False)
         self._scratch._translation_validation_enabled = False
+        self._scratch.var_to_range.update(env.var_to_range)  # it decides which remainder is meant
         self._values: dict[torch.fx.Node, Any] = {}
 
     def expr(self, operand: Any) -> sympy.Basic | None:

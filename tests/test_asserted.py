@@ -1,0 +1,241 @@
+"""``asserted``: the conditions that a graph asserts already."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import sympy
+import torch
+from program_zoo import programs
+from torch._guards import TracingContext
+from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
+
+import torch_fakeify as tfk
+from torch_fakeify.asserted import asserted_by
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.fx.experimental.symbolic_shapes import (
+        ShapeEnv,
+    )
+from assert_frames import (
+    ASSERT,
+    CASES,
+    SIZE,
+    Frame,
+    asserts_of,
+    aten,
+    bounded,
+    dynamo_frame,
+    everything,
+    same_as_size,
+    three,
+    traced,
+)
+
+
+def scalar_graph(check: Callable[[torch.fx.Graph, torch.fx.Node], Any]) -> Frame:
+    """A number between 2 and 10, and what a graph says of it."""
+    gm, env = traced(bounded, *CASES["lower"][1])
+    (fx_node,) = gm.graph.find_nodes(op="call_function", target=aten._local_scalar_dense.default)
+    with gm.graph.inserting_after(fx_node):
+        check(gm.graph, fx_node)
+    gm.recompile()
+    return Frame(gm, env)
+
+
+def calling(target: Any, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+    """Calls a function with the number."""
+
+    def check(graph: torch.fx.Graph, n: torch.fx.Node) -> Any:
+        return graph.call_function(target, (n, *args), kwargs)
+
+    return check
+
+
+def checking(target: Any, *conditions: tuple[Any, ...], key: str | None = None) -> Any:
+    """Asserts conditions on the number, each an operator and its arguments."""
+
+    def check(graph: torch.fx.Graph, n: torch.fx.Node) -> None:
+        point = n
+        for op, *args in conditions:
+            with graph.inserting_after(point):
+                made = graph.call_function(op, tuple(n if arg is N else arg for arg in args))
+            with graph.inserting_after(made):
+                if key is None:
+                    point = graph.call_function(target, (made, "no"))
+                else:
+                    point = graph.call_function(target, (), {key: made})
+
+    return check
+
+
+N = object()
+BETWEEN = ((operator.ge, N, 2), (operator.le, N, 10))
+functions: Any = torch
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        checking(ASSERT, *BETWEEN),
+        checking(ASSERT, (operator.le, 2, N), (operator.gt, 11, N)),
+        checking(functions._assert_scalar, *BETWEEN),
+        checking(functions._assert_scalar, *BETWEEN, key="self"),
+        checking(torch._check, *BETWEEN, key="cond"),
+        checking(torch._check_value, *BETWEEN),
+        calling(functions.sym_constrain_range, min=2, max=10),
+        calling(aten.sym_constrain_range.default, min=2, max=10),
+        calling(functions.sym_constrain_range_for_size, min=2, max=10),
+        calling(SIZE, min=2, max=10),
+    ],
+)
+def test_nothing_is_asserted_twice(check: Any) -> None:
+    """A graph that has the assertions in any form gets no more of them."""
+    gm, env = scalar_graph(check)
+    before = everything(gm.graph)
+    report = tfk.insert_runtime_asserts(gm, env)
+    assert report.inserted == ()
+    assert report.present == ("2 <= _local_scalar_dense", "_local_scalar_dense <= 10")
+    assert everything(gm.graph) == before
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        checking(ASSERT, (operator.ge, N, 1), (operator.le, N, 11)),
+        checking(ASSERT, (operator.eq, N, N)),
+        checking(ASSERT, (operator.ne, N, 2), (operator.gt, N, 2)),
+        calling(functions.sym_constrain_range, min=1),
+        calling(functions.sym_constrain_range_for_size),
+        calling(operator.ge, 2),
+    ],
+)
+def test_other_assertions_do_not_count(check: Any) -> None:
+    """Weaker, other or trivial conditions, and conditions that nothing asserts."""
+    gm, env = scalar_graph(check)
+    report = tfk.insert_runtime_asserts(gm, env)
+    assert report.inserted == ("2 <= _local_scalar_dense", "_local_scalar_dense <= 10")
+    assert report.present == ()
+
+
+def test_a_conjunction_asserts_its_parts() -> None:
+    """Two conditions in one assertion."""
+
+    def check(graph: torch.fx.Graph, n: torch.fx.Node) -> None:
+        with graph.inserting_before(n.next):
+            low = graph.call_function(operator.ge, (n, 2))
+            high = graph.call_function(operator.le, (n, 10))
+            both = graph.call_function(operator.and_, (low, high))
+            graph.call_function(ASSERT, (both, "no"))
+
+    gm, env = scalar_graph(check)
+    assert tfk.insert_runtime_asserts(gm, env).inserted == ()
+
+
+@pytest.mark.parametrize("op", [operator.eq, operator.sub])
+def test_a_condition_that_became_true_counts_by_what_it_computes(op: Any) -> None:
+    """``item == 3`` is worth ``True`` once it was asserted, but the node still compares."""
+    gm, env = traced(three, *CASES["constant"][1])
+    (n,) = gm.graph.find_nodes(op="call_function", target=aten._local_scalar_dense.default)
+    with gm.graph.inserting_before(n.next):
+        if op is operator.eq:
+            condition = gm.graph.call_function(operator.eq, (n, 3))
+        else:
+            less = gm.graph.call_function(operator.sub, (n, 1))
+            condition = gm.graph.call_function(operator.eq, (less, 2))
+        condition.meta["val"] = n.meta["val"] == 3
+        gm.graph.call_function(ASSERT, (condition, "no"))
+    assert condition.meta["val"].node.expr is sympy.true
+    report = tfk.insert_runtime_asserts(gm, env)
+    assert (report.inserted, report.present) == ((), ("_local_scalar_dense == 3",))
+
+
+def test_a_condition_that_lost_its_number_does_not_count() -> None:
+    """The value still says ``u0 == s27``, but the node compares the size with itself."""
+    gm, env = traced(same_as_size, *CASES["input"][1])
+    x = gm.graph.find_nodes(op="placeholder")[0]
+    ((expr),) = asserts_of(env)
+    (n,) = gm.graph.find_nodes(op="call_function", target=aten._local_scalar_dense.default)
+    with gm.graph.inserting_before(n.next):
+        size = gm.graph.call_function(aten.sym_size.int, (x, 0))
+        size.meta["val"] = x.meta["val"].size(0)
+        condition = gm.graph.call_function(operator.eq, (size, size))
+        condition.meta["val"] = env.create_symboolnode(expr)
+        gm.graph.call_function(ASSERT, (condition, "no"))
+    assert tfk.insert_runtime_asserts(gm, env).inserted == ("_local_scalar_dense == x_1.size(0)",)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_torchs_own_pass_leaves_nothing_to_do(name: str) -> None:
+    """Dynamo's graph has all assertions, in torch's form."""
+    fn, good, _, _ = CASES[name]
+    gm, env = dynamo_frame(fn, *good, torch_pass=True)
+    before = set(gm.graph.nodes)
+    report = tfk.insert_runtime_asserts(gm, env)
+    assert report.inserted == ()
+    assert {n.target for n in set(gm.graph.nodes) - before} <= {
+        SIZE,
+        aten.sym_size.int,
+        operator.getitem,
+    }
+
+
+def copied(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """A graph of its own, with the same values."""
+    graph = torch.fx.Graph()
+    outputs = graph.graph_copy(gm.graph, {})
+    graph.output(outputs)
+    return torch.fx.GraphModule(gm, graph)
+
+
+ZOO = [
+    "mark_unbacked", "mark_unbacked_shared", "item_with_checks", "tolist", "float_item",
+    "item_equals_input_size", "nonzero_arithmetic", "nonzero", "unique",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_the_conditions_are_those_of_torchs_pass(name: str) -> None:
+    """Both passes, each on a copy of a frame of the programs: the same conditions are asserted."""
+    program = programs()[name]
+    fn, *calls = program.make()
+    config = {**program.config, "do_not_emit_runtime_asserts": True}
+    frames: list[Frame] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        mode = TracingContext.get().fake_mode
+        assert mode is not None
+        assert mode.shape_env is not None
+        frames.append(Frame(gm, mode.shape_env))
+        return gm.forward
+
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(**config):
+        compiled = torch.compile(fn, backend=backend, **program.options)
+        for args in calls:
+            compiled(*args)
+    assert frames
+    for gm, env in frames:
+        ours, theirs = copied(gm), copied(gm)
+        report = tfk.insert_runtime_asserts(ours, env)
+        insert_deferred_runtime_asserts(theirs, env, name)
+        assert report.unplaced == ()
+        asserted, _ = asserted_by(ours.graph, env)
+        by_torch, _ = asserted_by(theirs.graph, env)
+        assert asserted <= by_torch | {key for key in asserted if not needs(key, env)}
+        missing = {key for key in by_torch - asserted if needs(key, env)}
+        assert not missing
+
+
+def needs(key: Any, env: ShapeEnv) -> bool:
+    """Whether a condition says more than the ranges of its symbols do, once they are replaced."""
+    flags = {s: 0 <= r.lower <= r.upper <= 1 for s, r in env.var_to_range.items()}
+    if len(key.free_symbols) == 1 and isinstance(key, sympy.Le):
+        (symbol,) = key.free_symbols
+        if symbol in env.replacements or flags[symbol]:
+            return env._maybe_evaluate_static(env.replace(key)) is not sympy.true
+    return True

@@ -1,0 +1,617 @@
+"""``insert_runtime_asserts``: what a graph must find in its data, as nodes where it is found."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import sympy
+import torch
+from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import (
+    GuardOnDataDependentSymNode,
+    RuntimeAssert,
+    ShapeEnv,
+    guard_size_oblivious,
+)
+from torch.utils._pytree import tree_leaves
+from torch.utils._traceback import CapturedTraceback
+
+import torch_fakeify as tfk
+from torch_fakeify.expr_nodes import mark_of
+from torch_fakeify.unbacked import is_unbacked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+from assert_frames import (
+    ASSERT,
+    CASES,
+    CONFIG,
+    PLACE,
+    SIZE,
+    V4,
+    V6,
+    Case,
+    Frame,
+    T,
+    asserts_of,
+    aten,
+    bounded,
+    calls,
+    dynamo_frame,
+    everything,
+    fresh_inputs,
+    nonzero_of_three,
+    product,
+    raises,
+    retraced,
+    three,
+    traced,
+    unbacked_of,
+)
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest) -> Case:
+    """One program, data that it takes, data that it refuses, and why."""
+    return CASES[request.param]
+
+
+# --- every program --------------------------------------------------------------------------------
+
+
+def test_wrong_data_is_refused_with_the_condition(case: Case) -> None:
+    """The graph runs on data that it takes, and names the condition that other data breaks."""
+    fn, good, bad, why = case
+    gm, env = traced(fn, *good)
+    report = tfk.insert_runtime_asserts(gm, env)
+    assert why in report.inserted
+    assert report.present == report.implied == report.unplaced == ()
+    gm.graph.lint()
+    torch.testing.assert_close(gm(*good), fn(*good))
+    assert raises(gm, *bad).startswith(f"the graph assumes {why} ({PLACE}")
+
+
+def test_inserting_changes_no_environment_and_stripping_gives_the_graph_back(case: Case) -> None:
+    """A second call does the same; then the graph is as it was, node for node."""
+    gm, env = traced(case[0], *case[1])
+    before, facts = everything(gm.graph), tfk.snapshot(env)
+    report = tfk.insert_runtime_asserts(gm, env)
+    after = calls(gm)
+    assert tfk.insert_runtime_asserts(gm, env) == report
+    assert calls(gm) == after
+    assert tfk.snapshot(env) == facts
+    assert tfk.strip_guards(gm) > 0
+    assert everything(gm.graph) == before
+
+
+def test_an_assertion_follows_what_binds_its_last_symbol(case: Case) -> None:
+    """Nothing else stands between an assertion and the node that binds a symbol of it."""
+    gm, env = traced(case[0], *case[1])
+    tfk.insert_runtime_asserts(gm, env)
+    last = None
+    for fx_node in gm.graph.nodes:
+        if mark_of(fx_node) is None:
+            last = fx_node
+        elif fx_node.target is ASSERT:
+            assert last in sources_of(fx_node)
+
+
+def sources_of(fx_node: torch.fx.Node) -> set[torch.fx.Node]:
+    """The nodes of the graph itself that an inserted node reads."""
+    todo, found = [fx_node], set[torch.fx.Node]()
+    while todo:
+        for arg in todo.pop().all_input_nodes:
+            if mark_of(arg) is None:
+                found.add(arg)
+            else:
+                todo.append(arg)
+    return found
+
+
+def test_a_retrace_knows_the_same(case: Case) -> None:
+    """A fresh environment has as many symbols, all bound, and the same facts of them."""
+    fn, good, bad, why = case
+    gm, env = traced(fn, *good)
+    report = tfk.insert_runtime_asserts(gm, env)
+    again = retraced(gm)
+    assert unbacked_of(again.env) == unbacked_of(env)
+    assert {str(s) for s in again.env.size_like} == {str(s) for s in env.size_like}
+    assert told(again.env) == told(env)
+    bound = [s for n in again.gm.graph.nodes for s in n.meta.get("unbacked_bindings") or ()]
+    assert [str(s) for s in bound] == list(unbacked_of(env))
+    marks = [mark_of(n) for n in again.gm.graph.nodes]
+    assert {m["expr"] for m in marks if m and m["what"] == "assert"} == set(report.inserted)
+    assert why in raises(again.gm, *bad)
+    tfk.strip_guards(again.gm)
+    assert not [n for n in again.gm.graph.nodes if n.target in (ASSERT, SIZE)]
+
+
+def told(env: ShapeEnv) -> list[str]:
+    """The deferred runtime asserts, whatever the sizes of inputs are called."""
+    s = sympy.Symbol("s", integer=True, positive=True)
+    return sorted(
+        str(expr.xreplace({x: s for x in expr.free_symbols if not is_unbacked(x)}))
+        for expr in asserts_of(env)
+    )
+
+
+def test_an_interpreter_teaches_a_fresh_environment(case: Case) -> None:
+    """Run without a trace, the nodes state the same facts."""
+    gm, env = traced(case[0], *case[1])
+    tfk.insert_runtime_asserts(gm, env)
+    mode, inputs = fresh_inputs(gm)
+    assert mode.shape_env is not None
+    with mode:
+        torch.fx.Interpreter(gm).run(*inputs)
+    assert unbacked_of(mode.shape_env) == unbacked_of(env)
+    assert told(mode.shape_env) == told(env)
+
+
+def compiled_by(backend: str, gm: torch.fx.GraphModule) -> Callable[..., Any]:
+    """A graph compiled by a Dynamo backend for inputs of a fresh environment."""
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    inputs = [n.meta["val"] for n in gm.graph.find_nodes(op="placeholder")]
+    gm, inputs = tfk.refakeify((gm, inputs), mode)
+    (output,) = gm.graph.find_nodes(op="output")
+    output.args = (tuple(tree_leaves(output.args[0])),)
+    gm.recompile()
+    with tracing(TracingContext(mode)):
+        return torch._dynamo.lookup_backend(backend)(gm, inputs)
+
+
+def test_aot_autograd_keeps_the_assertions(case: Case) -> None:
+    """Functionalized and traced twice, the graph refuses wrong data with the same message."""
+    fn, good, bad, why = case
+    gm, env = traced(fn, *good)
+    tfk.insert_runtime_asserts(gm, env)
+    compiled = compiled_by("aot_eager", gm)
+    compiled(*good)
+    assert why in raises(compiled, *bad)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["constant", *(pytest.param(n, marks=pytest.mark.sweep) for n in ("same", "nonzero", "split"))],
+)
+def test_inductor_checks_the_data(name: str) -> None:
+    """It makes its own check of what the retrace told the environment, over symbols."""
+    fn, good, bad, _ = CASES[name]
+    gm, env = traced(fn, *good)
+    tfk.insert_runtime_asserts(gm, env)
+    compiled = compiled_by("inductor", gm)
+    compiled(*good)
+    assert "u0" in raises(compiled, *bad)
+
+
+# --- order, messages, stacks ----------------------------------------------------------------------
+
+
+def test_ranges_come_first() -> None:
+    """The limits of a symbol stand before what a ShapeEnv could take for a replacement."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        n = x.nonzero().shape[0]
+        torch._check(n != 7)
+        torch._check(n % 3 == 1)
+        torch._check(n < 100)
+        return x + 1
+
+    gm, env = traced(fn, V4)
+    tfk.insert_runtime_asserts(gm, env)
+    marks = [mark_of(n) for n in gm.graph.nodes if n.target in (ASSERT, SIZE)]
+    assert [(m["what"], m["expr"]) for m in marks if m] == [
+        ("assert", "nonzero.size(0) >= 0"),
+        ("assert", "nonzero.size(0) < 100"),
+        ("size_like", "nonzero.size(0)"),
+        ("assert", "nonzero.size(0) != 7"),
+        ("assert", "nonzero.size(0) % 3 == 1"),
+    ]
+
+
+def test_nodes_have_values_and_marks() -> None:
+    """Each node that is inserted has its mark, and its value if it computes one."""
+    gm, env = traced(nonzero_of_three, *CASES["nonzero"][1])
+    before = set(gm.graph.nodes)
+    tfk.insert_runtime_asserts(gm, env)
+    new = [n for n in gm.graph.nodes if n not in before]
+    assert [(mark_of(n) or {})["what"] for n in new] == [
+        "compute", "compute", "compute", "assert", "size_like", "compute", "compute", "assert",
+    ]  # fmt: skip
+    assert [str(n.meta["val"]) for n in new if n.target is not ASSERT and n.target is not SIZE] == [
+        "s27", "u0", "u0 >= 0", "u0 + 2", "u0 + 2 <= s27",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("the list is too long", "the list is too long"),
+        ("at 12:30", "at 12:30"),
+        (f"{torch.__file__}:12", "the graph assumes 2 <= _local_scalar_dense (torch/__init__.py:12)"),
+        ("/__w/aten/src/Sort.cpp:502", "the graph assumes 2 <= _local_scalar_dense (Sort.cpp:502)"),
+        (":0", "the graph assumes 2 <= _local_scalar_dense"),
+    ],
+)  # fmt: skip
+def test_messages_are_kept(given: str, expected: str) -> None:
+    """A message stays; the condition is said where torch only names a line of its own."""
+    gm, env = traced(bounded, *CASES["lower"][1])
+    for group in env.deferred_runtime_asserts.values():
+        group[:] = [RuntimeAssert(ra.expr, given, ra.stack) for ra in group]
+    tfk.insert_runtime_asserts(gm, env)
+    assert raises(gm, *CASES["lower"][2]) == expected
+
+
+def test_the_users_frames_are_kept() -> None:
+    """Of the stack of an assertion only the user's frames stay, the line of the check last."""
+    gm, env = traced(three, *CASES["constant"][1])
+    tfk.insert_runtime_asserts(gm, env)
+    (fx_node,) = gm.graph.find_nodes(op="call_function", target=ASSERT)
+    stack = fx_node.meta["stack_trace"]
+    assert stack.endswith("in three\n    torch._check(z == 3)\n")
+    assert "site-packages/torch/" not in stack
+
+
+def test_under_dynamo_the_stack_is_that_of_the_binding_node() -> None:
+    """There no user code runs while a check is recorded."""
+    gm, env = dynamo_frame(lambda x, n: torch.split(x, n.tolist()), V6, T([2, 4]))
+    tfk.insert_runtime_asserts(gm, env)
+    stacks = [n.meta["stack_trace"] for n in gm.graph.find_nodes(op="call_function", target=ASSERT)]
+    assert len(stacks) == 3
+    assert all("torch.split(x, n.tolist())" in stack for stack in stacks)
+    assert not [stack for stack in stacks if "_dynamo" in stack]
+
+
+# --- symbols in scope -----------------------------------------------------------------------------
+
+
+def two_sizes() -> Frame:
+    """A count that is at most the size of an input, which then is that of another one."""
+
+    def fn(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        n = z.nonzero()
+        torch._check(n.shape[0] <= y.shape[0])
+        torch._check(x.shape[0] == y.shape[0])
+        return n + 1
+
+    return traced(fn, V4, V4, torch.arange(5.0), env=ShapeEnv(duck_shape=False))
+
+
+def drop_input(gm: torch.fx.GraphModule, index: int) -> None:
+    """Take an input that nothing uses out of a graph."""
+    gm.graph.erase_node(gm.graph.find_nodes(op="placeholder")[index])
+    gm.recompile()
+
+
+@pytest.mark.parametrize(("dropped", "bound"), [(0, "y_1.size(0)"), (1, "x_1.size(0)")])
+def test_replaced_symbols_are_read_where_the_graph_has_them(dropped: int, bound: str) -> None:
+    """The symbol that was recorded, what it was replaced by, or its twin: whichever is an input."""
+    gm, env = two_sizes()
+    assert env.replacements
+    drop_input(gm, dropped)
+    report = tfk.insert_runtime_asserts(gm, env)
+    assert report.inserted == ("nonzero.size(0) >= 0", f"nonzero.size(0) <= {bound}")
+    assert report.unplaced == ()
+    gm(torch.ones(3), torch.ones(3))
+    assert f"nonzero.size(0) <= {bound}" in raises(gm, torch.ones(3), torch.ones(4))
+
+
+def test_an_assertion_about_nothing_in_the_graph_is_reported() -> None:
+    """It is neither dropped nor guessed."""
+    gm, env = two_sizes()
+    (expr,) = asserts_of(env)
+    drop_input(gm, 1)
+    drop_input(gm, 0)
+    report = tfk.insert_runtime_asserts(gm, env)
+    assert report.inserted == ("nonzero.size(0) >= 0",)
+    assert report.unplaced == (str(expr),)
+
+
+def test_an_equality_whose_number_is_gone_is_reported() -> None:
+    """What is left of the graph shows the symbol, but computes it from the other side."""
+    gm, env = traced(three, *CASES["constant"][1])
+    gm.graph.eliminate_dead_code()
+    for fx_node in reversed(gm.graph.nodes):
+        if fx_node.target in (aten._local_scalar_dense.default, aten.sum.default):
+            gm.graph.erase_node(fx_node)
+    assert tfk.insert_runtime_asserts(gm, env).unplaced == ("Eq(u0, 3)",)
+
+
+def test_what_no_function_computes_is_reported() -> None:
+    """An assertion with an unknown function stays in the environment."""
+    gm, env = traced(bounded, *CASES["lower"][1])
+    group = next(iter(env.deferred_runtime_asserts.values()))
+    symbol = next(iter(group[0].expr.free_symbols))
+    strange = sympy.Eq(sympy.Function("strange")(symbol), 1)
+    group.append(RuntimeAssert(strange, "", CapturedTraceback(None)))
+    report = tfk.insert_runtime_asserts(gm, env)
+    assert report.inserted == ("2 <= _local_scalar_dense", "_local_scalar_dense <= 10")
+    assert report.unplaced == ("Eq(strange(u0), 1)",)
+
+
+def test_renamed_symbols() -> None:
+    """AOTAutograd's graph in Dynamo's environment: its symbols are new names of the old ones."""
+    seen: list[Any] = []
+
+    def compiler(gm: torch.fx.GraphModule, _inputs: Any) -> Any:
+        context = TracingContext.get()
+        assert context.fake_mode is not None
+        env = context.fake_mode.shape_env
+        assert env is not None
+        for fx_node in reversed(gm.graph.nodes):  # torch's own
+            if fx_node.target is ASSERT:
+                gm.graph.erase_node(fx_node)
+        assert env.unbacked_renamings
+        assert not set(env.unbacked_renamings.values()) & set(env.unbacked_renamings)
+        seen.append(tfk.insert_runtime_asserts(gm, env))
+        return make_boxed_func(gm.forward)
+
+    def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        return aot_module_simplified(gm, inputs, fw_compiler=compiler)
+
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(**CONFIG):
+        compiled = torch.compile(product, backend=backend, dynamic=True)
+        compiled(V6, T([2, 3]))
+        (report,) = seen
+        assert report.unplaced == ()
+        assert len(report.inserted) == 3
+        message = raises(compiled, V6, T([2, 4]))
+    assert "_local_scalar_dense*_local_scalar_dense_1 == arg2_1.size(0)" in message
+
+
+# --- sizes ----------------------------------------------------------------------------------------
+
+
+def advised(x: torch.Tensor) -> torch.Tensor:
+    """A number from the data that torch was told to be a size, without a node for it."""
+    k: Any = x.sum().item()
+    torch.fx.experimental.symbolic_shapes._constrain_range_for_size(k)
+    return x * k
+
+
+def test_sizes_are_sizes_in_a_fresh_environment() -> None:
+    """The range stays ``[0, inf]``, and questions about 0 and 1 have the same answers."""
+    gm, env = traced(advised, T([1, 2]))
+    tfk.insert_runtime_asserts(gm, env)
+    again = retraced(gm)
+    for found in (env, again.env):
+        (symbol,) = found.size_like
+        assert str(found.var_to_range[symbol]) == "VR[0, int_oo]"
+        n: Any = found.create_symintnode(symbol, hint=None)
+        for few in (0, 1):
+            with pytest.warns(FutureWarning):
+                assert not guard_size_oblivious(n == few)
+        with pytest.raises(GuardOnDataDependentSymNode):
+            bool(n == 0)
+    assert "_local_scalar_dense >= 0" in raises(again.gm, T([1, -2]))
+    again.gm(T([0, 0]))
+
+
+def test_no_size_without_being_told() -> None:
+    """A number that is checked not to be negative is no size."""
+    gm, env = traced(product, *CASES["product"][1])
+    tfk.insert_runtime_asserts(gm, env)
+    assert not gm.graph.find_nodes(op="call_function", target=SIZE)
+    assert not retraced(gm).env.size_like
+
+
+def test_ranges_without_end_are_not_checked() -> None:
+    """Neither infinity nor the largest size of torch is a limit."""
+    gm, env = traced(lambda x: x.nonzero(), V4)
+    assert list(map(str, unbacked_of(env).values())) == [f"VR[0, {sys.maxsize - 1}]"]
+    assert tfk.insert_runtime_asserts(gm, env).inserted == ("nonzero.size(0) >= 0",)
+
+
+def test_what_follows_from_a_range_is_left_out() -> None:
+    """A weaker limit than the one that is asserted is reported, not asserted."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        k = x.sum().item()
+        torch._check(k <= 20)
+        torch._check(k <= 10)
+        torch._check(k >= -5)
+        torch._check(k > 2)
+        return x * k
+
+    gm, env = traced(fn, T([4]))
+    report = tfk.insert_runtime_asserts(gm, env)
+    assert report.inserted == ("2 < _local_scalar_dense", "_local_scalar_dense <= 10")
+    assert report.implied == ("_local_scalar_dense <= 20", "0 <= 5 + _local_scalar_dense")
+    assert str(list(unbacked_of(retraced(gm).env).values())) == "[VR[3, 10]]"
+
+
+# --- inputs ---------------------------------------------------------------------------------------
+
+
+def test_unbacked_inputs_are_bound_at_the_placeholders() -> None:
+    """Sizes without a hint are read right after the placeholders, and taught by ``learn``."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        torch._check(x.shape[0] > 3)
+        torch._check(x.shape[0] % 2 == 0)
+        return x + x.shape[0]
+
+    x = torch.randn(8)
+    torch._dynamo.decorators.mark_unbacked(x, 0)
+    gm, env = dynamo_frame(fn, x, dynamic=False)
+    for fx_node in gm.graph.find_nodes(op="call_function", target=torch._check):
+        gm.graph.erase_node(fx_node)
+    gm.graph.eliminate_dead_code()
+    report = tfk.insert_runtime_asserts(gm, env)
+    assert report.inserted == ("3 < l_x_.size(0)", "l_x_.size(0) % 2 == 0")
+    ops = [mark_of(n) is not None for n in gm.graph.nodes if n.op == "call_function"]
+    assert ops.index(False) == len([op for op in ops if op])
+    assert "3 < l_x_.size(0)" in raises(gm, 2, torch.ones(2))
+    fresh = ShapeEnv()
+    n = fresh.create_unbacked_symint()
+    mode = FakeTensorMode(shape_env=fresh)
+    with mode:
+        fake = torch.empty(n)
+    assert tfk.learn(gm, [n, fake]) == 2
+    (symbol,) = fresh.var_to_range
+    assert fresh.var_to_range[symbol].lower == 4
+    assert [str(e) for e in asserts_of(fresh)][-2:] == ["3 < u0", "Eq(Mod(u0, 2), 0)"]
+
+
+def test_deferred_guards_stand_after_the_placeholders() -> None:
+    """With ``prefer_deferred_runtime_asserts_over_guards`` asserts are about inputs alone."""
+
+    def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        torch._check(x.shape[0] % 2 == 0)
+        torch._check(x.shape[0] + 1 == y.shape[0])
+        return x + 1
+
+    env = ShapeEnv(prefer_deferred_runtime_asserts_over_guards=True)
+    gm, env = traced(fn, V4, torch.arange(5.0), env=env)
+    assert list(env.deferred_runtime_asserts) == [None]
+    report = tfk.insert_runtime_asserts(gm, env)
+    assert report.inserted == ("x_1.size(0) % 2 == 0", "1 + x_1.size(0) == y_1.size(0)")
+    assert [mark_of(n) is not None for n in gm.graph.nodes][-3:] == [True, False, False]
+    gm(torch.ones(6), torch.ones(7))
+    assert "x_1.size(0) % 2 == 0" in raises(gm, torch.ones(3), torch.ones(4))
+    assert "1 + x_1.size(0) == y_1.size(0)" in raises(gm, torch.ones(6), torch.ones(6))
+
+
+def test_an_input_that_changes_is_read_before() -> None:
+    """Sizes of inputs are those that they come with, wherever they are needed."""
+
+    def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.unsqueeze_(0)
+        n = y.nonzero()
+        torch._check(n.shape[0] < x.shape[1])
+        return n
+
+    gm, env = dynamo_frame(fn, torch.arange(4.0), torch.arange(3.0), torch_pass=True)
+    for fx_node in reversed(gm.graph.find_nodes(op="call_function", target=ASSERT)):
+        gm.graph.erase_node(fx_node)
+    for placeholder in gm.graph.find_nodes(op="placeholder"):
+        if not placeholder.users:
+            gm.graph.erase_node(placeholder)
+    tfk.insert_runtime_asserts(gm, env)
+    reads = gm.graph.find_nodes(op="call_function", target=aten.sym_size.int)
+    unsqueeze = gm.graph.find_nodes(op="call_method", target="unsqueeze_")
+    order = list(gm.graph.nodes)
+    inputs = [n for n in reads if n.args[0].op == "placeholder"]
+    assert all(order.index(n) < order.index(unsqueeze[0]) for n in inputs)
+
+
+# --- beside guards --------------------------------------------------------------------------------
+
+
+def test_guards_and_asserts_are_taken_out_apart() -> None:
+    """Each second call takes out its own nodes only."""
+    gm, env = dynamo_frame(lambda x, n: torch.split(x, n.tolist()), V6, T([2, 4]))
+    before = everything(gm.graph)
+    asserts = tfk.insert_runtime_asserts(gm, env)
+    guards = tfk.insert_guards(gm, env)
+    assert guards.inserted
+    both = calls(gm)
+    assert tfk.insert_guards(gm, env) == guards
+    assert sorted(map(str, calls(gm))) == sorted(map(str, both))
+    assert tfk.insert_runtime_asserts(gm, env) == asserts
+    assert sorted(map(str, calls(gm))) == sorted(map(str, both))
+    tfk.strip_guards(gm)
+    assert everything(gm.graph) == before
+
+
+def test_learn_leaves_out_what_needs_data() -> None:
+    """Assertions on numbers that the graph computes cannot be run on its inputs alone."""
+    gm, env = traced(advised, T([1, 2]))
+    tfk.insert_runtime_asserts(gm, env)
+    mode, inputs = fresh_inputs(gm)
+    assert tfk.learn(gm, inputs) == 0
+    assert mode.shape_env is not None
+    assert not asserts_of(mode.shape_env)
+
+
+# --- bodies of higher-order operators -------------------------------------------------------------
+
+
+def branches(x: torch.Tensor, n: torch.Tensor) -> Any:
+    """Finds a number in one branch."""
+
+    def yes(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        k = n.sum().item()
+        torch._check(k >= 2)
+        torch._check(k < x.shape[0])
+        return x * k
+
+    def no(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    return torch.cond(x.sum() > 0, yes, no, (x, n))
+
+
+def test_bodies_get_the_assertions_about_what_they_bind() -> None:
+    """The branch that finds the number checks it."""
+    gm, env = dynamo_frame(branches, V4, T([1, 2]))
+    body: Any = gm.cond_true_0
+    for fx_node in body.graph.find_nodes(op="call_function", target=torch._check):
+        body.graph.erase_node(fx_node)
+    body.graph.eliminate_dead_code()
+    body.recompile()
+    before = everything(gm.graph), everything(body.graph)
+    report = tfk.insert_runtime_asserts(gm, env)
+    assert report.inserted == ("2 <= item", "item < l_x__1.size(0)")
+    gm(4, V4, 2, T([1, 2]))
+    gm(4, -V4, 2, T([2, 2]))
+    assert "item < l_x__1.size(0)" in raises(gm, 4, V4, 2, T([2, 2]))
+    assert tfk.insert_runtime_asserts(gm, env) == report
+    tfk.strip_guards(gm)
+    assert (everything(gm.graph), everything(body.graph)) == before
+
+
+# --- across processes -----------------------------------------------------------------------------
+
+READER = """
+import sys, torch
+import torch_fakeify as tfk
+
+instance = tfk.Capture.load(sys.argv[1]).instantiate()
+gm = instance.gm
+print([n.meta["custom"]["torch_fakeify"] for n in gm.graph.nodes if n.meta.get("custom")])
+try:
+    gm(torch.tensor([1, 2, 3, 4]), torch.tensor([-5]))
+except RuntimeError as error:
+    print(str(error).partition(" (")[0])
+env = instance.fake_mode.shape_env
+again = tfk.insert_runtime_asserts(gm, env)
+print(again.inserted, again.unplaced)
+print(tfk.strip_guards(gm))
+print([n.name for n in gm.graph.nodes if n.op.startswith("call")])
+"""
+
+
+def test_assertions_cross_processes(tmp_path: Path) -> None:
+    """A fresh interpreter has the nodes and their marks, checks data, and takes them out."""
+    path = tmp_path / "frame.fkf"
+
+    def fn(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        return x.new_zeros(n.sum().item())
+
+    def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        mode = TracingContext.get().fake_mode
+        assert mode is not None
+        tfk.insert_runtime_asserts(gm, mode.shape_env)
+        tfk.capture(gm, inputs).save(path)
+        return gm.forward
+
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(**CONFIG, do_not_emit_runtime_asserts=True):
+        torch.compile(fn, backend=backend)(T([1, 2, 3, 4]), T([5]))
+    out = subprocess.run(
+        [sys.executable, "-c", READER, str(path)], capture_output=True, text=True, check=True
+    )
+    assert out.stdout.splitlines() == [
+        "['compute: 0 <= item', 'assert: 0 <= item']",
+        "the graph assumes 0 <= item",
+        "('0 <= item',) ()",
+        "2",
+        "['sum_1', 'item', 'new_zeros']",
+    ]
