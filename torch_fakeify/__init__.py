@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from .replay import insert_guards as insert_guards
     from .replay import learn as learn
     from .replay import strip_guards as strip_guards
+    from .runtime_asserts import insert_runtime_asserts as insert_runtime_asserts
     from .shape_env import restore as restore
     from .shape_env import snapshot as snapshot
     from .subclasses import register_subclass as register_subclass
@@ -102,6 +103,7 @@ _HOME = {
     "dumps": "codec",
     "from_trace_log": "trace_log",
     "insert_guards": "replay",
+    "insert_runtime_asserts": "runtime_asserts",
     "learn": "replay",
     "loads": "codec",
     "record": "backend",
@@ -140,6 +142,7 @@ __all__ = [
     "dumps",
     "from_trace_log",
     "insert_guards",
+    "insert_runtime_asserts",
     "learn",
     "loads",
     "record",
