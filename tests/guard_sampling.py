@@ -55,14 +55,12 @@ class _Constraint:
             at = _value(gap, point)
             if at is None:
                 continue
-            values += [here - at, here + at]
+            values += [here - at, here + at, *(here - at * step for step in self.steps)]
             beside = _value(gap, {**point, name: here + 1})
             if beside is not None and beside != at:
                 exact = isinstance(at, int) and isinstance(beside, int)
                 slope = beside - at
                 values.append(here - (Fraction(at, slope) if exact else at / slope))
-        for step in self.steps:
-            values += [here - here % step, here - here % step + step]
         return values
 
 

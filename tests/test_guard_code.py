@@ -105,6 +105,12 @@ def test_duck_shape_is_an_equality_in_the_code() -> None:
     assert equivalent_code(code(True, "x", "y"), code(False, "y", "x")).how == "proved"
 
 
+def test_powers_of_integers_are_integers() -> None:
+    """So that z3 knows them."""
+    verdict = equivalent_code(["L['n'] ** 2 > 8", "L['n'] > 0"], ["L['n'] > 2"])
+    assert verdict.how == "proved"
+
+
 def test_static_sizes_are_written_if_asked_for() -> None:
     """``ignore_static=False`` brings the numbers that Dynamo guards elsewhere."""
     shape_env = ShapeEnv()

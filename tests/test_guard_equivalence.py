@@ -607,7 +607,7 @@ def inside(exprs: Any) -> list[bool]:
 @given(st.lists(RANDOM_FACTS, max_size=3), st.lists(RANDOM_FACTS, max_size=3))
 def test_the_verdict_agrees_with_every_point_of_a_small_box(a: list[Any], b: list[Any]) -> None:
     """Facts that keep the variables in a box: equivalent if and only if all points agree."""
-    verdict = equivalent(facts(*IN_BOX, *a), facts(*IN_BOX, *b))
+    verdict = equivalent(facts(*IN_BOX, *a), facts(*IN_BOX, *b), timeout_ms=500)
     assert verdict.how != "undecided", verdict
     assert bool(verdict) is (inside(a) == inside(b)), verdict
 
@@ -632,7 +632,7 @@ def test_a_dropped_fact_that_is_independent_is_noticed(exprs: list[Any]) -> None
     for index in range(len(IN_BOX), len(whole.exprs)):
         rest = whole.without(index)
         if inside(rest.exprs) != inside(whole.exprs):
-            verdict = equivalent(whole, rest)
+            verdict = equivalent(whole, rest, timeout_ms=500)
             assert verdict.how == "differs", verdict
             assert not verdict.new, verdict
 
@@ -647,6 +647,31 @@ def test_the_search_alone_finds_what_is_weaker(name: str) -> None:
     assert all(holds(python_function(e), found.point) for e in known)
     assert not holds(python_function(plain(exact, {})), found.point)
     assert found == search(known, plain(exact, {}), hints={}, tries=100)
+
+
+def test_the_search_uses_divisors_and_hints() -> None:
+    """Quotients and lines are met in a few steps; what nothing else leads to is known by a hint."""
+    quotient = raw(sympy.Eq, FloorDiv(S0, 977), 3100)
+    found = search([quotient], sympy.false, hints={}, tries=5)
+    assert found.point is not None
+    assert found.point["s0"] // 977 == 3100
+    line = raw(sympy.Eq, 3 * S0 + 1, 370372)
+    assert search([line], sympy.false, hints={}, tries=5).point == {"s0": 123457}
+    value = 555555
+    hidden = raw(sympy.Eq, raw(PythonMod, S0**2, 1000003), value**2 % 1000003)
+    assert search([hidden], sympy.false, hints={}, tries=5).point is None
+    assert search([hidden], sympy.false, hints={"s0": value}, tries=5).point == {"s0": value}
+    assert search([S0 > 3, S0 < 2], S0 > 1, hints={}, tries=5) == Found(None, 0)
+
+
+def test_python_and_sympy_must_agree() -> None:
+    """Torch lets large powers be infinite, the code computes them: nothing is confirmed there."""
+    power = raw(sympy.Lt, tf.PowByNatural(2, S0), 2**71)
+    assert confirmed(power, {"s0": 8}) is True
+    assert confirmed(power, {"s0": 72}) is False
+    assert confirmed(power, {"s0": 70}) is None
+    assert confirmed(power, {"s0": 10**6}) is None  # too large
+    assert confirmed(power, {"s0": -1}) is False
 
 
 @pytest.mark.parametrize("name", ["inequality", "Mod", "product bound", "range end", "float bound"])
