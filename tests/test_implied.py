@@ -77,6 +77,8 @@ FOLLOWS: dict[str, tuple[list[Any], Any]] = {
     "sum": ([DIVISIBLE, Eq(Mod(S1, 4), 0)], Eq(Mod(S0 + S1, 4), 0)),
     "common multiple": ([DIVISIBLE, Eq(Mod(S0, 6), 0)], Eq(Mod(S0, 12), 0)),
     "coprime factor": ([Eq(Mod(3 * S0, 4), 0)], DIVISIBLE),
+    "factor and rest": ([Eq(Mod(3 * S0 + 5, 7), 0)], Eq(Mod(S0, 7), 3)),
+    "no coprime factor": ([Eq(Mod(2 * S0 + 3 * S1, 6), 0), Eq(S1, 2)], Eq(Mod(S0, 3), 0)),
     "remainder": ([Eq(Mod(S0, 4), 2)], Eq(Mod(S0, 2), 0)),
     "odd": ([Eq(Mod(S0, 4), 1)], Ne(Mod(S0, 2), 0)),
     "symbolic divisor": ([*POSITIVE, Eq(Mod(S0, S1), 0)], Eq(Mod(S0 * S2, S1), 0)),
@@ -132,6 +134,10 @@ FOLLOWS: dict[str, tuple[list[Any], Any]] = {
     "float strict": ([Z0 < Z1, Z1 <= 0.25], Z0 < 0.25),
     "float sum": ([Z0 + Z1 <= 1.0, Z0 - Z1 <= 0.5], Z0 <= 0.75),
     "float equality": ([Eq(Z0, Z1), Z1 <= 0.5], Z0 <= 0.5),
+    "floats that add up to an integer": (
+        [2 * Z0 + 2 * Z1 > 5, Eq(Z0 + Z1, S0)],
+        Z0 + Z1 >= 3,
+    ),
     "float and integer": ([Z0 >= S0, S0 >= 2], Z0 > 1.5),
     "contradiction": ([S0 >= 5, S0 <= 4], Eq(S0, 17)),
     "false": ([sympy.false], S0 >= 17),
@@ -147,6 +153,7 @@ DOES_NOT_FOLLOW: dict[str, tuple[list[Any], Any]] = {
     "other symbols": ([S0 <= S1], S2 <= S3),
     "multiple of a divisor": ([DIVISIBLE], Eq(Mod(S0, 8), 0)),
     "factor not coprime": ([Eq(Mod(2 * S0, 4), 0)], DIVISIBLE),
+    "a multiple of a floor": ([Eq(S0, 2 * FloorDiv(S0, 4))], DIVISIBLE),
     "other remainder": ([Eq(Mod(S0, 4), 1)], Eq(Mod(S0, 2), 0)),
     "no bound below": ([U0 <= 64], U0**2 <= 4096),
     "size-like is not two": ([U0 >= 0], U0 >= 2),
@@ -154,6 +161,11 @@ DOES_NOT_FOLLOW: dict[str, tuple[list[Any], Any]] = {
     "product too large": ([S0 >= 2, S1 >= 2], S0 * S1 >= 5),
     "factor too small": ([S0 >= 2, S1 >= 2, S0 * S1 <= 100], S0 <= 49),
     "negative factor": ([S1 <= S2], S0 * S1 <= S0 * S2),
+    "product of any signs": ([], U0 * U1 >= 0),
+    "cube": ([], U0**3 >= 0),
+    "bounds below zero": ([U0 >= -3, U1 >= -2], U0 * U1 >= 6),
+    "divisor of any sign": ([S0 >= 1, S1 >= -2], PythonMod(S0, S1) >= 0),
+    "floor of any sign": ([S0 >= -3, S0 <= 10, S1 >= 1], FloorDiv(S0, S1) >= 0),
     "min of one": ([S0 >= 5], Min(S0, S1) >= 5),
     "or has more": ([Or(S0 < 3, S1 > 7)], S0 < 3),
     "unknown condition": ([FLAG(S0) > 2], FLAG(S1) > 2),
@@ -193,6 +205,13 @@ def test_needs_each_premise(case: str) -> None:
 def test_does_not_follow(case: str) -> None:
     """The condition does not follow."""
     premises, conclusion = DOES_NOT_FOLLOW[case]
+    assert not implied(premises, conclusion)
+
+
+def test_undecided_is_not_implied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A linear program that runs out of pivots decides nothing."""
+    premises, conclusion = FOLLOWS["sum of rows"]
+    monkeypatch.setattr("torch_fakeify.refutation.MAX_PIVOTS", 0)
     assert not implied(premises, conclusion)
 
 

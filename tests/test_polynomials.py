@@ -119,6 +119,7 @@ def test_parts_hold_where_the_condition_does(expr: Any, point: Point, negated: b
 
 SAME = [
     (FloorDiv(FloorDiv(S0, 2), 3), FloorDiv(S0, 6)),
+    (FloorDiv(FloorDiv(S0, 2) + 1, 3), FloorDiv(S0 + 2, 6)),
     (CeilDiv(S0, 4), FloorDiv(S0 + 3, 4)),
     (CleanDiv(S0, 4), FloorDiv(S0, 4)),
     (FloorDiv(S0 * 4 + S1 + 9, 4), S0 + 2 + FloorDiv(S1 + 1, 4)),
