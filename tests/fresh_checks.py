@@ -1,13 +1,15 @@
 """Whether a fresh instance of a capture knows what a restored one knows.
 
-``python fresh_checks.py FILE...`` checks files in a process of its own, and prints the differences
-as JSON. None of the code that made the captures is imported here.
+``python fresh_checks.py [--run] FILE...`` checks files in a process of its own, and prints the
+differences as JSON. None of the code that made the captures is imported here.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import sympy
@@ -20,6 +22,8 @@ from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import SubclassSymbolicContext
 
 import torch_fakeify as tfk
+from torch_fakeify.expr_nodes import mark_of
+from torch_fakeify.modes import apply_modes
 
 if TYPE_CHECKING:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -52,7 +56,7 @@ def guard_code(instance: Instance) -> frozenset[str]:
         scalar = getattr(value, "item_memo", None)
         if isinstance(scalar, (torch.SymInt, torch.SymFloat)):
             rows += [(s, scalar) for s in env.var_to_sources.get(scalar.node._expr, ())]
-    tracked = {source.name for source, _ in rows}
+    tracked = {source.name for source, _ in (*rows, *rows_of(instance))}
     for symbol, sources in env.var_to_sources.items():  # of inputs that the graph does without
         rest = [s for s in sources if not ({s.name, getattr(s, "base", s).name} & tracked)]
         rest = [s for s in rest if not s.is_ephemeral()]
@@ -90,6 +94,7 @@ def named(instance: Instance) -> Naming:
 def knowledge(instance: Instance) -> dict[str, Any]:
     """What an environment knows, over sources; equal things are equal."""
     env, names = env_of(instance), named(instance)
+    own = [fx_node for fx_node in instance.gm.graph.nodes if mark_of(fx_node) is None]
 
     def over(expr: Any) -> str:
         return str(sympy.sympify(expr).xreplace(names))
@@ -136,13 +141,12 @@ def knowledge(instance: Instance) -> dict[str, Any]:
         },
         "sizes of nodes": [
             over(part.node.expr)
-            for fx_node in instance.gm.graph.nodes
+            for fx_node in own
             for key in ("val", "example_value")
             for part in _symbolic(fx_node.meta.get(key))
         ],
         "bindings": [
-            sorted(over(s) for s in fx_node.meta.get("unbacked_bindings", {}))
-            for fx_node in instance.gm.graph.nodes
+            sorted(over(s) for s in fx_node.meta.get("unbacked_bindings", {})) for fx_node in own
         ],
     }
 
@@ -182,10 +186,56 @@ def differences(capture: tfk.Capture) -> list[str]:
     return wrong
 
 
+def run_differences(path: Path) -> list[str]:
+    """In what a fresh instance of a recorded program computes something else than a restored one.
+
+    Args:
+        path: a capture, with the data of its run beside it, as ``program_record.py`` writes both.
+    """
+    from program_frames import fill, run
+    from program_replay import _differences, _unbacked_sizes
+
+    capture = tfk.Capture.load(path)
+    data = torch.load(path.with_suffix(".pt"), weights_only=True)
+    sizes = _unbacked_sizes(capture, json.loads(path.with_suffix(".json").read_text())["numbers"])
+
+    def results(*, fresh: bool) -> tuple[Any, Any]:
+        torch._dynamo.reset()
+        inputs = capture.materialize(sizes=sizes)
+        fill(inputs, data["inputs"])
+        grad = any(key.startswith("grad") for key in data["results"])
+        compiled = capture.instantiate(fresh=fresh).compile("aot_eager")
+        with apply_modes(capture.desc.modes):
+            try:
+                tensors, facts, _ = run(compiled, inputs, grad=grad, again=False)
+            except Exception as error:  # noqa: BLE001 - compared with the other's
+                return f"{type(error).__name__}: {error}", None
+        return tensors, facts
+
+    (ours, our_facts), (theirs, their_facts) = results(fresh=True), results(fresh=False)
+    if isinstance(ours, str) or isinstance(theirs, str):
+        return [] if ours == theirs else [f"fresh: {ours}; restored: {theirs}"]
+    wrong = [] if our_facts == their_facts else [f"{our_facts}, not {their_facts}"]
+    return wrong + _differences(ours, theirs)
+
+
 def main() -> None:
-    """Check the files named on the command line."""
-    found = {name: differences(tfk.Capture.load(name)) for name in sys.argv[1:]}
-    print(json.dumps(found))
+    """Check the files named on the command line; ``--run`` also runs them."""
+    files = [name for name in sys.argv[1:] if name != "--run"]
+    running = len(files) < len(sys.argv) - 1
+    if running:
+        import program_ops  # noqa: F401 - registers operators that programs use
+        import torch._prims  # noqa: F401 - registers operators that optimizers use
+    found = {name: _checked(Path(name), running=running) for name in files}
+    sys.stdout.write(json.dumps(found))
+
+
+def _checked(path: Path, *, running: bool) -> list[str]:
+    try:
+        wrong = differences(tfk.Capture.load(path))
+        return wrong + run_differences(path) if running else wrong
+    except Exception:  # noqa: BLE001 - the test shows it
+        return [traceback.format_exc()]
 
 
 if __name__ == "__main__":

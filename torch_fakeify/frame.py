@@ -266,6 +266,8 @@ class Instance:
             )
         self.tracing_context = _torch.TracingContext(self.fake_mode)
         self._dress_graph()
+        if pupil is not None:
+            pupil.assert_in(self.gm)
 
     @property
     def shape_env(self) -> Any | None:

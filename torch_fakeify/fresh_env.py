@@ -17,7 +17,8 @@ spec symbols, exclusion constraints   not with what was found out about them
 guards, value ranges, replacements,   learned: those of inputs from the nodes of `insert_guards`,
 ``divisible``                         the others stated. A guard that follows from others is not
                                       among the guards
-deferred runtime asserts              stated, with their messages and stacks
+deferred runtime asserts              stated, with their messages and stacks; and nodes of the graph,
+                                      unless it has them already
 ``axioms``                            the same, such as what a specialized graph assumes
 stacks and locations                  the recorded ones, of each fact that is the same
 frozen, ``_error_on_new_guards``      not set: the new environment goes on learning
@@ -35,14 +36,16 @@ from typing import TYPE_CHECKING, Any
 import sympy
 
 from . import _torch
-from ._torch import DimDynamic, ShapeEnv, SingletonInt, SymT, ValueRangesSLoc, int_oo
+from ._torch import DimDynamic, ShapeEnv, SingletonInt, SymT, ValueRangesSLoc
 from .conditions import RecordedCondition
 from .desc import SymbolNode
 from .errors import ShapeEnvError
+from .expr_nodes import ASSERTS, mark_of, strip_marked
 from .exprs import decode_expr, encode_expr
 from .guard_facts import Fact, assumed_facts
 from .renaming import rename_symbols
 from .replay import insert_guards, learn
+from .runtime_asserts import insert_runtime_asserts
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -83,6 +86,8 @@ class FreshEnv:
             for symbol in _symbols_of(known):
                 self.symbols[symbol] = self._make(symbol)
         self.names = {_record(old): _record(new) for old, new in self.symbols.items()}
+        self._moved: set[Any] = {old for old, new in self.symbols.items() if old != new}
+        self._moved_names = {old: new for old, new in self.names.items() if old != new}
         self._copy_policy()
 
     def learn(self, gm: torch.fx.GraphModule, known: Sequence[Any], inputs: Sequence[Any]) -> None:
@@ -109,14 +114,25 @@ class FreshEnv:
         facts.axioms()
         facts.locations()
 
+    def assert_in(self, gm: torch.fx.GraphModule) -> None:
+        """Make the runtime asserts nodes of a graph over the new symbols, unless they are there.
+
+        A graph whose inputs have no fake values stays as it is; its asserts stay in the environment.
+        """
+        if not self.env.deferred_runtime_asserts or not _has_values(gm):
+            return
+        own = any(mark_of(fx_node) is not None for fx_node in gm.graph.nodes)
+        if not insert_runtime_asserts(gm, self.env).inserted and not own:
+            strip_marked(gm, ASSERTS.__contains__)  # what came along with no assert
+
     def over_new(self, value: Any) -> Any:
         """An expression over the new symbols; anything else as it is."""
         if not isinstance(value, sympy.Basic):
             return value
-        if all(self.symbols.get(symbol, symbol) == symbol for symbol in value.free_symbols):
+        if value.free_symbols.isdisjoint(self._moved):
             return value
         # As a record: `xreplace` would evaluate what torch has left unevaluated.
-        return decode_expr(rename_symbols(encode_expr(value), self.names))
+        return decode_expr(rename_symbols(encode_expr(value), self._moved_names))
 
     # --- symbols ----------------------------------------------------------------------------------
 
@@ -187,7 +203,6 @@ class FreshEnv:
         env.exclusion_constraints.extend((new(s), n) for s, n in known.exclusion_constraints)
         for specialization in known.specializations:
             env.specializations.add(self._specialization(specialization))
-        env.specialization_stacks.update(known.specialization_stacks)
         for table in ("_shape_id_to_unbacked_symbol", "_spec_symbol_to_compile_symbol"):
             getattr(env, table).update((k, new(v)) for k, v in getattr(known, table).items())
         env._shape_spec_pending_assumptions.extend(
@@ -195,11 +210,18 @@ class FreshEnv:
         )
 
     def _specialization(self, specialization: Any) -> Any:
-        check_fn = specialization.check_fn
+        check_fn: Any = specialization.check_fn
         if isinstance(check_fn, RecordedCondition):
             symbol, condition = self.over_new(check_fn.symbol), self.over_new(check_fn.condition)
             check_fn = RecordedCondition(symbol, condition)
         return _torch.Specialization(specialization.source, check_fn)
+
+
+def _has_values(gm: torch.fx.GraphModule) -> bool:
+    return all(
+        "val" in fx_node.meta or "example_value" in fx_node.meta
+        for fx_node in gm.graph.find_nodes(op="placeholder")
+    )
 
 
 def _symbols_of(env: Any) -> list[sympy.Symbol]:
@@ -248,11 +270,13 @@ class _Facts:
         groups = self._env.deferred_runtime_asserts
         for group in self._known.deferred_runtime_asserts.values():
             for one in group:
-                before = {key: len(known) for key, known in groups.items()}
-                self._env.guard_or_defer_runtime_assert(self._new(one.expr), one.msg)
-                for key, known in groups.items():
-                    first = before.get(key, 0)
-                    known[first:] = [dataclasses.replace(n, stack=one.stack) for n in known[first:]]
+                expr = self._new(one.expr)
+                keys = (None, *expr.free_symbols)  # one of them it is filed under
+                before = {key: len(groups.get(key, ())) for key in keys}
+                self._env.guard_or_defer_runtime_assert(expr, one.msg)
+                for key, count in before.items():
+                    if key in groups and len(groups[key]) > count:
+                        groups[key][-1] = dataclasses.replace(groups[key][-1], stack=one.stack)
 
     def computed_ranges(self) -> None:
         """The ranges of symbols that no guard can check: what an operator says of its result."""
@@ -336,6 +360,7 @@ class _Facts:
                 lower = locations.lower if bounds.lower == ours.lower else here.lower
                 upper = locations.upper if bounds.upper == ours.upper else here.upper
                 env.var_to_range_sloc[self._symbols[symbol]] = ValueRangesSLoc(lower, upper)
+        env.specialization_stacks.update(known.specialization_stacks)
         for symbol, location in known.replacements_slocs.items():
             if self._symbols[symbol] in env.replacements:
                 env.replacements_slocs[self._symbols[symbol]] = location
