@@ -92,11 +92,21 @@ def _divisible(env: Any) -> Iterator[Fact]:
 
 def _guards(env: Any) -> Iterator[Fact]:
     for guard in env.guards:
+        if _is_open(env, guard):
+            yield Fact("guard", guard.expr, guard.sloc)
+
+
+def _is_open(env: Any, guard: Any) -> bool:
+    """Whether a guard does not follow from what else the environment knows."""
+    # The question marks all axioms as simplified though it looks at none (torch 2.13).
+    simplified = env._resimplify_floor_div_axioms
+    try:
         known = env._maybe_evaluate_static(
             guard.expr, axioms=(), size_oblivious=guard.size_oblivious
         )
-        if known is None:
-            yield Fact("guard", guard.expr, guard.sloc)
+    finally:
+        env._resimplify_floor_div_axioms = simplified
+    return known is None
 
 
 def _exclusions(env: Any) -> Iterator[Fact]:

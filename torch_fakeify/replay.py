@@ -235,7 +235,8 @@ def learn(gm: torch.fx.GraphModule, fake_inputs: Sequence[Any]) -> int:
         )
     mode, env = _home_of(fake_inputs)
     learner = _Learner(env, dict(zip(placeholders, fake_inputs, strict=True)))
-    with _torch.tracing(_torch.TracingContext(mode)), mode or nullcontext():
+    # A context that has the mode would end with ShapeEnv.cleanup, which forgets all stacks.
+    with _torch.tracing(_torch.TracingContext(None)), mode or nullcontext():
         for fx_node in gm.graph.nodes:
             if mark_of(fx_node) is not None:
                 learner.run(fx_node)

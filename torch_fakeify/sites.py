@@ -100,10 +100,16 @@ def _sites_of(
         return [_checked(site, value, env) for site in _scalar_sites(placeholder, value)]
     sites = list(_tensor_sites(placeholder, (), value, env))
     seen = {(site.prop, site.dim): site.expr for site in sites if not site.path}
-    changed = any(seen.get((s.prop, s.dim), s.expr) != s.expr for s in told)
-    if changed:
+    known = {(s.prop, s.dim): s.expr for s in told}
+    # A size that was specialized before the input was made is a number there: still the symbol.
+    same = {key for key in seen.keys() & known if env.replace(seen[key]) == env.replace(known[key])}
+    if same != seen.keys() & known:  # changed since
         sites = [site for site in sites if site.path]
         seen = {}
+    sites = [
+        site if site.path else site._replace(expr=known.get((site.prop, site.dim), site.expr))
+        for site in sites
+    ]
     extra = [s for s in told if (s.prop, s.dim) not in seen]
     return sites + [Site(placeholder, (), s.prop, s.dim, s.expr) for s in extra]
 
