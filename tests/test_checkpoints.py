@@ -16,7 +16,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._dynamo.source import LocalSource
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._guards import ShapeGuard
+from torch._subclasses.fake_tensor import (
+    FakeTensorMode,
+    _DispatchCacheBypassEntry,
+    _DispatchCacheValidEntry,
+)
 from torch.fx.experimental import _config as shapes_config
 from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.sym_node import SymNode
@@ -26,11 +31,12 @@ from torch.fx.experimental.symbolic_shapes import (
     StatefulSymbolicContext,
     StatelessSymbolicContext,
 )
+from torch.utils._traceback import CapturedTraceback
 
 import torch_fakeify as tfk
 from torch_fakeify import env_watch
 from torch_fakeify.checkpoints import clear_method_caches
-from torch_fakeify.env_state import Leap
+from torch_fakeify.env_state import FLAT, Leap
 from torch_fakeify.errors import ShapeEnvError
 
 if TYPE_CHECKING:
@@ -272,7 +278,7 @@ class Session:
         """Two symbols are one; torch writes that down without a new version, which is made here."""
         self.env._constrain_unify(self.pick(i), self.pick(j))
         self.env._replacements_version_counter += 1
-        self.env._update_version_counter()
+        self.env._version_counter += 1
         return "unified"
 
     def freeze(self) -> str:
@@ -418,6 +424,13 @@ def test_law_rollback_sweep(settings_, program, last) -> None:
     check_law(settings_, program, last)
 
 
+UNCHANGING = (
+    *(sympy.Basic, symbolic_shapes.ValueRanges, symbolic_shapes.SLoc, CapturedTraceback),
+    *(int, str, ShapeGuard, _DispatchCacheValidEntry, _DispatchCacheBypassEntry),
+)
+"""Types whose objects nobody changes."""
+
+
 def check_law(settings_: dict[str, Any], program: list[Any], last: list[Any]) -> None:
     """Runs a program with its detours and without."""
     went, straight = Session(**settings_), Session(**settings_)
@@ -425,6 +438,10 @@ def check_law(settings_: dict[str, Any], program: list[Any], last: list[Any]) ->
     for session, answers, detours in ((went, a := [], True), (straight, b := [], False)):
         run_steps(session, steps, answers, detours=detours)
     assert a == b
+    for name in FLAT:
+        value = getattr(went.env, name)
+        entries = value.values() if isinstance(value, dict) else value
+        assert all(isinstance(entry, UNCHANGING) for entry in entries), name
     now, expected = learned(went.env), learned(straight.env)
     assert {name: now[name] for name in now if now[name] != expected.get(name)} == {}
     assert now.keys() == expected.keys()
@@ -616,7 +633,8 @@ def test_versions_leap_over_those_of_dropped_checkpoints() -> None:
 
 
 @pytest.mark.parametrize(
-    "clone", [copy.copy, copy.deepcopy, lambda n: pickle.loads(pickle.dumps(n))]  # noqa: S301
+    "clone",
+    [copy.copy, copy.deepcopy, lambda n: pickle.loads(pickle.dumps(n))],  # noqa: S301
 )
 def test_a_leap_is_an_int(clone: Any) -> None:
     """It is equal to its number, also copied, and counts on where it should."""
@@ -930,6 +948,26 @@ def test_layouts_that_were_asked_for_since_are_asked_for_again() -> None:
     assert len(exprs(env)) == 1
 
 
+def test_forgetting_a_layout_makes_no_size_a_constant() -> None:
+    """What a size is known to be at an inner checkpoint, an outer one may take back."""
+    mode = make_mode()
+    env: Any = mode.shape_env
+    x = fake_of(mode, "x", 4, 6)
+    rows, columns, step = (str(part) for part in (*x.shape, x.stride()[0]))
+    outer = tfk.checkpoint(env)
+    assert x.shape[1] == 6
+    inner = tfk.checkpoint(env)
+    assert x.is_contiguous()
+    assert exprs(env) == [f"Eq({columns}, 6)", f"Eq({step}, 6)"]
+    inner.rollback()
+    assert x.is_contiguous()
+    assert exprs(env) == [f"Eq({columns}, 6)", f"Eq({step}, 6)"]
+    outer.rollback()
+    assert (str(x.shape), str(x.stride())) == (f"torch.Size([{rows}, {columns}])", f"({step}, 1)")
+    assert x.is_contiguous()
+    assert exprs(env) == [f"Eq({step}, {columns})"]
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -1187,6 +1225,7 @@ def test_validation_and_events_are_rolled_back() -> None:
             assert len(env.events) > len(events)
             assert len(env.validator._target_exprs) > len(straight.env.validator._target_exprs)
             assert len(env.graph.nodes) > len(straight.env.graph.nodes)
+            env.graph.inserting_before(next(iter(env.graph.nodes)))
             cp.rollback()
             check()
             assert env.events == events

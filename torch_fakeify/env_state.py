@@ -23,13 +23,33 @@ if TYPE_CHECKING:
 
     import sympy
 
-__all__ = ["Leap", "SavedState", "last_used"]
+__all__ = ["FLAT", "Leap", "SavedState", "last_used"]
 
 _DICTS = (dict, Counter, defaultdict)
 _CHANGING = frozenset(
     {dict, Counter, defaultdict, OrderedDict, list, set, tuple, OrderedSet, ValueRangesSLoc, Graph}
 )
 """Types of entries that may be changed in place; a tuple only for what it contains."""
+
+FLAT = frozenset(
+    {
+        "axioms",
+        "backed_var_to_val",
+        "fake_tensor_cache",
+        "guards",
+        "replacements",
+        "replacements_slocs",
+        "source_name_to_debug_name",
+        "source_to_symbol",
+        "source_to_var",
+        "symbol_guard_counter",
+        "unbacked_alloc_order",
+        "val_to_var",
+        "var_to_range",
+        "var_to_stack",
+    }
+)
+"""Large attributes whose entries are never changed in place: looking at each costs too much."""
 
 _OWN_MODULES = ("torch.fx.experimental.symbolic_shapes", "torch.fx.experimental.validator")
 """Objects of their classes, as attributes of a ``ShapeEnv``, are saved attribute by attribute."""
@@ -156,10 +176,10 @@ class _Saver:
 
     def save_attributes(self, attributes: dict[str, Any]) -> None:
         """The values of an object's ``__dict__``; which objects they are is the caller's to save."""
-        for value in attributes.values():
+        for name, value in attributes.items():
             kind = type(value)
             if kind in _CHANGING:
-                self.save(value)
+                self.save(value, flat=name in FLAT)
             elif kind.__module__ in _OWN_MODULES and hasattr(value, "__dict__"):
                 self._save_object(value)
 
@@ -170,19 +190,21 @@ class _Saver:
         self._objects.append((value, saved))
         self.save_attributes(saved)
 
-    def save(self, value: Any) -> None:
-        """One container, and the containers in it."""
+    def save(self, value: Any, *, flat: bool = False) -> None:
+        """One container, and the containers in it unless it is known to have none."""
         if id(value) in self.copies:
             return
         kind = type(value)
         if kind in _DICTS:
             saved = self.copies[id(value)] = dict.copy(value)
             self._dicts.append((value, saved))
-            self._save_entries(saved.values())
+            if not flat:
+                self._save_entries(saved.values())
         elif kind is list:
             copy = self.copies[id(value)] = value.copy()
             self._lists.append((value, copy))
-            self._save_entries(copy)
+            if not flat:
+                self._save_entries(copy)
         elif kind is set:
             self.copies[id(value)] = members = value.copy()
             self._sets.append((value, members))
@@ -308,11 +330,9 @@ class _SavedGraph:
 
 def _restore_attributes(attributes: dict[str, Any], saved: dict[str, Any]) -> None:
     """Puts back an object's ``__dict__``, the order of its keys too."""
-    for name in attributes.keys() - saved.keys():
-        del attributes[name]
     for name, value in saved.items():
         if attributes.get(name, _MISSING) is not value:
             attributes[name] = value
-    if list(attributes) != list(saved):
+    if list(attributes) != list(saved):  # another order, or one that was added
         attributes.clear()
         attributes.update(saved)

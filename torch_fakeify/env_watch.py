@@ -41,8 +41,12 @@ _wrapped: list[tuple[type[Any], str, Any]] = []
 
 _unasked = threading.local()
 """Whether this thread sets the layouts of tensors to what they are: no guard comes of that."""
-_ANSWERS = {"guard_bool": True, "guard_or_false": False, "expect_true": True}
-"""What torch's checks of sizes and strides give for those that a tensor has."""
+_ANSWERS = {"guard_bool": True, "guard_or_false": False, "expect_true": True, "maybe_as_int": None}
+"""What torch's checks of sizes and strides give for those that a tensor has.
+
+None of these is taken for a plain int, whatever has been learned of it: an older checkpoint may take
+that back.
+"""
 
 _CONTEXT_POSITION = 6
 """Of ``symbolic_context`` among the parameters of ``ShapeEnv.create_symbol``, ``self`` not counted."""
@@ -284,12 +288,19 @@ def _wrap() -> None:
         (SymNumberMemoDescriptor, "__get__", _noting_memos),  # which drops an outdated memo
     ]
     made += [(SymNode, name, _noting_layouts) for name in layout_methods()]
+    made.append((SymNode, "maybe_as_int", _noting_layouts))
     for cls, name, wrapper in made:
         own = vars(cls)[name]
         _wrapped.append((cls, name, own))
-        method = functools.wraps(own)(wrapper(own))
-        method.takes_notes = True  # type: ignore[attr-defined] - who makes symbols himself looks
-        setattr(cls, name, method)
+        setattr(cls, name, _around(own, wrapper))
+
+
+@functools.lru_cache(maxsize=32)
+def _around(own: Any, wrapper: Callable[[Any], Any]) -> Any:
+    """A method of torch, wrapped; made once, since checkpoints come and go."""
+    method: Any = functools.wraps(own)(wrapper(own))
+    method.takes_notes = True  # who makes symbols himself looks for it
+    return method
 
 
 def _unwrap() -> None:
@@ -346,13 +357,16 @@ def _noting_memos(own: Any) -> Any:
 
 
 def _noting_layouts(own: Any) -> Any:
+    is_answered = own.__name__ in _ANSWERS
     answer = _ANSWERS.get(own.__name__)
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if getattr(_unasked, "active", False) and answer is not None and not self.expr.is_number:
-            return answer
+        if is_answered and getattr(_unasked, "active", False):
+            expr = self._expr if answer is None else self.expr
+            if not getattr(expr, "is_number", True):
+                return answer
         # A guard names the file that asks; what torch remembers of a tensor it asks for in c10.
-        if not isinstance(args[0], str) or "c10/core/" in args[0]:
+        if args and (not isinstance(args[0], str) or "c10/core/" in args[0]):
             watch = _watch_of(self.shape_env)
             if watch is not None:
                 watch.note_layout()
