@@ -137,11 +137,13 @@ def test_a_size_that_was_specialized_early_is_still_a_fact() -> None:
 
 def test_inserting_leaves_the_axioms_to_be_simplified() -> None:
     """To ask torch whether a guard is known must not change what it answers later."""
-    x, y = TensorArg("x", (12,)), TensorArg("y", (12, 1))
+    x, y = TensorArg("x", (12,)), TensorArg("y", (12, 1, 1))
     i, a = TensorArg("i", (2,), "plain", (12, 1)), ScalarArg("a", 2)
+    one = "(y.storage_offset() + 4) * y.shape[2] != max(y.stride(2) % y.size(1), x.shape[0])"
+    two = "y.size(0) - (x.shape[0] // 3) != x.stride(0) // y.size(2)"
     lines = (
         Check("x.numel() * x.storage_offset() <= y.shape[0] * 6 + 2"),
-        Branch("y.size(0) - (x.shape[0] // 3) != x.stride(0) // y.size(1)", "n + 1", "n"),
+        Branch(f"{one} or {two}", "n + x.numel() % 4", "n"),
         Branch("(y.shape[1] // 4) - (a - 5) < a + 8", "n", "n - 1"),
     )
     result = ("x + 1", "y + 1", "i + 1", "n")
