@@ -11,8 +11,6 @@ import copy
 import time
 from typing import TYPE_CHECKING, Any
 
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
 import torch_fakeify as tfk
 
 from .bench_shape_env import make_env
@@ -20,6 +18,8 @@ from .table import Row, compare, print_rows, timed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 SIZES = (100, 1000, 10_000)
 GUARDS = 10
@@ -39,10 +39,11 @@ def rows(rounds: int, sizes: tuple[int, ...] = SIZES) -> Iterator[Row]:
             unit="us",
         )
         yield straight
+        add = guards(env)
         guarded = compare(
             f"{what}: {GUARDS} guards, back",
             lambda: 0.0,
-            lambda env=env, add=guards(env): rolled_back(env, add),
+            lambda env=env, add=add: rolled_back(env, add),
             rounds=rounds,
             unit="us",
         )

@@ -257,10 +257,12 @@ def _restore_converter(converter: Any, tensors: set[Any], storages: set[Any]) ->
 
 
 def _is_symbolic(fake: Any) -> bool:
+    """Whether it has a layout in terms of symbols that are still there."""
     if fake.layout is not torch.strided:
         return False
     parts = (*fake.size(), *fake.stride(), fake.storage_offset())
-    return any(isinstance(part, torch.SymInt) for part in parts)
+    kinds = {type(part.node) for part in parts if isinstance(part, torch.SymInt)}
+    return bool(kinds) and AbandonedSymNode not in kinds
 
 
 def _living(kind: type[Any]) -> list[Any]:
