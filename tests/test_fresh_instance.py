@@ -30,6 +30,8 @@ from torch.testing._internal.two_tensor import TwoTensor
 import torch_fakeify as tfk
 from torch_fakeify import fresh_env
 from torch_fakeify.desc import ExprDesc, IntNode
+from torch_fakeify.expr_nodes import mark_of
+from torch_fakeify.fresh_env import FreshEnv
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,6 +73,15 @@ def product() -> tfk.Capture:
 def divisible() -> tfk.Capture:
     """A size is divisible by a number."""
     return capture_of(lambda x: x.reshape(100, -1), (torch.randn(2000),), dynamic=True)
+
+
+def divisible_twice() -> tfk.Capture:
+    """What was found out second says what was found out first."""
+
+    def f(x: torch.Tensor) -> Any:
+        return x.reshape(50, -1), x.reshape(100, -1), x[::2].reshape(25, -1)
+
+    return capture_of(f, (torch.randn(2000),), dynamic=True)
 
 
 def branch() -> tfk.Capture:
@@ -250,7 +261,7 @@ def other_names() -> tfk.Capture:
 CASES = {
     f.__name__: f
     for f in (
-        product, divisible, branch, twice, strides, item, nonzero, products_of_items, scalars,
+        product, divisible, divisible_twice, branch, twice, strides, item, nonzero, products_of_items, scalars,
         symbolic_boolean, jagged, wrapper, pruned, view, marked, unbacked, specialized, automatic,
         other_names,
     )
@@ -388,6 +399,114 @@ def test_a_frame_without_an_environment_has_none() -> None:
     x = FakeTensorMode().from_tensor(torch.randn(2))
     capture = tfk.capture(torch.fx.symbolic_trace(lambda x: x + 1), [x])
     assert capture.instantiate(fresh=True).shape_env is None
+
+
+def test_every_table_of_symbols_is_over_the_new_ones() -> None:
+    """What comes with inputs and operators is carried, table by table, under the new names."""
+    env = ShapeEnv(co_fields={"co_name": "f"}, specialize_zero_one=False)
+    env.unbacked_symint_counter = 5
+    with env.ignore_fresh_unbacked_symbols():
+        old, other = (env.create_unbacked_symint().node.expr for _ in range(2))
+        number = env.create_unbacked_symfloat().node.expr
+    spec = sympy.Symbol("n", integer=True)
+    env.unbacked_renamings[old] = other
+    env.unbacked_alloc_order[old] = 3
+    env.real_tensor_prop_unbacked_vals[old] = sympy.Integer(4)
+    env.var_to_hint_override[old] = 9
+    env._shape_id_to_unbacked_symbol["rows"] = old
+    env._spec_symbol_to_compile_symbol[spec] = old
+    env._shape_spec_pending_assumptions.append(({spec}, old > spec))
+    env.source_to_symbol["x"] = spec
+    env.source_name_to_debug_name["L['x']"] = "x"
+    env.specialization_stacks[LocalSource("x")] = None
+    env.size_like.add(old)
+    graph = torch.fx.Graph()
+    graph.output(None)
+
+    fresh = FreshEnv(env)
+    fresh.learn(torch.fx.GraphModule(torch.nn.Module(), graph), [], [])
+    made, new = fresh.env, fresh.symbols[old]
+    assert [str(s) for s in fresh.symbols] == ["u5", "u6", "zuf0"]
+    assert [str(s) for s in fresh.symbols.values()] == ["u0", "u1", "zuf0"]
+    assert made.unbacked_renamings == {new: fresh.symbols[other]}
+    assert made.unbacked_alloc_order == {new: 3}
+    assert made.real_tensor_prop_unbacked_vals == {new: 4}
+    assert made.var_to_hint_override == {new: 9}
+    assert made._shape_id_to_unbacked_symbol == {"rows": new}
+    assert made._spec_symbol_to_compile_symbol == {spec: new}
+    assert made._shape_spec_pending_assumptions == [({spec}, new > spec)]
+    assert made.source_to_symbol == env.source_to_symbol
+    assert made.source_name_to_debug_name == env.source_name_to_debug_name
+    assert made.specialization_stacks == env.specialization_stacks
+    assert made.var_to_stack == {
+        fresh.symbols[s]: env.var_to_stack[s] for s in (old, other, number)
+    }
+    assert made.size_like == {new}
+    assert made.co_fields == env.co_fields
+    assert made.settings == env.settings
+    assert not made.pending_fresh_unbacked_symbols
+
+
+def test_a_symbol_that_nobody_makes_is_refused() -> None:
+    """A backed symbol without a hint; the error names it."""
+    env = ShapeEnv()
+    symbol = env.create_symbol(5, LocalSource("x"))
+    del env.backed_var_to_val[symbol]
+    with pytest.raises(tfk.ShapeEnvError) as info:
+        FreshEnv(env)
+    assert str(info.value) == (
+        f"{symbol}: a symbol that a new ShapeEnv would not make; expected a symbol of an input, or "
+        "of what an operator gives; found it is backed and has no hint. Use the environment in its "
+        "recorded state: instantiate()"
+    )
+
+
+def test_a_symbol_without_a_source_gets_none() -> None:
+    """The source by which it is made is not left behind."""
+    env = ShapeEnv()
+    symbol = env.create_symbol(5, LocalSource("x"))
+    env.var_to_sources[symbol] = []
+    env.source_to_var.clear()
+    fresh = FreshEnv(env)
+    assert fresh.env.var_to_sources == {fresh.symbols[symbol]: []}
+    assert fresh.env.source_to_var == {}
+
+
+def test_asserts_keep_their_messages_and_stacks() -> None:
+    """Whoever reads a failed assert finds the line that asked for it."""
+    capture = case("nonzero")
+    (old,), (new,) = (
+        group
+        for fresh in (False, True)
+        for group in env_of(capture.instantiate(fresh=fresh)).deferred_runtime_asserts.values()
+    )
+    assert new.msg == old.msg
+    assert [f.line for f in new.stack.summary()] == [f.line for f in old.stack.summary()]
+
+
+def test_a_graph_gets_the_asserts_that_it_lacks() -> None:
+    """Nodes of a graph that asserts all already are those of the record; else there are more."""
+    capture = case("nonzero")
+    fresh = capture.instantiate(fresh=True)
+    names = [fx_node.name for fx_node in capture.instantiate().gm.graph.nodes]
+    assert [fx_node.name for fx_node in fresh.gm.graph.nodes] == names
+    bare = capture.instantiate()
+    for fx_node in reversed(list(bare.gm.graph.nodes)):
+        if not fx_node.users and fx_node.op == "call_function":
+            bare.gm.graph.erase_node(fx_node)
+    lacking = again(bare).instantiate(fresh=True)
+    marks = [mark_of(fx_node) for fx_node in lacking.gm.graph.nodes]
+    assert "n.size(0) <= l_y_.size(0)" in [m["expr"] for m in marks if m and m["what"] == "assert"]
+
+
+def test_old_sizes_are_excluded_once() -> None:
+    """The exclusion of automatic dynamic shapes comes with the input, and is no guard beside it."""
+    with torch._dynamo.config.patch(automatic_dynamic_exclusion_guard=True):
+        capture = automatic()
+        assert differences(capture) == []
+        env = env_of(capture.instantiate(fresh=True))
+        assert {n for _, n in env.exclusion_constraints} == {4, 7}
+        assert not any(guard.expr.has(sympy.Ne) for guard in env.guards)
 
 
 def test_a_specialized_graph_keeps_what_it_assumes() -> None:

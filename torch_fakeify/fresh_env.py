@@ -141,8 +141,6 @@ class FreshEnv:
         sources = known.var_to_sources.get(symbol, [])
         if _torch.symbol_is_type(symbol, SymT.UNBACKED_INT):
             new = env.create_unbacked_symint(sources[0] if sources else None).node.expr
-            if symbol in known.size_like:
-                env._constrain_range_for_size(new)
         elif _torch.symbol_is_type(symbol, SymT.UNBACKED_FLOAT):
             new = env.create_unbacked_symfloat().node.expr
         else:
@@ -300,19 +298,13 @@ class _Facts:
             expr = self._new(fact.expr)
             if fact.what == "guard" and str(fact.expr) not in unreachable:
                 continue  # said by a node, or it follows from what the nodes say
-            if self._env._maybe_evaluate_static(expr) == sympy.true and not self._is_news(fact):
+            if self._env._maybe_evaluate_static(expr) == sympy.true:
                 continue
             with self._cause(fact.location):
                 self._state(fact, expr)
 
-    def _is_news(self, fact: Fact) -> bool:
-        """Whether an equality is known as a condition and not yet as a replacement."""
-        return fact.what == "divisible" and self._new(fact.expr.args[0]) not in self._env.divisible
-
     def _state(self, fact: Fact, expr: sympy.Basic) -> None:
         env = self._env
-        if fact.what == "divisible":
-            env._add_divisible(expr.args[0])
         if expr.free_symbols <= env.backed_var_to_val.keys():
             if env.evaluate_expr(expr) != sympy.true:
                 raise ShapeEnvError(
