@@ -274,13 +274,6 @@ class Session:
         """A size as a constant."""
         return str(int(self.pick(i)))
 
-    def unify(self, i: int, j: int) -> str:
-        """Two symbols are one; torch writes that down without a new version, which is made here."""
-        self.env._constrain_unify(self.pick(i), self.pick(j))
-        self.env._replacements_version_counter += 1
-        self.env._version_counter += 1
-        return "unified"
-
     def freeze(self) -> str:
         """No more guards."""
         self.env.freeze()
@@ -333,7 +326,6 @@ ACTION = st.one_of(
     st.tuples(st.sampled_from(["guard", "guard", "check", "suppressed"]), *CONDITION),
     st.tuples(st.sampled_from(["guard", "check"]), *CONDITION),
     st.tuples(st.just("specialize"), INDEX),
-    st.tuples(st.just("unify"), INDEX, INDEX),
 )
 PRELUDE = [("tensor", 0, True), ("number", 0, 4), ("number", 1, 6), ("unbacked", "int")]
 
