@@ -221,6 +221,13 @@ def split(x: torch.Tensor, n: torch.Tensor) -> Any:
     return torch.split(x, [a, b])
 
 
+def advised(x: torch.Tensor) -> torch.Tensor:
+    """A number from the data that torch was told to be a size, without a node for it."""
+    k: Any = x.sum().item()
+    torch.fx.experimental.symbolic_shapes._constrain_range_for_size(k)
+    return x * k
+
+
 def ones(*data: float) -> torch.Tensor:
     """A vector of floats."""
     return torch.tensor(data)

@@ -8,8 +8,27 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import sympy
 import torch
+from assert_frames import (
+    ASSERT,
+    CASES,
+    SIZE,
+    V4,
+    Frame,
+    T,
+    advised,
+    asserts_of,
+    aten,
+    bounded,
+    dynamo_frame,
+    everything,
+    must_be_true,
+    same_as_size,
+    three,
+    traced,
+)
 from program_zoo import programs
 from torch._guards import TracingContext
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
 
 import torch_fakeify as tfk
@@ -17,24 +36,6 @@ from torch_fakeify.asserted import asserted_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from torch.fx.experimental.symbolic_shapes import (
-        ShapeEnv,
-    )
-from assert_frames import (
-    ASSERT,
-    CASES,
-    SIZE,
-    Frame,
-    asserts_of,
-    aten,
-    bounded,
-    dynamo_frame,
-    everything,
-    same_as_size,
-    three,
-    traced,
-)
 
 
 def scalar_graph(check: Callable[[torch.fx.Graph, torch.fx.Node], Any]) -> Frame:
@@ -152,6 +153,66 @@ def test_a_condition_that_became_true_counts_by_what_it_computes(op: Any) -> Non
     assert condition.meta["val"].node.expr is sympy.true
     report = tfk.insert_runtime_asserts(gm, env)
     assert (report.inserted, report.present) == ((), ("_local_scalar_dense == 3",))
+
+
+def test_a_boolean_counts_as_a_number_too() -> None:
+    """Torch asserts that ``int(item)`` is 1."""
+    gm, env = traced(must_be_true, *CASES["bool"][1])
+    (n,) = gm.graph.find_nodes(op="call_function", target=aten._local_scalar_dense.default)
+    with gm.graph.inserting_before(n.next):
+        number = gm.graph.call_function(torch.sym_ite, (n, 1, 0))
+        condition = gm.graph.call_function(operator.eq, (number, 1))
+        gm.graph.call_function(ASSERT, (condition, "no"))
+    report = tfk.insert_runtime_asserts(gm, env)
+    assert (report.inserted, report.present) == ((), ("_local_scalar_dense",))
+
+
+def test_an_equality_is_one_from_both_sides() -> None:
+    """``size == item`` is ``item == size``."""
+    gm, env = traced(same_as_size, *CASES["input"][1])
+    x = gm.graph.find_nodes(op="placeholder")[0]
+    (n,) = gm.graph.find_nodes(op="call_function", target=aten._local_scalar_dense.default)
+    with gm.graph.inserting_before(n.next):
+        size = gm.graph.call_function(aten.sym_size.int, (x, 0))
+        size.meta["val"] = x.meta["val"].size(0)
+        gm.graph.call_function(ASSERT, (gm.graph.call_function(operator.eq, (size, n)), "no"))
+    report = tfk.insert_runtime_asserts(gm, env)
+    assert (report.inserted, report.present) == ((), ("_local_scalar_dense == x_1.size(0)",))
+
+
+def test_an_assertion_on_an_equal_size_counts() -> None:
+    """What was recorded of one input is asserted of another one that has the same size."""
+
+    def fn(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        n = z.nonzero()
+        torch._check(n.shape[0] <= y.shape[0])
+        torch._check(x.shape[0] == y.shape[0])
+        return n + 1
+
+    gm, env = traced(fn, V4, V4, torch.arange(5.0), env=ShapeEnv(duck_shape=False))
+    x = gm.graph.find_nodes(op="placeholder")[0]
+    (n,) = gm.graph.find_nodes(op="call_function", target=aten.nonzero.default)
+    with gm.graph.inserting_before(n.next):
+        sizes = [gm.graph.call_function(aten.sym_size.int, (t, 0)) for t in (n, x)]
+        for size, tensor in zip(sizes, (n, x), strict=True):
+            size.meta["val"] = tensor.meta["val"].size(0)
+        condition = gm.graph.call_function(operator.le, tuple(sizes))
+        gm.graph.call_function(ASSERT, (condition, "no"))
+    report = tfk.insert_runtime_asserts(gm, env)
+    assert report.inserted == ("nonzero.size(0) >= 0",)
+    assert report.present == ("nonzero.size(0) <= y_1.size(0)",)
+
+
+@pytest.mark.parametrize(("kwargs", "count"), [({"min": 0}, 1), ({"max": 9}, 1), ({}, 2)])
+def test_a_size_is_told_once(kwargs: dict[str, int], count: int) -> None:
+    """The operator makes a size of a number if it is given a limit, and else only checks it."""
+    gm, env = traced(advised, T([1, 2]))
+    (n,) = gm.graph.find_nodes(op="call_function", target=aten._local_scalar_dense.default)
+    with gm.graph.inserting_after(n):
+        gm.graph.call_function(SIZE, (n,), kwargs)
+    report = tfk.insert_runtime_asserts(gm, env)
+    assert report.present == ("_local_scalar_dense >= 0",)
+    assert len(gm.graph.find_nodes(op="call_function", target=SIZE)) == count
 
 
 def test_a_condition_that_lost_its_number_does_not_count() -> None:

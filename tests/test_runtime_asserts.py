@@ -9,6 +9,33 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import sympy
 import torch
+from assert_frames import (
+    ASSERT,
+    CASES,
+    CONFIG,
+    PLACE,
+    SIZE,
+    V4,
+    V6,
+    Case,
+    Frame,
+    T,
+    advised,
+    asserts_of,
+    aten,
+    bounded,
+    calls,
+    dynamo_frame,
+    everything,
+    fresh_inputs,
+    nonzero_of_three,
+    product,
+    raises,
+    retraced,
+    three,
+    traced,
+    unbacked_of,
+)
 from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -28,32 +55,6 @@ from torch_fakeify.unbacked import is_unbacked
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-from assert_frames import (
-    ASSERT,
-    CASES,
-    CONFIG,
-    PLACE,
-    SIZE,
-    V4,
-    V6,
-    Case,
-    Frame,
-    T,
-    asserts_of,
-    aten,
-    bounded,
-    calls,
-    dynamo_frame,
-    everything,
-    fresh_inputs,
-    nonzero_of_three,
-    product,
-    raises,
-    retraced,
-    three,
-    traced,
-    unbacked_of,
-)
 
 
 @pytest.fixture(params=CASES)
@@ -270,12 +271,12 @@ def test_under_dynamo_the_stack_is_that_of_the_binding_node() -> None:
 # --- symbols in scope -----------------------------------------------------------------------------
 
 
-def two_sizes() -> Frame:
+def two_sizes(bound_by: int = 1) -> Frame:
     """A count that is at most the size of an input, which then is that of another one."""
 
     def fn(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
         n = z.nonzero()
-        torch._check(n.shape[0] <= y.shape[0])
+        torch._check(n.shape[0] <= (x, y)[bound_by].shape[0])
         torch._check(x.shape[0] == y.shape[0])
         return n + 1
 
@@ -288,10 +289,13 @@ def drop_input(gm: torch.fx.GraphModule, index: int) -> None:
     gm.recompile()
 
 
+@pytest.mark.parametrize("bound_by", [0, 1])
 @pytest.mark.parametrize(("dropped", "bound"), [(0, "y_1.size(0)"), (1, "x_1.size(0)")])
-def test_replaced_symbols_are_read_where_the_graph_has_them(dropped: int, bound: str) -> None:
+def test_replaced_symbols_are_read_where_the_graph_has_them(
+    dropped: int, bound: str, bound_by: int
+) -> None:
     """The symbol that was recorded, what it was replaced by, or its twin: whichever is an input."""
-    gm, env = two_sizes()
+    gm, env = two_sizes(bound_by)
     assert env.replacements
     drop_input(gm, dropped)
     report = tfk.insert_runtime_asserts(gm, env)
@@ -368,13 +372,6 @@ def test_renamed_symbols() -> None:
 # --- sizes ----------------------------------------------------------------------------------------
 
 
-def advised(x: torch.Tensor) -> torch.Tensor:
-    """A number from the data that torch was told to be a size, without a node for it."""
-    k: Any = x.sum().item()
-    torch.fx.experimental.symbolic_shapes._constrain_range_for_size(k)
-    return x * k
-
-
 def test_sizes_are_sizes_in_a_fresh_environment() -> None:
     """The range stays ``[0, inf]``, and questions about 0 and 1 have the same answers."""
     gm, env = traced(advised, T([1, 2]))
@@ -406,6 +403,27 @@ def test_ranges_without_end_are_not_checked() -> None:
     gm, env = traced(lambda x: x.nonzero(), V4)
     assert list(map(str, unbacked_of(env).values())) == [f"VR[0, {sys.maxsize - 1}]"]
     assert tfk.insert_runtime_asserts(gm, env).inserted == ("nonzero.size(0) >= 0",)
+
+
+def test_the_range_of_a_boolean_is_not_checked() -> None:
+    """It is 0 or 1 by what it is."""
+    gm, env = traced(lambda x, b: x + b.any().item(), V4, T([True]))
+    assert list(map(str, unbacked_of(env).values())) == ["VR[0, 1]"]
+    assert tfk.insert_runtime_asserts(gm, env) == ((), (), (), ())
+
+
+def test_equalities_that_became_facts_are_all_checked() -> None:
+    """For the environment each is trivial, but one does not stand for the other."""
+
+    def fn(n: torch.Tensor) -> torch.Tensor:
+        a, b = n.tolist()
+        torch._check(a == 3)
+        torch._check(b == 5)
+        return n + 1
+
+    gm, env = traced(fn, T([3, 5]))
+    report = tfk.insert_runtime_asserts(gm, env)
+    assert report.inserted == ("_local_scalar_dense == 3", "_local_scalar_dense_1 == 5")
 
 
 def test_what_follows_from_a_range_is_left_out() -> None:
@@ -499,6 +517,25 @@ def test_an_input_that_changes_is_read_before() -> None:
     order = list(gm.graph.nodes)
     inputs = [n for n in reads if n.args[0].op == "placeholder"]
     assert all(order.index(n) < order.index(unsqueeze[0]) for n in inputs)
+
+
+def test_a_number_is_read_from_the_data_once() -> None:
+    """An input remembers the number that ``item()`` gave, but the node that called it binds it."""
+
+    def fn(n: torch.Tensor) -> torch.Tensor:
+        k = n.item()
+        torch._check(k >= 2)
+        return n * k
+
+    gm, env = traced(fn, T(5))
+    (n,) = gm.graph.find_nodes(op="placeholder")
+    (item,) = gm.graph.find_nodes(op="call_function", target=aten._local_scalar_dense.default)
+    n.meta["val"].item_memo = item.meta["val"]
+    assert n.meta["val"].item_memo is not None
+    tfk.insert_runtime_asserts(gm, env)
+    assert (
+        len(gm.graph.find_nodes(op="call_function", target=aten._local_scalar_dense.default)) == 1
+    )
 
 
 # --- beside guards --------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from assert_frames import CASES, Frame, ones, raises, traced
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import (
@@ -24,7 +25,6 @@ from torch_fakeify.unbacked import is_unbacked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-from assert_frames import CASES, Frame, ones, raises, traced
 
 
 def test_a_lost_note_is_found_again() -> None:

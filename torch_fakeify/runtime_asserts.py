@@ -84,6 +84,14 @@ def insert_runtime_asserts(gm: torch.fx.GraphModule, shape_env: Any) -> Inserted
     assertion is torch's, with the condition where torch only says which of its own lines asked for
     it; ``meta["stack_trace"]`` has the user's frames, or those of the node that binds the symbol.
 
+    What the graph asserts in another form stays as it is and is not asserted again. A call of
+    ``torch._check`` counts, though AOTAutograd and ``make_fx`` drop it: they leave the assertion to
+    the environment that they trace with. They also merge what they know to be equal
+    (``dedupe_symints``, torch 2.13): a number from the data that must equal the size of an input
+    with that size, if it is an input itself; a condition that the environment takes for a fact with
+    a comparison of inputs that always holds, such as those that `insert_guards` makes. So take the
+    guards out before a retrace that must keep ``item == 3``.
+
     Args:
         gm: a graph with fake values in ``meta``, as Dynamo, AOTAutograd and ``make_fx`` make it.
         shape_env: the ``ShapeEnv`` of these values.
