@@ -167,6 +167,26 @@ def test_a_boolean_counts_as_a_number_too() -> None:
     assert (report.inserted, report.present) == ((), ("_local_scalar_dense",))
 
 
+def test_remainders_are_compared() -> None:
+    """Which of torch's two remainders is meant depends on the range of the number."""
+
+    def fn(n: torch.Tensor) -> torch.Tensor:
+        k = n.sum().item()
+        torch._check(k >= 0)
+        torch._check(k % 2 == 0)
+        return n * k
+
+    gm, env = traced(fn, T([4]))
+    (n,) = gm.graph.find_nodes(op="call_function", target=aten._local_scalar_dense.default)
+    with gm.graph.inserting_before(n.next):
+        rest = gm.graph.call_function(operator.mod, (n, 2))
+        condition = gm.graph.call_function(operator.eq, (rest, 0))
+        gm.graph.call_function(ASSERT, (condition, "no"))
+    report = tfk.insert_runtime_asserts(gm, env)
+    assert report.inserted == ("0 <= _local_scalar_dense",)
+    assert report.present == ("_local_scalar_dense % 2 == 0",)
+
+
 def test_an_equality_is_one_from_both_sides() -> None:
     """``size == item`` is ``item == size``."""
     gm, env = traced(same_as_size, *CASES["input"][1])

@@ -354,25 +354,14 @@ class _Placer:
         symbol = renamed(symbol, self.env)
         if self._holds(symbol):
             return symbol
-        for step in self._replacements(symbol):
-            if all(map(self._holds, step.free_symbols)):
-                return step
         final = self.env.replace(symbol)
+        if final in self._equals:
+            return self._equals[final]
         changes = {part: self._equals.get(part) for part in final.free_symbols}
         return None if None in changes.values() else final.xreplace(changes)
 
     def _holds(self, symbol: Any) -> bool:
         return symbol in self._sites or symbol in self._bindings
-
-    def _replacements(self, symbol: Any) -> Iterator[sympy.Basic]:
-        """What a symbol was replaced by, one replacement after the other."""
-        expr: Any = symbol
-        seen: set[Any] = set()
-        while expr not in seen:
-            seen.add(expr)
-            missing = [s for s in expr.free_symbols if not self._holds(s)]
-            expr = expr.xreplace({s: self.env.replacements.get(s, s) for s in missing})
-            yield expr
 
     @functools.cached_property
     def _equals(self) -> dict[Any, Any]:
