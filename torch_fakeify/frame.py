@@ -243,7 +243,7 @@ class Instance:
             known = Instance(_inputs_alone(desc), Retarget({}))
             pupil = FreshEnv(known.shape_env)
             shape_env = pupil.env
-            desc = rename_symbols(desc, pupil.names)
+            desc = rename_symbols(msgspec.structs.replace(desc, shape_env=None), pupil.names)
         elif desc.shape_env is not None:
             shape_env = restore(desc.shape_env)
         self.fake_mode = make_fake_mode(desc.fake_mode, shape_env)
