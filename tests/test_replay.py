@@ -670,6 +670,20 @@ def test_guards_survive_aot_autograd(grad: bool) -> None:
     ]
 
 
+@pytest.mark.parametrize("functional", [False, True])
+def test_guards_survive_a_retrace(functional: bool) -> None:
+    """``make_fx``, also over functionalization, keeps all assertions, and they still refuse."""
+    frame = frame_of(over_reshape, torch.randn(2000))
+    count = len(tfk.insert_guards(frame.gm, frame.env).inserted)
+    fn: Any = torch.func.functionalize(frame.gm) if functional else frame.gm
+    gm = make_fx(fn, tracing_mode="symbolic")(300, torch.randn(300))
+    asserts = [n for n in gm.graph.nodes if n.target is torch.ops.aten._assert_scalar.default]
+    assert len(asserts) == count
+    assert gm(500, torch.ones(500))[0].shape == (100, 5)
+    with pytest.raises(RuntimeError, match=r"^the graph assumes l_x_.size\(0\) % 100 == 0$"):
+        gm(2099, torch.ones(2099))
+
+
 def test_guards_of_a_wrapper_subclass_reach_the_inner_tensors() -> None:
     """Sizes of inner tensors are read by attribute."""
     frame = frame_of(over_branch, TwoTensor(torch.randn(7), torch.randn(7)))
