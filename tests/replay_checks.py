@@ -17,14 +17,20 @@ from guard_code import code_facts, equivalent_code
 from guard_equivalence import Facts, Naming, Verdict, equivalent, facts_of
 from guard_terms import Z3Terms, holds, plain, python_function, variable
 from torch._dynamo.source import CallMethodItemSource, ConstantSource
-from torch._guards import TracingContext
+from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+    compute_unbacked_bindings,
+)
 
 import torch_fakeify as tfk
 from torch_fakeify.checkpoints import checkpoint as tfk_checkpoint
 from torch_fakeify.expr_nodes import mark_of
 from torch_fakeify.replay import insert_guards, learn, strip_guards
+from torch_fakeify.runtime_asserts import insert_runtime_asserts
 from torch_fakeify.sites import source_of
 
 if TYPE_CHECKING:
@@ -106,6 +112,11 @@ def input_facts(
     naming = by_inputs(env, names, values)
     facts = facts_of(env, naming, asserts=asserts)
     known = set(naming.values()) | {e.args[0] for _, e in naming.equalities}
+    told = {
+        symbol: plain(env.replace(symbol), naming) for symbol in env.replacements.keys() - naming
+    }
+    by_others = {plain(s, {}): e for s, e in told.items() if e and e.free_symbols <= known}
+    facts = facts._replace(exprs=tuple(plain(expr, by_others) for expr in facts.exprs))
     about = [expr.free_symbols <= known for expr in facts.exprs]
     keep = [i for i, own in enumerate(about) if own]
     other = tuple(str(facts.exprs[i]) for i, own in enumerate(about) if not own)
@@ -186,6 +197,11 @@ def fresh_inputs(frame: Frame) -> tuple[list[Any], Any]:
     Every dim is dynamic and no two share a symbol. Returns the inputs and the environment.
     """
     env: Any = ShapeEnv(duck_shape=False)
+    with env.ignore_fresh_unbacked_symbols():  # no operator binds those of inputs
+        return _fresh_inputs(frame, env), env
+
+
+def _fresh_inputs(frame: Frame, env: Any) -> list[Any]:
     mode: Any = FakeTensorMode(shape_env=env)
     made: list[Any] = [None] * len(frame.inputs)
     numbers: dict[str, Any] = {}
@@ -209,7 +225,7 @@ def fresh_inputs(frame: Frame) -> tuple[list[Any], Any]:
             made[i] = _fresh_int(env, real, source)
         else:
             made[i] = old
-    return made, env
+    return made
 
 
 def _fresh_int(env: Any, value: int | None, source: Any) -> Any:
@@ -460,6 +476,72 @@ def check_instance(instance: Any, tally: Tally) -> None:
     recorded, _ = input_facts(instance.shape_env, names, instance.inputs)
     learned, _ = input_facts(mode.shape_env, names, fakes)
     tally.verdict("from a capture", equivalent(recorded, learned))
+
+
+class _Retrace(torch.fx.Interpreter):
+    """Runs a graph on fakes and notes where unbacked symbols get bound."""
+
+    def __init__(self, gm: torch.fx.GraphModule, env: Any) -> None:
+        super().__init__(gm)
+        self.shape_env = env
+        self.bound: dict[torch.fx.Node, Any] = {}
+        self.symbols: set[Any] = set()
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        """Run it; a symbol that it made and that its value does not have is an error of torch."""
+        value = super().run_node(n)
+        if n.op != "placeholder":
+            bindings = compute_unbacked_bindings(self.shape_env, value)
+            if bindings:
+                self.bound[n] = value
+                self.symbols |= set(bindings)
+        return value
+
+
+def check_retrace(frame: Frame, tally: Tally) -> None:
+    """Law 8: a retrace has as many unbacked symbols, all bound, under the same runtime asserts."""
+    rows = graph_rows(frame.gm)
+    insert(frame)
+    before = state(frame.env)
+    insert_runtime_asserts(frame.gm, frame.env)
+    assert state(frame.env) == before
+    once = graph_rows(frame.gm, named=False)
+    insert_runtime_asserts(frame.gm, frame.env)
+    assert graph_rows(frame.gm, named=False) == once
+    frame.gm.graph.lint()
+    binding = [
+        n for n in frame.gm.graph.nodes if n.meta.get("unbacked_bindings") and n.op != "placeholder"
+    ]
+    symbols = {symbol for n in binding for symbol in n.meta["unbacked_bindings"]}
+    for about, make in (("carried", carried_inputs), ("fresh", fresh_inputs)):
+        fakes, env = make(frame)
+        learn(frame.gm, fakes)
+        retrace = _Retrace(frame.gm, env)
+        with fake_mode_of(fakes, env), tracing(TracingContext(None)):
+            retrace.run(*fakes)
+        assert list(retrace.bound) == binding
+        assert len(retrace.symbols) == len(symbols)
+        names = [*frame.names, *(f"nodes[{n.name!r}]" for n in binding)]
+        theirs = [*frame.fakes, *(n.meta["example_value"] for n in binding)]
+        ours = [*fakes, *retrace.bound.values()]
+        original, _ = input_facts(frame.env, names, theirs, asserts=True)
+        again, _ = input_facts(env, names, ours, asserts=True)
+        verdict = equivalent(original, again)
+        # An operator gives a symbol the range that its inputs have by then.
+        tighter = [d for d in verdict.new if d.what.startswith("range of u")]
+        if tighter and len(tighter) == len(verdict.new) and not verdict.lost:
+            tally[f"retrace, {about}: ranges are tighter"] += 1
+        else:
+            tally.verdict(f"retrace, {about}", verdict)
+        tally["unbacked symbols"] += len(symbols)
+    strip_guards(frame.gm)
+    assert graph_rows(frame.gm) == rows
+
+
+def fake_mode_of(fakes: Sequence[Any], env: Any) -> Any:
+    """The mode of some fakes."""
+    modes = [fake.fake_mode for fake in fakes if isinstance(fake, torch.Tensor)]
+    return modes[0] if modes else FakeTensorMode(shape_env=env)
 
 
 def check_run(

@@ -20,6 +20,7 @@ from replay_checks import (
     check_insert,
     check_learn,
     check_minimal,
+    check_retrace,
     check_run,
 )
 from shape_programs import (
@@ -45,6 +46,7 @@ _CHECKS: tuple[Callable[[Frame, Tally], None], ...] = (
     check_code,
     check_minimal,
     check_fingerprint,
+    check_retrace,
 )
 
 

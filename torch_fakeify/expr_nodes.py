@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -25,7 +26,7 @@ from .exprs import encode_expr
 from .text import expr_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
 
 __all__ = [
     "ASSERTS",
@@ -33,6 +34,7 @@ __all__ = [
     "ExprNodes",
     "Operand",
     "bodies",
+    "keeping_axioms",
     "mark_of",
     "set_mark",
     "strip_marked",
@@ -120,6 +122,19 @@ def value_of(operand: Any) -> Any:
     return meta["example_value"] if "example_value" in meta else meta.get("val")
 
 
+@contextmanager
+def keeping_axioms(shape_env: Any) -> Generator[None, None, None]:
+    """Around questions to a ``ShapeEnv`` that it should not remember.
+
+    Any question marks all axioms as simplified, also one that looks at none (torch 2.13).
+    """
+    simplified = shape_env._resimplify_floor_div_axioms
+    try:
+        yield
+    finally:
+        shape_env._resimplify_floor_div_axioms = simplified
+
+
 class ExprNodes:
     """Computes expressions at the insertion point of a graph.
 
@@ -176,7 +191,7 @@ class ExprNodes:
         set_mark(fx_node, mark)
         values = [value_of(arg) for arg in args]
         if None not in values:
-            with self._env.suppress_guards():
+            with self._env.suppress_guards(), keeping_axioms(self._env):
                 fx_node.meta[self._key] = target(*values)
         return fx_node
 

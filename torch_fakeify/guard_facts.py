@@ -16,6 +16,7 @@ import sympy
 
 from . import _torch
 from ._torch import ShapeEnv, int_oo
+from .expr_nodes import keeping_axioms
 from .implied import redundant
 
 if TYPE_CHECKING:
@@ -98,14 +99,10 @@ def _guards(env: Any) -> Iterator[Fact]:
 
 def _is_open(env: Any, guard: Any) -> bool:
     """Whether a guard does not follow from what else the environment knows."""
-    # The question marks all axioms as simplified though it looks at none (torch 2.13).
-    simplified = env._resimplify_floor_div_axioms
-    try:
+    with keeping_axioms(env):
         known = env._maybe_evaluate_static(
             guard.expr, axioms=(), size_oblivious=guard.size_oblivious
         )
-    finally:
-        env._resimplify_floor_div_axioms = simplified
     return known is None
 
 
