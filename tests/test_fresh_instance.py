@@ -420,6 +420,7 @@ def test_every_table_of_symbols_is_over_the_new_ones() -> None:
     env.source_name_to_debug_name["L['x']"] = "x"
     env.specialization_stacks[LocalSource("x")] = None
     env.size_like.add(old)
+    env.axioms[sympy.Eq(old, old, evaluate=False)] = sympy.true
     graph = torch.fx.Graph()
     graph.output(None)
 
@@ -442,6 +443,7 @@ def test_every_table_of_symbols_is_over_the_new_ones() -> None:
         fresh.symbols[s]: env.var_to_stack[s] for s in (old, other, number)
     }
     assert made.size_like == {new}
+    assert [str(condition) for condition in made.axioms] == ["Eq(u0, u0)"]  # not evaluated
     assert made.co_fields == env.co_fields
     assert made.settings == env.settings
     assert not made.pending_fresh_unbacked_symbols
