@@ -218,3 +218,25 @@ def test_names_stacks_and_backends_do_not_matter() -> None:
     assert tfk.capture(renamed, [_plain(), _plain()]).fingerprint() == capture.fingerprint()
     failed = capture.with_failure(ValueError("no"), backend="inductor")
     assert failed.fingerprint() == capture.fingerprint()
+
+
+def test_the_order_of_guards_on_other_things_does_not_matter() -> None:
+    """Symbols that only guards have are told apart by their sources."""
+    env = ShapeEnv()
+    mode = FakeTensorMode(shape_env=env)
+    a, b = (
+        mode.from_tensor(torch.zeros(n), source=LocalSource(name)).size(0)
+        for n, name in ((5, "a"), (9, "b"))
+    )
+    assert a % 5 == 0
+    assert b % 3 == 0
+    desc = tfk.capture(_TWO, [mode.from_tensor(_plain())] * 2).desc
+    assert desc.shape_env is not None
+    guards = desc.shape_env.guards
+    turned = msgspec.structs.replace(desc.shape_env, guards=guards[::-1])
+    other = msgspec.structs.replace(desc, shape_env=turned)
+    assert tfk.Capture(other).fingerprint() == tfk.Capture(desc).fingerprint()
+    less = msgspec.structs.replace(desc.shape_env, guards=guards[:1])
+    assert tfk.Capture(msgspec.structs.replace(desc, shape_env=less)).fingerprint() != (
+        tfk.Capture(desc).fingerprint()
+    )

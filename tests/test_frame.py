@@ -476,3 +476,25 @@ def test_a_module_with_float_and_scalar_inputs_is_captured() -> None:
     (out,) = capture.compile("aot_eager")(*inputs)
     x = next(i for i in inputs if isinstance(i, torch.Tensor) and i.dim() == 1)
     assert torch.allclose(out, f(x, 5, 2.5))
+
+
+def test_capturing_notes_no_exclusion_again() -> None:
+    """The sizes that automatic dynamic shapes exclude stand in the environment once."""
+    seen: list[list[Any]] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        mode = torch._guards.TracingContext.get().fake_mode
+        assert mode is not None
+        assert mode.shape_env is not None
+        before = list(mode.shape_env.exclusion_constraints)
+        tfk.capture(gm, inputs)
+        seen.append(before)
+        assert mode.shape_env.exclusion_constraints == before
+        return gm.forward
+
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(automatic_dynamic_exclusion_guard=True):
+        compiled = torch.compile(lambda x: x + 1, backend=backend)
+        for n in (4, 7, 9):
+            compiled(torch.zeros(n))
+    assert any(seen)

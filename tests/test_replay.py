@@ -365,6 +365,7 @@ def test_nodes_say_what_they_are() -> None:
         ("_assert_scalar_default", "range", "l_x_.size(0) >= 2"),
         ("sym_size_int", "compute", "l_x_.size(0)"),
         ("eq", "compute", "l_x_.size(0) == l_x_.size(0)"),
+        ("truth", "compute", "l_x_.size(0) == s77"),
         ("_assert_scalar_default_1", "equality", "l_x_.size(0) == s77"),
         ("mod", "compute", "l_x_.size(0) % 100"),
         ("eq_1", "compute", "l_x_.size(0) % 100 == 0"),
@@ -696,6 +697,32 @@ def test_guards_of_a_wrapper_subclass_reach_the_inner_tensors() -> None:
     assert env.bound_sympy(env.replace(x.a.size(0).node.expr)).lower == 6
 
 
+def over_item_and_sizes(x: torch.Tensor, y: torch.Tensor) -> Any:
+    """Checks an element, beside equalities of sizes."""
+    z = y[0].item()
+    torch._check(z == 3)
+    return x.flatten() + x.shape[0], torch.zeros(z)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_checks_of_data_stay_checks(backend: str) -> None:
+    """Assertions about sizes do not swallow that an element must be 3."""
+
+    def inner(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        mode = TracingContext.get().fake_mode
+        assert mode is not None
+        report = tfk.insert_guards(gm, mode.shape_env)
+        assert "l_x_.size(0) == s77" in report.inserted
+        return torch._dynamo.lookup_backend(backend)(gm, inputs)
+
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(**CONFIG):
+        compiled = torch.compile(over_item_and_sizes, backend=inner, dynamic=True)
+        compiled(torch.randn(5, 3), torch.tensor([3, 9]))
+        with pytest.raises(RuntimeError):
+            compiled(torch.randn(5, 3), torch.tensor([4, 9]))
+
+
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("name", ["product", "divisible", "strides", "float", "item"])
 def test_backends_compile_graphs_with_guards(name: str, backend: str) -> None:
@@ -753,7 +780,7 @@ def test_guard_nodes_cross_processes(tmp_path: Path) -> None:
     assert out.stdout.splitlines() == [
         "3",
         f"StrictGreaterThan {line}",
-        "8",
+        "9",
         "['placeholder', 'placeholder', 'call_function', 'output']",
     ]
 

@@ -209,10 +209,14 @@ class _Canonical:
     def shape_env(self, env: Any) -> Any:
         if env is None:
             return None
+        # What no input and no node has is told apart by where it comes from, not by who asked first.
+        for s in env.symbols:
+            if s.name not in self.symbols and s.sources:
+                self.symbols[s.name] = f"{s.name.rstrip('0123456789')}@{s.sources[0].name}"
         ranges = [
             [self.symbol(s.name), self._bound(s.lower), self._bound(s.upper)]
             for s in env.symbols
-            if s.name in self.symbols
+            if s.name in self.symbols and "@" not in self.symbols[s.name]
         ]
         return {
             "ranges": sorted(ranges),

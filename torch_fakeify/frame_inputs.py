@@ -155,6 +155,7 @@ class _Symbolizer:
         changes: dict[str, Any] = {}
         if not _is_static(context, self.shape_env):
             hint_overrides = dict(desc.marks.hint_overrides) if desc.marks is not None else {}
+            exclusions = len(self.shape_env.exclusion_constraints)
             size, stride, offset = self.shape_env._create_symbolic_sizes_strides_storage_offset(
                 desc.size,
                 desc.stride,
@@ -164,6 +165,8 @@ class _Symbolizer:
                 symbolic_context=context,
                 hint_overrides=hint_overrides,
             )
+            # Torch notes these again each time that it looks the symbols up.
+            del self.shape_env.exclusion_constraints[exclusions:]
             changes["size"] = tuple(encode_int(s) for s in size)
             changes["stride"] = tuple(encode_int(s) for s in stride)
             changes["storage_offset"] = encode_int(offset)

@@ -8,6 +8,7 @@ See `torch_fakeify.runtime_asserts` for what a graph computes itself.
 
 from __future__ import annotations
 
+import operator
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +19,7 @@ from torch.fx.node import map_arg
 from . import _torch
 from .desc import StackDesc
 from .errors import ShapeEnvError, UnsupportedValueError
-from .expr_nodes import ASSERTS, ExprNodes, mark_of, strip_marked
+from .expr_nodes import ASSERTS, ExprNodes, mark_of, strip_marked, value_of
 from .graph_meta import location_text, parse_stack
 from .guard_facts import Fact, assumed_facts, needed_facts
 from .implied import conflict
@@ -32,6 +33,7 @@ __all__ = ["InsertedGuards", "insert_guards", "learn", "strip_guards"]
 
 _aten: Any = torch.ops.aten
 _ASSERT = _aten._assert_scalar.default
+_TRUTH = operator.truth
 
 
 class InsertedGuards(NamedTuple):
@@ -190,12 +192,26 @@ class _Inserter:
             return  # it is reported as not inserted
         text = text or self.nodes.text(fact.expr)
         mark = {"what": fact.what, "expr": text}
+        if self._always_holds(fact, condition):
+            # Else torch's ``dedupe_symints`` takes it for every other condition that is true by
+            # now, such as ``item == 3``, which then is checked no more.
+            condition = self.nodes.call(_TRUTH, (condition,), {**mark, "what": "compute"})
         fx_node = self.nodes.call(_ASSERT, (condition, f"the graph assumes {text}"), mark)
         stack = location_text(fact.location)
         if stack is not None:
             fx_node.meta["stack_trace"] = stack
         self.done.append(fact)
         self.texts.append(text)
+
+    def _always_holds(self, fact: Fact, condition: Any) -> bool:
+        """Whether the environment has made the condition a constant, on the inputs' sizes alone."""
+        value = value_of(condition)
+        if not isinstance(value, torch.SymBool) or value.node.expr != sympy.true:  # type: ignore[attr-defined]
+            return False
+        return all(
+            self._first[symbol].prop != "item" and symbol not in self.env.unbacked_inputs
+            for symbol in fact.expr.free_symbols
+        )
 
     def _read(self, symbol: Any) -> None:
         site = self._first[symbol]
@@ -282,6 +298,8 @@ class _Learner:
             self.count += 1
             with _torch.TracingContext.current_frame(_user_line(fx_node)):
                 self.state(args[0], fx_node)
+        elif fx_node.target is _TRUTH:
+            self.values[fx_node] = args[0]  # the assertion states it
         else:
             target: Any = fx_node.target
             self.values[fx_node] = target(*args, **fx_node.kwargs)

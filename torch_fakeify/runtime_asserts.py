@@ -89,8 +89,7 @@ def insert_runtime_asserts(gm: torch.fx.GraphModule, shape_env: Any) -> Inserted
     the environment that they trace with. They also merge what they know to be equal
     (``dedupe_symints``, torch 2.13): a number from the data that must equal the size of an input
     with that size, if it is an input itself; a condition that the environment takes for a fact with
-    a comparison of inputs that always holds, such as those that `insert_guards` makes. So take the
-    guards out before a retrace that must keep ``item == 3``.
+    a comparison of inputs that always holds. The nodes of `insert_guards` are none of these.
 
     Args:
         gm: a graph with fake values in ``meta``, as Dynamo, AOTAutograd and ``make_fx`` make it.
