@@ -12,7 +12,14 @@ import platform
 
 import torch
 
-from . import bench_capture, bench_checkpoint, bench_dropin, bench_shape_env, bench_tensors
+from . import (
+    bench_capture,
+    bench_checkpoint,
+    bench_dropin,
+    bench_guards,
+    bench_shape_env,
+    bench_tensors,
+)
 from .table import print_rows
 
 
@@ -29,6 +36,7 @@ def main() -> None:
             bench_dropin.rows(rounds),
             bench_shape_env.rows(rounds),
             bench_checkpoint.rows(rounds),
+            bench_guards.rows(rounds),
             bench_capture.rows(rounds),
         )
     )

@@ -6,6 +6,7 @@ their symbols otherwise are compared by what they say of the same inputs.
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -184,7 +185,9 @@ def node_facts(gm: torch.fx.GraphModule, names: Sequence[str]) -> Facts:
             )
         else:
             args = torch.fx.node.map_arg(fx_node.args, values.__getitem__)
-            values[fx_node] = fx_node.target(*args)
+            target = fx_node.target
+            # The truth of a condition is the condition.
+            values[fx_node] = args[0] if target is operator.truth else target(*args)
     return Facts(tuple(exprs), tuple(what))
 
 

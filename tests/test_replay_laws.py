@@ -6,12 +6,16 @@ and says how many comparisons were proved.
 
 from __future__ import annotations
 
+import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from guard_equivalence import assert_equivalent
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
 from replay_checks import (
     Frame,
     Tally,
@@ -22,6 +26,8 @@ from replay_checks import (
     check_minimal,
     check_retrace,
     check_run,
+    input_facts,
+    insert,
 )
 from shape_programs import (
     Branch,
@@ -33,6 +39,10 @@ from shape_programs import (
     programs,
     variations,
 )
+from torch._dynamo.source import LocalSource
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+import torch_fakeify as tfk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -158,3 +168,161 @@ def test_learning_keeps_the_stacks() -> None:
     y = TensorArg("y", (12, 3))
     program = Program((y,), (Check("y.size(0) <= 16"),), ("y + 1",), "unbacked", (("y", 0),))
     check_program(program, Tally(), check_learn)
+
+
+# --- other processes, other names, contradictions ----------------------------------------------------
+
+
+def frames_of(program: Program, use: Callable[[Frame], None]) -> None:
+    """Give every frame of a program to a function, while the backend has it."""
+    failed: list[Exception] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        try:
+            use(Frame.of(gm, inputs))
+        except Exception as error:  # noqa: BLE001 - Dynamo would wrap it
+            failed.append(error)
+        return gm.forward
+
+    compiled(program, backend)
+    if failed:
+        raise failed[0]
+
+
+def some_programs(number: int, count: int) -> list[Program]:
+    """Random programs, the same ones each time."""
+    found: list[Program] = []
+
+    @seed(number)
+    @settings(max_examples=count, database=None, phases=(Phase.generate,), deadline=None)
+    @given(programs())
+    def collect(program: Program) -> None:
+        found.append(program)
+
+    collect()
+    return found
+
+
+def record_frames(programs_: list[Program], directory: Path) -> list[str]:
+    """Save a capture with guard nodes of each frame that has guards."""
+    paths: list[str] = []
+
+    def save(frame: Frame) -> None:
+        if not frame.env.guards:
+            return
+        insert(frame)
+        path = directory / f"{len(paths)}.fkf"
+        tfk.capture(frame.gm, frame.example_inputs).save(path)
+        paths.append(str(path))
+
+    for program in programs_:
+        frames_of(program, save)
+    return paths
+
+
+@pytest.mark.parametrize("count", [4, pytest.param(20, marks=pytest.mark.sweep)])
+def test_another_process_learns_the_facts(count: int, tmp_path: Path) -> None:
+    """Law 5 across processes: the reader has captures with guard nodes and nothing else."""
+    paths = record_frames(some_programs(20, count), tmp_path)
+    assert paths
+    child = [sys.executable, str(Path(__file__).with_name("replay_child.py")), *paths]
+    done = subprocess.run(child, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["from a capture: proved"] * len(paths)
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(30, marks=pytest.mark.sweep)])
+def test_names_of_symbols_leave_no_trace(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Law 6: with other names of the symbols a frame with guard nodes has the same fingerprint."""
+    prints: list[list[str]] = []
+    own = ShapeEnv._generate_unique_id
+    chosen = some_programs(30, count)
+    for offset in (0, 1000):
+        found: list[str] = []
+
+        def take(frame: Frame, found: list[str] = found) -> None:
+            insert(frame)
+            found.append(tfk.capture(frame.gm, frame.example_inputs).fingerprint())
+
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                ShapeEnv, "_generate_unique_id", lambda env, name, o=offset: own(env, name) + o
+            )
+            for program in chosen:
+                frames_of(program, take)
+        prints.append(found)
+    assert prints[0] == prints[1]
+    assert prints[0]
+
+
+class Numbers:
+    """Integer inputs of a graph, symbols of a ``ShapeEnv``, and facts about them."""
+
+    def __init__(self, count: int) -> None:
+        self.graph = torch.fx.Graph()
+        self.gm = torch.fx.GraphModule(torch.nn.Module(), self.graph)
+        self.names = [f"n{i}" for i in range(count)]
+        self.nodes = [self.graph.placeholder(name) for name in self.names]
+        self.graph.output(())
+        self.env, self.values = self.fresh()
+        for fx_node, value in zip(self.nodes, self.values, strict=True):
+            fx_node.meta["example_value"] = value
+
+    def fresh(self, first: int = 50) -> tuple[ShapeEnv, list[Any]]:
+        """A new environment with such inputs, of which it knows nothing."""
+        env = ShapeEnv(duck_shape=False)
+        make = env.create_unspecified_symint_and_symbol
+        return env, [
+            make(first + i, LocalSource(name), DimDynamic.DYNAMIC)
+            for i, name in enumerate(self.names)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("guards", "symbols"), [(100, 30), pytest.param(1000, 300, marks=pytest.mark.sweep)]
+)
+def test_many_guards_over_many_symbols(guards: int, symbols: int) -> None:
+    """All of them get into a fresh environment, and nothing else does."""
+    numbers = Numbers(symbols)
+    n = numbers.values
+    for i in range(guards):
+        turn = i // symbols
+        a, b = n[i % symbols], n[(i + 1 + turn) % symbols]
+        bool(2 * a + 3 * b < 400 + i if i % 2 else a - b + i > -400)
+    assert len(numbers.env.guards) == guards
+    done = tfk.insert_guards(numbers.gm, numbers.env)
+    assert len(done.inserted) + len(done.implied) == guards
+    env, values = numbers.fresh()
+    assert tfk.learn(numbers.gm, values) == len(done.inserted)
+    original, _ = input_facts(numbers.env, numbers.names, numbers.values)
+    learned, _ = input_facts(env, numbers.names, values)
+    assert assert_equivalent(original, learned).how == "proved"
+
+
+@settings(max_examples=10, deadline=None, phases=(Phase.generate,))
+@given(st.data())
+def test_an_injected_contradiction_is_named(data: st.DataObject) -> None:
+    """Two facts that exclude one another are both in the error, whatever else there is."""
+    numbers = Numbers(4)
+    n = numbers.values
+    for _ in range(data.draw(st.integers(0, 5))):
+        a, b = data.draw(st.permutations(n))[:2]
+        k, m = data.draw(st.integers(1, 5)), data.draw(st.integers(150, 400))
+        bool(a + k * b > -m)
+    i, j = data.draw(st.permutations(range(4)))[:2]
+    k = data.draw(st.integers(2, 4))
+    limit = data.draw(st.integers(600, 900))
+    bool(n[i] + k * n[j] < limit)
+    inserted = tfk.insert_guards(numbers.gm, numbers.env).inserted
+    env, values = numbers.fresh(first=1000)
+    bool(values[i] + k * values[j] > limit + data.draw(st.integers(0, 50)))
+    known = str(env.guards[0].expr)
+    (wanted,) = [text for text in inserted if text.endswith(f"< {limit}")]
+    with pytest.raises(tfk.ShapeEnvError) as caught:
+        tfk.learn(numbers.gm, values)
+    assert str(caught.value) == (
+        f"{wanted}: two facts contradict one another"
+        f"; expected {wanted}, which the graph assumes"
+        f"; found {known}, which the ShapeEnv knows"
+        ". Make the inputs of the frame that the graph was traced for"
+    )

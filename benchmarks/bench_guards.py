@@ -1,0 +1,131 @@
+"""Carrying the guards of a ``ShapeEnv`` as FX nodes into a fresh one.
+
+Run: ``python -m benchmarks.bench_guards [--guards N] [--symbols N] [--rounds N]``. Torch has no
+such thing: beside each step stands ``produce_guards`` of the same environment. The last lines have
+the cost of all steps for many guards, with a tenth of them beside.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._dynamo.source import LocalSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+import torch_fakeify as tfk
+
+from .table import Row, compare, print_rows, timed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+GUARDS = 1000
+SYMBOLS = 300
+_DIMS = 3
+
+
+class GuardedGraph:
+    """A graph over tensors with dynamic sizes, about which its ``ShapeEnv`` has many guards.
+
+    Args:
+        guards: how many.
+        symbols: how many sizes; each guard is about one to three of them.
+    """
+
+    def __init__(self, guards: int, symbols: int) -> None:
+        env: Any = ShapeEnv(duck_shape=False)
+        mode: Any = FakeTensorMode(shape_env=env)
+        self.env = env
+        sizes = [[20 + i + d for d in range(_DIMS)] for i in range(0, symbols, _DIMS)]
+        self.tensors = [torch.empty(size) for size in sizes]
+        self.sources = [LocalSource(f"x{i}") for i in range(len(self.tensors))]
+        self.fakes = self.inputs(mode)
+        self.graph = torch.fx.Graph()
+        inputs = [self.graph.placeholder(f"x{i}") for i in range(len(self.fakes))]
+        for fx_node, fake in zip(inputs, self.fakes, strict=True):
+            fx_node.meta["example_value"] = fake
+        self.graph.output((inputs[0],))
+        self.gm = torch.fx.GraphModule(torch.nn.Module(), self.graph)
+        n = [size for fake in self.fakes for size in fake.size()]
+        for i in range(guards):
+            turn = i // len(n)
+            _guard(i, *(n[(i + step) % len(n)] for step in (0, 1 + turn, 2 + 3 * turn)))
+
+    def inputs(self, mode: Any) -> list[Any]:
+        """Fakes of the tensors, every dim with a symbol of its own."""
+        context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * _DIMS)
+        pairs = zip(self.tensors, self.sources, strict=True)
+        return [mode.from_tensor(t, source=s, symbolic_context=context) for t, s in pairs]
+
+    def fresh(self) -> list[Any]:
+        """Inputs for a new environment."""
+        return self.inputs(FakeTensorMode(shape_env=ShapeEnv(duck_shape=False)))
+
+    def produce_guards(self) -> list[str]:
+        """Torch's own text of the guards."""
+        return self.env.produce_guards(self.fakes, self.sources)
+
+
+def _guard(number: int, a: Any, b: Any, c: Any) -> None:
+    """One guard that does not follow from those before it, as a Python condition adds it."""
+    match number % 4:
+        case 0:
+            bool(a + b < 10_000 + number)
+        case 1:
+            bool(a * b + number != c)
+        case 2:
+            bool(2 * a + b - c + number > -10_000)
+        case _:
+            bool((a + b * c) % (number + 5) < number + 4)
+
+
+def _insert(graph: GuardedGraph) -> float:
+    tfk.strip_guards(graph.gm)
+    return timed(lambda _: tfk.insert_guards(graph.gm, graph.env))
+
+
+def _learn(graph: GuardedGraph) -> float:
+    fakes = graph.fresh()
+    return timed(lambda _: tfk.learn(graph.gm, fakes))
+
+
+def rows(rounds: int, guards: int = GUARDS, symbols: int = SYMBOLS) -> Iterator[Row]:
+    """Every line of the table."""
+    rounds = min(rounds, 2)  # each takes half a minute
+    few, many = GuardedGraph(guards // 10, symbols // 10), GuardedGraph(guards, symbols)
+    for graph, count in ((few, guards // 10), (many, guards)):
+
+        def theirs(graph: GuardedGraph = graph) -> float:
+            return timed(lambda _: graph.produce_guards())
+
+        def insert(graph: GuardedGraph = graph) -> float:
+            return _insert(graph)
+
+        def learn(graph: GuardedGraph = graph) -> float:
+            return _learn(graph)
+
+        for what, ours in (("insert", insert), ("learn", learn)):
+            yield compare(f"{count} guards: {what}", theirs, ours, rounds=rounds, unit="ms")
+    yield compare(
+        f"a guard: of {guards // 10}, of {guards}",
+        lambda: (_insert(few) + _learn(few)) / (guards // 10),
+        lambda: (_insert(many) + _learn(many)) / guards,
+        rounds=rounds,
+    )
+
+
+def main() -> None:
+    """Print the table of this benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--guards", type=int, default=GUARDS)
+    parser.add_argument("--symbols", type=int, default=SYMBOLS)
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    print_rows(rows(args.rounds, args.guards, args.symbols))
+
+
+if __name__ == "__main__":
+    main()
