@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import sympy
 import torch
 from guard_equivalence import assert_equivalent
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -41,8 +42,10 @@ from shape_programs import (
 )
 from torch._dynamo.source import LocalSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.utils._sympy.functions import FloorDiv
 
 import torch_fakeify as tfk
+from torch_fakeify.implied import implied
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -161,6 +164,14 @@ def test_inserting_leaves_the_axioms_to_be_simplified() -> None:
     result = ("x + 1", "y + 1", "i + 1", "n")
     program = Program((x, y, i, a), lines, result, "mark", (("i", 0), ("y", 0)))
     check_program(program, Tally(), check_insert)
+
+
+def test_a_quotient_by_a_number_without_values() -> None:
+    """Bounds of a divisor that contradict one another are a contradiction, no error."""
+    a, b = sympy.symbols("a b", integer=True)
+    quotient = sympy.Le(FloorDiv(a, b, evaluate=False), 3, evaluate=False)
+    facts = [a >= 1, b >= 1, b <= 0, quotient]
+    assert implied(facts, sympy.Ge(FloorDiv(a, b, evaluate=False), 7, evaluate=False))
 
 
 def test_learning_keeps_the_stacks() -> None:

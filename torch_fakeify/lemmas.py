@@ -135,6 +135,8 @@ class Lemmas:
         least, most = self.interval(b)
         if not whole or least is None or least < 1:
             return
+        if most is not None and most < least:
+            return  # the bounds contradict one another, which their rows say
         rest = add(a, multiply(b, {mono: 1}), -1)
         self._add(add({}, rest, -1))
         self._add(add(add(rest, b, -1), {(): 1}))
