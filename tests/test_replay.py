@@ -188,7 +188,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], list[str]]] = {
             "l_x_.size(0) == s77",
             "l_x_.size(1) == s27",
             "l_x_.stride(0) == l_x_.size(1)",
-            "l_y_.size(0) == l_x_.size(1)*l_x_.size(0)",
+            "l_y_.size(0) == l_x_.size(0)*l_x_.size(1)",
         ],
     ),
     "divisible": (
@@ -239,7 +239,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], list[str]]] = {
             "l_y_.size(0) >= 2",
             "l_x_.size(0) == s77",
             "l_y_.size(0) == s17",
-            "Max(l_y_.size(0), l_x_.size(0))//2 > 3",
+            "Max(l_x_.size(0), l_y_.size(0))//2 > 3",
         ],
     ),
     "constant": (over_constant, (torch.randn(7),), ["l_x_.size(0) == 7"]),
@@ -588,6 +588,25 @@ def test_facts_that_contradict_are_both_named() -> None:
         "found n >= 5, which the ShapeEnv knows. "
         "Make the inputs of the frame that the graph was traced for"
     )
+
+
+def test_facts_of_several_symbols_that_contradict_are_both_named() -> None:
+    """What no range shows is found too, where no number gives it away."""
+    env = ShapeEnv()
+    a, b = env.create_unbacked_symint(), env.create_unbacked_symint()
+    torch._check(a + 2 * b > 710)
+    graph = torch.fx.Graph()
+    n = graph.placeholder("n")
+    fact = graph.call_function(operator.lt, (n, 700))
+    call = graph.call_function(torch.ops.aten._assert_scalar.default, (fact, "n < 700"))
+    fact.meta["custom"] = {MARK: "compute: n < 700"}
+    call.meta["custom"] = {MARK: "guard: n < 700"}
+    graph.output(n)
+    gm = torch.fx.GraphModule({}, graph)
+    with pytest.raises(
+        tfk.ShapeEnvError, match=r"found 710 < u0 \+ 2\*u1, which the ShapeEnv knows"
+    ):
+        tfk.learn(gm, [a + 2 * b])
 
 
 def test_the_number_of_inputs_must_fit() -> None:

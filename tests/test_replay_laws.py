@@ -242,10 +242,7 @@ def test_another_process_learns_the_facts(count: int, tmp_path: Path) -> None:
     assert done.stdout.splitlines() == ["from a capture: proved"] * len(paths)
 
 
-_BY_NAME = pytest.mark.xfail(reason="sympy orders the factors of a product by symbols' names")
-
-
-@pytest.mark.parametrize("count", [2, pytest.param(30, marks=[pytest.mark.sweep, _BY_NAME])])
+@pytest.mark.parametrize("count", [2, pytest.param(30, marks=pytest.mark.sweep)])
 def test_names_of_symbols_leave_no_trace(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Law 6: with other names of the symbols a frame with guard nodes has the same fingerprint."""
     prints: list[list[str]] = []

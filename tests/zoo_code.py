@@ -443,7 +443,7 @@ def unused_inputs() -> tuple[Any, ...]:
     return (lambda a, b, c: b * 2), (torch.randn(3), torch.randn(2), torch.randn(4))
 
 
-@program()
+@program(slow=True)
 def two_thousand_nodes() -> tuple[Any, ...]:
     """A graph of two thousand nodes."""
 

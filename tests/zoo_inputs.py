@@ -252,7 +252,7 @@ def part_of_a_storage() -> tuple[Any, ...]:
     return (lambda a, b: a + b), (x[2:5, 1:4].detach(), x.data[4:7, 0:3])
 
 
-@program(dynamic=True)
+@program(dynamic=True, slow=True)
 def many_inputs() -> tuple[Any, ...]:
     """A hundred inputs, each with symbols of its own."""
     xs = [torch.randn(2 + i % 5, 3) for i in range(100)]

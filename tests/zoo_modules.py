@@ -24,7 +24,7 @@ def lstm_inference() -> tuple[Any, ...]:
     return nn.LSTM(4, 3, num_layers=2, proj_size=2).eval(), (torch.randn(5, 2, 4),)
 
 
-@program(grad=True, config=_RNN, dynamic=True)
+@program(grad=True, config=_RNN, dynamic=True, slow=True)
 def gru() -> tuple[Any, ...]:
     """A GRU with a hidden state that is passed in."""
     return nn.GRU(4, 3, batch_first=True), (torch.randn(2, 5, 4), torch.randn(1, 2, 3))

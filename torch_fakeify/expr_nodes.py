@@ -9,6 +9,7 @@ over the graph next needs no propagation, and a mark by which it is known again.
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 import operator
 from contextlib import contextmanager
@@ -20,7 +21,15 @@ import torch
 from sympy.functions.elementary.piecewise import ExprCondPair
 
 from ._torch import sympy_functions as functions
-from .desc import ExprDesc, SymbolNode
+from .desc import (
+    ApplyNode,
+    ExprDesc,
+    ExprNode,
+    FloatNode,
+    IntNode,
+    RationalNode,
+    SymbolNode,
+)
 from .errors import UnsupportedValueError
 from .exprs import encode_expr
 from .text import expr_text
@@ -176,14 +185,11 @@ class ExprNodes:
 
     def text(self, expr: sympy.Basic) -> str:
         """The expression over what holds its symbols, as Python."""
-        desc = encode_expr(expr)
-        renamed = (
-            SymbolNode(self._names.get(part.name, part.name), ())
-            if isinstance(part, SymbolNode)
-            else part
-            for part in desc.nodes
-        )
-        return expr_text(ExprDesc(nodes=tuple(renamed)))
+        return expr_text(_arranged(encode_expr(expr), self._names))
+
+    def in_order(self, args: Sequence[sympy.Basic]) -> list[sympy.Basic]:
+        """Arguments of a commutative function, in an order that no symbol's own name decides."""
+        return sorted(args, key=self.text)
 
     def call(self, target: Any, args: tuple[Any, ...], mark: Mapping[str, str]) -> torch.fx.Node:
         """A new node that calls a function, marked and with its value."""
@@ -219,11 +225,53 @@ class ExprNodes:
         constant = _constant(expr)
         if constant is not None:
             return constant
-        args = expr.args
+        args: Sequence[sympy.Basic] = expr.args
         mark = {"what": "compute", "expr": self.text(expr)}
         build = _Build(self, mark)
+        if type(expr) in _COMMUTATIVE:
+            args = self.in_order(args)
         found = self._known[expr] = _table()[type(expr)](build, expr, args)
         return found
+
+
+_COMMUTATIVE = frozenset({
+    sympy.Add, sympy.Mul, sympy.And, sympy.Or, sympy.Max, sympy.Min, functions.Max, functions.Min
+})  # fmt: skip
+_COMMUTATIVE_NAMES = frozenset({"Add", "Mul", "And", "Or", "Max", "Min", "sympy.Max", "sympy.Min"})
+
+
+def _arranged(desc: ExprDesc, names: Mapping[str, str]) -> ExprDesc:
+    """An expression over other names, the arguments of commutative functions sorted by these.
+
+    Numbers stand last in a sum and first in a product.
+    """
+    nodes: list[ExprNode] = []
+    keys: list[str] = []
+    for part in desc.nodes:
+        if isinstance(part, SymbolNode):
+            part = SymbolNode(names.get(part.name, part.name), ())
+            key = part.name
+        elif isinstance(part, ApplyNode):
+            args = part.args
+            if part.function in _COMMUTATIVE_NAMES:
+                last = part.function == "Add"
+                args = tuple(
+                    sorted(
+                        args,
+                        key=lambda i: (_is_number(nodes[i]) == last, keys[i]),
+                    )
+                )
+            part = ApplyNode(part.function, args)
+            key = f"{part.function}({','.join(keys[i] for i in args)})"
+        else:
+            key = str(part)
+        nodes.append(part)
+        keys.append(key if len(key) <= 64 else hashlib.sha256(key.encode()).hexdigest())
+    return ExprDesc(nodes=tuple(nodes))
+
+
+def _is_number(part: ExprNode) -> bool:
+    return isinstance(part, (IntNode, FloatNode, RationalNode))
 
 
 class _Build:
@@ -277,8 +325,8 @@ def _sum(build: _Build, _expr: Any, args: Sequence[Any]) -> Operand:
 
 
 def _product(build: _Build, _expr: Any, args: Sequence[Any]) -> Operand:
-    if args[0] == -1:
-        return build.call(operator.neg, build.of(sympy.Mul(*args[1:])))
+    if -1 in args:
+        return build.call(operator.neg, build.of(sympy.Mul(*(arg for arg in args if arg != -1))))
     return _folded(operator.mul)(build, _expr, args)
 
 

@@ -87,7 +87,9 @@ def _divisible(env: Any) -> Iterator[Fact]:
     for guard in env.guards:
         for part in guard.expr.atoms(_torch.sympy_functions.Mod):
             locations.setdefault(part, guard.sloc)
-    for part in sorted(env.divisible, key=str):
+    asked = [part for part in locations if part in env.divisible]  # in the order of the guards
+    others = sorted(env.divisible.difference(asked), key=str)
+    for part in (*asked, *others):
         yield Fact("divisible", sympy.Eq(part, 0, evaluate=False), locations.get(part))
 
 

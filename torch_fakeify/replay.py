@@ -125,6 +125,7 @@ class _Inserter:
         self.done: list[Fact] = []
         self.texts: list[str] = []
         self._first: dict[sympy.Basic, Site] = {}
+        self._rank: dict[sympy.Basic, int] = {}
         self._texts: dict[sympy.Basic, str] = {}
 
     def bind(self, sites: Sequence[Site]) -> list[Site]:
@@ -132,13 +133,17 @@ class _Inserter:
         others: list[Site] = []
         for site in sites:
             if isinstance(site.expr, sympy.Symbol) and site.expr not in self._first:
-                self._first[site.expr] = site
+                self._hold(site.expr, site)
             else:
                 others.append(site)
             if site.prop not in ("value", "as_int"):
                 # Dynamo names a scalar input after its symbol; the size says more.
                 self._texts.setdefault(site.expr, site.text)
         return others
+
+    def _hold(self, symbol: sympy.Symbol, site: Site) -> None:
+        self._rank[symbol] = len(self._first)
+        self._first[symbol] = site
 
     def can_reach(self, fact: Fact) -> bool:
         """Whether inputs of the graph hold all symbols of a condition."""
@@ -174,7 +179,7 @@ class _Inserter:
             if not site.expr.free_symbols <= self._first.keys():
                 continue
             own = sympy.Symbol(site.text, integer=True)
-            self._first[own] = site
+            self._hold(own, site)
             location = self.env.replacements_slocs.get(site.expr)
             fact = Fact("equality", sympy.Eq(own, site.expr, evaluate=False), location)
             first = self._first.get(site.expr)
@@ -183,7 +188,7 @@ class _Inserter:
 
     def state(self, fact: Fact, text: str | None = None) -> None:
         """Insert the nodes that assert a condition, unless no function computes it."""
-        for symbol in sorted(fact.expr.free_symbols, key=str):
+        for symbol in sorted(fact.expr.free_symbols, key=self._rank.__getitem__):
             if not self.nodes.is_bound(symbol):
                 self._read(symbol)
         try:
@@ -252,7 +257,8 @@ def learn(gm: torch.fx.GraphModule, fake_inputs: Sequence[Any]) -> int:
     mode, env = _home_of(fake_inputs)
     learner = _Learner(env, dict(zip(placeholders, fake_inputs, strict=True)))
     # A context that has the mode would end with ShapeEnv.cleanup, which forgets all stacks.
-    with _torch.tracing(_torch.TracingContext(None)), mode or nullcontext():
+    pending = nullcontext() if env is None else env.ignore_fresh_unbacked_symbols()
+    with _torch.tracing(_torch.TracingContext(None)), mode or nullcontext(), pending:
         for fx_node in gm.graph.nodes:
             if mark_of(fx_node) is not None:
                 learner.run(fx_node)
@@ -314,17 +320,26 @@ class _Learner:
         expr = sym_node.expr
         if sym_node.hint is False or self.env._maybe_evaluate_static(expr) == sympy.false:
             raise self._contradiction(text, expr)
+        if sym_node.hint is None and self._culprits(expr):  # no number would give it away
+            raise self._contradiction(text, expr)
         sym_node.expect_true("", 0)
         self._stated.append((expr, text))
 
-    def _contradiction(self, text: str, expr: sympy.Basic) -> ShapeEnvError:
-        """The error that names a fact and what it contradicts."""
+    def _culprits(self, expr: sympy.Basic) -> list[str]:
+        """The facts that a condition contradicts, the environment's own and those of the graph."""
         known: list[tuple[sympy.Basic, str]] = list(self._stated)
         if self.env is not None:
             known += [(fact.expr, str(fact.expr)) for fact in assumed_facts(self.env)]
+            groups = self.env.deferred_runtime_asserts.values()
+            known += [(one.expr, str(one.expr)) for group in groups for one in group]
         culprits = conflict([fact for fact, _ in known], expr) if known else None
+        return [known[i][1] for i in culprits or ()]
+
+    def _contradiction(self, text: str, expr: sympy.Basic) -> ShapeEnvError:
+        """The error that names a fact and what it contradicts."""
+        culprits = self._culprits(expr)
         if culprits:
-            found = " and ".join(dict.fromkeys(known[i][1] for i in culprits))
+            found = " and ".join(dict.fromkeys(culprits))
             return ShapeEnvError(
                 "two facts contradict one another",
                 where=text,
