@@ -11,6 +11,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 import torch
+from sympy.core.cache import clear_cache
 from torch._dynamo.source import LocalSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
@@ -84,11 +85,13 @@ def _guard(number: int, a: Any, b: Any, c: Any) -> None:
 
 def _insert(graph: GuardedGraph) -> float:
     tfk.strip_guards(graph.gm)
+    clear_cache()  # few guards would find all of their expressions there
     return timed(lambda _: tfk.insert_guards(graph.gm, graph.env))
 
 
 def _learn(graph: GuardedGraph) -> float:
     fakes = graph.fresh()
+    clear_cache()
     return timed(lambda _: tfk.learn(graph.gm, fakes))
 
 
@@ -99,6 +102,7 @@ def rows(rounds: int, guards: int = GUARDS, symbols: int = SYMBOLS) -> Iterator[
     for graph, count in ((few, guards // 10), (many, guards)):
 
         def theirs(graph: GuardedGraph = graph) -> float:
+            clear_cache()
             return timed(lambda _: graph.produce_guards())
 
         def insert(graph: GuardedGraph = graph) -> float:
