@@ -239,7 +239,7 @@ PLACE = "torch/__init__.py:"
 CASES: dict[str, Case] = {
     "nonzero": (
         nonzero_of_three, (V4, ones(1, 0, 0, 1), V4), (V4, ones(1, 1, 1, 0), V4),
-        "2 + nonzero.size(0) <= x_1.size(0)",
+        "nonzero.size(0) + 2 <= x_1.size(0)",
     ),
     "product": (
         product, (V6, T([2, 3])), (V6, T([2, 4])),

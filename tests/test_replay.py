@@ -400,6 +400,8 @@ def test_the_users_line_is_kept() -> None:
     (first,) = frame.env.guards
     tfk.insert_guards(frame.gm, frame.env)
     (fx_node,) = [n for n in frame.gm.graph.nodes if (mark_of(n) or {}).get("what") == "guard"]
+    condition = fx_node.args[0]
+    assert condition.meta["stack_trace"] == fx_node.meta["stack_trace"]
     assert "2 * x.shape[0] > 9" in fx_node.meta["stack_trace"]
     assert "in over_twice" in fx_node.meta["stack_trace"]
     env, _ = learned(frame)

@@ -160,6 +160,8 @@ class ExprNodes:
         self._key = value_key(graph)
         self._known: dict[sympy.Basic, Operand] = {}
         self._names: dict[str, str] = {}
+        self.stack_trace: str | None = None
+        """The user's line that new nodes are for, as ``meta["stack_trace"]`` has it."""
 
     def bind(self, symbol: sympy.Symbol, operand: Operand, text: str | None = None) -> None:
         """Say what holds the value of a symbol from here on, and how a person calls it."""
@@ -195,6 +197,8 @@ class ExprNodes:
         """A new node that calls a function, marked and with its value."""
         fx_node = self.graph.call_function(target, args)
         set_mark(fx_node, mark)
+        if self.stack_trace is not None:
+            fx_node.meta["stack_trace"] = self.stack_trace
         values = [value_of(arg) for arg in args]
         if None not in values:
             with self._env.suppress_guards(), keeping_axioms(self._env):

@@ -188,6 +188,7 @@ class _Inserter:
 
     def state(self, fact: Fact, text: str | None = None) -> None:
         """Insert the nodes that assert a condition, unless no function computes it."""
+        self.nodes.stack_trace = location_text(fact.location)
         for symbol in sorted(fact.expr.free_symbols, key=self._rank.__getitem__):
             if not self.nodes.is_bound(symbol):
                 self._read(symbol)
@@ -201,10 +202,7 @@ class _Inserter:
             # Else torch's ``dedupe_symints`` takes it for every other condition that is true by
             # now, such as ``item == 3``, which then is checked no more.
             condition = self.nodes.call(_TRUTH, (condition,), {**mark, "what": "compute"})
-        fx_node = self.nodes.call(_ASSERT, (condition, f"the graph assumes {text}"), mark)
-        stack = location_text(fact.location)
-        if stack is not None:
-            fx_node.meta["stack_trace"] = stack
+        self.nodes.call(_ASSERT, (condition, f"the graph assumes {text}"), mark)
         self.done.append(fact)
         self.texts.append(text)
 

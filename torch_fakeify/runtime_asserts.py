@@ -387,6 +387,7 @@ class _Placer:
                 by_place[self._position(symbol)].append(symbol)
         for at in sorted({-1, *planned, *by_place}):
             with self.graph.inserting_before(fx_nodes[at + 1 if at >= 0 else start]):
+                self.nodes.stack_trace = None
                 for symbol in (s for s in self._sites if at < 0 and s in needed):
                     self.nodes.bind(symbol, reader.read(self._sites[symbol]))
                 for symbol in by_place[at]:
@@ -422,6 +423,7 @@ class _Placer:
         for item, expr in place.limits:
             self._assert(item, expr, stack)
         for symbol in place.sizes:
+            self.nodes.stack_trace = stack
             operand = self.nodes.compute(symbol)
             fx_node = self.graph.call_function(_SIZE, (operand,), {"min": 0})
             set_mark(fx_node, {"what": "size_like", "expr": self.nodes.text(symbol)})
@@ -432,12 +434,10 @@ class _Placer:
 
     def _assert(self, item: _Assert, expr: sympy.Basic, stack: str | None) -> None:
         text = self._text(expr)
+        self.nodes.stack_trace = _user_stack(item) or stack
         condition = self.nodes.compute(expr)
         mark = {"what": "assert", "expr": text}
-        fx_node = self.nodes.call(_ASSERT, (condition, _message(item, text)), mark)
-        stack = _user_stack(item) or stack
-        if stack is not None:
-            fx_node.meta["stack_trace"] = stack
+        self.nodes.call(_ASSERT, (condition, _message(item, text)), mark)
         self.done.inserted.append(text)
 
 
