@@ -1313,3 +1313,25 @@ def test_speculation_leaves_no_guards() -> None:
     straight = guards(speculate=False)
     assert guards(speculate=True) == straight
     assert any("3 < L['x'].size()[0]" in guard or "4 <= L['x']" in guard for guard in straight)
+
+
+def test_a_converter_makes_the_symbols_of_a_record_again() -> None:
+    """Two records over one symbol: the second one, converted after a rollback, gets a new symbol."""
+    other: Any = make_mode()
+    x = fake_of(other, "x", 4, 6)
+    describer = tfk.MetaTensorDescriber()
+    first, second = describer.describe_tensor(x), describer.describe_tensor(x + 1)
+    mode = make_mode()
+    env: Any = mode.shape_env
+    converter = tfk.MetaConverter(mode)
+    with tfk.checkpoint(env) as cp:
+        converter.from_desc(first, source=LocalSource("x"))
+        cp.rollback()
+        fake_of(mode, "y", 9, 9)
+        made = converter.from_desc(second, source=LocalSource("z"))
+        sizes = [size.node.expr for size in made.size()]
+        assert [env.backed_var_to_val[symbol] for symbol in sizes] == [4, 6]
+        assert [env.var_to_sources[symbol][0].name for symbol in sizes] == [
+            "L['z'].size()[0]",
+            "L['z'].size()[1]",
+        ]

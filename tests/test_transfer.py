@@ -266,6 +266,20 @@ def test_unbacked_symbols_stay_unbacked_with_what_is_known() -> None:
         assert made[0].sum(0).shape == (2,)
 
 
+def test_an_unbacked_size_of_one_element_keeps_its_range() -> None:
+    """``nonzero`` of one element gives ``[0, 1]``, which torch does not take for a size otherwise."""
+    mode, target = symbolic_mode(), symbolic_mode()
+    with mode:
+        rows = torch.empty(()).nonzero()
+    made = tfk.refakeify(rows, target)
+    assert str(target.shape_env.var_to_range[made.shape[0].node.expr]) == "VR[0, 1]"
+    assert target.shape_env.size_like == {made.shape[0].node.expr}
+    d = tfk.capture(torch.fx.symbolic_trace(lambda x: x + 1), [rows])
+    env = d.instantiate(fresh=True).shape_env
+    (symbol,) = env.size_like
+    assert str(env.var_to_range[symbol]) == "VR[0, 1]"
+
+
 def test_a_symbol_that_an_unbacked_one_was_equal_to_stays_size_like() -> None:
     """Of a backed symbol too: then torch does not ask whether it is zero or one."""
     mode, other = symbolic_mode(), symbolic_mode()

@@ -43,10 +43,9 @@ class Checkpoint:
 
     Rolled back is the environment, in place: all containers that it had are the same objects, with
     the same contents in the same order. Not rolled back are the tensors: one that was resized since
-    stays so. Nor is a `MetaConverter` that made symbols since: make a new one. A ``SymInt`` or a
-    fake tensor of a symbol that was made since is an error to use, since the next symbol may get
-    the same name; over older symbols it stays what it is. Of plain sympy expressions nobody knows
-    when they were made.
+    stays so. A ``SymInt`` or a fake tensor of a symbol that was made since is an error to use, also
+    one that a `MetaConverter` remembers, since the next symbol may get the same name; over older
+    symbols it stays what it is. Of plain sympy expressions nobody knows when they were made.
     """
 
     def __init__(self, shape_env: Any) -> None:

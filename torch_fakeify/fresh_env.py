@@ -46,6 +46,7 @@ from .guard_facts import Fact, assumed_facts
 from .renaming import rename_symbols
 from .replay import insert_guards, learn
 from .runtime_asserts import insert_runtime_asserts
+from .sizes import narrow_range
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -280,7 +281,7 @@ class _Facts:
         """The ranges of symbols that no guard can check: what an operator says of its result."""
         for symbol, bounds in self._known.var_to_range.items():
             if symbol not in self._known.backed_var_to_val:
-                self._env._update_var_to_range(self._symbols[symbol], bounds)
+                narrow_range(self._env, self._symbols[symbol], bounds)
 
     @contextmanager
     def without_exclusions(self) -> Generator[None, None, None]:

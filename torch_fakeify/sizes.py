@@ -46,6 +46,7 @@ __all__ = [
     "SizeMaker",
     "SymbolPolicy",
     "concrete_int",
+    "narrow_range",
     "with_strides",
 ]
 
@@ -111,6 +112,19 @@ def _has_nested(d: MetaTensorDesc) -> bool:
     return any(isinstance(n, NestedIntDesc) for n in (*d.size, *d.stride, d.storage_offset))
 
 
+def narrow_range(env: Any, symbol: sympy.Symbol, bounds: Any) -> None:
+    """Gives a symbol the value range that another ``ShapeEnv`` found for it.
+
+    Torch takes no upper end below 2 for a size-like symbol, but has it where the symbol became
+    size-like later, as ``nonzero`` of one element does.
+    """
+    size_like = symbol in env.size_like
+    env.size_like.discard(symbol)
+    env._update_var_to_range(symbol, bounds)
+    if size_like:
+        env.size_like.add(symbol)
+
+
 class SizeMaker:
     """Makes the integers and symbols of one ``ShapeEnv`` for records.
 
@@ -132,7 +146,8 @@ class SizeMaker:
         self._fresh = FreshSizes(shape_env) if fast else None
         self._policy = policy
         # By the describer's number of the ShapeEnv that the symbols are of.
-        self._carried: dict[int, dict[sympy.Symbol, sympy.Expr]] = {}
+        # Beside each what the ShapeEnv made with it: after a rollback another symbol may have its name.
+        self._carried: dict[int, dict[sympy.Symbol, tuple[Any, object]]] = {}
         self._own: set[int] = set()
         # By the id of a record, which the entry keeps alive: expressions over backed symbols.
         self._decoded: dict[int, tuple[ExprDesc, Any]] = {}
@@ -390,8 +405,9 @@ class SizeMaker:
                 found=", ".join(fact.name for fact in d.symbols) or "none",
             )
         carried = self._carried.setdefault(fact.shape_env, {})
-        if symbol in carried:
-            return carried[symbol]
+        known = carried.get(symbol)
+        if known is not None and known[1] is self._birth(known[0]):
+            return known[0]
         if source is None:
             # It is no dim of this tensor, so no place in the inputs gives its value.
             source = self._unknown_source(symbol.name)
@@ -411,12 +427,17 @@ class SizeMaker:
                 positive=True if symbol.is_positive else None,
                 do_not_specialize_zero_one=fact.lower is None or fact.lower < 2,
             )
-        carried[symbol] = new
+        carried[symbol] = new, self._birth(new)
         if fact.size_like:  # a backed one that an unbacked one was found equal to
             self._env.size_like.add(new)
         if isinstance(new, sympy.Symbol) and new in self._env.var_to_range:
             self._narrow(new, fact)
         return new
+
+    def _birth(self, symbol: Any) -> object:
+        """An object that the ``ShapeEnv`` made together with a symbol; ``None`` for a number."""
+        sources = self._env.var_to_sources.get(symbol)
+        return self._env.var_to_stack.get(symbol) if sources is None else sources
 
     def _unknown_source(self, name: str) -> Source:
         """A source of a name that no symbol of the ``ShapeEnv`` has."""
@@ -454,6 +475,6 @@ class SizeMaker:
         if self._env.var_to_range[symbol].is_int:
             lower = -int_oo if fact.lower is None else fact.lower
             upper = int_oo if fact.upper is None else fact.upper
-            self._env._update_var_to_range(symbol, ValueRanges(lower, upper))
+            narrow_range(self._env, symbol, ValueRanges(lower, upper))
         if fact.hint_override is not None:
             self._env.var_to_hint_override[symbol] = fact.hint_override
