@@ -99,6 +99,7 @@ LAYERS = {
     "trace_events": (6, 1),
     "trace_log": (6, 2),
     "backend": (7, 0),
+    "handoffs": (7, 1),
     "dropin_desc": (7, 0),
     "dropin_describe": (7, 1),
     "dropin_fast": (7, 2),

@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from .frame import Capture as Capture
     from .frame import Instance as Instance
     from .frame import capture as capture
+    from .handoffs import handoff as handoff
     from .replay import insert_guards as insert_guards
     from .replay import learn as learn
     from .replay import strip_guards as strip_guards
@@ -102,6 +103,7 @@ _HOME = {
     "describe_tensor": "describe",
     "dumps": "codec",
     "from_trace_log": "trace_log",
+    "handoff": "handoffs",
     "insert_guards": "replay",
     "insert_runtime_asserts": "runtime_asserts",
     "learn": "replay",
@@ -141,6 +143,7 @@ __all__ = [
     "describe_tensor",
     "dumps",
     "from_trace_log",
+    "handoff",
     "insert_guards",
     "insert_runtime_asserts",
     "learn",

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["FreshEnv"]
+__all__ = ["FreshEnv", "caused_by"]
 
 
 class FreshEnv:
@@ -216,6 +216,19 @@ class FreshEnv:
         return _torch.Specialization(specialization.source, check_fn)
 
 
+@contextmanager
+def caused_by(env: Any, location: Any) -> Generator[None, None, None]:
+    """Facts that a ``ShapeEnv`` learns inside have this ``SLoc``; ``None`` leaves it to torch."""
+    if location is None:
+        yield
+        return
+    env._get_sloc = lambda *_args, **_kwargs: location
+    try:
+        yield
+    finally:
+        del env._get_sloc
+
+
 def _has_values(gm: torch.fx.GraphModule) -> bool:
     return all(
         "val" in fx_node.meta or "example_value" in fx_node.meta
@@ -301,7 +314,7 @@ class _Facts:
                 continue  # said by a node, or it follows from what the nodes say
             if self._env._maybe_evaluate_static(expr) == sympy.true:
                 continue
-            with self._cause(fact.location):
+            with caused_by(self._env, fact.location):
                 self._state(fact, expr)
 
     def _state(self, fact: Fact, expr: sympy.Basic) -> None:
@@ -321,18 +334,6 @@ class _Facts:
         elif fact.what == "equality":
             symbol, expr = expr.args
             env._set_replacement(symbol, expr, "recorded")
-
-    @contextmanager
-    def _cause(self, location: Any) -> Generator[None, None, None]:
-        """Facts that are stated inside have this ``SLoc``."""
-        if location is None:
-            yield
-            return
-        self._env._get_sloc = lambda *_args, **_kwargs: location
-        try:
-            yield
-        finally:
-            del self._env._get_sloc
 
     def axioms(self) -> None:
         """What a specialized graph may assume, which no guard says; and what asserts imply."""

@@ -1,0 +1,314 @@
+"""``handoff``: the backend gets a fresh ``ShapeEnv``, and what it learns comes back."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from program_zoo import Program, programs
+from torch._guards import TracingContext
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils import _pytree as pytree
+
+import torch_fakeify as tfk
+from torch_fakeify.handoffs import Handoff
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CONFIG = {
+    "capture_scalar_outputs": True,
+    "capture_dynamic_output_shape_ops": True,
+    "specialize_float": False,
+}
+
+
+class Inner:
+    """A backend that does something with what it is given and then runs the graph as it is."""
+
+    def __init__(self, does: Callable[..., Any] = lambda *_: None) -> None:
+        self.does = does
+        self.count = 0
+        self.envs: list[Any] = []
+
+    def __call__(self, gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        """Does it."""
+        self.count += 1
+        mode = TracingContext.get().fake_mode
+        assert mode is not None
+        self.envs.append(mode.shape_env)
+        self.does(gm, inputs)
+        return gm.forward
+
+
+class Outer:
+    """Remembers the environment that Dynamo traces with."""
+
+    def __init__(self, backend: Callable[..., Any]) -> None:
+        self.backend = backend
+        self.envs: list[Any] = []
+
+    def __call__(self, gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        """Calls the other backend."""
+        mode = TracingContext.get().fake_mode
+        assert mode is not None
+        self.envs.append(mode.shape_env)
+        return self.backend(gm, inputs)
+
+
+def compiled(fn: Callable[..., Any], backend: Any, **options: Any) -> Callable[..., Any]:
+    """The function compiled anew."""
+    torch._dynamo.reset()
+    return torch.compile(fn, backend=backend, **options)
+
+
+def plus_one(x: torch.Tensor) -> torch.Tensor:
+    """Adds one."""
+    return x + 1
+
+
+def tensor_of(inputs: list[Any]) -> Any:
+    """The first tensor among the inputs."""
+    return next(x for x in inputs if isinstance(x, torch.Tensor))
+
+
+def test_the_backend_has_an_environment_of_its_own() -> None:
+    """Inputs are fake tensors over a new ``ShapeEnv`` that knows the frame's facts."""
+
+    def look(_gm: Any, inputs: list[Any]) -> None:
+        size = tensor_of(inputs).size(0)
+        env = size.node.shape_env
+        assert env is TracingContext.get().fake_mode.shape_env
+        assert env.bound_sympy(size.node.expr).lower == 6
+        assert [s.name for s in env.var_to_sources[size.node.expr]] == ["L['x'].size()[0]"]
+
+    inner = Inner(look)
+    outer = Outer(tfk.handoff(inner))
+    fn = compiled(lambda x: x + 1 if x.shape[0] > 5 else x, outer, dynamic=True)
+    assert torch.equal(fn(torch.zeros(7)), torch.ones(7))
+    assert inner.count == 1
+    assert inner.envs[0] is not outer.envs[0]
+
+
+LEARNED: dict[str, tuple[Callable[[Any], Any], list[int], list[int]]] = {
+    "an inequality": (lambda n: bool(n * n <= 4096), [9, 64], [65]),
+    "a constant": (int, [8], [9]),
+    "divisibility": (lambda n: bool(n % 4 == 0), [8, 12], [10]),
+    "a disequality": (lambda n: bool(n != 20), [8, 19], [20]),
+}
+
+
+@pytest.mark.parametrize("what", LEARNED)
+def test_guards_flow_back(what: str) -> None:
+    """What the backend assumes makes Dynamo compile again where it does not hold."""
+    ask, same, other = LEARNED[what]
+    inner = Inner(lambda _gm, inputs: ask(tensor_of(inputs).size(0)))
+    fn = compiled(plus_one, tfk.handoff(inner), dynamic=True)
+    for n in (8, *same):
+        assert fn(torch.zeros(n)).shape == (n,)
+    assert inner.count == 1
+    for n in other:
+        assert fn(torch.zeros(n)).shape == (n,)
+    assert inner.count == 2
+
+
+def test_equalities_between_inputs_flow_back() -> None:
+    """Two sizes that the backend takes for one must be equal."""
+
+    def twice(_gm: Any, inputs: list[Any]) -> None:
+        x, y = (value for value in inputs if isinstance(value, torch.Tensor))
+        bool(y.size(0) == 2 * x.size(0))
+
+    inner = Inner(twice)
+    fn = compiled(lambda x, y: (x + 1, y + 1), tfk.handoff(inner), dynamic=True)
+    fn(torch.zeros(4), torch.zeros(8))
+    fn(torch.zeros(5), torch.zeros(10))
+    assert inner.count == 1
+    fn(torch.zeros(5), torch.zeros(9))
+    assert inner.count == 2
+
+
+def test_facts_without_guards_flow_back() -> None:
+    """A range, a replacement and a divisibility that no guard says come back as what they are."""
+
+    def learn(_gm: Any, inputs: list[Any]) -> None:
+        a, b, c = (size.node for size in tensor_of(inputs).size())
+        env = a.shape_env
+        env._update_var_to_range(a.expr, type(env.var_to_range[a.expr])(4, 100))
+        env._set_replacement(b.expr, c.expr, "test")
+        env._add_divisible(torch.utils._sympy.functions.Mod(c.expr, 3))
+
+    outer = Outer(tfk.handoff(Inner(learn)))
+    fn = compiled(plus_one, outer, dynamic=True)
+    x = torch.zeros(8, 9, 9)
+    torch._dynamo.mark_dynamic(x, (0, 1, 2))
+    fn(x)
+    (env,) = outer.envs
+    by_source = {s.name: symbol for symbol, sources in env.var_to_sources.items() for s in sources}
+    a, b, c = (by_source[f"L['x'].size()[{i}]"] for i in range(3))
+    assert (env.var_to_range[a].lower, env.var_to_range[a].upper) == (4, 100)
+    assert env.replace(b) == env.replace(c)
+    assert [str(part.args[1]) for part in env.divisible] == ["3"]
+
+
+def test_runtime_asserts_flow_back() -> None:
+    """A check on an input without a hint, made by the backend alone, is Dynamo's too."""
+
+    def check(_gm: Any, inputs: list[Any]) -> None:
+        torch._check(tensor_of(inputs).size(0) <= 100, lambda: "at most a hundred")
+
+    outer = Outer(tfk.handoff(Inner(check)))
+    fn = compiled(lambda x: x.sum(), outer)
+    x = torch.ones(5)
+    torch._dynamo.decorators.mark_unbacked(x, 0)
+    fn(x)
+    (env,) = outer.envs
+    (asserts,) = env.deferred_runtime_asserts.values()
+    assert [str(one.expr) for one in asserts] == ["u0 <= 100"]
+
+
+def test_an_assumption_about_nobodys_number_is_an_error() -> None:
+    """A guard on a symbol that only the backend has, and that nothing gives a value, is refused."""
+
+    def assume(_gm: Any, inputs: list[Any]) -> None:
+        env = tensor_of(inputs).size(0).node.shape_env
+        u = env.create_unbacked_symint()
+        location = env._get_sloc()
+        env.guards.append(torch._guards.ShapeGuard(u.node.expr > 3, location, False))
+
+    fn = compiled(plus_one, tfk.handoff(Inner(assume)), dynamic=True)
+    with pytest.raises(Exception, match=r"a number that Dynamo does not know.* found u0"):
+        fn(torch.zeros(4))
+
+
+def test_a_restart_reaches_dynamo() -> None:
+    """A backend that asks for another trace is called again with the float as a constant."""
+    fn = compiled(lambda x, s: x * s, tfk.handoff("aot_eager"), dynamic=True)
+    with torch._dynamo.config.patch(**CONFIG):
+        for s in (2.5, 3.5):
+            torch.testing.assert_close(fn(torch.ones(4), s), torch.full((4,), s))
+
+
+def test_the_old_environment_is_not_used() -> None:
+    """While the backend works, nobody asks the environment that Dynamo traced with."""
+    poisoned: list[Any] = []
+
+    class Poisoned(ShapeEnv):
+        def __getattribute__(self, name: str) -> Any:
+            if not name.startswith("__"):
+                raise AssertionError(f"{name} of the old environment")
+            return super().__getattribute__(name)
+
+    inner_backend = torch._dynamo.lookup_backend("aot_eager")
+
+    def inner(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        poisoned[-1].__class__ = Poisoned
+        try:
+            return inner_backend(gm, inputs)
+        finally:
+            poisoned[-1].__class__ = ShapeEnv
+
+    def outer(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        mode = TracingContext.get().fake_mode
+        assert mode is not None
+        poisoned.append(mode.shape_env)
+        return tfk.handoff(inner)(gm, inputs)
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x.flatten() + y).sin() * x.shape[0] if x.shape[0] > 2 else x
+
+    fn = compiled(f, outer, dynamic=True)
+    x, y = torch.randn(3, 4, requires_grad=True), torch.randn(12)
+    torch.testing.assert_close(fn(x, y), f(x, y))
+    assert len(poisoned) == 1
+
+
+def test_the_context_is_given_back() -> None:
+    """After the handoff Dynamo has its own fake mode, and what AOTAutograd left in the context."""
+    seen: list[Any] = []
+
+    def outer(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        context = TracingContext.get()
+        mode = context.fake_mode
+        out = tfk.handoff("aot_eager")(gm, inputs)
+        assert TracingContext.get() is context
+        assert context.fake_mode is mode
+        seen.append((context.fw_metadata, context.params_flat))
+        return out
+
+    compiled(plus_one, outer, dynamic=True)(torch.zeros(3))
+    assert all(part is not None for part in seen[0])
+
+
+def test_outside_of_dynamo_it_is_refused() -> None:
+    """Without a frame there is nothing to hand over."""
+    with pytest.raises(tfk.CaptureError, match="takes place where Dynamo calls a backend"):
+        tfk.handoff("eager")(torch.fx.symbolic_trace(plus_one), [torch.zeros(3)])
+
+
+def test_it_is_registered_as_a_backend() -> None:
+    """``backend="fakeify"`` is the handoff to inductor."""
+    backend = torch._dynamo.lookup_backend("fakeify")
+    assert isinstance(backend, Handoff)
+    assert backend.inner == "inductor"
+
+
+# --- programs -------------------------------------------------------------------------------------
+
+
+def run(program: Program, backend: Any) -> list[Any]:
+    """The results of all calls of a program."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    with ExitStack() as stack:
+        stack.enter_context(torch._dynamo.config.patch(**program.config))
+        stack.enter_context(torch.set_grad_enabled(program.grad))
+        stack.enter_context(program.around())
+        fn, *calls = program.make()
+        called = torch.compile(fn, backend=backend, **program.options)
+        results: list[Any] = []
+        for args in calls:
+            torch.manual_seed(1)
+            results.append(called(*args))
+    return results
+
+
+def same(ours: Any, theirs: Any) -> None:
+    """Fails if results differ in one bit."""
+    for a, b in zip(pytree.tree_leaves(ours), pytree.tree_leaves(theirs), strict=True):
+        if not isinstance(a, torch.Tensor):
+            assert a == b
+        elif a.is_nested:
+            assert torch.equal(a.values(), b.values())
+        elif a.dtype.itemsize == 1 and a.dtype.is_floating_point:
+            assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+        else:
+            torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+# torch's own AOTAutograd fails on it
+FAILS_DIRECTLY = frozenset({"lstm"})
+PROGRAMS = [p for p in programs().values() if p.refused is None and p.name not in FAILS_DIRECTLY]
+FEW = frozenset({
+    "nonzero", "unique", "tolist", "item_with_checks", "float_item", "float_arguments",
+    "overlapping_mutated_dynamic", "shape_arithmetic", "views", "mutation",
+})  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("program", [p for p in PROGRAMS if p.name in FEW], ids=lambda p: p.name)
+def test_a_program_gives_what_the_direct_backend_gives(program: Program) -> None:
+    """Bit for bit, through AOTAutograd."""
+    same(run(program, tfk.handoff("aot_eager")), run(program, "aot_eager"))
+
+
+@pytest.mark.sweep
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "program", [p for p in PROGRAMS if p.name not in FEW], ids=lambda p: p.name
+)
+def test_every_program_gives_what_the_direct_backend_gives(program: Program) -> None:
+    """Bit for bit, through AOTAutograd."""
+    same(run(program, tfk.handoff("aot_eager")), run(program, "aot_eager"))
