@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 DYNAMIC, DUCK, STATIC = DimDynamic.DYNAMIC, DimDynamic.DUCK, DimDynamic.STATIC
-GONE = r"was made after the checkpoint, and the ShapeEnv was rolled back\. Make the tensor or the"
+GONE = r"(was|were) made after the checkpoint, and the ShapeEnv was rolled back\. Make the tensor or the"
 
 
 # --- helpers ------------------------------------------------------------------------------------------
@@ -377,6 +377,10 @@ def run_detour(session: Session, parts: list[list[Any]], *, detours: bool) -> No
             session.pool, session.fakes = list(pool), list(fakes)
     # Torch may forget what it has in these caches at any time; only then the two are comparable.
     clear_method_caches(ShapeEnv)
+    # A rollback makes C++ forget of all tensors how they lie in memory: it does not tell of which it
+    # found it out since.
+    watch = env_watch._watch_of(session.env) or env_watch.Watch(session.env)
+    watch._forget_layouts()
     for size in session.pool:
         assert size.node.expr == session.env.replace(size.node._expr)
 
@@ -410,7 +414,7 @@ def test_law_rollback_restores_every_attribute(settings_, program, last) -> None
 
 @pytest.mark.sweep
 @given(**PROGRAMS)
-@settings(max_examples=1000)
+@settings(max_examples=300)
 def test_law_rollback_sweep(settings_, program, last) -> None:
     """The same law, over many programs."""
     check_law(settings_, program, last)

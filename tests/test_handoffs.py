@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 from program_zoo import Program, programs
@@ -278,7 +279,9 @@ def run(program: Program, backend: Any) -> list[Any]:
 def same(ours: Any, theirs: Any) -> None:
     """Fails if results differ in one bit."""
     for a, b in zip(pytree.tree_leaves(ours), pytree.tree_leaves(theirs), strict=True):
-        if not isinstance(a, torch.Tensor):
+        if isinstance(a, np.ndarray):
+            assert np.array_equal(a, b)
+        elif not isinstance(a, torch.Tensor):
             assert a == b
         elif a.is_nested:
             assert torch.equal(a.values(), b.values())

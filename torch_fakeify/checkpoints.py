@@ -46,6 +46,9 @@ class Checkpoint:
     stays so. A ``SymInt`` or a fake tensor of a symbol that was made since is an error to use, also
     one that a `MetaConverter` remembers, since the next symbol may get the same name; over older
     symbols it stays what it is. Of plain sympy expressions nobody knows when they were made.
+
+    What torch remembers of a question it may have to find out again: answers of the environment's
+    methods, and how tensors lie in memory, with the guards that this takes.
     """
 
     def __init__(self, shape_env: Any) -> None:
