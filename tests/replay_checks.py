@@ -32,7 +32,7 @@ from torch_fakeify.checkpoints import checkpoint as tfk_checkpoint
 from torch_fakeify.expr_nodes import mark_of
 from torch_fakeify.replay import insert_guards, learn, strip_guards
 from torch_fakeify.runtime_asserts import insert_runtime_asserts
-from torch_fakeify.sites import source_of
+from torch_fakeify.sources import source_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from assert_frames import CONFIG
 from program_zoo import Program, programs
 from torch._guards import TracingContext
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -18,12 +19,6 @@ from torch_fakeify.handoffs import Handoff
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-CONFIG = {
-    "capture_scalar_outputs": True,
-    "capture_dynamic_output_shape_ops": True,
-    "specialize_float": False,
-}
 
 
 class Inner:

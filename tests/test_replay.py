@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 import sympy
 import torch
+from assert_frames import CONFIG, everything
 from torch._dynamo.source import LocalSource
 from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 from torch._guards import TracingContext
@@ -29,12 +30,6 @@ from torch_fakeify.expr_nodes import MARK, mark_of
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-CONFIG = {
-    "capture_scalar_outputs": True,
-    "capture_dynamic_output_shape_ops": True,
-    "specialize_float": False,
-}
 
 
 class Frame(NamedTuple):
@@ -66,14 +61,6 @@ def frame_of(fn: Callable[..., Any], *args: Any, dynamic: bool | None = True) ->
     with torch._dynamo.config.patch(**CONFIG):
         torch.compile(fn, backend=backend, dynamic=dynamic)(*args)
     return frames[-1]
-
-
-def shapes_of(graph: torch.fx.Graph) -> list[Any]:
-    """Everything of a graph that a pass could change."""
-    return [
-        (n.op, n.name, n.target, n.args, n.kwargs, tuple(n.users), dict(n.meta))
-        for n in graph.nodes
-    ]
 
 
 def new_inputs(frame: Frame, env: ShapeEnv) -> list[Any]:
@@ -259,7 +246,7 @@ def test_inserting_changes_no_environment_and_stripping_gives_the_graph_back(nam
     """Insertion adds no guard; insert then strip leaves graph and environment as they were."""
     fn, args, expected = CASES[name]
     frame = frame_of(fn, *args)
-    before, state = shapes_of(frame.gm.graph), tfk.snapshot(frame.env)
+    before, state = everything(frame.gm.graph), tfk.snapshot(frame.env)
     tfk.insert_guards(frame.gm, frame.env)
     asserts = [n for n in frame.gm.graph.nodes if mark_of(n) and "assert" in str(n.target)]
     assert len(asserts) == len(expected)
@@ -268,7 +255,7 @@ def test_inserting_changes_no_environment_and_stripping_gives_the_graph_back(nam
     tfk.insert_guards(frame.gm, frame.env)
     assert len(once) == len(frame.gm.graph.nodes)
     tfk.strip_guards(frame.gm)
-    assert shapes_of(frame.gm.graph) == before
+    assert everything(frame.gm.graph) == before
     assert tfk.snapshot(frame.env).guards == state.guards
     assert tfk.snapshot(frame.env).symbols == state.symbols
 
@@ -653,7 +640,7 @@ def test_guards_of_make_fx_graphs() -> None:
 
     gm = make_fx(fn, tracing_mode="symbolic")(torch.randn(3, 4), torch.randn(12))
     env = gm.shape_env
-    before = shapes_of(gm.graph)
+    before = everything(gm.graph)
     report = tfk.insert_guards(gm, env)
     assert "x_1.size(0) >= 3" in report.inserted
     assert "y_1.size(0) == x_1.size(0)*x_1.size(1)" in report.inserted
@@ -661,7 +648,7 @@ def test_guards_of_make_fx_graphs() -> None:
     with pytest.raises(RuntimeError, match=r"x_1.size\(0\) >= 3"):
         gm(torch.ones(2, 5), torch.ones(10))
     tfk.strip_guards(gm)
-    assert shapes_of(gm.graph) == before
+    assert everything(gm.graph) == before
 
 
 @pytest.mark.parametrize("grad", [False, True])

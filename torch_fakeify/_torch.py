@@ -449,6 +449,15 @@ def scalar_specializations() -> Generator[tuple[type[BaseException], set[str]], 
             TensorifyState.specialize(name)
 
 
+def unvalidated_shape_env(**options: Any) -> Any:
+    """A new ``ShapeEnv`` that records no events and does no translation validation."""
+    env: Any = ShapeEnv(should_record_events=False, **options)
+    env._translation_validation_enabled = False
+    for name in ("validator", "graph", "name_to_node"):
+        vars(env).pop(name, None)
+    return env
+
+
 def make_sym(kind: str, expr: Any, shape_env: Any, hint: Any, *, constant: bool = False) -> Any:
     """A symbolic scalar over an expression, also over one that the ``ShapeEnv`` has specialized.
 

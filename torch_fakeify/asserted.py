@@ -15,7 +15,7 @@ import sympy
 import torch
 
 from . import _torch
-from ._torch import ShapeEnv, canonicalize_bool_expr
+from ._torch import canonicalize_bool_expr
 from .expr_nodes import value_of
 from .unbacked import is_flag, renamed
 
@@ -171,8 +171,7 @@ class _Structure:
 
     def __init__(self, env: Any) -> None:
         self._env = env
-        self._scratch: Any = ShapeEnv(should_record_events=False)
-        self._scratch._translation_validation_enabled = False
+        self._scratch: Any = _torch.unvalidated_shape_env()
         self._scratch.var_to_range.update(env.var_to_range)  # it decides which remainder is meant
         self._values: dict[torch.fx.Node, Any] = {}
 

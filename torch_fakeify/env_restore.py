@@ -8,7 +8,6 @@ import sympy
 
 from ._torch import (
     RuntimeAssert,
-    ShapeEnv,
     ShapeGuard,
     SingletonInt,
     Specialization,
@@ -16,6 +15,7 @@ from ._torch import (
     ValueRangesSLoc,
     make_nested_int,
     reserve_nested_int,
+    unvalidated_shape_env,
 )
 from .conditions import RecordedCondition
 from .desc import ExprDesc, SymbolNode
@@ -66,10 +66,7 @@ class _Restore:
     def env(self) -> Any:
         d = self.d
         settings = {name: getattr(d.settings, name) for name in d.settings.__struct_fields__}
-        env: Any = ShapeEnv(should_record_events=False, co_fields=dict(d.co_fields), **settings)
-        env._translation_validation_enabled = False
-        for name in ("validator", "graph", "name_to_node"):
-            vars(env).pop(name, None)
+        env: Any = unvalidated_shape_env(co_fields=dict(d.co_fields), **settings)
         self.fill_symbols(env)
         self.fill_facts(env)
         self.fill_names(env)

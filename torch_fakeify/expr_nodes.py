@@ -181,10 +181,6 @@ class ExprNodes:
         """Whether the value of the symbol is known."""
         return symbol in self._known
 
-    def unbound(self, expr: sympy.Basic) -> set[sympy.Basic]:
-        """The symbols of an expression whose values are not known."""
-        return {symbol for symbol in expr.free_symbols if symbol not in self._known}
-
     def text(self, expr: sympy.Basic) -> str:
         """The expression over what holds its symbols, as Python."""
         return expr_text(_arranged(encode_expr(expr), self._names))

@@ -18,7 +18,7 @@ from . import _torch, facts
 from .desc_frame import InputDesc
 from .errors import CaptureError
 from .exprs import encode_int, encode_sym
-from .sources import encode_source
+from .sources import encode_source, source_of
 from .values import encode_value
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _fake_of(fx_node: torch.fx.Node, value: Any) -> Any:
 def _describe_input(
     fx_node: torch.fx.Node, value: Any, context: Any | None, describer: MetaTensorDescriber
 ) -> InputDesc:
-    source = _source_of(fx_node)
+    source = source_of(fx_node)
     source_desc = None if source is None else encode_source(source)
     name = fx_node.name
     if isinstance(value, torch.Tensor):
@@ -107,13 +107,6 @@ def _describe_input(
     return InputDesc(
         name=name, value=encode_value(value, where=f"$.inputs.{name}"), source=source_desc
     )
-
-
-def _source_of(fx_node: torch.fx.Node) -> Any | None:
-    source = getattr(fx_node, "_dynamo_source", None)
-    if source is None and (graph_arg := fx_node.meta.get("grapharg")) is not None:
-        source = graph_arg.source
-    return source
 
 
 def _context_of(fx_node: torch.fx.Node, tensor: Any) -> Any | None:

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 import sympy
 
 from . import _torch
-from ._torch import DimDynamic, ShapeEnv, SingletonInt, SymT, ValueRangesSLoc
+from ._torch import DimDynamic, SingletonInt, SymT, ValueRangesSLoc
 from .conditions import RecordedCondition
 from .desc import SymbolNode
 from .errors import ShapeEnvError
@@ -73,15 +73,10 @@ class FreshEnv:
 
     def __init__(self, known: Any) -> None:
         self._known = known
-        self.env: Any = ShapeEnv(
-            should_record_events=False,
-            co_fields=dict(known.co_fields),
-            **dataclasses.asdict(known.settings),
-        )
         # As of a restored environment: what torch checks there is a history of another process.
-        self.env._translation_validation_enabled = False
-        for name in ("validator", "graph", "name_to_node"):
-            vars(self.env).pop(name, None)
+        self.env: Any = _torch.unvalidated_shape_env(
+            co_fields=dict(known.co_fields), **dataclasses.asdict(known.settings)
+        )
         self.symbols: dict[sympy.Symbol, sympy.Symbol] = {}
         with self.env.ignore_fresh_unbacked_symbols():  # no operator of a trace binds them
             for symbol in _symbols_of(known):

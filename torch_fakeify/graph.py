@@ -47,7 +47,7 @@ from .graph_meta import (
     stack_text,
 )
 from .graph_modules import attach, collect, read_tensors
-from .sources import DecodeMemo, decode_source, encode_source
+from .sources import DecodeMemo, decode_source, encode_source, source_of
 from .values import decode_value, encode_value
 
 if TYPE_CHECKING:
@@ -248,9 +248,7 @@ def _encode_type(annotation: Any) -> tuple[Value, tuple[tuple[str, str], ...]]:
 
 
 def _encode_source_of(fx_node: torch.fx.Node) -> SourceDesc | None:
-    source = getattr(fx_node, "_dynamo_source", None)
-    if source is None:
-        source = getattr(fx_node.meta.get("grapharg"), "source", None)
+    source = source_of(fx_node)
     return None if source is None else encode_source(source)
 
 

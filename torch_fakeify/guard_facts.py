@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import sympy
 
 from . import _torch
-from ._torch import ShapeEnv, int_oo
+from ._torch import int_oo
 from .expr_nodes import keeping_axioms
 from .implied import redundant
 
@@ -154,8 +154,7 @@ def _backed(fact: Fact, env: Any) -> bool:
 
 def _learned_ranges(facts: Sequence[Fact], env: Any) -> Callable[[sympy.Symbol], Any]:
     """The ranges that a ``ShapeEnv`` finds for the symbols if it is told just these facts."""
-    scratch: Any = ShapeEnv(should_record_events=False)
-    scratch._translation_validation_enabled = False
+    scratch: Any = _torch.unvalidated_shape_env()
     here = scratch._get_sloc()
     scratch._get_sloc = lambda *_args, **_kwargs: here  # nobody reads these
     for symbol, bounds in env.var_to_range.items():

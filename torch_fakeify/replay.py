@@ -318,8 +318,10 @@ class _Learner:
         expr = sym_node.expr
         if sym_node.hint is False or self.env._maybe_evaluate_static(expr) == sympy.false:
             raise self._contradiction(text, expr)
-        if sym_node.hint is None and self._culprits(expr):  # no number would give it away
-            raise self._contradiction(text, expr)
+        if sym_node.hint is None:  # no number would give it away
+            culprits = self._culprits(expr)
+            if culprits:
+                raise _conflicting(text, culprits)
         sym_node.expect_true("", 0)
         self._stated.append((expr, text))
 
@@ -337,14 +339,7 @@ class _Learner:
         """The error that names a fact and what it contradicts."""
         culprits = self._culprits(expr)
         if culprits:
-            found = " and ".join(dict.fromkeys(culprits))
-            return ShapeEnvError(
-                "two facts contradict one another",
-                where=text,
-                expected=f"{text}, which the graph assumes",
-                found=f"{found}, which the ShapeEnv knows",
-                fix="Make the inputs of the frame that the graph was traced for",
-            )
+            return _conflicting(text, culprits)
         values = {
             fx_node.name: str(value)
             for fx_node, value in self.values.items()
@@ -363,6 +358,17 @@ class _Learner:
             pairs = sorted((str(s), self.env.backed_var_to_val.get(s)) for s in expr.free_symbols)
             return ", ".join(f"{name} = {value}" for name, value in pairs)
         return ", ".join(f"{name} = {value}" for name, value in values.items()) or "it is false"
+
+
+def _conflicting(text: str, culprits: Sequence[str]) -> ShapeEnvError:
+    found = " and ".join(dict.fromkeys(culprits))
+    return ShapeEnvError(
+        "two facts contradict one another",
+        where=text,
+        expected=f"{text}, which the graph assumes",
+        found=f"{found}, which the ShapeEnv knows",
+        fix="Make the inputs of the frame that the graph was traced for",
+    )
 
 
 def _user_line(fx_node: torch.fx.Node) -> Any | None:

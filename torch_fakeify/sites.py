@@ -16,13 +16,14 @@ import torch
 from . import _torch
 from .errors import ShapeEnvError
 from .expr_nodes import value_of
+from .sources import source_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from .expr_nodes import ExprNodes, Operand
 
-__all__ = ["Site", "SiteReader", "find_sites", "source_of"]
+__all__ = ["Site", "SiteReader", "find_sites"]
 
 Property: TypeAlias = Literal["value", "as_int", "item", "size", "stride", "storage_offset"]
 
@@ -57,14 +58,6 @@ class Site(NamedTuple):
                 return f"{tensor}.{self.prop}({self.dim})"
             case _:
                 return f"{tensor}.{self.prop}()"
-
-
-def source_of(placeholder: torch.fx.Node) -> Any | None:
-    """Where Dynamo says that an input comes from."""
-    source = getattr(placeholder, "_dynamo_source", None)
-    if source is None and (graph_arg := placeholder.meta.get("grapharg")) is not None:
-        source = graph_arg.source
-    return source
 
 
 def find_sites(graph: torch.fx.Graph, shape_env: Any) -> list[Site]:

@@ -49,6 +49,7 @@ __all__ = [
     "decode_source",
     "encode_context",
     "encode_source",
+    "source_of",
 ]
 
 EncodeMemo: TypeAlias = "dict[int, tuple[_torch.Source, SourceDesc]]"
@@ -108,6 +109,14 @@ def _inspect(cls: type[Any]) -> _SourceClass:
 
 
 # --- sources --------------------------------------------------------------------------------------
+
+
+def source_of(fx_node: Any) -> Any | None:
+    """Where Dynamo says that the input of a placeholder comes from."""
+    source = getattr(fx_node, "_dynamo_source", None)
+    if source is None:
+        source = getattr(fx_node.meta.get("grapharg"), "source", None)
+    return source
 
 
 def encode_source(source: _torch.Source, *, memo: EncodeMemo | None = None) -> SourceDesc:
