@@ -17,7 +17,7 @@ import torch
 from . import _torch
 from ._torch import canonicalize_bool_expr
 from .expr_nodes import value_of
-from .unbacked import is_flag, renamed
+from .binding_sites import is_flag, renamed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -29,7 +29,7 @@ from .graph_meta import location_text, stack_text
 from .paths import short_path
 from .sites import Site, SiteReader, find_sites
 from .stacks import encode_stack
-from .unbacked import (
+from .binding_sites import (
     divisors_of,
     find_bindings,
     is_flag,
