@@ -9,6 +9,7 @@ environment, from which Dynamo then makes the guards of the frame.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sympy
@@ -28,12 +29,12 @@ from .renaming import rename_symbols
 from .sizes import narrow_range
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
     from .desc import SymbolNode
     from .desc_frame import InputDesc
 
-__all__ = ["Handoff", "fakeify", "handoff"]
+__all__ = ["Handoff", "fakeify", "handed_over", "handoff"]
 
 _OWN = frozenset({"fake_mode", "tensor_to_context"})
 """What a context does not share with the one that Dynamo has."""
@@ -63,18 +64,14 @@ class Handoff:
                 found="none",
                 fix="Use it as torch.compile(f, backend=torch_fakeify.handoff(...))",
             )
-        known: Any = context.fake_mode.shape_env
         inner = _torch.resolve_backend(self.inner)
-        fresh, mode, inputs = _rebuilt(gm, example_inputs, context)
-        before = _Knowledge.of(fresh.env)
-        own = _context(context, mode, zip(example_inputs, inputs, strict=True))
-        with _torch.tracing(own):
-            try:
-                compiled = inner(gm, inputs, **kwargs)
-            finally:  # also of a backend that asks Dynamo to trace again
-                _share(own, context)
-            _Return(fresh, known).all_since(before)
-        return compiled
+        placeholders = gm.graph.find_nodes(op="placeholder")
+        values = [fx_node.meta.get("example_value") for fx_node in placeholders]
+        describer = MetaTensorDescriber(keep_nested_ints=True)
+        env = context.fake_mode.shape_env
+        records = describe_inputs(placeholders, example_inputs, describer, env)
+        with handed_over(gm, records, values, example_inputs, context) as inputs:
+            return inner(gm, inputs, **kwargs)
 
 
 def handoff(inner: str | Callable[..., Any] = "inductor") -> Handoff:
@@ -90,22 +87,54 @@ fakeify = Handoff("inductor")
 """The backend that Dynamo finds under this name."""
 
 
+@contextmanager
+def handed_over(
+    gm: torch.fx.GraphModule,
+    records: Sequence[InputDesc],
+    values: Sequence[Any],
+    example_inputs: Sequence[Any],
+    context: Any,
+) -> Generator[list[Any], None, None]:
+    """Around a backend: gives it inputs in fresh state; what it has learned comes back at the end.
+
+    Args:
+        gm: the graph. Its placeholders get the fresh inputs as their values.
+        records: the inputs as they were when the frame began, over the symbols of the frontend.
+        values: the frontend's own fake values of the inputs.
+        example_inputs: what the context knows the inputs by; constants are taken from here.
+        context: the frontend's ``TracingContext``. Inside, another one is active.
+
+    Raises:
+        ShapeEnvError: the facts contradict one another, or the backend assumed something that has
+            no place in the frontend's environment.
+    """
+    fresh, mode, inputs = _rebuilt(gm, records, values, example_inputs, context.fake_mode)
+    before = _Knowledge.of(fresh.env)
+    own = _context(context, mode, zip(example_inputs, inputs, strict=True))
+    with _torch.tracing(own):
+        try:
+            yield inputs
+        finally:  # also of a backend that asks Dynamo to trace again
+            _share(own, context)
+        _Return(fresh, context.fake_mode.shape_env).all_since(before)
+
+
 # --- there ----------------------------------------------------------------------------------------
 
 
 def _rebuilt(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], context: Any
+    gm: torch.fx.GraphModule,
+    records: Sequence[InputDesc],
+    values: Sequence[Any],
+    example_inputs: Sequence[Any],
+    mode: Any,
 ) -> tuple[FreshEnv, Any, list[Any]]:
-    """The inputs in a fresh mode, whose environment knows what Dynamo's does."""
-    mode, env = context.fake_mode, context.fake_mode.shape_env
+    """The inputs in a fresh mode, whose environment knows what that of the mode does."""
     placeholders = gm.graph.find_nodes(op="placeholder")
-    values = [fx_node.meta.get("example_value") for fx_node in placeholders]
-    describer = MetaTensorDescriber(keep_nested_ints=True)
-    records = describe_inputs(placeholders, example_inputs, describer, env)
-    fresh = FreshEnv(env)
+    fresh = FreshEnv(mode.shape_env)
     new_mode = make_fake_mode(describe_fake_mode(mode), fresh.env)
     converter = MetaConverter(new_mode, symbols="keep", keep_nested_ints=True)
-    renamed = rename_symbols(records, fresh.names)
+    renamed = rename_symbols(tuple(records), fresh.names)
     with fresh.env.suppress_guards():  # torch asks about sizes when a tensor is made
         inputs = [
             _input(converter, fresh, record, value)
