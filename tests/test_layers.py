@@ -93,6 +93,7 @@ LAYERS = {
     "unbacked": (5, 6),
     "asserted": (5, 2),
     "fresh_env": (5, 4),
+    "learned": (5, 5),
     "runtime_asserts": (5, 3),
     "replay": (5, 2),
     "frame": (6, 0),

@@ -49,11 +49,11 @@ from .runtime_asserts import insert_runtime_asserts
 from .sizes import narrow_range
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 
     import torch
 
-__all__ = ["FreshEnv", "caused_by"]
+__all__ = ["FreshEnv", "caused_by", "defer_assert", "specialization_over"]
 
 
 class FreshEnv:
@@ -84,6 +84,8 @@ class FreshEnv:
         self.names = {_record(old): _record(new) for old, new in self.symbols.items()}
         self._moved: set[Any] = {old for old, new in self.symbols.items() if old != new}
         self._moved_names = {old: new for old, new in self.names.items() if old != new}
+        self._moved_back = {new: old for old, new in self.symbols.items() if old != new}
+        self._names_back = {new: old for old, new in self._moved_names.items()}
         self._copy_policy()
 
     def learn(self, gm: torch.fx.GraphModule, known: Sequence[Any], inputs: Sequence[Any]) -> None:
@@ -123,12 +125,11 @@ class FreshEnv:
 
     def over_new(self, value: Any) -> Any:
         """An expression over the new symbols; anything else as it is."""
-        if not isinstance(value, sympy.Basic):
-            return value
-        if value.free_symbols.isdisjoint(self._moved):
-            return value
-        # As a record: `xreplace` would evaluate what torch has left unevaluated.
-        return decode_expr(rename_symbols(encode_expr(value), self._moved_names))
+        return _over(value, self._moved, self._moved_names)
+
+    def over_known(self, value: Any) -> Any:
+        """An expression over the symbols of the other environment; anything else as it is."""
+        return _over(value, self._moved_back, self._names_back)
 
     # --- symbols ----------------------------------------------------------------------------------
 
@@ -196,19 +197,46 @@ class FreshEnv:
         env.unbacked_inputs.update(new(symbol) for symbol in known.unbacked_inputs)
         env.exclusion_constraints.extend((new(s), n) for s, n in known.exclusion_constraints)
         for specialization in known.specializations:
-            env.specializations.add(self._specialization(specialization))
+            env.specializations.add(specialization_over(specialization, new))
         for table in ("_shape_id_to_unbacked_symbol", "_spec_symbol_to_compile_symbol"):
             getattr(env, table).update((k, new(v)) for k, v in getattr(known, table).items())
         env._shape_spec_pending_assumptions.extend(
             (set(free), new(condition)) for free, condition in known._shape_spec_pending_assumptions
         )
 
-    def _specialization(self, specialization: Any) -> Any:
-        check_fn: Any = specialization.check_fn
-        if isinstance(check_fn, RecordedCondition):
-            symbol, condition = self.over_new(check_fn.symbol), self.over_new(check_fn.condition)
-            check_fn = RecordedCondition(symbol, condition)
-        return _torch.Specialization(specialization.source, check_fn)
+
+def specialization_over(specialization: Any, over: Callable[[Any], Any]) -> Any:
+    """A condition to specialize on, over other symbols.
+
+    Args:
+        specialization: torch's ``Specialization``.
+        over: gives an expression over the other symbols.
+    """
+    check_fn: Any = specialization.check_fn
+    if isinstance(check_fn, RecordedCondition):
+        check_fn = RecordedCondition(over(check_fn.symbol), over(check_fn.condition))
+    return _torch.Specialization(specialization.source, check_fn)
+
+
+def defer_assert(env: Any, expr: Any, one: Any) -> bool:
+    """State a runtime assert with the message and the stack that another environment has of it.
+
+    Args:
+        env: the environment.
+        expr: the condition, over its symbols.
+        one: torch's ``RuntimeAssert`` of the other environment.
+
+    Returns:
+        Whether it may hold.
+    """
+    groups = env.deferred_runtime_asserts
+    keys = (None, *expr.free_symbols)  # one of them it is filed under
+    before = {key: len(groups.get(key, ())) for key in keys}
+    holds = env.guard_or_defer_runtime_assert(expr, one.msg)
+    for key, count in before.items():
+        if key in groups and len(groups[key]) > count:
+            groups[key][-1] = dataclasses.replace(groups[key][-1], stack=one.stack)
+    return bool(holds)
 
 
 @contextmanager
@@ -222,6 +250,13 @@ def caused_by(env: Any, location: Any) -> Generator[None, None, None]:
         yield
     finally:
         del env._get_sloc
+
+
+def _over(value: Any, moved: Collection[Any], names: Mapping[SymbolNode, SymbolNode]) -> Any:
+    if not isinstance(value, sympy.Basic) or value.free_symbols.isdisjoint(moved):
+        return value
+    # As a record: `xreplace` would evaluate what torch has left unevaluated.
+    return decode_expr(rename_symbols(encode_expr(value), names))
 
 
 def _has_values(gm: torch.fx.GraphModule) -> bool:
@@ -274,16 +309,9 @@ class _Facts:
 
     def asserts(self) -> None:
         """The deferred runtime asserts, with their messages and stacks."""
-        groups = self._env.deferred_runtime_asserts
         for group in self._known.deferred_runtime_asserts.values():
             for one in group:
-                expr = self._new(one.expr)
-                keys = (None, *expr.free_symbols)  # one of them it is filed under
-                before = {key: len(groups.get(key, ())) for key in keys}
-                self._env.guard_or_defer_runtime_assert(expr, one.msg)
-                for key, count in before.items():
-                    if key in groups and len(groups[key]) > count:
-                        groups[key][-1] = dataclasses.replace(groups[key][-1], stack=one.stack)
+                defer_assert(self._env, self._new(one.expr), one)
 
     def computed_ranges(self) -> None:
         """The ranges of symbols that no guard can check: what an operator says of its result."""

@@ -10,28 +10,27 @@ environment, from which Dynamo then makes the guards of the frame.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import sympy
 import torch
 
 from . import _torch
 from .backend import backend_name
 from .convert import MetaConverter
 from .describe import MetaTensorDescriber
-from .errors import CaptureError, ShapeEnvError
-from .expr_nodes import strip_marked
-from .exprs import decode_expr, encode_expr
+from .errors import CaptureError
+from .exprs import decode_expr
 from .fake_modes import describe_fake_mode, make_fake_mode
 from .frame_inputs import describe_inputs
-from .fresh_env import FreshEnv, caused_by
+from .fresh_env import FreshEnv
+from .graph_values import GraphValues
+from .learned import Knowledge, state_learned
 from .renaming import rename_symbols
-from .sizes import narrow_range
+from .sources import source_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
-    from .desc import SymbolNode
     from .desc_frame import InputDesc
 
 __all__ = ["Handoff", "fakeify", "handed_over", "handoff"]
@@ -70,8 +69,9 @@ class Handoff:
         describer = MetaTensorDescriber(keep_nested_ints=True)
         env = context.fake_mode.shape_env
         records = describe_inputs(placeholders, example_inputs, describer, env)
-        with handed_over(gm, records, values, example_inputs, context) as inputs:
-            return inner(gm, inputs, **kwargs)
+        lending = handed_over(gm, records, values, example_inputs, context, describer)
+        with lending as (lent, inputs):
+            return inner(lent, inputs, **kwargs)
 
 
 def handoff(inner: str | Callable[..., Any] = "inductor") -> Handoff:
@@ -94,29 +94,37 @@ def handed_over(
     values: Sequence[Any],
     example_inputs: Sequence[Any],
     context: Any,
-) -> Generator[list[Any], None, None]:
-    """Around a backend: gives it inputs in fresh state; what it has learned comes back at the end.
+    describer: MetaTensorDescriber,
+) -> Generator[tuple[torch.fx.GraphModule, list[Any]], None, None]:
+    """Around a backend: gives it fresh state, and what it has learned comes back at the end.
+
+    The state is the graph and its inputs: a copy, with the fake values of the fresh environment in
+    its metadata; weights are shared.
 
     Args:
-        gm: the graph. Its placeholders get the fresh inputs as their values.
+        gm: the graph, in which nothing changes.
         records: the inputs as they were when the frame began, over the symbols of the frontend.
         values: the frontend's own fake values of the inputs.
         example_inputs: what the context knows the inputs by; constants are taken from here.
         context: the frontend's ``TracingContext``. Inside, another one is active.
+        describer: of the records.
 
     Raises:
         ShapeEnvError: the facts contradict one another, or the backend assumed something that has
             no place in the frontend's environment.
     """
-    fresh, mode, inputs = _rebuilt(gm, records, values, example_inputs, context.fake_mode)
-    before = _Knowledge.of(fresh.env)
+    fresh, mode, lent, inputs = _rebuilt(
+        gm, records, values, example_inputs, context.fake_mode, describer
+    )
+    before = Knowledge.of(fresh.env)
     own = _context(context, mode, zip(example_inputs, inputs, strict=True))
     with _torch.tracing(own):
         try:
-            yield inputs
+            yield lent, inputs
         finally:  # also of a backend that asks Dynamo to trace again
             _share(own, context)
-        _Return(fresh, context.fake_mode.shape_env).all_since(before)
+        state_learned(fresh, context.fake_mode.shape_env, before)
+    fresh.env.freeze()  # as Dynamo does with its own: no guard comes of what is found from now on
 
 
 # --- there ----------------------------------------------------------------------------------------
@@ -128,9 +136,9 @@ def _rebuilt(
     values: Sequence[Any],
     example_inputs: Sequence[Any],
     mode: Any,
-) -> tuple[FreshEnv, Any, list[Any]]:
-    """The inputs in a fresh mode, whose environment knows what that of the mode does."""
-    placeholders = gm.graph.find_nodes(op="placeholder")
+    describer: MetaTensorDescriber,
+) -> tuple[FreshEnv, Any, torch.fx.GraphModule, list[Any]]:
+    """Graph and inputs in a fresh mode, whose environment knows what that of the mode does."""
     fresh = FreshEnv(mode.shape_env)
     new_mode = make_fake_mode(describe_fake_mode(mode), fresh.env)
     converter = MetaConverter(new_mode, symbols="keep", keep_nested_ints=True)
@@ -140,13 +148,19 @@ def _rebuilt(
             _input(converter, fresh, record, value)
             for record, value in zip(renamed, example_inputs, strict=True)
         ]
-    fresh.learn(gm, values, inputs)
-    strip_marked(gm, lambda _: True)
-    for fx_node, value in zip(placeholders, inputs, strict=True):
-        fx_node.meta.pop("val", None)
-        fx_node.meta["example_value"] = value
-    _rename_bindings(gm, fresh)
-    return fresh, new_mode, inputs
+    fresh.learn(_without_nodes(gm), values, inputs)
+    moved = GraphValues(describer, converter, fresh)
+    moved.stand_for(values, records, inputs)
+    return fresh, new_mode, moved.graph_module(gm, inputs), inputs
+
+
+def _without_nodes(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """A graph of the same inputs, for nodes that say what is known of them."""
+    graph = torch.fx.Graph()
+    for fx_node in gm.graph.find_nodes(op="placeholder"):
+        graph.node_copy(fx_node)._dynamo_source = source_of(fx_node)
+    graph.output(())
+    return torch.fx.GraphModule({}, graph)
 
 
 def _input(converter: MetaConverter, fresh: FreshEnv, record: InputDesc, value: Any) -> Any:
@@ -157,16 +171,6 @@ def _input(converter: MetaConverter, fresh: FreshEnv, record: InputDesc, value: 
         expr = decode_expr(sym.expr)
         return _torch.make_sym(sym.kind, expr, fresh.env, sym.hint, constant=sym.constant)
     return value
-
-
-def _rename_bindings(gm: torch.fx.GraphModule, fresh: FreshEnv) -> None:
-    """What a retrace looks for at a node: the unbacked symbols that the node binds."""
-    for fx_node in gm.graph.nodes:
-        bindings = fx_node.meta.get("unbacked_bindings")
-        if bindings:
-            fx_node.meta["unbacked_bindings"] = {
-                fresh.over_new(symbol): path for symbol, path in bindings.items()
-            }
 
 
 def _context(context: Any, mode: Any, inputs: Any) -> Any:
@@ -183,109 +187,3 @@ def _share(source: Any, target: Any) -> None:
     for name, value in vars(source).items():
         if name not in _OWN:
             setattr(target, name, value)
-
-
-# --- and back -------------------------------------------------------------------------------------
-
-
-class _Knowledge(NamedTuple):
-    """How much a ``ShapeEnv`` knew at one moment."""
-
-    guards: int
-    ranges: dict[sympy.Symbol, Any]
-    replacements: dict[sympy.Symbol, Any]
-    divisible: frozenset[Any]
-    asserts: dict[Any, int]
-
-    @classmethod
-    def of(cls, env: Any) -> _Knowledge:
-        return cls(
-            len(env.guards),
-            dict(env.var_to_range),
-            dict(env.replacements),
-            frozenset(env.divisible),
-            {symbol: len(group) for symbol, group in env.deferred_runtime_asserts.items()},
-        )
-
-
-class _Return:
-    """States in one environment what another one has learned."""
-
-    def __init__(self, fresh: FreshEnv, known: Any) -> None:
-        self._env = fresh.env
-        self._known = known
-        self._names: dict[SymbolNode, SymbolNode] = {new: old for old, new in fresh.names.items()}
-        self._symbols = {new: old for old, new in fresh.symbols.items()}
-
-    def all_since(self, before: _Knowledge) -> None:
-        """Conditions first: where the ranges that they imply are known, nobody notes them."""
-        env, known = self._env, self._known
-        for guard in env.guards[before.guards :]:
-            self._guard(guard)
-        for symbol, group in list(env.deferred_runtime_asserts.items()):
-            for one in group[before.asserts.get(symbol, 0) :]:
-                self._assert(one)
-        for symbol, bounds in env.var_to_range.items():
-            old = self._symbols.get(symbol)
-            if old is None or old not in known.var_to_range:
-                continue
-            if bounds != before.ranges.get(symbol):
-                narrow_range(known, old, bounds)
-        for symbol in env.replacements.keys() & self._symbols.keys():
-            if symbol not in before.replacements:
-                self._replacement(symbol)
-        for part in sorted(env.divisible - before.divisible, key=str):
-            if part.free_symbols <= self._symbols.keys():
-                known._add_divisible(self._over_old(part))
-
-    def _over_old(self, expr: Any) -> Any:
-        # As a record: `xreplace` would evaluate what torch has left unevaluated.
-        return decode_expr(rename_symbols(encode_expr(expr), self._names))
-
-    def _guard(self, guard: Any) -> None:
-        expr = guard.expr
-        if not expr.free_symbols <= self._symbols.keys():
-            expr = self._without_own(expr)
-        if expr == sympy.true:
-            return
-        with caused_by(self._known, guard.sloc):
-            holds = self._known.evaluate_expr(self._over_old(expr))
-        if holds != sympy.true:
-            raise ShapeEnvError(
-                "a backend assumed what does not hold for the frame",
-                where=str(guard.expr),
-                found=str(holds),
-                fix="Report this with a capture of the frame",
-            )
-
-    def _without_own(self, expr: Any) -> Any:
-        """A condition without the symbols that only the fresh environment has.
-
-        Such a symbol stands for a size of what the graph itself holds, which is always the same.
-        """
-        expr = self._env.replace(expr)
-        own = expr.free_symbols - self._symbols.keys()
-        hints = {symbol: self._env.backed_var_to_val.get(symbol) for symbol in own}
-        if None in hints.values():
-            raise ShapeEnvError(
-                "a backend assumed something of a number that Dynamo does not know",
-                where=str(expr),
-                expected="symbols of the frame's inputs",
-                found=", ".join(sorted(map(str, own))),
-                fix="Compile without the handoff, and report this with a capture of the frame",
-            )
-        return expr.xreplace(hints)
-
-    def _replacement(self, symbol: Any) -> None:
-        expr = self._env.replace(symbol)
-        old = self._symbols[symbol]
-        if not expr.free_symbols <= self._symbols.keys() or old in self._known.replacements:
-            return
-        expr = self._over_old(expr)
-        if self._known.replace(expr) != self._known.replace(old):
-            self._known._set_replacement(old, expr, "handoff")
-
-    def _assert(self, one: Any) -> None:
-        """One that needs what the backend's own graph computes is checked by that graph."""
-        if one.expr.free_symbols <= self._symbols.keys():
-            self._known.guard_or_defer_runtime_assert(self._over_old(one.expr), one.msg)
