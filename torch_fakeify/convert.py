@@ -464,6 +464,8 @@ class MetaConverter(Rebuilder):
         assert d.view_calls is not None
 
         def number(n: int | SymDesc | NestedIntDesc) -> Any:
+            if isinstance(n, SymDesc) and self._sizes is not None:
+                return self._scalar(d, n)  # over symbols already
             return symint(n if isinstance(n, int) else self._scalar(d, n))
 
         return replay_view_calls(

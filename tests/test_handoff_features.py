@@ -1,0 +1,52 @@
+"""Every feature of ``torch.compile`` gives through the handoff what it gives without.
+
+Compared is all that can be seen: the graphs and the inputs that the inner backend is given, guards,
+results with their strides, offsets, aliases and autograd state, what became of the arguments, the
+gradients, errors, and Dynamo's counters of graphs, breaks and recompiles.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import pytest
+from feature_runs import FEATURES, Feature, observed
+
+ROOMS = ("features_inputs", "features_sizes")
+"""The modules that hold the features."""
+
+for _room in ROOMS:
+    import_module(_room)
+
+
+def _cases(*, plain: bool) -> list[Any]:
+    return [
+        pytest.param(one, name, id=f"{one.name}-{name}")
+        for one in FEATURES.values()
+        for name in one.backends
+        if plain == (one.plain and name == "aot_eager")
+    ]
+
+
+def _compare(one: Feature, name: str) -> None:
+    direct, ours = (observed(one, name, direct=direct) for direct in (True, False))
+    for theirs, mine in zip(direct, ours, strict=False):
+        assert mine == theirs
+    assert len(ours) == len(direct)
+    assert any(entry[0] == "results" for entry in direct)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("one", "name"), _cases(plain=True))
+def test_a_feature_is_the_same(one: Feature, name: str) -> None:
+    """With and without the handoff, everything that can be seen is equal."""
+    _compare(one, name)
+
+
+@pytest.mark.sweep
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("one", "name"), _cases(plain=False))
+def test_every_feature_is_the_same(one: Feature, name: str) -> None:
+    """With and without the handoff, everything that can be seen is equal."""
+    _compare(one, name)
