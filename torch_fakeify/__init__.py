@@ -158,8 +158,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "dropin":  # a module, for `torch_fakeify.dropin.install()`
-        return import_module(f"{__name__}.dropin")
+    if name in ("dropin", "frontend"):  # modules, for `torch_fakeify.dropin.install()`
+        return import_module(f"{__name__}.{name}")
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

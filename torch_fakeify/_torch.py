@@ -30,6 +30,7 @@ from torch._guards import (
     ShapeGuard,
     SLoc,
     Source,
+    StorageOverlap,
     TracingContext,
     compile_context,
     detect_fake_mode,
@@ -57,10 +58,12 @@ from torch._subclasses.meta_utils import tls as _meta_tls
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
 from torch.fx.experimental import _config as experimental_config
 from torch.fx.experimental import symbolic_shapes as _symbolic_shapes
+from torch.fx.experimental.proxy_tensor import snapshot_fake
 from torch.fx.experimental.recording import trace_shape_events_log as shape_events_log
 from torch.fx.experimental.sym_node import _NO_HINT as NO_HINT
 from torch.fx.experimental.sym_node import SymNode, sizes_strides_methods
 from torch.fx.experimental.symbolic_shapes import (
+    ConstraintViolationError,
     DimDynamic,
     RelaxedUnspecConstraint,
     RuntimeAssert,
@@ -78,6 +81,9 @@ from torch.fx.experimental.symbolic_shapes import (
     is_symbolic,
     sym_eq,
 )
+from torch.fx.experimental.symbolic_shapes import (
+    _free_unbacked_symbols_with_path as free_unbacked_symbols_with_path,
+)
 from torch.fx.graph import _BoxedCodeGen as BoxedCodeGen
 from torch.fx.graph import _PyTreeCodeGen as PyTreeCodeGen
 from torch.fx.graph import _PyTreeInfo as PyTreeInfo
@@ -90,6 +96,7 @@ from torch.utils._pytree import (
     keystr,
     tree_flatten,
     tree_leaves,
+    tree_map,
     tree_map_with_path,
     tree_structure,
     tree_unflatten,
@@ -125,9 +132,7 @@ def torch_version() -> str:
 
 def dynamo() -> ModuleType:
     """``torch._dynamo``, imported on first use."""
-    import torch._dynamo as module
-
-    return module
+    return import_module("torch._dynamo")
 
 
 def dynamo_config_patch(**changes: Any) -> AbstractContextManager[Any]:
@@ -138,16 +143,12 @@ def dynamo_config_patch(**changes: Any) -> AbstractContextManager[Any]:
 
 def dynamo_output_graph() -> ModuleType:
     """``torch._dynamo.output_graph``, imported on first use."""
-    import torch._dynamo.output_graph as module
-
-    return module
+    return import_module("torch._dynamo.output_graph")
 
 
 def dynamo_source() -> ModuleType:
     """``torch._dynamo.source``, imported on first use."""
-    import torch._dynamo.source as module
-
-    return module
+    return import_module("torch._dynamo.source")
 
 
 def functorch_config_patch(**changes: Any) -> AbstractContextManager[Any]:
@@ -364,9 +365,7 @@ def inference_hidden() -> bool:
 
 def dim_range_class() -> Any:
     """``torch._dynamo.decorators._DimRange``, what ``mark_dynamic`` puts on a tensor."""
-    from torch._dynamo.decorators import _DimRange
-
-    return _DimRange
+    return import_module("torch._dynamo.decorators")._DimRange
 
 
 def no_fake_mode() -> AbstractContextManager[Any]:
@@ -458,6 +457,16 @@ def unvalidated_shape_env(**options: Any) -> Any:
     return env
 
 
+def tensor_metadata(value: Any) -> Any:
+    """``meta["tensor_meta"]`` of a value, as torch's passes make it."""
+    from torch.fx.passes.shape_prop import _extract_tensor_metadata
+
+    def of_leaf(leaf: Any) -> Any:
+        return _extract_tensor_metadata(leaf) if isinstance(leaf, torch.Tensor) else None
+
+    return tree_map(of_leaf, value)
+
+
 def make_sym(kind: str, expr: Any, shape_env: Any, hint: Any, *, constant: bool = False) -> Any:
     """A symbolic scalar over an expression, also over one that the ``ShapeEnv`` has specialized.
 
@@ -498,9 +507,8 @@ def reserve_nested_int(number: int) -> None:
 
 def nested_int_of_offsets(offsets: torch.Tensor) -> torch.SymInt:
     """The nested int of real offsets (or lengths), a new one at first sight."""
-    from torch.nested._internal import nested_tensor
-
-    return nested_tensor.get_tensor_symint(offsets)
+    counters: Any = import_module("torch.nested._internal.nested_tensor")
+    return counters.get_tensor_symint(offsets)
 
 
 def new_nested_int(mode: Any) -> int:
@@ -653,8 +661,7 @@ def python_dispatch_excluded() -> bool:
 
 def unimplemented(gb_type: str, context: str) -> None:
     """Ends what Dynamo traces here, by its own exception."""
-    from torch._dynamo import exc
-
+    exc: Any = import_module("torch._dynamo.exc")
     exc.unimplemented(
         gb_type=gb_type, context=context, explanation="This is not supported.", hints=[]
     )
@@ -665,21 +672,27 @@ def uninteresting_files() -> set[str]:
     return _symbolic_shapes.uninteresting_files()
 
 
-def _trace_rules() -> ModuleType:
-    import torch._dynamo.trace_rules as module
-
-    return module
-
-
 def skip_in_dynamo(folder: Path) -> None:
     """Dynamo traces nothing of the files in a folder."""
-    rules: Any = _trace_rules()
+    rules: Any = import_module("torch._dynamo.trace_rules")
     rules.SKIP_DIRS.append(f"{folder.as_posix()}/")
     rules._recompile_re()
 
 
 def trace_in_dynamo_again(folder: Path) -> None:
     """Takes `skip_in_dynamo` back."""
-    rules: Any = _trace_rules()
+    rules: Any = import_module("torch._dynamo.trace_rules")
     rules.SKIP_DIRS.remove(f"{folder.as_posix()}/")
     rules._recompile_re()
+
+
+# --- other frontends (frontend.py) ------------------------------------------------------------------
+
+is_dense_and_non_overlapping = _symbolic_shapes._eval_is_non_overlapping_and_dense_flat
+ShapeGuardPrinter = _symbolic_shapes.ShapeGuardPythonPrinter
+compute_overlapping_tensors = _c._dynamo.guards.compute_overlapping_tensors
+
+
+def aot_autograd() -> ModuleType:
+    """``torch._functorch.aot_autograd``, imported on first use."""
+    return import_module("torch._functorch.aot_autograd")

@@ -20,6 +20,7 @@ import sympy
 import torch
 from sympy.functions.elementary.piecewise import ExprCondPair
 
+from ._torch import is_dense_and_non_overlapping
 from ._torch import sympy_functions as functions
 from .desc import (
     ApplyNode,
@@ -43,6 +44,7 @@ __all__ = [
     "ExprNodes",
     "Operand",
     "bodies",
+    "function_of",
     "keeping_axioms",
     "mark_of",
     "set_mark",
@@ -414,6 +416,42 @@ def _table() -> Mapping[type, _Entry]:
     return MappingProxyType(table)
 
 
+def function_of(
+    expr: sympy.Basic, readers: Mapping[sympy.Basic, Callable[[Any], Any]]
+) -> Callable[[Any], Any]:
+    """A Python function that computes an expression, by the same table.
+
+    Args:
+        expr: the expression.
+        readers: for each of its symbols, what gives its value of the function's argument.
+
+    Raises:
+        UnsupportedValueError: no function of the table computes it.
+    """
+    _check(expr, (functions.IsNonOverlappingAndDenseIndicator,))
+    return _Functions(readers).of(expr)
+
+
+class _Functions(_Build):
+    """The hands of an entry of the table, where functions take the place of nodes."""
+
+    def __init__(self, readers: Mapping[sympy.Basic, Callable[[Any], Any]]) -> None:
+        self._readers = readers
+
+    def of(self, expr: sympy.Basic) -> Any:
+        constant = _constant(expr)
+        if constant is not None:
+            return lambda _: constant
+        if expr in self._readers:
+            return self._readers[expr]
+        if isinstance(expr, functions.IsNonOverlappingAndDenseIndicator):
+            return self.call(is_dense_and_non_overlapping, *map(self.of, expr.args))
+        return _table()[type(expr)](self, expr, expr.args)
+
+    def call(self, target: Any, *args: Any) -> Any:
+        return lambda scope: target(*[arg(scope) for arg in args])
+
+
 def _constant(expr: sympy.Basic) -> int | float | bool | None:
     match expr:
         case sympy.Integer():
@@ -426,9 +464,9 @@ def _constant(expr: sympy.Basic) -> int | float | bool | None:
             return None
 
 
-def _check(expr: sympy.Basic) -> None:
+def _check(expr: sympy.Basic, others: tuple[type, ...] = ()) -> None:
     """Raises where the expression has a part that no function of the table computes."""
-    table = _table()
+    table = {*_table(), *others}
     seen: set[sympy.Basic] = set()
     stack = [expr]
     while stack:
