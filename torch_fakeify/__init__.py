@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .backend import record as record
+    from .binding_checks import check_bindings as check_bindings
     from .checkpoints import Checkpoint as Checkpoint
     from .checkpoints import checkpoint as checkpoint
     from .codec import dumps as dumps
@@ -68,12 +69,15 @@ if TYPE_CHECKING:
     from .replay import insert_guards as insert_guards
     from .replay import learn as learn
     from .replay import strip_guards as strip_guards
+    from .repropagations import repropagate as repropagate
+    from .retraces import retrace as retrace
     from .runtime_asserts import insert_runtime_asserts as insert_runtime_asserts
     from .shape_env import restore as restore
     from .shape_env import snapshot as snapshot
     from .subclasses import register_subclass as register_subclass
     from .trace_log import from_trace_log as from_trace_log
     from .transfer import refakeify as refakeify
+    from .transplants import transplant as transplant
 
 __version__ = "0.1.0"
 
@@ -99,6 +103,7 @@ _HOME = {
     "VersionError": "errors",
     "WriteError": "errors",
     "capture": "frame",
+    "check_bindings": "binding_checks",
     "checkpoint": "checkpoints",
     "describe_tensor": "describe",
     "dumps": "codec",
@@ -111,9 +116,12 @@ _HOME = {
     "record": "backend",
     "refakeify": "transfer",
     "register_subclass": "subclasses",
+    "repropagate": "repropagations",
     "restore": "shape_env",
+    "retrace": "retraces",
     "snapshot": "shape_env",
     "strip_guards": "replay",
+    "transplant": "transplants",
 }
 
 __all__ = [
@@ -139,6 +147,7 @@ __all__ = [
     "WriteError",
     "__version__",
     "capture",
+    "check_bindings",
     "checkpoint",
     "describe_tensor",
     "dumps",
@@ -151,9 +160,12 @@ __all__ = [
     "record",
     "refakeify",
     "register_subclass",
+    "repropagate",
     "restore",
+    "retrace",
     "snapshot",
     "strip_guards",
+    "transplant",
 ]
 
 

@@ -16,8 +16,8 @@ import torch
 
 from . import _torch
 from ._torch import canonicalize_bool_expr
-from .expr_nodes import value_of
 from .binding_sites import is_flag, renamed
+from .expr_nodes import value_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -24,12 +24,22 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Binding",
+    "Step",
+    "atom_of",
     "divisors_of",
+    "env_of",
+    "expr_of",
     "find_bindings",
+    "follow",
     "is_flag",
     "is_unbacked",
+    "path_steps",
+    "place_of",
     "read_binding",
     "renamed",
+    "shown",
+    "steps_text",
+    "symbols_in",
 ]
 
 Step: TypeAlias = tuple[Any, ...]
@@ -47,10 +57,7 @@ class Binding(NamedTuple):
     @property
     def text(self) -> str:
         """As Python over the name of the node."""
-        text = self.fx_node.name
-        for step in self.steps:
-            text = _told(text, step)
-        return text
+        return steps_text(self.fx_node.name, self.steps)
 
     @property
     def is_flag(self) -> bool:
@@ -91,7 +98,7 @@ def find_bindings(
     for fx_node in graph.nodes:
         notes: Mapping[Any, Any] = fx_node.meta.get("unbacked_bindings") or {}
         for symbol, path in notes.items():
-            steps = _steps_of(path)
+            steps = path_steps(path)
             if steps is not None:
                 found.setdefault(renamed(symbol, env), Binding(fx_node, steps))
     missing = set(wanted) - found.keys()
@@ -100,8 +107,8 @@ def find_bindings(
     for fx_node in graph.nodes:
         if fx_node.op in ("placeholder", "output"):
             continue
-        for shown, steps in _shown(value_of(fx_node)):
-            symbol = renamed(shown, env)
+        for seen, steps in shown(value_of(fx_node)):
+            symbol = renamed(seen, env)
             if symbol in missing:
                 missing.discard(symbol)
                 if _may_bind(fx_node, symbol, env):
@@ -125,8 +132,8 @@ def _may_bind(fx_node: torch.fx.Node, symbol: sympy.Symbol, env: Any) -> bool:
     )
 
 
-def _steps_of(path: Iterable[Any]) -> tuple[Step, ...] | None:
-    """Torch's path as steps; ``None`` if it has a key of an unknown class."""
+def path_steps(path: Iterable[Any]) -> tuple[Step, ...] | None:
+    """Torch's path (``unbacked_bindings``) as steps; ``None`` if it has a key of an unknown class."""
     steps: list[Step] = []
     for key in path:
         match type(key).__name__:
@@ -160,11 +167,11 @@ def _divisor(n: Any) -> Any:
 _NAMES = frozenset({"size", "stride", "storage_offset", "getitem", "getattr", "as_int", "divide"})
 
 
-def _shown(value: Any) -> Iterator[tuple[sympy.Symbol, tuple[Step, ...]]]:
+def shown(value: Any) -> Iterator[tuple[sympy.Symbol, tuple[Step, ...]]]:
     """The unbacked symbols that a value shows as they are."""
     if isinstance(value, (tuple, list)):
         for i, part in enumerate(value):  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-            for symbol, steps in _shown(part):
+            for symbol, steps in shown(part):
                 yield symbol, (("getitem", i), *steps)
     elif isinstance(value, torch.Tensor):
         yield from _shown_by_tensor(value)
@@ -192,13 +199,122 @@ def _shown_by_tensor(t: torch.Tensor) -> Iterator[tuple[sympy.Symbol, tuple[Step
         sized += [(("stride", i), n) for i, n in enumerate(t.stride())]
         sized.append((("storage_offset",), t.storage_offset()))
     for step, n in sized:
-        for symbol, steps in _shown(n):
+        for symbol, steps in shown(n):
             yield symbol, (step, *steps)
     if _torch.is_traceable_wrapper_subclass(t):
         wrapper: Any = t
         for name in wrapper.__tensor_flatten__()[0]:
-            for symbol, steps in _shown(getattr(wrapper, name)):
+            for symbol, steps in shown(getattr(wrapper, name)):
                 yield symbol, (("getattr", name), *steps)
+
+
+# --- numbers of values ------------------------------------------------------------------------------
+
+
+def env_of(graph: torch.fx.Graph) -> Any:
+    """The ``ShapeEnv`` of the values of a graph; ``None`` if they are of none."""
+    for fx_node in graph.nodes:
+        for leaf in _torch.tree_leaves(value_of(fx_node)):
+            if isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+                env = getattr(leaf.node, "shape_env", None)
+            elif isinstance(leaf, torch.Tensor):
+                mode = _torch.maybe_get_fake_mode(leaf)
+                env = None if mode is None else mode.shape_env
+            else:
+                continue
+            if env is not None:
+                return env
+    return None
+
+
+def expr_of(n: Any) -> sympy.Basic | None:
+    """A number as an expression, without replacements; ``None`` of a nested int and of no number."""
+    if isinstance(n, (bool, int, float)):
+        return sympy.sympify(n)
+    if not isinstance(n, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return None
+    expr = getattr(n.node, "_expr", None)
+    return expr if isinstance(expr, sympy.Basic) else None
+
+
+def atom_of(expr: Any) -> sympy.Symbol | None:
+    """The one unbacked symbol that a number shows: as it is, as a flag, or times what is backed."""
+    if isinstance(expr, sympy.Symbol):
+        return expr if is_unbacked(expr) else None
+    if is_flag(expr):
+        return expr.args[0]
+    if isinstance(expr, sympy.Mul) and len(expr.args) == 2:
+        symbols = [arg for arg in expr.args if isinstance(arg, sympy.Symbol)]
+        atoms = [arg for arg in symbols if is_unbacked(arg)]
+        plain = all(isinstance(arg, (sympy.Symbol, sympy.Integer)) for arg in expr.args)
+        return atoms[0] if plain and len(atoms) == 1 else None
+    return None
+
+
+def place_of(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """The steps to the number as the value has it, without conversion and division."""
+    while steps and steps[-1][0] in ("as_int", "divide"):
+        steps = steps[:-1]
+    return steps
+
+
+def follow(value: Any, steps: Iterable[Step]) -> Any:
+    """The part of a value that steps lead to; ``None`` if they lead nowhere.
+
+    What a value is converted to or divided by is not followed.
+    """
+    for step in steps:
+        value = _part(value, step)
+        if value is None:
+            return None
+    return value
+
+
+def _part(value: Any, step: Step) -> Any:
+    match step:
+        case ("size" | "stride" as name, dim) if isinstance(value, torch.Tensor):
+            return getattr(value, name)(dim) if dim < value.ndim else None
+        case ("storage_offset",) if isinstance(value, torch.Tensor):
+            return value.storage_offset()
+        case ("getitem", key) if isinstance(value, (tuple, list)):
+            items: Any = value
+            return items[key] if isinstance(key, int) and key < len(items) else None
+        case ("getitem", key) if isinstance(value, dict):
+            table: Any = value
+            return table.get(key)
+        case ("getattr", name):
+            return getattr(value, name, None)
+        case ("as_int" | "divide", *_):
+            return value
+        case _:
+            return None
+
+
+def symbols_in(value: Any) -> set[sympy.Symbol]:
+    """All unbacked symbols in the numbers of a value, without replacements."""
+    found: set[Any] = set()
+    for leaf in _torch.tree_leaves(value):
+        numbers = _numbers_of(leaf) if isinstance(leaf, torch.Tensor) else (leaf,)
+        for n in numbers:
+            expr = expr_of(n) if not isinstance(n, (int, float)) else None
+            if expr is not None:
+                found.update(s for s in expr.free_symbols if is_unbacked(s))
+    return found
+
+
+def _numbers_of(t: torch.Tensor) -> Iterator[Any]:
+    yield from t.size()
+    if t.layout is torch.strided:
+        yield from t.stride()
+        yield t.storage_offset()
+    if _torch.is_traceable_wrapper_subclass(t):
+        wrapper: Any = t
+        for name in wrapper.__tensor_flatten__()[0]:
+            inner = getattr(wrapper, name)
+            if isinstance(inner, torch.Tensor):
+                yield from _numbers_of(inner)
+            else:
+                yield inner
 
 
 # --- nodes ----------------------------------------------------------------------------------------
@@ -241,6 +357,13 @@ def _call_of(nodes: ExprNodes, step: Step) -> tuple[Any, tuple[Any, ...]]:
             return operator.floordiv, (nodes.compute(divisor) if is_expr else divisor,)
         case _:
             raise AssertionError(step)
+
+
+def steps_text(text: str, steps: Iterable[Step]) -> str:
+    """The part of a value as Python, over how a person calls the value."""
+    for step in steps:
+        text = _told(text, step)
+    return text
 
 
 def _told(text: str, step: Step) -> str:

@@ -22,13 +22,6 @@ import torch
 
 from ._torch import int_oo
 from .asserted import asserted_by, condition_keys
-from .desc import StackDesc
-from .errors import ShapeEnvError
-from .expr_nodes import ASSERTS, ExprNodes, bodies, set_mark, strip_marked
-from .graph_meta import location_text, stack_text
-from .paths import short_path
-from .sites import Site, SiteReader, find_sites
-from .stacks import encode_stack
 from .binding_sites import (
     divisors_of,
     find_bindings,
@@ -37,6 +30,13 @@ from .binding_sites import (
     read_binding,
     renamed,
 )
+from .desc import StackDesc
+from .errors import ShapeEnvError
+from .expr_nodes import ASSERTS, ExprNodes, bodies, set_mark, strip_marked
+from .graph_meta import location_text, stack_text
+from .paths import short_path
+from .sites import Site, SiteReader, find_sites
+from .stacks import encode_stack
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

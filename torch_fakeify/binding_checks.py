@@ -1,0 +1,232 @@
+"""``check_bindings``: what a pass over a graph forgot of its unbacked symbols.
+
+A symbol of a number in the data is bound by the node that finds the number, before anything uses
+it, once in each graph. The body of a higher-order operator sees also what is bound around it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from ._torch import OpOverload
+from .binding_sites import (
+    env_of,
+    expr_of,
+    follow,
+    is_unbacked,
+    path_steps,
+    place_of,
+    renamed,
+    shown,
+    steps_text,
+    symbols_in,
+)
+from .errors import ShapeEnvError
+from .expr_nodes import bodies, value_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import sympy
+
+__all__ = ["BindingFault", "binding_faults", "check_bindings"]
+
+
+class BindingFault(NamedTuple):
+    """A symbol that is not bound as it should be."""
+
+    fx_node: str
+    """The name of the node; empty for a runtime assert."""
+    symbol: str
+    what: str
+    """What is wrong, as a sentence without the two."""
+
+    def __str__(self) -> str:
+        """As one line."""
+        return f"{self.fx_node or 'a runtime assert'}: {self.symbol} {self.what}"
+
+
+def check_bindings(gm: torch.fx.GraphModule, *, asserts: bool = True) -> None:
+    """Check that every unbacked symbol of a graph is bound, once, before it is used.
+
+    Symbols of inputs are bound by them, also those of the inputs of a body. What a symbol was
+    replaced by counts as the symbol.
+
+    Args:
+        gm: a graph with fake values in ``meta``, with the bodies of its higher-order operators.
+        asserts: also ask it of the runtime asserts of the ``ShapeEnv``. Not for a part of a graph,
+            as the partitioner of AOTAutograd makes two: another part binds what it does not.
+
+    Raises:
+        ShapeEnvError: all faults, each with node and symbol.
+    """
+    faults = binding_faults(gm, asserts=asserts)
+    if not faults:
+        return
+    raise ShapeEnvError(
+        "unbacked symbols are not bound as they should be"
+        if len(faults) > 1
+        else "an unbacked symbol is not bound as it should be",
+        where=faults[0].fx_node or None,
+        found="; ".join(map(str, faults)),
+        fix="A pass that replaces or removes a node that binds symbols calls transplant, and "
+        "repropagate for what uses it",
+    )
+
+
+def binding_faults(gm: torch.fx.GraphModule, *, asserts: bool = True) -> list[BindingFault]:
+    """The same as a list, in the order of the nodes."""
+    env = env_of(gm.graph)
+    if env is None:
+        return []
+    checker = _Checker(env)
+    checker.graph(gm, frozenset())
+    if asserts:
+        checker.asserts()
+    return checker.faults
+
+
+class _Checker:
+    def __init__(self, env: Any) -> None:
+        self.faults: list[BindingFault] = []
+        self._env = env
+        self._everywhere: set[sympy.Symbol] = set()
+        self._reported: set[sympy.Symbol] = set()
+        self._done: set[int] = set()
+
+    def graph(self, gm: torch.fx.GraphModule, outer: frozenset[sympy.Symbol]) -> None:
+        """Check one graph.
+
+        Args:
+            gm: the graph.
+            outer: what is bound around it.
+        """
+        self._done.add(id(gm))
+        bound = {*outer, *map(self._name, self._env.unbacked_inputs)}
+        binders: dict[sympy.Symbol, str] = {}
+        later = self._binders(gm.graph)
+        inner = {id(body): body for body in bodies(gm)}
+        for fx_node in gm.graph.nodes:
+            if fx_node.op == "placeholder":
+                bound |= self._symbols(value_of(fx_node))
+                continue
+            for symbol in self._notes(fx_node):
+                if symbol in binders:
+                    self._fault(fx_node, symbol, f"is bound twice: {binders[symbol]} binds it")
+                binders.setdefault(symbol, fx_node.name)
+                bound.add(symbol)
+            self._uses(fx_node, bound, later)
+            for body in self._bodies_of(gm, fx_node, inner):
+                self.graph(body, frozenset(bound))
+        self._everywhere |= bound
+
+    def asserts(self) -> None:
+        """Check the deferred runtime asserts."""
+        for group in self._env.deferred_runtime_asserts.values():
+            for one in group:
+                for symbol in sorted(self._unbound(one.expr, self._everywhere), key=str):
+                    if symbol not in self._reported:
+                        self._reported.add(symbol)
+                        what = f"is bound nowhere: nothing can check {one.expr}"
+                        self.faults.append(BindingFault("", str(symbol), what))
+
+    def _name(self, symbol: Any) -> Any:
+        return renamed(symbol, self._env)
+
+    def _symbols(self, value: Any) -> set[Any]:
+        return {self._name(symbol) for symbol in symbols_in(value)}
+
+    def _fault(self, fx_node: torch.fx.Node, symbol: Any, what: str) -> None:
+        self.faults.append(BindingFault(fx_node.name, str(symbol), what))
+
+    def _bodies_of(self, gm: Any, fx_node: Any, inner: dict[int, Any]) -> Iterator[Any]:
+        for arg in fx_node.all_input_nodes:
+            if arg.op != "get_attr":
+                continue
+            body: Any = gm
+            for name in str(arg.target).split("."):
+                body = getattr(body, name, None)
+            if id(body) in inner and id(body) not in self._done:
+                yield body
+
+    # --- notes ------------------------------------------------------------------------------------
+
+    def _binders(self, graph: torch.fx.Graph) -> dict[Any, str]:
+        found: dict[Any, str] = {}
+        for fx_node in graph.nodes:
+            if fx_node.op != "placeholder":
+                for symbol in fx_node.meta.get("unbacked_bindings") or {}:
+                    found.setdefault(self._name(symbol), fx_node.name)
+        return found
+
+    def _notes(self, fx_node: torch.fx.Node) -> Iterator[Any]:
+        """The symbols that a node binds; what is wrong with a note is a fault."""
+        value = value_of(fx_node)
+        for raw, path in (fx_node.meta.get("unbacked_bindings") or {}).items():
+            symbol = self._name(raw)
+            steps = path_steps(path)
+            number = None if steps is None else follow(value, place_of(steps))
+            expr = expr_of(number)
+            text = str(path) if steps is None else steps_text(fx_node.name, steps)
+            if expr is None:
+                self._fault(fx_node, symbol, f"is not there: {text} leads to no number")
+            elif not self._is_of(symbol, expr):
+                self._fault(fx_node, symbol, f"is not there: {text} gives {expr}")
+            yield symbol
+
+    def _is_of(self, symbol: Any, expr: Any) -> bool:
+        """Whether a number shows a symbol, or what the symbol was replaced by."""
+        if symbol in map(self._name, expr.free_symbols):
+            return True
+        final = self._env.replace(symbol)
+        if final == symbol:
+            return False
+        found = self._env.replace(expr)
+        if final.free_symbols:
+            return bool(final.free_symbols <= found.free_symbols)
+        return not found.free_symbols
+
+    # --- uses -------------------------------------------------------------------------------------
+
+    def _uses(self, fx_node: torch.fx.Node, bound: set[Any], later: dict[Any, str]) -> None:
+        if fx_node.op in ("output", "get_attr"):
+            return
+        value = value_of(fx_node)
+        for symbol in sorted(self._symbols(value), key=str):
+            if symbol in self._reported or not self._unbound(symbol, bound):
+                continue
+            self._reported.add(symbol)
+            if symbol in later:
+                what = f"is used before {later[symbol]}, which binds it"
+            elif _finds_numbers(fx_node) and symbol in {self._name(s) for s, _ in shown(value)}:
+                what = "is new here, and the node has no note of it"
+            else:
+                what = "is used, and bound nowhere"
+            self._fault(fx_node, symbol, what)
+
+    def _unbound(self, expr: Any, bound: set[Any]) -> set[Any]:
+        """The symbols of an expression for which a graph has no number."""
+        missing: set[Any] = set()
+        for symbol in expr.free_symbols:
+            if not is_unbacked(symbol):
+                continue
+            name = self._name(symbol)
+            if name in bound:
+                continue
+            final = self._env.replace(name)
+            parts = {p for p in final.free_symbols if is_unbacked(p)}
+            if final == name or not parts <= bound:
+                missing.add(name)
+        return missing
+
+
+def _finds_numbers(fx_node: torch.fx.Node) -> bool:
+    """Whether the result of a node may depend on data in its sizes or numbers."""
+    if fx_node.op != "call_function":
+        return True
+    tags = getattr(fx_node.target, "tags", None)
+    if tags is None or not isinstance(fx_node.target, OpOverload):
+        return getattr(fx_node.target, "__module__", "") not in ("_operator", "math", "torch")
+    return bool({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(tags))

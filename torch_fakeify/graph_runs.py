@@ -1,0 +1,96 @@
+"""What running the nodes of a graph on fake tensors takes: modes, attributes, calls of bodies."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from . import _torch
+from .errors import ShapeEnvError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Sequence
+
+__all__ = [
+    "LIFTS",
+    "attribute_of",
+    "calls_of",
+    "mode_of",
+    "mode_or_none",
+    "set_attribute",
+    "snapshot",
+]
+
+_aten: Any = torch.ops.aten
+
+LIFTS = frozenset({_aten.lift_fresh.default, _aten.lift_fresh_copy.default})
+"""Operators that take a constant into a trace: given the real one, they remember its value."""
+
+
+def mode_of(values: Any) -> Any:
+    """The one ``FakeTensorMode`` of some values; ``None`` if they have none.
+
+    Raises:
+        ShapeEnvError: they have several.
+    """
+    modes = {id(m): m for v in _torch.tree_leaves(values) if (m := mode_or_none(v)) is not None}
+    if len(modes) > 1:
+        raise ShapeEnvError(
+            "the inputs are of several fake modes",
+            expected="fake tensors of one FakeTensorMode",
+            found=f"{len(modes)} modes",
+            fix="Bring them together: refakeify(inputs, mode)",
+        )
+    return next(iter(modes.values()), None)
+
+
+def mode_or_none(value: Any) -> Any:
+    """The ``FakeTensorMode`` of a tensor; ``None`` of anything else."""
+    return _torch.maybe_get_fake_mode(value) if isinstance(value, torch.Tensor) else None
+
+
+def attribute_of(module: Any, target: str) -> Any:
+    """What a ``get_attr`` node gives; ``None`` if it is not there."""
+    for name in target.split("."):
+        module = getattr(module, name, None)
+    return module
+
+
+def set_attribute(module: Any, target: str, value: Any) -> None:
+    """Put something in its place."""
+    *path, name = target.split(".")
+    for part in path:
+        module = getattr(module, part)
+    setattr(module, name, value)
+
+
+def snapshot(value: Any) -> Any:
+    """The metadata of tensors as it is now; a later operator may change them in place."""
+    return _torch.tree_map(
+        lambda leaf: _torch.snapshot_fake(leaf) if isinstance(leaf, torch.Tensor) else leaf, value
+    )
+
+
+@contextmanager
+def calls_of(
+    bodies: Sequence[torch.fx.GraphModule],
+) -> Generator[dict[int, tuple[Any, ...]], None, None]:
+    """What graphs are called with, each one at first."""
+    called: dict[int, tuple[Any, ...]] = {}
+
+    def noting(body: torch.fx.GraphModule, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            called.setdefault(id(body), args)
+            return forward(*args, **kwargs)
+
+        return run
+
+    for body in bodies:
+        vars(body)["forward"] = noting(body, body.forward)
+    try:
+        yield called
+    finally:
+        for body in bodies:
+            vars(body).pop("forward", None)
