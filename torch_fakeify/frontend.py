@@ -63,13 +63,13 @@ from .input_guards import (
 from .policies import Dim, Policy, context_of, scalar_dim
 from .runtime_asserts import insert_runtime_asserts
 from .scopes import flatten, is_leaf, is_of_module, replaced, walk
-from .shape_guards import numbers_of, shape_guards
+from .shape_guards import Number, numbers_of, shape_guards
 from .sizes import narrow_range
 from .source_guards import Guard, Guards, constant_guard, reader_of, type_guard
 from .sources import decode_context, encode_source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
     from types import TracebackType
 
     from .desc import ContextDesc, MetaTensorDesc
@@ -95,8 +95,8 @@ class Inputs:
     """The arguments of a function as data: see `describe`.
 
     Attributes:
-        records: one for each input of the graph, in order: a tensor with its source and its policy,
-            or a number that gets a symbol.
+        records: one for each tensor, with its source and its policy, and each number that gets a
+            symbol.
         guards: what is relied on beside the sizes.
     """
 
@@ -109,18 +109,13 @@ class Inputs:
     ) -> None:
         self._inputs = tuple(inputs)
         self._places = dict(places)
-        self._readers = [reader_of(one.source) for one in inputs]
         self.guards = guards
         self.policy = policy
 
     @property
     def records(self) -> tuple[InputDesc, ...]:
-        """The records of the inputs of the graph."""
+        """The records of the inputs."""
         return tuple(one.record for one in self._inputs)
-
-    def flatten(self, scope: Mapping[str, Any]) -> list[Any]:
-        """The inputs of the graph as they are in a scope for which the guards hold."""
-        return [read(scope) for read in self._readers]
 
     def __iter__(self) -> Any:
         return iter(self._inputs)
@@ -129,7 +124,7 @@ class Inputs:
         return len(self._inputs)
 
     def filled(self, scope: Mapping[str, Any], values: Sequence[Any]) -> dict[str, Any]:
-        """A scope with other values in the place of the inputs of the graph.
+        """A scope with other values in the place of the inputs.
 
         A module in it is a copy, which shares all but parameters and buffers with the original.
         """
@@ -215,7 +210,9 @@ class Trace:
     need. Trace there, by any means; what is traced takes `inputs`.
 
     Attributes:
-        inputs: fake tensors and symbolic numbers, made of the records alone.
+        inputs: of the graph, made of the records alone: first the symbols of the tensors' sizes, as
+            numbers of their own, as Dynamo has them; then the described inputs, fake tensors and
+            symbolic numbers.
         fake_mode: the ``FakeTensorMode``.
         shape_env: its ``ShapeEnv``.
     """
@@ -233,16 +230,21 @@ class Trace:
         self._keeper = MetaConverter(self.fake_mode, symbols="keep", keep_nested_ints=True)
         self._describer = MetaTensorDescriber(keep_nested_ints=True)
         with self.shape_env.ignore_fresh_unbacked_symbols():  # no operator binds those of inputs
-            self.inputs = self._made(inputs)
-        # Tracing may change the fakes (`resize_`); a backend gets what they are now.
-        self._records = [
-            self._recorded(one, value) for one, value in zip(inputs, self.inputs, strict=True)
-        ]
+            made = self._made(inputs)
         self._numbers = [
             number
-            for one, value in zip(inputs, self.inputs, strict=True)
+            for one, value in zip(inputs, made, strict=True)
             for number in numbers_of(one.source, value)
         ]
+        self._sizes = self._lifted(inputs)
+        # Tracing may change the fakes (`resize_`); a backend gets what they are now.
+        self._records = [
+            *(self._size_record(size) for size in self._sizes),
+            *(self._recorded(one, value) for one, value in zip(inputs, made, strict=True)),
+        ]
+        self.inputs = [*map(self._symbol, self._sizes), *made]
+        self._sources = [part.source for part in (*self._sizes, *inputs)]
+        self._readers = list(map(reader_of, self._sources))
         self._context: Any = _torch.TracingContext(self.fake_mode)
         self._structure: Structure | None = None
         self._asserted: dict[Any, int] | None = None
@@ -258,6 +260,42 @@ class Trace:
             else:
                 made[i] = _symbolic(self.shape_env, one)
         return [made[i] for i in range(len(made))]
+
+    def _lifted(self, inputs: Inputs) -> list[Number]:
+        """Where the symbols of sizes are, each once, but for those that are inputs themselves."""
+        own = {one.source.name for one in inputs}
+        found: dict[Any, Number] = {}
+        for number in self._numbers:
+            if _is_size(number) and number.source.name not in own:
+                found.setdefault(number.expr, number)
+        whole = {n.expr for n in self._numbers if n.source.name in own}
+        hints = self.shape_env.backed_var_to_val
+        return [
+            number
+            for symbol, number in found.items()
+            if symbol not in whole and not isinstance(hints.get(symbol), _torch.SingletonInt)
+        ]
+
+    def _began(self) -> list[Any]:
+        """The inputs as they were when the trace began, anew."""
+        return [
+            value if record.tensor is None else self._keeper.from_desc(record.tensor)
+            for record, value in zip(self._records, self.inputs, strict=True)
+        ]
+
+    def _symbol(self, size: Number) -> Any:
+        hint = self.shape_env.backed_var_to_val.get(size.expr)
+        return _torch.make_sym(
+            "int", size.expr, self.shape_env, None if hint is None else int(hint)
+        )
+
+    def _size_record(self, size: Number) -> InputDesc:
+        sym = encode_sym(self._symbol(size), replaced=False)
+        return InputDesc(name=str(size.expr), sym=sym, source=encode_source(size.source))
+
+    def flatten(self, scope: Mapping[str, Any]) -> list[Any]:
+        """The inputs of the graph as they are in a scope for which the guards hold."""
+        return [read(scope) for read in self._readers]
 
     def _recorded(self, one: _Input, value: Any) -> InputDesc:
         name, source = one.record.name, one.record.source
@@ -295,7 +333,8 @@ class Trace:
         """
 
         def run(*values: Any) -> tuple[Any, ...]:
-            leaves, self._structure = flatten(call(self._described.filled(scope, values)))
+            described = values[len(self._sizes) :]
+            leaves, self._structure = flatten(call(self._described.filled(scope, described)))
             return tuple(leaves)
 
         return run
@@ -325,9 +364,8 @@ class Trace:
         groups = self.shape_env.deferred_runtime_asserts
         self._asserted = {symbol: len(group) for symbol, group in groups.items()}
         compile_id = _torch.CompileContext(_torch.CompileId(frame_id=0, frame_compile_id=0))
-        lending = handed_over(
-            gm, self._records, self.inputs, self.inputs, self._context, self._describer
-        )
+        began = self._began()
+        lending = handed_over(gm, self._records, began, began, self._context, self._describer)
         with _torch.compile_context(compile_id), lending as lent:
             yield lent
 
@@ -347,10 +385,10 @@ class Trace:
         compiler = _torch.resolve_backend(backend)
         with self.handoff(gm) as (lent, inputs):
             compiled = compiler(lent, inputs)
-        described, structure = self._described, self._structure
+        structure = self._structure
 
         def run(scope: Mapping[str, Any]) -> Any:
-            result = compiled(*described.flatten(scope))
+            result = compiled(*self.flatten(scope))
             return result if structure is None else structure.filled(result)
 
         return run
@@ -365,8 +403,8 @@ class Trace:
                 found=str(len(placeholders)),
                 fix="Trace a function of trace.inputs, such as trace.flat(call, scope)",
             )
-        for fx_node, one, value in zip(placeholders, self._described, self.inputs, strict=True):
-            fx_node._dynamo_source = one.source
+        for fx_node, source, value in zip(placeholders, self._sources, self._began(), strict=True):
+            fx_node._dynamo_source = source
             fx_node.meta["val"] = value
         gm.meta["dynamo_compile_id"] = _torch.CompileId(frame_id=0, frame_compile_id=0)
         own = [*dict(gm.named_parameters()), *dict(gm.named_buffers())]
@@ -391,19 +429,15 @@ class Trace:
 
     def _refuse_broken_promises(self) -> None:
         """Method: the constraints that ``ShapeEnv.produce_guards`` (torch 2.13) checks."""
-        contexts = [_produced_context(one) for one in self._described]
-        if not any(map(_promises, contexts)):
+        first = len(self._sizes)
+        rows = zip(self._described, self._records[first:], self.inputs[first:], strict=True)
+        tracked = [found for row in rows for found in self._tracked(*row)]
+        if not any(_promises(context) for _, _, context in tracked):
             return
-        inputs = [
-            _produced(one, record, value, self._clean)
-            for one, record, value in zip(self._described, self._records, self.inputs, strict=True)
-        ]
+        tracked += self._of_bases()
+        values, sources, contexts = map(list, zip(*tracked, strict=True))
         try:
-            self.shape_env.produce_guards(
-                [value for _, value in inputs],
-                [source for source, _ in inputs],
-                input_contexts=contexts,
-            )
+            self.shape_env.produce_guards(values, sources, input_contexts=contexts)
         except _torch.ConstraintViolationError as error:
             raise ShapeEnvError(
                 "the trace has broken a promise of the policy",
@@ -411,9 +445,38 @@ class Trace:
                 fix="Make the dim STATIC, or allow it with Dim(..., warn_only=True)",
             ) from error
 
-    def _clean(self, desc: MetaTensorDesc) -> Any:
-        """The fake tensor as it was when the trace began."""
-        return self._keeper.from_desc(desc)
+    def _of_bases(self) -> Iterator[tuple[Any, Any, Any]]:
+        """The symbols that no input holds, such as those of a base, for ``produce_guards``."""
+        held = {number.expr for number in self._numbers}
+        for symbol, sources in self.shape_env.var_to_sources.items():
+            if symbol not in held and sources:
+                yield self._symbol(Number(sources[0], symbol)), sources[0], None
+
+    def _tracked(
+        self, one: _Input, record: InputDesc, value: Any
+    ) -> Generator[tuple[Any, Any, Any], None, None]:
+        """An input as it was when the trace began, its source and policy, for ``produce_guards``."""
+        sources = _torch.dynamo_source()
+        if record.tensor is not None:
+            fake = self._keeper.from_desc(record.tensor)
+            yield fake, one.source, decode_context(_context_desc(one))
+            memo = getattr(fake, "item_memo", None)
+            if memo is not None:
+                yield memo, sources.CallMethodItemSource(one.source), None
+        elif isinstance(value, torch.SymBool):
+            sym_node: Any = value.node
+            symbol = sym_node._expr.args[0]
+            number = _torch.make_sym("int", symbol, self.shape_env, int(sym_node.hint))
+            yield number, sources.ConvertIntSource(one.source), None
+        else:
+            constraint = one.dim.constraint if one.dim and isinstance(value, torch.SymInt) else None
+            yield value, one.source, _torch.SymIntSymbolicContext(constraint=constraint)
+
+
+def _is_size(number: Number) -> bool:
+    source: Any = number.source
+    is_size = isinstance(source, _torch.dynamo_source().TensorPropertySource)
+    return is_size and isinstance(number.expr, sympy.Symbol)
 
 
 def _is_view(one: _Input) -> bool:
@@ -463,27 +526,6 @@ def _unbacked(env: Any, one: _Input, dim: Dim) -> Any:
     upper = int_oo if dim.max is None else dim.max
     narrow_range(env, symbol, _torch.ValueRanges(lower, upper))  # pyright: ignore[reportArgumentType, reportCallIssue]
     return number
-
-
-def _produced_context(one: _Input) -> Any:
-    """The policy of an input as ``produce_guards`` takes it."""
-    if one.record.tensor is not None:
-        return decode_context(_context_desc(one))
-    constraint = None if one.dim is None else one.dim.constraint
-    is_int = type(one.record.value) is int
-    return _torch.SymIntSymbolicContext(constraint=constraint) if is_int else None
-
-
-def _produced(one: _Input, record: InputDesc, value: Any, clean: Any) -> tuple[Any, Any]:
-    """An input and its source as ``produce_guards`` takes it."""
-    if record.tensor is not None:
-        return one.source, clean(record.tensor)
-    if isinstance(value, torch.SymBool):
-        source = _torch.dynamo_source().ConvertIntSource(one.source)
-        sym_node: Any = value.node
-        hint = int(sym_node.hint)
-        return source, _torch.make_sym("int", sym_node._expr.args[0], sym_node.shape_env, hint)
-    return one.source, value
 
 
 def _promises(context: Any) -> bool:

@@ -8,6 +8,7 @@ equals its expression, each guard holds, each symbol is in its range. The condit
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sympy
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from .source_guards import Reader
+
+_HERE = str(Path(__file__).parent)
 
 __all__ = ["Number", "numbers_of", "shape_guards"]
 
@@ -149,7 +152,7 @@ class _Writer:
                 f"{source.name} == {self._print(expr)}",
                 lambda scope: read(scope) == compute(scope),
                 sympy.Eq(own, expr.xreplace(self._names), evaluate=False),
-                self._env.replacements_slocs.get(expr),
+                _users(self._env.replacements_slocs.get(expr)),
             )
         )
 
@@ -170,7 +173,7 @@ class _Writer:
                 self._print(expr),
                 lambda scope: bool(compute(scope)),
                 expr.xreplace(self._names),
-                fact.location,
+                _users(fact.location),
             )
         )
 
@@ -199,6 +202,12 @@ class _Writer:
             found=", ".join(unknown),
             fix="Make that input's dims static in the policy",
         )
+
+
+def _users(location: Any) -> Any | None:
+    """A location, unless this package is where it is."""
+    frame = getattr(location, "framework_loc", None)
+    return None if getattr(frame, "filename", "").startswith(_HERE) else location
 
 
 def _leads(source: Any) -> bool:
