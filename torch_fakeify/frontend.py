@@ -441,7 +441,7 @@ class Trace:
         except _torch.ConstraintViolationError as error:
             raise ShapeEnvError(
                 "the trace has broken a promise of the policy",
-                found=str(error).partition("\n")[2].strip(),
+                found=_violations(str(error)),
                 fix="Make the dim STATIC, or allow it with Dim(..., warn_only=True)",
             ) from error
 
@@ -449,7 +449,7 @@ class Trace:
         """The symbols that no input holds, such as those of a base, for ``produce_guards``."""
         held = {number.expr for number in self._numbers}
         for symbol, sources in self.shape_env.var_to_sources.items():
-            if symbol not in held and sources:
+            if symbol not in held and sources and symbol.is_integer:
                 yield self._symbol(Number(sources[0], symbol)), sources[0], None
 
     def _tracked(
@@ -471,6 +471,12 @@ class Trace:
         else:
             constraint = one.dim.constraint if one.dim and isinstance(value, torch.SymInt) else None
             yield value, one.source, _torch.SymIntSymbolicContext(constraint=constraint)
+
+
+def _violations(text: str) -> str:
+    """What a ``ConstraintViolationError`` says of each dim, without advice for users of Dynamo."""
+    lines = [line[4:] for line in text.splitlines() if line.startswith("  - ")]
+    return "; ".join(line.partition(". If you're using")[0].rstrip(".") for line in lines)
 
 
 def _is_size(number: Number) -> bool:
