@@ -439,9 +439,13 @@ def test_every_table_of_symbols_is_over_the_new_ones() -> None:
     assert made.source_to_symbol == env.source_to_symbol
     assert made.source_name_to_debug_name == env.source_name_to_debug_name
     assert made.specialization_stacks == env.specialization_stacks
-    assert made.var_to_stack == {
-        fresh.symbols[s]: env.var_to_stack[s] for s in (old, other, number)
+    stacks = {s: env.var_to_stack[s].format() for s in (old, other, number)}
+    assert {s: at.format() for s, at in made.var_to_stack.items()} == {
+        fresh.symbols[s]: text for s, text in stacks.items()
     }
+    made.cleanup()  # torch forgets the stacks of an environment that is not used any more
+    assert {s: at.format() for s, at in env.var_to_stack.items()} == stacks
+    assert all(stacks.values())
     assert made.size_like == {new}
     assert [str(condition) for condition in made.axioms] == ["Eq(u0, u0)"]  # not evaluated
     assert made.co_fields == env.co_fields

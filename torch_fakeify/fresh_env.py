@@ -47,6 +47,7 @@ from .renaming import rename_symbols
 from .replay import insert_guards, learn
 from .runtime_asserts import insert_runtime_asserts
 from .sizes import narrow_range
+from .stacks import copy_stack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Mapping, Sequence
@@ -189,11 +190,11 @@ class FreshEnv:
             "var_to_hint_override",
             "real_tensor_prop_unbacked_vals",
             "unbacked_alloc_order",
-            "var_to_stack",
             "unbacked_renamings",
         ):
             ours: Any = getattr(env, table)
             ours.update((new(key), new(value)) for key, value in getattr(known, table).items())
+        env.var_to_stack.update((new(s), copy_stack(at)) for s, at in known.var_to_stack.items())
         env.unbacked_inputs.update(new(symbol) for symbol in known.unbacked_inputs)
         env.exclusion_constraints.extend((new(s), n) for s, n in known.exclusion_constraints)
         for specialization in known.specializations:
@@ -235,7 +236,7 @@ def defer_assert(env: Any, expr: Any, one: Any) -> bool:
     holds = env.guard_or_defer_runtime_assert(expr, one.msg)
     for key, count in before.items():
         if key in groups and len(groups[key]) > count:
-            groups[key][-1] = dataclasses.replace(groups[key][-1], stack=one.stack)
+            groups[key][-1] = dataclasses.replace(groups[key][-1], stack=copy_stack(one.stack))
     return bool(holds)
 
 

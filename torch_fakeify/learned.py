@@ -99,6 +99,7 @@ class _Statement:
         self._before = before
         self._symbols = {new: old for old, new in fresh.symbols.items()}
         self._fresh = fresh
+        self._ranges_before = dict(known.var_to_range)
 
     # --- symbols ----------------------------------------------------------------------------------
 
@@ -150,14 +151,14 @@ class _Statement:
                 continue
             if bounds == self._before.ranges.get(symbol):
                 continue
-            here = known.var_to_range[old]
-            if here != bounds:
+            if bounds != known.var_to_range[old]:
                 narrow_range(known, old, bounds)
-            self._locate_range(symbol, old, here)
+            self._locate_range(symbol, old)
 
-    def _locate_range(self, symbol: Any, old: Any, before: Any) -> None:
+    def _locate_range(self, symbol: Any, old: Any) -> None:
         """Who moved an end of the range is who moved it in the fresh environment."""
-        now, theirs = self._known.var_to_range[old], self._env.var_to_range_sloc[symbol]
+        before, now = self._ranges_before[old], self._known.var_to_range[old]
+        theirs = self._env.var_to_range_sloc[symbol]
         ours = self._known.var_to_range_sloc[old]
         self._known.var_to_range_sloc[old] = ValueRangesSLoc(
             ours.lower if now.lower == before.lower else theirs.lower,

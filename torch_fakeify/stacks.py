@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "RecordedTraceback",
+    "copy_stack",
     "decode_location",
     "decode_stack",
     "encode_location",
@@ -54,6 +55,13 @@ class RecordedTraceback(CapturedTraceback):
 
     def __getstate__(self) -> tuple[None, dict[str, Any]]:
         return None, {"tb": None, "skip": 0, "record": self.record}
+
+
+def copy_stack(stack: CapturedTraceback) -> CapturedTraceback:
+    """The same stack for another ``ShapeEnv``: in the end each one empties the stacks that it has."""
+    if isinstance(stack, RecordedTraceback):
+        return RecordedTraceback(stack.record)
+    return CapturedTraceback(stack.tb, stack.skip)
 
 
 def encode_stack(stack: Any) -> StackDesc | None:
