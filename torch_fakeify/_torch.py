@@ -36,7 +36,11 @@ from torch._guards import (
     detect_fake_mode,
     tracing,
 )
-from torch._library.fake_class_registry import maybe_unwrap_fake_script_object
+from torch._library.fake_class_registry import (
+    FakeScriptObject,
+    maybe_to_fake_obj,
+    maybe_unwrap_fake_script_object,
+)
 from torch._library.opaque_object import is_opaque_value
 from torch._logging._internal import trace_log, trace_structured
 from torch._opaque_base import OpaqueBase
@@ -58,7 +62,7 @@ from torch._subclasses.meta_utils import tls as _meta_tls
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
 from torch.fx.experimental import _config as experimental_config
 from torch.fx.experimental import symbolic_shapes as _symbolic_shapes
-from torch.fx.experimental.proxy_tensor import snapshot_fake
+from torch.fx.experimental.proxy_tensor import make_fx, snapshot_fake
 from torch.fx.experimental.recording import trace_shape_events_log as shape_events_log
 from torch.fx.experimental.sym_node import _NO_HINT as NO_HINT
 from torch.fx.experimental.sym_node import SymNode, sizes_strides_methods
@@ -87,6 +91,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.fx.graph import _BoxedCodeGen as BoxedCodeGen
 from torch.fx.graph import _PyTreeCodeGen as PyTreeCodeGen
 from torch.fx.graph import _PyTreeInfo as PyTreeInfo
+from torch.fx.traceback import preserve_node_meta
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._ordered_set import OrderedSet
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass

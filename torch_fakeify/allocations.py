@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import torch
 
 from . import _torch
-from .binding_sites import Step, expr_of, path_steps, place_of, symbols_in
+from .binding_sites import Step, atom_of, expr_of, path_steps, place_of, symbols_in
 from .checkpoints import checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Mapping
+    from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 
     import sympy
 
-__all__ = ["Given", "Memos", "Wanted", "forget", "run_for"]
+__all__ = ["Given", "Memos", "Plan", "Wanted", "forget", "run_again", "run_for"]
 
 _MAKERS = ("create_unbacked_symint", "create_unbacked_symfloat", "create_unbacked_symbool")
 _MEMOS = tuple(
@@ -34,6 +34,15 @@ _MEMOS = tuple(
     for name, value in vars(_torch.FakeTensor).items()
     if isinstance(value, _torch.SymNumberMemoDescriptor) and name != "nested_int_memo"
 )
+
+
+class Plan(NamedTuple):
+    """How a run of an operator came to its symbols; it holds in an environment that makes the same."""
+
+    forgets: bool = False
+    """Whether the tensors first forgot what they remembered."""
+    numbers: tuple[tuple[str, Any] | None, ...] = ()
+    """What the environment gave it, in order: kind and expression, ``None`` for a new symbol."""
 
 
 class Given(NamedTuple):
@@ -44,6 +53,8 @@ class Given(NamedTuple):
     """The symbols that the result shows and that the run made, or was handed as its own."""
     paths: dict[sympy.Symbol, Any]
     """The same as torch's paths, for ``meta["unbacked_bindings"]``."""
+    plan: Plan
+    """How to come to it again."""
 
 
 class Wanted(NamedTuple):
@@ -145,11 +156,16 @@ def run_for(env: Any, call: Callable[[], Any], args: Any, judge: _Judge) -> Give
     before.rollback()
     memos.restore()
     memos.clear()
-    made: list[sympy.Symbol] = []
-    with _recorded(env, made):
+    numbers: list[_Number] = []
+    with _recorded(env, numbers):
         value = call()
-    places = {s: place_of(steps) for s, (steps, _) in _bound(env, value, made).items()}
-    plan = [wanted.numbers.get(places[s]) if s in places else None for s in made]
+    made = [atom_of(expr_of(one.value)) for one in numbers]
+    bound = _bound(env, value, [symbol for symbol in made if symbol is not None])
+    places = {symbol: place_of(steps) for symbol, (steps, _) in bound.items()}
+    plan = [
+        wanted.numbers.get(places[symbol]) if symbol in places else None  # type: ignore[index]
+        for symbol in made
+    ]
     del value
     before.rollback()
     memos.restore()
@@ -157,21 +173,64 @@ def run_for(env: Any, call: Callable[[], Any], args: Any, judge: _Judge) -> Give
     with _handed_out(env, plan, wanted.own):
         given = _run(env, call, memos)
     before.commit()
-    return given
+    return given._replace(plan=given.plan._replace(forgets=True))
 
 
-def _run(env: Any, call: Callable[[], Any], memos: Memos) -> Given:
-    made: list[sympy.Symbol] = []
-    handed = list(env.pending_fresh_unbacked_symbols)
-    with _recorded(env, made):
+def run_again(
+    env: Any, call: Callable[[], Any], args: Any, plan: Plan, keep: Collection[sympy.Symbol]
+) -> Given:
+    """Run an operator as it ran before, in an environment that was rolled back to before that.
+
+    Args:
+        env: the ``ShapeEnv``.
+        call: runs the operator.
+        args: its arguments.
+        plan: of the run before.
+        keep: symbols that were bound while the operator ran, by the body of it.
+    """
+    memos = Memos(args)
+    if plan.forgets:
+        memos.clear()
+    numbers = [
+        None if number is None else _torch.make_sym(number[0], number[1], env, None)
+        for number in plan.numbers
+    ]
+    with _handed_out(env, numbers, ()):
+        return _run(env, call, memos, keep)
+
+
+def _run(
+    env: Any, call: Callable[[], Any], memos: Memos, keep: Collection[sympy.Symbol] = ()
+) -> Given:
+    numbers: list[_Number] = []
+    known = len(env.pending_fresh_unbacked_symbols)
+    with _recorded(env, numbers):
         value = call()
-    handed = [s for s in env.pending_fresh_unbacked_symbols if s not in handed and s not in made]
-    bound = _bound(env, value, [*made, *handed])
+    own = env.pending_fresh_unbacked_symbols[known:]
+    made = [symbol for one in numbers if one.is_new for symbol in symbols_in(one.value)]
+    bound = _bound(env, value, [*made, *own])
     shown = symbols_in(value)
-    dead = [s for s in made if s not in shown]
+    dead = [symbol for symbol in made if symbol not in shown and symbol not in keep]
     if dead:
         forget(env, dead, memos)
-    return Given(value, {s: b[0] for s, b in bound.items()}, {s: b[1] for s, b in bound.items()})
+    return Given(
+        value,
+        {symbol: steps for symbol, (steps, _) in bound.items()},
+        {symbol: path for symbol, (_, path) in bound.items()},
+        Plan(numbers=tuple(one.planned for one in numbers)),
+    )
+
+
+class _Number(NamedTuple):
+    """A number that the environment gave."""
+
+    value: Any
+    is_new: bool
+
+    @property
+    def planned(self) -> tuple[str, Any] | None:
+        kinds = {torch.SymInt: "int", torch.SymFloat: "float", torch.SymBool: "bool"}
+        return None if self.is_new else (kinds[type(self.value)], expr_of(self.value))
 
 
 def _bound(
@@ -193,15 +252,14 @@ def _bound(
 
 
 @contextmanager
-def _recorded(env: Any, made: list[sympy.Symbol]) -> Generator[None, None, None]:
-    """Note the symbols that the environment makes, in their order."""
+def _recorded(env: Any, numbers: list[_Number]) -> Generator[None, None, None]:
+    """Note the unbacked numbers that the environment gives, in their order, and which are new."""
 
     def recording(make: Callable[..., Any]) -> Callable[..., Any]:
         def maker(*args: Any, **kwargs: Any) -> Any:
             before = len(env.var_to_range)
             number = make(*args, **kwargs)
-            if len(env.var_to_range) > before:
-                made.extend(symbols_in(number))
+            numbers.append(_Number(number, len(env.var_to_range) > before))
             return number
 
         return maker
@@ -212,9 +270,15 @@ def _recorded(env: Any, made: list[sympy.Symbol]) -> Generator[None, None, None]
 
 @contextmanager
 def _handed_out(
-    env: Any, plan: list[Any], own: frozenset[sympy.Symbol]
+    env: Any, plan: Sequence[Any], own: Collection[sympy.Symbol]
 ) -> Generator[None, None, None]:
-    """The environment gives planned numbers instead of new ones."""
+    """The environment gives planned numbers instead of new ones, in their order.
+
+    Args:
+        env: the ``ShapeEnv``.
+        plan: symbolic numbers; for ``None``, and after the last, it makes a new one.
+        own: symbols that who asks for them binds.
+    """
     left = iter(plan)
 
     def handing(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -222,7 +286,7 @@ def _handed_out(
             number = next(left, None)
             if number is None:
                 return make(*args, **kwargs)
-            env.pending_fresh_unbacked_symbols.extend(symbols_in(number) & own)
+            env.pending_fresh_unbacked_symbols.extend(symbols_in(number) & set(own))
             return number
 
         return maker

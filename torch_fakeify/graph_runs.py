@@ -17,8 +17,10 @@ __all__ = [
     "LIFTS",
     "attribute_of",
     "calls_of",
+    "is_lifted",
     "mode_of",
     "mode_or_none",
+    "running_as",
     "set_attribute",
     "snapshot",
 ]
@@ -49,6 +51,11 @@ def mode_of(values: Any) -> Any:
 def mode_or_none(value: Any) -> Any:
     """The ``FakeTensorMode`` of a tensor; ``None`` of anything else."""
     return _torch.maybe_get_fake_mode(value) if isinstance(value, torch.Tensor) else None
+
+
+def is_lifted(fx_node: torch.fx.Node) -> bool:
+    """Whether what a ``get_attr`` node gives is a constant of the trace."""
+    return bool(fx_node.users) and all(user.target in LIFTS for user in fx_node.users)
 
 
 def attribute_of(module: Any, target: str) -> Any:
@@ -91,6 +98,28 @@ def calls_of(
         vars(body)["forward"] = noting(body, body.forward)
     try:
         yield called
+    finally:
+        for body in bodies:
+            vars(body).pop("forward", None)
+
+
+@contextmanager
+def running_as(
+    bodies: Sequence[torch.fx.GraphModule], run: Callable[[torch.fx.GraphModule, Any], Any]
+) -> Generator[None, None, None]:
+    """Graphs are run by a function; where that gives ``None``, as they run by themselves."""
+
+    def running(body: torch.fx.GraphModule, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = run(body, args)
+            return forward(*args, **kwargs) if result is None else result
+
+        return call
+
+    for body in bodies:
+        vars(body)["forward"] = running(body, body.forward)
+    try:
+        yield
     finally:
         for body in bodies:
             vars(body).pop("forward", None)

@@ -29,7 +29,7 @@ from .binding_sites import (
 )
 from .errors import ShapeEnvError
 from .expr_nodes import value_key, value_of
-from .graph_runs import LIFTS, attribute_of, calls_of, mode_of, snapshot
+from .graph_runs import attribute_of, calls_of, is_lifted, mode_of, snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -164,7 +164,7 @@ class _Updater:
         if arg.op != "get_attr":
             return value_of(arg)
         value = attribute_of(self._gm, str(arg.target))
-        if not isinstance(value, torch.Tensor) or all(n.target in LIFTS for n in arg.users):
+        if not isinstance(value, torch.Tensor) or is_lifted(arg):
             return value
         known = value_of(arg)
         return known if known is not None else self._mode.from_tensor(value, static_shapes=True)

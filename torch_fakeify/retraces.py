@@ -23,7 +23,7 @@ import torch
 from torch.fx.node import map_aggregate
 
 from . import _torch
-from .allocations import Given, Memos, Wanted, run_for
+from .allocations import Given, Memos, Plan, Wanted, run_again, run_for
 from .binding_sites import (
     Binding,
     Step,
@@ -39,14 +39,17 @@ from .binding_sites import (
     steps_text,
     symbols_in,
 )
+from .checkpoints import checkpoint
+from .decomposed import Tracee, decomposed
 from .errors import ShapeEnvError
-from .expr_nodes import value_key, value_of
+from .expr_nodes import bodies, value_key, value_of
 from .graph_runs import (
-    LIFTS,
     attribute_of,
     calls_of,
+    is_lifted,
     mode_of,
     mode_or_none,
+    running_as,
     set_attribute,
     snapshot,
 )
@@ -54,7 +57,7 @@ from .transfer import refakeify
 from .unbacked_facts import FactsToMove
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
 __all__ = ["Retraced", "retrace"]
 
@@ -83,6 +86,7 @@ def retrace(
     *,
     mode: Any = None,
     allow_gone: bool = False,
+    decompositions: Mapping[Any, Callable[..., Any]] | None = None,
 ) -> Retraced:
     """Propagate a graph again, in the ``ShapeEnv`` of new inputs.
 
@@ -101,6 +105,8 @@ def retrace(
         mode: the mode, where no input has one.
         allow_gone: take a binding site that has become a constant or a number of the inputs; what
             was assumed of the symbol is then checked of that.
+        decompositions: then trace the graph with these, as ``make_fx`` does, over the same symbols;
+            an empty table gives a graph of ATen operators.
 
     Raises:
         ShapeEnvError: a binding site is gone, or gives a symbol that another site binds; a node
@@ -124,10 +130,46 @@ def retrace(
             fix="Make them with refakeify(inputs, mode); to update a graph in its own: repropagate",
         )
     run = _Retrace(known, mode, allow_gone=allow_gone)
-    made = _copied(gm, {})
+    made = run.copied(gm)
+    before = None if decompositions is None else checkpoint(mode.shape_env)
     with run.running():
         run.graph(made, inputs)
-    return Retraced(made, run.bound, run.inputs, run.gone, run.facts.finish())
+    if before is not None:
+        before.rollback()
+        run = _Retrace(known, mode, allow_gone=allow_gone, plans=run.plans)
+        with run.running():
+            made = decomposed(made, _traced(run, run.copied(gm)), inputs, decompositions or {})
+    unplaced = run.facts.finish()
+    if before is not None:  # the tracer merges numbers that it knows to be equal
+        kept = _noted(made)
+        lost = {new for new in run.bound.values() if new not in kept and new not in run.loops}
+        run.bound = {old: new for old, new in run.bound.items() if new not in lost}
+        unplaced += _asserts_about(mode.shape_env, lost)
+    return Retraced(made, run.bound, run.inputs, run.gone, unplaced)
+
+
+def _traced(run: _Retrace, gm: torch.fx.GraphModule) -> Tracee:
+    tensors = {
+        str(n.target): run.attribute(attribute_of(gm, str(n.target)))
+        for n in gm.graph.find_nodes(op="get_attr")
+        if isinstance(attribute_of(gm, str(n.target)), torch.Tensor) and not is_lifted(n)
+    }
+    return Tracee(lambda values: run.graph(gm, values), tensors)
+
+
+def _noted(gm: torch.fx.GraphModule) -> set[Any]:
+    """All symbols that nodes bind, also those of bodies."""
+    found = {s for n in gm.graph.nodes for s in n.meta.get("unbacked_bindings") or {}}
+    return found.union(*map(_noted, bodies(gm)))
+
+
+def _asserts_about(env: Any, symbols: set[Any]) -> tuple[str, ...]:
+    return tuple(
+        str(one.expr)
+        for group in env.deferred_runtime_asserts.values()
+        for one in group
+        if not symbols.isdisjoint(one.expr.free_symbols)
+    )
 
 
 def _copied(
@@ -159,7 +201,14 @@ def _copied(
 class _Retrace:
     """What is known of the symbols of both environments while the graph runs."""
 
-    def __init__(self, known: Any, mode: Any, *, allow_gone: bool) -> None:
+    def __init__(
+        self,
+        known: Any,
+        mode: Any,
+        *,
+        allow_gone: bool,
+        plans: Mapping[tuple[int, str], Plan] | None = None,
+    ) -> None:
         self.known = known
         self.mode = mode
         self.env = mode.shape_env
@@ -169,6 +218,13 @@ class _Retrace:
         self.inputs: dict[Any, Any] = {}
         self.gone: dict[Any, Any] = {}
         self.bindings: dict[Any, str] = {}
+        self.loops: set[Any] = set()
+        """Symbols that inputs of bodies are."""
+        self.plans: dict[tuple[int, str], Plan] = {}
+        """How each node came to its symbols, by graph and name."""
+        self.earlier = plans
+        """Those of a run before, to be followed; the tracer of that run makes the new graph."""
+        self._numbers: dict[int, int] = {}
         self._done: set[int] = set()
         self._attributes: dict[int, tuple[Any, Any]] = {}
 
@@ -188,11 +244,18 @@ class _Retrace:
             finally:
                 mode.cache_enabled = cached
 
-    def graph(self, gm: torch.fx.GraphModule, values: Sequence[Any]) -> None:
-        """Run one graph, and give its nodes the new values."""
+    def copied(self, gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+        """The graph to run, whose nodes get new values."""
+        done: dict[int, torch.fx.GraphModule] = {}
+        made = _copied(gm, done)
+        self._numbers = {id(copy): i for i, copy in enumerate(done.values())}
+        return made
+
+    def graph(self, gm: torch.fx.GraphModule, values: Sequence[Any]) -> Any:
+        """Run one graph, and give its nodes the new values; what it returns."""
         self._done.add(id(gm))
         self._inputs(gm.graph.find_nodes(op="placeholder"), values)
-        _Run(self, gm).run(*values, enable_io_processing=False)
+        return _Run(self, gm, self._numbers[id(gm)]).run(*values, enable_io_processing=False)
 
     def name(self, symbol: Any) -> Any:
         """An old symbol as its environment knows it since a retrace."""
@@ -205,9 +268,7 @@ class _Retrace:
             for old, new in _pairs(value_of(placeholder), value):
                 if isinstance(old, sympy.Symbol):
                     self._input(placeholder, self.name(old), new)
-            memo = getattr(value, "item_memo", None) if type(value) is _torch.FakeTensor else None
-            if memo is not None and getattr(value_of(placeholder), "item_memo", None) is not None:
-                value.item_memo = memo
+            _remember_item(value)
         self.facts.state()
 
     def _input(self, placeholder: torch.fx.Node, old: sympy.Symbol, new: sympy.Basic) -> None:
@@ -321,6 +382,8 @@ class _Retrace:
             return
         placeholders = body.graph.find_nodes(op="placeholder")
         given = args if args is not None and len(args) == len(placeholders) else None
+        if given is None and any(value_of(fx_node) is None for fx_node in placeholders):
+            return  # nobody knows what it would be called with
         values: list[Any] = []
         for i, placeholder in enumerate(placeholders):
             arg = None if given is None else given[i]
@@ -328,6 +391,13 @@ class _Retrace:
         memos = Memos(values)
         self.graph(body, values)
         memos.restore()  # what the body finds is not known outside
+
+    def body_run(self, body: torch.fx.GraphModule, args: Sequence[Any]) -> Any:
+        """What a body returns that its operator traces; ``None`` if it was traced before."""
+        if id(body) in self._done or len(args) != len(body.graph.find_nodes(op="placeholder")):
+            return None
+        with _torch.preserve_node_meta():
+            return self.graph(body, args)
 
     def _body_input(self, placeholder: torch.fx.Node, arg: Any, *, called: bool) -> Any:
         old = value_of(placeholder)
@@ -360,8 +430,16 @@ class _Retrace:
                 env = self.env
                 made = env.create_unbacked_symfloat() if is_float else env.create_unbacked_symint()
             self.bind(name, made.node.expr, placeholder.name)
+            self.loops.add(made.node.expr)
         self.facts.state()
         return self.scalar(old)
+
+
+def _remember_item(value: Any) -> None:
+    """What ``item()`` of an input gives stays, in a new epoch too, if it is itself an input."""
+    memo = getattr(value, "_item_memo", None)
+    if isinstance(memo, _SYMBOLIC) and memo.node.hint is not None:
+        value.item_memo = memo
 
 
 def _pairs(old: Any, new: Any) -> Iterator[tuple[sympy.Basic, sympy.Basic]]:
@@ -371,7 +449,7 @@ def _pairs(old: Any, new: Any) -> Iterator[tuple[sympy.Basic, sympy.Basic]]:
         if old.layout is torch.strided and new.layout is torch.strided:
             yield from _pairs(tuple(old.stride()), tuple(new.stride()))
             yield from _pairs(old.storage_offset(), new.storage_offset())
-        memos = [getattr(t, "item_memo", None) for t in (old, new)]
+        memos = [getattr(t, "_item_memo", None) for t in (old, new)]
         if None not in memos:
             yield from _pairs(*memos)
         if _torch.is_traceable_wrapper_subclass(old) and type(old) is type(new):
@@ -397,9 +475,10 @@ def _pairs(old: Any, new: Any) -> Iterator[tuple[sympy.Basic, sympy.Basic]]:
 class _Run(torch.fx.Interpreter):
     """Runs one graph; a node is told its new value as soon as it has one."""
 
-    def __init__(self, owner: _Retrace, gm: torch.fx.GraphModule) -> None:
+    def __init__(self, owner: _Retrace, gm: torch.fx.GraphModule, number: int) -> None:
         super().__init__(gm)
         self._owner = owner
+        self._number = number
         self._gm = gm
         self._key = value_key(gm.graph)
         self._has_values = any(value_of(fx_node) is not None for fx_node in gm.graph.nodes)
@@ -447,8 +526,7 @@ class _Run(torch.fx.Interpreter):
             set_attribute(self._gm, str(n.target), fake)
         if isinstance(value, torch.Tensor):
             self._note(n, fake, None)
-        lifted = bool(n.users) and all(user.target in LIFTS for user in n.users)
-        return value if lifted else fake  # a constant that is lifted keeps its value
+        return value if is_lifted(n) else fake  # a constant that is lifted keeps its value
 
     # --- calls ------------------------------------------------------------------------------------
 
@@ -456,14 +534,27 @@ class _Run(torch.fx.Interpreter):
         owner = self._owner
         values = _torch.tree_leaves((args, kwargs))
         bodies = [v for v in values if isinstance(v, torch.fx.GraphModule)]
+        target, args_ = (lambda: self._target(n, args, kwargs)), (args, kwargs)
+        key = (self._number, n.name)
+        if owner.earlier is not None:
+            plan = owner.earlier.get(key)
+            if plan is None:
+                given = Given(target(), {}, {}, Plan())
+            else:
+                with running_as(bodies, owner.body_run), _torch.preserve_node_meta(not bodies):
+                    given = run_again(owner.env, target, args_, plan, owner.bindings)
+                self._bind(n, given)
+            return given.value
         with calls_of(bodies) as called:
             given = run_for(
                 owner.env,
-                lambda: self._target(n, args, kwargs),
-                (args, kwargs),
+                target,
+                args_,
                 lambda given: None if bodies else self._judge(n, given),
             )
         self._bind(n, given)
+        if given.plan.numbers or bodies:
+            owner.plans[key] = given.plan
         for body in bodies:
             owner.body(body, called.get(id(body)))
         self._note(n, given.value, given.paths)
@@ -522,9 +613,9 @@ class _Run(torch.fx.Interpreter):
             place = place_of(steps)
             symbol = places.get(place) or self._old_at(n, place)
             text = steps_text(n.name, steps)
-            if symbol in sites:
+            if symbol in sites or (symbol is not None and symbol not in owner.facts.symbols):
                 owner.bind(symbol, new, text)
-                del sites[symbol]
+                sites.pop(symbol, None)
             elif value_of(n) is not None:
                 raise ShapeEnvError(
                     "a node finds a number in its data that it did not find before",
@@ -555,6 +646,8 @@ class _Run(torch.fx.Interpreter):
 
     def _note(self, n: torch.fx.Node, value: Any, paths: Mapping[Any, Any] | None) -> None:
         """Give a node of the copy its value, and what it binds."""
+        if self._owner.earlier is not None:
+            return  # the tracer has them, and the old ones are needed still
         meta = n.meta
         self._values[n] = value
         noted = snapshot(value) if self._key == "val" and n.op != "placeholder" else value
