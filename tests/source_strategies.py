@@ -37,7 +37,9 @@ ROOTS: st.SearchStrategy[Source] = st.one_of(
         S.LocalSource,
         st.sampled_from(["x", "self"]),
         is_input=st.booleans(),
-        dynamism=st.one_of(st.none(), st.frozensets(st.sampled_from("abc"))),
+        dynamism=st.one_of(
+            st.none(), st.frozensets(st.sampled_from(["a", ("b", (True, False)), ("c", ())]))
+        ),
         is_varargs=st.booleans(),
     ),
     st.builds(S.GlobalSource, st.sampled_from(["G", "__a"])),

@@ -86,6 +86,7 @@ ARGUMENTS: dict[str, list[dict[str, Any]]] = {
     "LocalSource": [
         {"local_name": "x"},
         {"local_name": "x", "is_input": True, "dynamism": frozenset({"b", "a"})},
+        {"local_name": "x", "dynamism": frozenset({("L['x']", (True, False)), ("L['y']", ())})},
         {
             "local_name": "args",
             "is_derefed_cell_contents": True,

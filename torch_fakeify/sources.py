@@ -79,6 +79,12 @@ class _SourceClass(msgspec.Struct, frozen=True):
     defaults: dict[str, Any]
 
 
+# Fields that torch annotates as what it does not put there: of which sizes a name was seen with.
+_TAKEN: Mapping[tuple[str, str], Any] = types.MappingProxyType(
+    {("LocalSource", "dynamism"): frozenset[str | tuple[str, tuple[bool, ...]]] | None}
+)
+
+
 @functools.cache
 def _source_classes() -> Mapping[str, _SourceClass]:
     """Every source class that torch defines, by name."""
@@ -99,7 +105,11 @@ def _inspect(cls: type[Any]) -> _SourceClass:
     return _SourceClass(
         cls=cls,
         chained=any(field.name == "base" for field in fields),
-        fields={field.name: hints[field.name] for field in fields if field.name != "base"},
+        fields={
+            field.name: _TAKEN.get((cls.__name__, field.name), hints[field.name])
+            for field in fields
+            if field.name != "base"
+        },
         defaults={
             field.name: field.default
             for field in fields
@@ -376,6 +386,11 @@ def _is_a(value: object, hint: Any) -> bool:
         return any(_is_a(value, arg) for arg in args)
     if origin is frozenset:
         return isinstance(value, frozenset) and all(_is_a(item, args[0]) for item in value)
+    if origin is tuple:
+        if not isinstance(value, tuple):
+            return False
+        kinds = args[:1] * len(value) if args[-1] is ... else args
+        return len(value) == len(kinds) and all(map(_is_a, value, kinds))
     return type(value) is (hint if hint is not None else type(None))
 
 
