@@ -11,6 +11,7 @@ import torch
 from assert_frames import CONFIG
 from program_zoo import Program, programs
 from torch._guards import TracingContext
+from torch._subclasses.fake_tensor import maybe_get_fake_mode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
@@ -310,3 +311,90 @@ def test_a_program_gives_what_the_direct_backend_gives(program: Program) -> None
 def test_every_program_gives_what_the_direct_backend_gives(program: Program) -> None:
     """Bit for bit, through AOTAutograd."""
     same(run(program, tfk.handoff("aot_eager")), run(program, "aot_eager"))
+
+
+def values_of(gm: torch.fx.GraphModule) -> list[tuple[str, Any]]:
+    """The fake tensors and symbolic scalars in the metadata of a graph and of those it calls."""
+    found: list[tuple[str, Any]] = []
+    for module in gm.modules():
+        if not isinstance(module, torch.fx.GraphModule):
+            continue
+        for fx_node in module.graph.nodes:
+            found += [
+                (fx_node.name, leaf)
+                for leaf in pytree.tree_leaves(list(fx_node.meta.values()))
+                if isinstance(leaf, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool))
+            ]
+    return found
+
+
+def env_of(value: Any) -> Any:
+    """The ``ShapeEnv`` of a fake tensor or a symbolic scalar; ``None`` of a real tensor."""
+    if not isinstance(value, torch.Tensor):
+        return value.node.shape_env
+    mode = maybe_get_fake_mode(value)
+    return None if mode is None else mode.shape_env
+
+
+def test_all_values_of_the_graph_are_of_the_new_environment() -> None:
+    """Also those of nodes, of graphs that are called, and of functorch wrappers."""
+
+    def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        z = torch.vmap(lambda a: a.sin() * y.sum())(x)
+        w = torch.cond(x.sum() > 0, lambda a: a.sin() + y.shape[0], lambda a: a.cos(), (z,))
+        return w.t().reshape(-1)[: y.shape[0]]
+
+    def look(gm: torch.fx.GraphModule, _inputs: Any) -> None:
+        env = TracingContext.get().fake_mode.shape_env  # type: ignore[union-attr]
+        values = values_of(gm)
+        assert len(values) > 20
+        assert {name for name, value in values if env_of(value) not in (env, None)} == set()
+
+    inner = Inner(look)
+    fn_ = compiled(fn, tfk.handoff(inner), dynamic=True)
+    x, y = torch.randn(3, 4), torch.randn(5)
+    assert torch.equal(fn_(x, y), fn(x, y))
+    assert inner.count == 1
+
+
+def test_values_of_nodes_are_what_dynamo_noted() -> None:
+    """Sizes, strides, views and what requires grad; a view of an input is one of the new input."""
+
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (x.t()[1:] @ w).unflatten(1, (2, -1)).sum(0)
+
+    def facts(gm: torch.fx.GraphModule) -> list[Any]:
+        return [
+            (
+                fx_node.name,
+                [str(n) for n in (*value.size(), *value.stride(), value.storage_offset())],
+                value.requires_grad,
+                value.is_leaf,
+                value._base is not None and value._base is inputs.get("x"),
+            )
+            for inputs in [
+                {
+                    n.name[2:3]: n.meta["example_value"]
+                    for n in gm.graph.nodes
+                    if n.op == "placeholder"
+                }
+            ]
+            for fx_node in gm.graph.nodes
+            if isinstance(value := fx_node.meta.get("example_value"), torch.Tensor)
+        ]
+
+    seen: list[list[Any]] = []
+
+    def direct(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        seen.append(facts(gm))
+        return gm.forward
+
+    def both(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        direct(gm, inputs)
+        return tfk.handoff(direct)(gm, inputs)
+
+    x, w = torch.randn(3, 4), torch.randn(3, 6, requires_grad=True)
+    compiled(fn, both, dynamic=True)(x, w)
+    before, after = seen
+    assert before == after
+    assert any(row[-1] for row in after)

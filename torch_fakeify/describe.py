@@ -113,9 +113,14 @@ class _Numbers:
         if entry is not None and entry[0]() is obj:
             return entry[1]
         number = next(self._count)
+        self.give(obj, number)
+        return number
+
+    def give(self, obj: Any, number: int) -> None:
+        """Let an object have the number of another one."""
+        key = id(obj)
         # The callback is `entries.pop(key, reference)`, in C: the reference is the default.
         self.entries[key] = (weakref.ref(obj, partial(self.entries.pop, key)), number)
-        return number
 
 
 class _StorageRecords:
@@ -163,6 +168,10 @@ class MetaTensorDescriber:
         self._syms = SymMemo(keep_nested_ints=keep_nested_ints)
         self._storages = _StorageRecords(self._syms)
         self._can_pin = torch.accelerator.is_available()
+
+    def same(self, t: torch.Tensor, d: MetaTensorDesc) -> None:
+        """Let a tensor have the id of a record: it stands for the tensor that was described."""
+        self._tensors.give(t, d.id)
 
     def describe_storage(self, s: torch.UntypedStorage) -> MetaStorageDesc:
         """The record of an untyped storage: the same object as long as its size stays."""

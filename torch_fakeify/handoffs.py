@@ -46,6 +46,25 @@ class Handoff:
         self.inner = inner
         self.__name__ = f"handoff({backend_name(inner)})"
 
+    def __eq__(self, other: object) -> bool:
+        """Equal backends share what Dynamo has compiled."""
+        return isinstance(other, Handoff) and self.inner == other.inner
+
+    def __hash__(self) -> int:
+        return hash((Handoff, self.__name__))
+
+    def reset(self) -> None:
+        """What ``torch._dynamo.reset`` does with a backend."""
+        reset = getattr(_torch.resolve_backend(self.inner), "reset", None)
+        if reset is not None:
+            reset()
+
+    def _compiler(self, kwargs: dict[str, Any]) -> Callable[..., Any]:
+        """The inner backend. Inductor gets ``mode`` and ``options`` as ``torch.compile`` gives them."""
+        if self.inner == "inductor" and kwargs.keys() & {"mode", "options"}:
+            return _torch.inductor_with(kwargs.pop("mode", None), kwargs.pop("options", None))
+        return _torch.resolve_backend(self.inner)
+
     def __call__(
         self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any
     ) -> Any:
@@ -63,12 +82,17 @@ class Handoff:
                 found="none",
                 fix="Use it as torch.compile(f, backend=torch_fakeify.handoff(...))",
             )
-        inner = _torch.resolve_backend(self.inner)
+        inner = self._compiler(kwargs)
+        if context.fake_mode.shape_env.frozen:
+            # A graph for one special size (`specialize_on`), compiled when that size is met: the
+            # inputs have no policies, and no guard is installed any more.
+            return inner(gm, example_inputs, **kwargs)
         placeholders = gm.graph.find_nodes(op="placeholder")
         values = [fx_node.meta.get("example_value") for fx_node in placeholders]
         describer = MetaTensorDescriber(keep_nested_ints=True)
         env = context.fake_mode.shape_env
-        records = describe_inputs(placeholders, example_inputs, describer, env)
+        described = [x if _has_record(x) else None for x in example_inputs]
+        records = describe_inputs(placeholders, described, describer, env)
         lending = handed_over(gm, records, values, example_inputs, context, describer)
         with lending as (lent, inputs):
             return inner(lent, inputs, **kwargs)
@@ -123,8 +147,15 @@ def handed_over(
             yield lent, inputs
         finally:  # also of a backend that asks Dynamo to trace again
             _share(own, context)
+            _forget_inputs(lent)
         state_learned(fresh, context.fake_mode.shape_env, before)
     fresh.env.freeze()  # as Dynamo does with its own: no guard comes of what is found from now on
+
+
+def _forget_inputs(gm: torch.fx.GraphModule) -> None:
+    """Without what refers to the real inputs, as Dynamo leaves its own graph: a backend keeps it."""
+    for fx_node in gm.graph.find_nodes(op="placeholder"):
+        fx_node.meta.pop("grapharg", None)
 
 
 # --- there ----------------------------------------------------------------------------------------
@@ -171,6 +202,11 @@ def _input(converter: MetaConverter, fresh: FreshEnv, record: InputDesc, value: 
         expr = decode_expr(sym.expr)
         return _torch.make_sym(sym.kind, expr, fresh.env, sym.hint, constant=sym.constant)
     return value
+
+
+def _has_record(value: Any) -> bool:
+    """Whether it is rebuilt: any other input, such as a ``DeviceMesh``, is passed on as it is."""
+    return isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 def _context(context: Any, mode: Any, inputs: Any) -> Any:

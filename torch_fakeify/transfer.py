@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ._torch import FakeTensorMode
     from .desc import SymbolFactDesc, SymDesc
 
-__all__ = ["refakeify"]
+__all__ = ["Refakeifier", "refakeify"]
 
 _T = TypeVar("_T")
 
@@ -76,7 +76,7 @@ def refakeify(tree: _T, mode: FakeTensorMode) -> _T:
         UnsupportedTensorError: the tensor has a property that a record cannot hold; or the inner
             tensors of a subclass are of several modes.
     """
-    return _Refakeifier(mode).tree(tree)
+    return Refakeifier(mode).tree(tree)
 
 
 class _Facts(NamedTuple):
@@ -85,13 +85,18 @@ class _Facts(NamedTuple):
     symbols: tuple[SymbolFactDesc, ...]
 
 
-class _Refakeifier:
+class Refakeifier:
     """Takes tensors and scalars over to one mode, each once."""
 
-    def __init__(self, mode: FakeTensorMode) -> None:
+    def __init__(
+        self,
+        mode: FakeTensorMode,
+        describer: MetaTensorDescriber | None = None,
+        converter: MetaConverter | None = None,
+    ) -> None:
         self._mode = mode
-        self._describer = MetaTensorDescriber()
-        self._converter = MetaConverter(mode)
+        self._describer = describer or MetaTensorDescriber()
+        self._converter = converter or MetaConverter(mode)
         self._sizes = self._converter._sizes
         self._env: Any = None if self._sizes is None else mode.shape_env
         # By the id of what was taken over, which the entry keeps alive.
@@ -137,6 +142,8 @@ class _Refakeifier:
                 return self._once(leaf, self._graph)
             case torch.nn.Module():
                 return self._once(leaf, self._module)
+            case _torch.FakeScriptObject():  # with fakes inside, if it stands for a TorchBind object
+                return self._once(leaf, lambda o: _torch.maybe_to_fake_obj(self._mode, o.real_obj))
             case _:
                 return leaf
 
@@ -162,13 +169,16 @@ class _Refakeifier:
         known = self._done.get(id(t))
         if known is not None:
             return known[1]
+        made = self._made(t)
+        self._done[id(t)] = (t, made)
+        return made
+
+    def _made(self, t: torch.Tensor) -> torch.Tensor:
         source = None
         if self._env is not None:
             name = f"__refakeify_{self._first}_{len(self._done)}"
             source = _torch.dynamo_source().ConstantSource(name)
-        made = self._converter.from_desc(self._describer.describe_tensor(t), source=source)
-        self._done[id(t)] = (t, made)
-        return made
+        return self._converter.from_desc(self._describer.describe_tensor(t), source=source)
 
     def _scalar(self, n: Any) -> Any:
         sym_node = n.node
@@ -240,8 +250,10 @@ class _Refakeifier:
             # Of a symbol among the arguments, which the original has too.
             warnings.filterwarnings("ignore", "Raw Sym", UserWarning)
             made = copy.deepcopy(graph)  # names, order, code generation; no metadata
-        for fx_node in made.nodes:
+        for fx_node, old in zip(made.nodes, graph.nodes, strict=True):
             fx_node.meta = self._meta(fx_node.meta, env)
+            if hasattr(old, "_dynamo_source"):
+                fx_node._dynamo_source = old._dynamo_source
             constants = (fx_node.args, fx_node.kwargs)
             args = map_aggregate(constants, self._constant)
             if not _same(_torch.tree_leaves(args), _torch.tree_leaves(constants)):
@@ -253,15 +265,14 @@ class _Refakeifier:
 
     def _meta(self, meta: Mapping[Any, Any], env: Any) -> dict[Any, Any]:
         """Metadata of a node, its symbols of ``env``."""
-        made: dict[Any, Any] = {}
-        for key, value in meta.items():
-            if key in _NO_VALUES:
-                made[key] = value
-            elif key == "unbacked_bindings" and isinstance(value, dict):
-                made[key] = self._bindings(value, env)
-            else:
-                made[key] = self._value(value, env)
-        return made
+        return {key: self._entry(key, value, env) for key, value in meta.items()}
+
+    def _entry(self, key: Any, value: Any, env: Any) -> Any:
+        if key in _NO_VALUES:
+            return value
+        if key == "unbacked_bindings" and isinstance(value, dict):
+            return self._bindings(value, env)
+        return self._value(value, env)
 
     def _bindings(self, bindings: dict[Any, Any], env: Any) -> dict[Any, Any]:
         made: dict[Any, Any] = {}
