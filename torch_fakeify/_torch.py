@@ -182,6 +182,11 @@ def resolve_backend(backend: str | Callable[..., Any]) -> Callable[..., Any]:
         ) from error
 
 
+def inductor_with(mode: str | None, options: dict[str, Any] | None) -> Callable[..., Any]:
+    """Inductor with a mode or options of ``torch.compile``."""
+    return torch._TorchCompileInductorWrapper(mode, options, None)
+
+
 def dynamo_control_flow() -> tuple[type[BaseException], ...]:
     """Exceptions by which a backend steers Dynamo; they are not failures."""
     from torch._dynamo.exc import RestartAnalysis, SkipFrame, TensorifyScalarRestartAnalysis
@@ -557,35 +562,25 @@ unwrap_script_object: Callable[[Any], Any] = maybe_unwrap_fake_script_object
 """The object behind the stand-in that torch traces with, or the object itself."""
 
 
+_OWN_SUBCLASSES = (
+    "torch.nested._internal.nested_tensor.NestedTensor",
+    "torch.distributed.tensor.DTensor",
+    "torch.distributed._functional_collectives.AsyncCollectiveTensor",
+    "torch._subclasses.complex_tensor.ComplexTensor",
+    "torch.testing._internal.two_tensor.TwoTensor",
+)
+
+
 def own_subclass(name: str) -> type | None:
     """One of torch's own traceable wrapper subclasses by its qualified name, else ``None``.
 
     They are imported here, since a reader's program need not know that a file has them.
     """
-    distributed = torch.distributed.is_available()
-    match name:
-        case "torch.nested._internal.nested_tensor.NestedTensor":
-            from torch.nested._internal.nested_tensor import NestedTensor
-
-            return NestedTensor
-        case "torch.distributed.tensor.DTensor" if distributed:
-            from torch.distributed.tensor import DTensor
-
-            return DTensor
-        case "torch.distributed._functional_collectives.AsyncCollectiveTensor" if distributed:
-            from torch.distributed._functional_collectives import AsyncCollectiveTensor
-
-            return AsyncCollectiveTensor
-        case "torch._subclasses.complex_tensor.ComplexTensor":
-            from torch._subclasses.complex_tensor import ComplexTensor
-
-            return ComplexTensor
-        case "torch.testing._internal.two_tensor.TwoTensor":
-            from torch.testing._internal.two_tensor import TwoTensor
-
-            return TwoTensor
-        case _:
-            return None
+    home, _, cls = name.rpartition(".")
+    missing = home.startswith("torch.distributed") and not torch.distributed.is_available()
+    if name not in _OWN_SUBCLASSES or missing:
+        return None
+    return getattr(import_module(home), cls)
 
 
 class DeviceMeshes(NamedTuple):
