@@ -69,7 +69,7 @@ from .source_guards import Guard, Guards, constant_guard, reader_of, type_guard
 from .sources import decode_context, encode_source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
     from types import TracebackType
 
     from .desc import ContextDesc, MetaTensorDesc
@@ -215,9 +215,14 @@ class Trace:
             symbolic numbers.
         fake_mode: the ``FakeTensorMode``.
         shape_env: its ``ShapeEnv``.
+
+    Args:
+        inputs: what `describe` gave.
+        sizes_as_inputs: whether the symbols of sizes are inputs. AOTAutograd needs them for views of
+            one base, one of which is changed; its ``aot_export_module`` takes none beside a loss.
     """
 
-    def __init__(self, inputs: Inputs) -> None:
+    def __init__(self, inputs: Inputs, *, sizes_as_inputs: bool = True) -> None:
         policy = inputs.policy
         self._described = inputs
         self.shape_env: Any = _torch.ShapeEnv(
@@ -236,7 +241,7 @@ class Trace:
             for one, value in zip(inputs, made, strict=True)
             for number in numbers_of(one.source, value)
         ]
-        self._sizes = self._lifted(inputs)
+        self._sizes = self._lifted(inputs) if sizes_as_inputs else []
         # Tracing may change the fakes (`resize_`); a backend gets what they are now.
         self._records = [
             *(self._size_record(size) for size in self._sizes),
@@ -394,7 +399,7 @@ class Trace:
         return run
 
     def _dress(self, gm: torch.fx.GraphModule) -> None:
-        """Says in the graph where its inputs are, as Dynamo does, for the guards of AOTAutograd."""
+        """Says in the graph what its inputs are, as Dynamo does, for the guards of AOTAutograd."""
         placeholders = gm.graph.find_nodes(op="placeholder")
         if len(placeholders) != len(self.inputs):
             raise CaptureError(
@@ -403,9 +408,14 @@ class Trace:
                 found=str(len(placeholders)),
                 fix="Trace a function of trace.inputs, such as trace.flat(call, scope)",
             )
+        names = [record.name for record in self._records]
+        for fx_node, name in zip(placeholders, names, strict=True):
+            fx_node._rename(name)  # asserts speak of them
+            fx_node.target = fx_node.name
         for fx_node, source, value in zip(placeholders, self._sources, self._began(), strict=True):
             fx_node._dynamo_source = source
             fx_node.meta["val"] = value
+        gm.recompile()
         gm.meta["dynamo_compile_id"] = _torch.CompileId(frame_id=0, frame_compile_id=0)
         own = [*dict(gm.named_parameters()), *dict(gm.named_buffers())]
         constant = _torch.dynamo_source().ConstantSource
@@ -434,7 +444,6 @@ class Trace:
         tracked = [found for row in rows for found in self._tracked(*row)]
         if not any(_promises(context) for _, _, context in tracked):
             return
-        tracked += self._of_bases()
         values, sources, contexts = map(list, zip(*tracked, strict=True))
         try:
             self.shape_env.produce_guards(values, sources, input_contexts=contexts)
@@ -445,13 +454,6 @@ class Trace:
                 fix="Make the dim STATIC, or allow it with Dim(..., warn_only=True)",
             ) from error
 
-    def _of_bases(self) -> Iterator[tuple[Any, Any, Any]]:
-        """The symbols that no input holds, such as those of a base, for ``produce_guards``."""
-        held = {number.expr for number in self._numbers}
-        for symbol, sources in self.shape_env.var_to_sources.items():
-            if symbol not in held and sources and symbol.is_integer:
-                yield self._symbol(Number(sources[0], symbol)), sources[0], None
-
     def _tracked(
         self, one: _Input, record: InputDesc, value: Any
     ) -> Generator[tuple[Any, Any, Any], None, None]:
@@ -460,6 +462,9 @@ class Trace:
         if record.tensor is not None:
             fake = self._keeper.from_desc(record.tensor)
             yield fake, one.source, decode_context(_context_desc(one))
+            if fake._is_view() and fake._base is not None:
+                base = decode_context(_context_desc(one)).view_base_context  # type: ignore[attr-defined]
+                yield fake._base, sources.AttrSource(one.source, "_base"), base
             memo = getattr(fake, "item_memo", None)
             if memo is not None:
                 yield memo, sources.CallMethodItemSource(one.source), None

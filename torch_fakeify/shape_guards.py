@@ -52,6 +52,10 @@ def numbers_of(source: Any, value: Any) -> Iterator[Number]:
         yield Number(source, _expr(value))
     else:
         yield from _tensor_numbers(source, value)
+        base = value._base if value._is_view() else None
+        if base is not None:  # as Dynamo has it, which leaves its plain numbers alone
+            numbers = _tensor_numbers(sources.AttrSource(source, "_base"), base)
+            yield from (number for number in numbers if number.expr.free_symbols)
         if isinstance(value, _torch.FakeTensor) and value.item_memo is not None:
             yield Number(sources.CallMethodItemSource(source), _expr(value.item_memo))
 
