@@ -40,7 +40,7 @@ class Faked:
     def __init__(self, inner: Any) -> None:
         self.inner = inner
 
-    def __call__(self, gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:  # noqa: ARG002
+    def __call__(self, gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
         """Compiles."""
         values = [n.meta["example_value"] for n in gm.graph.find_nodes(op="placeholder")]
         return self.inner(gm, values)
@@ -99,7 +99,7 @@ def _asserts(env: Any) -> list[tuple[Any, str, str]]:
     for group in env.deferred_runtime_asserts.values():
         for one in group:
             frames = [f.name for f in one.stack.summary() if "/torch/" not in f.filename]
-            found.append((one.expr, one.msg, frames[-1]))
+            found.append((one.expr, one.msg, frames[-1] if frames else ""))
     return found
 
 
