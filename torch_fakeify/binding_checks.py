@@ -6,6 +6,7 @@ it, once in each graph. The body of a higher-order operator sees also what is bo
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -226,7 +227,9 @@ def _finds_numbers(fx_node: torch.fx.Node) -> bool:
     """Whether the result of a node may depend on data in its sizes or numbers."""
     if fx_node.op != "call_function":
         return True
-    tags = getattr(fx_node.target, "tags", None)
-    if tags is None or not isinstance(fx_node.target, OpOverload):
-        return getattr(fx_node.target, "__module__", "") not in ("_operator", "math", "torch")
-    return bool({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(tags))
+    if isinstance(fx_node.target, OpOverload):
+        tags = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
+        return not tags.isdisjoint(fx_node.target.tags)
+    if fx_node.target is operator.getitem:
+        return isinstance(value_of(fx_node.args[0]), torch.Tensor)
+    return getattr(fx_node.target, "__module__", "") not in ("_operator", "math")

@@ -60,6 +60,10 @@ def decomposed(
     pairs = [gm.graph.find_nodes(op="placeholder") for gm in (made, known)]
     for new, old in zip(*pairs, strict=True):
         kept = {k: v for k, v in old.meta.items() if k not in ("example_value", "val")}
-        new.meta = {**kept, **new.meta}
+        with made.graph.inserting_before(new):
+            fx_node = made.graph.placeholder(str(old.target))
+        fx_node.meta = {**kept, **new.meta}
+        new.replace_all_uses_with(fx_node)
+        made.graph.erase_node(new)
     made.recompile()
     return made

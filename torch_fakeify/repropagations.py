@@ -18,10 +18,9 @@ from . import _torch
 from .allocations import Given, Wanted, run_for
 from .binding_sites import (
     Step,
-    env_of,
     expr_of,
-    find_bindings,
     follow,
+    path_steps,
     place_of,
     renamed,
     shown,
@@ -89,17 +88,13 @@ class _Updater:
         self._key = value_key(gm.graph)
         self._changed = changed
         self._differs: set[torch.fx.Node] = set()
-        self._known = env_of(gm.graph) is not None
         self._sites: dict[torch.fx.Node, dict[Any, tuple[Step, ...]]] = {}
-        wanted = {
-            renamed(s, self._env)
-            for fx_node in gm.graph.nodes
-            if fx_node.op != "placeholder"
-            for s, _ in shown(value_of(fx_node))
-        }
-        for symbol, site in find_bindings(gm.graph, self._env, wanted).items():
-            if site.fx_node.op != "placeholder":
-                self._sites.setdefault(site.fx_node, {})[symbol] = site.steps
+        for fx_node in gm.graph.nodes:
+            for symbol, path in (fx_node.meta.get("unbacked_bindings") or {}).items():
+                steps = path_steps(path)
+                if fx_node.op != "placeholder" and steps is not None:
+                    name = renamed(symbol, self._env)
+                    self._sites.setdefault(fx_node, {})[name] = steps
         self.updated: list[torch.fx.Node] = []
 
     def run(self) -> None:

@@ -265,10 +265,10 @@ class _Retrace:
 
     def _inputs(self, placeholders: Sequence[torch.fx.Node], values: Sequence[Any]) -> None:
         for placeholder, value in zip(placeholders, values, strict=True):
+            _remember_item(value)
             for old, new in _pairs(value_of(placeholder), value):
                 if isinstance(old, sympy.Symbol):
                     self._input(placeholder, self.name(old), new)
-            _remember_item(value)
         self.facts.state()
 
     def _input(self, placeholder: torch.fx.Node, old: sympy.Symbol, new: sympy.Basic) -> None:
@@ -436,7 +436,7 @@ class _Retrace:
 
 
 def _remember_item(value: Any) -> None:
-    """What ``item()`` of an input gives stays, in a new epoch too, if it is itself an input."""
+    """What ``item()`` of an input gives stays in a new epoch too, if it is a number of the input."""
     memo = getattr(value, "_item_memo", None)
     if isinstance(memo, _SYMBOLIC) and memo.node.hint is not None:
         value.item_memo = memo
@@ -546,12 +546,9 @@ class _Run(torch.fx.Interpreter):
                 self._bind(n, given)
             return given.value
         with calls_of(bodies) as called:
-            given = run_for(
-                owner.env,
-                target,
-                args_,
-                lambda given: None if bodies else self._judge(n, given),
-            )
+            judged = not bodies and bool(n in self._sites or symbols_in(value_of(n)))
+            judge = (lambda given: self._judge(n, given)) if judged else None
+            given = run_for(owner.env, target, args_, judge)
         self._bind(n, given)
         if given.plan.numbers or bodies:
             owner.plans[key] = given.plan

@@ -225,10 +225,15 @@ class _Mover:
             before = _size(env)
             self._state(symbol, expr, asserts)
             for limit in limits:
-                state_assert(env, limit, "", None, where=f"the range of {symbol}")
+                now = {symbol: expr}
+                state_assert(env, limit, "", None, was=f"the range of {symbol}", now=now)
             self._note_checks(expr, asserts, symbol, limits, before)
         if env.replace(symbol) == symbol:
-            env._set_replacement(symbol, env.replace(expr), "transplant")
+            final = env.replace(expr)
+            env.var_to_range[symbol] = env.bound_sympy(
+                final
+            )  # another name has no range of its own
+            env._set_replacement(symbol, final, "transplant")
 
     def _cut(self, symbol: Any, asserts: list[Any]) -> None:
         """Take the asserts about a symbol, and what it was replaced by for them, out."""
@@ -250,7 +255,8 @@ class _Mover:
         for one in asserts:
             names = {s: renamed(s, env) for s in one.expr.free_symbols}
             moved = over(over(one.expr, names), {symbol: expr})
-            state_assert(env, moved, one.msg, one.stack, where=str(one.expr))
+            now = {symbol: expr}
+            state_assert(env, moved, one.msg, one.stack, was=str(one.expr), now=now)
 
     def _note_checks(
         self, expr: Any, asserts: list[Any], symbol: Any, limits: list[Any], before: Any

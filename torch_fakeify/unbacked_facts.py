@@ -46,7 +46,15 @@ def _record(symbol: Any) -> SymbolNode:
     return record
 
 
-def state_assert(env: Any, expr: Any, message: str, stack: Any, *, where: str) -> None:
+def state_assert(
+    env: Any,
+    expr: Any,
+    message: str,
+    stack: Any,
+    *,
+    was: str,
+    now: Mapping[Any, Any],
+) -> None:
     """Assume a condition: as a deferred assert, or as a guard if it is about inputs alone.
 
     Args:
@@ -54,35 +62,29 @@ def state_assert(env: Any, expr: Any, message: str, stack: Any, *, where: str) -
         expr: the condition.
         message: of the assertion.
         stack: the ``CapturedTraceback`` of who asked for it; ``None`` leaves it to torch.
-        where: what it was before, for the error.
+        was: the condition as it was, for the error.
+        now: what has the place of its symbols, for the error.
 
     Raises:
         ShapeEnvError: it does not hold.
     """
     hints = {s: env.backed_var_to_val[s] for s in expr.free_symbols & env.backed_var_to_val.keys()}
-    if expr.xreplace(hints) == sympy.false:
-        raise _broken(where, expr, message, hints)
-    if expr == sympy.true:
-        return
     groups = env.deferred_runtime_asserts
     keys = (None, *expr.free_symbols)  # one of them it is filed under
     before = {key: len(groups.get(key, ())) for key in keys}
-    if not env.guard_or_defer_runtime_assert(expr, message):
-        raise _broken(where, expr, message, hints)
+    if expr.xreplace(hints) == sympy.false or not (
+        expr == sympy.true or env.guard_or_defer_runtime_assert(expr, message)
+    ):
+        raise ShapeEnvError(
+            "a runtime assert does not hold any more",
+            where=was,
+            expected=str(expr) if expr.free_symbols else None,
+            found=", ".join(f"{s} is {n}" for s, n in sorted((now | hints).items(), key=str)),
+            fix="What has the place of the symbol is not what the graph assumes of it",
+        )
     for key, count in before.items():
         if stack is not None and key in groups and len(groups[key]) > count:
             groups[key][-1] = dataclasses.replace(groups[key][-1], stack=stack)
-
-
-def _broken(where: str, expr: Any, message: str, hints: Mapping[Any, Any]) -> ShapeEnvError:
-    values = ", ".join(f"{s} = {n}" for s, n in sorted(hints.items(), key=str))
-    return ShapeEnvError(
-        "a runtime assert does not hold any more",
-        where=where,
-        expected=message or where,
-        found=f"{expr}" + (f" with {values}" if values else ""),
-        fix="What replaced the symbol is not what the graph assumes of it",
-    )
 
 
 class FactsToMove:
@@ -158,7 +160,8 @@ class FactsToMove:
         moved = self.over_new(expr)
         if moved is None:
             return False
-        state_assert(self._env, moved, one.msg, one.stack, where=str(one.expr))
+        now = {s: new for s in expr.free_symbols if (new := self.symbols.get(s, s)) != s}
+        state_assert(self._env, moved, one.msg, one.stack, was=str(one.expr), now=now)
         return True
 
     def _limit(self, symbol: sympy.Symbol) -> None:
@@ -168,7 +171,8 @@ class FactsToMove:
         env = self._env
         if not isinstance(expr, sympy.Symbol) or not is_unbacked(expr):
             for limit in limits_of(expr, bounds):
-                state_assert(env, limit, "", None, where=f"the range of {symbol}")
+                now = {symbol: expr}
+                state_assert(env, limit, "", None, was=f"the range of {symbol}", now=now)
             return
         move_range(self._known, symbol, env, expr)
 
