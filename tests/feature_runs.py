@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._dynamo.code_context import code_context
 from torch._dynamo.utils import counters
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import is_fake
@@ -24,8 +25,14 @@ if TYPE_CHECKING:
 
 Backend = "str | Callable[..., Any]"
 
-_NUMBERS = re.compile(r"0x[0-9a-f]+|\b\d{9,}\b|\bj\d+\b|___\w+|_[0-9a-f]{8}_[0-9a-f_]+")
+_NUMBERS = re.compile(
+    r"0x[0-9a-f]+|\d{9,}|_c\d+\b|\bj\d+\b|___\w+(\(\d+)?|\baot\d+_|_[0-9a-f]{8}_[0-9a-f_]+"
+)
 """Addresses, identities and unique names, which say nothing."""
+
+
+_ONCE = "*(__import__('torch')"
+"""Guards that Dynamo makes once in a process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +48,8 @@ class Feature:
     """Settings of AOTAutograd."""
     inductor: Mapping[str, Any] = field(default_factory=dict)
     """Settings of inductor."""
+    shapes: str = ""
+    """Why the inputs that the inner backend is given have other symbols; then they are not compared."""
     plain: bool = False
     """Whether plain pytest runs it; else the sweep does."""
     backends: tuple[str, ...] = ("aot_eager", "inductor")
@@ -71,6 +80,7 @@ class Run:
     direct: bool
     """Whether Dynamo calls it directly, or through a handoff."""
     seen: list[Any] = field(default_factory=list)
+    other_symbols: bool = False
     compiled: int = 0
     """How many graphs the inner backend was given."""
 
@@ -143,12 +153,14 @@ class Spy:
     def __init__(self, run: Run, inner: Callable[..., Any]) -> None:
         self.run = run
         self.inner = inner
+        self.__name__ = "Spy"
 
     def __call__(self, gm: torch.fx.GraphModule, inputs: list[Any], **kwargs: Any) -> Any:
         """Look, then compile."""
         run = self.run
         run.compiled += 1
-        run.seen.append(("graph", _normal(gm.code), _inputs(gm, inputs)))
+        rows = [] if run.other_symbols else _inputs(gm, inputs)
+        run.seen.append(("graph", _normal(gm.code), rows))
         return self.inner(gm, inputs, **kwargs)
 
 
@@ -298,7 +310,8 @@ def _guards(run: Run) -> Generator[None]:
         manager = self.guard_manager
         if not manager.code_parts:
             manager.populate_code_parts_for_debugging()
-        run.seen.append(("guards", sorted({_normal(part) for part in manager.code_parts})))
+        parts = {_normal(part) for part in manager.code_parts}
+        run.seen.append(("guards", sorted(p for p in parts if not p.startswith(_ONCE))))
 
     guards.CheckFunctionManager.__init__ = init
     try:
@@ -313,9 +326,10 @@ def observed(one: Feature, name: str, *, direct: bool) -> list[Any]:
     import torch._inductor.config
 
     torch._dynamo.reset()
+    code_context.clear()
     counters.clear()
     torch.manual_seed(0)
-    run = Run(name, direct)
+    run = Run(name, direct, other_symbols=bool(one.shapes))
     with ExitStack() as stack:
         stack.enter_context(torch._dynamo.config.patch(**one.dynamo))
         stack.enter_context(

@@ -549,7 +549,7 @@ def containers(run: Run) -> None:
     """Lists, dicts, named tuples and ``None`` around tensors."""
     import collections
 
-    Pair = collections.namedtuple("Pair", "a b")  # noqa: PYI024 -- made here, as users do
+    Pair = collections.namedtuple("Pair", "a b")
 
     def f(items: list[Any], table: dict[str, Any], pair: Any) -> Any:
         items[0].add_(1)
@@ -609,3 +609,41 @@ def jagged_inputs(run: Run) -> None:
             offsets = torch.tensor([0, *sizes]).cumsum(0)
             values = torch.ones(sum(sizes), 2, requires_grad=True)
             run.call(run.compile(g, dynamic=dynamic), values, offsets)
+
+
+@feature()
+def metadata_changes_beside_a_wrapper(run: Run) -> None:
+    """A plain input changes its metadata while a wrapper subclass is another input."""
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    def f(x: torch.Tensor, w: torch.Tensor) -> Any:
+        y = x * 2
+        x.t_()
+        return y.sum() + w, x + 1
+
+    def g(x: torch.Tensor, w: torch.Tensor) -> Any:
+        y = w * 2
+        w.t_()
+        return y.sum() + x, w + 1
+
+    for fn in (f, g):
+        for dynamic in (False, True):
+            torch._dynamo.reset()
+            for n in (3, 4):
+                a = torch.arange(2.0 * n).reshape(n, 2)
+                run.call(run.compile(fn, dynamic=dynamic), a, TwoTensor(a + 1, a + 2))
+
+
+@feature()
+def subclasses_that_are_no_wrappers(run: Run) -> None:
+    """Parameters, buffers, and a subclass with ``__torch_function__`` alone."""
+
+    class Named(torch.Tensor):
+        pass
+
+    c = run.compile(lambda x: x * 2 + 1)
+    with torch._dynamo.config.patch(traceable_tensor_subclasses={Named}):
+        for n in (2, 3, 4):
+            run.call(c, torch.nn.Parameter(torch.ones(n)))
+            run.call(c, torch.nn.Buffer(torch.ones(n)))
+            run.call(c, torch.ones(n).as_subclass(Named))

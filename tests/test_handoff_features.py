@@ -13,7 +13,13 @@ from typing import Any
 import pytest
 from feature_runs import FEATURES, Feature, observed
 
-ROOMS = ("features_inputs", "features_sizes")
+ROOMS = (
+    "features_inputs",
+    "features_sizes",
+    "features_code",
+    "features_autograd",
+    "features_compile",
+)
 """The modules that hold the features."""
 
 for _room in ROOMS:
