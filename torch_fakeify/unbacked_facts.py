@@ -79,7 +79,7 @@ def state_assert(
             "a runtime assert does not hold any more",
             where=was,
             expected=str(expr) if expr.free_symbols else None,
-            found=", ".join(f"{s} is {n}" for s, n in sorted((now | hints).items(), key=str)),
+            found=", ".join(f"{s} is {n}" for s, n in sorted({**now, **hints}.items(), key=str)),
             fix="What has the place of the symbol is not what the graph assumes of it",
         )
     for key, count in before.items():

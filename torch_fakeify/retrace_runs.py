@@ -1,0 +1,571 @@
+"""The runs of `retrace`: a graph and its bodies, node by node, the symbols matched as they appear."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import sympy
+import torch
+from torch.fx.node import map_aggregate
+
+from . import _torch
+from .allocations import Given, Memos, Plan, Wanted, run_again, run_for
+from .binding_sites import (
+    Binding,
+    Step,
+    atom_of,
+    expr_of,
+    find_bindings,
+    follow,
+    is_flag,
+    place_of,
+    renamed,
+    shown,
+    steps_text,
+    symbols_in,
+)
+from .errors import ShapeEnvError
+from .expr_nodes import value_key, value_of
+from .graph_runs import (
+    attribute_of,
+    calls_of,
+    is_lifted,
+    mode_or_none,
+    running_as,
+    set_attribute,
+    snapshot,
+)
+from .transfer import refakeify
+from .unbacked_facts import FactsToMove
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator, Mapping, Sequence
+
+__all__ = ["RetraceRun"]
+
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def _copied(
+    gm: torch.fx.GraphModule, done: dict[int, torch.fx.GraphModule]
+) -> torch.fx.GraphModule:
+    """A graph and its bodies with metadata of their own, each one once."""
+    if id(gm) in done:
+        return done[id(gm)]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Raw Sym", UserWarning)
+        graph = copy.deepcopy(gm.graph)
+    for new, old in zip(graph.nodes, gm.graph.nodes, strict=True):
+        new.meta = dict(old.meta)
+    made = torch.fx.GraphModule(gm, graph, type(gm).__name__)
+    done[id(gm)] = made
+    made.meta = dict(gm.meta)
+    own = vars(made)
+    own.update({name: value for name, value in vars(gm).items() if name not in own})
+    for fx_node in graph.find_nodes(op="get_attr"):
+        body = attribute_of(made, fx_node.target)
+        if isinstance(body, torch.fx.GraphModule):
+            set_attribute(made, fx_node.target, _copied(body, done))
+    return made
+
+
+# --- all graphs of one retrace --------------------------------------------------------------------
+
+
+class RetraceRun:
+    """What is known of the symbols of both environments while the graph runs."""
+
+    def __init__(
+        self,
+        known: Any,
+        mode: Any,
+        *,
+        allow_gone: bool,
+        plans: Mapping[tuple[int, str], Plan] | None = None,
+    ) -> None:
+        self.known = known
+        self.mode = mode
+        self.env = mode.shape_env
+        self.allow_gone = allow_gone
+        self.facts = FactsToMove(known, self.env)
+        self.bound: dict[Any, Any] = {}
+        self.inputs: dict[Any, Any] = {}
+        self.gone: dict[Any, Any] = {}
+        self.bindings: dict[Any, str] = {}
+        self.loops: set[Any] = set()
+        """Symbols that inputs of bodies are."""
+        self.plans: dict[tuple[int, str], Plan] = {}
+        """How each node came to its symbols, by graph and name."""
+        self.earlier = plans
+        """Those of a run before, to be followed; the tracer of that run makes the new graph."""
+        self._numbers: dict[int, int] = {}
+        self._done: set[int] = set()
+        self._attributes: dict[int, tuple[Any, Any]] = {}
+
+    @contextmanager
+    def running(self) -> Generator[None, None, None]:
+        """The fake mode in a new epoch, so that no tensor remembers symbols of an earlier run."""
+        mode, cached = self.mode, self.mode.cache_enabled
+        mode.epoch += 1
+        mode.reset_nt_tensor_id_counter()
+        with ExitStack() as stack:
+            stack.enter_context(mode)
+            stack.enter_context(_torch.enable_python_dispatcher())
+            # The cache would give a result without asking the body of an operator.
+            mode.cache_enabled = False
+            try:
+                yield
+            finally:
+                mode.cache_enabled = cached
+
+    def copied(self, gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+        """The graph to run, whose nodes get new values."""
+        done: dict[int, torch.fx.GraphModule] = {}
+        made = _copied(gm, done)
+        self._numbers = {id(copy): i for i, copy in enumerate(done.values())}
+        return made
+
+    def graph(self, gm: torch.fx.GraphModule, values: Sequence[Any]) -> Any:
+        """Run one graph, and give its nodes the new values; what it returns."""
+        self._done.add(id(gm))
+        self._inputs(gm.graph.find_nodes(op="placeholder"), values)
+        return _Run(self, gm, self._numbers[id(gm)]).run(*values, enable_io_processing=False)
+
+    def name(self, symbol: Any) -> Any:
+        """An old symbol as its environment knows it since a retrace."""
+        return symbol if self.known is None else renamed(symbol, self.known)
+
+    # --- inputs -----------------------------------------------------------------------------------
+
+    def _inputs(self, placeholders: Sequence[torch.fx.Node], values: Sequence[Any]) -> None:
+        for placeholder, value in zip(placeholders, values, strict=True):
+            _remember_item(value)
+            for old, new in _pairs(value_of(placeholder), value):
+                if isinstance(old, sympy.Symbol):
+                    self._input(placeholder, self.name(old), new)
+        self.facts.state()
+
+    def _input(self, placeholder: torch.fx.Node, old: sympy.Symbol, new: sympy.Basic) -> None:
+        before = self.facts.symbols.get(old)
+        if before is None:
+            self.inputs[old] = new
+            self.facts.know(old, new)
+        elif before != new and not self.env.evaluate_expr(sympy.Eq(before, new)):
+            raise ShapeEnvError(
+                "the inputs do not fit the graph",
+                where=placeholder.name,
+                expected=f"{before}, as another input has for {old}",
+                found=str(new),
+            )
+
+    # --- binding sites ----------------------------------------------------------------------------
+
+    def sites_of(self, graph: torch.fx.Graph) -> dict[torch.fx.Node, dict[Any, Binding]]:
+        """The sites of a graph that has its old values still, by node."""
+        if self.known is None:
+            return {}
+        wanted: set[Any] = set()
+        for fx_node in graph.nodes:
+            wanted |= {self.name(s) for s in symbols_in(value_of(fx_node))}
+        sites: dict[torch.fx.Node, dict[Any, Binding]] = {}
+        for symbol, site in find_bindings(graph, self.known, wanted - self.inputs.keys()).items():
+            if site.fx_node.op != "placeholder" and symbol not in self.facts.symbols:
+                sites.setdefault(site.fx_node, {})[symbol] = site
+        return sites
+
+    def bind(self, old: Any, new: Any, site: str) -> None:
+        """Say which new symbol an old one is."""
+        if new in self.bindings:
+            raise ShapeEnvError(
+                "one symbol would be bound twice",
+                where=site,
+                expected=f"a symbol of its own for {old}",
+                found=f"{new}, which {self.bindings[new]} binds",
+                fix="The nodes have become one computation: transplant the second one",
+            )
+        self.bindings[new] = site
+        if old is not None:
+            self.bound[old] = new
+            self.facts.know(old, new)
+
+    def lose(self, old: Any, site: str, found: Any) -> None:
+        """A site gives no symbol of its own any more."""
+        expr = expr_of(found)
+        if expr is None or not self.allow_gone:
+            raise ShapeEnvError(
+                "a binding site is gone",
+                where=site,
+                expected=f"an unbacked symbol, as {old} was",
+                found="nothing" if expr is None else str(expr),
+                fix="allow_gone=True takes what is there" if expr is not None else None,
+            )
+        self.gone[old] = expr
+        self.facts.know(old, expr)
+
+    def number(self, old: Any, like: Any) -> Any:
+        """The new number for an old symbol, of the kind of an old number."""
+        expr = self.facts.symbols[old]
+        if isinstance(like, torch.SymBool):
+            return _torch.make_sym("bool", sympy.Eq(expr, 1), self.env, None)
+        kind = "float" if isinstance(like, torch.SymFloat) else "int"
+        return _torch.make_sym(kind, expr, self.env, None)
+
+    # --- values of the old environment ------------------------------------------------------------
+
+    def scalar(self, n: Any) -> Any:
+        """An old symbolic number as a new one; ``None`` if something of it is not known."""
+        expr = None if self.known is None else expr_of(n)
+        if expr is None or n.node.shape_env is not self.known:
+            return n
+        new = self.facts.over_new(expr)
+        if new is None:
+            return None
+        if not new.free_symbols:
+            kinds: Any = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+            return kinds[type(n)](new)
+        kind = {torch.SymInt: "int", torch.SymFloat: "float", torch.SymBool: "bool"}[type(n)]
+        hints = self.env.backed_var_to_val
+        backed = new.free_symbols <= hints.keys()
+        hint = new.xreplace({s: hints[s] for s in new.free_symbols}) if backed else None
+        casts = {"int": int, "float": float, "bool": bool}
+        return _torch.make_sym(kind, new, self.env, None if hint is None else casts[kind](hint))
+
+    def attribute(self, value: Any) -> Any:
+        """A tensor that hangs on a module as a fake one, each one once."""
+        if not isinstance(value, torch.Tensor) or mode_or_none(value) is self.mode:
+            return value
+        known = self._attributes.get(id(value))
+        if known is None:
+            if mode_or_none(value) is None:
+                made = self.mode.from_tensor(value, static_shapes=True)
+            else:
+                made = refakeify(value, self.mode)
+            known = self._attributes[id(value)] = (value, made)
+        return known[1]
+
+    # --- bodies of higher-order operators ---------------------------------------------------------
+
+    def body(self, body: torch.fx.GraphModule, args: Sequence[Any] | None) -> None:
+        """Give the nodes of a body their values, as it ran in its operator.
+
+        Args:
+            body: the graph.
+            args: what its operator called it with; ``None`` if it did not.
+        """
+        if id(body) in self._done:
+            return
+        placeholders = body.graph.find_nodes(op="placeholder")
+        given = args if args is not None and len(args) == len(placeholders) else None
+        if given is None and any(value_of(fx_node) is None for fx_node in placeholders):
+            return  # nobody knows what it would be called with
+        values: list[Any] = []
+        for i, placeholder in enumerate(placeholders):
+            arg = None if given is None else given[i]
+            values.append(self._body_input(placeholder, arg, called=given is not None))
+        memos = Memos(values)
+        self.graph(body, values)
+        memos.restore()  # what the body finds is not known outside
+
+    def body_run(self, body: torch.fx.GraphModule, args: Sequence[Any]) -> Any:
+        """What a body returns that its operator traces; ``None`` if it was traced before."""
+        if id(body) in self._done or len(args) != len(body.graph.find_nodes(op="placeholder")):
+            return None
+        with _torch.preserve_node_meta():
+            return self.graph(body, args)
+
+    def _body_input(self, placeholder: torch.fx.Node, arg: Any, *, called: bool) -> Any:
+        old = value_of(placeholder)
+        if isinstance(old, _SYMBOLIC):
+            return self._body_scalar(placeholder, old)
+        if called and (not isinstance(arg, torch.Tensor) or mode_or_none(arg) is self.mode):
+            return arg
+        if not isinstance(old, torch.Tensor):
+            return old
+        size, stride = [
+            [self._body_scalar(placeholder, n) if isinstance(n, _SYMBOLIC) else n for n in numbers]
+            for numbers in (old.size(), old.stride())
+        ]
+        if _torch.is_traceable_wrapper_subclass(old) or old.layout is not torch.strided:
+            raise ShapeEnvError(
+                "no value for an input of a body that its operator does not run",
+                where=placeholder.name,
+                found=type(old).__name__,
+            )
+        return torch.empty_strided(size, stride, dtype=old.dtype, device=old.device)
+
+    def _body_scalar(self, placeholder: torch.fx.Node, old: Any) -> Any:
+        """A number that the body gets: a loop's own counter is a symbol of its own."""
+        for symbol in symbols_in(old):
+            name = self.name(symbol)
+            if name in self.facts.symbols:
+                continue
+            is_float = isinstance(old, torch.SymFloat)
+            with self.env.ignore_fresh_unbacked_symbols():
+                env = self.env
+                made = env.create_unbacked_symfloat() if is_float else env.create_unbacked_symint()
+            self.bind(name, made.node.expr, placeholder.name)
+            self.loops.add(made.node.expr)
+        self.facts.state()
+        return self.scalar(old)
+
+
+def _remember_item(value: Any) -> None:
+    """What ``item()`` of an input gives stays in a new epoch too, if it is a number of the input."""
+    memo = getattr(value, "_item_memo", None)
+    if isinstance(memo, _SYMBOLIC) and memo.node.hint is not None:
+        value.item_memo = memo
+
+
+def _pairs(old: Any, new: Any) -> Iterator[tuple[sympy.Basic, sympy.Basic]]:
+    """The numbers of two values at the same places."""
+    if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
+        yield from _pairs(tuple(old.size()), tuple(new.size()))
+        if old.layout is torch.strided and new.layout is torch.strided:
+            yield from _pairs(tuple(old.stride()), tuple(new.stride()))
+            yield from _pairs(old.storage_offset(), new.storage_offset())
+        memos = [getattr(t, "_item_memo", None) for t in (old, new)]
+        if None not in memos:
+            yield from _pairs(*memos)
+        if _torch.is_traceable_wrapper_subclass(old) and type(old) is type(new):
+            wrappers: tuple[Any, Any] = (old, new)
+            for name in wrappers[0].__tensor_flatten__()[0]:
+                yield from _pairs(*(getattr(w, name) for w in wrappers))
+    elif isinstance(old, (tuple, list)) and isinstance(new, (tuple, list)):
+        items: Any = zip(old, new, strict=False)  # pyright: ignore[reportUnknownArgumentType]
+        for pair in items:
+            yield from _pairs(*pair)
+    elif isinstance(old, _SYMBOLIC):
+        left, right = expr_of(old), expr_of(new)
+        if left is None or right is None:
+            return
+        if is_flag(left) and is_flag(right):
+            left, right = left.args[0], right.args[0]
+        yield left, right
+
+
+# --- one graph ------------------------------------------------------------------------------------
+
+
+class _Run(torch.fx.Interpreter):
+    """Runs one graph; a node is told its new value as soon as it has one."""
+
+    def __init__(self, owner: RetraceRun, gm: torch.fx.GraphModule, number: int) -> None:
+        super().__init__(gm)
+        self._owner = owner
+        self._number = number
+        self._gm = gm
+        self._key = value_key(gm.graph)
+        self._has_values = any(value_of(fx_node) is not None for fx_node in gm.graph.nodes)
+        self._sites = owner.sites_of(gm.graph)
+        self._values: dict[torch.fx.Node, Any] = {}
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        """The value of one node."""
+        with self._set_current_node(n):
+            args, kwargs = self.fetch_args_kwargs_from_env(n)
+            args, kwargs = map_aggregate((args, kwargs), self._constant)
+            if n.op == "placeholder":
+                result = self.placeholder(n.target, args, kwargs)
+                self._note(n, result, None)
+            elif n.op == "output":
+                result = self.output(n.target, args, kwargs)
+                self._note(n, result, None)
+            elif n.op == "get_attr":
+                result = self._attribute(n)
+            else:
+                result = self._call(n, args, kwargs)
+        self._replace_constants(n)
+        return result
+
+    def _constant(self, value: Any) -> Any:
+        if not isinstance(value, _SYMBOLIC):
+            return value
+        new = self._owner.scalar(value)
+        if new is None:
+            raise ShapeEnvError(
+                "an argument is a number that nothing before it binds", where=str(value)
+            )
+        return new
+
+    def _replace_constants(self, n: torch.fx.Node) -> None:
+        """Symbolic numbers that stand in the graph itself."""
+        leaves = [a for a in _torch.tree_leaves((n.args, n.kwargs)) if isinstance(a, _SYMBOLIC)]
+        if leaves:
+            n.args, n.kwargs = map_aggregate((n.args, n.kwargs), self._constant)
+
+    def _attribute(self, n: torch.fx.Node) -> Any:
+        value = self.fetch_attr(str(n.target))
+        fake = self._owner.attribute(value)
+        if isinstance(value, torch.Tensor) and mode_or_none(value) not in (None, self._owner.mode):
+            set_attribute(self._gm, str(n.target), fake)
+        if isinstance(value, torch.Tensor):
+            self._note(n, fake, None)
+        return value if is_lifted(n) else fake  # a constant that is lifted keeps its value
+
+    # --- calls ------------------------------------------------------------------------------------
+
+    def _call(self, n: torch.fx.Node, args: Any, kwargs: Any) -> Any:
+        owner = self._owner
+        values = _torch.tree_leaves((args, kwargs))
+        bodies = [v for v in values if isinstance(v, torch.fx.GraphModule)]
+        target, args_ = (lambda: self._target(n, args, kwargs)), (args, kwargs)
+        key = (self._number, n.name)
+        if owner.earlier is not None:
+            plan = owner.earlier.get(key)
+            if plan is None:
+                given = Given(target(), {}, {}, Plan())
+            else:
+                with running_as(bodies, owner.body_run), _torch.preserve_node_meta(not bodies):
+                    given = run_again(owner.env, target, args_, plan, owner.bindings)
+                self._bind(n, given)
+            return given.value
+        with calls_of(bodies) as called:
+            judged = not bodies and bool(n in self._sites or symbols_in(value_of(n)))
+            judge = (lambda given: self._judge(n, given)) if judged else None
+            given = run_for(owner.env, target, args_, judge)
+        self._bind(n, given)
+        if given.plan.numbers or bodies:
+            owner.plans[key] = given.plan
+        for body in bodies:
+            owner.body(body, called.get(id(body)))
+        self._note(n, given.value, given.paths)
+        return given.value
+
+    def _target(self, n: torch.fx.Node, args: Any, kwargs: Any) -> Any:
+        if n.op != "call_module":
+            return getattr(self, n.op)(n.target, args, kwargs)
+        module = self.fetch_attr(str(n.target))
+        state = {
+            name: self._owner.attribute(t)
+            for name, t in (*module.named_parameters(), *module.named_buffers())
+        }
+        return torch.func.functional_call(module, state, args, kwargs)
+
+    def _judge(self, n: torch.fx.Node, given: Given) -> Wanted | None:
+        """Whether each number is the one that the old value says; if not, what is wanted."""
+        owner, old = self._owner, value_of(n)
+        sites = self._sites.get(n, {})
+        if old is None:
+            return None
+        known = owner.facts.symbols
+        wanted: dict[tuple[Step, ...], Any] = {}
+        for symbol, steps in shown(old):
+            name = owner.name(symbol)
+            if name not in sites and name in known:
+                place = place_of(steps)
+                wanted[place] = owner.number(name, follow(old, place))
+        mine = {place_of(steps) for steps in given.bound.values()}
+        own = {place_of(site.steps) for site in sites.values()}
+        if wanted.keys() & mine:
+            return Wanted(wanted)  # it would make a symbol for a number that has one
+        for place in own - mine:
+            atom = atom_of(expr_of(follow(given.value, place)))
+            if atom is not None:
+                return Wanted(wanted)  # it remembers the symbol of another site
+        if sites or not wanted or not mine.isdisjoint(own):
+            return None
+        return None if self._agrees(given.value, wanted) else Wanted(wanted)
+
+    def _agrees(self, value: Any, wanted: Mapping[tuple[Step, ...], Any]) -> bool:
+        """Whether a value has the numbers that are wanted, where it shows unbacked symbols."""
+        env = self._owner.env
+        for place, number in wanted.items():
+            atom = atom_of(expr_of(follow(value, place)))
+            right = atom_of(expr_of(number))
+            if None not in (atom, right) and env.replace(atom) != env.replace(right):
+                return False
+        return True
+
+    def _bind(self, n: torch.fx.Node, given: Given) -> None:
+        owner = self._owner
+        sites = dict(self._sites.get(n, {}))
+        places = {place_of(site.steps): symbol for symbol, site in sites.items()}
+        for new, steps in given.bound.items():
+            place = place_of(steps)
+            symbol = places.get(place) or self._old_at(n, place)
+            text = steps_text(n.name, steps)
+            if symbol in sites or (symbol is not None and symbol not in owner.facts.symbols):
+                owner.bind(symbol, new, text)
+                sites.pop(symbol, None)
+            elif value_of(n) is not None:
+                raise ShapeEnvError(
+                    "a node finds a number in its data that it did not find before",
+                    where=text,
+                    expected=str(expr_of(follow(value_of(n), place))),
+                    found=str(new),
+                    fix="The inputs are not those of the frame that the graph was traced for",
+                )
+            else:
+                owner.bind(None, new, text)
+        for symbol, site in sites.items():
+            self._missing(symbol, site, given)
+        owner.facts.state()
+
+    def _old_at(self, n: torch.fx.Node, place: tuple[Step, ...]) -> Any:
+        atom = atom_of(expr_of(follow(value_of(n), place)))
+        return None if atom is None else self._owner.name(atom)
+
+    def _missing(self, symbol: Any, site: Binding, given: Given) -> None:
+        found = follow(given.value, place_of(site.steps))
+        atom = atom_of(expr_of(found))
+        if atom is not None and atom in self._owner.bindings:
+            self._owner.bind(symbol, atom, site.text)  # says who has it
+        else:
+            self._owner.lose(symbol, site.text, found)
+
+    # --- metadata ---------------------------------------------------------------------------------
+
+    def _note(self, n: torch.fx.Node, value: Any, paths: Mapping[Any, Any] | None) -> None:
+        """Give a node of the copy its value, and what it binds."""
+        if self._owner.earlier is not None:
+            return  # the tracer has them, and the old ones are needed still
+        meta = n.meta
+        self._values[n] = value
+        noted = snapshot(value) if self._key == "val" and n.op != "placeholder" else value
+        for key in ("val", "example_value"):
+            if key in meta or (key == self._key and value is not None and n.op != "output"):
+                meta[key] = noted
+        notes: Mapping[Any, Any] = meta.pop("unbacked_bindings", None) or {}
+        if paths:
+            meta["unbacked_bindings"] = dict(paths)
+        elif n.op == "placeholder" and notes:
+            meta["unbacked_bindings"] = {
+                self._owner.facts.symbols.get(self._owner.name(s), s): p for s, p in notes.items()
+            }
+        for key in ("eager_input_vals", "arg_kwarg_vals"):
+            if key in meta:
+                meta[key] = map_aggregate((n.args, n.kwargs), self._argument)
+        if "tensor_meta" in meta:
+            meta["tensor_meta"] = _torch.tensor_metadata(value)
+        if "grapharg" in meta:
+            meta["grapharg"] = self._grapharg(meta["grapharg"], value)
+        for key in [k for k, v in meta.items() if self._is_old(v)]:
+            meta[key] = _torch.tree_map(self._over_new, meta[key])
+            if self._is_old(meta[key]):
+                del meta[key]
+
+    def _argument(self, value: Any) -> Any:
+        return self._values.get(value) if isinstance(value, torch.fx.Node) else value
+
+    def _is_old(self, value: Any) -> bool:
+        return any(
+            leaf.node.shape_env is self._owner.known
+            if isinstance(leaf, _SYMBOLIC) and hasattr(leaf.node, "shape_env")
+            else mode_or_none(leaf) not in (None, self._owner.mode)
+            for leaf in _torch.tree_leaves(value)
+        )
+
+    def _over_new(self, leaf: Any) -> Any:
+        if isinstance(leaf, _SYMBOLIC):
+            new = self._owner.scalar(leaf)
+            return leaf if new is None else new
+        return leaf
+
+    def _grapharg(self, arg: Any, value: Any) -> Any:
+        made = copy.copy(arg)
+        if getattr(made, "fake_tensor", None) is not None:
+            made.fake_tensor = value
+        return made
