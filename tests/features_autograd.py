@@ -40,7 +40,7 @@ def backward_twice(run: Run) -> None:
                 run.note("gradient", [x.grad])
             run.backward(out, [x])
             y = _leaf(n)
-            run.call(lambda y: torch.autograd.grad(c(y).sum(), y, create_graph=True)[0], y)
+            run.call(lambda y, c=c: torch.autograd.grad(c(y).sum(), y, create_graph=True)[0], y)
 
 
 @feature()
@@ -316,26 +316,28 @@ def transforms_around(run: Run) -> None:
 @feature(dynamo={"capture_scalar_outputs": True})
 def control_flow(run: Run) -> None:
     """cond, while_loop, map, scan and associative_scan, with closures, sizes and gradients."""
-    from torch._higher_order_ops import associative_scan, map, scan, while_loop
+    from torch import _higher_order_ops as operators
 
     def conds(x: torch.Tensor, w: torch.Tensor) -> Any:
         return torch.cond(x.sum() > 3, lambda x: x.sin() * w, lambda x: x.cos() + x.shape[0], (x,))
 
     def loops(x: torch.Tensor, w: torch.Tensor) -> Any:
-        return while_loop(
+        return operators.while_loop(
             lambda i, y: i < x.shape[0],
             lambda i, y: (i + 1, y * w),
             (torch.tensor(0), x.detach() + 0),
         )
 
     def maps(x: torch.Tensor, w: torch.Tensor) -> Any:
-        return map(lambda row, w: row.sin() * w, x, w)
+        return operators.map(lambda row, w: row.sin() * w, x, w)
 
     def scans(x: torch.Tensor, w: torch.Tensor) -> Any:
-        return scan(lambda c, row: (c + row * w, c * 2), x[0] * 0, x, dim=0)
+        return operators.scan(lambda c, row: (c + row * w, c * 2), x[0] * 0, x, dim=0)
 
     def associative(x: torch.Tensor, w: torch.Tensor) -> Any:
-        return associative_scan(lambda a, b: a + b, x.detach(), dim=0, combine_mode="generic")
+        return operators.associative_scan(
+            lambda a, b: a + b, x.detach(), dim=0, combine_mode="generic"
+        )
 
     for fn in (conds, loops, maps, scans, associative):
         for dynamic in (None, True):

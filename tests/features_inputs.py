@@ -641,9 +641,13 @@ def subclasses_that_are_no_wrappers(run: Run) -> None:
     class Named(torch.Tensor):
         pass
 
+    class Weight(torch.nn.Parameter):
+        pass
+
     c = run.compile(lambda x: x * 2 + 1)
-    with torch._dynamo.config.patch(traceable_tensor_subclasses={Named}):
+    with torch._dynamo.config.patch(traceable_tensor_subclasses={Named, Weight}):
         for n in (2, 3, 4):
+            run.call(c, Weight(torch.ones(n)))
             run.call(c, torch.nn.Parameter(torch.ones(n)))
             run.call(c, torch.nn.Buffer(torch.ones(n)))
             run.call(c, torch.ones(n).as_subclass(Named))

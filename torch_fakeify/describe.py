@@ -161,9 +161,13 @@ class MetaTensorDescriber:
     Args:
         keep_nested_ints: leaves nested ints the numbers that torch gave them, so that the records
             go with a `snapshot` of their ``ShapeEnv``; else they get numbers of the describer.
+        lose_classes: takes an instance of a class that no record can hold, such as one with a
+            ``__torch_function__`` alone, for the tensor that it is, as torch's ``from_tensor`` does;
+            else it is refused.
     """
 
-    def __init__(self, *, keep_nested_ints: bool = False) -> None:
+    def __init__(self, *, keep_nested_ints: bool = False, lose_classes: bool = False) -> None:
+        self._lose_classes = lose_classes
         self._tensors = _Numbers()
         self._syms = SymMemo(keep_nested_ints=keep_nested_ints)
         self._storages = _StorageRecords(self._syms)
@@ -172,6 +176,15 @@ class MetaTensorDescriber:
     def same(self, t: torch.Tensor, d: MetaTensorDesc) -> None:
         """Let a tensor have the id of a record: it stands for the tensor that was described."""
         self._tensors.give(t, d.id)
+
+    def forget(self) -> None:
+        """Forget all tensors and storages: one that comes again gets a new number.
+
+        A weak reference to a tensor that nobody needs any more is not left to the garbage collector:
+        as long as there is one, torch refuses to swap the tensor.
+        """
+        self._tensors.entries.clear()
+        self._storages.entries.clear()
 
     def describe_storage(self, s: torch.UntypedStorage) -> MetaStorageDesc:
         """The record of an untyped storage: the same object as long as its size stays."""
@@ -340,7 +353,7 @@ class MetaTensorDescriber:
         # What a __torch_function__ mode or subclass says is not what the tensor is.
         with _torch.DisableTorchFunction():
             where = Where(self._tensors.of, t, path, source)
-            refuse_unsupported(t, where)
+            refuse_unsupported(t, where, lose_class=self._lose_classes)
             if number is None:
                 number = self._tensors.of(t)  # before those of its parts
             if facts.is_dead_wrapper(t):

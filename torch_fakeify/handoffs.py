@@ -89,10 +89,12 @@ class Handoff:
             return inner(gm, example_inputs, **kwargs)
         placeholders = gm.graph.find_nodes(op="placeholder")
         values = [fx_node.meta.get("example_value") for fx_node in placeholders]
-        describer = MetaTensorDescriber(keep_nested_ints=True)
+        # A graph has done with what a class of the user's does; backends see plain tensors.
+        describer = MetaTensorDescriber(keep_nested_ints=True, lose_classes=True)
         env = context.fake_mode.shape_env
-        described = [x if _has_record(x) else None for x in example_inputs]
-        records = describe_inputs(placeholders, described, describer, env)
+        records = describe_inputs(
+            placeholders, [x if _has_record(x) else None for x in example_inputs], describer, env
+        )
         lending = handed_over(gm, records, values, example_inputs, context, describer)
         with lending as (lent, inputs):
             return inner(lent, inputs, **kwargs)
@@ -140,6 +142,7 @@ def handed_over(
     fresh, mode, lent, inputs = _rebuilt(
         gm, records, values, example_inputs, context.fake_mode, describer
     )
+    describer.forget()
     before = Knowledge.of(fresh.env)
     own = _context(context, mode, zip(example_inputs, inputs, strict=True))
     with _torch.tracing(own):

@@ -124,8 +124,14 @@ class Where:
         )
 
 
-def refuse_unsupported(t: torch.Tensor, where: Where) -> None:
-    """Raises for whatever a record does not hold, naming the field and the remedy."""
+def refuse_unsupported(t: torch.Tensor, where: Where, *, lose_class: bool = False) -> None:
+    """Raises for whatever a record does not hold, naming the field and the remedy.
+
+    Args:
+        t: what is to be described.
+        where: says what it is in errors.
+        lose_class: whether an instance of a class that has no record is taken as a plain tensor.
+    """
     if not isinstance(t, _Tensor):
         where.refuse("type", "a torch.Tensor", type(t).__name__, None)
     if where.path.count(".") > MAX_DEPTH:
@@ -152,7 +158,8 @@ def refuse_unsupported(t: torch.Tensor, where: Where) -> None:
             where.refuse("base", "no view inside functorch or functionalization", "a view", fix)
         return
     if not _torch.is_traceable_wrapper_subclass(t):
-        _refuse_class(t, where)
+        if not lose_class:
+            _refuse_class(t, where)
         if t.layout is torch.strided:
             _refuse_keys(t, where)
     if is_fake:
