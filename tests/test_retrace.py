@@ -499,6 +499,44 @@ def test_a_number_that_was_none_is_named() -> None:
     )
 
 
+def test_a_node_that_was_merged_is_named() -> None:
+    """Common subexpressions were eliminated, and what uses the second one has its old values."""
+    gm, _ = traced(lambda m: (m.nonzero() + 1, m.clone().nonzero() + 2), MASK)
+    first, second = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.nonzero.default)
+    second.replace_all_uses_with(first)
+    gm.graph.erase_node(second)
+    assert refusal(gm, MASK).startswith(
+        "add_1.size(0): one symbol would be bound twice; expected a symbol of its own for u1; "
+        "found u0, which nonzero.size(0) binds."
+    )
+    with pytest.raises(ShapeEnvError, match="add_1: u1 is used, and bound"):
+        tfk.check_bindings(gm)
+
+
+def test_a_node_that_was_moved_binds_what_it_finds_first() -> None:
+    """The operator that remembered comes first now, and what bound the symbol remembers."""
+    gm, _ = traced(lambda m: (m.nonzero() + 1, m.nonzero() + 2), MASK)
+    first, second = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.nonzero.default)
+    first.prepend(second)
+    mode, inputs = fresh_inputs(gm)
+    result = tfk.retrace(gm, inputs, mode=mode)
+    assert len(result.symbols) == len(unbacked_in(mode.shape_env)) == 1
+    notes = {n.name: bool(n.meta.get("unbacked_bindings")) for n in result.gm.graph.nodes}
+    assert (notes["nonzero"], notes["nonzero_1"]) == (False, True)
+    tfk.check_bindings(result.gm)
+
+
+def test_an_assert_about_dead_code_is_reported() -> None:
+    """Its node is eliminated: the fresh environment has neither symbol nor assert."""
+    gm, _ = traced(lambda m: (torch._check(m.sum().item() > 1), m.nonzero())[1], MASK)
+    (dead,) = (n for n in gm.graph.nodes if n.name == "_local_scalar_dense")
+    gm.graph.erase_node(dead)
+    mode, inputs = fresh_inputs(gm)
+    result = tfk.retrace(gm, inputs, mode=mode)
+    assert result.unplaced == ("1 < u0",)
+    assert len(result.symbols) == len(unbacked_in(mode.shape_env)) == 1
+
+
 def test_its_own_environment_is_refused() -> None:
     """There a retrace would make every symbol twice."""
     gm, _ = traced(lambda x: x.nonzero(), V4)
@@ -650,7 +688,7 @@ def frames_of(program: Program) -> list[Frame]:
 
 @pytest.mark.sweep
 @settings(
-    max_examples=60, deadline=None, phases=[Phase.generate], suppress_health_check=HealthCheck
+    max_examples=25, deadline=None, phases=[Phase.generate], suppress_health_check=HealthCheck
 )
 @given(programs(policies=("dynamic", "dynamic", "mark", "unbacked")))
 def test_law_8_of_programs(program: Program) -> None:
@@ -659,9 +697,6 @@ def test_law_8_of_programs(program: Program) -> None:
     assume("nonzero" in text or "item" in text or "tolist" in text or "masked" in text)
     for gm, _ in frames_of(program):
         law_8(gm)
-        if not binding_faults(gm):
-            mode, inputs = fresh_inputs(gm)
-            tfk.retrace(gm, inputs, mode=mode, decompositions={})
 
 
 @pytest.mark.sweep
@@ -684,6 +719,7 @@ DATA_OPS = {
 
 
 @pytest.mark.sweep
+@pytest.mark.filterwarnings("ignore:`create_unbacked_symint` is deprecated:FutureWarning")
 def test_law_8_of_operators() -> None:
     """Every operator of torch's tables that finds a number in its data, on its samples."""
     from torch.testing._internal.common_methods_invocations import op_db
@@ -695,7 +731,7 @@ def test_law_8_of_operators() -> None:
             continue
         kinds = (torch.float32, torch.int64, torch.bool)
         dtype = next(d for d in kinds if d in op.supported_dtypes("cpu"))
-        for sample in list(op.sample_inputs("cpu", dtype))[:6]:
+        for sample in list(op.sample_inputs("cpu", dtype))[:4]:
             leaves, spec = tree_flatten((sample.input, sample.args, sample.kwargs))
             places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
 
@@ -713,6 +749,7 @@ def test_law_8_of_operators() -> None:
             gm, env = traced(fn, *(leaves[i] for i in places))
             if unbacked_in(env):
                 law_8(gm)
-                law_8(gm, decompositions=core_aten_decompositions())
+                if op.name not in done:
+                    law_8(gm, decompositions=core_aten_decompositions())
                 done.add(op.name)
     assert done == DATA_OPS

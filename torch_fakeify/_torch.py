@@ -467,6 +467,17 @@ def unvalidated_shape_env(**options: Any) -> Any:
     return env
 
 
+@contextmanager
+def fake_cache(mode: Any, on: bool) -> Generator[None, None, None]:
+    """A ``FakeTensorMode`` that may or may not take results from its cache; at most as before."""
+    before = mode.cache_enabled
+    mode.cache_enabled = before and on
+    try:
+        yield
+    finally:
+        mode.cache_enabled = before
+
+
 def tensor_metadata(value: Any) -> Any:
     """``meta["tensor_meta"]`` of a value, as torch's passes make it."""
     from torch.fx.passes.shape_prop import _extract_tensor_metadata

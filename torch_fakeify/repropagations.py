@@ -7,7 +7,6 @@ that runs again keeps the symbols that it had: no symbol is made where the graph
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import sympy
@@ -68,15 +67,8 @@ def repropagate(
         raise ShapeEnvError("the mode has no ShapeEnv", fix="Make a FakeTensorMode with one")
     updater = _Updater(gm, mode, set(changed))
     mode.epoch += 1
-    cached = mode.cache_enabled
-    with ExitStack() as stack:
-        stack.enter_context(mode)
-        stack.enter_context(_torch.enable_python_dispatcher())
-        mode.cache_enabled = False
-        try:
-            updater.run()
-        finally:
-            mode.cache_enabled = cached
+    with mode, _torch.enable_python_dispatcher(), _torch.fake_cache(mode, on=False):
+        updater.run()
     return tuple(updater.updated)
 
 

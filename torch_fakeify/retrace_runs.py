@@ -108,18 +108,13 @@ class RetraceRun:
     @contextmanager
     def running(self) -> Generator[None, None, None]:
         """The fake mode in a new epoch, so that no tensor remembers symbols of an earlier run."""
-        mode, cached = self.mode, self.mode.cache_enabled
+        mode = self.mode
         mode.epoch += 1
         mode.reset_nt_tensor_id_counter()
         with ExitStack() as stack:
             stack.enter_context(mode)
             stack.enter_context(_torch.enable_python_dispatcher())
-            # The cache would give a result without asking the body of an operator.
-            mode.cache_enabled = False
-            try:
-                yield
-            finally:
-                mode.cache_enabled = cached
+            yield
 
     def copied(self, gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
         """The graph to run, whose nodes get new values."""
@@ -411,7 +406,13 @@ class _Run(torch.fx.Interpreter):
         owner = self._owner
         values = _torch.tree_leaves((args, kwargs))
         bodies = [v for v in values if isinstance(v, torch.fx.GraphModule)]
-        target, args_ = (lambda: self._target(n, args, kwargs)), (args, kwargs)
+        judged = not bodies and bool(n in self._sites or symbols_in(value_of(n)))
+
+        def target() -> Any:
+            # From the cache a result would come without asking bodies or the environment.
+            with _torch.fake_cache(owner.mode, not (bodies or judged)):
+                return self._target(n, args, kwargs)
+
         key = (self._number, n.name)
         if owner.earlier is not None:
             plan = owner.earlier.get(key)
@@ -419,13 +420,12 @@ class _Run(torch.fx.Interpreter):
                 given = Given(target(), {}, {}, Plan())
             else:
                 with running_as(bodies, owner.body_run), _torch.preserve_node_meta(not bodies):
-                    given = run_again(owner.env, target, args_, plan, owner.bindings)
+                    given = run_again(owner.env, target, (args, kwargs), plan, owner.bindings)
                 self._bind(n, given)
             return given.value
         with calls_of(bodies) as called:
-            judged = not bodies and bool(n in self._sites or symbols_in(value_of(n)))
             judge = (lambda given: self._judge(n, given)) if judged else None
-            given = run_for(owner.env, target, args_, judge)
+            given = run_for(owner.env, target, (args, kwargs), judge)
         self._bind(n, given)
         if given.plan.numbers or bodies:
             owner.plans[key] = given.plan
@@ -444,10 +444,15 @@ class _Run(torch.fx.Interpreter):
         }
         return torch.func.functional_call(module, state, args, kwargs)
 
+    def _sites_at(self, n: torch.fx.Node) -> dict[Any, Binding]:
+        """What a node binds that no node before it does: a pass may have moved one there."""
+        known = self._owner.facts.symbols
+        return {s: site for s, site in self._sites.get(n, {}).items() if s not in known}
+
     def _judge(self, n: torch.fx.Node, given: Given) -> Wanted | None:
         """Whether each number is the one that the old value says; if not, what is wanted."""
         owner, old = self._owner, value_of(n)
-        sites = self._sites.get(n, {})
+        sites = self._sites_at(n)
         if old is None:
             return None
         known = owner.facts.symbols
@@ -481,7 +486,7 @@ class _Run(torch.fx.Interpreter):
 
     def _bind(self, n: torch.fx.Node, given: Given) -> None:
         owner = self._owner
-        sites = dict(self._sites.get(n, {}))
+        sites = self._sites_at(n)
         places = {place_of(site.steps): symbol for symbol, site in sites.items()}
         for new, steps in given.bound.items():
             place = place_of(steps)
