@@ -69,7 +69,7 @@ from .source_guards import Guard, Guards, constant_guard, reader_of, type_guard
 from .sources import decode_context, encode_source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence, Set
     from types import TracebackType
 
     from .desc import ContextDesc, MetaTensorDesc
@@ -153,7 +153,10 @@ def describe(scope: Mapping[str, Any], policy: Policy | None = None) -> Inputs:
     known: dict[int, int] = {}
     inputs: list[_Input] = []
     tensors: list[tuple[Any, torch.Tensor]] = []
+    names: set[str] = set()
     for source, value in walk(scope):
+        if is_leaf(value):
+            names.add(source.name)
         if isinstance(value, torch.Tensor):
             tensors.append((source, value))
             places[source.name] = known.setdefault(id(value), len(inputs))
@@ -173,7 +176,7 @@ def describe(scope: Mapping[str, Any], policy: Policy | None = None) -> Inputs:
                 guards.append(type_guard(source, value))
                 places[source.name] = len(inputs)
                 inputs.append(_input(source, None, value, dim))
-    policy.refuse_unknown(_nameable(inputs, places))
+    policy.refuse_unknown(names | _inner_names_of(inputs))
     return Inputs(inputs, places, Guards((*guards, *alias_guards(tensors))), policy)
 
 
@@ -183,9 +186,9 @@ def _input(source: Any, tensor: Any, value: Any, dim: Dim | None) -> _Input:
     return _Input(source, InputDesc(name=name, tensor=tensor, value=value, source=desc), dim)
 
 
-def _nameable(inputs: Sequence[_Input], places: Mapping[str, int]) -> set[str]:
-    """The names of sources of which a policy may say something."""
-    found = set(places)
+def _inner_names_of(inputs: Sequence[_Input]) -> set[str]:
+    """The bases and the inner tensors of which a policy may say something."""
+    found: set[str] = set()
     for one in inputs:
         if one.record.tensor is not None:
             found |= set(_inner_names(one.source.name, one.record.tensor))
@@ -360,8 +363,8 @@ class Trace:
 
         Raises:
             CaptureError: the graph does not take the inputs.
-            ShapeEnvError: the trace has broken a promise of the policy, or the facts contradict one
-                another.
+            ShapeEnvError: the trace has broken a promise of the policy; the facts contradict one
+                another; or the backend cannot have a float as a symbol, which `where` names.
         """
         self._refuse_broken_promises()
         self._dress(gm)
@@ -371,8 +374,13 @@ class Trace:
         compile_id = _torch.CompileContext(_torch.CompileId(frame_id=0, frame_compile_id=0))
         began = self._began()
         lending = handed_over(gm, self._records, began, began, self._context, self._describer)
-        with _torch.compile_context(compile_id), lending as lent:
-            yield lent
+        with _torch.scalar_specializations() as (restart, symbols):
+            before = frozenset(symbols)
+            try:
+                with _torch.compile_context(compile_id), lending as lent:
+                    yield lent
+            except restart as error:
+                raise self._no_symbol(symbols - before) from error
 
     def compile(
         self, gm: torch.fx.GraphModule, backend: str | Callable[..., Any] = "inductor"
@@ -397,6 +405,16 @@ class Trace:
             return result if structure is None else structure.filled(result)
 
         return run
+
+    def _no_symbol(self, symbols: Set[str]) -> ShapeEnvError:
+        """The error that says which floats a backend cannot have as symbols."""
+        numbers = [n.source.name for n in self._numbers if str(n.expr) in symbols]
+        return ShapeEnvError(
+            "the backend cannot have a float as a symbol",
+            where=", ".join(numbers) or None,
+            expected="a constant",
+            fix='Describe the arguments again with a policy that says "STATIC" of it',
+        )
 
     def _dress(self, gm: torch.fx.GraphModule) -> None:
         """Says in the graph what its inputs are, as Dynamo does, for the guards of AOTAutograd."""

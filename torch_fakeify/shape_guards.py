@@ -165,9 +165,11 @@ class _Writer:
         expr: Any = fact.expr
         if not self._knows(expr):
             expr = self._env.replace(expr)
-        if expr == sympy.true or self._is_ragged(fact):
+        if expr == sympy.true or self._is_ragged(fact) or _is_trivial(expr):
             return
         if not self._knows(expr):
+            if fact.what == "range":
+                return  # of what only conversion has made, such as the views of a jagged tensor
             if expr.free_symbols <= self._env.backed_var_to_val.keys() | self._sources.keys():
                 raise self._nobodys(expr)
             return  # it is about data
@@ -206,6 +208,10 @@ class _Writer:
             found=", ".join(unknown),
             fix="Make that input's dims static in the policy",
         )
+
+
+def _is_trivial(expr: sympy.Basic) -> bool:
+    return isinstance(expr, sympy.Eq) and expr.args[0] == expr.args[1]
 
 
 def _users(location: Any) -> Any | None:

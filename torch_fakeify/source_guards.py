@@ -77,23 +77,20 @@ class Guards(Sequence[Guard]):
 
     def failing(self, scope: Mapping[str, Any]) -> Guard | None:
         """The first that does not hold, or ``None``."""
-        for guard in self._guards:
-            if not _holds(guard, scope):
-                return guard
+        seen = _Seen(scope)
+        guard = None
+        try:
+            for guard in self._guards:
+                if not guard.holds(seen):
+                    return guard
+        except (ArithmeticError, AttributeError):
+            return guard  # a division by zero; the base of what is no view here
         return None
 
     @property
     def exprs(self) -> tuple[sympy.Basic, ...]:
         """The conditions on sizes, over symbols that have the names of sources."""
         return tuple(guard.expr for guard in self._guards if guard.expr is not None)
-
-
-def _holds(guard: Guard, scope: Mapping[str, Any]) -> bool:
-    try:
-        return bool(guard.holds(scope))
-    except (ArithmeticError, AttributeError):
-        # A division by zero; the base of what is no view here.
-        return False
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -110,9 +107,11 @@ def reader_of(source: Any) -> Reader:
         case sources.LocalSource():
             return operator.itemgetter(source.local_name)
         case sources.GetItemSource():
-            return _then(reader_of(source.base), operator.itemgetter(source.index))
+            step: Any = operator.itemgetter(source.index)
+            return _once(source.name, reader_of(source.base), step)
         case sources.AttrSource():
-            return _then(reader_of(source.base), operator.attrgetter(source.member))
+            step = operator.attrgetter(source.member)
+            return _once(source.name, reader_of(source.base), step)
         case sources.CallMethodItemSource():
             return _then(reader_of(source.base), torch.Tensor.item)
         case sources.ConvertIntSource():
@@ -126,6 +125,24 @@ def reader_of(source: Any) -> Reader:
                 expected="a name of the scope, and items, attributes and sizes of it",
                 found=type(source).__name__,
             )
+
+
+class _Seen(dict[str, Any]):
+    """A copy of a scope, with the parts that were read of it."""
+
+
+def _once(name: str, read: Reader, step: Callable[[Any], Any]) -> Reader:
+    """Reads a part of a value; of one scope that many guards are asked of, only once."""
+    key = f"\0{name}"  # no name of a scope
+
+    def found(scope: Mapping[str, Any]) -> Any:
+        if type(scope) is not _Seen:
+            return step(read(scope))
+        if key not in scope:
+            scope[key] = step(read(scope))
+        return scope[key]
+
+    return found
 
 
 def _then(read: Reader, step: Callable[[Any], Any]) -> Reader:
