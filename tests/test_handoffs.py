@@ -11,7 +11,7 @@ import torch
 from assert_frames import CONFIG
 from program_zoo import Program, programs
 from torch._guards import TracingContext
-from torch._subclasses.fake_tensor import maybe_get_fake_mode
+from torch._subclasses.fake_tensor import FakeTensorMode, maybe_get_fake_mode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
@@ -186,6 +186,23 @@ def test_a_restart_reaches_dynamo() -> None:
     with torch._dynamo.config.patch(**CONFIG):
         for s in (2.5, 3.5):
             torch.testing.assert_close(fn(torch.ones(4), s), torch.full((4,), s))
+
+
+def test_what_operators_gave_is_known() -> None:
+    """The new environment finds the outputs that Dynamo's operators had over the same symbols."""
+    found: list[int] = []
+
+    def again(_gm: Any, inputs: list[Any]) -> None:
+        with TracingContext.get().fake_mode:
+            found.append(FakeTensorMode.cache_hits)
+            tensor_of(inputs).reshape(-1).sin()
+            found.append(FakeTensorMode.cache_hits)
+
+    compiled(lambda x: x.reshape(-1).sin(), tfk.handoff(Inner(again)), dynamic=True)(
+        torch.ones(3, 4)
+    )
+    before, after = found
+    assert after > before
 
 
 def test_the_old_environment_is_not_used() -> None:

@@ -22,7 +22,8 @@ deferred runtime asserts              stated, with their messages and stacks; an
 ``axioms``                            the same, such as what a specialized graph assumes
 stacks and locations                  the recorded ones, of each fact that is the same
 frozen, ``_error_on_new_guards``      not set: the new environment goes on learning
-counters, versions, caches            its own
+cache of fake tensors                 the same, unless a symbol got another name
+counters, versions, other caches      its own
 ====================================  ============================================================
 """
 
@@ -112,6 +113,7 @@ class FreshEnv:
             facts.others(frozenset(inserted.unreachable))
         facts.axioms()
         facts.locations()
+        self._copy_outputs()
 
     def assert_in(self, gm: torch.fx.GraphModule) -> None:
         """Make the runtime asserts nodes of a graph over the new symbols, unless they are there.
@@ -177,6 +179,18 @@ class FreshEnv:
             if source.name not in self._known.source_to_var:
                 return source
         raise AssertionError
+
+    def _copy_outputs(self) -> None:
+        """What operators gave for sizes over these symbols, so that a backend need not ask again.
+
+        An entry of torch's cache names symbols and no environment, and rests on facts that are known
+        here too. That of a higher order operator goes by the address of a graph, and stays behind.
+        """
+        if self._moved:
+            return
+        for key, entry in self._known.fake_tensor_cache.items():
+            if isinstance(key.key[0], _torch.OpOverload):
+                self.env.fake_tensor_cache[key] = entry
 
     def _copy_policy(self) -> None:
         """What is known of inputs before anything is asked about them."""
