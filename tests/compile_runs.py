@@ -16,6 +16,7 @@ from torch._dynamo import convert_frame
 from torch._dynamo.backends.debugging import boxed_nop
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._guards import TracingContext
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 import torch_fakeify as tfk
@@ -36,7 +37,8 @@ class Run:
     results: list[list[torch.Tensor]] = field(default_factory=list)
     """Of each call: outputs and, in training, gradients and buffers."""
     traced: list[str] = field(default_factory=list)
-    """Of `aot_eager`: the graphs that AOTAutograd makes, forward and backward, with their sizes."""
+    """Of ``aot_eager``: the graphs that AOTAutograd makes, forward and backward, with the metadata
+    of what each node computes. Nodes have numbers: their names count nodes that are gone, too."""
     envs: list[Any] = field(default_factory=list)
     """Dynamo's own environment of each graph, in the order of compilation."""
     guards: list[str] = field(default_factory=list)
@@ -109,11 +111,25 @@ def _aot_eager(graphs: list[str]) -> Callable[..., Any]:
     """``aot_eager``, which writes down its graphs."""
 
     def compiler(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        graphs.append(gm.print_readable(print_output=False))
+        graphs.append(_text(gm))
         return boxed_nop(gm, inputs)
 
     backend = torch._dynamo.lookup_backend("aot_eager")
     return partial(backend, fw_compiler=compiler, bw_compiler=compiler)
+
+
+def _text(gm: torch.fx.GraphModule) -> str:
+    numbers = {fx_node: f"%{i}" for i, fx_node in enumerate(gm.graph.nodes)}
+    lines = [_text(part) for part in gm.children() if isinstance(part, torch.fx.GraphModule)]
+    for fx_node, number in numbers.items():
+        args = torch.fx.map_arg((fx_node.args, fx_node.kwargs), numbers.__getitem__)
+        value = pytree.tree_map_only(torch.Tensor, _metadata, fx_node.meta.get("val"))
+        lines.append(f"{number} = {fx_node.op} {fx_node.target} {args} -> {value}")
+    return "\n".join(lines)
+
+
+def _metadata(t: torch.Tensor) -> str:
+    return f"{t.dtype}{tuple(t.size())} at {t.stride()} from {t.storage_offset()}"
 
 
 def run(
@@ -137,6 +153,7 @@ def run(
     """
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
+    FakeTensorMode.cache_clear()
     torch.manual_seed(0)
     module = model.make().train(training)
     calls = model.calls()
