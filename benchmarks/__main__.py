@@ -1,7 +1,8 @@
 """All benchmarks, one table: ``python -m benchmarks [--rounds N]``.
 
 The figures are medians of the rounds; beside them stands half the distance of the quartiles in per
-cent. The capture benchmark needs the ``models`` extra.
+cent. The capture benchmark needs the ``models`` extra. What the handoff costs has a table of its own:
+``python -m benchmarks.bench_handoff``.
 """
 
 from __future__ import annotations

@@ -1,0 +1,152 @@
+"""Compiling real architectures through ``handoff``, beside the same backend without it.
+
+Run: ``python -m benchmarks.bench_handoff [--backend aot_eager|inductor] [--inference] [--rounds N]
+[MODEL...]``; it needs the ``models`` extra, and a checkout: the models are those of the tests.
+
+A run compiles a model anew and calls it with inputs of three sizes, with a backward pass unless
+``--inference`` is given. The second size makes Dynamo compile again with symbols. What a run costs is
+the CPU time of these calls, of this process and the compilers it starts; in other words, without what
+else the machine does meanwhile. Before each run Dynamo, inductor's caches and sympy's are emptied and
+garbage is collected. Both ways take turns, and each round the other one begins.
+
+Beside the time of a model stand its graphs, the guards and runtime asserts in Dynamo's environments
+and its recompiles, and how much of the compile time the handoff's own code takes: the time in it,
+less the time in the backend that it calls.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import sys
+import warnings
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from sympy.core.cache import clear_cache
+
+from .table import Figure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+TESTS = Path(__file__).parents[1] / "tests"
+"""Where the models are."""
+
+
+class Compared(NamedTuple):
+    """One model, compiled directly and through the handoff."""
+
+    model: str
+    direct: Any
+    """The first of its runs."""
+    ours: Any
+    direct_seconds: Figure
+    our_seconds: Figure
+    ratio: Figure
+    """The handoff's time by the direct one's, of each round."""
+    own: Figure
+    """The time of the handoff's own code as a part of the direct run's, of each round."""
+
+
+def compare(
+    names: Sequence[str], backend: str, rounds: int, *, training: bool = True
+) -> Iterator[Compared]:
+    """Measure models, one after the other.
+
+    Args:
+        names: which; all if there are none.
+        backend: that compiles.
+        rounds: how often each way; one more round warms up and is not counted.
+        training: with a backward pass.
+    """
+    if str(TESTS) not in sys.path:
+        sys.path.append(str(TESTS))
+    from compile_runs import run
+    from sized_models import MODELS
+
+    for name in names or MODELS:
+        found: dict[bool, list[Any]] = {False: [], True: []}
+        for number in range(rounds + 1):
+            for handoff in (False, True) if number % 2 else (True, False):
+                with _cold(backend):
+                    one = run(MODELS[name], backend, handoff=handoff, training=training, keep=False)
+                if number:
+                    found[handoff].append(one)
+        pairs = list(zip(found[False], found[True], strict=True))
+        yield Compared(
+            name,
+            *(found[handoff][0] for handoff in (False, True)),
+            *(Figure(tuple(one.seconds for one in found[handoff])) for handoff in (False, True)),
+            Figure(tuple(b.seconds / a.seconds for a, b in pairs)),
+            Figure(tuple((b.in_backend - b.in_inner) / a.seconds for a, b in pairs)),
+        )
+
+
+def _cold(backend: str) -> ExitStack:
+    """No caches, and no compilers in other processes that nobody waits for."""
+    stack = ExitStack()
+    if backend == "inductor":
+        from torch._inductor import config
+        from torch._inductor.utils import fresh_cache
+
+        stack.enter_context(fresh_cache())
+        stack.enter_context(config.patch(compile_threads=1))
+    clear_cache()
+    gc.collect()
+    return stack
+
+
+def print_table(rows: Iterator[Compared]) -> None:
+    """Print the table, a line as soon as it is there, and the medians over the models."""
+    pair = f"{'direct':>7}{'handoff':>8}"
+    counts = ("graphs", "guards", "asserts", "recompiles")
+    print(f"{'':<16}" + "".join(f"{what:>15}" for what in counts) + f"{'compile time':>34}")
+    times = f"{'direct':>14}{'handoff':>14}{'ratio':>13}{'own':>7}"
+    print(f"{'model':<16}" + pair * len(counts) + times, flush=True)
+    ratios: list[float] = []
+    owns: list[float] = []
+    for row in rows:
+        ratios.append(row.ratio.median)
+        owns.append(row.own.median)
+        print(_line(row), flush=True)
+    print(f"median ratio {statistics.median(ratios):.3f}, own {statistics.median(owns):.1%}")
+
+
+def _line(row: Compared) -> str:
+    both = (row.direct, row.ours)
+    numbers = "".join(
+        f"{a:>7}{b:>8}"
+        for a, b in (
+            [one.graphs for one in both],
+            [one.shape_guards for one in both],
+            [one.asserts for one in both],
+            [one.recompiles for one in both],
+        )
+    )
+    seconds = "".join(
+        f"{f'{figure.median:.2f} s ±{figure.spread:.0%}':>14}"
+        for figure in (row.direct_seconds, row.our_seconds)
+    )
+    ratio = f"{row.ratio.median:.3f} ±{row.ratio.spread:.3f}"
+    return f"{row.model:<16}{numbers}{seconds}{ratio:>13}{row.own.median:>7.1%}"
+
+
+def main() -> None:
+    """Print the table of this benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="*")
+    parser.add_argument("--backend", default="aot_eager")
+    parser.add_argument("--inference", action="store_true")
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    print_table(compare(args.models, args.backend, args.rounds, training=not args.inference))
+
+
+if __name__ == "__main__":
+    main()
