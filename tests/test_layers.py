@@ -98,7 +98,7 @@ LAYERS = {
     "allocations": (5, 2),
     "binding_checks": (5, 2),
     "unbacked_facts": (5, 2),
-    "transplants": (5, 4),
+    "transplants": (5, 5),
     "repropagations": (5, 3),
     "decomposed": (5, 1),
     "retrace_runs": (5, 4),

@@ -240,6 +240,38 @@ def test_a_node_that_nothing_is_assumed_of_is_removed() -> None:
     assert unbacked_in(env) == set()
 
 
+def test_a_number_that_another_node_finds_too_stays() -> None:
+    """The other one showed the symbol since torch remembered it; the new number may be another."""
+
+    def fn(a: torch.Tensor, b: torch.Tensor, m: torch.Tensor) -> Any:
+        one = a[m]
+        torch._check(one.shape[0] <= 3)
+        return one + 1, b[m] + 1
+
+    gm, env = graph_of(fn, V4, V4 + 1, MASK)
+    first, second = gm.graph.find_nodes(op="call_function", target=aten.index.Tensor)
+    notes = first.meta["unbacked_bindings"]
+    (u0,) = notes
+    new = replaced(gm, first, aten.slice.Tensor, first.args[0], 0, 0, 2)
+    result = tfk.transplant(gm, first, new)
+    assert result.kept == {u0: second}
+    assert list(result.replaced) == [u0]
+    assert second.meta["unbacked_bindings"] == notes
+    assert env.replace(u0) == u0
+    assert asserts_in(env) == ["u0 <= 3"]
+    first.replace_all_uses_with(new)
+    gm.graph.erase_node(first)
+    with pytest.raises(ShapeEnvError, match="add: u0 is used before index_1, which binds it"):
+        tfk.check_bindings(gm)
+    tfk.repropagate(gm, list(new.users))
+    tfk.check_bindings(gm)
+    one, two = (n.meta["val"].size(0) for n in gm.graph.output_node().args[0])
+    assert str(one) == "2"
+    assert str(two) == "u0"
+    with pytest.raises(ShapeEnvError, match="u0 <= 3: a runtime assert does not hold any more"):
+        tfk.transplant(gm, second, node_of(gm, aten.slice.Tensor).args[0])
+
+
 def test_a_note_that_the_new_node_lacks_is_made() -> None:
     """A pass has run the operator itself, and copied only the value."""
     gm, _env = graph_of(few, V4)

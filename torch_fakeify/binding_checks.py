@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     import sympy
 
-__all__ = ["BindingFault", "binding_faults", "check_bindings"]
+__all__ = ["BindingFault", "binding_faults", "check_bindings", "finds_numbers"]
 
 
 class BindingFault(NamedTuple):
@@ -201,7 +201,7 @@ class _Checker:
             self._reported.add(symbol)
             if symbol in later:
                 what = f"is used before {later[symbol]}, which binds it"
-            elif _finds_numbers(fx_node) and symbol in {self._name(s) for s, _ in shown(value)}:
+            elif finds_numbers(fx_node) and symbol in {self._name(s) for s, _ in shown(value)}:
                 what = "is new here, and the node has no note of it"
             else:
                 what = "is used, and bound nowhere"
@@ -223,7 +223,7 @@ class _Checker:
         return missing
 
 
-def _finds_numbers(fx_node: torch.fx.Node) -> bool:
+def finds_numbers(fx_node: torch.fx.Node) -> bool:
     """Whether the result of a node may depend on data in its sizes or numbers."""
     if fx_node.op != "call_function":
         return True

@@ -13,6 +13,7 @@ import torch
 
 from . import _torch
 from .allocations import Memos, forget
+from .binding_checks import finds_numbers
 from .binding_sites import (
     Binding,
     env_of,
@@ -23,6 +24,7 @@ from .binding_sites import (
     path_steps,
     place_of,
     renamed,
+    shown,
     symbols_in,
 )
 from .checkpoints import checkpoint
@@ -44,6 +46,9 @@ class Transplanted(NamedTuple):
     """By old symbols, those that the new node binds in their place."""
     replaced: dict[sympy.Symbol, sympy.Basic]
     """By old symbols that are gone, the number that has their place."""
+    kept: dict[sympy.Symbol, torch.fx.Node]
+    """Symbols that another node finds too, which showed them because torch remembered them: that
+    node binds them from now on, and what was assumed of them stays, besides."""
     checks: tuple[str, ...]
     """What was assumed of the symbols that are gone, over what replaced them, as far as it does not
     always hold: guards, or runtime asserts, which are nodes of the graph now."""
@@ -58,7 +63,9 @@ def transplant(
     asserts (with their messages and stacks), range and all move to that symbol. Where it has another
     number, they become checks of that: a constant is checked at once, of a number of the inputs the
     ``ShapeEnv`` makes a guard, and of another number from the data an assertion in the graph. The old
-    symbol stays known as another name of what replaced it, so values that show it stay right.
+    symbol stays known as another name of what replaced it, so values that show it stay right. Only if
+    another node of the graph finds the same number, it is that node's from now on: the new number
+    may be another one, and what uses the new node is to be brought up to date with `repropagate`.
 
     Call it when the new node has a value, before the old one is erased or after. The old node's note
     goes; the new node gets one where it lacks it.
@@ -78,7 +85,7 @@ def transplant(
     sites = [] if env is None else list(_sites_of(gm, old_fx_node, env))
     if new_fx_node is None:
         _remove(env, sites, old_fx_node)
-        return Transplanted({}, {}, ())
+        return Transplanted({}, {}, {}, ())
     value = value_of(new_fx_node)
     if value is None:
         raise ShapeEnvError(
@@ -89,15 +96,18 @@ def transplant(
         )
     mine = _notes(gm, old_fx_node, new_fx_node, env)
     mover = _Mover(env)
+    heirs = {s: heir for s, _ in sites if (heir := _heir(gm, s, old_fx_node, new_fx_node, env))}
     with checkpoint(env):
         for symbol, site in sites:
-            mover.symbol(symbol, site, new_fx_node, value, mine)
+            mover.symbol(symbol, site, new_fx_node, value, mine, is_kept=symbol in heirs)
+    for symbol, heir in heirs.items():
+        _note(heir, symbol, env)
     old_fx_node.meta.pop("unbacked_bindings", None)
     if mine:
         new_fx_node.meta["unbacked_bindings"] = mine
     if mover.needs_nodes:
         insert_runtime_asserts(gm, env)
-    return Transplanted(mover.moved, mover.replaced, tuple(mover.checks))
+    return Transplanted(mover.moved, mover.replaced, heirs, tuple(mover.checks))
 
 
 # --- the two nodes --------------------------------------------------------------------------------
@@ -155,6 +165,35 @@ def _notes(
     return _torch.free_unbacked_symbols_with_path(value, (), shape_env=env, pending=pending)
 
 
+def _heir(
+    gm: torch.fx.GraphModule, symbol: Any, old: torch.fx.Node, new: torch.fx.Node, env: Any
+) -> torch.fx.Node | None:
+    """The first other node that finds the number itself, in the same tensor."""
+    asked = set(old.all_input_nodes)  # none of a node that was erased
+    for graph in _graphs(gm):
+        for fx_node in graph.nodes:
+            inputs = set(fx_node.all_input_nodes)
+            if fx_node in (old, new) or not inputs.isdisjoint((old, new)):
+                continue
+            if fx_node.op == "placeholder" or (asked and asked.isdisjoint(inputs)):
+                continue
+            if symbol not in {renamed(s, env) for s, _ in shown(value_of(fx_node))}:
+                continue
+            brought = {renamed(s, env) for n in inputs for s in symbols_in(value_of(n))}
+            if symbol not in brought and finds_numbers(fx_node):
+                return fx_node
+    return None
+
+
+def _note(fx_node: torch.fx.Node, symbol: Any, env: Any) -> None:
+    """Note that a node binds a symbol that its value shows."""
+    pending = {s for s in symbols_in(value_of(fx_node)) if renamed(s, env) == symbol}
+    path = _torch.free_unbacked_symbols_with_path(
+        value_of(fx_node), (), shape_env=env, pending=pending
+    )
+    fx_node.meta.setdefault("unbacked_bindings", {}).update(path)
+
+
 def _remove(env: Any, sites: list[tuple[Any, Binding]], old: torch.fx.Node) -> None:
     if env is None or not sites:
         return
@@ -196,9 +235,16 @@ class _Mover:
         self.needs_nodes = False
 
     def symbol(
-        self, symbol: Any, site: Binding, new: torch.fx.Node, value: Any, mine: dict[Any, Any]
+        self,
+        symbol: Any,
+        site: Binding,
+        new: torch.fx.Node,
+        value: Any,
+        mine: dict[Any, Any],
+        *,
+        is_kept: bool,
     ) -> None:
-        """Move what is assumed of one symbol."""
+        """Move what is assumed of one symbol, or state it of the new number too."""
         env = self._env
         there = Binding(new, site.steps)
         expr = _read(follow(value, place_of(site.steps)), site)
@@ -214,21 +260,23 @@ class _Mover:
         asserts = _asserts_about(env, symbol)
         if isinstance(expr, sympy.Symbol) and expr in mine:
             self.moved[symbol] = expr
-            self._cut(symbol, asserts)
+            if not is_kept:
+                self._cut(symbol, asserts)
+                env.unbacked_renamings[symbol] = expr
             self._state(symbol, expr, asserts)
             move_range(env, symbol, env, expr)
-            env.unbacked_renamings[symbol] = expr
         else:
             self.replaced[symbol] = expr
             limits = list(limits_of(expr, env.var_to_range[symbol]))
-            self._cut(symbol, asserts)
+            if not is_kept:
+                self._cut(symbol, asserts)
             before = _size(env)
             self._state(symbol, expr, asserts)
             for limit in limits:
                 now = {symbol: expr}
                 state_assert(env, limit, "", None, was=f"the range of {symbol}", now=now)
             self._note_checks(expr, asserts, symbol, limits, before)
-        if env.replace(symbol) == symbol:
+        if env.replace(symbol) == symbol and not is_kept:
             final = env.replace(expr)
             env.var_to_range[symbol] = env.bound_sympy(
                 final
