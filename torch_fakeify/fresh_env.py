@@ -126,6 +126,16 @@ class FreshEnv:
         if not insert_runtime_asserts(gm, self.env).inserted and not own:
             strip_marked(gm, ASSERTS.__contains__)  # what came along with no assert
 
+    def finish(self) -> None:
+        """End what the environment was made for: it keeps nothing of the other one alive.
+
+        From now on no guard comes of what is found: Dynamo has frozen its own environment.
+        """
+        outputs = self.env.fake_tensor_cache
+        for key in self._known.fake_tensor_cache:  # torch leaves the other's symbols in the keys
+            outputs.pop(key, None)
+        self.env.freeze()
+
     def over_new(self, value: Any) -> Any:
         """An expression over the new symbols; anything else as it is."""
         return _over(value, self._moved, self._moved_names)

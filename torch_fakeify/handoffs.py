@@ -152,7 +152,7 @@ def handed_over(
             _share(own, context)
             _forget_inputs(lent)
         state_learned(fresh, context.fake_mode.shape_env, before)
-    fresh.env.freeze()  # as Dynamo does with its own: no guard comes of what is found from now on
+    fresh.finish()
 
 
 def _forget_inputs(gm: torch.fx.GraphModule) -> None:
@@ -194,7 +194,9 @@ def _without_nodes(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
     for fx_node in gm.graph.find_nodes(op="placeholder"):
         graph.node_copy(fx_node)._dynamo_source = source_of(fx_node)
     graph.output(())
-    return torch.fx.GraphModule({}, graph)
+    made = torch.fx.GraphModule({}, graph)
+    _forget_inputs(made)
+    return made
 
 
 def _input(converter: MetaConverter, fresh: FreshEnv, record: InputDesc, value: Any) -> Any:

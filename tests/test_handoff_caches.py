@@ -1,0 +1,525 @@
+"""What a handoff leaves behind: nothing of the old state, the context as found, caches that hit."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import json
+import os
+import subprocess
+import sys
+import weakref
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from guard_runs import Run, backend_of, env_of_frame
+from torch._dynamo.utils import counters
+from torch._guards import TracingContext
+from torch._inductor.utils import fresh_cache
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+import torch_fakeify as tfk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+INDUCTOR = pytest.param("inductor", marks=pytest.mark.sweep)
+
+
+def sines(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Something with guards, a view and a size in the graph."""
+    return (x.flatten() + y).sin() * x.shape[0] if x.shape[0] > 2 else x
+
+
+def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """What inductor compiles without a C++ compiler."""
+    return (x @ w) @ w
+
+
+# --- the old state is not used --------------------------------------------------------------------
+
+
+class OldEnv(ShapeEnv):
+    """A ``ShapeEnv`` that must not be used any more."""
+
+    def __getattribute__(self, name: str) -> Any:
+        """No attribute is read."""
+        if name.startswith("__"):
+            return super().__getattribute__(name)
+        raise AssertionError(f"{name} of the old ShapeEnv")
+
+
+class OldMode(FakeTensorMode):
+    """A ``FakeTensorMode`` that must not be used any more."""
+
+    def __getattribute__(self, name: str) -> Any:
+        """No attribute is read."""
+        if name in ("__class__", "__dict__"):
+            return super().__getattribute__(name)
+        raise AssertionError(f"{name} of the old FakeTensorMode")
+
+
+@contextmanager
+def poisoned(env: Any, modes: list[Any]) -> Iterator[None]:
+    """Inside, nobody uses them."""
+    env.__class__ = OldEnv
+    for mode in modes:
+        mode.__class__ = OldMode
+    try:
+        yield
+    finally:
+        env.__class__ = ShapeEnv
+        for mode in modes:
+            mode.__class__ = FakeTensorMode
+
+
+class Old:
+    """The state that Dynamo has traced with, from a backend's call on."""
+
+    def __init__(self, gm: torch.fx.GraphModule) -> None:
+        self.env = env_of_frame()
+        values = (n.meta.get("example_value") for n in gm.graph.nodes)
+        self.fakes = [value for value in values if isinstance(value, torch.Tensor)]
+        modes = [fake.fake_mode for fake in self.fakes]  # type: ignore[attr-defined]
+        context = TracingContext.get()
+        self.modes = list({id(mode): mode for mode in (*modes, context.fake_mode)}.values())
+
+
+def watched(backend: Any, kept: list[Old]) -> Callable[..., Any]:
+    """A handoff to a backend for which the old state is poisoned."""
+
+    def inner(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        with poisoned(kept[-1].env, kept[-1].modes):
+            return backend_of(backend)(gm, inputs)
+
+    def outer(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        kept.append(Old(gm))
+        return tfk.handoff(inner)(gm, inputs)
+
+    return outer
+
+
+@contextmanager
+def without_caches() -> Iterator[None]:
+    """Every graph is lowered."""
+    with (
+        torch._functorch.config.patch(enable_autograd_cache=False),
+        torch._inductor.config.patch(fx_graph_cache=False),
+    ):
+        yield
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize(
+    ("backend", "fn", "sizes"),
+    [
+        ("aot_eager", sines, ((3, 4), (12,))),
+        ("inductor", product, ((5, 3), (3, 3))),
+        pytest.param("inductor", sines, ((3, 4), (12,)), marks=pytest.mark.sweep),
+    ],
+)
+def test_the_old_state_is_not_used(
+    backend: str, fn: Any, sizes: tuple[tuple[int, ...], ...], train: bool
+) -> None:
+    """Neither while the backend compiles, nor when the compiled code and its backward run."""
+    kept: list[Old] = []
+    run = Run(fn, watched(backend, kept), dynamic=True)
+    x, y = (torch.randn(size, requires_grad=train) for size in sizes)
+    with without_caches():
+        run(x, y)
+        (old,) = kept
+        with poisoned(old.env, old.modes):
+            out = run(x, y)
+            if train:
+                out.sum().backward()
+    torch.testing.assert_close(out, fn(x, y))
+    if train:
+        assert x.grad is not None
+        ours = x.grad.clone()
+        torch.testing.assert_close(ours, torch.autograd.grad(fn(x, y).sum(), x)[0])
+    assert len(kept) == 1
+
+
+def test_poison_is_noticed() -> None:
+    """The direct backend uses the old state at once."""
+    kept: list[Old] = []
+
+    def direct(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        kept.append(Old(gm))
+        with poisoned(kept[-1].env, kept[-1].modes):
+            return backend_of("aot_eager")(gm, inputs)
+
+    with pytest.raises(Exception, match="of the old "):
+        Run(sines, direct, dynamic=True)(torch.randn(3, 4), torch.randn(12))
+
+
+# --- nor kept alive -------------------------------------------------------------------------------
+
+
+def forget() -> None:
+    """Empty torch's own caches, by questions and by operators: they keep environments alive."""
+    FakeTensorMode.cache_clear()
+    cached = [o for o in gc.get_objects() if type(o) is functools._lru_cache_wrapper]
+    for one in cached:
+        if "symbolic_shapes" in (one.__module__ or ""):
+            one.cache_clear()
+    for _ in range(4):  # what C++ holds is free only when its owner is
+        gc.collect()
+
+
+class Watch:
+    """A backend that notes, by weak references, what it was called with."""
+
+    def __init__(self, backend: Any) -> None:
+        self.backend = backend_of(backend)
+        self.alive: dict[str, list[Any]] = {}
+
+    def __call__(self, gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        """Notes and compiles."""
+        values = [n.meta.get("example_value") for n in gm.graph.nodes]
+        context = TracingContext.get()
+        noted = {
+            "real tensors": inputs,
+            "fake tensors": values,
+            "mode": [context.fake_mode],
+            "environment": [env_of_frame()],
+            "context": [context],
+            "graph": [gm],
+        }
+        self.alive = {
+            what: [weakref.ref(o) for o in objects if not isinstance(o, (torch.SymInt, type(None)))]
+            for what, objects in noted.items()
+        }
+        return self.backend(gm, inputs)
+
+    def living(self) -> set[str]:
+        """What is there still."""
+        return {what for what, refs in self.alive.items() if any(ref() is not None for ref in refs)}
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("backend", ["aot_eager", INDUCTOR])
+def test_the_compiled_function_keeps_nothing_of_the_old_state(backend: str, train: bool) -> None:
+    """Not the graph, not a fake tensor; also not before its backward is compiled."""
+    watch = Watch(tfk.handoff(backend))
+    run = Run(sines, watch, dynamic=True)
+    x, y = torch.randn(3, 4, requires_grad=train), torch.randn(12)
+    out = run(x, y)
+    # Torch's own cycle, which runs through C++: environment, tracked fake, mode, environment.
+    run.envs[0].tracked_fakes = None
+    run.envs.clear()
+    del x, y
+    if not train:
+        del out
+    forget()
+    assert watch.living() == ({"real tensors"} if train else set())  # autograd's leaf
+    if train:
+        del out
+        gc.collect()
+        assert not watch.living()
+
+
+def test_the_direct_backend_keeps_the_old_state() -> None:
+    """What the test before would see if the handoff kept something."""
+    watch = Watch("aot_eager")
+    run = Run(sines, watch, dynamic=True)
+    run(torch.randn(3, 4), torch.randn(12))
+    run.envs[0].tracked_fakes = None
+    run.envs.clear()
+    forget()
+    assert {"fake tensors", "mode", "environment", "graph"} <= watch.living()
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
+def test_the_fresh_state_is_kept_by_the_compiled_function_alone(train: bool) -> None:
+    """The new fakes, the new context and the copy of the graph go with it."""
+    watch = Watch("aot_eager")
+    run = Run(sines, tfk.handoff(watch), dynamic=True)
+    out: Any = run(torch.randn(3, 4, requires_grad=train), torch.randn(12))
+    gc.collect()
+    assert ("context" in watch.living()) is train  # for a backward that is compiled late
+    del run, out
+    torch._dynamo.reset()
+    forget()
+    assert not watch.living() - {"environment", "mode"}  # torch caches results of operators by mode
+
+
+def test_real_tensors_may_go_while_the_backend_compiles() -> None:
+    """Once they are described nobody in the handoff has them; parameters neither."""
+    died: list[bool] = []
+
+    class Own(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.weight
+
+    def outer(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        with torch.no_grad():
+            copies = [
+                torch.nn.Parameter(x.clone()) if isinstance(x, torch.nn.Parameter)
+                else x.clone() if isinstance(x, torch.Tensor) else x
+                for x in inputs
+            ]  # fmt: skip
+        refs = [weakref.ref(x) for x in copies if isinstance(x, torch.Tensor)]
+
+        def inner(gm: torch.fx.GraphModule, fakes: list[Any]) -> Any:
+            copies.clear()  # the only list that has them
+            died.extend(ref() is None for ref in refs)
+            return backend_of("aot_eager")(gm, fakes)
+
+        return tfk.handoff(inner)(gm, copies)
+
+    gc.disable()
+    try:
+        out = Run(Own(), outer, dynamic=True)(torch.full((3, 4), 2.0))
+    finally:
+        gc.enable()
+    assert torch.equal(out, torch.full((3, 4), 2.0))
+    assert died == [True, True]
+
+
+def test_parameters_can_be_swapped_after_compiling() -> None:
+    """No weak reference is left that ``swap_tensors`` refuses; the backend goes by its name."""
+    module = torch.nn.Linear(3, 3)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.compile(module, backend="fakeify", dynamic=True)(torch.ones(2, 3))
+    torch.utils.swap_tensors(module.weight, torch.nn.Parameter(torch.ones(3, 3)))
+    assert module.weight[0, 0] == 1
+
+
+# --- the context ----------------------------------------------------------------------------------
+
+OWN = {
+    "fake_mode": "the fresh one",
+    "tensor_to_context": "policies of the fresh inputs",
+}
+SHARED = {
+    "aot_graph_name", "cudagraph_annotation", "ddp_optimizer_ctx", "fakify_first_call",
+    "force_unspec_int_unbacked_size_like", "frame_summary_stack", "fw_metadata", "global_context",
+    "guards_context", "hop_dispatch_set_cache", "inlined_code_cache", "loc_in_frame",
+    "loc_in_frame_positions", "module_context", "output_strides", "params_flat",
+    "params_flat_unwrap_subclasses", "params_unwrapped_to_flat_index",
+    "previously_cleaned_instructions", "previously_inlined_functions", "traced_code",
+}  # fmt: skip
+"""Attributes of a ``TracingContext`` that a backend finds as Dynamo left them, and that Dynamo finds
+as the backend left them."""
+
+
+def test_every_attribute_of_a_context_is_shared_or_fresh() -> None:
+    """One that torch adds must be looked at."""
+    assert vars(TracingContext(None)).keys() == OWN.keys() | SHARED
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_a_backend_leaves_in_its_context_is_in_dynamos(fails: bool) -> None:
+    """Also if it fails: torch tells the user where it was then."""
+    left: dict[str, Any] = {name: object() for name in SHARED}
+    if fails:  # torch asks where it was
+        left["frame_summary_stack"] = []
+        left["loc_in_frame"] = ("f.py", 1, "f")
+        left["loc_in_frame_positions"] = SimpleNamespace(col_offset=0, end_col_offset=0)
+
+    def inner(gm: torch.fx.GraphModule, _: Any) -> Any:
+        context = TracingContext.get()
+        assert context is not outside[0]
+        for name in SHARED:
+            assert getattr(context, name) is found[name], name
+        vars(context).update(left)
+        if fails:
+            raise ValueError("no")
+        return gm.forward
+
+    outside: list[Any] = []
+    found: dict[str, Any] = {}
+
+    def outer(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        context = TracingContext.get()
+        mode, policies = context.fake_mode, context.tensor_to_context
+        outside.append(context)
+        found.update(vars(context))
+        try:
+            return tfk.handoff(inner)(gm, inputs)
+        except ValueError:
+            return gm.forward
+        finally:
+            assert TracingContext.get() is context
+            assert context.fake_mode is mode
+            assert context.tensor_to_context is policies
+            assert {name: getattr(context, name) for name in SHARED} == left
+            vars(context).update(found)
+
+    Run(lambda x: x + 1, outer, dynamic=True)(torch.zeros(3))
+    assert outside
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
+def test_what_aotautograd_leaves_in_the_context(train: bool) -> None:
+    """Metadata, strides and weights are what they are without a handoff."""
+    found: list[Any] = []
+    for way in (lambda b: b, tfk.handoff):
+
+        def outer(gm: torch.fx.GraphModule, inputs: list[Any], way: Any = way) -> Any:
+            made = way("aot_eager")
+            out = backend_of(made)(gm, inputs)
+            context = TracingContext.get()
+            flat: Any = context.params_flat
+            meta: Any = context.fw_metadata
+            found.append((
+                [tuple(t.shape) for t in flat],
+                [(type(info).__name__, info.mutates_data) for info in meta.input_info],
+                [info.output_type for info in meta.output_info],
+                context.output_strides,
+                len(context.guards_context.aotautograd_guards),
+                context.aot_graph_name,
+            ))  # fmt: skip
+            return out
+
+        module = torch.nn.Linear(3, 2)
+        Run(module, outer, dynamic=True)(torch.ones(5, 3, requires_grad=train))
+    direct, ours = found
+    assert ours == direct
+
+
+def test_stacks_of_dynamos_symbols_outlive_the_backend() -> None:
+    """Torch empties the stacks of the fresh environment, not those that Dynamo's errors show."""
+    stacks: list[list[Any]] = []
+
+    def outer(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        env = env_of_frame()
+        stacks.append([stack.format() for stack in env.var_to_stack.values()])
+        out = tfk.handoff("aot_eager")(gm, inputs)
+        stacks.append([stack.format() for stack in env.var_to_stack.values()])
+        return out
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        Run(lambda x: x.nonzero() + 1, outer)(torch.ones(3))
+    assert stacks[0] == stacks[1]
+    assert stacks[0]
+    assert all(stacks[0])
+
+
+# --- caches ---------------------------------------------------------------------------------------
+
+
+def hits() -> dict[str, int]:
+    """What the caches of AOTAutograd and of inductor counted since the last time."""
+    both = (counters["aot_autograd"], counters["inductor"])
+    found = {what: n for part in both for what, n in part.items() if "cache" in what}
+    counters.clear()
+    return found
+
+
+def biased(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """The same graph for small inputs and for others, under other guards."""
+    assert (x.shape[0] > 5) in (True, False)
+    return product(x, w)
+
+
+CALLS: tuple[tuple[Any, int], ...] = ((product, 8), (product, 9), (biased, 9), (biased, 4))
+
+
+def cached(backend: Any, fn: Any, n: int, *, train: bool = False, dynamic: bool = True) -> Any:
+    """Compile anew and call; what the caches counted, and the guards."""
+    run = Run(fn, backend, dynamic=dynamic)
+    x = torch.ones(n, 3, requires_grad=train)
+    out = run(x, torch.eye(3))
+    if train:
+        out.sum().backward()
+        assert x.grad is not None
+        assert torch.equal(x.grad, torch.ones(n, 3))
+    assert torch.equal(out, x)
+    return hits(), run.guards
+
+
+@pytest.mark.parametrize(
+    ("train", "dynamic"),
+    [
+        (False, True),
+        pytest.param(True, True, marks=pytest.mark.sweep),
+        pytest.param(False, False, marks=pytest.mark.sweep),
+        pytest.param(True, False, marks=pytest.mark.sweep),
+    ],
+)
+def test_caches_hit_as_without_a_handoff(train: bool, dynamic: bool) -> None:
+    """The same function again, other sizes, and the same graph under other guards."""
+    found: list[Any] = []
+    hits()
+    for way in (lambda b: b, tfk.handoff):
+        with fresh_cache():
+            options = {"train": train, "dynamic": dynamic}
+            found.append([cached(way("inductor"), fn, n, **options) for fn, n in CALLS])
+    direct, ours = found
+    assert ours == direct
+    if dynamic:
+        assert ours[0][0]["autograd_cache_miss"] == 1
+        assert all("autograd_cache_hit" in counts for counts, _ in ours[1:])
+        assert ours[2][1] != ours[3][1]
+
+
+def total(x: torch.Tensor) -> torch.Tensor:
+    """Inductor makes another kernel for more than 4096 elements."""
+    return (x * 2).sum()
+
+
+@pytest.mark.sweep
+def test_guards_of_a_cached_graph_come_back() -> None:
+    """An entry is guarded by what inductor found when it made it, and is not for other inputs."""
+    found: list[Any] = []
+    hits()
+    for way in (lambda b: b, tfk.handoff):
+        with fresh_cache():
+            for _ in range(2):
+                run = Run(total, way("inductor"), dynamic=True)
+                results = [run(torch.ones(n, n)).item() for n in (16, 20, 80)]
+                found.append((results, run.count, run.guards, run.told, hits()))
+    (cold, warm), (ours_cold, ours_warm) = found[:2], found[2:]
+    assert ours_cold == cold
+    assert ours_warm == warm
+    assert ours_warm[:3] == ours_cold[:3]
+    assert ours_warm[1] == 2
+    assert "L['x'].size()[0]*L['x'].size()[0] <= 4096" in ours_warm[2][0]
+    assert ours_warm[4] == {"autograd_cache_hit": 2, "fxgraph_cache_hit": 2}
+
+
+def child(backend: str) -> None:
+    """In another process: compile, call, print the counts and the guards."""
+    made = tfk.handoff("inductor") if backend == "handoff" else backend
+    json.dump([cached(made, fn, n) for fn, n in CALLS], sys.stdout)
+
+
+@pytest.mark.sweep
+def test_another_process_hits_the_same_entries() -> None:
+    """Names of symbols, marks and metadata do not differ from process to process."""
+    found: list[Any] = []
+    for backend in ("inductor", "handoff"):
+        with fresh_cache():
+            code = f"import test_handoff_caches as t; t.child({backend!r})"
+            for seed in ("1", "2"):
+                done = subprocess.run(
+                    [sys.executable, "-c", code],
+                    capture_output=True,
+                    text=True,
+                    check=True,
+                    cwd=Path(__file__).parent,
+                    env={**os.environ, "PYTHONHASHSEED": seed},
+                )
+                found.append(json.loads(done.stdout))
+    assert found[2:] == found[:2]
+    assert all("autograd_cache_hit" in counts for counts, _ in found[3])
+
+
+def test_inductor_gives_the_fresh_graph_the_key_of_the_old_one() -> None:
+    """So an entry that was made without a handoff is found with one."""
+    hits()
+    with fresh_cache():
+        assert cached("inductor", product, 8)[0]["fxgraph_cache_miss"] == 1
+        assert cached(tfk.handoff("inductor"), product, 8)[0]["fxgraph_cache_hit"] == 1
