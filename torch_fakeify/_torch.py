@@ -467,27 +467,6 @@ def unvalidated_shape_env(**options: Any) -> Any:
     return env
 
 
-@contextmanager
-def fake_cache(mode: Any, on: bool) -> Generator[None, None, None]:
-    """A ``FakeTensorMode`` that may or may not take results from its cache; at most as before."""
-    before = mode.cache_enabled
-    mode.cache_enabled = before and on
-    try:
-        yield
-    finally:
-        mode.cache_enabled = before
-
-
-def tensor_metadata(value: Any) -> Any:
-    """``meta["tensor_meta"]`` of a value, as torch's passes make it."""
-    from torch.fx.passes.shape_prop import _extract_tensor_metadata
-
-    def of_leaf(leaf: Any) -> Any:
-        return _extract_tensor_metadata(leaf) if isinstance(leaf, torch.Tensor) else None
-
-    return tree_map(of_leaf, value)
-
-
 def make_sym(kind: str, expr: Any, shape_env: Any, hint: Any, *, constant: bool = False) -> Any:
     """A symbolic scalar over an expression, also over one that the ``ShapeEnv`` has specialized.
 

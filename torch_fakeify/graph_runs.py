@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.fx.passes.shape_prop import _extract_tensor_metadata
 
 from . import _torch
 from .errors import ShapeEnvError
@@ -17,12 +18,14 @@ __all__ = [
     "LIFTS",
     "attribute_of",
     "calls_of",
+    "fake_cache",
     "is_lifted",
     "mode_of",
     "mode_or_none",
     "running_as",
     "set_attribute",
     "snapshot",
+    "tensor_metadata",
 ]
 
 _aten: Any = torch.ops.aten
@@ -71,6 +74,26 @@ def set_attribute(module: Any, target: str, value: Any) -> None:
     for part in path:
         module = getattr(module, part)
     setattr(module, name, value)
+
+
+def tensor_metadata(value: Any) -> Any:
+    """``meta["tensor_meta"]`` of a value, as torch's passes make it."""
+
+    def of_leaf(leaf: Any) -> Any:
+        return _extract_tensor_metadata(leaf) if isinstance(leaf, torch.Tensor) else None
+
+    return _torch.tree_map(of_leaf, value)
+
+
+@contextmanager
+def fake_cache(mode: Any, *, on: bool) -> Generator[None, None, None]:
+    """A ``FakeTensorMode`` that may or may not take results from its cache; at most as before."""
+    before = mode.cache_enabled
+    mode.cache_enabled = before and on
+    try:
+        yield
+    finally:
+        mode.cache_enabled = before
 
 
 def snapshot(value: Any) -> Any:

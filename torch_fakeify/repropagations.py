@@ -27,7 +27,15 @@ from .binding_sites import (
 )
 from .errors import ShapeEnvError
 from .expr_nodes import value_key, value_of
-from .graph_runs import attribute_of, calls_of, is_lifted, mode_of, snapshot
+from .graph_runs import (
+    attribute_of,
+    calls_of,
+    fake_cache,
+    is_lifted,
+    mode_of,
+    snapshot,
+    tensor_metadata,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -67,7 +75,7 @@ def repropagate(
         raise ShapeEnvError("the mode has no ShapeEnv", fix="Make a FakeTensorMode with one")
     updater = _Updater(gm, mode, set(changed))
     mode.epoch += 1
-    with mode, _torch.enable_python_dispatcher(), _torch.fake_cache(mode, on=False):
+    with mode, _torch.enable_python_dispatcher(), fake_cache(mode, on=False):
         updater.run()
     return tuple(updater.updated)
 
@@ -141,7 +149,7 @@ class _Updater:
         if given.paths:
             fx_node.meta["unbacked_bindings"] = dict(given.paths)
         if "tensor_meta" in fx_node.meta:
-            fx_node.meta["tensor_meta"] = _torch.tensor_metadata(given.value)
+            fx_node.meta["tensor_meta"] = tensor_metadata(given.value)
         self._differs.add(fx_node)
         self.updated.append(fx_node)
 

@@ -32,11 +32,13 @@ from .expr_nodes import value_key, value_of
 from .graph_runs import (
     attribute_of,
     calls_of,
+    fake_cache,
     is_lifted,
     mode_or_none,
     running_as,
     set_attribute,
     snapshot,
+    tensor_metadata,
 )
 from .transfer import refakeify
 from .unbacked_facts import FactsToMove
@@ -410,7 +412,7 @@ class _Run(torch.fx.Interpreter):
 
         def target() -> Any:
             # From the cache a result would come without asking bodies or the environment.
-            with _torch.fake_cache(owner.mode, not (bodies or judged)):
+            with fake_cache(owner.mode, on=not (bodies or judged)):
                 return self._target(n, args, kwargs)
 
         key = (self._number, n.name)
@@ -544,7 +546,7 @@ class _Run(torch.fx.Interpreter):
             if key in meta:
                 meta[key] = map_aggregate((n.args, n.kwargs), self._argument)
         if "tensor_meta" in meta:
-            meta["tensor_meta"] = _torch.tensor_metadata(value)
+            meta["tensor_meta"] = tensor_metadata(value)
         if "grapharg" in meta:
             meta["grapharg"] = self._grapharg(meta["grapharg"], value)
         for key in [k for k, v in meta.items() if self._is_old(v)]:
