@@ -318,6 +318,16 @@ CASES = {
     "sizes of zero and one": Case(
         lambda x: x + 1, [lambda n=n: [grown(n)] for n in (4, 1, 0, 5)], 3
     ),
+    "control flow": Case(
+        lambda p, x: torch.cond(p, lambda x: x + x.shape[0], lambda x: x * 2, (x,)),
+        [lambda: [torch.tensor(True), grown(4)], lambda: [torch.tensor(False), grown(5)]],
+        1,
+    ),
+    "transforms": Case(
+        lambda x: torch.vmap(torch.func.grad(lambda r: r.sin().sum()))(x),
+        [lambda: [grown(3, 4)], lambda: [grown(5, 2)]],
+        1,
+    ),
     "jagged tensors": Case(
         lambda t, u: t.sin() * u, [jagged(3, 5), jagged(2, 4, 7)], 1, Policy(dims="DYNAMIC")
     ),
@@ -371,6 +381,32 @@ def test_a_runtime_assert_is_checked_in_the_graph() -> None:
     with pytest.raises(RuntimeError, match=r"the graph assumes l_n <= l_x\.size\(0\)"):
         fn(grown(4), 5)
     assert fn.count == 1
+
+
+def test_what_the_backend_asserts_of_inputs_is_guarded() -> None:
+    """No graph checks a runtime assert that only the backend has stated; so a guard does."""
+
+    def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        x, n = inputs[-2:]
+        torch._check(x.size(0) + n <= 10)
+        return gm.forward
+
+    fn = Jit(lambda x, n: x.sum() * n, UNBACKED, backend)
+    entry = fn.entry(fn.scope(grown(4), 3))
+    assert entry.guards[-1].text == "L['x'].size()[0] + L['n'] <= 10"
+    assert entry.guards.check(fn.scope(grown(5), 5))
+    assert not entry.guards.check(fn.scope(grown(5), 6))
+
+
+def test_a_graph_calls_its_inputs_what_they_are() -> None:
+    """Placeholders are named after sources; symbols of sizes come first."""
+    fn = Jit(lambda xs, scale: xs[0]["a"] * scale, DUCK, "eager")
+    entry = fn.entry(fn.scope([{"a": grown(4, 6)[2:]}], 2))
+    names = [node.name for node in entry.gm.graph.find_nodes(op="placeholder")]
+    sizes = [str(n) for n in entry.trace.inputs[-2].size()]
+    assert names[:2] == sizes
+    assert names[-2:] == ["l_xs_0_a", "l_scale"]
+    assert len(names) == 5  # and the offset
 
 
 # --- modules and gradients ------------------------------------------------------------------------

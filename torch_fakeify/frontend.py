@@ -210,7 +210,8 @@ class Trace:
     """One trace of a function: a fake mode with a ``ShapeEnv`` of its own, and its results.
 
     Inside of ``with trace:`` the mode is active, and Python decompositions are, which symbolic sizes
-    need. Trace there, by any means; what is traced takes `inputs`.
+    need. Trace there, by any means; what is traced takes `inputs`. A tensor that is not among them
+    cannot be used there: give it a name in the scope.
 
     Attributes:
         inputs: of the graph, made of the records alone: first the symbols of the tensors' sizes, as
@@ -398,10 +399,10 @@ class Trace:
         compiler = _torch.resolve_backend(backend)
         with self.handoff(gm) as (lent, inputs):
             compiled = compiler(lent, inputs)
-        structure = self._structure
+        structure, readers = self._structure, self._readers
 
         def run(scope: Mapping[str, Any]) -> Any:
-            result = compiled(*self.flatten(scope))
+            result = compiled(*[read(scope) for read in readers])
             return result if structure is None else structure.filled(result)
 
         return run
@@ -503,9 +504,12 @@ def _violations(text: str) -> str:
 
 
 def _is_size(number: Number) -> bool:
+    """Whether it is a symbol of a tensor's size, stride or offset; bases of views are no inputs."""
     source: Any = number.source
-    is_size = isinstance(source, _torch.dynamo_source().TensorPropertySource)
-    return is_size and isinstance(number.expr, sympy.Symbol)
+    if not isinstance(source, _torch.dynamo_source().TensorPropertySource):
+        return False
+    tensor: Any = source.base  # type: ignore[attr-defined]
+    return isinstance(number.expr, sympy.Symbol) and getattr(tensor, "member", None) != "_base"
 
 
 def _is_view(one: _Input) -> bool:
