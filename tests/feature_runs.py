@@ -160,8 +160,14 @@ class Spy:
         run = self.run
         run.compiled += 1
         rows = [] if run.other_symbols else _inputs(gm, inputs)
-        run.seen.append(("graph", _normal(gm.code), rows))
+        run.seen.append(("graph", _normal(gm.code), rows, _attached(gm)))
         return self.inner(gm, inputs, **kwargs)
+
+
+def _attached(gm: torch.fx.GraphModule) -> list[Any]:
+    """What hangs on the graph and its nodes beside values: the names of it."""
+    rows = [sorted(gm.meta), sorted(vars(gm)), sorted(gm._modules), sorted(gm._parameters)]
+    return [*rows, *((fx_node.name, sorted(fx_node.meta)) for fx_node in gm.graph.nodes)]
 
 
 def _inputs(gm: torch.fx.GraphModule, inputs: list[Any]) -> list[Any]:

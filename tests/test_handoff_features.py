@@ -14,6 +14,7 @@ import pytest
 from feature_runs import FEATURES, Feature, observed
 
 ROOMS = (
+    "features_settings",
     "features_inputs",
     "features_sizes",
     "features_code",

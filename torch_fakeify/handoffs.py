@@ -83,9 +83,10 @@ class Handoff:
                 fix="Use it as torch.compile(f, backend=torch_fakeify.handoff(...))",
             )
         inner = self._compiler(kwargs)
-        if context.fake_mode.shape_env.frozen:
+        if context.fake_mode.shape_env.frozen or context.fake_mode.propagate_real_tensors:
             # A graph for one special size (`specialize_on`), compiled when that size is met: the
-            # inputs have no policies, and no guard is installed any more.
+            # inputs have no policies, and no guard is installed any more. Or data is propagated,
+            # of which records hold none.
             return inner(gm, example_inputs, **kwargs)
         placeholders = gm.graph.find_nodes(op="placeholder")
         values = [fx_node.meta.get("example_value") for fx_node in placeholders]
