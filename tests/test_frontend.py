@@ -615,6 +615,14 @@ def test_a_policy_for_each_dim() -> None:
     assert sizes_of(scope, everything) == [["4", "6", "4"], ["a", "b"]]
 
 
+def test_the_policy_of_a_base_is_its_own() -> None:
+    """Also where a view of it comes first, which does not say what is wanted of its base."""
+    x = grown(4, 6)
+    policy = Policy(named={"x": "DYNAMIC"})
+    assert sizes_of({"view": x[1:], "x": x}, policy) == [["3", "6"], ["a", "b"]]
+    assert sizes_of({"x": x, "view": x[1:]}, policy) == [["a", "b"], ["3", "6"]]
+
+
 def test_duck_shapes_on_and_off() -> None:
     """Equal sizes share a symbol only if they are ``DUCK`` and the setting is on."""
     scope = {"x": grown(4, 6), "y": grown(6, 4)}
@@ -710,6 +718,14 @@ def test_a_broken_promise_is_an_error(what: str) -> None:
     dims = {0: Dim(wish, warn_only=True) if isinstance(wish, str) else
             Dim(wish.kind, wish.min, wish.max, warn_only=True)}  # fmt: skip
     close(Jit(fn, Policy(named={"x": dims}))(grown(4, 3)), fn(grown(4, 3)))
+
+
+def test_a_broken_promise_is_found_before_the_backend_is_called() -> None:
+    """It may take long."""
+    calls: list[Any] = []
+    with pytest.raises(tfk.ShapeEnvError):
+        Jit(lambda x: x.reshape(4, 3), DYNAMIC, lambda *args: calls.append(args))(grown(4, 3))
+    assert calls == []
 
 
 def test_a_promise_that_the_backend_breaks_is_an_error() -> None:
