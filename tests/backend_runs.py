@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.hooks import RemovableHandle
 
 import torch_fakeify as tfk
+from torch_fakeify.sources import source_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -102,11 +103,11 @@ class _Observer:
         env: Any = mode.shape_env
         placeholders = gm.graph.find_nodes(op="placeholder")
         before = set(env.var_to_range)
-        rows = [(n._dynamo_source, n.meta.get("example_value")) for n in placeholders]
+        values = [(source_of(n), n.meta.get("example_value")) for n in placeholders]
         size = (len(gm.graph.nodes), len(placeholders))
         compiled = self._backend(gm, inputs, **kwargs)
         self._run.graphs.append(size)
-        rows = [(s, v) for s, v in rows if isinstance(v, (torch.Tensor, torch.SymInt))]
+        rows = [(s, v) for s, v in values if s and isinstance(v, (torch.Tensor, torch.SymInt))]
         self._run.facts.append(_known_of(before, env, rows))
         return compiled
 

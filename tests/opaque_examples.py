@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from module_examples import example, one_process, variant
+from module_examples import example, variant
+from subclass_examples import one_process
 from torch import nn
 from torch._library.opaque_object import MemberType, get_opaque_type_name, register_opaque_type
 from torch._opaque_base import OpaqueBase
@@ -239,3 +240,26 @@ def leaf_function() -> tuple[Any, ...]:
 
     f.module = m  # type: ignore[attr-defined]
     return f, *[(torch.randn(n, 3, requires_grad=True),) for n in ROWS]
+
+
+@example(grad=True)
+def opaque_attribute() -> tuple[Any, ...]:
+    """An object of a module, and the same one twice among the arguments."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scales = Scales(2.0, 3.0)
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor, others: list[Scales]) -> torch.Tensor:
+            x = self.linear(x)
+            for scales in (self.scales, *others):
+                x = torch.ops.fakeify_opaque.scale(scales, x)
+            return x
+
+    more = Scales(0.5)
+    return Scaled(), *[(torch.randn(n, 3), [more, Scales(1.0), more]) for n in ROWS]
+
+
+variant("opaque_get_attr", opaque_attribute, config={"install_free_tensors": True})

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import jagged_examples
 import opaque_examples
 import pytest
+import subclass_examples
 import torch
 from backend_runs import Run, check, difference, run
 from module_examples import EXAMPLES
@@ -27,7 +29,8 @@ PLAIN = frozenset({
     "nested_two_tensors", "opaque_reference", "torchbind_queue",
 })  # fmt: skip
 
-assert opaque_examples.ROWS  # it enters its examples when it is imported
+# They enter their examples in the table when they are imported.
+ROOMS = (jagged_examples, opaque_examples, subclass_examples)
 
 
 def checked(name: str) -> Run:
