@@ -308,9 +308,9 @@ CASES = {
         nested, [containers(4), containers(4, name="total"), containers(4, 3.0)], 3, Policy()
     ),
     "a number that is an item": Case(
-        lambda x, n: x * n.item(),
-        [lambda: [grown(4), torch.tensor(3)], lambda: [grown(4), torch.tensor(5)]],
-        1,
+        lambda x, n: x * n.item() if n.item() < 9 else x,
+        [lambda n=n: [grown(4), torch.tensor(n)] for n in (3, 5, 20, 30)],
+        2,
     ),
     "sizes of the data": Case(
         lambda x: x[x > 1] * 2, [lambda: [grown(30)], lambda: [grown(3)]], 1
@@ -345,7 +345,7 @@ FEW = frozenset({
     "one tensor twice, then two", "a tensor and its view", "wrapper subclasses",
     "sizes that the function changes", "integers", "booleans", "constant floats",
     "unbacked integers", "containers", "sizes of zero and one", "branches", "arithmetic",
-    "a specialized size", "tied weights and buffers",
+    "a specialized size", "tied weights and buffers", "a number that is an item",
 })  # fmt: skip
 
 
