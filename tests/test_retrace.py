@@ -264,6 +264,33 @@ def test_a_loop_counter_is_bound_by_its_body() -> None:
     assert len(result.symbols) == len(unbacked_in(env)) == 5
 
 
+def test_what_a_body_finds_is_not_known_around_it() -> None:
+    """Torch 2.13 remembers it of the tensor: the operator after the branch binds nothing there.
+
+    In the retrace it finds a number of its own, and the run of the branch that torch makes for its
+    result leaves neither symbols nor asserts.
+    """
+
+    def fn(x: torch.Tensor) -> Any:
+        def true(x: torch.Tensor) -> torch.Tensor:
+            n = x.nonzero()
+            torch._check(n.shape[0] <= 3)
+            return n.sum() + x.sum()
+
+        return torch.cond(x.sum() > 0, true, lambda x: x.sum() * 2, (x,)), x.nonzero()
+
+    for gm, _ in (traced(fn, V4), dynamo_frame(fn, V4)):
+        (fault,) = binding_faults(gm)
+        assert str(fault).endswith("is new here, and the node has no note of it")
+        mode, inputs = fresh_inputs(gm)
+        result = tfk.retrace(gm, inputs, mode=mode)
+        env: Any = mode.shape_env
+        tfk.check_bindings(result.gm)
+        assert set(bound_by(result.gm)) == unbacked_in(env)
+        assert len(bound_by(result.gm)) == 2
+        assert env.num_deferred_runtime_asserts == len(asserts_of(env))
+
+
 # --- equal results --------------------------------------------------------------------------------
 
 
@@ -420,6 +447,21 @@ def test_asserts_go_along(name: str) -> None:
     assert why in tfk.insert_runtime_asserts(result.gm, fresh).inserted
     result.gm(*good)
     raises(result.gm, *bad)
+
+
+def test_what_no_assert_says_goes_along() -> None:
+    """A range and that a number is a size, which torch was told without a node for it."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        k: Any = x.sum().item()
+        torch.fx.experimental.symbolic_shapes._constrain_range_for_size(k, min=2, max=9)
+        return x * k
+
+    result, fresh = law_8(traced(fn, V4.long()).gm)
+    (made,) = result.symbols.values()
+    assert asserts_of(fresh) == []
+    assert (fresh.var_to_range[made].lower, fresh.var_to_range[made].upper) == (2, 9)
+    assert made in fresh.size_like
 
 
 def test_an_assert_without_a_node_is_reported() -> None:

@@ -104,6 +104,9 @@ class RetraceRun:
         self.earlier = plans
         """Those of a run before, to be followed; the tracer of that run makes the new graph."""
         self._numbers: dict[int, int] = {}
+        self._within: list[int] = []
+        self._homes: dict[Any, int] = {}
+        """The graph that binds a symbol, by its number; 0 is the outermost."""
         self._done: set[int] = set()
         self._attributes: dict[int, tuple[Any, Any]] = {}
 
@@ -128,8 +131,20 @@ class RetraceRun:
     def graph(self, gm: torch.fx.GraphModule, values: Sequence[Any]) -> Any:
         """Run one graph, and give its nodes the new values; what it returns."""
         self._done.add(id(gm))
+        number = self._numbers[id(gm)]
+        self._within.append(number)
         self._inputs(gm.graph.find_nodes(op="placeholder"), values)
-        return _Run(self, gm, self._numbers[id(gm)]).run(*values, enable_io_processing=False)
+        result = _Run(self, gm, number).run(*values, enable_io_processing=False)
+        self._within.pop()
+        return result
+
+    def sees(self, old: Any) -> bool:
+        """Whether the graph that runs has the new number for an old symbol.
+
+        What a body binds is not seen around it, though a tensor may remember it there (torch 2.13
+        then shows it in the value of an operator that is not said to bind it).
+        """
+        return old in self.facts.symbols and self._homes.get(old, 0) in self._within
 
     def name(self, symbol: Any) -> Any:
         """An old symbol as its environment knows it since a retrace."""
@@ -150,6 +165,8 @@ class RetraceRun:
         if before is None:
             self.inputs[old] = new
             self.facts.know(old, new)
+        elif not self.sees(old):
+            return  # of another body
         elif before != new and not self.env.evaluate_expr(sympy.Eq(before, new)):
             raise ShapeEnvError(
                 "the inputs do not fit the graph",
@@ -186,6 +203,7 @@ class RetraceRun:
         self.bindings[new] = site
         if old is not None:
             self.bound[old] = new
+            self._homes[old] = self._within[-1]
             self.facts.know(old, new)
 
     def lose(self, old: Any, site: str, found: Any) -> None:
@@ -355,7 +373,6 @@ class _Run(torch.fx.Interpreter):
         self._number = number
         self._gm = gm
         self._key = value_key(gm.graph)
-        self._has_values = any(value_of(fx_node) is not None for fx_node in gm.graph.nodes)
         self._sites = owner.sites_of(gm.graph)
         self._values: dict[torch.fx.Node, Any] = {}
 
@@ -448,8 +465,8 @@ class _Run(torch.fx.Interpreter):
 
     def _sites_at(self, n: torch.fx.Node) -> dict[Any, Binding]:
         """What a node binds that no node before it does: a pass may have moved one there."""
-        known = self._owner.facts.symbols
-        return {s: site for s, site in self._sites.get(n, {}).items() if s not in known}
+        sees = self._owner.sees
+        return {s: site for s, site in self._sites.get(n, {}).items() if not sees(s)}
 
     def _judge(self, n: torch.fx.Node, given: Given) -> Wanted | None:
         """Whether each number is the one that the old value says; if not, what is wanted."""
@@ -457,11 +474,10 @@ class _Run(torch.fx.Interpreter):
         sites = self._sites_at(n)
         if old is None:
             return None
-        known = owner.facts.symbols
         wanted: dict[tuple[Step, ...], Any] = {}
         for symbol, steps in shown(old):
             name = owner.name(symbol)
-            if name not in sites and name in known:
+            if name not in sites and owner.sees(name):
                 place = place_of(steps)
                 wanted[place] = owner.number(name, follow(old, place))
         mine = {place_of(steps) for steps in given.bound.values()}
@@ -497,7 +513,7 @@ class _Run(torch.fx.Interpreter):
             if symbol in sites or (symbol is not None and symbol not in owner.facts.symbols):
                 owner.bind(symbol, new, text)
                 sites.pop(symbol, None)
-            elif value_of(n) is not None:
+            elif value_of(n) is not None and (symbol is None or owner.sees(symbol)):
                 raise ShapeEnvError(
                     "a node finds a number in its data that it did not find before",
                     where=text,
