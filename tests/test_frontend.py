@@ -256,6 +256,7 @@ CASES = {
         [slices((0, 4), (6, 10)), slices((0, 3), (5, 10)), slices((0, 6), (4, 10))],
         2,
     ),
+    "slices that reach to the end": Case(add_to_first, [slices((0, 6), (4, 8), size=8)], 1),
     "separate tensors, then slices of one": Case(
         add_to_first, [lambda: [grown(4), grown(5)], slices((0, 4), (2, 7))], 2
     ),
@@ -341,7 +342,7 @@ CASES = {
 
 
 FEW = frozenset({
-    "disjoint slices, then overlapping ones", "separate tensors, then slices of one",
+    "disjoint slices, then overlapping ones", "slices that reach to the end", "separate tensors, then slices of one",
     "one tensor twice, then two", "a tensor and its view", "wrapper subclasses",
     "sizes that the function changes", "integers", "booleans", "constant floats",
     "unbacked integers", "containers", "sizes of zero and one", "branches", "arithmetic",
@@ -679,6 +680,8 @@ def test_numbers_become_symbols() -> None:
     some = Policy(named={"n": Dim("UNBACKED", min=0, max=9), "m": Dim(min=2, max=50)})
     trace = frontend.Trace(frontend.describe(scope, some))
     assert [str(value) for value in trace.inputs] == ["u0", str(trace.inputs[1].node.expr)]
+    # As torch has it of unbacked dims of inputs: no operator binds them.
+    assert list(trace.shape_env.unbacked_inputs) == [trace.inputs[0].node.expr]
     bounds = [trace.shape_env.bound_sympy(value.node.expr) for value in trace.inputs]
     assert [(b.lower, b.upper) for b in bounds] == [(0, 9), (2, 50)]
 
