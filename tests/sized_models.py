@@ -269,7 +269,7 @@ def convnext() -> torch.nn.Module:
 
 # --- diffusers ------------------------------------------------------------------------------------
 
-_BLOCKS: dict[str, Any] = {"block_out_channels": (8, 16), "norm_num_groups": 4}
+_BLOCK: dict[str, Any] = {"block_out_channels": (8,), "norm_num_groups": 4}
 _TRANSFORMER: dict[str, Any] = {
     "num_attention_heads": 2,
     "attention_head_dim": 8,
@@ -288,11 +288,11 @@ def unet() -> torch.nn.Module:
         in_channels=3,
         out_channels=3,
         layers_per_block=1,
-        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
-        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+        down_block_types=("AttnDownBlock2D",),
+        up_block_types=("AttnUpBlock2D",),
         mid_block_type=None,
         attention_head_dim=8,
-        **_BLOCKS,
+        **_BLOCK,
     )
 
 
@@ -302,13 +302,12 @@ def unet_condition() -> torch.nn.Module:
 
     return UNet2DConditionModel(
         layers_per_block=1,
-        block_out_channels=(8,),
-        norm_num_groups=4,
         down_block_types=("CrossAttnDownBlock2D",),
         up_block_types=("CrossAttnUpBlock2D",),
         mid_block_type=None,
         cross_attention_dim=8,
         attention_head_dim=8,
+        **_BLOCK,
     )
 
 
@@ -321,7 +320,8 @@ def autoencoder() -> torch.nn.Module:
         up_block_types=("UpDecoderBlock2D",) * 2,
         layers_per_block=1,
         latent_channels=4,
-        **_BLOCKS,
+        block_out_channels=(8, 16),
+        norm_num_groups=4,
     )
 
 
