@@ -9,6 +9,8 @@ LSTM, a jagged input of ``MultiheadAttention``, the backward of a sum over a rag
 
 from __future__ import annotations
 
+import operator
+from functools import partial
 from typing import Any
 
 import jagged_examples
@@ -16,8 +18,10 @@ import opaque_examples
 import pytest
 import subclass_examples
 import torch
-from backend_runs import Run, check, difference, run
+from backend_runs import Example, Run, check, difference, run
 from module_examples import EXAMPLES
+from torch import nn
+from torch._dynamo import compiled_autograd
 from torch._guards import TracingContext
 from torch._library.fake_class_registry import FakeScriptObject
 from torch.utils import _pytree as pytree
@@ -102,6 +106,54 @@ def test_a_torchbind_object_stands_as_it_was() -> None:
     tensors = pytree.tree_leaves(vars(queue.wrapped_obj))
     assert [t.shape for t in tensors] == [(3, 3)]
     assert all(t.fake_mode is looking.mode for t in tensors)
+
+
+# --- a list of tensors ----------------------------------------------------------------------------
+
+
+class Backward:
+    """A backend of compiled autograd, whose graphs have a list of tensors as an input."""
+
+    def __init__(self, backend: str, *, handed: bool) -> None:
+        self.backend = torch._dynamo.lookup_backend(backend)
+        self.calls = 0
+        self.compiler = torch.compile(backend=tfk.handoff(self) if handed else self)
+
+    def __call__(self, gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        """Compiles one."""
+        self.calls += 1
+        (listed,) = gm.graph.find_nodes(op="placeholder")[:1]
+        self.inputs, self.values = list(inputs[0]), listed.meta["example_value"]
+        self.mode = TracingContext.get().fake_mode
+        return self.backend(gm, inputs)
+
+    def run(self, *rows: int) -> Run:
+        """A program whose backward is compiled with it."""
+
+        def make() -> tuple[Any, ...]:
+            return nn.Sequential(nn.Linear(4, 4), nn.ReLU()), *[(torch.randn(n, 4),) for n in rows]
+
+        around = partial(compiled_autograd._enable, self.compiler)
+        return run(Example(make=make, grad=True, around=around), "aot_eager")
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_autograd_is_compiled_as_without_the_handoff(backend: str) -> None:
+    """The tensors of its list have symbols of their own: no size becomes a constant."""
+    ours, theirs = Backward(backend, handed=True), Backward(backend, handed=False)
+    assert difference(ours.run(2, 5, 3), theirs.run(2, 5, 3)) is None
+    assert ours.calls == theirs.calls == 2
+    assert len(ours.inputs) == len(theirs.inputs)
+
+
+def test_a_list_of_tensors_reaches_the_backend_as_fakes() -> None:
+    """Each is a fake of the backend's mode, also where the graph says what the list is."""
+    backward = Backward("eager", handed=True)
+    backward.run(2)
+    assert len(backward.inputs) > 3
+    assert all(x.fake_mode is backward.mode for x in backward.inputs)
+    assert all(map(operator.is_, backward.inputs, backward.values))
 
 
 # --- the comparison -------------------------------------------------------------------------------

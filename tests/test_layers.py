@@ -82,6 +82,7 @@ LAYERS = {
     "shape_env": (4, 1),
     "checkpoints": (4, 2),
     "frame_inputs": (5, 0),
+    "listed_inputs": (5, 0),
     "graph_calling": (5, 0),
     "graph_devices": (5, 0),
     "graph_meta": (5, 0),

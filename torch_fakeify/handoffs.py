@@ -25,6 +25,7 @@ from .frame_inputs import describe_inputs
 from .fresh_env import FreshEnv
 from .graph_values import GraphValues
 from .learned import Knowledge, state_learned
+from .listed_inputs import ListedInputs
 from .renaming import rename_symbols
 from .sources import source_of
 
@@ -88,15 +89,16 @@ class Handoff:
             # inputs have no policies, and no guard is installed any more. Or data is propagated,
             # of which records hold none.
             return inner(gm, example_inputs, **kwargs)
-        placeholders = gm.graph.find_nodes(op="placeholder")
-        values = [fx_node.meta.get("example_value") for fx_node in placeholders]
+        listed = ListedInputs(gm, example_inputs)
+        rows = listed.rows(example_inputs)
+        values = [fx_node.meta.get("example_value") for fx_node in listed.placeholders]
         # A graph has done with what a class of the user's does; backends see plain tensors.
         describer = MetaTensorDescriber(keep_nested_ints=True, lose_classes=True)
         env = context.fake_mode.shape_env
         records = describe_inputs(
-            placeholders, [x if _has_record(x) else None for x in example_inputs], describer, env
+            listed.placeholders, [x if _has_record(x) else None for x in rows], describer, env
         )
-        lending = handed_over(gm, records, values, example_inputs, context, describer)
+        lending = handed_over(gm, records, values, rows, context, describer, listed)
         with lending as (lent, inputs):
             return inner(lent, inputs, **kwargs)
 
@@ -122,6 +124,7 @@ def handed_over(
     example_inputs: Sequence[Any],
     context: Any,
     describer: MetaTensorDescriber,
+    listed: ListedInputs | None = None,
 ) -> Generator[tuple[torch.fx.GraphModule, list[Any]], None, None]:
     """Around a backend: gives it fresh state, and what it has learned comes back at the end.
 
@@ -135,20 +138,22 @@ def handed_over(
         example_inputs: what the context knows the inputs by; constants are taken from here.
         context: the frontend's ``TracingContext``. Inside, another one is active.
         describer: of the records.
+        listed: the lists among the graph's inputs; records, values and example inputs are its rows.
 
     Raises:
         ShapeEnvError: the facts contradict one another, or the backend assumed something that has
             no place in the frontend's environment.
     """
+    listed = listed or ListedInputs(gm, example_inputs)
     fresh, mode, lent, inputs = _rebuilt(
-        gm, records, values, example_inputs, context.fake_mode, describer
+        gm, records, values, example_inputs, context.fake_mode, describer, listed
     )
     describer.forget()
     before = Knowledge.of(fresh.env)
     own = _context(context, mode, zip(example_inputs, inputs, strict=True))
     with _torch.tracing(own):
         try:
-            yield lent, inputs
+            yield lent, listed.inputs(inputs)
         finally:  # also of a backend that asks Dynamo to trace again
             _share(own, context)
             _forget_inputs(lent)
@@ -172,6 +177,7 @@ def _rebuilt(
     example_inputs: Sequence[Any],
     mode: Any,
     describer: MetaTensorDescriber,
+    listed: ListedInputs,
 ) -> tuple[FreshEnv, Any, torch.fx.GraphModule, list[Any]]:
     """Graph and inputs in a fresh mode, whose environment knows what that of the mode does."""
     fresh = FreshEnv(mode.shape_env)
@@ -183,16 +189,16 @@ def _rebuilt(
             _input(converter, fresh, record, value)
             for record, value in zip(renamed, example_inputs, strict=True)
         ]
-    fresh.learn(_without_nodes(gm), values, inputs)
+    fresh.learn(_without_nodes(listed.placeholders), values, inputs)
     moved = GraphValues(describer, converter, fresh)
     moved.stand_for(values, records, inputs)
-    return fresh, new_mode, moved.graph_module(gm, inputs), inputs
+    return fresh, new_mode, moved.graph_module(gm, listed.inputs(inputs)), inputs
 
 
-def _without_nodes(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+def _without_nodes(placeholders: Sequence[torch.fx.Node]) -> torch.fx.GraphModule:
     """A graph of the same inputs, for nodes that say what is known of them."""
     graph = torch.fx.Graph()
-    for fx_node in gm.graph.find_nodes(op="placeholder"):
+    for fx_node in placeholders:
         graph.node_copy(fx_node)._dynamo_source = source_of(fx_node)
     graph.output(())
     made = torch.fx.GraphModule({}, graph)
