@@ -319,6 +319,14 @@ CASES = {
     "sizes of zero and one": Case(
         lambda x: x + 1, [lambda n=n: [grown(n)] for n in (4, 1, 0, 5)], 3
     ),
+    "tensors that the function makes": Case(
+        lambda x: x + torch.ones(x.shape[0]), [lambda: [grown(3)], lambda: [grown(5)]], 1
+    ),
+    "operators that C++ would specialize": Case(
+        lambda x: torch.nn.functional.unfold(x, 2),
+        [lambda: [grown(2, 3, 4, 5)], lambda: [grown(3, 2, 6, 4)]],
+        1,
+    ),
     "control flow": Case(
         lambda p, x: torch.cond(p, lambda x: x + x.shape[0], lambda x: x * 2, (x,)),
         [lambda: [torch.tensor(True), grown(4)], lambda: [torch.tensor(False), grown(5)]],
@@ -345,6 +353,7 @@ FEW = frozenset({
     "disjoint slices, then overlapping ones", "slices that reach to the end", "separate tensors, then slices of one",
     "one tensor twice, then two", "a tensor and its view", "wrapper subclasses",
     "sizes that the function changes", "integers", "booleans", "constant floats",
+    "tensors that the function makes", "operators that C++ would specialize",
     "unbacked integers", "containers", "sizes of zero and one", "branches", "arithmetic",
     "a specialized size", "tied weights and buffers", "a number that is an item",
 })  # fmt: skip
@@ -677,6 +686,9 @@ def test_numbers_become_symbols() -> None:
     assert [type(value) for value in trace.inputs] == [
         torch.SymInt, torch.SymInt, torch.SymFloat, torch.SymBool,
     ]  # fmt: skip
+    (flag,) = trace.inputs[3].node.expr.free_symbols
+    bounds = trace.shape_env.var_to_range[flag]
+    assert (bounds.lower, bounds.upper) == (0, 1)
     some = Policy(named={"n": Dim("UNBACKED", min=0, max=9), "m": Dim(min=2, max=50)})
     trace = frontend.Trace(frontend.describe(scope, some))
     assert [str(value) for value in trace.inputs] == ["u0", str(trace.inputs[1].node.expr)]
@@ -721,6 +733,18 @@ def test_a_broken_promise_is_an_error(what: str) -> None:
     dims = {0: Dim(wish, warn_only=True) if isinstance(wish, str) else
             Dim(wish.kind, wish.min, wish.max, warn_only=True)}  # fmt: skip
     close(Jit(fn, Policy(named={"x": dims}))(grown(4, 3)), fn(grown(4, 3)))
+
+
+def test_a_number_that_was_promised_is_no_constant() -> None:
+    """By default a number may become one; named, it may not."""
+    fn = Jit(lambda x, n: x + 1 if n == 5 else x, DYNAMIC)
+    close(fn(grown(4), 5), grown(4) + 1)
+    named = Policy(named={"n": "DYNAMIC"})
+    with pytest.raises(
+        tfk.ShapeEnvError,
+        match=r"L\['n'\] as dynamic but your code specialized it to be a constant \(5\)",
+    ):
+        Jit(fn.fn, named)(grown(4), 5)
 
 
 def test_a_broken_promise_is_found_before_the_backend_is_called() -> None:
