@@ -422,6 +422,20 @@ def test_an_item_that_an_input_has_stays() -> None:
         assert "l_n_.item() >= 3" in tfk.insert_guards(result.gm, mode.shape_env).inserted
 
 
+def test_an_item_that_was_specialized_stays_a_constant() -> None:
+    """And one that the frontend found in the data of an input is bound by the node again."""
+
+    def fn(x: torch.Tensor, n: torch.Tensor, f: torch.Tensor) -> Any:
+        return x + len(range(n.item())), x * f.item()
+
+    gm, _ = dynamo_frame(fn, V4, torch.tensor(3), torch.tensor(2.0))
+    (number,) = bound_by(gm)
+    mode, inputs = fresh_inputs(gm)
+    result = tfk.retrace(gm, inputs, mode=mode)
+    assert set(result.symbols) == {number}
+    assert len(bound_by(result.gm)) == 1
+
+
 # --- facts ----------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -465,6 +465,15 @@ def unvalidated_shape_env(**options: Any) -> Any:
     for name in ("validator", "graph", "name_to_node"):
         vars(env).pop(name, None)
     return env
+
+
+def around_body(operator: Any) -> AbstractContextManager[Any]:
+    """What torch runs the bodies of a higher-order operator in."""
+    if not getattr(operator, "__name__", "").startswith("flex_attention"):
+        return nullcontext()
+    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+
+    return TransformGetItemToIndex()
 
 
 def make_sym(kind: str, expr: Any, shape_env: Any, hint: Any, *, constant: bool = False) -> Any:

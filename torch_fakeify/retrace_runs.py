@@ -154,11 +154,24 @@ class RetraceRun:
 
     def _inputs(self, placeholders: Sequence[torch.fx.Node], values: Sequence[Any]) -> None:
         for placeholder, value in zip(placeholders, values, strict=True):
-            _remember_item(value)
+            if type(value) is _torch.FakeTensor:
+                self._remember_item(value_of(placeholder), value)
             for old, new in _pairs(value_of(placeholder), value):
                 if isinstance(old, sympy.Symbol):
                     self._input(placeholder, self.name(old), new)
         self.facts.state()
+
+    def _remember_item(self, old: Any, value: Any) -> None:
+        """What ``item()`` of an input gives stays in a new epoch too, if it is a number of the input.
+
+        One that was specialized is the constant; a copy of the input does not remember it.
+        """
+        memo, known = (getattr(t, "_item_memo", None) for t in (value, old))
+        if memo is None and isinstance(known, _SYMBOLIC) and known.node.hint is not None:
+            final: Any = known.node.expr
+            memo = known.node.pytype(final) if final.is_number else None
+        if not isinstance(memo, _SYMBOLIC) or memo.node.hint is not None:
+            value.item_memo = memo
 
     def _input(self, placeholder: torch.fx.Node, old: sympy.Symbol, new: sympy.Basic) -> None:
         before = self.facts.symbols.get(old)
@@ -327,13 +340,6 @@ class RetraceRun:
         return self.scalar(old)
 
 
-def _remember_item(value: Any) -> None:
-    """What ``item()`` of an input gives stays in a new epoch too, if it is a number of the input."""
-    memo = getattr(value, "_item_memo", None)
-    if isinstance(memo, _SYMBOLIC) and memo.node.hint is not None:
-        value.item_memo = memo
-
-
 def _pairs(old: Any, new: Any) -> Iterator[tuple[sympy.Basic, sympy.Basic]]:
     """The numbers of two values at the same places."""
     if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
@@ -341,9 +347,9 @@ def _pairs(old: Any, new: Any) -> Iterator[tuple[sympy.Basic, sympy.Basic]]:
         if old.layout is torch.strided and new.layout is torch.strided:
             yield from _pairs(tuple(old.stride()), tuple(new.stride()))
             yield from _pairs(old.storage_offset(), new.storage_offset())
-        memos = [getattr(t, "_item_memo", None) for t in (old, new)]
-        if None not in memos:
-            yield from _pairs(*memos)
+        memo, other = (getattr(t, "_item_memo", None) for t in (old, new))
+        if isinstance(memo, _SYMBOLIC) and memo.node.hint is not None:
+            yield from _pairs(memo, other)
         if _torch.is_traceable_wrapper_subclass(old) and type(old) is type(new):
             wrappers: tuple[Any, Any] = (old, new)
             for name in wrappers[0].__tensor_flatten__()[0]:
@@ -449,7 +455,8 @@ class _Run(torch.fx.Interpreter):
         if given.plan.numbers or bodies:
             owner.plans[key] = given.plan
         for body in bodies:
-            owner.body(body, called.get(id(body)))
+            with _torch.around_body(n.target):
+                owner.body(body, called.get(id(body)))
         self._note(n, given.value, given.paths)
         return given.value
 

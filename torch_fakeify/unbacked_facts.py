@@ -33,7 +33,9 @@ def over(expr: Any, symbols: Mapping[sympy.Symbol, sympy.Basic]) -> Any:
     used = {s: symbols[s] for s in expr.free_symbols if s in symbols and symbols[s] != s}
     if not used:
         return expr
-    if all(isinstance(new, sympy.Symbol) for new in used.values()):
+    others = expr.free_symbols - used.keys()
+    distinct = others.isdisjoint(used.values()) and len(set(used.values())) == len(used)
+    if distinct and all(isinstance(new, sympy.Symbol) for new in used.values()):
         # As a record: `xreplace` would evaluate what torch has left unevaluated.
         names = {_record(old): _record(new) for old, new in used.items()}
         return decode_expr(rename_symbols(encode_expr(expr), names))
