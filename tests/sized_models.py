@@ -312,7 +312,7 @@ def unet_condition() -> torch.nn.Module:
 
 
 def autoencoder() -> torch.nn.Module:
-    """A variational autoencoder, which draws from what it encodes."""
+    """A variational autoencoder."""
     from diffusers import AutoencoderKL
 
     return AutoencoderKL(
@@ -401,7 +401,9 @@ def _texts_and_images(batch: int, length: int) -> Inputs:
 
 
 def _encoded(batch: int, width: int) -> Inputs:
-    return {"sample": torch.randn(batch, 3, width, width), "sample_posterior": True}
+    # It can draw from what it encodes, by `randn` of symbolic sizes and a generator: Dynamo of
+    # torch 2.13 fails on that.
+    return {"sample": torch.randn(batch, 3, width, width), "sample_posterior": False}
 
 
 TRANSFORMERS: dict[str, SizedModel] = {
