@@ -28,6 +28,7 @@ import torch_fakeify as tfk
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+INFERENCE = pytest.param(False, marks=pytest.mark.sweep)
 INDUCTOR = pytest.param("inductor", marks=pytest.mark.sweep)
 
 
@@ -114,7 +115,7 @@ def without_caches() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("train", [INFERENCE, True], ids=["inference", "training"])
 @pytest.mark.parametrize(
     ("backend", "fn", "sizes"),
     [
@@ -207,7 +208,7 @@ class Watch:
         return {what for what, refs in self.alive.items() if any(ref() is not None for ref in refs)}
 
 
-@pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("train", [INFERENCE, True], ids=["inference", "training"])
 @pytest.mark.parametrize("backend", ["aot_eager", INDUCTOR])
 def test_the_compiled_function_keeps_nothing_of_the_old_state(backend: str, train: bool) -> None:
     """Not the graph, not a fake tensor; also not before its backward is compiled."""
@@ -229,6 +230,7 @@ def test_the_compiled_function_keeps_nothing_of_the_old_state(backend: str, trai
         assert not watch.living()
 
 
+@pytest.mark.sweep
 def test_the_direct_backend_keeps_the_old_state() -> None:
     """What the test before would see if the handoff kept something."""
     watch = Watch("aot_eager")
@@ -240,6 +242,7 @@ def test_the_direct_backend_keeps_the_old_state() -> None:
     assert {"fake tensors", "mode", "environment", "graph"} <= watch.living()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
 def test_the_fresh_state_is_kept_by_the_compiled_function_alone(train: bool) -> None:
     """The new fakes, the new context and the copy of the graph go with it.
@@ -370,7 +373,7 @@ def test_what_a_backend_leaves_in_its_context_is_in_dynamos(fails: bool) -> None
     assert outside
 
 
-@pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("train", [INFERENCE, True], ids=["inference", "training"])
 def test_what_aotautograd_leaves_in_the_context(train: bool) -> None:
     """Metadata, strides and weights are what they are without a handoff."""
     found: list[Any] = []

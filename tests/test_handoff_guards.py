@@ -14,11 +14,14 @@ from guard_runs import Asking, Faked, Run, env_of_frame
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.decorators import mark_unbacked
 from torch._dynamo.source import ConstantSource
+from torch._guards import ShapeGuard
 from torch._subclasses.fake_tensor import DataDependentOutputException
-from torch.fx.experimental.symbolic_shapes import DimDynamic
+from torch.fx.experimental.symbolic_shapes import DimDynamic, RuntimeAssert
 from torch.utils._sympy.functions import Mod
+from torch.utils._traceback import CapturedTraceback
 
 import torch_fakeify as tfk
+from torch_fakeify.census import SHAPE_ENV_ATTRIBUTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,6 +93,7 @@ QUESTIONS: dict[str, tuple[Callable[..., Any], tuple[int, int], tuple[int, int]]
 }
 
 
+@pytest.mark.sweep
 def test_conditions_are_installed_as_without_a_handoff() -> None:
     """The same guards, word for word and with the same culprits; each one refuses other sizes."""
 
@@ -467,6 +471,7 @@ def test_an_error_of_the_backend_does_what_it_does_without_a_handoff(
     assert ours == direct
 
 
+@pytest.mark.sweep
 def test_floats_that_become_constants() -> None:
     """AOTAutograd asks Dynamo to trace again, with the float that it could not use as a constant."""
 
@@ -555,3 +560,123 @@ def test_dynamos_graph_is_as_it_was() -> None:
 
     run = Run(lambda x: one(x) if x.shape[0] > 3 else x, outer, dynamic=True)
     assert torch.equal(run(torch.zeros(4)), torch.ones(4))
+
+
+# --- what contradicts -----------------------------------------------------------------------------
+
+
+def wrong_guard(_: torch.Tensor, x: torch.Tensor) -> None:
+    """Notes a guard that does not hold."""
+    env = env_of(x)
+    env.guards.append(ShapeGuard(symbol(x) > 1000, env._get_sloc(), False))
+
+
+def wrong_assert(u: torch.Tensor, _: torch.Tensor) -> None:
+    """Notes an assert that contradicts what the frame has checked."""
+    env, n = env_of(u), symbol(u)
+    one = RuntimeAssert(n > 1000, "a thousand", CapturedTraceback.extract())
+    env.deferred_runtime_asserts.setdefault(n, []).append(one)
+
+
+def wrong_replacement(_: torch.Tensor, x: torch.Tensor) -> None:
+    """Says that an expression is another one that it never is."""
+    env = env_of(x)
+    replace(env, env.source_to_var["L['x'].size()[1]"], symbol(x, 2) + 1000)
+
+
+def replace(env: Any, old: Any, new: Any) -> None:
+    """Replace a symbol without a look at its bounds."""
+    env.replacements[old] = new
+    env._version_counter += 1
+
+
+@pytest.mark.parametrize(
+    ("tell", "text"),
+    [
+        (wrong_guard, r"s\d+ > 1000"),
+        (wrong_assert, r"u0 > 1000"),
+        (wrong_replacement, r"Eq\(s\d+, .*1000"),
+    ],
+)
+def test_an_assumption_that_does_not_hold_is_an_error(tell: Any, text: str) -> None:
+    """Else Dynamo's guards would let the frame's own inputs fail."""
+
+    def f(x: torch.Tensor, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        torch._check(u.size(0) <= 60)
+        torch._check(x.size(1) == 2 * x.size(0))
+        return x + 1, u + 1
+
+    x, u = torch.zeros(4, 8, 3), torch.zeros(6)
+    torch._dynamo.mark_dynamic(x, (0, 1, 2))
+    mark_unbacked(u, 0)
+    with pytest.raises(Exception, match=rf"{text}.*: a backend assumed what does not hold"):
+        Run(f, tfk.handoff(Asking(tell)))(x, u)
+
+
+@pytest.mark.parametrize("dim", [0, 1], ids=["with wider bounds", "replaced already"])
+def test_an_equality_that_becomes_no_replacement_is_a_guard(dim: int) -> None:
+    """Torch replaces a symbol by one expression only, and by none of wider bounds."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        torch._check(x.size(1) == 2 * x.size(0))
+        return x + 1
+
+    def tell(x: torch.Tensor) -> None:
+        env = env_of(x)
+        replaced = env.source_to_var[f"L['x'].size()[{dim}]"]
+        replace(env, replaced, (dim + 1) * (3 * symbol(x, 2) - 5))
+
+    x = torch.zeros(4, 8, 3)
+    torch._dynamo.mark_dynamic(x, (0, 1, 2))
+    run = Run(f, tfk.handoff(Asking(tell)))
+    run(x)
+    for sizes, accepted in (((4, 8, 3), True), ((4, 8, 4), False), ((7, 14, 4), True)):
+        numbers = {f"L['x'].size()[{i}]": n for i, n in enumerate(sizes)}
+        strides = {
+            "L['x'].stride()[0]": sizes[1] * sizes[2],
+            "L['x'].stride()[1]": sizes[2],
+        }
+        assert evaluate_code(run.guards[0], {**numbers, **strides}) is accepted
+
+
+# --- the class ------------------------------------------------------------------------------------
+
+COMES_BACK = {
+    "axioms", "deferred_runtime_asserts", "divisible", "exclusion_constraints", "guards",
+    "num_deferred_runtime_asserts", "replacements", "replacements_slocs", "size_like",
+    "specialization_stacks", "specializations", "var_to_hint_override", "var_to_range",
+    "var_to_range_sloc",
+}  # fmt: skip
+"""Attributes of a ``ShapeEnv`` that a backend may add to."""
+
+OF_INPUTS = {
+    "_shape_id_to_unbacked_symbol", "_shape_spec_pending_assumptions",
+    "_spec_symbol_to_compile_symbol", "backed_var_to_val", "co_fields", "settings",
+    "source_name_to_debug_name", "source_to_symbol", "source_to_var", "trace_asserts",
+    "unbacked_inputs", "val_to_var", "var_to_sources",
+}  # fmt: skip
+"""What Dynamo says when it makes the inputs of a frame; its symbols are not made by a backend."""
+
+OF_SYMBOLS = {
+    "ignorable_fresh_unbacked_symbols", "pending_fresh_unbacked_symbols",
+    "real_tensor_prop_unbacked_vals", "unbacked_alloc_order", "unbacked_renamings",
+    "unbacked_symfloat_counter", "unbacked_symint_counter", "unique_ids", "var_to_stack",
+}  # fmt: skip
+"""What concerns the symbols of a backend's own graphs: facts about them go by what they stand for."""
+
+ITS_OWN = {
+    "_equality_graph", "_error_on_new_guards", "_expr_sym_node_id", "_prev_cache_key",
+    "_replacements_version_counter", "_resimplify_floor_div_axioms",
+    "_translation_validation_enabled", "_unbacked_replacements", "_version_counter",
+    "check_recorded_events", "counter", "dim_constraints", "events", "fake_tensor_cache", "frozen",
+    "fx_node_cache", "graph", "is_recording", "log", "name_to_node", "runtime_asserts_frozen",
+    "should_record_events", "symbol_guard_counter", "tracked_fakes", "validator",
+}  # fmt: skip
+"""Caches, counters, histories, and whether it still learns."""
+
+
+def test_every_attribute_of_a_shape_env_is_looked_at() -> None:
+    """One that torch adds must be put into a group."""
+    groups = [COMES_BACK, OF_INPUTS, OF_SYMBOLS, ITS_OWN]
+    assert sum(map(len, groups)) == len(set().union(*groups))
+    assert set().union(*groups) == set(SHAPE_ENV_ATTRIBUTES)

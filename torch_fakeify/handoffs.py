@@ -21,7 +21,7 @@ from .describe import MetaTensorDescriber
 from .errors import CaptureError
 from .exprs import decode_expr
 from .fake_modes import describe_fake_mode, make_fake_mode
-from .frame_inputs import describe_inputs
+from .frame_inputs import describe_inputs, fakes_at_the_beginning
 from .fresh_env import FreshEnv
 from .graph_values import GraphValues
 from .learned import Knowledge, state_learned
@@ -91,7 +91,7 @@ class Handoff:
             return inner(gm, example_inputs, **kwargs)
         listed = ListedInputs(gm, example_inputs)
         rows = listed.rows(example_inputs)
-        values = [fx_node.meta.get("example_value") for fx_node in listed.placeholders]
+        values = fakes_at_the_beginning(listed.placeholders, rows)
         # A graph has done with what a class of the user's does; backends see plain tensors.
         describer = MetaTensorDescriber(keep_nested_ints=True, lose_classes=True)
         env = context.fake_mode.shape_env
@@ -100,6 +100,7 @@ class Handoff:
         )
         lending = handed_over(gm, records, values, rows, context, describer, listed)
         with lending as (lent, inputs):
+            rows.clear()  # they are described: no real tensor is kept for the backend
             return inner(lent, inputs, **kwargs)
 
 

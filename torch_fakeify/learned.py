@@ -166,12 +166,14 @@ class _Statement:
         )
 
     def replacements(self) -> None:
-        for symbol in list(self._env.replacements):
-            if symbol in self._symbols and symbol not in self._before.replacements:
+        before = self._before.replacements
+        # New ones first: what another one has become may follow from them.
+        for symbol, expr in sorted(
+            self._env.replacements.items(), key=lambda item: item[0] in before
+        ):
+            if symbol in self._symbols and before.get(symbol) != expr:
                 with caused_by(self._known, self._env.replacements_slocs.get(symbol)):
                     self._replacement(symbol)
-        for source, stack in self._env.specialization_stacks.items():
-            self._known.specialization_stacks[source] = stack
 
     def _replacement(self, symbol: Any) -> None:
         known = self._known
@@ -183,9 +185,11 @@ class _Statement:
             return
         if not isinstance(a, sympy.Symbol):
             a, b = b, a
-        if isinstance(a, sympy.Symbol) and a not in b.free_symbols:
+        if isinstance(a, sympy.Symbol):
             known._set_replacement(a, b, "handoff")
-        elif not known.guard_or_defer_runtime_assert(sympy.Eq(a, b), ""):
+        # Torch does not replace by what it has wider bounds of, nor by what has the symbol in it.
+        same = known.replace(a) == known.replace(b)
+        if not same and not known.guard_or_defer_runtime_assert(sympy.Eq(a, b), ""):
             raise _wrong(sympy.Eq(symbol, self._env.replacements[symbol], evaluate=False))
 
     def others(self) -> None:
