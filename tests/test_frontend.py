@@ -197,6 +197,12 @@ def same_twice() -> list[Any]:
     return [x, x]
 
 
+def base_and_alias() -> list[Any]:
+    """A tensor and another one of the same numbers."""
+    x = grown(5)
+    return [x, x.view(5)]
+
+
 def base_and_view() -> list[Any]:
     """A tensor and a view of it."""
     x = grown(6)
@@ -258,7 +264,10 @@ CASES = {
     ),
     "slices that reach to the end": Case(add_to_first, [slices((0, 6), (4, 8), size=8)], 1),
     "separate tensors, then slices of one": Case(
-        add_to_first, [lambda: [grown(4), grown(5)], slices((0, 4), (2, 7))], 2
+        add_to_first, [lambda: [grown(4), grown(5)], slices((0, 4), (0, 5))], 2
+    ),
+    "slices of one tensor, then separate ones": Case(
+        add_to_first, [slices((0, 4), (0, 5)), lambda: [grown(4), grown(5)]], 2
     ),
     "one tensor twice, then two": Case(
         add_to_first, [same_twice, lambda: [grown(5), grown(5)], same_twice], 2
@@ -351,7 +360,8 @@ CASES = {
 
 FEW = frozenset({
     "disjoint slices, then overlapping ones", "slices that reach to the end", "separate tensors, then slices of one",
-    "one tensor twice, then two", "a tensor and its view", "wrapper subclasses",
+    "slices of one tensor, then separate ones", "one tensor twice, then two",
+    "a tensor and its view", "wrapper subclasses",
     "sizes that the function changes", "integers", "booleans", "constant floats",
     "tensors that the function makes", "operators that C++ would specialize",
     "unbacked integers", "containers", "sizes of zero and one", "branches", "arithmetic",
@@ -382,6 +392,16 @@ def test_results_and_arguments_are_those_of_eager(name: str) -> None:
             else:
                 assert a == b or (a != a and b != b)
     assert fn.count == case.count
+
+
+def test_one_object_is_not_two_that_share_a_storage() -> None:
+    """What changes the sizes of one argument would change the other's as well."""
+    entry = Jit(lambda x, y: x + y, DYNAMIC, "eager").entry(
+        dict(zip("xy", base_and_alias(), strict=False))
+    )
+    failing = entry.guards.failing(dict(zip("xy", same_twice(), strict=False)))
+    assert failing is not None
+    assert failing.text == "L['y'] is not L['x']"
 
 
 def test_a_runtime_assert_is_checked_in_the_graph() -> None:
@@ -666,6 +686,18 @@ def test_marks_on_a_tensor_are_policy() -> None:
         "L['x'].size()[0] >= 2",
         "L['x'].size()[0] <= 64",
     ]
+
+
+def test_unbacked_dims_have_bounds() -> None:
+    """Those of a policy, or of a mark."""
+    x = grown(8)
+    torch._dynamo.decorators.mark_unbacked(x, 0, min=3, max=9)
+    for policy in (Policy(), Policy(named={"x": {0: Dim("UNBACKED", min=3, max=9)}})):
+        guards = Jit(lambda x: x + 1, policy).entry({"x": x}).guards
+        assert [t for t in (g.text for g in guards) if ">=" in t or "<=" in t] == [
+            "L['x'].size()[0] >= 3",
+            "L['x'].size()[0] <= 9",
+        ]
 
 
 def test_parameters_have_a_policy_of_their_own() -> None:

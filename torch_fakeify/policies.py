@@ -198,7 +198,7 @@ def _by_dim(wish: Wish, ndim: int, source: Any) -> dict[int, Dim]:
                 expected=f"a dim of {ndim}",
                 found=str(i),
             )
-        found[i % ndim] = _of(dim)
+        found[i] = _of(dim)
     return found
 
 
