@@ -15,6 +15,7 @@ from guard_equivalence import Facts, by_sources, facts_of
 from torch._dynamo import convert_frame
 from torch._dynamo.backends.debugging import boxed_nop
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+from torch._dynamo.variables.functions import get_pytree_SUPPORTED_NODES_source
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
@@ -154,6 +155,7 @@ def run(
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     FakeTensorMode.cache_clear()
+    get_pytree_SUPPORTED_NODES_source.cache_clear()  # its first call in a process adds a guard
     torch.manual_seed(0)
     module = model.make().train(training)
     calls = model.calls()
