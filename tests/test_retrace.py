@@ -478,6 +478,16 @@ def test_what_no_assert_says_goes_along() -> None:
     assert made in fresh.size_like
 
 
+def test_a_replacement_goes_along() -> None:
+    """Two numbers that the environment was told to be one, without an assert."""
+    gm, env = traced(lambda m: (m.nonzero(), m.clone().nonzero()), MASK)
+    one, two = bound_by(gm)
+    env._eliminate_unbacked(two, one)
+    result, fresh = law_8(gm)
+    assert asserts_of(fresh) == []
+    assert fresh.replace(result.symbols[two]) == result.symbols[one]
+
+
 def test_an_assert_without_a_node_is_reported() -> None:
     """Dynamo has taken out the node that found the number; the assert cannot be checked."""
     fn, good, _, _ = CASES["bool"]

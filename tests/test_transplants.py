@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from assert_frames import V4, T, aten, dynamo_frame, everything, raises, traced
+from assert_frames import V4, T, aten, dynamo_frame, everything, fresh_inputs, raises, traced
 from torch.fx.experimental.symbolic_shapes import CallMethodKey, statically_known_true
 from torch.utils._pytree import SequenceKey
 
@@ -89,6 +89,8 @@ def test_asserts_move_to_the_new_symbol() -> None:
     tfk.check_bindings(gm)
     add = node_of(gm, aten.add.Tensor)
     assert statically_known_true(add.meta["val"].size(0) == new.meta["val"].size(0))
+    mode, inputs = fresh_inputs(gm)
+    assert set(tfk.retrace(gm, inputs, mode=mode).symbols) == {u1}
     tfk.insert_runtime_asserts(gm, env)
     gm.recompile()
     gm(torch.tensor([1.0, 0, 2, 0]))
@@ -122,6 +124,8 @@ def test_a_constant_is_checked_at_once() -> None:
     old.replace_all_uses_with(two)
     gm.graph.erase_node(old)
     tfk.check_bindings(gm)
+    mode, inputs = fresh_inputs(gm)
+    assert tfk.retrace(gm, inputs, mode=mode).symbols == {}
     tfk.repropagate(gm, list(two.users))
     assert tuple(node_of(gm, aten.add.Tensor).meta["val"].size()) == (2, 1)
 
@@ -281,6 +285,30 @@ def test_a_note_that_the_new_node_lacks_is_made() -> None:
     assert tfk.transplant(gm, old, new).moved
     assert new.meta["unbacked_bindings"] == notes
     assert "unbacked_bindings" not in old.meta
+
+
+def test_an_equality_moves_too() -> None:
+    """A number that must be 3, and so is known to be 3, of another operator."""
+
+    def fn(n: torch.Tensor) -> torch.Tensor:
+        k = n.sum().item()
+        torch._check(k == 3)
+        return torch.zeros(k)
+
+    gm, env = graph_of(fn, T([1, 2]))
+    old = node_of(gm, aten._local_scalar_dense.default)
+    new = replaced(gm, old, aten.item.default, *old.args)
+    (u1,) = new.meta["unbacked_bindings"]
+    tfk.transplant(gm, old, new)
+    old.replace_all_uses_with(new)
+    gm.graph.erase_node(old)
+    tfk.check_bindings(gm)
+    assert asserts_in(env) == ["Eq(u1, 3)"]
+    assert env.replace(u1) == 3
+    tfk.insert_runtime_asserts(gm, env)
+    gm.recompile()
+    gm(T([1, 2]))
+    raises(gm, T([2, 2]))
 
 
 # --- check_bindings -------------------------------------------------------------------------------

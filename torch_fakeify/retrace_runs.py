@@ -196,7 +196,8 @@ class RetraceRun:
             return {}
         wanted: set[Any] = set()
         for fx_node in graph.nodes:
-            wanted |= {self.name(s) for s in symbols_in(value_of(fx_node))}
+            names = map(self.name, symbols_in(value_of(fx_node)))
+            wanted.update(s for s in names if s not in self.known.replacements)
         sites: dict[torch.fx.Node, dict[Any, Binding]] = {}
         for symbol, site in find_bindings(graph, self.known, wanted - self.inputs.keys()).items():
             if site.fx_node.op != "placeholder" and symbol not in self.facts.symbols:

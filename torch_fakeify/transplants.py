@@ -284,7 +284,7 @@ class _Mover:
             env._set_replacement(symbol, final, "transplant")
 
     def _cut(self, symbol: Any, asserts: list[Any]) -> None:
-        """Take the asserts about a symbol, and what it was replaced by for them, out."""
+        """Take the asserts about a symbol out."""
         env = self._env
         ids = set(map(id, asserts))
         for key, group in list(env.deferred_runtime_asserts.items()):
@@ -294,8 +294,6 @@ class _Mover:
         env.num_deferred_runtime_asserts -= len(asserts)
         for condition in [c for c in env.axioms if symbol in c.free_symbols]:
             del env.axioms[condition]
-        env.replacements.pop(symbol, None)
-        env.replacements_slocs.pop(symbol, None)
         env._update_version_counter()
 
     def _state(self, symbol: Any, expr: Any, asserts: list[Any]) -> None:
