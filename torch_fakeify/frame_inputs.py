@@ -87,9 +87,66 @@ def _fake_of(fx_node: torch.fx.Node, value: Any) -> Any:
     The view operators of a wrapper are told with its symbols only by the fake, and one frame's
     tensors are told all alike, so that what they share shows.
     """
-    fake = fx_node.meta.get("example_value")
-    real = isinstance(value, torch.Tensor) and _torch.maybe_get_fake_mode(value) is None
-    return fake if real and isinstance(fake, torch.Tensor) else value
+    if not isinstance(value, torch.Tensor) or _torch.maybe_get_fake_mode(value) is not None:
+        return value
+    fake = _fake_again(value)
+    if fake is None:
+        fake = fx_node.meta.get("example_value")
+    return fake if isinstance(fake, torch.Tensor) else value
+
+
+def _fake_again(value: torch.Tensor) -> torch.Tensor | None:
+    """A fake tensor as when the frame began: in the mode that the frontend made for a backend.
+
+    Its symbols are those that the frontend traced with, which the policy remembers.
+    """
+    context = _torch.TracingContext.try_get()
+    if context is None or context.fake_mode is None or value not in context.tensor_to_context:
+        return None
+    policy: Any = context.tensor_to_context[value]
+    with context.fake_mode as mode:
+        return mode.from_tensor(
+            value, symbolic_context=policy, source=policy.tensor_source, trace=False
+        )
+
+
+def fakes_at_the_beginning(
+    placeholders: Sequence[torch.fx.Node], inputs: Sequence[Any]
+) -> list[Any]:
+    """The values by which a frontend knows the inputs, with the sizes that these had at first.
+
+    Args:
+        placeholders: the graph's placeholders, with the frontend's values in their metadata.
+        inputs: what the backend is called with.
+    """
+    values: list[Any] = []
+    for fx_node, value in zip(placeholders, inputs, strict=True):
+        known = fx_node.meta.get("example_value")
+        if isinstance(known, torch.Tensor) and not _has_sizes_of(known, value):
+            again = _fake_again(value)
+            known = known if again is None else again
+        values.append(known)
+    return values
+
+
+def _has_sizes_of(fake: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether a fake tensor still is as large as the tensor that it stands for."""
+    if fake.is_nested or fake is value:
+        return True
+    if fake.ndim != value.ndim or not all(map(_may_be, fake.size(), value.size())):
+        return False
+    if fake.layout is not torch.strided:
+        return True
+    return all(map(_may_be, fake.stride(), value.stride())) and _may_be(
+        fake.storage_offset(), value.storage_offset()
+    )
+
+
+def _may_be(known: Any, number: Any) -> bool:
+    if isinstance(known, int) and isinstance(number, int):
+        return known == number
+    hint = number if isinstance(known, int) else known.node.hint
+    return hint is None or not isinstance(number, int) or bool(hint == number)
 
 
 def _describe_input(
