@@ -16,7 +16,7 @@ from torch._dynamo.decorators import mark_unbacked
 from torch._dynamo.source import ConstantSource
 from torch._guards import ShapeGuard
 from torch._subclasses.fake_tensor import DataDependentOutputException
-from torch.fx.experimental.symbolic_shapes import DimDynamic, RuntimeAssert
+from torch.fx.experimental.symbolic_shapes import DimDynamic, RuntimeAssert, Specialization
 from torch.utils._sympy.functions import Mod
 from torch.utils._traceback import CapturedTraceback
 
@@ -195,6 +195,36 @@ def test_facts_without_guards_come_back_whole() -> None:
     assert len(direct["asserts"][0]) == 2
 
 
+def test_a_guard_that_takes_sizes_for_large_stays_one() -> None:
+    """Torch decides by it which guards it can leave out."""
+
+    def ask(x: torch.Tensor) -> None:
+        n = symbol(x)
+        env_of(x).evaluate_expr(sympy.Ne(n, 3 * n - 20), size_oblivious=True)
+        env_of(x).evaluate_expr(sympy.Ne(n, 3 * n - 40))
+
+    found = [
+        [(guard.expr, guard.size_oblivious) for guard in run.envs[0].guards]
+        for run in both_ways(one, ask, tensors(8), dynamic=True)
+    ]
+    assert found[0] == found[1]
+    assert [large for _, large in found[1]] == [True, False]
+
+
+def test_a_size_to_specialize_on_is_dynamos_too() -> None:
+    """Dynamo calls the backend again for inputs of that size."""
+
+    def ask(x: torch.Tensor) -> None:
+        if isinstance(x.size(0), torch.SymInt) and not env_of(x).frozen:
+            env = env_of(x)
+            (source,) = env.var_to_sources[symbol(x)]
+            env.specializations.add(Specialization(source, lambda n: n == 8))
+
+    direct, ours = both_ways(one, ask, tensors(7), tensors(8), tensors(8), dynamic=True)
+    assert (ours.count, direct.count) == (2, 2)
+    assert len(ours.guards) == 1
+
+
 # --- symbols of one side --------------------------------------------------------------------------
 
 
@@ -235,15 +265,21 @@ def test_what_is_said_of_a_retraced_number_is_said_of_the_number() -> None:
         env, n = env_of(x), x.size(0)
         with env.ignore_fresh_unbacked_symbols():
             again = env.create_unbacked_symint()
-        env._rename_unbacked_to(again.node.expr, n.node.expr)  # type: ignore[union-attr]
+        torch._check(again <= 80, lambda: "eighty at most")
+        env._rename_unbacked_to(again.node.expr, symbol(x))
         torch._check(again <= 60, lambda: "sixty at most")
-        env.constrain_symbol_range(n.node.expr, compiler_min=3, compiler_max=90)  # type: ignore[union-attr]
+        env.constrain_symbol_range(symbol(x), compiler_min=3, compiler_max=90)
+        assert isinstance(n, torch.SymInt)
 
     x = torch.zeros(5)
     mark_unbacked(x, 0)
     direct, ours = both_ways(one, retrace, [x])
-    assert ours.asserts[0] == direct.asserts[0]
     assert ours.guards == direct.guards == [("3 <= L['x'].size()[0] and L['x'].size()[0] <= 60",)]
+    (asserts,) = ours.asserts
+    assert [(str(expr), where) for expr, _, where in asserts] == [
+        ("u0 <= 80", "retrace"),
+        ("u0 <= 60", "retrace"),
+    ]
 
 
 def test_what_only_the_backend_computes_stays_there() -> None:
