@@ -527,6 +527,22 @@ def test_inference_and_training_are_two_graphs() -> None:
     ]
 
 
+def test_bits_of_a_tensor_are_guarded() -> None:
+    """Whether it is conjugated or negated by a bit, and whether it is an inference tensor."""
+    fn = Jit(lambda x: x * 2, DYNAMIC, "eager")
+    x = torch.complex(grown(4), grown(4))
+    with torch.inference_mode():
+        inferred = x * 1
+    for t in (x, x.conj(), inferred, x.conj().imag):
+        entry = fn.entry({"x": t})
+        close(entry.run({"x": t}), t * 2)
+    assert [missed[0] for missed in fn.missed[1:]] == [
+        "L['x'].is_conj() is False",
+        "L['x'].is_inference() is False",
+        "L['x'].dtype == torch.complex64",
+    ]
+
+
 def test_autocast_is_guarded() -> None:
     """A graph that was traced under autocast is for calls under the same."""
     fn = Jit(lambda x: x @ x, DYNAMIC)
