@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,7 +28,7 @@ import torch_fakeify as tfk
 from torch_fakeify.sources import source_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Generator, Mapping
 
     import sympy
 
@@ -142,6 +142,7 @@ def run(example: Example, backend: Any) -> Run:
     RemovableHandle.next_id = 0  # guards name hooks by it
     torch.manual_seed(0)
     with ExitStack() as stack:
+        stack.enter_context(_one_thread())
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         stack.enter_context(torch._dynamo.config.patch(**_PLAIN_GUARDS, **example.config))
@@ -163,6 +164,17 @@ def run(example: Example, backend: Any) -> Run:
     found.breaks = dict(counters["graph_break"])
     found.guards = _guards()
     return found
+
+
+@contextmanager
+def _one_thread() -> Generator[None]:
+    """Sums over indices have the same order each time."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _guards() -> list[Guards]:

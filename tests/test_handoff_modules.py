@@ -124,6 +124,7 @@ class Backward:
         self.calls += 1
         (listed,) = gm.graph.find_nodes(op="placeholder")[:1]
         self.inputs, self.values = list(inputs[0]), listed.meta["example_value"]
+        self.read = [(user.args[1], user.meta["example_value"]) for user in listed.users]
         self.mode = TracingContext.get().fake_mode
         return self.backend(gm, inputs)
 
@@ -148,12 +149,14 @@ def test_compiled_autograd_is_compiled_as_without_the_handoff(backend: str) -> N
 
 
 def test_a_list_of_tensors_reaches_the_backend_as_fakes() -> None:
-    """Each is a fake of the backend's mode, also where the graph says what the list is."""
+    """Each is a fake of the backend's mode; that is what the list is, and what nodes read from it."""
     backward = Backward("eager", handed=True)
     backward.run(2)
     assert len(backward.inputs) > 3
     assert all(x.fake_mode is backward.mode for x in backward.inputs)
     assert all(map(operator.is_, backward.inputs, backward.values))
+    assert all(backward.inputs[i] is value for i, value in backward.read)
+    assert len(backward.read) > 3
 
 
 # --- the comparison -------------------------------------------------------------------------------
