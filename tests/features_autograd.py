@@ -22,7 +22,7 @@ def _leaf(n: int, *rest: int) -> torch.Tensor:
 # --- backward -------------------------------------------------------------------------------------
 
 
-@feature(plain=True)
+@feature()
 def backward_twice(run: Run) -> None:
     """A backward with ``retain_graph`` twice, an error the third time, and a double backward."""
 
@@ -134,7 +134,7 @@ def backward_in_the_frame(run: Run) -> None:
         run.note("gradients", [p.grad for p in m.parameters()])
 
 
-@feature(plain=True)
+@feature()
 def checkpointed(run: Run) -> None:
     """Activation checkpointing, with dropout that is drawn again, sizes changing."""
 
@@ -229,7 +229,7 @@ def autograd_functions(run: Run) -> None:
         run.call(c, _leaf(n), n)
 
 
-@feature(plain=True)
+@feature()
 def operators(run: Run) -> None:
     """Custom operators whose fake kernel and backward ask about sizes, one that mutates."""
     library = torch.library.Library("features", "FRAGMENT")
@@ -388,7 +388,7 @@ def flex_attention(run: Run) -> None:
 # --- modes ----------------------------------------------------------------------------------------
 
 
-@feature(plain=True)
+@feature()
 def grad_modes(run: Run) -> None:
     """no_grad, enable_grad and inference mode: around, inside, and inputs made in them."""
 

@@ -23,7 +23,7 @@ def _leaf(n: int, *rest: int) -> torch.Tensor:
 # --- graphs and what is between them --------------------------------------------------------------
 
 
-@feature(plain=True)
+@feature()
 def graph_breaks(run: Run) -> None:
     """Breaks with views, mutations and sizes alive across them."""
 
@@ -84,7 +84,7 @@ def branches_on_data(run: Run) -> None:
         run.call(c, _leaf(n))
 
 
-@feature(plain=True)
+@feature()
 def compiled_in_compiled(run: Run) -> None:
     """A compiled function in a compiled one, and one that is compiled again on its own."""
     inner = run.compile(lambda x: _block(x) + x.shape[0], dynamic=True)
@@ -153,12 +153,12 @@ def two_threads(run: Run) -> None:
 
 
 def _anew(fn: Any) -> Any:
-    """The same function of another code: Dynamo remembers what a code was called with."""
-    code = fn.__code__.replace(co_name=f"f{next(_COUNTER)}")
+    """The same function on another line: Dynamo remembers what was called there."""
+    code = fn.__code__.replace(co_firstlineno=next(_COUNTER))
     return types.FunctionType(code, fn.__globals__)
 
 
-_COUNTER = itertools.count()
+_COUNTER = itertools.count(10_000)
 
 
 @feature()
@@ -170,10 +170,11 @@ def stances(run: Run) -> None:
         with torch.compiler.set_stance(stance):
             run.call(c, _leaf(3))
             run.call(c, _leaf(4))
-    with torch.compiler.set_stance("eager_then_compile"):
-        e = run.compile(_anew(lambda x: x * 3))
-        for n in (3, 4, 5):
-            run.call(e, _leaf(n))
+    for stance in ("eager_then_compile", "aot_eager_then_compile"):
+        with torch.compiler.set_stance(stance):
+            e = run.compile(_anew(lambda x: x * 3))
+            for n in (3, 4, 5):
+                run.call(e, _leaf(n))
     with torch.compiler.set_stance("default", force_backend=run.backend):
         run.call(torch.compile(lambda x: x * 5, backend="eager"), _leaf(3))
 
@@ -233,7 +234,7 @@ def disabled_parts(run: Run) -> None:
         run.call(c, _leaf(n))
 
 
-@feature(dynamo={"inline_inbuilt_nn_modules": False}, plain=True)
+@feature(dynamo={"inline_inbuilt_nn_modules": False})
 def modules_not_inlined(run: Run) -> None:
     """Parameters are attributes of the graph's module, not inputs."""
     _modules(run)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -76,7 +76,7 @@ def options_of_a_callable(run: Run) -> None:
     _sizes(run, c)
 
 
-@feature(plain=True)
+@feature()
 def a_handoff_in_a_handoff(run: Run) -> None:
     """Two handoffs in one another."""
     backend = run.backend if run.direct else tfk.handoff(run.backend)
@@ -118,8 +118,7 @@ def _in_a_folder(run: Run) -> None:
 
         torch._dynamo.reset()
         run.call(torch.compile(_work, backend=run.wrapped(fails)), torch.ones(3, 2))
-        written = [f for _, _, names in os.walk(folder) for f in names if f.endswith(".py")]
-        run.seen.append(("written", sorted(written)))
+        run.seen.append(("written", sorted(path.name for path in Path(folder).rglob("*.py"))))
 
 
 @feature(dynamo={"debug_backend_override": ">0:eager"})
@@ -197,9 +196,9 @@ def compiled_ahead(run: Run) -> None:
         )
         run.call(ahead, torch.ones(3, 2))
         with tempfile.TemporaryDirectory() as folder:
-            path = os.path.join(folder, "compiled.pt")
-            ahead.save_compiled_function(path)
-            with open(path, "rb") as file:
+            path = Path(folder) / "compiled.pt"
+            ahead.save_compiled_function(str(path))
+            with path.open("rb") as file:
                 run.call(torch.compiler.load_compiled_function(file), torch.ones(3, 2))
 
 

@@ -226,7 +226,7 @@ def overlap_after_disjoint(run: Run) -> None:
     run.call(c, torch.arange(4.0), torch.arange(4.0))
 
 
-@feature(plain=True)
+@feature()
 def overlap_after_disjoint_dynamic(run: Run) -> None:
     """The same with symbolic sizes and offsets, and two outputs that are views."""
 
@@ -446,7 +446,7 @@ def strides(run: Run) -> None:
                 run.call(c, y)
 
 
-@feature(plain=True)
+@feature()
 def small(run: Run) -> None:
     """0-dim tensors, empty ones, ones, and storages of no bytes."""
 
@@ -499,7 +499,7 @@ def sparse(run: Run) -> None:
         run.call(c, s, torch.ones(3, 4))
 
 
-@feature(plain=True)
+@feature()
 def scalars(run: Run) -> None:
     """Floats, bools and ints as arguments, which become dynamic when they change."""
 
@@ -612,26 +612,50 @@ def jagged_inputs(run: Run) -> None:
 
 
 @feature()
-def metadata_changes_beside_a_wrapper(run: Run) -> None:
-    """A plain input changes its metadata while a wrapper subclass is another input."""
+def changes_beside_a_wrapper(run: Run) -> None:
+    """A wrapper subclass is an input of frames that change what others are.
+
+    The fakes that such a frame was traced with tell of it afterwards; the backend sees the inputs
+    as they were at first.
+    """
     from torch.testing._internal.two_tensor import TwoTensor
 
-    def f(x: torch.Tensor, w: torch.Tensor) -> Any:
-        y = x * 2
+    def transposed(x: torch.Tensor, p: torch.Tensor, w: torch.Tensor) -> Any:
+        z = w * x
         x.t_()
-        return y.sum() + w, x + 1
+        return z * 2, x + 1
 
-    def g(x: torch.Tensor, w: torch.Tensor) -> Any:
-        y = w * 2
-        w.t_()
-        return y.sum() + x, w + 1
+    def swapped(x: torch.Tensor, p: torch.Tensor, w: torch.Tensor) -> Any:
+        z = w * x
+        x.data = torch.ones(5)
+        return z * 2, x + 1
 
-    for fn in (f, g):
+    def joined(x: torch.Tensor, p: torch.Tensor, w: torch.Tensor) -> Any:
+        x.add_(p)
+        return x * 2, w * 2
+
+    for fn in (transposed, swapped, joined):
         for dynamic in (False, True):
             torch._dynamo.reset()
-            for n in (3, 4):
-                a = torch.arange(2.0 * n).reshape(n, 2)
-                run.call(run.compile(fn, dynamic=dynamic), a, TwoTensor(a + 1, a + 2))
+            a = torch.arange(6.0).reshape(3, 2)
+            p = torch.ones(3, 2, requires_grad=True)
+            run.call(run.compile(fn, dynamic=dynamic), a, p, TwoTensor(a + 1, a + 2), grad=False)
+
+
+@feature(plain=True)
+def data_of_another_size(run: Run) -> None:
+    """``x.data = y`` where ``y`` has other sizes, of which the code asks something."""
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> Any:
+        z = x * 2
+        if x.shape[0] > 2:
+            z = z + 1
+        x.data = y
+        return z, x + y.shape[0]
+
+    for dynamic in (False, True):
+        torch._dynamo.reset()
+        run.call(run.compile(f, dynamic=dynamic), torch.ones(3, 4), torch.ones(5))
 
 
 @feature()

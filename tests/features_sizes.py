@@ -19,7 +19,7 @@ def _pair(n: int, m: int = 3, k: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
     return x, torch.ones(k, m)
 
 
-@feature(plain=True)
+@feature()
 def automatic_true_and_false(run: Run) -> None:
     """The three ways of ``dynamic=``, over sizes that change, among them 0 and 1."""
     for dynamic in (None, True, False):
@@ -99,7 +99,7 @@ def a_mark_that_does_not_hold(run: Run) -> None:
     run.call(run.compile(f), x)
 
 
-@feature(plain=True)
+@feature()
 def unbacked_marks(run: Run) -> None:
     """``mark_unbacked``: strict, with bounds, with shape ids and hint overrides."""
 
@@ -171,7 +171,7 @@ def static_addresses(run: Run) -> None:
         run.call(c, torch.ones(4, 1), torch.ones(3))
 
 
-@feature(plain=True)
+@feature()
 def guards_of_the_backend(run: Run) -> None:
     """Sizes about which decompositions and kernels assume something: recompiles at the same calls."""
 

@@ -200,7 +200,9 @@ def _without_nodes(placeholders: Sequence[torch.fx.Node]) -> torch.fx.GraphModul
     """A graph of the same inputs, for nodes that say what is known of them."""
     graph = torch.fx.Graph()
     for fx_node in placeholders:
-        graph.node_copy(fx_node)._dynamo_source = source_of(fx_node)
+        placeholder = graph.node_copy(fx_node)
+        placeholder._dynamo_source = source_of(fx_node)
+        placeholder.meta.pop("example_value", None)  # as tracing left it
     graph.output(())
     made = torch.fx.GraphModule({}, graph)
     _forget_inputs(made)
