@@ -289,6 +289,13 @@ def test_what_a_body_finds_is_not_known_around_it() -> None:
         assert set(bound_by(result.gm)) == unbacked_in(env)
         assert len(bound_by(result.gm)) == 2
         assert env.num_deferred_runtime_asserts == len(asserts_of(env))
+        mode, inputs = fresh_inputs(gm)
+        for graph in graphs_of(gm):
+            for fx_node in graph.graph.nodes:
+                fx_node.meta.clear()
+        result = tfk.retrace(gm, inputs, mode=mode)  # there nothing says what is shown where
+        tfk.check_bindings(result.gm)
+        assert len(bound_by(result.gm)) == 2
 
 
 # --- equal results --------------------------------------------------------------------------------
