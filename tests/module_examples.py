@@ -49,8 +49,8 @@ def _sequences(width: int = 4) -> list[tuple[Any, ...]]:
 
 @example(config=_RNN, grad=True)
 def rnn() -> tuple[Any, ...]:
-    """A simple recurrent network of two layers."""
-    return nn.RNN(4, 3, num_layers=2, batch_first=True), *_sequences()
+    """A simple recurrent network."""
+    return nn.RNN(4, 3, batch_first=True), *_sequences()
 
 
 @example(config=_RNN)
@@ -70,7 +70,6 @@ def gru() -> tuple[Any, ...]:
 
 
 variant("lstm_inductor", lstm, backend="inductor", dynamic=True)
-variant("rnn_inductor", rnn, backend="inductor")
 
 
 # --- transformers ---------------------------------------------------------------------------------
@@ -84,7 +83,7 @@ def encoder() -> tuple[Any, ...]:
         (torch.randn(batch, length, 8), None, torch.arange(length).expand(batch, -1) > 1)
         for batch, length in SIZES
     ]
-    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), *calls
+    return nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), *calls
 
 
 @example()
@@ -113,7 +112,6 @@ def transformer() -> tuple[Any, ...]:
 
 
 variant("encoder_inductor", encoder, backend="inductor")
-variant("transformer_inductor", transformer, backend="inductor")
 
 
 @example(grad=True)
