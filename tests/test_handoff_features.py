@@ -11,7 +11,10 @@ from importlib import import_module
 from typing import Any
 
 import pytest
+import torch
 from feature_runs import FEATURES, Feature, observed
+
+import torch_fakeify as tfk
 
 ROOMS = (
     "features_settings",
@@ -49,6 +52,23 @@ def _compare(one: Feature, name: str) -> None:
 def test_a_feature_is_the_same(one: Feature, name: str) -> None:
     """With and without the handoff, everything that can be seen is equal."""
     _compare(one, name)
+
+
+def test_a_mode_that_there_is_not() -> None:
+    """Torch's own error, at the first call: a mode for another backend is not read before."""
+    torch._dynamo.reset()
+    fn = torch.compile(lambda x: x + 1, backend="fakeify", mode="no such mode")
+    with pytest.raises(Exception, match="Unrecognized mode=no such mode"):
+        fn(torch.ones(2))
+
+
+def test_a_backend_that_runs_the_graph_on_data() -> None:
+    """It is refused by torch: through a handoff there is no data while a graph is compiled."""
+    torch._dynamo.reset()
+    backend = tfk.handoff("pre_dispatch_eager")
+    fn = torch.compile(lambda x: x @ torch.ones(2, 2), backend=backend)
+    with pytest.raises(Exception, match="Please convert all Tensors to FakeTensors first"):
+        fn(torch.ones(2, 2))
 
 
 @pytest.mark.sweep
