@@ -50,6 +50,8 @@ class Feature:
     """Settings of inductor."""
     shapes: str = ""
     """Why the inputs that the inner backend is given have other symbols; then they are not compared."""
+    warm: bool = False
+    """Whether it runs once unseen: the first time, torch compiles parts of itself with it."""
     plain: bool = False
     """Whether plain pytest runs it; else the sweep does."""
     backends: tuple[str, ...] = ("aot_eager",)
@@ -177,7 +179,7 @@ def _attached(gm: torch.fx.GraphModule) -> list[Any]:
     """What hangs on the graph and its nodes beside values: the names of it."""
     rows = [sorted(gm.meta), sorted(vars(gm)), sorted(gm._modules), sorted(gm._parameters)]
     # A value on the way may belong to a transform that has ended; a handoff leaves it out.
-    kept = [(n.name, sorted(n.meta.keys() - {"example_value"})) for n in gm.graph.nodes]
+    kept = [(_normal(n.name), sorted(n.meta.keys() - {"example_value"})) for n in gm.graph.nodes]
     return [*rows, *kept]
 
 
@@ -191,6 +193,9 @@ def _inputs(gm: torch.fx.GraphModule, inputs: list[Any]) -> list[Any]:
     rows: list[Any] = []
     alive: list[Any] = []  # else the next one has the address of the one before
     for value in inputs:
+        if isinstance(value, list):  # of compiled autograd
+            rows.append(len(value))
+            continue
         if not isinstance(value, torch.Tensor):
             rows.append(_normal(repr(value)))
             continue
@@ -355,6 +360,11 @@ def observed(one: Feature, name: str, *, direct: bool) -> list[Any]:
         stack.enter_context(
             torch._inductor.config.patch(**{"fx_graph_cache": False, **one.inductor})
         )
+        if one.warm and direct:
+            one.do(Run(name, direct))
+            torch._dynamo.reset()
+            counters.clear()
+            torch.manual_seed(0)
         stack.enter_context(_guards(run))
         one.do(run)
     run.seen.append(("graphs", run.compiled))

@@ -118,7 +118,7 @@ def compiled_autograd(run: Run) -> None:
             run.call(lambda x, w: c(x, w) * 2, _leaf(n, 2), w)
 
 
-@feature(dynamo={"compiled_autograd": True}, backends=("aot_eager",))
+@feature(dynamo={"compiled_autograd": True}, warm=True)
 def backward_in_the_frame(run: Run) -> None:
     """A step with ``backward()`` inside the compiled function."""
 

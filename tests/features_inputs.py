@@ -562,7 +562,7 @@ def containers(run: Run) -> None:
         run.call(c, [ones, ones + 1], {"k": ones * 3}, Pair(ones, 2))
 
 
-@feature()
+@feature(warm=True)
 def subclass_inputs(run: Run) -> None:
     """Wrapper subclasses: as inputs, as parameters, mutated, views, symbolic."""
     from torch.testing._internal.two_tensor import TwoTensor
@@ -611,7 +611,7 @@ def jagged_inputs(run: Run) -> None:
             run.call(run.compile(g, dynamic=dynamic), values, offsets)
 
 
-@feature()
+@feature(warm=True)
 def changes_beside_a_wrapper(run: Run) -> None:
     """A wrapper subclass is an input of frames that change what others are.
 
