@@ -6,7 +6,6 @@ inputs. What came of it is a `Run`; `difference` names the first thing that two 
 
 from __future__ import annotations
 
-import re
 import warnings
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -16,8 +15,7 @@ import torch
 from guard_code import equivalent_code
 from guard_equivalence import Facts, by_sources, equivalent, facts_of
 from guard_terms import plain as plain_expr
-from torch._dynamo import convert_frame
-from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+from printed_guards import LINE, printed_guards
 from torch._dynamo.utils import counters
 from torch._guards import TracingContext
 from torch.utils import _pytree as pytree
@@ -34,9 +32,6 @@ if TYPE_CHECKING:
 
 _PLAIN_GUARDS = {"enable_cpp_symbolic_shape_guards": False}
 """So that guards on shapes are Python, and no C++ compiler is called for them."""
-
-_NUMBERS = re.compile(r"0x[0-9a-f]+|\d{9,}|(?<=_c)\d+|(?<=__builtins_dict___)\d+")
-"""Addresses, identities, and the counters in names that Dynamo gives to globals."""
 
 _SHAPE = "+- LAMBDA_GUARD: "
 """Before a guard that belongs to no single input."""
@@ -162,7 +157,7 @@ def run(example: Example, backend: Any) -> Run:
             found.after.append(len(found.graphs))
         found.results.append(torch.get_rng_state().tolist())
     found.breaks = dict(counters["graph_break"])
-    found.guards = _guards()
+    found.guards = [_guards_of(text) for text in printed_guards()]
     return found
 
 
@@ -177,14 +172,8 @@ def _one_thread() -> Generator[None]:
         torch.set_num_threads(threads)
 
 
-def _guards() -> list[Guards]:
-    codes = [ref() for ref in convert_frame.input_codes.seen]
-    entries = [e for code in codes if code is not None for e in _debug_get_cache_entry_list(code)]
-    return [_guards_of(str(entry.guard_manager)) for entry in entries]
-
-
 def _guards_of(text: str) -> Guards:
-    lines = [line.partition("  # ")[0].rstrip() for line in _NUMBERS.sub("#", text).splitlines()]
+    lines = [line.partition(LINE)[0].rstrip() for line in text.splitlines()]
     shapes = [line.removeprefix(_SHAPE) for line in lines if line.startswith(_SHAPE)]
     return Guards(tuple(line for line in lines if not line.startswith(_SHAPE)), frozenset(shapes))
 

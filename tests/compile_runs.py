@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 import resource
 import time
 from dataclasses import dataclass, field
@@ -12,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from guard_equivalence import Facts, by_sources, facts_of
+from printed_guards import printed_guards
 from torch._dynamo import convert_frame
 from torch._dynamo.backends.debugging import boxed_nop
-from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo.variables.functions import get_pytree_SUPPORTED_NODES_source
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -26,9 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sized_models import SizedModel
-
-# Addresses, the counters in the names that Dynamo gives to globals, and the space that these need.
-_CHANGING = re.compile(r"\b0x[0-9a-f]+\b|(?<!\d)\d{9,}(_c\d+)?|(?<=__builtins_dict___)\d+| +(?=#)")
 
 
 @dataclass
@@ -177,7 +173,7 @@ def run(
     done.counters = copy.deepcopy({k: dict(v) for k, v in torch._dynamo.utils.counters.items()})
     done.recompiles = sum(n - 1 for n in convert_frame.FRAME_COMPILE_COUNTER.values())
     if keep:
-        done.guards = _guards()
+        done.guards = printed_guards()
     torch._dynamo.reset()
     return done
 
@@ -203,10 +199,3 @@ def _call(
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-
-
-def _guards() -> list[str]:
-    """The guards of all compiled code that Dynamo holds."""
-    codes = [ref() for ref in convert_frame.input_codes.seen]
-    entries = [e for code in codes if code is not None for e in _debug_get_cache_entry_list(code)]
-    return [_CHANGING.sub("@", str(entry.guard_manager)) for entry in entries]
