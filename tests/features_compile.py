@@ -103,7 +103,7 @@ def a_minifier_after_aot(run: Run) -> None:
     _in_a_folder(run)
 
 
-@feature(dynamo={"repro_after": "dynamo", "repro_level": 2}, backends=("aot_eager",))
+@feature(dynamo={"repro_after": "dynamo", "repro_level": 2}, backends=("aot_eager",), raises=True)
 def a_minifier_after_dynamo(run: Run) -> None:
     """``repro_after="dynamo"`` wraps the backend; a failure leaves a script for the minifier."""
     _in_a_folder(run)

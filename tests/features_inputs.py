@@ -88,7 +88,7 @@ def swapped_data(run: Run) -> None:
         run.call(run.compile(fn), torch.ones(4), torch.arange(4.0))
 
 
-@feature()
+@feature(raises=True)
 def swap_tensors(run: Run) -> None:
     """Two inputs change places while they are traced."""
 
@@ -162,7 +162,7 @@ def mutated_non_leaf(run: Run) -> None:
         run.call(run.compile(f), whole.view(2, -1), of=[leaf, whole])
 
 
-@feature()
+@feature(raises=True)
 def mutated_leaf_is_an_error(run: Run) -> None:
     """Eager's error for a leaf that is changed in place comes out as it does directly."""
     f = run.compile(lambda x: x.mul_(2))

@@ -87,7 +87,7 @@ def marks(run: Run) -> None:
             run.call(c, x, y)
 
 
-@feature()
+@feature(raises=True)
 def a_mark_that_does_not_hold(run: Run) -> None:
     """A dim marked dynamic that the code makes constant is the same error."""
 
@@ -143,7 +143,10 @@ def unbacked_that_differ(run: Run) -> None:
         run.call(c, x, y)
 
 
-@feature()
+@feature(
+    shapes="torch names the symbols of inputs without a policy by how many such it has seen, and with "
+    "the handoff an environment has seen fewer"
+)
 def specialize_on(run: Run) -> None:
     """One graph for any size, and others that are compiled when a size is a special one."""
     c = run.compile(lambda x: (x * 2).sum(0) + x.shape[0])

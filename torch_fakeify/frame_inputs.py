@@ -89,10 +89,13 @@ def _fake_of(fx_node: torch.fx.Node, value: Any) -> Any:
     """
     if not isinstance(value, torch.Tensor) or _torch.maybe_get_fake_mode(value) is not None:
         return value
-    fake = _fake_again(value)
-    if fake is None:
-        fake = fx_node.meta.get("example_value")
-    return fake if isinstance(fake, torch.Tensor) else value
+    fake = fx_node.meta.get("example_value")
+    if not isinstance(fake, torch.Tensor):
+        return value
+    if _has_sizes_of(fake, value) and _is_as_differentiable(fake, value):
+        return fake
+    again = _fake_again(value)
+    return fake if again is None else again
 
 
 def _fake_again(value: torch.Tensor) -> torch.Tensor | None:
@@ -140,6 +143,11 @@ def _has_sizes_of(fake: torch.Tensor, value: torch.Tensor) -> bool:
     return all(map(_may_be, fake.stride(), value.stride())) and _may_be(
         fake.storage_offset(), value.storage_offset()
     )
+
+
+def _is_as_differentiable(fake: torch.Tensor, value: torch.Tensor) -> bool:
+    now, then = ((t.requires_grad, facts.is_leaf(t)) for t in (fake, value))
+    return now == then
 
 
 def _may_be(known: Any, number: Any) -> bool:
