@@ -90,13 +90,21 @@ class FreshEnv:
         self._names_back = {new: old for old, new in self._moved_names.items()}
         self._copy_policy()
 
-    def learn(self, gm: torch.fx.GraphModule, known: Sequence[Any], inputs: Sequence[Any]) -> None:
+    def learn(
+        self,
+        gm: torch.fx.GraphModule,
+        known: Sequence[Any],
+        inputs: Sequence[Any],
+        *,
+        minimal: bool = True,
+    ) -> None:
         """Teach the new environment all facts of the other one.
 
         Args:
             gm: a graph that takes the inputs. It gets fake values and guard nodes.
             known: the inputs over the other environment's symbols, one for each placeholder.
             inputs: the same over the new environment's symbols.
+            minimal: leave out of its guards what follows from others, as of `insert_guards`.
 
         Raises:
             ShapeEnvError: the facts contradict one another, or the inputs.
@@ -108,7 +116,7 @@ class FreshEnv:
         facts.asserts()
         facts.computed_ranges()
         with facts.without_exclusions():
-            inserted = insert_guards(gm, self._known)
+            inserted = insert_guards(gm, self._known, minimal=minimal)
             learn(gm, inputs)
             facts.others(frozenset(inserted.unreachable))
         facts.axioms()

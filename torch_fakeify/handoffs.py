@@ -190,7 +190,8 @@ def _rebuilt(
             _input(converter, fresh, record, value)
             for record, value in zip(renamed, example_inputs, strict=True)
         ]
-    fresh.learn(_without_nodes(listed.placeholders), values, inputs)
+    # Whether a guard follows from others takes long to find out, and no backend asks.
+    fresh.learn(_without_nodes(listed.placeholders), values, inputs, minimal=False)
     moved = GraphValues(describer, converter, fresh)
     moved.stand_for(values, records, inputs)
     return fresh, new_mode, moved.graph_module(gm, listed.inputs(inputs)), inputs

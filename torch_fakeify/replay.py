@@ -52,7 +52,7 @@ class InsertedGuards(NamedTuple):
 
 
 def insert_guards(
-    gm: torch.fx.GraphModule, shape_env: Any, *, static: bool = False
+    gm: torch.fx.GraphModule, shape_env: Any, *, static: bool = False, minimal: bool = True
 ) -> InsertedGuards:
     """Assert what a ``ShapeEnv`` assumes of the graph's inputs, right after the placeholders.
 
@@ -70,6 +70,8 @@ def insert_guards(
         shape_env: the ``ShapeEnv`` of these values.
         static: also assert the sizes that are plain integers. A frontend checks them with the rest
             of the tensor, as it does dtypes, and a record has them as integers.
+        minimal: leave out conditions that follow from the others. To find them takes most of the
+            time.
 
     Raises:
         ShapeEnvError: an input has no fake value, or one of another ``ShapeEnv``.
@@ -87,7 +89,7 @@ def insert_guards(
             if not inserter.is_computed(fact)
         ]
         reachable = [fact for fact in facts if inserter.can_reach(fact)]
-        needed, implied = needed_facts(reachable, shape_env)
+        needed, implied = needed_facts(reachable, shape_env) if minimal else (reachable, [])
         ranges = [fact for fact in needed if fact.what == "range"]
         inserter.facts(ranges)
         inserter.equalities(others, static=static)
