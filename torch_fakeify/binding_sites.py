@@ -230,7 +230,7 @@ def env_of(graph: torch.fx.Graph) -> Any:
 def expr_of(n: Any) -> sympy.Basic | None:
     """A number as an expression, without replacements; ``None`` of a nested int and of no number."""
     if isinstance(n, (bool, int, float)):
-        return sympy.sympify(n)
+        return sympy.sympify(n, strict=True)
     if not isinstance(n, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return None
     expr = getattr(n.node, "_expr", None)
