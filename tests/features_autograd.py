@@ -98,7 +98,7 @@ def _retained(run: Run) -> None:
         out.sum().backward(retain_graph=True)
         out.sum().backward()
     except RuntimeError as error:
-        run.seen.append(str(error)[:80])
+        run.seen.append(("error", str(error)[:80]))
     run.note("gradient", [x.grad])
 
 

@@ -69,7 +69,7 @@ def options_of_a_callable(run: Run) -> None:
     """Options go to a backend that takes them."""
 
     def backend(gm: torch.fx.GraphModule, inputs: list[Any], **kwargs: Any) -> Any:
-        run.seen.append(sorted(kwargs.items()))
+        run.seen.append(("options", sorted(kwargs.items())))
         return torch._dynamo.lookup_backend(run.name)(gm, inputs)
 
     c = torch.compile(_work, backend=run.wrapped(backend), options={"level": 3})

@@ -50,7 +50,7 @@ def shapes_settings(run: Run) -> None:
     ):
         torch._dynamo.reset()
         with shapes_config.patch(**some):
-            run.seen.append(sorted(some))
+            run.seen.append(("settings", sorted(some)))
             c = run.compile(lambda x, y: (x + y, x.reshape(-1)), dynamic=True)
             for n, m in ((3, 3), (4, 5), (1, 3), (3, 1)):
                 run.call(c, _leaf(n, m), _leaf(n, m))

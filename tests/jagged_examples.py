@@ -88,9 +88,6 @@ def jagged_padded() -> tuple[Any, ...]:
     return _Padded(), call(2, 3, 4), call(5, 2), call(3, 3, 1, 6)
 
 
-variant("jagged_padded_inductor", jagged_padded, backend="inductor")
-
-
 @example(grad=True)
 def jagged_norms() -> tuple[Any, ...]:
     """What else a model does with a jagged tensor: norms, activations, softmax."""
