@@ -94,9 +94,24 @@ def test_reading_gives_what_was_written(group: list[torch.Tensor]) -> None:
 def test_describing_a_fake_gives_its_record(group: list[torch.Tensor]) -> None:
     """Law 2, static shapes."""
     records = described(group)
+    if loses_a_stride(group):
+        with pytest.raises(RuntimeError, match="the view operators give"):
+            converted(records, FakeTensorMode())
+        return
     fakes = converted(records, FakeTensorMode())
     found = difference(as_data(canonical(described(fakes))), as_data(canonical(records)))
     assert found is None, found
+
+
+def loses_a_stride(group: list[torch.Tensor]) -> bool:
+    """Whether torch cannot rebuild an empty view: its fake ``view`` makes a stride of zero a one."""
+    for t in group:
+        if is_traceable_wrapper_subclass(t) and t._is_view() and t.numel() == 0:
+            try:
+                FakeTensorMode().from_tensor(t)
+            except RuntimeError as error:
+                return "Expected cond to be True" in str(error)
+    return False
 
 
 # Torch has jagged tensors under symbolic shapes alone.
