@@ -763,11 +763,13 @@ def test_shared_metadata_is_stored_once_and_not_aliased():
 STACKS = [
     '  File "a.py", line 3, in f\n    x = 1\n',
     '  File "a.py", line 3, in f\n  File "b c.py", line 40, in <module>\n    y()\n',
+    '  File "a.py", line 3, in f\n    x\n    ^\n',
+    '  File "a.py", line 3, in f\n    g(\n    ~^\n        x)\n  File "b.py", line 4, in g\n    y\n',
 ]
 NOT_STACKS = [
     "",
     "text",
-    '  File "a.py", line 3, in f\n    x\n    ^\n',
+    '  File "a.py", line 3, in f\n    x\n  [Previous line repeated 2 more times]\n',
     'File "a.py", line 3, in f\n',
 ]
 

@@ -123,6 +123,7 @@ class FrameDesc(msgspec.Struct, frozen=True, array_like=True):
     line: int
     function: str
     code: str
+    """The line of code; of a printed stack also the lines that Python printed below it, as they are."""
 
 
 class StackDesc(Record, frozen=True, kw_only=True):

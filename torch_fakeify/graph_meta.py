@@ -181,7 +181,9 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 _ADDRESS_KEY = re.compile(r"(\d{6,})(|@\d+)")
 
-_FRAME = re.compile(r'  File "([^"\n]+)", line (\d{1,9}), in ([^\n]+)\n(?:    (\S[^\n]*)\n)?')
+_FRAME = re.compile(
+    r'  File "([^"\n]+)", line (\d{1,9}), in ([^\n]+)\n(?:    (\S[^\n]*(?:\n    [^\n]*)*)\n)?'
+)
 
 _MAX_PROVENANCE = 16
 """How deep ``NodeSource`` may be nested."""

@@ -132,6 +132,7 @@ def _frame_desc(frame: Any) -> FrameDesc:
 
 def _frame_summary(frame: FrameDesc) -> traceback.FrameSummary:
     # The line is given: looked up here, it would be that of another file of the same name.
+    code, _, _ = frame.code.partition("\n")
     return traceback.FrameSummary(
-        frame.file, frame.line, frame.function, lookup_line=False, line=frame.code
+        frame.file, frame.line, frame.function, lookup_line=False, line=code
     )

@@ -393,7 +393,7 @@ def stack_lines(stack: StackDesc) -> list[str]:
     for frame in stack.frames:
         lines.append(f'File "{frame.file}", line {frame.line}, in {frame.function}')
         if frame.code:
-            lines.append(f"  {frame.code}")
+            lines.append(f"  {code_line(frame)}")
     return lines
 
 
@@ -411,4 +411,9 @@ def user_line(stack: StackDesc | None) -> str:
 def place_text(frame: FrameDesc) -> str:
     """File, line, function and code in one line, the file without its directories."""
     place = f"{frame.file.rpartition('/')[2]}:{frame.line} in {frame.function}"
-    return f"{place}: {frame.code}" if frame.code else place
+    return f"{place}: {code_line(frame)}" if frame.code else place
+
+
+def code_line(frame: FrameDesc) -> str:
+    """The line of code, without the marks that Python prints below it."""
+    return frame.code.partition("\n")[0]
