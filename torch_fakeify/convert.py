@@ -29,6 +29,7 @@ from .dtype_views import can_be_viewed_as, layout_to_cast, viewed_as
 from .errors import ConvertError
 from .fakes import DTYPES, META, FakeDevice, Replay, dtype_of
 from .interpreters import Interpreters
+from .kept_fakes import KeptFakes
 from .layouts import Layouts
 from .marks import LACKS, decode_marks
 from .meshes import Meshes
@@ -36,6 +37,7 @@ from .nested_ints import NestedInts
 from .rebuild import Kind, Rebuilder, SparseFacts
 from .record_checks import KINDS, LAYOUTS, check_record, check_same, where_of
 from .sizes import Geometry, SizeMaker, concrete_int, with_strides
+from .tracked_items import tracked_item
 from .wrapped import wrap_functional, wrap_functorch
 
 if TYPE_CHECKING:
@@ -95,6 +97,7 @@ class MetaConverter(Rebuilder):
         )
         self._devices: dict[str, FakeDevice] = {}
         self._sizes: SizeMaker | None = None
+        self._kept: KeptFakes | None = None
         self._nested_ints = NestedInts(mode, keep=keep_nested_ints)
         self._interpreters = Interpreters(lambda n: n)
         self._meshes = Meshes()
@@ -102,6 +105,8 @@ class MetaConverter(Rebuilder):
             nested = self._nested_ints
             self._sizes = SizeMaker(self._shape_env, symbols, fast=self._fast, nested=nested)
             self._layouts = Layouts(self._shape_env) if self._fast else None
+            if symbols == "keep" and self._fast:
+                self._kept = KeptFakes(self._shape_env)
         self._symbols: SymbolPolicy = symbols
         self._sources: DecodeMemo = {} if sources is None else sources
         self._contexts: dict[int, tuple[ContextDesc, SymbolicContext]] = {}
@@ -140,6 +145,9 @@ class MetaConverter(Rebuilder):
                 fake = self._plain_static(d)
                 if fake is not None:
                     return fake
+        fake = self._plain_kept(d)
+        if fake is not None:
+            return fake
         with self._ambience():
             if self._shape_env is not None:
                 source = source or self._source_of(d)
@@ -207,6 +215,18 @@ class MetaConverter(Rebuilder):
             if d.persistent is not None:
                 attributes["persistent"] = d.persistent
         self._storages[storage.id] = memo
+        self._remember(d, fake, meta)
+        return fake
+
+    def _plain_kept(self, d: MetaTensorDesc) -> FakeTensor | None:
+        """A dense leaf like one that was made before, or ``None`` for all others."""
+        device = self._devices.get(d.device)
+        if self._kept is None or device is None or not d.is_fake:
+            return None
+        made = self._kept.make(d, device, self._storages)
+        if made is None:
+            return None
+        fake, meta = made
         self._remember(d, fake, meta)
         return fake
 
@@ -340,6 +360,9 @@ class MetaConverter(Rebuilder):
         self, d: MetaTensorDesc, source: Source | None, context: SymbolicContext | None
     ) -> Any:
         if d.id not in self._tensors:
+            fake = self._plain_kept(d)
+            if fake is not None:
+                return fake
             check_record(d)
         return super()._convert(d, source, context)
 
@@ -357,8 +380,12 @@ class MetaConverter(Rebuilder):
         if not d.is_fake:
             return super()._meta(d, geometry, dtype)
         # What is asked of the sizes of a fake tensor was answered where it was made.
+        has_own_storage = self._known_storage(d) is None
         with self._suppressed():
-            return super()._meta(d, geometry, dtype)
+            meta = super()._meta(d, geometry, dtype)
+        if self._kept is not None and has_own_storage:
+            self._kept.learn(d, meta)
+        return meta
 
     def _running(self, d: MetaTensorDesc) -> AbstractContextManager[Any]:
         device = self._device(d)
@@ -620,41 +647,14 @@ class MetaConverter(Rebuilder):
             made.resize_(0)
 
     def _track_item(
-        self,
-        fake: Any,
-        d: MetaTensorDesc,
-        source: Source,
-        context: SymbolicContext | None,
+        self, fake: Any, d: MetaTensorDesc, source: Source, context: SymbolicContext | None
     ) -> None:
         """The symbol of ``item()``, as ``FakeTensorConverter.from_real_tensor`` makes it."""
-        sources = dynamo_source()
-        if self.mode.fake_tensor_converter.export or isinstance(source, sources.RandomValueSource):
-            return
-        if fake._item_memo is not None or d.scalar_hint is None:
-            return
-        env: Any = self._shape_env
-        is_float = d.dtype == "float64"
-        value = float(d.scalar_hint) if is_float else int(d.scalar_hint)
-        if isinstance(source, sources.FloatTensorSource):
-            item_source: Any = source.base  # type: ignore[attr-defined]
-        else:
-            item_source = sources.CallMethodItemSource(source)
-        if self._symbols == "keep":
-            # A frontend that did not track the scalar has no symbol for it.
-            symbol = env.source_to_var.get(item_source.name)
-            if symbol is None:
-                return
-        else:
-            symbol = env.create_unspecified_symbol(
-                value,
-                source=item_source,
-                dynamic_dim=_torch.DimDynamic.DYNAMIC,
-                symbolic_context=context,
-            )
-        if is_float:
-            fake.item_memo = env.create_symfloatnode(symbol, hint=value, source=item_source)
-        elif d.dtype == "int64":
-            fake.item_memo = env.create_symintnode(symbol, hint=value, source=item_source)
+        if fake._item_memo is None and not self.mode.fake_tensor_converter.export:
+            keep = self._symbols == "keep"
+            item = tracked_item(self._shape_env, d, source, context, keep=keep)
+            if item is not None:
+                fake.item_memo = item
 
     # --- parts ----------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ __all__ = ["Layouts"]
 _SymInt = torch.SymInt
 
 
-class _Shell(torch.Tensor):
+class Shell(torch.Tensor):
     """What torch makes of given sizes, strides and storage size; an alias of it is used."""
 
     @classmethod
@@ -83,7 +83,7 @@ class Layouts:
             self._nbytes[key] = known
         expr, hint = known
         shell = make_wrapper_subclass(
-            _Shell,
+            Shell,
             size,
             strides=stride,
             storage_offset=0,

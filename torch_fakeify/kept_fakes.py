@@ -1,0 +1,181 @@
+"""The plain results in a graph's metadata: many tensors of few layouts, over symbols that exist.
+
+What the first tensor of a layout took to make (its expressions, the size of its storage, the checks
+of its record and torch's checks of sizes) serves all that are like it. Each gets a storage of its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from . import _torch
+from ._torch import (
+    FakeTensor,
+    ShapeEnv,
+    SymNode,
+    empty_strided,
+    make_subclass,
+    make_wrapper_subclass,
+    no_dispatch_guard,
+)
+from .desc import SymDesc
+from .fakes import META
+from .fresh_sizes import symbols_are_watched
+from .layouts import Shell
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+    from .desc import IntLike, MetaTensorDesc
+    from .fakes import FakeDevice
+
+__all__ = ["KeptFakes"]
+
+_Key = tuple[Any, ...]
+
+
+class _Layout(NamedTuple):
+    """What tensors of one layout have in common."""
+
+    size: Any
+    stride: Any
+    dtype: torch.dtype
+    nbytes: torch.SymInt | None
+    """Of the storage; ``None`` where sizes and strides are integers."""
+    records: tuple[Any, ...]
+    """Whose ids are in the key, so that they stay alive."""
+
+
+class KeptFakes:
+    """Remembers the layouts of the fake tensors that a converter made, and makes more of them."""
+
+    def __init__(self, shape_env: ShapeEnv) -> None:
+        self._env: Any = shape_env
+        self._known: dict[_Key, _Layout] = {}
+
+    def learn(self, d: MetaTensorDesc, meta: torch.Tensor) -> None:
+        """Remember the layout of a meta tensor with a storage of its own, made of a record."""
+        if type(self._env) is not ShapeEnv or not _is_plain(d):
+            return
+        nbytes: Any = meta.untyped_storage().nbytes()
+        symbolic: list[Any] = [
+            n for n in (*meta.size(), *meta.stride(), nbytes) if type(n) is not int
+        ]
+        if (type(nbytes) is int) != (not symbolic) or not all(
+            type(n.node) is SymNode and type(n.node.hint) is int for n in symbolic
+        ):
+            return
+        self._known[_key(d)] = _Layout(
+            tuple(meta.size()),
+            meta.stride(),
+            meta.dtype,
+            nbytes if symbolic else None,
+            (d.size, d.stride, d.storage),
+        )
+
+    def make(
+        self,
+        d: MetaTensorDesc,
+        device: FakeDevice,
+        storages: MutableMapping[int, torch.UntypedStorage],
+    ) -> tuple[FakeTensor, torch.Tensor] | None:
+        """A fake tensor and its meta tensor, or ``None`` where the plain path has to make them.
+
+        Args:
+            d: the record.
+            device: of the tensor.
+            storages: those that there are, by number; the new one is added.
+        """
+        if not _is_plain(d) or d.storage is None or d.storage.id in storages:
+            return None
+        known = self._known.get(_key(d))
+        if known is None or _is_changed() or symbols_are_watched(self._env):
+            return None
+        guard = no_dispatch_guard()
+        try:
+            meta = _meta(known)
+            fake: Any = make_subclass(
+                FakeTensor,
+                meta,
+                d.requires_grad,
+                dispatch_device=True,
+                device_for_backend_keys=device.device,
+            )
+        finally:
+            del guard
+        attributes = device.dress(fake)
+        if d.is_parameter:
+            attributes["_is_param"] = True
+        storages[d.storage.id] = meta.untyped_storage()
+        return fake, meta
+
+
+def _meta(layout: _Layout) -> torch.Tensor:
+    size, stride, dtype, nbytes, _ = layout
+    if nbytes is None:
+        return empty_strided(size, stride, dtype=dtype, device=META)
+    shell = make_wrapper_subclass(
+        Shell,
+        size,
+        strides=stride,
+        storage_offset=0,
+        dtype=dtype,
+        layout=torch.strided,
+        device=META,
+        requires_grad=False,
+        storage_size=nbytes,
+    )
+    return make_subclass(torch.Tensor, shell)
+
+
+def _is_plain(d: MetaTensorDesc) -> bool:
+    """Whether it is the record of a dense leaf with a storage of its own, and nothing else of note."""
+    return not (
+        d.is_view
+        or d.storage is None
+        or d.storage.nbytes == 0
+        or d.storage_offset
+        or d.layout != "strided"
+        or not d.is_leaf
+        or d.is_inference
+        or d.is_conj
+        or d.is_neg
+        or d.is_buffer
+        or d.is_pinned
+        or d.retains_grad
+        or d.base is not None
+        or d.creation_meta is not None
+        or d.sparse is not None
+        or d.subclass is not None
+        or d.functorch is not None
+        or d.functional is not None
+        or d.nested_int is not None
+        or d.grad is not None
+        or d.grad_dtype is not None
+        or d.scalar_hint is not None
+        or d.item_memo is not None
+        or d.marks is not None
+    )
+
+
+def _is_changed() -> bool:
+    """Whether what is active around a call changes how tensors are made."""
+    return (
+        torch.is_inference_mode_enabled()
+        or _torch.functionalize_included()
+        or _torch.peek_interpreter_stack() is not None
+        or torch.compiler.is_exporting()
+    )
+
+
+def _key(d: MetaTensorDesc) -> _Key:
+    """What decides the layout of a plain tensor: equal keys, equal layouts."""
+    assert d.storage is not None
+    return (d.dtype, _known_by(d.size), _known_by(d.stride), *_known_by((d.storage.nbytes,)))
+
+
+def _known_by(numbers: tuple[IntLike, ...]) -> _Key:
+    """Integers by value; of a symbolic number its expression by identity, which tensors share."""
+    return tuple([(id(n.expr), n.hint, type(n.hint)) if type(n) is SymDesc else n for n in numbers])
