@@ -1,12 +1,11 @@
 """``checkpoint`` and ``rollback`` of a ``ShapeEnv``, beside ``copy.deepcopy`` of it.
 
-Run: ``python -m benchmarks.bench_checkpoint [--symbols N] [--rounds N]``. Torch has nothing but the
+Run: ``python -m benchmarks.bench_checkpoint [--rounds N]``. Torch has nothing but the
 copy: it is taken before the guards, and whoever gives them up goes on with it.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 import time
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch_fakeify as tfk
 
 from .bench_shape_env import make_env
-from .table import Row, compare, print_rows, timed
+from .run import main
+from .table import Row, at_least, compare, timed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 SIZES = (100, 1000, 10_000)
 GUARDS = 10
 REPEATS = 10
+BUDGETS = {1000: at_least(100)}
 
 
 def rows(rounds: int, sizes: tuple[int, ...] = SIZES) -> Iterator[Row]:
@@ -37,6 +38,7 @@ def rows(rounds: int, sizes: tuple[int, ...] = SIZES) -> Iterator[Row]:
             lambda env=env: rolled_back(env, lambda: None),
             rounds=rounds,
             unit="us",
+            budget=BUDGETS.get(symbols),
         )
         yield straight
         add = guards(env)
@@ -47,7 +49,8 @@ def rows(rounds: int, sizes: tuple[int, ...] = SIZES) -> Iterator[Row]:
             rounds=rounds,
             unit="us",
         )
-        yield guarded._replace(theirs=straight.theirs)  # a copy is taken before the guards
+        # A copy is taken before the guards.
+        yield guarded._replace(theirs=straight.theirs)
 
 
 def guards(env: ShapeEnv) -> Callable[[], None]:
@@ -64,28 +67,19 @@ def guards(env: ShapeEnv) -> Callable[[], None]:
 
 
 def rolled_back(env: ShapeEnv, work: Callable[[], None]) -> float:
-    """Seconds for a checkpoint and for the rollback; the work between is not counted."""
+    """Seconds of CPU for a checkpoint and for the rollback; the work between is not counted."""
     seconds = 0.0
     for _ in range(REPEATS):
-        start = time.perf_counter()
+        start = time.process_time()
         point = tfk.checkpoint(env)
-        seconds += time.perf_counter() - start
+        seconds += time.process_time() - start
         work()
-        start = time.perf_counter()
+        start = time.process_time()
         point.rollback()
         del point
-        seconds += time.perf_counter() - start
+        seconds += time.process_time() - start
     return seconds / REPEATS
 
 
-def main() -> None:
-    """Print the table of this benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--symbols", type=int, nargs="+", default=SIZES)
-    parser.add_argument("--rounds", type=int, default=5)
-    args = parser.parse_args()
-    print_rows(rows(args.rounds, tuple(args.symbols)))
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__, rows)

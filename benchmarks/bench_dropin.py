@@ -1,11 +1,10 @@
 """``FakeTensorMode.from_tensor`` with torch's converter and with the drop-in's, per tensor.
 
-Run: ``python -m benchmarks.bench_dropin [--rounds N] [--counts 100 1000]``.
+Run: ``python -m benchmarks.bench_dropin [--rounds N] [--counts N...]``.
 """
 
 from __future__ import annotations
 
-import argparse
 from typing import TYPE_CHECKING, Any
 
 from torch._dynamo.source import LocalSource
@@ -14,16 +13,17 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from torch_fakeify import dropin
 
-from .bench_tensors import KINDS, context_of, make_tensors
-from .table import Row, compare, print_rows, timed
+from .run import main
+from .table import Row, timed
+from .tensors import KINDS, bench, context_of, make_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-SIZES = ("static", "dynamic, equal sizes", "dynamic, distinct sizes")
+SIZES = ("static", "equal dynamic sizes", "distinct dynamic sizes")
 
 
-def bench(kind: str, sizes: str, count: int, rounds: int) -> Row:
+def line(kind: str, sizes: str, count: int, rounds: int) -> Row:
     """One call for each tensor, in a new mode; modes keep the converter they were made with."""
     static = sizes == "static"
     tensors = make_tensors(kind, count, distinct="distinct" in sizes)
@@ -44,26 +44,17 @@ def bench(kind: str, sizes: str, count: int, rounds: int) -> Row:
         with dropin.installed():
             return theirs()
 
-    what = f"drop-in: from_tensor {kind}, {sizes}, {count}"
-    return compare(what, theirs, ours, rounds=rounds, count=count)
+    what = f"drop-in: {kind}, {sizes}"
+    return bench(what, theirs, ours, rounds=rounds, count=count)
 
 
-def rows(rounds: int, counts: Sequence[int] = (100, 1000)) -> Iterator[Row]:
+def rows(rounds: int, counts: Sequence[int] = (1000,)) -> Iterator[Row]:
     """Every line of the table."""
     for count in counts:
         for sizes in SIZES:
             for kind in KINDS:
-                yield bench(kind, sizes, count, rounds)
-
-
-def main() -> None:
-    """Print the table of this benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--counts", type=int, nargs="+", default=[100, 1000])
-    args = parser.parse_args()
-    print_rows(rows(args.rounds, args.counts))
+                yield line(kind, sizes, count, rounds)
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, rows, counts=True)

@@ -1,12 +1,11 @@
 """Carrying the state of a ``ShapeEnv`` of many symbols, beside ``copy.deepcopy`` of it.
 
-Run: ``python -m benchmarks.bench_shape_env [--symbols N] [--rounds N]``. The bytes of a snapshot
+Run: ``python -m benchmarks.bench_shape_env [--rounds N]``. The bytes of a snapshot
 are beside those of a pickle.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 import pickle
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,8 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 import torch_fakeify as tfk
 
-from .table import Figure, Row, compare, print_rows, timed
+from .run import main
+from .table import Figure, Row, compare, timed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,14 +66,5 @@ def rows(rounds: int, symbols: int = SYMBOLS) -> Iterator[Row]:
     yield Row(f"{what}: size", "KB", Figure((len(theirs) / 1024,)), Figure((len(ours) / 1024,)))
 
 
-def main() -> None:
-    """Print the table of this benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--symbols", type=int, default=SYMBOLS)
-    parser.add_argument("--rounds", type=int, default=5)
-    args = parser.parse_args()
-    print_rows(rows(args.rounds, args.symbols))
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__, rows)

@@ -1,4 +1,9 @@
-"""Measuring two ways of one work in turns, and the table of what that gave."""
+"""Measuring two ways of one work in turns, and the table of what that gave.
+
+A line that has a budget says whether it is met. Where less is better by so many times, the ratio is
+torch's by ours and the budget a least; where ours may only be so much more, it is ours by the other
+side's and the budget a most. Ratios are those of the rounds, and of these the median.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +13,22 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-__all__ = ["Figure", "Row", "compare", "print_rows", "timed"]
+__all__ = [
+    "Budget",
+    "Figure",
+    "Row",
+    "as_data",
+    "at_least",
+    "at_most",
+    "compare",
+    "figures",
+    "print_rows",
+    "timed",
+]
+
+_SCALES = {"us": 1e6, "ms": 1e3, "s": 1.0}
 
 
 class Figure(NamedTuple):
@@ -28,8 +46,27 @@ class Figure(NamedTuple):
         """Half the distance between the quartiles, as a part of the median."""
         if len(self.values) < 2 or not self.median:
             return 0.0
-        low, _, high = statistics.quantiles(self.values, n=4)
-        return (high - low) / 2 / self.median
+        low, _, high = statistics.quantiles(self.values, n=4, method="inclusive")
+        return (high - low) / 2 / abs(self.median)
+
+
+class Budget(NamedTuple):
+    """What a ratio must be."""
+
+    limit: float
+    most: bool
+    """Whether the limit is the most that it may be, of ours by theirs; else the least, of theirs by
+    ours."""
+
+
+def at_least(limit: float) -> Budget:
+    """Theirs is at least that many times ours."""
+    return Budget(limit, most=False)
+
+
+def at_most(limit: float) -> Budget:
+    """Ours is at most that many times theirs."""
+    return Budget(limit, most=True)
 
 
 class Row(NamedTuple):
@@ -37,10 +74,65 @@ class Row(NamedTuple):
 
     work: str
     unit: str
-    """What both sides count: ``us``, ``ms`` or ``KB``."""
+    """What both sides count: ``us``, ``ms``, ``s``, ``KB`` or ``MB``."""
     theirs: Figure | str
-    """Torch's own, or the name of the error where it cannot do the work."""
+    """Torch's own or whatever ours is held against; or the name of the error where it cannot."""
     ours: Figure
+    budget: Budget | None = None
+
+    @property
+    def ratio(self) -> Figure | None:
+        """Of each round, in the direction of the budget."""
+        if isinstance(self.theirs, str):
+            return None
+        pairs = zip(self.theirs.values, self.ours.values, strict=True)
+        if self.budget is not None and self.budget.most:
+            return Figure(tuple(ours / theirs for theirs, ours in pairs))
+        return Figure(tuple(theirs / ours for theirs, ours in pairs))
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the ratio is within the budget; ``None`` where there is none."""
+        ratio = self.ratio
+        if self.budget is None or ratio is None:
+            return None
+        if self.budget.most:
+            return ratio.median <= self.budget.limit
+        return ratio.median >= self.budget.limit
+
+
+def figures(
+    theirs: Callable[[], float],
+    ours: Callable[[], float],
+    *,
+    rounds: int,
+    scale: float = 1.0,
+    warm: bool = True,
+) -> tuple[Figure, Figure]:
+    """What two functions return, in turns; each round the other one begins.
+
+    Garbage is collected before each and not during it.
+
+    Args:
+        theirs: does torch's own work and returns what it took.
+        ours: the same for ours.
+        rounds: how often each.
+        scale: by which what they return is multiplied.
+        warm: with one more round before, that is not counted.
+    """
+    values: tuple[list[float], list[float]] = ([], [])
+    for number in range(rounds + warm):
+        sides = list(zip((theirs, ours), values, strict=True))
+        for run, sink in sides if number % 2 else reversed(sides):
+            gc.collect()
+            gc.disable()
+            try:
+                taken = run()
+            finally:
+                gc.enable()
+            if number >= warm:
+                sink.append(taken * scale)
+    return Figure(tuple(values[0])), Figure(tuple(values[1]))
 
 
 def compare(
@@ -51,54 +143,88 @@ def compare(
     rounds: int,
     unit: str = "us",
     count: int = 1,
+    budget: Budget | None = None,
+    warm: bool = True,
 ) -> Row:
-    """Let both sides take turns; garbage is collected before each and not during it.
+    """A line of two functions that return seconds; see `figures`.
 
     Args:
         work: what they do.
         theirs: runs torch's own code and returns the seconds it took.
         ours: the same for ours.
-        rounds: how often each; one more round warms up and is not counted.
-        unit: ``us`` or ``ms``.
+        rounds: how often each.
+        unit: ``us``, ``ms`` or ``s``.
         count: of the things that one run handles; the figures are for one of them.
+        budget: that the ratio must be within.
+        warm: with one more round before, that is not counted.
     """
-    scale = {"us": 1e6, "ms": 1e3}[unit] / count
-    times: tuple[list[float], list[float]] = ([], [])
-    for number in range(rounds + 1):
-        for run, sink in zip((theirs, ours), times, strict=True):
-            gc.collect()
-            gc.disable()
-            try:
-                seconds = run()
-            finally:
-                gc.enable()
-            if number:
-                sink.append(seconds * scale)
-    return Row(work, unit, Figure(tuple(times[0])), Figure(tuple(times[1])))
+    pair = figures(theirs, ours, rounds=rounds, scale=_SCALES[unit] / count, warm=warm)
+    return Row(work, unit, *pair, budget)
 
 
 def timed(work: Callable[[Any], Any], items: Sequence[Any] = (None,)) -> float:
-    """Seconds for the work on every item, results kept alive meanwhile."""
-    start = time.perf_counter()
+    """Seconds of CPU for the work on every item, results kept alive meanwhile.
+
+    It is the time of this process alone: what else runs on the machine adds little to it.
+    """
+    start = time.process_time()
     kept = [work(item) for item in items]
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     del kept
     return seconds
 
 
-def print_rows(rows: Iterable[Row]) -> None:
-    """Print the table, a line as soon as it is there."""
-    head = (f"{'work':<46}", f"{'torch':>18}", f"{'torch_fakeify':>18}", f"{'ratio':>7}")
-    print(*head, flush=True)
+def print_rows(rows: Iterable[Row]) -> list[Row]:
+    """Print the table, a line as soon as it is there, and return its rows."""
+    head = ("torch", "torch_fakeify", "ratio", "budget")
+    print(f"{'work':<52} {head[0]:>15} {head[1]:>15} {head[2]:>13} {head[3]:>8}", flush=True)
+    kept: list[Row] = []
     for row in rows:
+        kept.append(row)
         theirs = row.theirs if isinstance(row.theirs, str) else _cell(row.theirs, row.unit)
-        ratio = "-"
-        if isinstance(row.theirs, Figure):
-            ratio = f"{row.theirs.median / row.ours.median:.1f}x"
-        ours = _cell(row.ours, row.unit)
-        print(f"{row.work:<46} {theirs:>18} {ours:>18} {ratio:>7}", flush=True)
+        cells = f"{theirs:>15} {_cell(row.ours, row.unit):>15} {_ratio(row):>13}"
+        print(f"{row.work:<52} {cells} {_budget(row):>8} {_MET[row.met]}".rstrip(), flush=True)
+    return kept
+
+
+_MET = {None: "", True: "met", False: "not met"}
 
 
 def _cell(figure: Figure, unit: str) -> str:
-    spread = f" ±{figure.spread:>3.0%}" if len(figure.values) > 1 else " " * 5
-    return f"{figure.median:.1f} {unit}{spread}"
+    spread = f" ±{figure.spread:.0%}" if len(figure.values) > 1 else ""
+    digits = 0 if figure.median >= 1000 else 1 if figure.median >= 10 else 2
+    return f"{figure.median:.{digits}f} {unit}{spread:>5}"
+
+
+def _ratio(row: Row) -> str:
+    ratio = row.ratio
+    if ratio is None:
+        return "-"
+    digits = 3 if row.budget is not None and row.budget.most else 1
+    spread = f" ±{ratio.spread:.0%}" if len(ratio.values) > 1 else ""
+    return f"{ratio.median:.{digits}f}{spread:>5}"
+
+
+def _budget(row: Row) -> str:
+    if row.budget is None:
+        return ""
+    return f"{'<=' if row.budget.most else '>='} {row.budget.limit:g}"
+
+
+def as_data(rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
+    """The rows as ``--json`` prints them."""
+    for row in rows:
+        theirs = row.theirs if isinstance(row.theirs, str) else _numbers(row.theirs)
+        yield {
+            "work": row.work,
+            "unit": row.unit,
+            "torch": theirs,
+            "torch_fakeify": _numbers(row.ours),
+            "ratio": None if row.ratio is None else _numbers(row.ratio),
+            "budget": None if row.budget is None else row.budget._asdict(),
+            "met": row.met,
+        }
+
+
+def _numbers(figure: Figure) -> dict[str, Any]:
+    return {"median": figure.median, "spread": figure.spread, "values": figure.values}

@@ -25,7 +25,6 @@ from .fake_modes import describe_fake_mode, make_fake_mode
 from .files import read_capture, write_capture
 from .fingerprint import fingerprint
 from .frame_inputs import describe_inputs
-from .fresh_env import FreshEnv
 from .graph import decode_graph, encode_graph
 from .materialize import materialize
 from .modes import apply_modes, describe_modes
@@ -241,6 +240,8 @@ class Instance:
         shape_env, known, pupil = None, None, None
         if desc.shape_env is not None and self._fresh:
             known = Instance(_inputs_alone(desc), Retarget({}))
+            from .fresh_env import FreshEnv  # what learns is not loaded to replay a frame
+
             pupil = FreshEnv(known.shape_env)
             shape_env = pupil.env
             desc = rename_symbols(msgspec.structs.replace(desc, shape_env=None), pupil.names)

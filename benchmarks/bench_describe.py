@@ -1,0 +1,47 @@
+"""Real tensors to records, per tensor: torch's describer beside ours.
+
+Run: ``python -m benchmarks.bench_describe [--rounds N] [--counts N...]``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch._subclasses.meta_utils import MetaTensorDescriber as TorchDescriber
+
+from torch_fakeify.describe import MetaTensorDescriber
+
+from .run import main
+from .table import Row, at_least, timed
+from .tensors import COUNTS, KINDS, bench, growth, make_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import torch
+
+BUDGETS = {"parameter": at_least(8), "plain": at_least(8), "view": at_least(6)}
+
+
+def describe(
+    tensors: list[torch.Tensor], describer: Callable[[], Any] = MetaTensorDescriber
+) -> Callable[[], float]:
+    """By a new describer each time."""
+    return lambda: timed(describer().describe_tensor, tensors)
+
+
+def rows(rounds: int, counts: Sequence[int] = COUNTS) -> Iterator[Row]:
+    """Every line of the table."""
+    for kind in KINDS:
+        for count in counts:
+            tensors = make_tensors(kind, count)
+            theirs, ours = describe(tensors, TorchDescriber), describe(tensors)
+            budget = BUDGETS[kind]
+            yield bench(f"describe {kind}", theirs, ours, rounds=rounds, count=count, budget=budget)
+        yield growth(
+            f"describe {kind}", lambda count, kind=kind: describe(make_tensors(kind, count)), rounds
+        )
+
+
+if __name__ == "__main__":
+    main(__doc__, rows, counts=True)

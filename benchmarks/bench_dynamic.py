@@ -1,0 +1,91 @@
+"""Records to fake tensors with every dim dynamic, per tensor, beside torch's ``from_tensor``.
+
+Run: ``python -m benchmarks.bench_dynamic [--rounds N] [--counts N...]``. Each tensor has a source of
+its own; equal sizes share a symbol, by duck shapes, distinct ones have two symbols a tensor. Sympy's
+cache is emptied before each run.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sympy.core.cache import clear_cache
+from torch._dynamo.source import LocalSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from torch_fakeify.convert import MetaConverter
+from torch_fakeify.describe import MetaTensorDescriber
+
+from .run import main
+from .table import Row, at_least, timed
+from .tensors import COUNTS, KINDS, bench, context_of, growth, make_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+BUDGETS = {False: at_least(25), True: at_least(8)}
+"""By whether the sizes are distinct."""
+
+
+def _inputs(kind: str, count: int, *, distinct: bool) -> list[tuple[Any, ...]]:
+    tensors = make_tensors(kind, count, distinct=distinct)
+    return [(t, LocalSource(f"x{i}"), context_of(t)) for i, t in enumerate(tensors)]
+
+
+def _theirs(inputs: Sequence[tuple[Any, ...]]) -> Callable[[], float]:
+    def run() -> float:
+        mode = FakeTensorMode(shape_env=ShapeEnv())
+
+        def work(item: Any) -> Any:
+            t, source, context = item
+            return mode.from_tensor(t, source=source, symbolic_context=context)
+
+        clear_cache()
+        return timed(work, inputs)
+
+    return run
+
+
+def _ours(inputs: Sequence[tuple[Any, ...]]) -> Callable[[], float]:
+    describer = MetaTensorDescriber()
+    records = [
+        describer.describe_tensor(t, source=source, symbolic_context=context)
+        for t, source, context in inputs
+    ]
+
+    def run() -> float:
+        mode = FakeTensorMode(shape_env=ShapeEnv())
+        clear_cache()
+        return timed(MetaConverter(mode).from_desc, records)
+
+    return run
+
+
+def rows(rounds: int, counts: Sequence[int] = COUNTS) -> Iterator[Row]:
+    """Every line of the table."""
+    for distinct, sizes in ((False, "equal"), (True, "distinct")):
+        for kind in KINDS:
+            for count in counts:
+                inputs = _inputs(kind, count, distinct=distinct)
+                yield bench(
+                    f"rebuild {kind}, {sizes} dynamic sizes",
+                    _theirs(inputs),
+                    _ours(inputs),
+                    # Torch takes half a minute for 10,000 tensors.
+                    rounds=rounds if count < COUNTS[-1] else 1,
+                    warm=count < COUNTS[-1],
+                    count=count,
+                    budget=BUDGETS[distinct],
+                )
+            yield growth(
+                f"rebuild {kind}, {sizes} dynamic sizes",
+                lambda count, kind=kind, distinct=distinct: _ours(
+                    _inputs(kind, count, distinct=distinct)
+                ),
+                min(rounds, 3),
+            )
+
+
+if __name__ == "__main__":
+    main(__doc__, rows, counts=True)

@@ -1,0 +1,90 @@
+"""The tensors that the benchmarks describe and rebuild."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
+
+from .table import Budget, Row, at_most, compare
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["COUNTS", "GROWTH", "KINDS", "bench", "context_of", "growth", "make_tensors"]
+
+KINDS = ("parameter", "plain", "view")
+COUNTS = (100, 1000, 10_000)
+GROWTH = at_most(1.2)
+
+
+def make_tensors(kind: str, count: int, *, distinct: bool = False) -> list[torch.Tensor]:
+    """Two-dimensional tensors of equal sizes, or each of sizes of its own."""
+    tensors: list[torch.Tensor] = []
+    for i in range(count):
+        size = (i + 2, count + i + 2) if distinct else (64, 32)
+        t = torch.empty(size, device="meta") if distinct else torch.empty(size)
+        if kind == "parameter":
+            t = torch.nn.Parameter(t)
+        elif kind == "view":
+            t = t[1:]
+        tensors.append(t)
+    return tensors
+
+
+def context_of(t: torch.Tensor) -> Any:
+    """Every dim dynamic, as by `dynamic=True`: equal sizes share a symbol."""
+    return StatelessSymbolicContext(
+        dynamic_sizes=[DimDynamic.DUCK] * t.ndim,
+        view_base_context=context_of(t._base) if t._is_view() else None,
+    )
+
+
+def bench(
+    work: str,
+    theirs: Callable[[], float],
+    ours: Callable[[], float],
+    *,
+    rounds: int,
+    count: int,
+    budget: Budget | None = None,
+    warm: bool = True,
+) -> Row:
+    """The line of a work on many tensors, per tensor.
+
+    Few of them are handled several times a round; ten thousand in fewer rounds.
+    """
+    repeats = max(1, COUNTS[1] // count)
+
+    def repeated(run: Callable[[], float]) -> Callable[[], float]:
+        return lambda: sum(run() for _ in range(repeats)) / repeats
+
+    return compare(
+        f"{work}, {count}",
+        repeated(theirs),
+        repeated(ours),
+        rounds=rounds if count < COUNTS[-1] else max(2, rounds // 2),
+        warm=warm,
+        count=count,
+        budget=budget,
+    )
+
+
+def growth(work: str, run: Callable[[int], Callable[[], float]], rounds: int) -> Row:
+    """What a tensor costs among many, beside what it costs among few.
+
+    Args:
+        work: what is done with them.
+        run: makes that many tensors and returns what handles them and returns the seconds.
+        rounds: how often; each handles the few as often as it takes to have a tenth of the many.
+    """
+    few, many = COUNTS[0], COUNTS[-1]
+    small, large = run(few), run(many)
+    repeats = many // few // 10
+
+    def of_few() -> float:
+        return sum(small() for _ in range(repeats)) / repeats / few
+
+    what = f"{work}: of {few}, of {many}"
+    return compare(what, of_few, lambda: large() / many, rounds=rounds, budget=GROWTH)
