@@ -241,6 +241,8 @@ class Encoder:
         self._nodes: dict[ExprNode, int] = {}
         self._frames: dict[FrameDesc, int] = {}
         self._members: dict[str, bytes] = {}
+        # By the id of a record, which the entry keeps alive.
+        self._written: dict[int, tuple[Any, msgspec.Raw, int]] = {}
         self._expr_nodes = 0
         self._deepest = 0
         self._table = _NO_TABLE
@@ -342,6 +344,18 @@ class Encoder:
         if table.depths[position] > self._deepest:
             self._deepest = table.depths[position]
         return position
+
+    def once(self, encode: Callable[[Encoder, Any], Any], record: Any) -> Any:
+        """The wire form of one of `wire.FREQUENT`, made when the object is first seen."""
+        known = self._written.get(id(record))
+        if known is None or self.level >= MAX_NESTING:
+            deepest, self._deepest = self._deepest, 0
+            row = msgspec.Raw(self._row(encode(self, record)))
+            known = self._written[id(record)] = (record, row, self._deepest)
+            self._deepest = deepest
+        if known[2] > self._deepest:
+            self._deepest = known[2]
+        return known[1]
 
     def _add_chain(self, index: int, table: _Table, obj: Any) -> int:
         """Write ``obj`` after what it reaches through fields of its own type, without recursion."""
@@ -466,6 +480,8 @@ class _Reader:
         self.level = 0
         self._deepest = 0
         self._budget = MAX_EXPR_NODES
+        self._write = msgspec.json.Encoder().encode
+        self._known: dict[tuple[type, bytes], tuple[Any, int]] = {}
         self._args: list[tuple[int, ...]] = []
         self._rows: dict[str, list[Any]] = {}
         self._depths: dict[str, list[int]] = {}
@@ -506,6 +522,18 @@ class _Reader:
         if depth > self._deepest:
             self._deepest = depth
         return row
+
+    def once(self, decode: Callable[[_Reader, Any], Any], wire: Any) -> Any:
+        """The record of one of `wire.FREQUENT`: the same object for what was written alike."""
+        key = type(wire), self._write(wire)
+        known = self._known.get(key)
+        if known is None or self.level >= MAX_NESTING:
+            deepest, self._deepest = self._deepest, 0
+            known = self._known[key] = (decode(self, wire), self._deepest)
+            self._deepest = deepest
+        if known[1] > self._deepest:
+            self._deepest = known[1]
+        return known[0]
 
     def _row(self, name: str, position: int) -> Any:
         rows = self._rows[name]

@@ -25,6 +25,8 @@ from .desc import (
     Record,
     SourceDesc,
     StackDesc,
+    SymbolFactDesc,
+    SymDesc,
 )
 from .errors import FakeifyError, LimitError, UnknownNameError
 
@@ -36,6 +38,12 @@ SHARED: tuple[type[Record], ...] = (
     MetaTensorDesc,
 )
 """The shared types in the order of their tables: a row refers to its own and earlier tables."""
+
+FREQUENT: tuple[type[Record], ...] = (SymDesc, SymbolFactDesc)
+"""Small types of which tensors have many equal ones: each is turned once, and comes back shared.
+
+None of them holds one of another of them.
+"""
 
 TABLES = ("exprs", "stacks", "sources", "storages", "tensors")
 """The names of their tables."""
@@ -222,7 +230,7 @@ class Compiler:
         swaps = {field.name: self._swap(field.type) for field in fields}
         # msgspec reads annotations when the first decoder is made: here recursion closes.
         plan.wire.__annotations__ = {name: swap.wire for name, swap in swaps.items()}
-        plan.encode = _struct_encoder(cls, plan.wire, _field_encoders(fields, swaps))
+        plan.encode = _struct_encoder(cls, _field_encoders(fields, swaps))
         plan.decode = _struct_decoder(cls, _field_decoders(fields, swaps))
         plan.plain = cls.__struct_config__.forbid_unknown_fields and all(
             swap.encode is _same and not _needs_care(field.default)
@@ -259,6 +267,8 @@ class Compiler:
         plan = self._plan(cls)
         if getattr(plan, "plain", False):
             return Swap(cls, _same, _same)
+        if cls in FREQUENT:
+            return Swap(plan.wire, _once_encoder(plan), _once_decoder(plan))
         if not hasattr(plan, "encode"):
             return Swap(
                 plan.wire,
@@ -364,13 +374,19 @@ def _each(closure: _Closure) -> _Closure:
 
     def convert(state: Any, items: Any) -> tuple[Any, ...]:
         out: list[Any] = []
+        changed = False
         try:
             for item in items:
                 found = closures.get(type(item), missing)
-                out.append(item if found is _same else found(state, item))
+                if found is _same:
+                    out.append(item)
+                    continue
+                new = found(state, item)
+                changed = changed or new is not item
+                out.append(new)
         except Fault as fault:
             raise fault.at(f"[{len(out)}]") from fault.__cause__
-        return tuple(out)
+        return tuple(out) if changed else items
 
     return convert
 
@@ -405,17 +421,22 @@ def _named(closure: _Closure) -> _Closure:
         name, value = items
         try:
             found = closures.get(type(value), missing)
-            return items if found is _same else (name, found(state, value))
+            if found is _same:
+                return items
+            new = found(state, value)
+            return items if new is value else (name, new)
         except Fault as fault:
             raise fault.at("[1]") from fault.__cause__
 
     return convert
 
 
-def _struct_encoder(
-    cls: type[Any], wire: type[Any], fields: list[tuple[str, _Closure, Any]]
-) -> _Closure:
-    asdict = msgspec.structs.asdict
+def _struct_encoder(cls: type[Any], fields: list[tuple[str, _Closure, Any]]) -> _Closure:
+    """Puts the wire form of fields into a copy of the record, which JSON writes as the wire type.
+
+    A record of which no field changes is its own wire form.
+    """
+    replace = msgspec.structs.replace
 
     def encode(state: Any, record: Any) -> Any:
         if type(record) is not cls:
@@ -423,17 +444,19 @@ def _struct_encoder(
         state.level = level = state.level + 1
         if level > MAX_NESTING:
             raise too_nested()
-        values = asdict(record)
+        changes: dict[str, Any] = {}
         name = ""
         try:
             for name, closure, default in fields:
-                value = values[name]
+                value = getattr(record, name)
                 if value is not default:
-                    values[name] = closure(state, value)
+                    wire = closure(state, value)
+                    if wire is not value:
+                        changes[name] = wire
         except Fault as fault:
             raise fault.at(f".{name}") from fault.__cause__
         state.level = level - 1
-        return wire(**values)
+        return replace(record, **changes) if changes else record
 
     return encode
 
@@ -461,6 +484,14 @@ def _struct_decoder(cls: type[Any], fields: list[tuple[str, _Closure, Any]]) -> 
             raise Fault(f"not a valid {cls.__name__}: {error}") from None
 
     return decode
+
+
+def _once_encoder(plan: Plan) -> _Closure:
+    return lambda state, record: state.once(plan.encode, record)
+
+
+def _once_decoder(plan: Plan) -> _Closure:
+    return lambda state, wire: state.once(plan.decode, wire)
 
 
 def too_nested() -> Fault:
