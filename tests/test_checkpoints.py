@@ -414,7 +414,7 @@ def test_law_rollback_restores_every_attribute(settings_, program, last) -> None
 
 @pytest.mark.sweep
 @given(**PROGRAMS)
-@settings(max_examples=300)
+@settings(max_examples=120)
 def test_law_rollback_sweep(settings_, program, last) -> None:
     """The same law, over many programs."""
     check_law(settings_, program, last)

@@ -26,7 +26,7 @@ import torch_fakeify as tfk
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SHARDS = 4
+SHARDS = 2
 PROGRAMS = 20
 QUESTIONS = 60
 

@@ -99,7 +99,7 @@ def test_models_of_dynamic_sizes_are_trained_as_without_the_handoff(name: str) -
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", ["bert"])
-def test_inductor_trains_models_as_without_the_handoff(name: str) -> None:
+def test_inductor_runs_models_as_without_the_handoff(name: str) -> None:
     """Kernels of inductor, which makes guards of its own; nothing is found in its caches."""
     with torch._inductor.config.patch(force_disable_caches=True):
-        check(name, "inductor", training=True)
+        check(name, "inductor", training=False)

@@ -50,7 +50,7 @@ from torch_fakeify.implied import implied
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SHARDS = 8
+SHARDS = 5
 PROGRAMS = 50
 
 _CHECKS: tuple[Callable[[Frame, Tally], None], ...] = (
