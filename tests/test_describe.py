@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import DTYPES, Group, tensor_groups
+from strategies import DTYPES, Group, any_groups, tensor_groups
 from torch._dynamo.source import LocalSource, RandomValueSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -34,6 +34,29 @@ def test_both_paths_agree(group: Group) -> None:
         plain = describer._describe_any(t, "$", None, None)
         assert describer.describe_tensor(t) == plain
         assert describer._describe_plain(t, "$") in (plain, None)
+
+
+@given(any_groups(marks=True))
+@pytest.mark.filterwarnings("ignore:Sparse", "ignore:The PyTorch API of nested tensors")
+def test_a_describer_without_the_fast_path_gives_the_same(group: Group) -> None:
+    """Equal records with equal ids, whatever was seen before; each describer forgets the dead."""
+    describers = [MetaTensorDescriber(), MetaTensorDescriber(fast=False)]
+    for t in group * 2:
+        fast, plain = (describer.describe_tensor(t) for describer in describers)
+        assert fast == plain
+    known = [{*d._tensors.entries} for d in describers]
+    storages = [{*d._storages.entries} for d in describers]
+    assert known[0] == known[1]
+    assert storages[0] == storages[1]
+
+
+def test_the_fast_path_can_be_switched_off() -> None:
+    """With ``fast=False`` no tensor takes it, bases and gradients neither."""
+    describer = MetaTensorDescriber(fast=False)
+    t = torch.empty(3, requires_grad=True)
+    t.grad = torch.empty(3)
+    describer._describe_plain = None  # type: ignore[assignment]
+    assert describer.describe_tensor(t[1:]).base.grad is not None
 
 
 @given(tensor_groups(marks=True, dtypes=DTYPES), st.booleans())
@@ -65,7 +88,8 @@ def test_the_fast_path_takes_parameters_plain_tensors_and_views() -> None:
     """What models consist of goes the fast way."""
     describer = MetaTensorDescriber()
     t = torch.empty(3, 4)
-    for each in (t, t[1:], torch.nn.Parameter(t), torch.nn.Buffer(t), t.to("meta")):
+    p = torch.nn.Parameter(t)
+    for each in (t, t[1:], p, p[1:], p * 2, torch.nn.Buffer(t), t.to("meta")):
         assert describer._describe_plain(each, "$") is not None
 
 

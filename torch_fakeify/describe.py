@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +34,7 @@ from .desc import (
 )
 from .errors import UnsupportedTensorError, UnsupportedValueError
 from .exprs import encode_expr, encode_sym
+from .identities import StorageRecords, TensorNumbers
 from .marks import LACKS, encode_marks
 from .refusals import (
     MAX_DEPTH,
@@ -43,7 +43,6 @@ from .refusals import (
     PLAIN_INFERENCE,
     Where,
     device_name,
-    forward_ad_level,
     is_pinned,
     kind_of_keys,
     name_of,
@@ -53,6 +52,7 @@ from .symbols import SymMemo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from ._torch import Source, SymbolicContext
     from .desc import (
@@ -74,8 +74,15 @@ _DENSE = (torch.Tensor, _Parameter, _torch.FakeTensor)
 _ITEM_DTYPES = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.float64})
 """Dtypes whose 0-dim CPU tensors get a symbol for ``item()`` from torch's ``from_tensor``."""
 
-_OFFSET_DTYPES = frozenset({torch.int64, torch.int32})
-"""Dtypes of the offsets of jagged tensors."""
+_FLAT_DTYPES = {
+    dtype: name_of(dtype)
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype) and dtype not in (torch.int64, torch.int32)
+}
+"""The names of dtypes of which no tensor holds the offsets of jagged tensors."""
+
+_CREATION_METAS = {member.value: name for name, member in _torch.CreationMeta.__members__.items()}
+"""The names by number: torch looks for the name among all members each time."""
 
 _FAKE_ATTRIBUTES = frozenset(
     {"_fake_device", "_is_param", "constant", "dispatch_keys", "fake_mode", "pytype", "real_tensor"}
@@ -90,66 +97,7 @@ _FAKE_ATTRIBUTES = frozenset(
 _RARE_FAKE_ATTRIBUTES = ("pytype", "dispatch_keys", "_nested_int_memo", "_item_memo")
 
 _nbytes = torch.UntypedStorage.nbytes
-
-
-class _Numbers:
-    """Numbers for objects by identity, which do not keep the objects alive.
-
-    An entry goes away with its object, so a number is never given to another object, even if
-    Python reuses the address. A Python wrapper that torch keeps for a tensor or storage which
-    lives on in C++ keeps its address and its weak references, and so its number.
-    """
-
-    __slots__ = ("_count", "entries")
-
-    def __init__(self) -> None:
-        self.entries: dict[int, tuple[weakref.ref[Any], int]] = {}
-        self._count = itertools.count()
-
-    def of(self, obj: Any) -> int:
-        """The number of an object, a new one at first sight."""
-        key = id(obj)
-        entry = self.entries.get(key)
-        if entry is not None and entry[0]() is obj:
-            return entry[1]
-        number = next(self._count)
-        self.give(obj, number)
-        return number
-
-    def give(self, obj: Any, number: int) -> None:
-        """Let an object have the number of another one."""
-        key = id(obj)
-        # The callback is `entries.pop(key, reference)`, in C: the reference is the default.
-        self.entries[key] = (weakref.ref(obj, partial(self.entries.pop, key)), number)
-
-
-class _StorageRecords:
-    """The records of storages, with the numbers of `_Numbers`."""
-
-    __slots__ = ("_count", "_syms", "entries")
-
-    def __init__(self, syms: SymMemo) -> None:
-        self.entries: dict[int, tuple[weakref.ref[Any], MetaStorageDesc]] = {}
-        self._count = itertools.count()
-        self._syms = syms
-
-    def of(self, storage: torch.UntypedStorage) -> MetaStorageDesc:
-        """The record of a storage, the same object until the storage is resized."""
-        key = id(storage)
-        nbytes: IntLike = storage.nbytes()
-        if type(nbytes) is not int:
-            nbytes = self._syms.encode_int(nbytes)
-        entry = self.entries.get(key)
-        if entry is not None and entry[0]() is storage:
-            reference, known = entry
-            if known.nbytes == nbytes:
-                return known
-            record = MetaStorageDesc(id=known.id, nbytes=nbytes)
-        else:
-            reference = weakref.ref(storage, partial(self.entries.pop, key))
-            record = MetaStorageDesc(id=next(self._count), nbytes=nbytes)
-        self.entries[key] = (reference, record)
-        return record
+_forward_ad: Any = torch.autograd.forward_ad
 
 
 class MetaTensorDescriber:
@@ -164,13 +112,18 @@ class MetaTensorDescriber:
         lose_classes: takes an instance of a class that no record can hold, such as one with a
             ``__torch_function__`` alone, for the tensor that it is, as torch's ``from_tensor`` does;
             else it is refused.
+        fast: ``False`` reads each tensor in the long way; the records are equal.
     """
 
-    def __init__(self, *, keep_nested_ints: bool = False, lose_classes: bool = False) -> None:
+    def __init__(
+        self, *, keep_nested_ints: bool = False, lose_classes: bool = False, fast: bool = True
+    ) -> None:
         self._lose_classes = lose_classes
-        self._tensors = _Numbers()
+        self._fast = fast
+        self._tensors = TensorNumbers()
         self._syms = SymMemo(keep_nested_ints=keep_nested_ints)
-        self._storages = _StorageRecords(self._syms)
+        self._storages = StorageRecords(self._syms)
+        self._sizes: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._can_pin = torch.accelerator.is_available()
 
     def same(self, t: torch.Tensor, d: MetaTensorDesc) -> None:
@@ -185,6 +138,11 @@ class MetaTensorDescriber:
         """
         self._tensors.entries.clear()
         self._storages.entries.clear()
+        self._sizes.clear()
+
+    def settled(self) -> AbstractContextManager[None]:
+        """Inside, nobody changes a ``ShapeEnv``, as while a graph is recorded: symbols are read once."""
+        return self._syms.settled()
 
     def describe_storage(self, s: torch.UntypedStorage) -> MetaStorageDesc:
         """The record of an untyped storage: the same object as long as its size stays."""
@@ -207,7 +165,7 @@ class MetaTensorDescriber:
         Raises:
             UnsupportedTensorError: the tensor has a property that a record cannot hold.
         """
-        if source is None and symbolic_context is None:
+        if self._fast and source is None and symbolic_context is None:
             d = self._describe_plain(t, "$")
             if d is not None:
                 return d
@@ -216,71 +174,93 @@ class MetaTensorDescriber:
     # --- the fast path --------------------------------------------------------------------------
 
     def _describe_plain(self, t: torch.Tensor, path: str) -> MetaTensorDesc | None:
-        """The record of a plain dense leaf, or ``None`` for all others.
+        """The record of a plain dense tensor or a dense view of one, or ``None`` for all others.
 
         Equal to what `_describe_any` gives: one query of the dispatch keys answers what that asks
         in two dozen calls.
         """
         cls = type(t)
-        if cls is _torch.FakeTensor:
-            return self._describe_plain_fake(t, path)
-        if (cls is not _Tensor and cls is not _Parameter) or torch_function_depth():
+        if cls is not _Tensor and cls is not _Parameter:
+            return self._describe_plain_fake(t, path) if cls is _torch.FakeTensor else None
+        if torch_function_depth() or self._can_pin or _forward_ad._current_level >= 0:
             return None
         kind = kind_of_keys(dispatch_keys(t).raw_repr())
-        if kind == NOT_PLAIN or self._can_pin or forward_ad_level() >= 0:
+        if kind == NOT_PLAIN:
             return None
         requires_grad = t.requires_grad
-        base = t._base if t._is_view() else None
-        offset: Any = t.storage_offset()
-        if requires_grad and not t.is_leaf:
-            return None
-        if base is not None and type(base) not in _DENSE:
-            return None  # the plain path records the view operators
+        try:
+            is_leaf = not requires_grad or t.is_leaf
+        except RuntimeError:
+            return None  # inference mode forbids to regenerate its history
+        grad = t.grad if is_leaf else facts.shown_grad(t)
         dtype = t.dtype
-        if dtype in _OFFSET_DTYPES and facts.nested_int_of(t) is not None:
-            return None
+        grad_dtype = t.grad_dtype if is_leaf else dtype
+        dtype_name = _FLAT_DTYPES.get(dtype)
+        if dtype_name is None:
+            if facts.nested_int_of(t) is not None:
+                return None
+            dtype_name = name_of(dtype)
+        base = t._base  # None unless it is a view
         attributes = t.__dict__
-        grad = t.grad
-        grad_dtype = t.grad_dtype
-        if (
-            kind == PLAIN
-            and base is None
-            and grad is None
-            and grad_dtype is dtype
-            and not attributes
-        ):
-            # Each field given costs time, also one that is at its default.
+        if not (kind == PLAIN and is_leaf and grad is None and grad_dtype is dtype) or attributes:
+            pass
+        # Each field given costs time, also one that is at its default.
+        elif base is None:
             return MetaTensorDesc(
                 id=self._tensors.of(t),
-                dtype=name_of(dtype),
+                dtype=dtype_name,
                 device=device_name(t.device),
-                size=tuple(t.size()),
+                size=self._sizes.get(t.shape) or self._size(t),
                 stride=t.stride(),
-                storage_offset=offset,
+                storage_offset=t.storage_offset(),  # type: ignore[arg-type]
                 storage=self._storages.of(t.untyped_storage()),
                 requires_grad=requires_grad,
                 is_parameter=cls is _Parameter,
             )
+        elif type(base) in _DENSE:
+            return MetaTensorDesc(
+                id=self._tensors.of(t),
+                dtype=dtype_name,
+                device=device_name(t.device),
+                size=self._sizes.get(t.shape) or self._size(t),
+                stride=t.stride(),
+                storage_offset=t.storage_offset(),  # type: ignore[arg-type]
+                storage=self._storages.of(t.untyped_storage()),
+                requires_grad=requires_grad,
+                is_parameter=cls is _Parameter,
+                is_view=True,
+                base=self._describe_part(base, f"{path}.base"),
+                creation_meta=_creation_meta(t),
+            )
+        if base is not None and type(base) not in _DENSE:
+            return None  # the plain path records the view operators
         return MetaTensorDesc(
             id=self._tensors.of(t),
-            dtype=name_of(dtype),
+            dtype=dtype_name,
             device=device_name(t.device),
-            size=tuple(t.size()),
+            size=self._size(t),
             stride=t.stride(),
-            storage_offset=offset,
+            storage_offset=t.storage_offset(),  # type: ignore[arg-type]
             storage=self._storages.of(t.untyped_storage()),
             requires_grad=requires_grad,
+            is_leaf=is_leaf,
             is_inference=kind == PLAIN_INFERENCE and not _torch.inference_hidden(),
             is_parameter=cls is _Parameter or bool(attributes and attributes.get("_is_param")),
             is_buffer=bool(attributes and attributes.get("_is_buffer", False)),
             persistent=_persistent(attributes) if attributes else None,
             is_view=base is not None,
             base=None if base is None else self._describe_part(base, f"{path}.base"),
-            creation_meta=None if base is None else _torch.get_creation_meta(t).name,
+            creation_meta=None if base is None else _creation_meta(t),
             grad=None if grad is None else self._describe_part(grad, f"{path}.grad"),
             grad_dtype=None if grad_dtype is dtype else _grad_dtype_name(grad_dtype),
+            retains_grad=not is_leaf and t.retains_grad,
             marks=self._marks(t, attributes, path) if attributes else None,
         )
+
+    def _size(self, t: torch.Tensor) -> tuple[int, ...]:
+        """The size as a tuple, one object for equal sizes: finding it beats making it."""
+        size = tuple(t.shape)
+        return self._sizes.setdefault(size, size)
 
     def _describe_plain_fake(self, t: Any, path: str) -> MetaTensorDesc | None:
         """The record of a fake tensor of a plain dense leaf, or ``None`` for all others."""
@@ -329,15 +309,18 @@ class MetaTensorDescriber:
             is_parameter=bool(attributes.get("_is_param", False)),
             is_view=base is not None,
             base=None if base is None else self._describe_part(base, f"{path}.base"),
-            creation_meta=None if base is None else _torch.get_creation_meta(t).name,
+            creation_meta=None if base is None else _creation_meta(t),
             is_fake=True,
             symbols=symbols,
         )
 
     def _describe_part(self, t: torch.Tensor, path: str) -> MetaTensorDesc:
         """The record of a base or gradient."""
-        d = None if path.count(".") > MAX_DEPTH else self._describe_plain(t, path)
-        return self._describe_any(t, path, None, None) if d is None else d
+        if self._fast and path.count(".") <= MAX_DEPTH:
+            d = self._describe_plain(t, path)
+            if d is not None:
+                return d
+        return self._describe_any(t, path, None, None)
 
     # --- the plain path -------------------------------------------------------------------------
 
@@ -402,7 +385,7 @@ class MetaTensorDescriber:
                 persistent=_persistent(attributes),
                 is_view=base is not None,
                 base=None if base is None else self._describe_part(base, f"{path}.base"),
-                creation_meta=None if base is None else _torch.get_creation_meta(t).name,
+                creation_meta=None if base is None else _creation_meta(t),
                 view_calls=None if base is None else self._view_calls(t, base, path, where),
                 grad=None if grad is None else self._describe_part(grad, f"{path}.grad"),
                 grad_dtype=None if grad_dtype is dtype else _grad_dtype_name(grad_dtype),
@@ -584,6 +567,10 @@ def _persistent(attributes: Mapping[str, Any]) -> bool | None:
     if not attributes.get("_is_buffer", False) or "persistent" not in attributes:
         return None
     return bool(attributes["persistent"])
+
+
+def _creation_meta(t: torch.Tensor) -> str:
+    return _CREATION_METAS[_torch.get_creation_meta(t).value]
 
 
 def _grad_dtype_name(dtype: torch.dtype | None) -> str:
