@@ -423,11 +423,17 @@ def _decode_symbol(record: SymbolNode, where: str) -> sympy.Symbol:
             _fail(where, f"assumption {name!r} is not a boolean", "true or false", repr(value))
         if (name, value) == _COMMUTATIVE:
             _fail(where, "an assumption that holds by default", "no 'commutative'", "true")
+    # As torch asks for it: sympy then gives the object that torch has.
+    assumptions = sorted(record.assumptions, key=_is_no_sign)
     try:
-        return sympy.Symbol(record.name, **dict(record.assumptions))
+        return sympy.Symbol(record.name, **dict(assumptions))
     except ValueError:
         # InconsistentAssumptions is a ValueError
         _fail(where, "assumptions contradict each other", "consistent ones", ", ".join(names))
+
+
+def _is_no_sign(assumption: tuple[str, bool]) -> bool:
+    return assumption[0] != "positive"
 
 
 def _decode_float(record: FloatNode, where: str) -> sympy.Float:

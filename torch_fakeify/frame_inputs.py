@@ -17,14 +17,14 @@ import torch
 from . import _torch, facts
 from .desc_frame import InputDesc
 from .errors import CaptureError
-from .exprs import encode_int, encode_sym
+from .exprs import encode_sym
 from .sources import encode_source, source_of
 from .values import encode_value
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from .desc import MetaTensorDesc
+    from .desc import IntLike, MetaTensorDesc
     from .describe import MetaTensorDescriber
 
 
@@ -63,7 +63,7 @@ def describe_inputs(
         rows, key=lambda row: not isinstance(row[1], torch.Tensor)
     ):
         described[fx_node] = _describe_input(fx_node, value, context, describer)
-    symbolizer = _Symbolizer(shape_env)
+    symbolizer = _Symbolizer(shape_env, describer._syms.encode_int)
     # Bases before views: the record that a view refers to is then the one with the policy.
     for entry, context in sorted(
         ((described[fx_node], context) for fx_node, _, context in rows),
@@ -186,8 +186,9 @@ def _context_of(fx_node: torch.fx.Node, tensor: Any) -> Any | None:
 class _Symbolizer:
     """Puts the symbols that a ``ShapeEnv`` gave to a tensor's sizes into its record."""
 
-    def __init__(self, shape_env: Any | None) -> None:
+    def __init__(self, shape_env: Any | None, encode_int: Callable[[Any], IntLike]) -> None:
         self.shape_env = shape_env
+        self.encode_int = encode_int
         self.done: dict[int, MetaTensorDesc] = {}
 
     def add(self, entry: InputDesc, context: Any | None) -> None:
@@ -225,9 +226,9 @@ class _Symbolizer:
             )
             # Torch notes these again each time that it looks the symbols up.
             del self.shape_env.exclusion_constraints[exclusions:]
-            changes["size"] = tuple(encode_int(s) for s in size)
-            changes["stride"] = tuple(encode_int(s) for s in stride)
-            changes["storage_offset"] = encode_int(offset)
+            changes["size"] = tuple(self.encode_int(s) for s in size)
+            changes["stride"] = tuple(self.encode_int(s) for s in stride)
+            changes["storage_offset"] = self.encode_int(offset)
         if desc.base is not None:
             base_context = None if context is None else context.view_base_context
             changes["base"] = self.symbolize(desc.base, attr_source(source, "_base"), base_context)

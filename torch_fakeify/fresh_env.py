@@ -25,6 +25,11 @@ frozen, ``_error_on_new_guards``      not set: the new environment goes on learn
 cache of fake tensors                 the same, unless a symbol got another name
 counters, versions, other caches      its own
 ====================================  ============================================================
+
+A handoff is in the process of the first environment, about the very inputs of the frame: there
+`FreshEnv.adopt` states the facts as they are found, the guards that follow from others among them.
+It asks nothing, and both environments hold the same expression objects. To compare equal expressions
+that are two objects takes torch more time than all else here.
 """
 
 from __future__ import annotations
@@ -56,6 +61,17 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = ["FreshEnv", "caused_by", "defer_assert", "specialization_over"]
+
+
+_BY_SYMBOL: tuple[str, ...] = (
+    # Attributes of a ``ShapeEnv`` with an entry for each symbol that it makes.
+    "backed_var_to_val",
+    "var_to_range",
+    "var_to_range_sloc",
+    "var_to_sources",
+    "var_to_stack",
+    "symbol_guard_counter",
+)
 
 
 class FreshEnv:
@@ -123,6 +139,43 @@ class FreshEnv:
         facts.locations()
         self._copy_outputs()
 
+    def adopt(self) -> None:
+        """Let the new environment know what the other one does, each fact as it is found there.
+
+        Nothing is asked and no guard is evaluated again: both are about the same inputs.
+        """
+        env, known, new = self.env, self._known, self.over_new
+        env.guards.extend(
+            guard if (expr := new(guard.expr)) is guard.expr else guard._replace(expr=expr)
+            for guard in known.guards
+        )
+        for table in _BY_SYMBOL:
+            # Under the symbols of the other one: equal, but maybe other objects, which takes torch
+            # longer to compare.
+            ours, theirs = getattr(env, table), getattr(known, table)
+            values = {new(s): ours.pop(new(s)) for s in theirs if new(s) in ours}
+            ours.update(values)
+        env.var_to_range.update((new(s), bounds) for s, bounds in known.var_to_range.items())
+        env.var_to_range_sloc.update(
+            (new(s), ValueRangesSLoc(at.lower, at.upper))  # torch changes it in its place
+            for s, at in known.var_to_range_sloc.items()
+        )
+        env.replacements.update((new(s), new(expr)) for s, expr in known.replacements.items())
+        env.replacements_slocs.update((new(s), at) for s, at in known.replacements_slocs.items())
+        env.divisible.update(map(new, known.divisible))
+        env.axioms.update((new(expr), new(value)) for expr, value in known.axioms.items())
+        for symbol, group in known.deferred_runtime_asserts.items():
+            env.deferred_runtime_asserts[new(symbol)] = [
+                dataclasses.replace(one, expr=new(one.expr), stack=copy_stack(one.stack))
+                for one in group
+            ]
+        env.num_deferred_runtime_asserts = known.num_deferred_runtime_asserts
+        env.specialization_stacks.update(known.specialization_stacks)
+        env._replacements_version_counter += len(env.replacements)  # 0: replaces nothing
+        env._update_version_counter()
+        env._resimplify_floor_div_axioms = known._resimplify_floor_div_axioms
+        self._copy_outputs()
+
     def assert_in(self, gm: torch.fx.GraphModule) -> None:
         """Make the runtime asserts nodes of a graph over the new symbols, unless they are there.
 
@@ -143,6 +196,11 @@ class FreshEnv:
         for key in self._known.fake_tensor_cache:  # torch leaves the other's symbols in the keys
             outputs.pop(key, None)
         self.env.freeze()
+
+    @property
+    def has_other_names(self) -> bool:
+        """Whether a symbol of the new environment has another name than the one that it is."""
+        return bool(self._moved)
 
     def over_new(self, value: Any) -> Any:
         """An expression over the new symbols; anything else as it is."""

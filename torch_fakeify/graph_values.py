@@ -15,7 +15,7 @@ import torch
 
 from . import _torch
 from .errors import FakeifyError
-from .exprs import decode_expr, encode_sym
+from .exprs import encode_sym
 from .renaming import rename_symbols
 from .transfer import Refakeifier
 
@@ -44,6 +44,9 @@ class GraphValues(Refakeifier):
     ) -> None:
         super().__init__(converter.mode, describer, converter)
         self._fresh = fresh
+        self._shared = 0
+        """How many of the describer's expressions the converter knows."""
+        self._share_expressions()
 
     def stand_for(
         self, values: Sequence[Any], records: Sequence[InputDesc], inputs: Sequence[Any]
@@ -97,7 +100,17 @@ class GraphValues(Refakeifier):
 
     def _made(self, t: torch.Tensor) -> torch.Tensor:
         d = self._describer.describe_tensor(t)
+        self._share_expressions()
         return self._converter.from_desc(rename_symbols(d, self._fresh.names))
+
+    def _share_expressions(self) -> None:
+        """Let expressions over the same symbols be the same objects on both sides."""
+        assert self._sizes is not None
+        if self._fresh.has_other_names:
+            return
+        for expr, desc in self._describer._syms.expressions(self._shared):  # pyright: ignore[reportPrivateUsage]
+            self._sizes.know(desc, expr)
+            self._shared += 1
 
     def _scalar(self, n: Any) -> Any:
         if isinstance(n, torch.SymInt) and n.node.is_nested_int():
@@ -105,8 +118,8 @@ class GraphValues(Refakeifier):
         env = getattr(n.node, "shape_env", None)
         if env is None or env is self._env:
             return n
-        sym = rename_symbols(encode_sym(n), self._fresh.names)
-        expr = decode_expr(sym.expr)
+        sym = encode_sym(n)
+        expr = self._expression(n.node.expr, env)
         return _torch.make_sym(sym.kind, expr, self._env, sym.hint, constant=sym.constant)
 
     def _expression(self, expr: Any, env: Any) -> Any:  # noqa: ARG002

@@ -1,7 +1,7 @@
 """The handoff: a compiler backend gets a fresh ``ShapeEnv``, and what it learns there comes back.
 
 Dynamo hands a backend a new ``FakeTensorMode`` with the ``ShapeEnv`` that it traced with. Here the
-inputs are described, rebuilt in a ``ShapeEnv`` that has learned the facts (`fresh_env.FreshEnv`), and
+inputs are described, rebuilt in a ``ShapeEnv`` that knows the facts (`fresh_env.FreshEnv.adopt`), and
 the backend runs with these. Symbols of both environments correspond by source, so each guard, value
 range, replacement, divisibility and runtime assert that the backend adds is stated in Dynamo's own
 environment, from which Dynamo then makes the guards of the frame.
@@ -27,7 +27,6 @@ from .graph_values import GraphValues
 from .learned import Knowledge, state_learned
 from .listed_inputs import ListedInputs
 from .renaming import rename_symbols
-from .sources import source_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -182,32 +181,18 @@ def _rebuilt(
 ) -> tuple[FreshEnv, Any, torch.fx.GraphModule, list[Any]]:
     """Graph and inputs in a fresh mode, whose environment knows what that of the mode does."""
     fresh = FreshEnv(mode.shape_env)
+    fresh.adopt()
     new_mode = make_fake_mode(describe_fake_mode(mode), fresh.env)
     converter = MetaConverter(new_mode, symbols="keep", keep_nested_ints=True)
+    moved = GraphValues(describer, converter, fresh)
     renamed = rename_symbols(tuple(records), fresh.names)
     with fresh.env.suppress_guards():  # torch asks about sizes when a tensor is made
         inputs = [
             _input(converter, fresh, record, value)
             for record, value in zip(renamed, example_inputs, strict=True)
         ]
-    # Whether a guard follows from others takes long to find out, and no backend asks.
-    fresh.learn(_without_nodes(listed.placeholders), values, inputs, minimal=False)
-    moved = GraphValues(describer, converter, fresh)
     moved.stand_for(values, records, inputs)
     return fresh, new_mode, moved.graph_module(gm, listed.inputs(inputs)), inputs
-
-
-def _without_nodes(placeholders: Sequence[torch.fx.Node]) -> torch.fx.GraphModule:
-    """A graph of the same inputs, for nodes that say what is known of them."""
-    graph = torch.fx.Graph()
-    for fx_node in placeholders:
-        placeholder = graph.node_copy(fx_node)
-        placeholder._dynamo_source = source_of(fx_node)
-        placeholder.meta.pop("example_value", None)  # as tracing left it
-    graph.output(())
-    made = torch.fx.GraphModule({}, graph)
-    _forget_inputs(made)
-    return made
 
 
 def _input(converter: MetaConverter, fresh: FreshEnv, record: InputDesc, value: Any) -> Any:

@@ -202,6 +202,14 @@ class SizeMaker:
         """Takes the symbols of this ``ShapeEnv``, by the describer's number of it, as they are."""
         self._own.add(env_id)
 
+    def know(self, d: ExprDesc, expr: sympy.Basic) -> None:
+        """Let this object be the expression of a record, over symbols that the ``ShapeEnv`` has.
+
+        Torch compares expressions all the time, which takes longest where they are equal and two.
+        """
+        if self._remembers:
+            self._decoded[id(d)] = d, expr
+
     def _keeps(self, d: HasSymbols) -> bool:
         return self._policy == "keep" or (bool(d.symbols) and d.symbols[0].shape_env in self._own)
 
@@ -301,7 +309,7 @@ class SizeMaker:
             known = self._decoded.get(id(n.expr))
             if known is not None and type(n.hint) is int:
                 return torch.SymInt(SymNode(known[1], self._env, int, n.hint))
-            expr = self._known(decode_expr(n.expr), f"tensor {d.id}")
+            expr = known[1] if known else self._known(decode_expr(n.expr), f"tensor {d.id}")
             hint = self._kept_hint(expr, n.hint)
             if hint is None and not isinstance(expr, sympy.Integer):
                 return make_sym("int", expr, self._env, None)

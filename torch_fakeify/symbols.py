@@ -6,6 +6,7 @@ sizes are one record. The records are those of `exprs.encode_int`.
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -117,6 +118,14 @@ class SymMemo:
         sym_node: Any = next(n for n in sizes if type(n) is not int).node
         env = sym_node.shape_env
         return tuple([self._fact(symbol, env) for symbol in symbols])
+
+    def expressions(self, first: int) -> Iterable[tuple[sympy.Basic, ExprDesc]]:
+        """Each expression object that was encoded and its record, in the order first seen.
+
+        Args:
+            first: how many to leave out at the beginning.
+        """
+        return itertools.islice(self._exprs.values(), first, None)
 
     def _encode_expr(self, expr: sympy.Basic) -> ExprDesc:
         entry = self._exprs.get(id(expr))
