@@ -180,7 +180,7 @@ def _put(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
     info.create_system = 3  # Unix, on every system
     info.external_attr = (stat.S_IFREG | 0o644) << 16
     info.compress_type = zipfile.ZIP_STORED if name == DATA else zipfile.ZIP_DEFLATED
-    archive.writestr(info, data, compresslevel=6)
+    archive.writestr(info, data, compresslevel=3)
 
 
 def write_container(

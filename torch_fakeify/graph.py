@@ -19,15 +19,19 @@ from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from . import _torch, names
 from .desc import (
+    DictValue,
     ExprValue,
     FunctionValue,
+    ListValue,
     NestedIntDesc,
     NodeValue,
     OpaqueValue,
+    SizeValue,
     SourceValue,
     SymValue,
     TensorValue,
     TorchConstValue,
+    TupleValue,
     TypeValue,
     Value,
 )
@@ -44,7 +48,6 @@ from .graph_meta import (
     SharedValues,
     decode_note,
     encode_note,
-    stack_text,
 )
 from .graph_modules import attach, collect, read_tensors
 from .sources import DecodeMemo, decode_source, encode_source, source_of
@@ -65,6 +68,15 @@ _CLASS_NAME = re.compile(r"[A-Za-z_<][A-Za-z0-9_.<>]*")
 
 _OWN = frozenset({tuple, list, dict, torch.Size, torch.dtype, torch.device})
 """Types whose values the hook does not own: asked first, because most constants are of them."""
+
+_PLAIN = frozenset({type(None), bool, int})
+"""Types whose values are their own records."""
+
+_CONTAINERS = (TupleValue, ListValue, DictValue, SizeValue, FunctionValue)
+"""Records that the hook does not own, but for their parts."""
+
+_TEMPLATES = {**magic_methods, **inplace_methods}
+"""How FX prints the functions of ``operator``."""
 
 
 # --- encode ---------------------------------------------------------------------------------------
@@ -91,7 +103,8 @@ def encode_graph(
         UnsupportedTensorError: a tensor on the module has no record.
     """
     meta = MetaEncoder(_first_seq_nr(gm), file_name or str)
-    return _Encoder(describer, constants, meta).encode(gm, "$", 0)
+    with describer.settled():
+        return _Encoder(describer, constants, meta).encode(gm, "$", 0)
 
 
 def _first_seq_nr(gm: torch.fx.GraphModule) -> int:
@@ -108,6 +121,8 @@ class _Encoder:
         self.describer = describer
         self.constants = constants
         self.meta = meta
+        # By the id of a target, which the entry keeps alive.
+        self._functions: dict[int, tuple[Any, Value]] = {}
 
     def encode(self, gm: torch.fx.GraphModule, where: str, depth: int) -> GraphModuleDesc:
         if depth > MAX_NESTING:
@@ -191,10 +206,7 @@ class _Encoder:
         where: str,
     ) -> NodeDesc:
         try:
-            args = tuple(
-                encode_value(_thaw(arg), where=f"{where}.args[{i}]", hook=hook)
-                for i, arg in enumerate(fx_node.args)
-            )
+            args = self._encode_args(fx_node, positions, hook, where)
             kwargs = tuple(
                 (key, encode_value(_thaw(arg), where=f"{where}.kwargs[{key!r}]", hook=hook))
                 for key, arg in fx_node.kwargs.items()
@@ -220,10 +232,32 @@ class _Encoder:
             dropped_meta=dropped + lost_type,
         )
 
+    @staticmethod
+    def _encode_args(
+        fx_node: torch.fx.Node,
+        positions: dict[torch.fx.Node, int],
+        hook: Callable[[object], Value],
+        where: str,
+    ) -> tuple[Value, ...]:
+        args: list[Value] = []
+        for i, arg in enumerate(fx_node.args):
+            kind = type(arg)
+            if kind is torch.fx.Node and arg in positions:
+                args.append(NodeValue(index=positions[arg]))  # pyright: ignore[reportArgumentType]
+            elif kind in _PLAIN:
+                args.append(arg)  # pyright: ignore[reportArgumentType]
+            else:
+                args.append(encode_value(_thaw(arg), where=f"{where}.args[{i}]", hook=hook))
+        return tuple(args)
+
     def _encode_target(self, fx_node: torch.fx.Node, where: str) -> Value:
-        if fx_node.op == "call_function":
-            return names.encode_function(fx_node.target, where=where)
-        return str(fx_node.target)
+        if fx_node.op != "call_function":
+            return str(fx_node.target)
+        known = self._functions.get(id(fx_node.target))
+        if known is None:
+            value = names.encode_function(fx_node.target, where=where)
+            known = self._functions[id(fx_node.target)] = (fx_node.target, value)
+        return known[1]
 
 
 def _thaw(arg: Any) -> Any:
@@ -255,8 +289,10 @@ def _encode_source_of(fx_node: torch.fx.Node) -> SourceDesc | None:
 def _user_order(
     fx_node: torch.fx.Node, positions: dict[torch.fx.Node, int]
 ) -> tuple[int, ...] | None:
-    order = tuple(positions[user] for user in fx_node.users)
-    return None if list(order) == sorted(order) else order
+    if len(fx_node.users) < 2:
+        return None
+    order = [positions[user] for user in fx_node.users]
+    return None if order == sorted(order) else tuple(order)
 
 
 def _class_name(gm: torch.fx.GraphModule, where: str) -> str:
@@ -323,7 +359,7 @@ def _check_call(
             )
         names.check_attribute(attribute, where=f"{where}.args[1]")
     if module == "operator" and target.kind == "function":
-        template = {**magic_methods, **inplace_methods}.get(function)
+        template = _TEMPLATES.get(function)
         # FX prints operators by these templates.
         if template is not None and (kwargs or template.count("{}") != len(args)):
             raise FormatError(f"wrong number of arguments for {target.name}", where=f"{where}.args")
@@ -383,6 +419,7 @@ class _Decoder:
         self.convert = convert
         self.sym = sym
         self.devices = devices
+        self._functions: dict[tuple[str, str], Any] = {}
 
     def decode(self, d: GraphModuleDesc, where: str, depth: int) -> torch.fx.GraphModule:
         if depth > MAX_NESTING:
@@ -443,11 +480,13 @@ class _Decoder:
         self._check_reference(desc, scope, where)
         target: Any = desc.target
         if desc.op == "call_function":
-            target = names.decode_function(target, where=f"{where}.target")
-        args = tuple(
-            decode_value(arg, where=f"{where}.args[{i}]", hook=hook)
+            target = self._decode_function(target, f"{where}.target")
+        args = tuple([
+            arg if type(arg) in _PLAIN
+            else hook(arg) if type(arg) is NodeValue
+            else decode_value(arg, where=f"{where}.args[{i}]", hook=hook)
             for i, arg in enumerate(desc.args)
-        )
+        ])  # fmt: skip
         kwargs = {
             key: decode_value(arg, where=f"{where}.kwargs[{key!r}]", hook=hook)
             for key, arg in desc.kwargs
@@ -459,11 +498,20 @@ class _Decoder:
             raise FormatError("not an annotation", where=f"{where}.type", found=repr(annotation))
         # The arguments come second: `create_node` warns of symbolic scalars among them.
         fx_node = graph.create_node(desc.op, target, name=desc.name, type_expr=annotation)
-        fx_node.args = args
-        fx_node.kwargs = kwargs
+        if args:
+            fx_node.args = args
+        if kwargs:
+            fx_node.kwargs = kwargs
         if fx_node.name != desc.name:
             _rename(graph, fx_node, desc.name)
         return fx_node
+
+    def _decode_function(self, v: FunctionValue, where: str) -> Any:
+        known = self._functions.get((v.kind, v.name))
+        if known is None:
+            known = names.decode_function(v, where=where)
+            self._functions[v.kind, v.name] = known
+        return known
 
     def _check_reference(self, desc: NodeDesc, scope: _Scope, where: str) -> None:
         if desc.op == "get_attr" and desc.target not in scope.attributes:
@@ -492,7 +540,7 @@ class _Decoder:
     ) -> None:
         fx_node.meta = meta.decode(desc.meta, where=f"{where}.meta", hook=hook)
         if desc.stack is not None:
-            fx_node.meta["stack_trace"] = stack_text(desc.stack)
+            fx_node.meta["stack_trace"] = meta.stack(desc.stack)
         if desc.source is not None:
             source = decode_source(desc.source, memo=self.sources)
             fx_node._dynamo_source = source  # pyright: ignore[reportAttributeAccessIssue]
@@ -502,31 +550,32 @@ class _Decoder:
             return decode_value(v, hook=hook)
 
         def hook(v: Value) -> object:
-            match v:
-                case NodeValue():
-                    if not 0 <= v.index < len(nodes):
-                        raise FormatError(
-                            "an FX node refers to none before it",
-                            expected=f"a position below {len(nodes)}",
-                            found=str(v.index),
-                        )
-                    return nodes[v.index]
-                case SymValue():
-                    if isinstance(v.sym, NestedIntDesc):
-                        return _torch.make_nested_int(*v.sym)
-                    return self.sym(v.sym)
-                case ExprValue():
-                    return decode_expr(v.expr)
-                case TensorValue():
-                    return self.convert(v.tensor)
-                case SourceValue():
-                    return decode_source(v.source, memo=self.sources)
-                case TorchConstValue(kind="device") if self.devices:
-                    return torch.device(self.devices.move(v.name))
-                case OpaqueValue():
-                    return decode_note(v, decode)
-                case _:
-                    return NotImplemented
+            # Asked for each value of a graph: the most frequent kinds first.
+            if isinstance(v, NodeValue):
+                if not 0 <= v.index < len(nodes):
+                    raise FormatError(
+                        "an FX node refers to none before it",
+                        expected=f"a position below {len(nodes)}",
+                        found=str(v.index),
+                    )
+                return nodes[v.index]
+            if isinstance(v, TensorValue):
+                return self.convert(v.tensor)
+            if isinstance(v, _CONTAINERS):
+                return NotImplemented
+            if isinstance(v, SymValue):
+                if isinstance(v.sym, NestedIntDesc):
+                    return _torch.make_nested_int(*v.sym)
+                return self.sym(v.sym)
+            if isinstance(v, ExprValue):
+                return decode_expr(v.expr)
+            if isinstance(v, SourceValue):
+                return decode_source(v.source, memo=self.sources)
+            if isinstance(v, TorchConstValue) and v.kind == "device" and self.devices:
+                return torch.device(self.devices.move(v.name))
+            if isinstance(v, OpaqueValue):
+                return decode_note(v, decode)
+            return NotImplemented
 
         return hook
 

@@ -12,6 +12,7 @@ import dataclasses
 import re
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import msgspec
 import sympy
 import torch
 from torch.fx.traceback import NodeSource
@@ -293,13 +294,9 @@ class MetaEncoder:
             case "stack_trace" if isinstance(value, str):
                 return self.stack(value)  # pyright: ignore[reportReturnType]
             case "nn_module_stack" | "fwd_nn_module_stack" if isinstance(value, dict):
-                entries = tuple((self._module_key(k), _module_entry(v)) for k, v in value.items())
-                return self._once(entries, lambda: encode_value(dict(entries), hook=hook))
+                return self._once(("modules", *value.items()), self._module_stack, value, hook)
             case "source_fn_stack" | "fwd_source_fn_stack" if isinstance(value, list):
-                return self._once(
-                    tuple(value),
-                    lambda: encode_value([_source_fn(entry) for entry in value], hook=hook),
-                )
+                return self._once(("functions", *value), self._source_fns, value, hook)
             case "from_node" if isinstance(value, list):
                 return encode_value([self._provenance(s) for s in value], where=where, hook=hook)
             case "seq_nr" if type(value) is int:
@@ -333,14 +330,31 @@ class MetaEncoder:
             self._module_keys[key] = known
         return known
 
-    def _once(self, key: Any, encode: Callable[[], Value]) -> Value:
+    def _module_stack(self, value: dict[Any, Any], hook: EncodeHook) -> Value:
+        entries = {self._module_key(k): _module_entry(v) for k, v in value.items()}
+        return encode_value(entries, hook=hook)
+
+    def _source_fns(self, value: list[Any], hook: EncodeHook) -> Value:
+        return ListValue(
+            items=tuple(
+                [self._once(("function", entry), self._source_fn, entry, hook) for entry in value]
+            )
+        )
+
+    @staticmethod
+    def _source_fn(entry: Any, hook: EncodeHook) -> Value:
+        return encode_value(_source_fn(entry), hook=hook)
+
+    def _once(
+        self, key: Any, encode: Callable[[Any, EncodeHook], Value], value: Any, hook: EncodeHook
+    ) -> Value:
         """The record of an equal value, made before if there was one: most nodes share theirs."""
         try:
             known = self._known.get(key)
         except TypeError:
-            return encode()
+            return encode(value, hook)
         if known is None:
-            known = self._known[key] = encode()
+            known = self._known[key] = encode(value, hook)
         return known
 
     def _provenance(self, source: Any, depth: int = 0) -> OpaqueValue:
@@ -370,8 +384,9 @@ class SharedValues:
     """Values that many nodes have in common, each held once."""
 
     def __init__(self) -> None:
-        self._positions: dict[str, int] = {}
+        self._positions: dict[bytes, int] = {}
         self._values: list[Value] = []
+        self._write = msgspec.json.Encoder().encode
         self._references: dict[int, tuple[Value, OpaqueValue]] = {}
         """By ``id`` of the value, which stands beside its reference to stay alive."""
 
@@ -383,7 +398,7 @@ class SharedValues:
         if seen is not None:
             return seen[1]
         # By text: records that compare equal may differ (True and 1, 0.0 and -0.0).
-        text = repr(value)
+        text = self._write(value)
         if text not in self._positions:
             self._positions[text] = len(self._values)
             self._values.append(value)
@@ -453,7 +468,17 @@ class MetaDecoder:
     def __init__(self, shared: tuple[Value, ...]) -> None:
         self._shared = shared
         self._decoded: dict[tuple[str, int], Any] = {}
+        self._functions: dict[tuple[str, str], object] = {}
+        # By the id of a record, which the entry keeps alive.
+        self._stacks: dict[int, tuple[StackDesc, str]] = {}
         _torch.note_classes()  # named tuples in metadata are found only if their class is imported
+
+    def stack(self, d: StackDesc) -> str:
+        """`stack_text`, once for each record: most nodes share theirs."""
+        known = self._stacks.get(id(d))
+        if known is None:
+            known = self._stacks[id(d)] = (d, stack_text(d))
+        return known[1]
 
     def decode(
         self,
@@ -491,14 +516,14 @@ class MetaDecoder:
             known = self._decode_entry(key, self._shared[position], where, hook, carried)
             self._decoded[key, position] = known
         # Passes change the metadata of one node: the outer container must be its own.
-        return copy.copy(known)
+        return known.copy() if type(known) is dict else copy.copy(known)
 
     def _decode_entry(
         self, key: str, record: Value, where: str, hook: DecodeHook, carried: _Types
     ) -> Any:
         if key in ("source_fn_stack", "fwd_source_fn_stack", "original_aten"):
             # Notes may name an operator that no longer is in the graph and that nobody has here.
-            hook = _lenient(hook)
+            hook = self._lenient(hook)
         value = decode_value(record, where=where, hook=hook)
         if not isinstance(value, carried[key]):
             raise FormatError(
@@ -512,17 +537,19 @@ class MetaDecoder:
             _check_bindings(value, where)
         return value
 
+    def _lenient(self, hook: DecodeHook) -> DecodeHook:
+        def lenient(record: Value) -> object:
+            if type(record) is not FunctionValue:
+                return hook(record)
+            key = record.kind, record.name
+            if key not in self._functions:
+                try:
+                    self._functions[key] = names.decode_function(record)
+                except UnknownNameError:
+                    self._functions[key] = record.name
+            return self._functions[key]
 
-def _lenient(hook: DecodeHook) -> DecodeHook:
-    def lenient(record: Value) -> object:
-        if isinstance(record, FunctionValue):
-            try:
-                return names.decode_function(record)
-            except UnknownNameError:
-                return record.name
-        return hook(record)
-
-    return lenient
+        return lenient
 
 
 def _check_bindings(value: Any, where: str) -> None:

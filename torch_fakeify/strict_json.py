@@ -20,7 +20,8 @@ __all__ = ["MAX_DEPTH", "check_text", "decode", "too_deep"]
 MAX_DEPTH = 400
 """Arrays and objects inside one another."""
 
-_NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+_NEITHER = bytes(byte for byte in range(256) if byte not in b'[]{}"')
+"""What is neither a bracket nor a quote."""
 
 
 def check_text(data: bytes, where: str) -> None:
@@ -38,7 +39,9 @@ def check_text(data: bytes, where: str) -> None:
         raise FormatError("not UTF-8 text", where=f"{where} byte {error.start}") from None
     # A backslash occurs in strings alone; without escapes every second piece is a string.
     text = data.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in data else data
-    brackets = b"".join(text.split(b'"')[::2]).translate(None, _NO_BRACKETS)
+    # Two quotes in a row change nothing for what is between others.
+    text = text.translate(None, _NEITHER).replace(b'""', b"")
+    brackets = b"".join(text.split(b'"')[::2])
     for _ in range(MAX_DEPTH):
         shorter = brackets.replace(b"[]", b"").replace(b"{}", b"")
         if len(shorter) == len(brackets):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import sympy
@@ -19,7 +20,7 @@ from .exprs import encode_expr, encode_int, encode_sym
 from .nested_ints import NestedIntNumbers, is_nested_int
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Generator, Iterable
 
     from ._torch import ShapeEnv
     from .desc import ExprDesc, IntLike, NestedIntDesc, Value
@@ -47,6 +48,19 @@ class SymMemo:
         self._facts: dict[sympy.Symbol, tuple[tuple[Any, ...], SymbolFactDesc]] = {}
         self._envs: weakref.WeakKeyDictionary[ShapeEnv, int] = weakref.WeakKeyDictionary()
         self._env_count = 0
+        # Inside of `settled`: records by the id of a ``SymNode``, which the entry keeps alive, and
+        # facts by the ids of a ``ShapeEnv`` and of a tuple in ``_groups``.
+        self._settled: dict[int, tuple[Any, IntLike]] | None = None
+        self._settled_facts: dict[tuple[Any, ...], tuple[SymbolFactDesc, ...]] | None = None
+
+    @contextmanager
+    def settled(self) -> Generator[None, None, None]:
+        """Inside, nobody changes a ``ShapeEnv``: what is known of a size is asked once."""
+        self._settled, self._settled_facts = {}, {}
+        try:
+            yield
+        finally:
+            self._settled = self._settled_facts = None
 
     def encode_int(self, n: int | torch.SymInt) -> IntLike:
         """As `exprs.encode_int`, with one record object for each expression object and hint.
@@ -59,6 +73,14 @@ class SymMemo:
         if type(n) is not torch.SymInt:
             return encode_int(n)
         sym_node: Any = n.node
+        if self._settled is None:
+            return self._encode_int(n, sym_node)
+        entry = self._settled.get(id(sym_node))
+        if entry is None:
+            entry = self._settled[id(sym_node)] = (sym_node, self._encode_int(n, sym_node))
+        return entry[1]
+
+    def _encode_int(self, n: torch.SymInt, sym_node: Any) -> IntLike:
         if is_nested_int(n):
             return self._nested.encode(n)
         expr: Any = getattr(sym_node, "expr", None)
@@ -117,7 +139,13 @@ class SymMemo:
             symbols = self._groups[key] = tuple(sorted(found, key=_name))
         sym_node: Any = next(n for n in sizes if type(n) is not int).node
         env = sym_node.shape_env
-        return tuple([self._fact(symbol, env) for symbol in symbols])
+        if self._settled_facts is None:
+            return tuple([self._fact(symbol, env) for symbol in symbols])
+        facts = self._settled_facts.get((id(env), id(symbols)))
+        if facts is None:
+            facts = tuple([self._fact(symbol, env) for symbol in symbols])
+            self._settled_facts[id(env), id(symbols)] = facts
+        return facts
 
     def expressions(self, first: int) -> Iterable[tuple[sympy.Basic, ExprDesc]]:
         """Each expression object that was encoded and its record, in the order first seen.

@@ -69,6 +69,7 @@ MAX_DEPTH = 64
 """How deep containers may be nested in one another."""
 
 _PLAIN = frozenset({type(None), bool, int})
+_SCALARS = _PLAIN | {float, str}
 
 _CALLABLES = (
     BuiltinFunctionType,
@@ -128,7 +129,9 @@ _Part: TypeAlias = Callable[[object, str], Value]
 
 
 def _items(obj: Iterable[object], part: _Part) -> tuple[Value, ...]:
-    return tuple(part(item, f"[{i}]") for i, item in enumerate(obj))
+    return tuple(
+        [item if type(item) in _PLAIN else part(item, f"[{i}]") for i, item in enumerate(obj)]  # type: ignore[misc]
+    )
 
 
 def _encode_set(obj: Any, part: _Part) -> Value:
@@ -295,7 +298,10 @@ def decode_value(
         return decode_value(item, where=where + suffix, hook=hook, _depth=_depth + 1)
 
     def parts(items: tuple[Value, ...]) -> list[Any]:
-        return [part(item, f".items[{i}]") for i, item in enumerate(items)]
+        return [
+            item if type(item) in _SCALARS else part(item, f".items[{i}]")
+            for i, item in enumerate(items)
+        ]
 
     match v:
         case FloatValue():

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import threading
 import types
 import typing
@@ -437,6 +438,7 @@ def _struct_encoder(cls: type[Any], fields: list[tuple[str, _Closure, Any]]) -> 
     A record of which no field changes is its own wire form.
     """
     replace = msgspec.structs.replace
+    values_of = _getter([name for name, _, _ in fields])
 
     def encode(state: Any, record: Any) -> Any:
         if type(record) is not cls:
@@ -447,8 +449,7 @@ def _struct_encoder(cls: type[Any], fields: list[tuple[str, _Closure, Any]]) -> 
         changes: dict[str, Any] = {}
         name = ""
         try:
-            for name, closure, default in fields:
-                value = getattr(record, name)
+            for value, (name, closure, default) in zip(values_of(record), fields):  # noqa: B905
                 if value is not default:
                     wire = closure(state, value)
                     if wire is not value:
@@ -461,8 +462,16 @@ def _struct_encoder(cls: type[Any], fields: list[tuple[str, _Closure, Any]]) -> 
     return encode
 
 
+def _getter(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
+    """All of these attributes at once."""
+    if len(names) > 1:
+        return operator.attrgetter(*names)
+    return lambda record: tuple([getattr(record, name) for name in names])
+
+
 def _struct_decoder(cls: type[Any], fields: list[tuple[str, _Closure, Any]]) -> _Closure:
     asdict = msgspec.structs.asdict
+    values_of = _getter([name for name, _, _ in fields])
 
     def decode(state: Any, wire: Any) -> Any:
         state.level = level = state.level + 1
@@ -471,8 +480,7 @@ def _struct_decoder(cls: type[Any], fields: list[tuple[str, _Closure, Any]]) -> 
         values = asdict(wire)
         name = ""
         try:
-            for name, closure, default in fields:
-                value = values[name]
+            for value, (name, closure, default) in zip(values_of(wire), fields):  # noqa: B905
                 if value is not default:
                     values[name] = closure(state, value)
         except Fault as fault:
