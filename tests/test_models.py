@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.models, pytest.mark.timeout(900)]
 
 HERE = Path(__file__).parent
 FAST = ("llama", "bert")
-SLOW = ("mixtral", "vit", "gpt2", "t5", "whisper", "mamba")
+SLOW = ("mixtral", "vit", "t5", "mamba")
 
 
 def _python(script: str, *args: str) -> str:
