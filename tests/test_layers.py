@@ -79,6 +79,7 @@ LAYERS = {
     "view_replay": (4, 0),
     "rebuild": (4, 0),
     "wrapped": (4, 0),
+    "static_fakes": (4, 0),
     "record_checks": (4, 1),
     "convert": (4, 2),
     "describe": (4, 1),

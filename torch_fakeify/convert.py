@@ -20,14 +20,12 @@ from . import _torch
 from ._torch import (
     FakeTensor,
     dynamo_source,
-    empty_strided,
-    make_subclass,
     no_dispatch_guard,
 )
 from .desc import NestedIntDesc, SymDesc, SymValue
 from .dtype_views import can_be_viewed_as, layout_to_cast, viewed_as
 from .errors import ConvertError
-from .fakes import DTYPES, META, FakeDevice, Replay, dtype_of
+from .fakes import FakeDevice, Replay, dtype_of
 from .interpreters import Interpreters
 from .kept_fakes import KeptFakes
 from .layouts import Layouts
@@ -37,6 +35,7 @@ from .nested_ints import NestedInts
 from .rebuild import Kind, Rebuilder, SparseFacts
 from .record_checks import KINDS, LAYOUTS, check_record, check_same, where_of
 from .sizes import Geometry, SizeMaker, concrete_int, with_strides
+from .static_fakes import Viewing, can_be_viewed, make_leaf, make_view
 from .tracked_items import tracked_item
 from .wrapped import wrap_functional, wrap_functorch
 
@@ -111,6 +110,7 @@ class MetaConverter(Rebuilder):
         self._sources: DecodeMemo = {} if sources is None else sources
         self._contexts: dict[int, tuple[ContextDesc, SymbolicContext]] = {}
         self._replay = Replay(self.mode)
+        self._views = Viewing()
         self._unknown = itertools.count()
 
     def from_desc(
@@ -161,61 +161,22 @@ class MetaConverter(Rebuilder):
     # --- the fast path --------------------------------------------------------------------------
 
     def _plain_static(self, d: MetaTensorDesc) -> FakeTensor | None:
-        """A dense leaf on a storage of its own that it fills, or ``None`` for all others."""
-        storage = d.storage
-        if (
-            d.is_view
-            or storage is None
-            or d.storage_offset
-            or not d.is_leaf
-            or d.marks is not None
-            or d.grad is not None
-            or d.is_conj
-            or d.is_neg
-            or d.grad_dtype is not None
-            or d.is_inference
-            or d.item_memo is not None
-            or d.layout != "strided"
-            or d.subclass is not None
-            or d.functorch is not None
-            or d.functional is not None
-            or storage.id in self._storages
-            or torch.is_inference_mode_enabled()
-            or _torch.functionalize_included()
-            or _torch.peek_interpreter_stack() is not None
-            or torch.compiler.is_exporting()
-        ):
-            return None
+        """A dense tensor of static shape or a view of one, or ``None`` for all others."""
         device = self._devices.get(d.device)
-        dtype = DTYPES.get(d.dtype)
-        if device is None or dtype is None:
+        if device is None:
             return None
-        guard = no_dispatch_guard()
-        try:
-            meta = empty_strided(d.size, d.stride, dtype=dtype, device=META)
-            fake = make_subclass(
-                FakeTensor,
-                meta,
-                d.requires_grad,
-                dispatch_device=True,
-                device_for_backend_keys=device.device,
-            )
-        except (RuntimeError, TypeError):
-            return None  # the plain path says what is wrong with the record
-        finally:
-            del guard
-        memo = meta.untyped_storage()
-        if memo.nbytes() != storage.nbytes:
-            return None
-        attributes = device.dress(fake)
-        if d.is_parameter:
-            attributes["_is_param"] = True
-        if d.is_buffer:
-            attributes["_is_buffer"] = True
-            if d.persistent is not None:
-                attributes["persistent"] = d.persistent
-        self._storages[storage.id] = memo
-        self._remember(d, fake, meta)
+        fake, meta = None, None
+        if not d.is_view:
+            made = make_leaf(d, device, self._storages)
+            if made is not None:
+                fake, meta = made
+        elif d.base is not None and can_be_viewed(d):
+            base = self.from_desc(d.base)
+            base_meta = self._tensors[d.base.id].meta
+            if base_meta is not None:
+                fake = make_view(d, base, base_meta, device, self._views)
+        if fake is not None:
+            self._remember(d, fake, meta)
         return fake
 
     def _plain_kept(self, d: MetaTensorDesc) -> FakeTensor | None:
@@ -360,7 +321,8 @@ class MetaConverter(Rebuilder):
         self, d: MetaTensorDesc, source: Source | None, context: SymbolicContext | None
     ) -> Any:
         if d.id not in self._tensors:
-            fake = self._plain_kept(d)
+            static = self._fast and self._shape_env is None
+            fake = self._plain_static(d) if static else self._plain_kept(d)
             if fake is not None:
                 return fake
             check_record(d)

@@ -1,0 +1,233 @@
+"""Fake tensors of static shapes: dense tensors and dense views of them, the fast way.
+
+What `rebuild.Rebuilder` gives in general, without what such tensors have no need of: symbols,
+sources, contexts, wrappers. Whatever is not as plain as that is left to it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from . import _torch
+from ._torch import (
+    FakeTensor,
+    empty_strided,
+    key_excluded,
+    make_subclass,
+    no_dispatch_guard,
+    pop_dispatch_mode,
+    push_dispatch_mode,
+    set_grad_enabled,
+)
+from .fakes import DTYPES, META
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+    from .desc import MetaTensorDesc
+    from .fakes import FakeDevice
+
+__all__ = ["Viewing", "can_be_viewed", "make_leaf", "make_view"]
+
+_AS_STRIDED = torch.ops.aten.as_strided.default
+_PRIM_DEVICE = torch.ops.prim.device.default
+_CREATION_METAS = dict(_torch.CreationMeta.__members__)
+_NEEDED_KEYS = (
+    _torch.DispatchKey.AutogradFunctionality,
+    _torch.DispatchKey.ADInplaceOrView,
+    _torch.DispatchKey.Python,
+)
+"""Where one of these is switched off around a call, operators would not make a view of a fake."""
+
+
+class Viewing(_torch.TorchDispatchMode):
+    """Answers autograd, which makes a view, with the fake tensor that the view is to be.
+
+    Method: as `fakes.Replay`, for one ``as_strided`` on one tensor.
+    """
+
+    fake: FakeTensor | None = None
+    device: FakeDevice | None = None
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Else each call goes through a wrapper that costs more than all that is done here. It would
+        # keep Dynamo from tracing these lines, which are as good to trace as those that lead here.
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Answers for the device and the one view, and hands on the rest."""
+        if func is _AS_STRIDED:
+            return self.fake
+        if func is _PRIM_DEVICE and self.device is not None:
+            return self.device.device if self.device.has_guard else META
+        return func(*args, **(kwargs or {}))
+
+
+def make_leaf(
+    d: MetaTensorDesc, device: FakeDevice, storages: MutableMapping[int, torch.UntypedStorage]
+) -> tuple[FakeTensor, torch.Tensor] | None:
+    """A dense leaf on a storage of its own that it fills, and its meta tensor.
+
+    ``None`` for all others, also for sizes that torch takes no tensor of: the plain path says so.
+
+    Args:
+        d: the record.
+        device: of the tensor.
+        storages: those that there are, by number; the new one is added.
+    """
+    storage = d.storage
+    if (
+        d.is_view
+        or storage is None
+        or d.storage_offset
+        or not d.is_leaf
+        or not _is_plain(d)
+        or storage.id in storages
+        or _is_changed()
+    ):
+        return None
+    dtype = DTYPES.get(d.dtype)
+    if dtype is None:
+        return None
+    guard = no_dispatch_guard()
+    try:
+        meta = empty_strided(d.size, d.stride, dtype=dtype, device=META)
+        fake = make_subclass(
+            FakeTensor,
+            meta,
+            d.requires_grad,
+            dispatch_device=True,
+            device_for_backend_keys=device.device,
+        )
+    except (RuntimeError, TypeError):
+        return None
+    finally:
+        del guard
+    made = meta.untyped_storage()
+    if made.nbytes() != storage.nbytes:
+        return None
+    _dress(d, device, fake)
+    storages[storage.id] = made
+    return fake, meta
+
+
+def can_be_viewed(d: MetaTensorDesc) -> bool:
+    """Whether `make_view` may make the tensor of a record, when there is its base."""
+    base = d.base
+    return (
+        base is not None
+        and d.is_view
+        and not base.is_view
+        and d.storage is not None
+        and base.storage is not None
+        and (d.storage is base.storage or d.storage == base.storage)
+        and d.dtype == base.dtype
+        and d.device == base.device
+        and (d.is_leaf or (d.requires_grad and base.requires_grad))
+        and (d.creation_meta is None or d.creation_meta in _CREATION_METAS)
+        and base.layout == "strided"
+        and not base.is_inference
+        and not base.is_conj
+        and not base.is_neg
+        and base.subclass is None
+        and base.functorch is None
+        and base.functional is None
+        and _is_plain(d)
+    )
+
+
+def make_view(
+    d: MetaTensorDesc, base: FakeTensor, meta: torch.Tensor, device: FakeDevice, viewing: Viewing
+) -> FakeTensor | None:
+    """A dense view of a dense fake tensor, made by autograd as any other; or ``None``.
+
+    Args:
+        d: the record, for which `can_be_viewed` holds.
+        base: the fake tensor of its base.
+        meta: the meta tensor on the storage of the base.
+        device: of both.
+        viewing: the mode in which views are made.
+    """
+    assert d.storage is not None
+    if _is_changed() or _torch.torch_function_depth() or any(map(key_excluded, _NEEDED_KEYS)):
+        return None
+    shared = meta.untyped_storage()
+    if shared is not base.untyped_storage() or shared.nbytes() != d.storage.nbytes:
+        return None
+    layout: Any = (d.size, d.stride, d.storage_offset)
+    had_grad = torch.is_grad_enabled()
+    set_grad_enabled(not d.is_leaf)
+    push_dispatch_mode(viewing)
+    try:
+        guard = no_dispatch_guard()
+        try:
+            fake = make_subclass(
+                FakeTensor,
+                meta.as_strided(*layout),
+                False,
+                dispatch_device=True,
+                device_for_backend_keys=device.device,
+            )
+        finally:
+            del guard
+        _dress(d, device, fake)
+        viewing.fake, viewing.device = fake, device
+        made: Any = base.as_strided(*layout)
+    except (RuntimeError, TypeError):
+        return None  # the plain path says what is wrong with the record
+    finally:
+        viewing.fake = viewing.device = None
+        pop_dispatch_mode(None)
+        set_grad_enabled(had_grad)
+    if d.is_leaf and d.requires_grad:
+        made.requires_grad = True
+    _torch.set_creation_meta(made, _CREATION_METAS[d.creation_meta or "DEFAULT"])
+    return made
+
+
+def _dress(d: MetaTensorDesc, device: FakeDevice, fake: FakeTensor) -> None:
+    """Gives it the attributes of a fake tensor, and those of a parameter or buffer."""
+    attributes = device.dress(fake)
+    if d.is_parameter:
+        attributes["_is_param"] = True
+    if d.is_buffer:
+        attributes["_is_buffer"] = True
+        if d.persistent is not None:
+            attributes["persistent"] = d.persistent
+
+
+def _is_plain(d: MetaTensorDesc) -> bool:
+    """Whether there is nothing of note besides its geometry, or what it is a view of."""
+    return not (
+        d.layout != "strided"
+        or d.marks is not None
+        or d.grad is not None
+        or d.grad_dtype is not None
+        or d.is_conj
+        or d.is_neg
+        or d.is_inference
+        or d.is_pinned
+        or d.retains_grad
+        or d.nested_int is not None
+        or d.item_memo is not None
+        or d.view_calls is not None
+        or d.sparse is not None
+        or d.subclass is not None
+        or d.functorch is not None
+        or d.functional is not None
+    )
+
+
+def _is_changed() -> bool:
+    """Whether what is active around a call changes how tensors are made."""
+    return (
+        torch.is_inference_mode_enabled()
+        or _torch.functionalize_included()
+        or _torch.peek_interpreter_stack() is not None
+        or torch.compiler.is_exporting()
+    )
