@@ -497,6 +497,7 @@ class _Reader:
             self._rows[name], self._depths[name] = [], []
         for name, cls in zip(TABLES, SHARED, strict=True):
             self._fill(name, getattr(document, name), readers.get(cls, plan_of(cls).decode), where)
+            setattr(document, name, ())  # its rows are records now
 
     def _fill(self, name: str, wires: Any, read: Callable[[Any, Any], Any], where: str) -> None:
         rows = self._rows.setdefault(name, [])
@@ -624,9 +625,9 @@ class _Reader:
             raise fault.at(".name") from None
         try:
             if table is not None:
-                return self.get(table, decode(_decoder(Position), bytes(item.body), "$"))
+                return self.get(table, decode(_decoder(Position), memoryview(item.body), "$"))
             plan = plan_of(cls)
-            return plan.decode(self, decode(_decoder(plan.wire), bytes(item.body), "$"))
+            return plan.decode(self, decode(_decoder(plan.wire), memoryview(item.body), "$"))
         except Fault as fault:
             raise fault.at(".body") from None
         except FormatError as error:

@@ -411,17 +411,17 @@ def _read_members(archive: zipfile.ZipFile, infos: list[zipfile.ZipInfo], where:
 
 def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
     """The bytes of a member whose declared size was checked; no more of them are unpacked."""
-    chunks: list[bytes] = []
+    data = io.BytesIO()  # gives what it holds without a copy
     left = info.file_size
     with archive.open(info) as stream:
         while chunk := stream.read(min(_CHUNK, left + 1)):
             left -= len(chunk)
             if left < 0:
                 raise zipfile.BadZipFile(f"{info.filename} is longer than it says")
-            chunks.append(chunk)
+            data.write(chunk)
     if left:
         raise zipfile.BadZipFile(f"{info.filename} is shorter than it says")
-    return b"".join(chunks)
+    return data.getvalue()
 
 
 def _read_manifest(data: bytes, where: str) -> Manifest:

@@ -39,5 +39,7 @@ def read_capture(path: str | os.PathLike[str], *, limits: Limits | None = None) 
         VersionError: it needs a format version or a feature that is not known here.
         LimitError: it asks for more than ``limits`` allow.
     """
-    container = read_container(path, limits=limits)
-    return Decoder(container.members).get(_MEMBER, CaptureDesc)
+    members = read_container(path, limits=limits).members
+    decoder = Decoder(members)
+    del members["tables.json"]  # read, and large
+    return decoder.get(_MEMBER, CaptureDesc)

@@ -6,19 +6,27 @@ msgspec parses and validates; what it lets pass is refused here, and what it rep
 
 from __future__ import annotations
 
+import codecs
 import functools
 import json
 import re
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
 from .errors import FormatError, LimitError
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 __all__ = ["MAX_DEPTH", "check_text", "decode", "too_deep"]
 
 MAX_DEPTH = 400
 """Arrays and objects inside one another."""
+
+_PIECE = 1 << 20
+_ITEMS = 64
+"""How many items of a tuple are compared at once."""
 
 _NEITHER = bytes(byte for byte in range(256) if byte not in b'[]{}"')
 """What is neither a bracket nor a quote."""
@@ -33,14 +41,20 @@ def check_text(data: bytes, where: str) -> None:
         FormatError: not UTF-8.
         LimitError: nested too deep.
     """
-    try:
-        data.decode()
-    except UnicodeDecodeError as error:
-        raise FormatError("not UTF-8 text", where=f"{where} byte {error.start}") from None
-    # A backslash occurs in strings alone; without escapes every second piece is a string.
-    text = data.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in data else data
-    # Two quotes in a row change nothing for what is between others.
-    text = text.translate(None, _NEITHER).replace(b'""', b"")
+    utf8 = codecs.getincrementaldecoder("utf-8")()
+    pieces: list[bytes] = []
+    for start, piece in _pieces(data):
+        try:
+            utf8.decode(piece, final=start + len(piece) == len(data))
+        except UnicodeDecodeError as error:
+            # An unfinished character of the piece before stands before this one.
+            byte = start + len(piece) - len(error.object) + error.start
+            raise FormatError("not UTF-8 text", where=f"{where} byte {byte}") from None
+        # A backslash occurs in strings alone; without escapes every second piece is a string.
+        text = piece.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in piece else piece
+        # Two quotes in a row change nothing for what is between others.
+        pieces.append(text.translate(None, _NEITHER).replace(b'""', b""))
+    text = b"".join(pieces).replace(b'""', b"")
     brackets = b"".join(text.split(b'"')[::2])
     for _ in range(MAX_DEPTH):
         shorter = brackets.replace(b"[]", b"").replace(b"{}", b"")
@@ -49,6 +63,17 @@ def check_text(data: bytes, where: str) -> None:
         brackets = shorter
     if brackets.count(b"[") + brackets.count(b"{") > MAX_DEPTH:
         raise LimitError(f"JSON is nested deeper than {MAX_DEPTH} levels", where=where)
+
+
+def _pieces(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """The text in pieces that do not end inside of an escape, each with its position."""
+    start = 0
+    while start < len(data):
+        end = min(start + _PIECE, len(data))
+        while data[end - 1 : end] == b"\\" and end < len(data):
+            end += 1
+        yield start, data[start:end]
+        start = end
 
 
 def decode(
@@ -69,9 +94,9 @@ def decode(
     """
     try:
         found = decoder.decode(data)
-        if whole and msgspec.json.encode(found) != data:
+        if whole and not _is_canonical(found, data):
             # Not as we write it, perhaps edited. That is fine, but duplicate keys are not.
-            json.loads(data, object_pairs_hook=functools.partial(_refuse_duplicates, where))
+            json.loads(bytes(data), object_pairs_hook=functools.partial(_refuse_duplicates, where))
     except msgspec.ValidationError as error:
         _raise_invalid(str(error), where)
     except msgspec.DecodeError as error:
@@ -85,6 +110,55 @@ def decode(
     except ValueError as error:
         raise FormatError("not readable", where=where, found=str(error)) from None
     return found
+
+
+def _is_canonical(found: Any, data: bytes) -> bool:
+    """Whether the text is what this package writes for what was found in it.
+
+    Large texts are compared part by part: a second copy of the whole is never made.
+    """
+    if len(data) < _PIECE:
+        return msgspec.json.encode(found) == data
+    text = memoryview(data)
+    end = 0
+    for part in _parts(found):
+        if bytes(text[end : end + len(part)]) != part:
+            return False
+        end += len(part)
+    return end == len(text)
+
+
+def _parts(found: Any) -> Iterator[bytes]:
+    """What msgspec writes for an object: tuples some items at a time, structs field by field."""
+    if isinstance(found, msgspec.Raw):
+        raw = memoryview(found)
+        for start in range(0, len(raw), _PIECE):
+            yield bytes(raw[start : start + _PIECE])
+    elif type(found) is tuple and len(found) > _ITEMS:
+        for start in range(0, len(found), _ITEMS):
+            items = msgspec.json.encode(found[start : start + _ITEMS])
+            yield (b"," if start else b"[") + items[1:-1]
+        yield b"]"
+    elif isinstance(found, msgspec.Struct) and not found.__struct_config__.array_like:
+        yield from _struct_parts(found)
+    else:
+        yield msgspec.json.encode(found)
+
+
+def _struct_parts(found: msgspec.Struct) -> Iterator[bytes]:
+    config = found.__struct_config__
+    start = b"{"
+    if config.tag is not None:
+        yield b"{%b:%b" % (msgspec.json.encode(config.tag_field), msgspec.json.encode(config.tag))
+        start = b","
+    for field in msgspec.structs.fields(found):
+        value = getattr(found, field.name)
+        if value is msgspec.UNSET or (config.omit_defaults and value is field.default):
+            continue
+        yield b"%b%b:" % (start, msgspec.json.encode(field.encode_name))
+        yield from _parts(value)
+        start = b","
+    yield b"{}" if start == b"{" else b"}"
 
 
 def too_deep(where: str) -> LimitError:
