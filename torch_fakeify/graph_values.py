@@ -78,13 +78,17 @@ class GraphValues(Refakeifier):
 
         A value that has no record is left out: that of a functorch wrapper whose level is over.
         """
-        with self._env.suppress_guards(), self._env.ignore_fresh_unbacked_symbols():
+        quiet = self._env.suppress_guards(), self._env.ignore_fresh_unbacked_symbols()
+        with quiet[0], quiet[1], self._describer.settled():
             made: Any = self._module(gm)
         for fx_node, value in zip(made.graph.find_nodes(op="placeholder"), inputs, strict=True):
             fx_node.meta.pop("val", None)
             if not isinstance(fx_node.meta.get("example_value"), _torch.FakeScriptObject):
                 fx_node.meta["example_value"] = value
         return made
+
+    def _env_of(self, graph: torch.fx.Graph) -> Any:  # noqa: ARG002
+        return None  # all symbols are of the environment that the fresh one was made from
 
     def _meta(self, meta: Mapping[Any, Any], env: Any) -> dict[Any, Any]:
         made: dict[Any, Any] = {}

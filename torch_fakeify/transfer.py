@@ -245,7 +245,7 @@ class Refakeifier:
         return made
 
     def _graph(self, graph: torch.fx.Graph) -> torch.fx.Graph:
-        env = _env_of(graph)
+        env = self._env_of(graph)
         with warnings.catch_warnings():
             # Of a symbol among the arguments, which the original has too.
             warnings.filterwarnings("ignore", "Raw Sym", UserWarning)
@@ -254,14 +254,28 @@ class Refakeifier:
             fx_node.meta = self._meta(fx_node.meta, env)
             if hasattr(old, "_dynamo_source"):
                 fx_node._dynamo_source = old._dynamo_source
-            constants = (fx_node.args, fx_node.kwargs)
-            args = map_aggregate(constants, self._constant)
-            if not _same(_torch.tree_leaves(args), _torch.tree_leaves(constants)):
-                fx_node.args, fx_node.kwargs = args
+            self._constants(fx_node)
         return made
 
-    def _constant(self, value: Any) -> Any:
-        return value if isinstance(value, torch.fx.Node) else self._leaf(value, real_too=False)
+    def _env_of(self, graph: torch.fx.Graph) -> Any:
+        """The ``ShapeEnv`` that bare symbols in a graph's metadata are of."""
+        return _env_of(graph)
+
+    def _constants(self, fx_node: torch.fx.Node) -> None:
+        """Takes over what a node has among its arguments."""
+        changed = False
+
+        def constant(value: Any) -> Any:
+            nonlocal changed
+            if isinstance(value, torch.fx.Node):
+                return value
+            made = self._leaf(value, real_too=False)
+            changed |= made is not value
+            return made
+
+        args: Any = map_aggregate((fx_node.args, fx_node.kwargs), constant)
+        if changed:
+            fx_node.args, fx_node.kwargs = args
 
     def _meta(self, meta: Mapping[Any, Any], env: Any) -> dict[Any, Any]:
         """Metadata of a node, its symbols of ``env``."""
@@ -293,6 +307,8 @@ class Refakeifier:
 
     def _value(self, value: Any, env: Any) -> Any:
         """A value in metadata: the same object if nothing in it changes."""
+        if type(value) in _SINGLE:
+            return self._leaf(value, real_too=False)
         leaves, spec = _torch.tree_flatten(value, is_leaf=_is_size)
         made = [self._part(leaf, env) for leaf in leaves]
         return value if _same(made, leaves) else _torch.tree_unflatten(made, spec)
@@ -327,6 +343,10 @@ class Refakeifier:
         for name, new in changes.items():
             object.__setattr__(made, name, new)  # also of a frozen one
         return made
+
+
+_SINGLE = frozenset({_torch.FakeTensor, torch.SymInt, str, int, bool, type(None)})
+"""Classes of most values in metadata: leaves without a part."""
 
 
 def _same(made: Any, old: Any) -> bool:
