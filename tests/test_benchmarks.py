@@ -1,0 +1,114 @@
+"""The benchmarks run, and their table says what was measured."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT))
+
+from benchmarks.table import (  # noqa: E402 - a checkout's folder, which is not installed
+    Figure,
+    Row,
+    as_data,
+    at_least,
+    at_most,
+    figures,
+    print_rows,
+)
+
+
+def _row(theirs: Any, ours: Any, budget: Any = None) -> Row:
+    return Row("work", "us", Figure(theirs) if isinstance(theirs, tuple) else theirs, ours, budget)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "budget", "ratio", "met"),
+    [
+        ((80.0, 90.0, 70.0), (10.0, 10.0, 10.0), at_least(8), 8.0, True),
+        ((79.0, 90.0, 70.0), (10.0, 10.0, 10.0), at_least(8), 7.9, False),
+        ((10.0, 10.0, 10.0), (12.0, 9.0, 13.0), at_most(1.2), 1.2, True),
+        ((10.0, 10.0, 10.0), (12.1, 9.0, 13.0), at_most(1.2), 1.21, False),
+        ((10.0, 20.0, 30.0), (10.0, 10.0, 10.0), None, 2.0, None),
+    ],
+)
+def test_a_line_says_whether_its_budget_is_met(
+    theirs: Any, ours: Any, budget: Any, ratio: float, met: bool | None
+) -> None:
+    """By the median of the ratios of the rounds, in the direction of the budget."""
+    row = _row(theirs, Figure(ours), budget)
+    assert row.ratio is not None
+    assert row.ratio.median == pytest.approx(ratio)
+    assert row.met is met
+
+
+def test_the_ratio_is_of_the_rounds() -> None:
+    """Two rounds on a machine of half the speed change both sides and no ratio."""
+    row = _row((10.0, 20.0, 20.0), Figure((1.0, 2.0, 2.0)), at_least(10))
+    assert row.ratio == Figure((10.0, 10.0, 10.0))
+    assert row.ratio.spread == 0
+
+
+def test_torch_that_cannot_has_no_ratio(capsys: pytest.CaptureFixture[str]) -> None:
+    """The table has the name of its error."""
+    row = _row("PicklingError", Figure((1.0,)), at_least(3))
+    assert row.met is None
+    assert print_rows([row]) == [row]
+    line = capsys.readouterr().out.splitlines()[1]
+    assert line.split() == ["work", "PicklingError", "1.00", "us", "-", ">=", "3"]
+
+
+def test_the_sides_take_turns() -> None:
+    """Each round the other one begins, and the round that warms up is not counted."""
+    calls: list[str] = []
+
+    def side(name: str) -> float:
+        calls.append(name)
+        return float(len(calls))
+
+    theirs, ours = figures(lambda: side("theirs"), lambda: side("ours"), rounds=2)
+    assert calls == ["ours", "theirs", "theirs", "ours", "ours", "theirs"]
+    assert (theirs.values, ours.values) == ((3.0, 6.0), (4.0, 5.0))
+
+
+def test_json_has_every_number() -> None:
+    """What the table prints, with the values of the rounds."""
+    (line,) = as_data([_row((8.0, 8.0), Figure((1.0, 2.0)), at_least(5))])
+    assert json.loads(json.dumps(line)) == {
+        "work": "work",
+        "unit": "us",
+        "torch": {"median": 8.0, "spread": 0.0, "values": [8.0, 8.0]},
+        "torch_fakeify": {"median": 1.5, "spread": pytest.approx(1 / 6), "values": [1.0, 2.0]},
+        "ratio": {"median": 6.0, "spread": pytest.approx(1 / 6), "values": [8.0, 4.0]},
+        "budget": {"limit": 5, "most": False},
+        "met": True,
+    }
+
+
+def _run(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", *args], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.sweep
+def test_a_script_runs() -> None:
+    """As JSON, with every line asked for; nothing of the progress is among it."""
+    done = _run("benchmarks.bench_memory", "--rounds", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["rounds"] == 1
+    assert [line["unit"] for line in told["lines"]] == ["MB", "B"]
+
+
+def test_an_unknown_script_is_refused() -> None:
+    """With the names of those that there are."""
+    done = _run("benchmarks", "--rounds", "1", "no_such")
+    assert done.returncode == 2
+    assert "no such script: no_such; there are describe, static, dynamic" in done.stderr
