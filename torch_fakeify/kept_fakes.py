@@ -57,7 +57,7 @@ class KeptFakes:
 
     def learn(self, d: MetaTensorDesc, meta: torch.Tensor) -> None:
         """Remember the layout of a meta tensor with a storage of its own, made of a record."""
-        if type(self._env) is not ShapeEnv or not _is_plain(d):
+        if type(self._env) is not ShapeEnv or not _is_plain(d) or symbols_are_watched(self._env):
             return
         nbytes: Any = meta.untyped_storage().nbytes()
         symbolic: list[Any] = [
@@ -91,7 +91,7 @@ class KeptFakes:
         if not _is_plain(d) or d.storage is None or d.storage.id in storages:
             return None
         known = self._known.get(_key(d))
-        if known is None or _is_changed() or symbols_are_watched(self._env):
+        if known is None or _is_changed():
             return None
         guard = no_dispatch_guard()
         try:

@@ -142,7 +142,12 @@ def can_be_viewed(d: MetaTensorDesc) -> bool:
 
 
 def make_view(
-    d: MetaTensorDesc, base: FakeTensor, meta: torch.Tensor, device: FakeDevice, viewing: Viewing
+    d: MetaTensorDesc,
+    base: FakeTensor,
+    meta: torch.Tensor,
+    device: FakeDevice,
+    viewing: Viewing,
+    layout: tuple[Any, Any, Any] | None = None,
 ) -> FakeTensor | None:
     """A dense view of a dense fake tensor, made by autograd as any other; or ``None``.
 
@@ -152,14 +157,18 @@ def make_view(
         meta: the meta tensor on the storage of the base.
         device: of both.
         viewing: the mode in which views are made.
+        layout: sizes, strides and offset where they are symbolic; else those of the record.
     """
     assert d.storage is not None
     if _is_changed() or _torch.torch_function_depth() or any(map(key_excluded, _NEEDED_KEYS)):
         return None
     shared = meta.untyped_storage()
-    if shared is not base.untyped_storage() or shared.nbytes() != d.storage.nbytes:
+    if shared is not base.untyped_storage():
         return None
-    layout: Any = (d.size, d.stride, d.storage_offset)
+    if layout is None:
+        if shared.nbytes() != d.storage.nbytes:
+            return None
+        layout = (d.size, d.stride, d.storage_offset)
     had_grad = torch.is_grad_enabled()
     set_grad_enabled(not d.is_leaf)
     push_dispatch_mode(viewing)
