@@ -838,7 +838,7 @@ def test_short_ways_are_taken() -> None:
     mode.from_tensor(torch.empty(3, 4))
     short = mode.fake_tensor_converter.meta_converter._short
     assert list(short._templates) == [torch.device("cpu")]
-    assert short._sizes._has_example
+    assert short._sizes._range is not None
 
 
 def test_debug_traces_are_kept() -> None:

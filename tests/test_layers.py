@@ -62,6 +62,7 @@ LAYERS = {
     "layouts": (3, 2),
     "tracked_items": (3, 0),
     "kept_fakes": (3, 3),
+    "symbolic_leaves": (3, 3),
     "modes": (3, 2),
     "sources": (3, 2),
     "dtype_views": (4, 0),

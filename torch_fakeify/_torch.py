@@ -357,6 +357,7 @@ pop_dispatch_mode = _c._pop_torch_dispatch_stack
 key_excluded = _c._dispatch_tls_is_dispatch_key_excluded
 set_key_excluded = _c._dispatch_tls_set_dispatch_key_excluded
 set_grad_enabled = _c._set_grad_enabled
+without_keys = _c._ExcludeDispatchKeyGuard
 DelayedError = _c._functions.DelayedError
 enable_python_dispatcher = _c._EnablePythonDispatcher
 empty_strided = _c._VariableFunctions.empty_strided

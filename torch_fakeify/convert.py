@@ -34,8 +34,9 @@ from .meshes import Meshes
 from .nested_ints import NestedInts
 from .rebuild import Kind, Rebuilder, SparseFacts
 from .record_checks import KINDS, LAYOUTS, check_record, check_same, where_of
-from .sizes import Geometry, SizeMaker, concrete_int, with_strides
+from .sizes import Geometry, SizeMaker, all_static, concrete_int, with_strides
 from .static_fakes import Viewing, can_be_viewed, make_leaf, make_view
+from .symbolic_leaves import SymbolicLeaves
 from .tracked_items import tracked_item
 from .wrapped import wrap_functional, wrap_functorch
 
@@ -97,6 +98,7 @@ class MetaConverter(Rebuilder):
         self._devices: dict[str, FakeDevice] = {}
         self._sizes: SizeMaker | None = None
         self._kept: KeptFakes | None = None
+        self._leaves: SymbolicLeaves | None = None
         self._nested_ints = NestedInts(mode, keep=keep_nested_ints)
         self._interpreters = Interpreters(lambda n: n)
         self._meshes = Meshes()
@@ -106,6 +108,8 @@ class MetaConverter(Rebuilder):
             self._layouts = Layouts(self._shape_env) if self._fast else None
             if symbols == "keep" and self._fast:
                 self._kept = KeptFakes(self._shape_env)
+            elif self._layouts is not None and self._sizes.fresh is not None:
+                self._leaves = SymbolicLeaves(self._shape_env, self._sizes.fresh, self._layouts)
         self._symbols: SymbolPolicy = symbols
         self._sources: DecodeMemo = {} if sources is None else sources
         self._contexts: dict[int, tuple[ContextDesc, SymbolicContext]] = {}
@@ -145,9 +149,11 @@ class MetaConverter(Rebuilder):
                 fake = self._plain_static(d)
                 if fake is not None:
                     return fake
-        fake = self._plain_kept(d)
-        if fake is not None:
-            return fake
+        elif self._fast:
+            source = source or self._source_of(d)
+            fake = self._plain_symbolic(d, source, symbolic_context or self._policy_of(d))
+            if fake is not None:
+                return fake
         with self._ambience():
             if self._shape_env is not None:
                 source = source or self._source_of(d)
@@ -179,17 +185,40 @@ class MetaConverter(Rebuilder):
             self._remember(d, fake, meta)
         return fake
 
-    def _plain_kept(self, d: MetaTensorDesc) -> FakeTensor | None:
-        """A dense leaf like one that was made before, or ``None`` for all others."""
-        device = self._devices.get(d.device)
-        if self._kept is None or device is None or not d.is_fake:
-            return None
-        made = self._kept.make(d, device, self._storages)
+    def _plain_symbolic(
+        self, d: MetaTensorDesc, source: Source | None, policy: SymbolicContext | ContextDesc | None
+    ) -> FakeTensor | None:
+        """A dense leaf over symbols that are made by a common policy, or that there are."""
+        device, made = self._devices.get(d.device), None
+        if self._leaves is not None and source is not None:
+            made = self._leaves.make(d, self._device, self._storages, source, policy)
+        elif device is not None and self._kept is not None and d.is_fake:
+            made = self._kept.make(d, device, self._storages)
+            if made is None and d.is_view and can_be_viewed(d):
+                made = self._kept_view(d, device, source)
         if made is None:
             return None
         fake, meta = made
         self._remember(d, fake, meta)
         return fake
+
+    def _kept_view(
+        self, d: MetaTensorDesc, device: FakeDevice, source: Source | None
+    ) -> tuple[FakeTensor, None] | None:
+        """A dense view over symbols that there are, or ``None``."""
+        base_record = d.base
+        assert base_record is not None
+        if d.scalar_hint is not None or base_record.scalar_hint is not None:
+            return None
+        check_record(d)
+        base = self.from_desc(base_record)
+        meta = self._tensors[base_record.id].meta
+        if meta is None:
+            return None
+        with self._suppressed():
+            layout = self._geometry(d, source or self._name_source(d), None)
+            fake = make_view(d, base, meta, device, self._views, layout)
+        return None if fake is None else (fake, None)
 
     # --- what a record says ---------------------------------------------------------------------
 
@@ -321,8 +350,11 @@ class MetaConverter(Rebuilder):
         self, d: MetaTensorDesc, source: Source | None, context: SymbolicContext | None
     ) -> Any:
         if d.id not in self._tensors:
-            static = self._fast and self._shape_env is None
-            fake = self._plain_static(d) if static else self._plain_kept(d)
+            fake = None
+            if self._fast and self._shape_env is None:
+                fake = self._plain_static(d)
+            elif self._fast:
+                fake = self._plain_symbolic(d, source, context)
             if fake is not None:
                 return fake
             check_record(d)
@@ -478,7 +510,7 @@ class MetaConverter(Rebuilder):
         inner = wrapper.unwrapped
         if wrapper.kind != "functional" and self._shape_env is not None:
             # Torch makes no symbols for what vmap and grad have wrapped; those of a fake stay.
-            context = None if inner.is_fake else _all_static(inner)
+            context = None if inner.is_fake else all_static(inner)
         if wrapper.level == _torch.DEAD_LEVEL:
             unwrapped, _ = self._made(inner, source, context)
         else:
@@ -643,17 +675,13 @@ class MetaConverter(Rebuilder):
             found = self._contexts[id(record)] = (record, context)
         return found[1]
 
+    def _policy_of(self, d: MetaTensorDesc) -> SymbolicContext | ContextDesc | None:
+        record = d.symbolic_context
+        stateless = record is None or record.kind == "stateless"
+        return record if stateless else self._context_of(d)
+
     def _device(self, d: MetaTensorDesc) -> FakeDevice:
         found = self._devices.get(d.device)
         if found is None:
             found = self._devices[d.device] = FakeDevice.make(self.mode, d.device, where_of(d))
         return found
-
-
-def _all_static(d: MetaTensorDesc) -> SymbolicContext:
-    """The symbolic context by which no dim gets a symbol."""
-    return _torch.StatelessSymbolicContext(
-        dynamic_sizes=[_torch.DimDynamic.STATIC] * d.ndim,
-        constraint_sizes=[None] * d.ndim,
-        view_base_context=None if d.base is None else _all_static(d.base),
-    )

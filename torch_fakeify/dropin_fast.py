@@ -85,7 +85,7 @@ class ShortWays:
             return None
         self._enter(shape_env)
         made = self._sizes.make(d.size, stride, d.storage_offset, source, context)
-        return None if made is None else Geometry(*made)
+        return None if made is None else Geometry(*made[:3])
 
     def fake(
         self,

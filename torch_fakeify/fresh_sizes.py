@@ -2,13 +2,15 @@
 
 ``ShapeEnv.create_symbol`` of torch 2.13 renders log lines that nobody reads and proves that each new
 symbol is greater than one, which its value range says. Here the same entries are made in the same
-order; the first symbol of each ``ShapeEnv``, and whatever is unusual, is left to torch.
+order; whatever is unusual is left to torch.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sympy
 import torch
@@ -32,7 +34,14 @@ if TYPE_CHECKING:
 
     from ._torch import Source, SymbolicContext
 
-__all__ = ["FreshSizes", "symbols_are_watched"]
+__all__ = [
+    "FreshGeometry",
+    "FreshSizes",
+    "Part",
+    "common_dims",
+    "reuse_is_watched",
+    "symbols_are_watched",
+]
 
 _STATIC, _DUCK, _DYNAMIC = DimDynamic.STATIC, DimDynamic.DUCK, DimDynamic.DYNAMIC
 _INFER_STRIDE = DimDynamic.INFER_STRIDE
@@ -42,14 +51,54 @@ _Cache = dict[str, Any]
 def symbols_are_watched(shape_env: Any) -> bool:
     """Whether somebody sees how a ``ShapeEnv`` makes symbols: a log, a trace, a checkpoint."""
     return (
-        shape_env._translation_validation_enabled
-        or (shape_env.should_record_events and not shape_env.is_recording)
+        reuse_is_watched(shape_env)
         or experimental_config.backed_size_oblivious
         or bool(trace_log.handlers)
+    )
+
+
+def reuse_is_watched(shape_env: Any) -> bool:
+    """Whether somebody sees that a size of a ``ShapeEnv`` gets the symbol of an equal one."""
+    return (
+        shape_env._translation_validation_enabled
+        or (shape_env.should_record_events and not shape_env.is_recording)
         or shape_env.log.isEnabledFor(logging.INFO)
         or shape_events_log.isEnabledFor(logging.DEBUG)
         or hasattr(ShapeEnv.create_symbol, "takes_notes")
     )
+
+
+class Part(NamedTuple):
+    """A size, stride or offset that torch was asked a symbol for."""
+
+    prop: Any
+    dim: int | None
+    value: int
+    symbol: Any
+    """An integer where the policy says that it is static."""
+    template: str
+    """Of the name of its source, after that of the tensor's."""
+
+
+class FreshGeometry(NamedTuple):
+    """Sizes, strides and storage offset of a tensor, and which of them torch asks a symbol for."""
+
+    size: tuple[Any, ...]
+    stride: tuple[Any, ...]
+    storage_offset: Any
+    parts: tuple[Part, ...]
+    """In the order in which it asks; without those of 0 and 1."""
+
+
+class _Asked(NamedTuple):
+    """What one tensor's symbols have in common."""
+
+    source: Any
+    cache: _Cache | None
+    """Of a stateful context, by the name of a source."""
+    parts: list[Part]
+    slocs: list[Any]
+    """Where the symbols of this tensor come from, once one was made."""
 
 
 class FreshSizes:
@@ -57,12 +106,14 @@ class FreshSizes:
 
     def __init__(self, shape_env: ShapeEnv) -> None:
         self._env: Any = shape_env
-        self._lower_reason: Any = None
-        """Why torch says that a size is at least two, once torch has made a symbol here."""
-        self._has_example = False
+        self._range: Any = None
+        """Of every symbol, once one was made."""
+        self._ids = _UniqueIds(shape_env)
         sources = dynamo_source()
         self._property_source: Any = sources.TensorPropertySource
         self._property: Any = sources.TensorProperty
+        self._templates: dict[tuple[str, int | None], str] = {}
+        """How torch names a size, stride or offset after its tensor."""
 
     def make(
         self,
@@ -71,7 +122,7 @@ class FreshSizes:
         storage_offset: int,
         source: Source,
         context: SymbolicContext | None,
-    ) -> tuple[tuple[Any, ...], tuple[Any, ...], Any] | None:
+    ) -> FreshGeometry | None:
         """Sizes, strides and storage offset, or ``None`` where torch's own code has to make them.
 
         Method: ``ShapeEnv._create_symbolic_sizes_strides_storage_offset``, torch 2.13.
@@ -83,35 +134,67 @@ class FreshSizes:
         cache: _Cache | None = None
         kinds: Sequence[DimDynamic] = (_DUCK,) * ndim
         if context is not None:
-            if not _is_common(context, ndim):
+            common = common_dims(context, ndim)
+            if common is None:
                 return None
-            kinds = context.dynamic_sizes  # type: ignore[attr-defined]
+            kinds = common
             if type(context) is StatefulSymbolicContext:
                 cache = context.shape_env_to_source_to_symbol_cache.setdefault(id(env), {})
                 if cache:
                     return None  # made before: torch looks its symbols up
         rest = _STATIC if all(kind is _STATIC for kind in kinds) else _DUCK
         prop = self._property
+        asked = _Asked(source, cache, [], [])
         sizes = [
-            self._expr(n, kind, source, prop.SIZE, i, cache)
+            self._expr(n, kind, prop.SIZE, i, asked)
             for i, (n, kind) in enumerate(zip(size, kinds, strict=True))
         ]
-        strides = self._strides(size, stride, sizes, source, rest, cache)
-        offset = self._expr(storage_offset, rest, source, prop.STORAGE_OFFSET, None, cache)
-        return (
+        strides = self._strides(size, stride, sizes, rest, asked)
+        offset = self._expr(storage_offset, rest, prop.STORAGE_OFFSET, None, asked)
+        return FreshGeometry(
             tuple([self._wrap(expr, n) for expr, n in zip(sizes, size, strict=True)]),
             tuple([self._wrap(expr, n) for expr, n in zip(strides, stride, strict=True)]),
             self._wrap(offset, storage_offset),
+            tuple(asked.parts),
         )
+
+    def would_be(self, parts: tuple[Part, ...]) -> bool:
+        """Whether equal numbers get these very symbols, where equal sizes share them."""
+        symbol_of = self._env.val_to_var.get
+        return all(symbol_of(part.value) is part.symbol for part in parts)
+
+    def again(self, parts: tuple[Part, ...], source: Source, cache: dict[str, Any] | None) -> None:
+        """What the ``ShapeEnv`` notes of another tensor with these symbols.
+
+        Args:
+            parts: of the first tensor; without static ones if there is no cache.
+            source: of the other tensor.
+            cache: of a stateful context, by the name of a source.
+        """
+        env = self._env
+        lasts = not source.is_ephemeral()
+        name, new = source.name, self._property_source
+        for prop, dim, _, symbol, template in parts:
+            part = new(source, prop, dim)
+            part.__dict__["name"] = template.format(name)
+            if cache is not None:
+                cache[part.name] = symbol
+                if isinstance(symbol, sympy.Integer):
+                    continue
+            env.source_to_var[part.name] = symbol
+            known = env.var_to_sources[symbol]
+            known.append(part)
+            if lasts and known[0].is_ephemeral():
+                known[0], known[-1] = part, known[0]
+            env.symbol_guard_counter[symbol] = 0
 
     def _strides(
         self,
         size: Sequence[int],
         stride: Sequence[int],
         sizes: Sequence[Any],
-        source: Source,
         kind: DimDynamic,
-        cache: _Cache | None,
+        asked: _Asked,
     ) -> list[Any]:
         """From the smallest stride on, each is a size times a stride where the numbers agree."""
         made: list[Any] = [None] * len(size)
@@ -123,61 +206,70 @@ class FreshSizes:
             if value in (0, 1) and not follows:
                 made[i] = sympy.Integer(value)
             elif value in products:
-                factor, unit = products[value]
-                made[i] = factor * unit
+                made[i] = product(*products[value])
             else:
-                made[i] = self._expr(value, kind, source, self._property.STRIDE, i, cache)
+                made[i] = self._expr(value, kind, self._property.STRIDE, i, asked)
             products[size[i] * value] = sizes[i], made[i]
         return made
 
     def _expr(
-        self,
-        value: int,
-        kind: DimDynamic,
-        source: Source,
-        prop: Any,
-        index: int | None,
-        cache: _Cache | None,
+        self, value: int, kind: DimDynamic, prop: Any, index: int | None, asked: _Asked
     ) -> Any:
         """The integer or the symbol for a number, as ``ShapeEnv.create_symbol`` chooses."""
         env = self._env
+        source, cache = asked.source, asked.cache
         if kind is _STATIC:
             out = sympy.Integer(value)
             if cache is not None:
-                cache[self._property_source(source, prop, index).name] = out
+                cache[self._part(source, prop, index).name] = out
+            asked.parts.append(Part(prop, index, value, out, self._template(prop, index)))
             return out
         if value in (0, 1) and env.specialize_zero_one:
             return sympy.Integer(value)
-        part = self._property_source(source, prop, index)
+        part = self._part(source, prop, index)
         duck = kind is _DUCK and env.duck_shape
         symbol = env.val_to_var.get(value) if duck else None
         if symbol is None:
-            symbol = self._new_symbol(value, kind, part, duck)
+            symbol = self._new_symbol(value, part, duck, asked.slocs)
         else:
             env.source_to_var[part.name] = symbol
             self._add_source(symbol, part)
         if cache is not None:
             cache[part.name] = symbol
+        asked.parts.append(Part(prop, index, value, symbol, self._template(prop, index)))
         return symbol
 
-    def _new_symbol(self, value: int, kind: DimDynamic, source: Any, duck: bool) -> Any:
+    def _part(self, source: Any, prop: Any, index: int | None) -> Any:
+        """The source of a size, stride or offset, which knows its name."""
+        part = self._property_source(source, prop, index)
+        part.__dict__["name"] = self._template(prop, index).format(source.name)
+        return part
+
+    def _template(self, prop: Any, index: int | None) -> str:
+        key = prop.name, index
+        found = self._templates.get(key)
+        if found is None:
+            example = dynamo_source().ConstantSource("x")
+            found = self._property_source(example, prop, index)._name_template
+            self._templates[key] = found
+        return found
+
+    def _new_symbol(self, value: int, source: Any, duck: bool, slocs: list[Any]) -> Any:
         env = self._env
-        if not self._has_example:
-            symbol = env.create_symbol(value, source, dynamic_dim=kind)
-            self._lower_reason = env.var_to_range_sloc[symbol].lower.framework_loc
-            self._has_example = True
-            return symbol
-        here = env._get_sloc()
-        symbol = make_size_symbol(env._generate_unique_id(source.name))
+        if self._range is None:
+            self._range = env._default_value_range(False)
+        if not slocs:
+            reason = _lower_reason(env.specialize_zero_one)
+            slocs.append(env._get_sloc(reason) if isinstance(reason, str) else env._get_sloc())
+            slocs.append(env._get_sloc())
+        symbol = make_size_symbol(self._ids.new(source.name))
         env.source_to_var[source.name] = symbol
         env.backed_var_to_val[symbol] = sympy.Integer(value)
         env.var_to_sources[symbol] = []
         if duck:
             env.val_to_var[value] = symbol
-        env.var_to_range[symbol] = env._default_value_range(False)
-        reason = self._lower_reason
-        lower = env._get_sloc(reason) if isinstance(reason, str) else env._get_sloc()
-        env.var_to_range_sloc[symbol] = ValueRangesSLoc(lower, here)
+        env.var_to_range[symbol] = self._range
+        env.var_to_range_sloc[symbol] = ValueRangesSLoc(*slocs)
         env.counter["create_symbol"] += 1
         self._add_source(symbol, source)
         return symbol
@@ -197,22 +289,70 @@ class FreshSizes:
         return torch.SymInt(SymNode(expr, self._env, int, hint))
 
 
-def _is_common(context: Any, ndim: int) -> bool:
-    """Whether a symbolic context asks for nothing but which dims are dynamic."""
+class _UniqueIds:
+    """The numbers in the names of a ``ShapeEnv``'s symbols, found without trying each that is taken.
+
+    Torch starts at a number below 100 that the source's name gives, and takes the next that is free.
+    So those from 100 on are taken in order, and the first free one of them only moves up.
+    """
+
+    def __init__(self, shape_env: ShapeEnv) -> None:
+        self._env: Any = shape_env
+        self._free = _STARTS
+
+    def new(self, source_name: str) -> int:
+        """As ``ShapeEnv._generate_unique_id``."""
+        taken: set[int] = self._env.unique_ids
+        found = int(hashlib.sha256(source_name.encode()).hexdigest(), 16) % _STARTS
+        while found in taken:
+            found += 1
+            if found == _STARTS:
+                found = self._first_free(taken)
+        taken.add(found)
+        return found
+
+    def _first_free(self, taken: set[int]) -> int:
+        free = self._free
+        if free > _STARTS and free - 1 not in taken:  # a rollback gave numbers back
+            free = _STARTS
+        while free in taken:
+            free += 1
+        self._free = free
+        return free
+
+
+_STARTS = 100
+
+
+@functools.cache
+def _lower_reason(specialize_zero_one: bool) -> Any:
+    """Why torch says that a size is at least two, as it says it of an example; no text if it does not."""
+    env: Any = ShapeEnv(specialize_zero_one=specialize_zero_one)
+    symbol = env.create_symbol(2, dynamo_source().ConstantSource("x"))
+    return env.var_to_range_sloc[symbol].lower.framework_loc
+
+
+def product(a: Any, b: Any) -> Any:
+    """``a * b`` of sizes and strides; sympy takes a long way to what it is."""
+    return a * b
+
+
+def common_dims(context: Any, ndim: int) -> tuple[DimDynamic, ...] | None:
+    """Which dims are dynamic, if that is all that a symbolic context asks for."""
     kind = type(context)
     if kind is StatefulSymbolicContext:
         if context.excluded_sizes:
-            return False
+            return None
     elif kind is not StatelessSymbolicContext:
-        return False
+        return None
     if any(context.constraint_sizes) or any(context.constraint_strides):
-        return False
+        return None
     kinds, strides = context.dynamic_sizes, context.dynamic_strides
     if any(context.specialize_on) or not len(kinds) == len(strides) == ndim:
-        return False
+        return None
     if len(context.constraint_sizes) != ndim or len(context.constraint_strides) != ndim:
-        return False
+        return None
     for dim in kinds:
         if dim is not _DUCK and dim is not _DYNAMIC and dim is not _STATIC:
-            return False
-    return all(dim is _INFER_STRIDE for dim in strides)
+            return None
+    return tuple(kinds) if all(dim is _INFER_STRIDE for dim in strides) else None

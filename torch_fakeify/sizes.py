@@ -45,6 +45,7 @@ __all__ = [
     "HasSymbols",
     "SizeMaker",
     "SymbolPolicy",
+    "all_static",
     "concrete_int",
     "narrow_range",
     "with_strides",
@@ -108,6 +109,15 @@ def with_strides(d: MetaTensorDesc) -> MetaTensorDesc:
     return msgspec.structs.replace(d, stride=tuple(stride), storage_offset=0)
 
 
+def all_static(d: MetaTensorDesc) -> SymbolicContext:
+    """The symbolic context by which no dim gets a symbol."""
+    return StatelessSymbolicContext(
+        dynamic_sizes=[DimDynamic.STATIC] * d.ndim,
+        constraint_sizes=[None] * d.ndim,
+        view_base_context=None if d.base is None else all_static(d.base),
+    )
+
+
 def _has_nested(d: MetaTensorDesc) -> bool:
     return any(isinstance(n, NestedIntDesc) for n in (*d.size, *d.stride, d.storage_offset))
 
@@ -143,7 +153,7 @@ class SizeMaker:
     ) -> None:
         self._env: Any = shape_env
         self._nested = nested
-        self._fresh = FreshSizes(shape_env) if fast else None
+        self.fresh = FreshSizes(shape_env) if fast else None
         self._policy = policy
         # By the describer's number of the ShapeEnv that the symbols are of.
         # Beside each what the ShapeEnv made with it: after a rollback another symbol may have its name.
@@ -275,10 +285,10 @@ class SizeMaker:
         context: SymbolicContext | None,
     ) -> Geometry:
         overrides = d.marks is not None and bool(d.marks.hint_overrides)
-        if self._fresh is not None and not overrides and not _has_nested(d):
-            fresh = self._fresh.make(size, stride, storage_offset, source, context)
+        if self.fresh is not None and not overrides and not _has_nested(d):
+            fresh = self.fresh.make(size, stride, storage_offset, source, context)
             if fresh is not None:
-                return Geometry(*fresh)
+                return Geometry(*fresh[:3])
         made = self._env._create_symbolic_sizes_strides_storage_offset(
             size,
             stride,

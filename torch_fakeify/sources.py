@@ -77,6 +77,9 @@ class _SourceClass(msgspec.Struct, frozen=True):
     fields: dict[str, Any]
     """Annotations of the fields that its constructor takes, except ``base``."""
     defaults: dict[str, Any]
+    plain: dict[str, type[Any]]
+    """The fields that are a ``str``, ``int`` or ``bool`` and may have any value of it."""
+    required: frozenset[str]
 
 
 # Fields that torch annotates as what it does not put there: of which sizes a name was seen with.
@@ -101,20 +104,26 @@ def _source_classes() -> Mapping[str, _SourceClass]:
 
 def _inspect(cls: type[Any]) -> _SourceClass:
     hints = typing.get_type_hints(cls)
-    fields = [field for field in dataclasses.fields(cls) if field.init]
+    taken = [field for field in dataclasses.fields(cls) if field.init]
+    fields = {
+        field.name: _TAKEN.get((cls.__name__, field.name), hints[field.name])
+        for field in taken
+        if field.name != "base"
+    }
+    defaults = {
+        field.name: field.default for field in taken if field.default is not dataclasses.MISSING
+    }
     return _SourceClass(
         cls=cls,
-        chained=any(field.name == "base" for field in fields),
-        fields={
-            field.name: _TAKEN.get((cls.__name__, field.name), hints[field.name])
-            for field in fields
-            if field.name != "base"
+        chained=any(field.name == "base" for field in taken),
+        fields=fields,
+        defaults=defaults,
+        plain={
+            name: hint
+            for name, hint in fields.items()
+            if hint in (str, int, bool) and (cls.__name__, name) not in _RENDERED_RAW
         },
-        defaults={
-            field.name: field.default
-            for field in fields
-            if field.default is not dataclasses.MISSING
-        },
+        required=frozenset(fields) - frozenset(defaults),
     )
 
 
@@ -282,14 +291,17 @@ def _decode_link(
             expected="a class of torch._dynamo.source",
             found=d.cls,
         )
-    where = f"{d.name} ({d.cls})"
     if known.chained != (base is not None):
         expected, found = ("a base", "none") if known.chained else ("no base", "one")
         raise FormatError(
-            "a source has the wrong base", where=where, expected=expected, found=found
+            "a source has the wrong base", where=_where_of(d), expected=expected, found=found
         )
-    values = {} if base is None else {"base": base}
+    values: dict[str, Any] = {} if base is None else {"base": base}
     for name, value in d.fields:
+        if type(value) is known.plain.get(name) and name not in values:
+            values[name] = value
+            continue
+        where = _where_of(d)
         if name not in known.fields or name in values:
             raise FormatError(
                 "a source has a field that is unknown or occurs twice",
@@ -299,10 +311,14 @@ def _decode_link(
             )
         values[name] = _decode_field(value, f"{where}.{name}", memo, left)
         _check_field(d.cls, name, values[name], known.fields[name], where)
-    missing = [name for name in known.fields if name not in values and name not in known.defaults]
-    if missing:
-        raise FormatError("a source lacks a field", where=where, expected=missing[0])
-    return _construct(known, values, where)
+    if not known.required <= values.keys():
+        missing = [name for name in known.fields if name in known.required - values.keys()]
+        raise FormatError("a source lacks a field", where=_where_of(d), expected=missing[0])
+    return _construct(known, values, d)
+
+
+def _where_of(d: SourceDesc) -> str:
+    return f"{d.name} ({d.cls})"
 
 
 def _decode_field(value: Value, where: str, memo: DecodeMemo, left: int) -> Any:
@@ -323,8 +339,8 @@ def _decode_field(value: Value, where: str, memo: DecodeMemo, left: int) -> Any:
     return decode_value(value, where=where, hook=own)
 
 
-def _construct(known: _SourceClass, values: dict[str, Any], where: str) -> _torch.Source:
-    if known.cls.__name__ == "ImportSource":
+def _construct(known: _SourceClass, values: dict[str, Any], d: SourceDesc) -> _torch.Source:
+    if d.cls == "ImportSource":
         # Its __post_init__ puts a guard on the frame that is being compiled. None is.
         source = object.__new__(known.cls)
         for name, value in values.items():
@@ -334,7 +350,9 @@ def _construct(known: _SourceClass, values: dict[str, Any], where: str) -> _torc
         source = known.cls(**values)
         hash(source)
     except (AssertionError, TypeError, ValueError) as error:
-        raise FormatError("a source cannot be made", where=where, found=str(error)) from error
+        raise FormatError(
+            "a source cannot be made", where=_where_of(d), found=str(error)
+        ) from error
     return source
 
 

@@ -1,0 +1,344 @@
+"""Plain leaves in a ``ShapeEnv``: tensors of a storage of their own, by the common policies.
+
+A model has many tensors of few layouts. Where equal sizes share their symbols, the second tensor of
+a layout differs from the first in its name only: it gets the same expressions, an entry for each of
+its sources, a storage of its own, and an alias of the first one's shape.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import sympy
+import torch
+
+from . import _torch
+from ._torch import (
+    DimDynamic,
+    DispatchKey,
+    DispatchKeySet,
+    FakeTensor,
+    StatefulSymbolicContext,
+    StatelessSymbolicContext,
+    SymNode,
+    empty_strided,
+    experimental_config,
+    make_subclass,
+    make_wrapper_subclass,
+    no_dispatch_guard,
+    without_keys,
+)
+from .desc import ContextDesc
+from .fakes import DTYPES, META
+from .fresh_sizes import common_dims, reuse_is_watched
+from .layouts import Shell
+from .sources import decode_context
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, MutableMapping
+
+    from ._torch import ShapeEnv, Source, SymbolicContext
+    from .desc import MetaTensorDesc
+    from .fakes import FakeDevice
+    from .fresh_sizes import FreshGeometry, FreshSizes, Part
+    from .layouts import Layouts
+
+__all__ = ["SymbolicLeaves"]
+
+_Dims = tuple[DimDynamic, ...]
+_Key = tuple[Any, Any, torch.dtype]
+"""Sizes, strides and dtype."""
+_MAX_INT = 2**63 - 1
+
+# What a plain leaf does not have, in the order of the fields that are asked for.
+_EXTRAS = {
+    "is_view": False,
+    "storage_offset": 0,
+    "layout": "strided",
+    "is_leaf": True,
+    "is_fake": False,
+    "is_inference": False,
+    "is_conj": False,
+    "is_neg": False,
+    "is_pinned": False,
+    "retains_grad": False,
+    "grad": None,
+    "grad_dtype": None,
+    "scalar_hint": None,
+    "item_memo": None,
+    "nested_int": None,
+    "subclass": None,
+    "functorch": None,
+    "functional": None,
+    "sparse": None,
+    "marks": None,
+    "base": None,
+    "creation_meta": None,
+}
+_extras_of = attrgetter(*_EXTRAS)
+_NO_EXTRAS = tuple(_EXTRAS.values())
+
+# Below them nothing of autograd, of a dispatch mode or of a Python dispatcher sees an operator.
+_ABOVE_META = (
+    DispatchKeySet(DispatchKey.AutogradFunctionality)
+    | DispatchKeySet(DispatchKey.ADInplaceOrView)
+    | DispatchKeySet(DispatchKey.Python)
+    | DispatchKeySet(DispatchKey.PythonTLSSnapshot)
+    | DispatchKeySet(DispatchKey.PythonDispatcher)
+)
+
+
+_torch_functions: Any = torch
+_set_storage = _torch_functions._functionalize_unsafe_set
+"""Gives a tensor the storage of another one, and changes nothing else."""
+
+
+class _Mold(SymNode):
+    """A size or stride of a prototype, of which each alias gets a node of its own.
+
+    C++ clones the nodes of the sizes and strides that it gives to a tensor. Torch's own are their own
+    clones, but tracers tell the sizes of two tensors apart by their nodes.
+    """
+
+    used = False
+    """Whether the prototype has been made, which takes the molds themselves."""
+
+    def clone(self) -> SymNode:
+        return SymNode(self._expr, self.shape_env, int, self._hint) if self.used else self
+
+    def maybe_as_int(self) -> int | None:
+        return None  # an expression over symbols, when the prototype was made and as long as it is used
+
+
+class _Prototype(NamedTuple):
+    """What the tensors of one layout have in common."""
+
+    parts: tuple[Part, ...]
+    symbolic: tuple[Part, ...]
+    """Those that are symbols."""
+    has_zero_one: bool
+    """Whether a dim that could be dynamic is none because of its size."""
+    version: int
+    """Of what the ``ShapeEnv`` replaces in expressions."""
+    shape: torch.Tensor | None
+    """A meta tensor over molds; ``None`` where all sizes and strides are integers."""
+    nbytes: Any
+    """Of the storage."""
+
+
+class _Group(NamedTuple):
+    """The layouts of one policy."""
+
+    dims: _Dims
+    known: dict[_Key, _Prototype]
+
+
+class SymbolicLeaves:
+    """Makes the plain leaves of one converter, equal to what `convert.MetaConverter` makes of them."""
+
+    def __init__(self, shape_env: ShapeEnv, fresh: FreshSizes, layouts: Layouts) -> None:
+        self._env: Any = shape_env
+        self._fresh = fresh
+        self._layouts = layouts
+        self._groups: dict[_Dims, _Group] = {}
+        self._group_of: dict[ContextDesc | int, _Group | None] = {}
+        """By the record of a policy; without one, every dim is as large as others that are equal."""
+
+    def make(
+        self,
+        d: MetaTensorDesc,
+        device_of: Callable[[MetaTensorDesc], FakeDevice],
+        storages: MutableMapping[int, torch.UntypedStorage],
+        source: Source,
+        policy: SymbolicContext | ContextDesc | None,
+    ) -> tuple[FakeTensor, torch.Tensor] | None:
+        """A fake tensor and its meta tensor, or ``None`` where the plain path has to make them.
+
+        Args:
+            d: the record.
+            device_of: gives the device of the tensor.
+            storages: those that there are, by number; the new one is added.
+            source: of the tensor.
+            policy: a symbolic context, or the record of one that is stateless.
+        """
+        storage, dtype = d.storage, DTYPES.get(d.dtype)
+        if (
+            storage is None
+            or dtype is None
+            or storage.id in storages
+            or _extras_of(d) != _NO_EXTRAS
+            or type(storage.nbytes) is not int
+            or not 0 < storage.nbytes <= _MAX_INT
+            or (d.requires_grad and not (dtype.is_floating_point or dtype.is_complex))
+            or _is_changed()
+        ):
+            return None
+        device = device_of(d)
+        meta = self._meta(d, dtype, source, policy)
+        if meta is None:
+            return None
+        fake: Any = make_subclass(
+            FakeTensor,
+            meta,
+            d.requires_grad,
+            dispatch_device=True,
+            device_for_backend_keys=device.device,
+        )
+        attributes = device.dress(fake)
+        if d.is_parameter:
+            attributes["_is_param"] = True
+        if d.is_buffer:
+            attributes["_is_buffer"] = True
+            if d.persistent is not None:
+                attributes["persistent"] = d.persistent
+        storages[storage.id] = meta.untyped_storage()
+        return fake, meta
+
+    def _meta(
+        self,
+        d: MetaTensorDesc,
+        dtype: torch.dtype,
+        source: Source,
+        policy: SymbolicContext | ContextDesc | None,
+    ) -> torch.Tensor | None:
+        size: Any = d.size
+        context = policy if isinstance(policy, StatelessSymbolicContext) else None
+        asked: Any = len(size) if policy is None else policy
+        group = self._group_of.get(asked) if context is None else None
+        if group is None:
+            group = self._group(len(size), policy)
+            if group is None:
+                return None
+            if context is None:
+                self._group_of[asked] = group
+        if len(group.dims) != len(size):
+            return None
+        key = (size, d.stride, dtype)
+        known = group.known.get(key)
+        if known is None or not self._serves(known):
+            return self._first(key, group, source, context)
+        if type(context) is StatefulSymbolicContext:
+            caches = context.shape_env_to_source_to_symbol_cache
+            cache = caches.setdefault(id(self._env), {})
+            if cache:
+                return None  # made before: torch looks its symbols up
+            self._fresh.again(known.parts, source, cache)
+        else:
+            self._fresh.again(known.symbolic, source, None)
+        return _alias(known, key)
+
+    def _group(self, ndim: int, policy: SymbolicContext | ContextDesc | None) -> _Group | None:
+        """The prototypes of a policy; ``None`` if it asks for more than which dims are dynamic."""
+        dims: _Dims | None = (DimDynamic.DUCK,) * ndim
+        if policy is not None:
+            context = decode_context(policy) if type(policy) is ContextDesc else policy
+            dims = common_dims(context, len(getattr(context, "dynamic_sizes", ())))
+        return None if dims is None else self._groups.setdefault(dims, _Group(dims, {}))
+
+    def _serves(self, known: _Prototype) -> bool:
+        env = self._env
+        return (
+            known.version == env._replacements_version_counter
+            and self._fresh.would_be(known.symbolic)
+            and not reuse_is_watched(env)
+            and not (known.has_zero_one and experimental_config.backed_size_oblivious)
+        )
+
+    def _first(
+        self, key: _Key, group: _Group, source: Source, context: SymbolicContext | None
+    ) -> torch.Tensor | None:
+        """A meta tensor without a prototype, of which one is made if it can be."""
+        size, stride, dtype = key
+        if len(size) != len(stride) or not all(
+            type(n) is int and 0 <= n <= _MAX_INT for n in (*size, *stride)
+        ):
+            return None
+        if context is None:
+            context = StatelessSymbolicContext(dynamic_sizes=list(group.dims))
+        made = self._fresh.make(size, stride, 0, source, context)
+        if made is None:
+            return None
+        guard = no_dispatch_guard()
+        try:
+            meta = self._layouts.meta(made.size, made.stride, dtype)
+            if meta is None:
+                meta = empty_strided(made.size, made.stride, dtype=dtype, device=META)
+            if DimDynamic.DYNAMIC not in group.dims:
+                self._learn(key, group, made, meta)
+        finally:
+            del guard
+        return meta
+
+    def _learn(self, key: _Key, group: _Group, made: FreshGeometry, meta: torch.Tensor) -> None:
+        numbers: tuple[Any, ...] = (*made.size, *made.stride, meta.untyped_storage().nbytes())
+        nodes = [n.node for n in numbers if type(n) is not int]
+        symbolic = tuple([part for part in made.parts if isinstance(part.symbol, sympy.Symbol)])
+        if not self._fresh.would_be(symbolic) or type(made.storage_offset) is not int:
+            return
+        if nodes and (
+            type(numbers[-1]) is int
+            or not all(type(node) is SymNode and type(node.hint) is int for node in nodes)
+        ):
+            return
+        dims = zip(key[0], group.dims, strict=True)
+        group.known[key] = _Prototype(
+            parts=made.parts,
+            symbolic=symbolic,
+            has_zero_one=any(n < 2 and dim is not DimDynamic.STATIC for n, dim in dims),
+            version=self._env._replacements_version_counter,
+            shape=_molded(made, key[2]) if nodes else None,
+            nbytes=numbers[-1],
+        )
+
+
+def _is_changed() -> bool:
+    """Whether what is active around a call changes how tensors are made."""
+    return (
+        torch.is_inference_mode_enabled()
+        or _torch.torch_function_depth() > 0
+        or _torch.functionalize_included()
+        or _torch.peek_interpreter_stack() is not None
+        or torch.compiler.is_exporting()
+    )
+
+
+def _molded(made: FreshGeometry, dtype: torch.dtype) -> torch.Tensor:
+    """A meta tensor whose aliases get nodes of their own; its storage is not used."""
+    molds: list[_Mold] = []
+
+    def mold(n: Any) -> Any:
+        if type(n) is int:
+            return n
+        of = n.node
+        molds.append(_Mold(of.expr, of.shape_env, int, of.hint))
+        return torch.SymInt(molds[-1])
+
+    shell = make_wrapper_subclass(
+        Shell,
+        tuple([mold(n) for n in made.size]),
+        strides=tuple([mold(n) for n in made.stride]),
+        storage_offset=0,
+        dtype=dtype,
+        layout=torch.strided,
+        device=META,
+        requires_grad=False,
+        storage_size=0,
+    )
+    shape: torch.Tensor = make_subclass(torch.Tensor, shell)
+    for each in molds:
+        each.used = True
+    return shape
+
+
+def _alias(known: _Prototype, key: _Key) -> torch.Tensor:
+    """A meta tensor of the shape of a prototype, on a storage of its own."""
+    size, stride, dtype = key
+    with without_keys(_ABOVE_META):
+        if known.shape is None:
+            return empty_strided(size, stride, dtype=dtype, device=META)
+        # Below autograd this is no view: it has a version counter of its own.
+        meta: torch.Tensor = known.shape[...]
+    holder = make_wrapper_subclass(Shell, (0,), dtype=dtype, device=META, storage_size=known.nbytes)
+    _set_storage(meta, holder)
+    return meta
