@@ -481,7 +481,7 @@ class _Decoder:
         target: Any = desc.target
         if desc.op == "call_function":
             target = self._decode_function(target, f"{where}.target")
-        args = tuple([
+        args: tuple[Any, ...] = tuple([
             arg if type(arg) in _PLAIN
             else hook(arg) if type(arg) is NodeValue
             else decode_value(arg, where=f"{where}.args[{i}]", hook=hook)

@@ -77,7 +77,7 @@ def _pieces(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def decode(
-    decoder: msgspec.json.Decoder[Any], data: bytes, where: str, *, whole: bool = True
+    decoder: msgspec.json.Decoder[Any], data: bytes | memoryview, where: str, *, whole: bool = True
 ) -> Any:
     """Parse and validate text that ``check_text`` let pass.
 
@@ -112,7 +112,7 @@ def decode(
     return found
 
 
-def _is_canonical(found: Any, data: bytes) -> bool:
+def _is_canonical(found: Any, data: bytes | memoryview) -> bool:
     """Whether the text is what this package writes for what was found in it.
 
     Large texts are compared part by part: a second copy of the whole is never made.
