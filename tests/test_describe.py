@@ -79,7 +79,8 @@ def test_the_fast_path_takes_fake_tensors() -> None:
     mode = FakeTensorMode(shape_env=ShapeEnv())
     t = mode.from_tensor(torch.empty(3, 4), source=LocalSource("x"))
     with mode:
-        for each in (t, t[1:], t + 1, torch.nn.Parameter(t), (t @ t.t()).sum()):
+        w = mode.from_tensor(torch.nn.Parameter(torch.empty(3)), source=LocalSource("w"))
+        for each in (t, t[1:], t + 1, torch.nn.Parameter(t), (t @ t.t()).sum(), w * 2, w[1:]):
             plain = describer._describe_any(each, "$", None, None)
             assert describer._describe_plain(each, "$") == plain
 

@@ -263,24 +263,24 @@ class MetaTensorDescriber:
         return self._sizes.setdefault(size, size)
 
     def _describe_plain_fake(self, t: Any, path: str) -> MetaTensorDesc | None:
-        """The record of a fake tensor of a plain dense leaf, or ``None`` for all others."""
+        """The record of a fake tensor of a plain dense tensor, or ``None`` for all others."""
         kind = kind_of_keys(dispatch_keys(t).raw_repr(), fake=True)
         attributes = t.__dict__
         if (
             kind == NOT_PLAIN
             or torch_function_depth()
             or not attributes.keys() <= _FAKE_ATTRIBUTES
-            or any(attributes.get(name) is not None for name in _RARE_FAKE_ATTRIBUTES)
+            or any([attributes.get(name) is not None for name in _RARE_FAKE_ATTRIBUTES])  # noqa: C419
         ):
             return None
         requires_grad = t.requires_grad
-        if requires_grad and not t.is_leaf:
-            return None
-        base = t._base if t._is_view() else None
+        base = t._base
         if base is not None and type(base) not in _DENSE:
             return None
-        grad = t.grad
-        if grad is not None or t.grad_dtype is not t.dtype:
+        is_leaf = not requires_grad or facts.is_leaf(t)
+        if (t.grad_dtype is not t.dtype) if is_leaf else t.retains_grad:
+            return None
+        if facts.shown_grad(t) is not None:
             return None
         encode_int = self._syms.encode_int
         sizes, strides, raw_offset = t.size(), t.stride(), t.storage_offset()
@@ -305,6 +305,7 @@ class MetaTensorDescriber:
             storage_offset=offset,
             storage=storage,
             requires_grad=requires_grad,
+            is_leaf=is_leaf,
             is_inference=kind == PLAIN_INFERENCE and not _torch.inference_hidden(),
             is_parameter=bool(attributes.get("_is_param", False)),
             is_view=base is not None,

@@ -60,6 +60,8 @@ def is_leaf(t: torch.Tensor) -> bool:
 
 def shown_grad(t: torch.Tensor) -> torch.Tensor | None:
     """The gradient, also one assigned to a non-leaf, of which torch warns where there is none."""
+    if is_leaf(t) or t.retains_grad:
+        return t.grad  # no warning, and to be quiet costs more than to ask
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"The \.grad attribute of a Tensor", UserWarning)
         return t.grad
