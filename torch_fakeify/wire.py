@@ -463,10 +463,10 @@ def _struct_encoder(cls: type[Any], fields: list[tuple[str, _Closure, Any]]) -> 
 
 
 def _getter(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
-    """All of these attributes at once."""
-    if len(names) > 1:
-        return operator.attrgetter(*names)
-    return lambda record: tuple([getattr(record, name) for name in names])
+    """All of these attributes at once, a single one twice: a pair is what C gives at once."""
+    if not names:
+        return lambda _record: ()
+    return operator.attrgetter(*(names if len(names) > 1 else names * 2))
 
 
 def _struct_decoder(cls: type[Any], fields: list[tuple[str, _Closure, Any]]) -> _Closure:
