@@ -263,3 +263,61 @@ def test_a_bad_record_is_refused_as_ever() -> None:
     bad = msgspec.structs.replace(b, storage=msgspec.structs.replace(b.storage, nbytes=-1))
     with pytest.raises(tfk.ConvertError, match="a size is out of range"):
         converter.from_desc(bad)
+
+
+VIEWS: list[Any] = [
+    lambda t: t[1:],
+    lambda t: t.t(),
+    lambda t: t[:, 2],
+    lambda t: t.unsqueeze(1).expand(4, 3, 5),
+    lambda t: t.view(-1),
+    lambda t: t.detach(),
+    lambda t: t[2:2],
+]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("way", range(len(VIEWS)))
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("base_grad", [False, True])
+def test_views_are_what_torch_makes(way: int, grad: bool, base_grad: bool) -> None:
+    """Two views of bases of one layout, that require grad, have a history, or neither."""
+    inputs = []
+    for i in range(3):
+        base = torch.empty(4, 5, requires_grad=base_grad)
+        with torch.set_grad_enabled(grad):
+            t = VIEWS[way](base)
+        dims = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DUCK] * 2)
+        policy = StatelessSymbolicContext(
+            dynamic_sizes=[DimDynamic.DUCK] * t.ndim,
+            view_base_context=dims if t._is_view() else None,
+        )
+        inputs.append((t, LocalSource(f"x{i}"), policy))
+    describer = tfk.MetaTensorDescriber()
+    records = [
+        describer.describe_tensor(t, source=source, symbolic_context=policy)
+        for t, source, policy in inputs
+    ]
+    found = []
+    for kind in ("torch", "plain", "fast"):
+        mode = FakeTensorMode(shape_env=ShapeEnv())
+        if kind == "torch":
+            fakes: list[Any] = [
+                mode.from_tensor(t, source=source, symbolic_context=policy)
+                for t, source, policy in inputs
+            ]
+        else:
+            converter = MetaConverter(mode, fast=kind == "fast")
+            fakes = [converter.from_desc(d) for d in records]
+        guards = facts(mode.shape_env)
+        found.append([guards])
+        for fake in fakes:
+            base = fake._base
+            known = [type(fake.grad_fn).__name__, fake._version, fake._is_view(), layout(fake)]
+            found[-1].append(known)
+            if base is not None:
+                same = fake.untyped_storage()._cdata == base.untyped_storage()._cdata
+                meta = torch._C._autograd._get_creation_meta(fake)
+                found[-1].append([same, meta, base.requires_grad, base.is_leaf, layout(base)])
+    assert found[0] == found[1]
+    assert found[1] == found[2]

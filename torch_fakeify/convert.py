@@ -22,10 +22,11 @@ from ._torch import (
     dynamo_source,
     no_dispatch_guard,
 )
-from .desc import NestedIntDesc, SymDesc, SymValue
+from .desc import ContextDesc, NestedIntDesc, SymDesc, SymValue
 from .dtype_views import can_be_viewed_as, layout_to_cast, viewed_as
 from .errors import ConvertError
 from .fakes import FakeDevice, Replay, dtype_of
+from .fresh_sizes import common_dims
 from .interpreters import Interpreters
 from .kept_fakes import KeptFakes
 from .layouts import Layouts
@@ -35,7 +36,7 @@ from .nested_ints import NestedInts
 from .rebuild import Kind, Rebuilder, SparseFacts
 from .record_checks import KINDS, LAYOUTS, check_record, check_same, where_of
 from .sizes import Geometry, SizeMaker, all_static, concrete_int, with_strides
-from .static_fakes import Viewing, can_be_viewed, make_leaf, make_view
+from .static_fakes import Viewing, can_be_viewed, make_leaf, make_view, views_are_as_ever
 from .symbolic_leaves import SymbolicLeaves
 from .tracked_items import tracked_item
 from .wrapped import wrap_functional, wrap_functorch
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from ._torch import FakeTensorMode, ShapeEnv, Source, SymbolicContext
-    from .desc import ContextDesc, IntLike, MarksDesc, MetaTensorDesc, Value
+    from .desc import IntLike, MarksDesc, MetaTensorDesc, Value
     from .sizes import SymbolPolicy
     from .sources import DecodeMemo
 
@@ -194,30 +195,42 @@ class MetaConverter(Rebuilder):
             made = self._leaves.make(d, self._device, self._storages, source, policy)
         elif device is not None and self._kept is not None and d.is_fake:
             made = self._kept.make(d, device, self._storages)
-            if made is None and d.is_view and can_be_viewed(d):
-                made = self._kept_view(d, device, source)
+        usable = self._kept is not None and d.is_fake and device is not None
+        if made is None and d.is_view and can_be_viewed(d) and (usable or self._leaves is not None):
+            made = self._symbolic_view(d, source, policy)
         if made is None:
             return None
         fake, meta = made
         self._remember(d, fake, meta)
         return fake
 
-    def _kept_view(
-        self, d: MetaTensorDesc, device: FakeDevice, source: Source | None
+    def _symbolic_view(
+        self, d: MetaTensorDesc, source: Source | None, policy: SymbolicContext | ContextDesc | None
     ) -> tuple[FakeTensor, None] | None:
-        """A dense view over symbols that there are, or ``None``."""
-        base_record = d.base
-        assert base_record is not None
-        if d.scalar_hint is not None or base_record.scalar_hint is not None:
+        """As `_plain_symbolic`, of a view."""
+        record: Any = d.base
+        if d.scalar_hint is not None or record.scalar_hint is not None or not views_are_as_ever():
             return None
         check_record(d)
-        base = self.from_desc(base_record)
-        meta = self._tensors[base_record.id].meta
-        if meta is None:
-            return None
+        context: Any = None
+        base: Any = self._recall(record)
+        if self._kept is not None:
+            base = self.from_desc(record) if base is None else base
+        elif source is not None:
+            context = self._context_of(d) if isinstance(policy, ContextDesc) else policy
+            unusual = d.is_fake or record.is_fake or 0 in (*d.size, *record.size)
+            if unusual or (context is not None and common_dims(context, d.ndim) is None):
+                return None
+            if base is None:
+                base_source = dynamo_source().AttrSource(source, "_base")
+                base_policy = getattr(context, "view_base_context", None)
+                base = self._plain_symbolic(record, base_source, base_policy)
+        meta = None if base is None else self._tensors[record.id].meta
+        if base is None or meta is None or meta.untyped_storage() is not base.untyped_storage():
+            return None  # before symbols are noted for it
         with self._suppressed():
-            layout = self._geometry(d, source or self._name_source(d), None)
-            fake = make_view(d, base, meta, device, self._views, layout)
+            layout = self._geometry(d, source or self._name_source(d), context)
+            fake = make_view(d, base, meta, self._device(d), self._views, layout)
         return None if fake is None else (fake, None)
 
     # --- what a record says ---------------------------------------------------------------------

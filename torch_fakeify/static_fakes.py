@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .desc import MetaTensorDesc
     from .fakes import FakeDevice
 
-__all__ = ["Viewing", "can_be_viewed", "make_leaf", "make_view"]
+__all__ = ["Viewing", "can_be_viewed", "make_leaf", "make_view", "views_are_as_ever"]
 
 _AS_STRIDED = torch.ops.aten.as_strided.default
 _PRIM_DEVICE = torch.ops.prim.device.default
@@ -141,6 +141,13 @@ def can_be_viewed(d: MetaTensorDesc) -> bool:
     )
 
 
+def views_are_as_ever() -> bool:
+    """Whether nothing that is active around a call changes how `make_view` makes views."""
+    return not (
+        _is_changed() or _torch.torch_function_depth() or any(map(key_excluded, _NEEDED_KEYS))
+    )
+
+
 def make_view(
     d: MetaTensorDesc,
     base: FakeTensor,
@@ -160,7 +167,7 @@ def make_view(
         layout: sizes, strides and offset where they are symbolic; else those of the record.
     """
     assert d.storage is not None
-    if _is_changed() or _torch.torch_function_depth() or any(map(key_excluded, _NEEDED_KEYS)):
+    if not views_are_as_ever():
         return None
     shared = meta.untyped_storage()
     if shared is not base.untyped_storage():
