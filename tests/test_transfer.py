@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import sympy
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch._dynamo.source import LocalSource
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -496,6 +496,10 @@ def groups(draw: Any) -> tuple[FakeTensorMode, list[Any]]:
                 tensors.append(op(a) if op in UNARY else op(a, b))
         except (RuntimeError, IndexError, ValueError, TypeError):
             continue  # sizes that do not fit, or that depend on data
+        except AssertionError as error:
+            # Torch made the size of an unbacked dim one before it saw that it is zero.
+            assume(" not in VR[" not in str(error))
+            raise
     return mode, tensors
 
 
