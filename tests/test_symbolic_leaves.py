@@ -70,7 +70,7 @@ def attributes(fake: Any) -> list[Any]:
 
 
 @settings(max_examples=60)
-@given(described(), st.integers(1, 3), st.booleans())
+@given(described(), st.integers(1, 4), st.booleans())
 def test_repeated_layouts_are_what_torch_makes(
     inputs: list[tuple[torch.Tensor, Any, Any]], times: int, parameters: bool
 ) -> None:
@@ -109,7 +109,7 @@ def test_repeated_layouts_are_what_torch_makes(
     assert state(envs[1]) == state(envs[2])
 
 
-def test_the_second_of_a_layout_is_an_alias_of_the_prototype(
+def test_the_third_of_a_layout_is_an_alias_of_the_prototype(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No size is looked at again."""
@@ -118,12 +118,12 @@ def test_the_second_of_a_layout_is_an_alias_of_the_prototype(
     plain = symbolic_leaves._alias
     monkeypatch.setattr(symbolic_leaves, "_alias", lambda *args: calls.append(args) or plain(*args))
     fakes_of([torch.empty(4, 5) for _ in range(4)], env)
-    assert len(calls) == 3
+    assert len(calls) == 2
 
 
 def test_each_has_nodes_a_storage_and_a_version_of_its_own() -> None:
     """Tracers tell tensors apart by the nodes of their sizes."""
-    a, b, c = fakes_of([torch.empty(4, 5) for _ in range(3)], ShapeEnv())
+    a, b, c = fakes_of([torch.empty(4, 5) for _ in range(5)], ShapeEnv())[2:]
     nodes = {id(n.node) for fake in (a, b, c) for n in (*fake.size(), fake.stride(0))}
     assert len(nodes) == 9
     assert b.size(0).node._value_eq(c.size(0).node)
@@ -137,7 +137,7 @@ def test_each_has_nodes_a_storage_and_a_version_of_its_own() -> None:
 def test_a_trace_takes_sizes_of_the_tensor_that_is_asked() -> None:
     """As torch's own fake tensors do, though the other tensor has an equal size."""
     env = ShapeEnv()
-    a, b, c = fakes_of([torch.empty(4, 5) for _ in range(3)], env)
+    a, b, c = fakes_of([torch.empty(4, 5) for _ in range(5)], env)[2:]
     with b.fake_mode:
         gm = make_fx(lambda x, y: x.view(y.size(0) * y.size(1)), tracing_mode="real")(b, c)
     assert "sym_size.int(y_1, 0)" in gm.code
@@ -152,8 +152,8 @@ def test_a_size_that_was_specialized_is_no_longer_symbolic() -> None:
         describer = tfk.MetaTensorDescriber()
         converter = MetaConverter(FakeTensorMode(shape_env=env), fast=fast)
         fakes = []
-        for i in range(4):
-            if i == 3:
+        for i in range(6):
+            if i == 4:
                 assert fakes[0].size(0) == 4
             t = torch.empty(4, 5)
             d = describer.describe_tensor(t, source=LocalSource(f"x{i}"))
@@ -188,7 +188,7 @@ def test_settings_of_the_shape_env(more: dict[str, Any]) -> None:
     made = []
     for fast in (True, False):
         env = ShapeEnv(**more)
-        fakes = fakes_of([torch.empty(4, 5) for _ in range(3)], env, fast=fast)
+        fakes = fakes_of([torch.empty(4, 5) for _ in range(4)], env, fast=fast)
         made.append([*map(layout, fakes), *facts(env), [event.name for event in env.events]])
     assert made[0] == made[1]
 
@@ -199,7 +199,7 @@ def test_other_kinds_of_dims(dim: DimDynamic) -> None:
     made = []
     for fast in (True, False):
         env = ShapeEnv()
-        fakes = fakes_of([torch.empty(4, 5) for _ in range(3)], env, dim, fast=fast)
+        fakes = fakes_of([torch.empty(4, 5) for _ in range(4)], env, dim, fast=fast)
         made.append([*map(layout, fakes), *facts(env)])
     assert made[0] == made[1]
 
@@ -240,7 +240,7 @@ def test_modes_around_the_call_see_nothing() -> None:
             seen.append(func)
             return func(*args, **(kwargs or {}))
 
-    tensors = [torch.empty(4, 5) for _ in range(3)]
+    tensors = [torch.empty(4, 5) for _ in range(4)]
     with Dispatch(), torch._C._EnablePythonDispatcher():
         env = ShapeEnv()
         inside = fakes_of(tensors, env)

@@ -132,6 +132,8 @@ class _Group(NamedTuple):
 
     dims: _Dims
     known: dict[_Key, _Prototype]
+    seen: set[_Key]
+    """The second tensor of a layout becomes its prototype."""
 
 
 class SymbolicLeaves:
@@ -234,7 +236,7 @@ class SymbolicLeaves:
         if policy is not None:
             context = decode_context(policy) if type(policy) is ContextDesc else policy
             dims = common_dims(context, len(getattr(context, "dynamic_sizes", ())))
-        return None if dims is None else self._groups.setdefault(dims, _Group(dims, {}))
+        return None if dims is None else self._groups.setdefault(dims, _Group(dims, {}, set()))
 
     def _serves(self, known: _Prototype) -> bool:
         env = self._env
@@ -264,7 +266,9 @@ class SymbolicLeaves:
             meta = self._layouts.meta(made.size, made.stride, dtype)
             if meta is None:
                 meta = empty_strided(made.size, made.stride, dtype=dtype, device=META)
-            if DimDynamic.DYNAMIC not in group.dims:
+            if key not in group.seen:
+                group.seen.add(key)  # most layouts of a model without duck sizes occur once
+            elif DimDynamic.DYNAMIC not in group.dims:
                 self._learn(key, group, made, meta)
         finally:
             del guard
@@ -276,10 +280,7 @@ class SymbolicLeaves:
         symbolic = tuple([part for part in made.parts if isinstance(part.symbol, sympy.Symbol)])
         if not self._fresh.would_be(symbolic) or type(made.storage_offset) is not int:
             return
-        if nodes and (
-            type(numbers[-1]) is int
-            or not all(type(node) is SymNode and type(node.hint) is int for node in nodes)
-        ):
+        if nodes and (type(numbers[-1]) is int or not all(_can_be_mold(node) for node in nodes)):
             return
         dims = zip(key[0], group.dims, strict=True)
         group.known[key] = _Prototype(
@@ -303,6 +304,11 @@ def _is_changed() -> bool:
     )
 
 
+def _can_be_mold(node: Any) -> bool:
+    """Whether it is symbolic, also after what the ``ShapeEnv`` replaces in expressions."""
+    return type(node) is SymNode and type(node.hint) is int and not node.expr.is_number
+
+
 def _molded(made: FreshGeometry, dtype: torch.dtype) -> torch.Tensor:
     """A meta tensor whose aliases get nodes of their own; its storage is not used."""
     molds: list[_Mold] = []
@@ -311,7 +317,7 @@ def _molded(made: FreshGeometry, dtype: torch.dtype) -> torch.Tensor:
         if type(n) is int:
             return n
         of = n.node
-        molds.append(_Mold(of.expr, of.shape_env, int, of.hint))
+        molds.append(_Mold(of._expr, of.shape_env, int, of.hint))
         return torch.SymInt(molds[-1])
 
     shell = make_wrapper_subclass(
