@@ -1,13 +1,12 @@
 """Carrying the guards of a ``ShapeEnv`` as FX nodes into a fresh one.
 
-Run: ``python -m benchmarks.bench_guards [--guards N] [--symbols N] [--rounds N]``. Torch has no
+Run: ``python -m benchmarks.bench_guards [--rounds N]``. Torch has no
 such thing: beside each step stands ``produce_guards`` of the same environment. The last lines have
 the cost of all steps for many guards, with a tenth of them beside.
 """
 
 from __future__ import annotations
 
-import argparse
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +17,8 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 import torch_fakeify as tfk
 
-from .table import Row, compare, print_rows, timed
+from .run import main
+from .table import Row, at_most, compare, timed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 GUARDS = 1000
 SYMBOLS = 300
 _DIMS = 3
+BUDGET = at_most(12)
+"""Ten times as many guards."""
 
 
 class GuardedGraph:
@@ -114,22 +116,14 @@ def rows(rounds: int, guards: int = GUARDS, symbols: int = SYMBOLS) -> Iterator[
         for what, ours in (("insert", insert), ("learn", learn)):
             yield compare(f"{count} guards: {what}", theirs, ours, rounds=rounds, unit="ms")
     yield compare(
-        f"a guard: of {guards // 10}, of {guards}",
-        lambda: (_insert(few) + _learn(few)) / (guards // 10),
-        lambda: (_insert(many) + _learn(many)) / guards,
+        f"insert and learn guards: {guards // 10}, {guards}",
+        lambda: _insert(few) + _learn(few),
+        lambda: _insert(many) + _learn(many),
         rounds=rounds,
+        unit="ms",
+        budget=BUDGET,
     )
 
 
-def main() -> None:
-    """Print the table of this benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--guards", type=int, default=GUARDS)
-    parser.add_argument("--symbols", type=int, default=SYMBOLS)
-    parser.add_argument("--rounds", type=int, default=5)
-    args = parser.parse_args()
-    print_rows(rows(args.rounds, args.guards, args.symbols))
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__, rows)
