@@ -61,6 +61,7 @@ LAYERS = {
     "refutation": (3, 3),
     "layouts": (3, 2),
     "tracked_items": (3, 0),
+    "plain_fakes": (3, 2),
     "kept_fakes": (3, 3),
     "symbolic_leaves": (3, 3),
     "modes": (3, 2),

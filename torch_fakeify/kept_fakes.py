@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from . import _torch
 from ._torch import (
     FakeTensor,
     ShapeEnv,
@@ -24,6 +23,7 @@ from .desc import SymDesc
 from .fakes import META
 from .fresh_sizes import symbols_are_watched
 from .layouts import Shell
+from .plain_fakes import fake_of, is_changed, is_plain_leaf
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -57,7 +57,7 @@ class KeptFakes:
 
     def learn(self, d: MetaTensorDesc, meta: torch.Tensor) -> None:
         """Remember the layout of a meta tensor with a storage of its own, made of a record."""
-        if type(self._env) is not ShapeEnv or not _is_plain(d) or symbols_are_watched(self._env):
+        if type(self._env) is not ShapeEnv or not _is_usual(d) or symbols_are_watched(self._env):
             return
         nbytes: Any = meta.untyped_storage().nbytes()
         symbolic: list[Any] = [
@@ -88,28 +88,19 @@ class KeptFakes:
             device: of the tensor.
             storages: those that there are, by number; the new one is added.
         """
-        if not _is_plain(d) or d.storage is None or d.storage.id in storages:
+        if not _is_usual(d) or d.storage is None or d.storage.id in storages:
             return None
         known = self._known.get(_key(d))
-        if known is None or _is_changed():
+        if known is None or is_changed():
             return None
         if known.nbytes is not None and d.source is not None:
             return None  # an input has size nodes of its own: tracers tell by them whose they are
         guard = no_dispatch_guard()
         try:
             meta = _meta(known)
-            fake: Any = make_subclass(
-                FakeTensor,
-                meta,
-                d.requires_grad,
-                dispatch_device=True,
-                device_for_backend_keys=device.device,
-            )
+            fake = fake_of(d, meta, device, requires_grad=d.requires_grad)
         finally:
             del guard
-        attributes = device.dress(fake)
-        if d.is_parameter:
-            attributes["_is_param"] = True
         storages[d.storage.id] = meta.untyped_storage()
         return fake, meta
 
@@ -132,43 +123,11 @@ def _meta(layout: _Layout) -> torch.Tensor:
     return make_subclass(torch.Tensor, shell)
 
 
-def _is_plain(d: MetaTensorDesc) -> bool:
+def _is_usual(d: MetaTensorDesc) -> bool:
     """Whether it is the record of a dense leaf with a storage of its own, and nothing else of note."""
-    return not (
-        d.is_view
-        or d.storage is None
-        or d.storage.nbytes == 0
-        or d.storage_offset
-        or d.layout != "strided"
-        or not d.is_leaf
-        or d.is_inference
-        or d.is_conj
-        or d.is_neg
-        or d.is_buffer
-        or d.is_pinned
-        or d.retains_grad
-        or d.base is not None
-        or d.creation_meta is not None
-        or d.sparse is not None
-        or d.subclass is not None
-        or d.functorch is not None
-        or d.functional is not None
-        or d.nested_int is not None
-        or d.grad is not None
-        or d.grad_dtype is not None
-        or d.scalar_hint is not None
-        or d.item_memo is not None
-        or d.marks is not None
-    )
-
-
-def _is_changed() -> bool:
-    """Whether what is active around a call changes how tensors are made."""
+    storage = d.storage
     return (
-        torch.is_inference_mode_enabled()
-        or _torch.functionalize_included()
-        or _torch.peek_interpreter_stack() is not None
-        or torch.compiler.is_exporting()
+        storage is not None and storage.nbytes != 0 and d.scalar_hint is None and is_plain_leaf(d)
     )
 
 

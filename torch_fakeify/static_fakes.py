@@ -15,13 +15,13 @@ from ._torch import (
     FakeTensor,
     empty_strided,
     key_excluded,
-    make_subclass,
     no_dispatch_guard,
     pop_dispatch_mode,
     push_dispatch_mode,
     set_grad_enabled,
 )
 from .fakes import DTYPES, META
+from .plain_fakes import fake_of, is_changed, is_plain, is_plain_leaf
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -81,15 +81,7 @@ def make_leaf(
         storages: those that there are, by number; the new one is added.
     """
     storage = d.storage
-    if (
-        d.is_view
-        or storage is None
-        or d.storage_offset
-        or not d.is_leaf
-        or not _is_plain(d)
-        or storage.id in storages
-        or _is_changed()
-    ):
+    if storage is None or storage.id in storages or not is_plain_leaf(d) or is_changed():
         return None
     dtype = DTYPES.get(d.dtype)
     if dtype is None:
@@ -97,13 +89,7 @@ def make_leaf(
     guard = no_dispatch_guard()
     try:
         meta = empty_strided(d.size, d.stride, dtype=dtype, device=META)
-        fake = make_subclass(
-            FakeTensor,
-            meta,
-            d.requires_grad,
-            dispatch_device=True,
-            device_for_backend_keys=device.device,
-        )
+        fake = fake_of(d, meta, device, requires_grad=d.requires_grad)
     except (RuntimeError, TypeError):
         return None
     finally:
@@ -111,7 +97,6 @@ def make_leaf(
     made = meta.untyped_storage()
     if made.nbytes() != storage.nbytes:
         return None
-    _dress(d, device, fake)
     storages[storage.id] = made
     return fake, meta
 
@@ -137,14 +122,14 @@ def can_be_viewed(d: MetaTensorDesc) -> bool:
         and base.subclass is None
         and base.functorch is None
         and base.functional is None
-        and _is_plain(d)
+        and is_plain(d)
     )
 
 
 def views_are_as_ever() -> bool:
     """Whether nothing that is active around a call changes how `make_view` makes views."""
     return not (
-        _is_changed() or _torch.torch_function_depth() or any(map(key_excluded, _NEEDED_KEYS))
+        is_changed() or _torch.torch_function_depth() or any(map(key_excluded, _NEEDED_KEYS))
     )
 
 
@@ -182,16 +167,9 @@ def make_view(
     try:
         guard = no_dispatch_guard()
         try:
-            fake = make_subclass(
-                FakeTensor,
-                meta.as_strided(*layout),
-                False,
-                dispatch_device=True,
-                device_for_backend_keys=device.device,
-            )
+            fake = fake_of(d, meta.as_strided(*layout), device, requires_grad=False)
         finally:
             del guard
-        _dress(d, device, fake)
         viewing.fake, viewing.device = fake, device
         made: Any = base.as_strided(*layout)
     except (RuntimeError, TypeError):
@@ -204,46 +182,3 @@ def make_view(
         made.requires_grad = True
     _torch.set_creation_meta(made, _CREATION_METAS[d.creation_meta or "DEFAULT"])
     return made
-
-
-def _dress(d: MetaTensorDesc, device: FakeDevice, fake: FakeTensor) -> None:
-    """Gives it the attributes of a fake tensor, and those of a parameter or buffer."""
-    attributes = device.dress(fake)
-    if d.is_parameter:
-        attributes["_is_param"] = True
-    if d.is_buffer:
-        attributes["_is_buffer"] = True
-        if d.persistent is not None:
-            attributes["persistent"] = d.persistent
-
-
-def _is_plain(d: MetaTensorDesc) -> bool:
-    """Whether there is nothing of note besides its geometry, or what it is a view of."""
-    return not (
-        d.layout != "strided"
-        or d.marks is not None
-        or d.grad is not None
-        or d.grad_dtype is not None
-        or d.is_conj
-        or d.is_neg
-        or d.is_inference
-        or d.is_pinned
-        or d.retains_grad
-        or d.nested_int is not None
-        or d.item_memo is not None
-        or d.view_calls is not None
-        or d.sparse is not None
-        or d.subclass is not None
-        or d.functorch is not None
-        or d.functional is not None
-    )
-
-
-def _is_changed() -> bool:
-    """Whether what is active around a call changes how tensors are made."""
-    return (
-        torch.is_inference_mode_enabled()
-        or _torch.functionalize_included()
-        or _torch.peek_interpreter_stack() is not None
-        or torch.compiler.is_exporting()
-    )

@@ -7,7 +7,6 @@ its sources, a storage of its own, and an alias of the first one's shape.
 
 from __future__ import annotations
 
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sympy
@@ -33,6 +32,7 @@ from .desc import ContextDesc
 from .fakes import DTYPES, META
 from .fresh_sizes import common_dims, reuse_is_watched
 from .layouts import Shell
+from .plain_fakes import fake_of, is_changed, is_plain_leaf
 from .sources import decode_context
 
 if TYPE_CHECKING:
@@ -50,34 +50,6 @@ _Dims = tuple[DimDynamic, ...]
 _Key = tuple[Any, Any, torch.dtype]
 """Sizes, strides and dtype."""
 _MAX_INT = 2**63 - 1
-
-# What a plain leaf does not have, in the order of the fields that are asked for.
-_EXTRAS = {
-    "is_view": False,
-    "storage_offset": 0,
-    "layout": "strided",
-    "is_leaf": True,
-    "is_fake": False,
-    "is_inference": False,
-    "is_conj": False,
-    "is_neg": False,
-    "is_pinned": False,
-    "retains_grad": False,
-    "grad": None,
-    "grad_dtype": None,
-    "scalar_hint": None,
-    "item_memo": None,
-    "nested_int": None,
-    "subclass": None,
-    "functorch": None,
-    "functional": None,
-    "sparse": None,
-    "marks": None,
-    "base": None,
-    "creation_meta": None,
-}
-_extras_of = attrgetter(*_EXTRAS)
-_NO_EXTRAS = tuple(_EXTRAS.values())
 
 # Below them nothing of autograd, of a dispatch mode or of a Python dispatcher sees an operator.
 _ABOVE_META = (
@@ -169,31 +141,21 @@ class SymbolicLeaves:
             storage is None
             or dtype is None
             or storage.id in storages
-            or _extras_of(d) != _NO_EXTRAS
+            or d.is_fake
+            or d.scalar_hint is not None
+            or not is_plain_leaf(d)
             or type(storage.nbytes) is not int
             or not 0 < storage.nbytes <= _MAX_INT
             or (d.requires_grad and not (dtype.is_floating_point or dtype.is_complex))
-            or _is_changed()
+            or is_changed()
+            or _torch.torch_function_depth()
         ):
             return None
         device = device_of(d)
         meta = self._meta(d, dtype, source, policy)
         if meta is None:
             return None
-        fake: Any = make_subclass(
-            FakeTensor,
-            meta,
-            d.requires_grad,
-            dispatch_device=True,
-            device_for_backend_keys=device.device,
-        )
-        attributes = device.dress(fake)
-        if d.is_parameter:
-            attributes["_is_param"] = True
-        if d.is_buffer:
-            attributes["_is_buffer"] = True
-            if d.persistent is not None:
-                attributes["persistent"] = d.persistent
+        fake = fake_of(d, meta, device, requires_grad=d.requires_grad)
         storages[storage.id] = meta.untyped_storage()
         return fake, meta
 
@@ -291,17 +253,6 @@ class SymbolicLeaves:
             shape=_molded(made, key[2]) if nodes else None,
             nbytes=numbers[-1],
         )
-
-
-def _is_changed() -> bool:
-    """Whether what is active around a call changes how tensors are made."""
-    return (
-        torch.is_inference_mode_enabled()
-        or _torch.torch_function_depth() > 0
-        or _torch.functionalize_included()
-        or _torch.peek_interpreter_stack() is not None
-        or torch.compiler.is_exporting()
-    )
 
 
 def _can_be_mold(node: Any) -> bool:

@@ -1,0 +1,102 @@
+"""What the fast ways of making fake tensors have in common.
+
+They make dense tensors that have nothing of note besides their geometry; whatever has more, or is
+asked for while something active around the call changes how tensors are made, goes the plain way.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from . import _torch
+from ._torch import FakeTensor, make_subclass
+
+if TYPE_CHECKING:
+    from .desc import MetaTensorDesc
+    from .fakes import FakeDevice
+
+__all__ = ["fake_of", "is_changed", "is_plain", "is_plain_leaf"]
+
+# Fields and what they are where there is nothing of note; those that models have come first.
+_PLAIN = {
+    "layout": "strided",
+    "grad": None,
+    "grad_dtype": None,
+    "marks": None,
+    "is_conj": False,
+    "is_neg": False,
+    "is_inference": False,
+    "is_pinned": False,
+    "retains_grad": False,
+    "nested_int": None,
+    "item_memo": None,
+    "view_calls": None,
+    "sparse": None,
+    "subclass": None,
+    "functorch": None,
+    "functional": None,
+}
+_LEAF = {
+    "is_view": False,
+    "is_leaf": True,
+    "storage_offset": 0,
+    **_PLAIN,
+    "base": None,
+    "creation_meta": None,
+}
+# All in one call of C.
+_of_plain, _of_leaf = attrgetter(*_PLAIN), attrgetter(*_LEAF)
+_plain_values, _leaf_values = tuple(_PLAIN.values()), tuple(_LEAF.values())
+
+
+def is_plain(d: MetaTensorDesc) -> bool:
+    """Whether there is nothing of note besides its geometry, or what it is a view of."""
+    return _of_plain(d) == _plain_values
+
+
+def is_plain_leaf(d: MetaTensorDesc) -> bool:
+    """The same of a leaf that is no view and begins where its storage does."""
+    return _of_leaf(d) == _leaf_values
+
+
+def is_changed() -> bool:
+    """Whether what is active around a call changes how tensors are made."""
+    return (
+        torch.is_inference_mode_enabled()
+        or _torch.functionalize_included()
+        or _torch.peek_interpreter_stack() is not None
+        or torch.compiler.is_exporting()
+    )
+
+
+def fake_of(
+    d: MetaTensorDesc, meta: torch.Tensor, device: FakeDevice, *, requires_grad: bool
+) -> FakeTensor:
+    """The fake tensor over a meta tensor, with the attributes of a parameter or buffer.
+
+    Called where nothing dispatches. Raises ``RuntimeError`` where torch takes no such tensor.
+
+    Args:
+        d: the record.
+        meta: the meta tensor.
+        device: that it is to be on.
+        requires_grad: whether it is to require grad.
+    """
+    fake: Any = make_subclass(
+        FakeTensor,
+        meta,
+        requires_grad,
+        dispatch_device=True,
+        device_for_backend_keys=device.device,
+    )
+    attributes = device.dress(fake)
+    if d.is_parameter:
+        attributes["_is_param"] = True
+    if d.is_buffer:
+        attributes["_is_buffer"] = True
+        if d.persistent is not None:
+            attributes["persistent"] = d.persistent
+    return fake
