@@ -70,7 +70,7 @@ def compare(
     Args:
         names: which.
         backend: that compiles.
-        rounds: how often each way; one more round warms up and is not counted.
+        rounds: how often each way; one more round of the first model warms up and is not counted.
         training: with a backward pass.
     """
     if str(TESTS) not in sys.path:
@@ -78,9 +78,9 @@ def compare(
     from compile_runs import run
     from sized_models import MODELS
 
-    for name in names:
+    for i, name in enumerate(names):
         found: dict[bool, list[Any]] = {False: [], True: []}
-        for number in range(rounds + 1):
+        for number in range(1 if i else 0, rounds + 1):
             for handoff in (False, True) if number % 2 else (True, False):
                 with _cold(backend):
                     one = run(MODELS[name], backend, handoff=handoff, training=training, keep=False)
@@ -99,8 +99,9 @@ def compare(
 def rows(rounds: int) -> Iterator[Row]:
     """Every line of the table: for each backend the times of the models."""
     for backend in ("aot_eager", "inductor"):
-        # An inductor run takes half a minute.
-        found = list(compare(SOME, backend, rounds if backend == "aot_eager" else min(rounds, 2)))
+        # A run of inductor takes half a minute.
+        some = min(rounds, 3) if backend == "aot_eager" else 1
+        found = list(compare(SOME, backend, some))
         yield Row(
             f"compile {len(SOME)} models: {backend}",
             "s",
