@@ -34,6 +34,7 @@ def results(sizes, dtypes):
         made = []
         for dtype in dtypes:
             made += [x.to(dtype) + 1, x.t().contiguous().to(dtype) + 1, x.new_empty(3, dtype=dtype)]
+            made += [y.to(dtype) * 2, y.t().contiguous().to(dtype) * 2]
         made += [x, y, x.t(), x[1:], y.detach(), x + 1, x.flatten() + 1, torch.empty(0), y * 2]
         made += [torch.nn.Parameter(x + 1), torch.empty(2).expand(3, 2) + 0]
     return env, made

@@ -108,7 +108,7 @@ class MetaConverter(Rebuilder):
             self._sizes = SizeMaker(self._shape_env, symbols, fast=self._fast, nested=nested)
             self._layouts = Layouts(self._shape_env) if self._fast else None
             if symbols == "keep" and self._fast:
-                self._kept = KeptFakes(self._shape_env)
+                self._kept = KeptFakes(self._shape_env, self._with_history)
             elif self._layouts is not None and self._sizes.fresh is not None:
                 self._leaves = SymbolicLeaves(self._shape_env, self._sizes.fresh, self._layouts)
         self._symbols: SymbolPolicy = symbols

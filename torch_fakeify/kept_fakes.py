@@ -23,10 +23,10 @@ from .desc import SymDesc
 from .fakes import META
 from .fresh_sizes import symbols_are_watched
 from .layouts import Shell
-from .plain_fakes import fake_of, is_changed, is_plain_leaf
+from .plain_fakes import fake_of, has_autograd, is_changed, is_plain_whole
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
+    from collections.abc import Callable, MutableMapping
 
     from .desc import IntLike, MetaTensorDesc
     from .fakes import FakeDevice
@@ -51,8 +51,13 @@ class _Layout(NamedTuple):
 class KeptFakes:
     """Remembers the layouts of the fake tensors that a converter made, and makes more of them."""
 
-    def __init__(self, shape_env: ShapeEnv) -> None:
+    def __init__(
+        self,
+        shape_env: ShapeEnv,
+        with_history: Callable[[MetaTensorDesc, FakeTensor, torch.Tensor], FakeTensor],
+    ) -> None:
         self._env: Any = shape_env
+        self._with_history = with_history
         self._known: dict[_Key, _Layout] = {}
 
     def learn(self, d: MetaTensorDesc, meta: torch.Tensor) -> None:
@@ -91,7 +96,7 @@ class KeptFakes:
         if not _is_usual(d) or d.storage is None or d.storage.id in storages:
             return None
         known = self._known.get(_key(d))
-        if known is None or is_changed():
+        if known is None or is_changed() or not (d.is_leaf or has_autograd()):
             return None
         if known.nbytes is not None and d.source is not None:
             return None  # an input has size nodes of its own: tracers tell by them whose they are
@@ -102,6 +107,9 @@ class KeptFakes:
         finally:
             del guard
         storages[d.storage.id] = meta.untyped_storage()
+        if not d.is_leaf:
+            with torch.enable_grad():
+                fake = self._with_history(d, fake, meta)
         return fake, meta
 
 
@@ -124,10 +132,14 @@ def _meta(layout: _Layout) -> torch.Tensor:
 
 
 def _is_usual(d: MetaTensorDesc) -> bool:
-    """Whether it is the record of a dense leaf with a storage of its own, and nothing else of note."""
+    """Whether it is the record of a dense tensor on a storage of its own, and nothing else of note."""
     storage = d.storage
     return (
-        storage is not None and storage.nbytes != 0 and d.scalar_hint is None and is_plain_leaf(d)
+        storage is not None
+        and storage.nbytes != 0
+        and d.scalar_hint is None
+        and (d.is_leaf or d.requires_grad)
+        and is_plain_whole(d)
     )
 
 

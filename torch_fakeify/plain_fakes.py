@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import _torch
-from ._torch import FakeTensor, make_subclass
+from ._torch import FakeTensor, key_excluded, make_subclass
 
 if TYPE_CHECKING:
     from .desc import MetaTensorDesc
     from .fakes import FakeDevice
 
-__all__ = ["fake_of", "is_changed", "is_plain", "is_plain_leaf"]
+__all__ = ["fake_of", "has_autograd", "is_changed", "is_plain", "is_plain_leaf", "is_plain_whole"]
 
 # Fields and what they are where there is nothing of note; those that models have come first.
 _PLAIN = {
@@ -39,17 +39,21 @@ _PLAIN = {
     "functorch": None,
     "functional": None,
 }
-_LEAF = {
+_WHOLE = {
     "is_view": False,
-    "is_leaf": True,
     "storage_offset": 0,
     **_PLAIN,
     "base": None,
     "creation_meta": None,
 }
+_NEEDED_KEYS = (
+    _torch.DispatchKey.AutogradFunctionality,
+    _torch.DispatchKey.ADInplaceOrView,
+    _torch.DispatchKey.Python,
+)
 # All in one call of C.
-_of_plain, _of_leaf = attrgetter(*_PLAIN), attrgetter(*_LEAF)
-_plain_values, _leaf_values = tuple(_PLAIN.values()), tuple(_LEAF.values())
+_of_plain, _of_whole = attrgetter(*_PLAIN), attrgetter(*_WHOLE)
+_plain_values, _whole_values = tuple(_PLAIN.values()), tuple(_WHOLE.values())
 
 
 def is_plain(d: MetaTensorDesc) -> bool:
@@ -57,9 +61,14 @@ def is_plain(d: MetaTensorDesc) -> bool:
     return _of_plain(d) == _plain_values
 
 
+def is_plain_whole(d: MetaTensorDesc) -> bool:
+    """The same of a tensor that is no view and begins where its storage does."""
+    return _of_whole(d) == _whole_values
+
+
 def is_plain_leaf(d: MetaTensorDesc) -> bool:
-    """The same of a leaf that is no view and begins where its storage does."""
-    return _of_leaf(d) == _leaf_values
+    """The same of a leaf."""
+    return d.is_leaf and is_plain_whole(d)
 
 
 def is_changed() -> bool:
@@ -70,6 +79,11 @@ def is_changed() -> bool:
         or _torch.peek_interpreter_stack() is not None
         or torch.compiler.is_exporting()
     )
+
+
+def has_autograd() -> bool:
+    """Whether operators on fake tensors are seen by autograd, and by nothing above it."""
+    return not (_torch.torch_function_depth() or any(map(key_excluded, _NEEDED_KEYS)))
 
 
 def fake_of(

@@ -14,14 +14,13 @@ from . import _torch
 from ._torch import (
     FakeTensor,
     empty_strided,
-    key_excluded,
     no_dispatch_guard,
     pop_dispatch_mode,
     push_dispatch_mode,
     set_grad_enabled,
 )
 from .fakes import DTYPES, META
-from .plain_fakes import fake_of, is_changed, is_plain, is_plain_leaf
+from .plain_fakes import fake_of, has_autograd, is_changed, is_plain, is_plain_leaf
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -34,12 +33,6 @@ __all__ = ["Viewing", "can_be_viewed", "make_leaf", "make_view", "views_are_as_e
 _AS_STRIDED = torch.ops.aten.as_strided.default
 _PRIM_DEVICE = torch.ops.prim.device.default
 _CREATION_METAS = dict(_torch.CreationMeta.__members__)
-_NEEDED_KEYS = (
-    _torch.DispatchKey.AutogradFunctionality,
-    _torch.DispatchKey.ADInplaceOrView,
-    _torch.DispatchKey.Python,
-)
-"""Where one of these is switched off around a call, operators would not make a view of a fake."""
 
 
 class Viewing(_torch.TorchDispatchMode):
@@ -128,9 +121,7 @@ def can_be_viewed(d: MetaTensorDesc) -> bool:
 
 def views_are_as_ever() -> bool:
     """Whether nothing that is active around a call changes how `make_view` makes views."""
-    return not (
-        is_changed() or _torch.torch_function_depth() or any(map(key_excluded, _NEEDED_KEYS))
-    )
+    return has_autograd() and not is_changed()
 
 
 def make_view(
