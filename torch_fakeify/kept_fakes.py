@@ -24,6 +24,7 @@ from .fakes import META
 from .fresh_sizes import symbols_are_watched
 from .layouts import Shell
 from .plain_fakes import fake_of, has_autograd, is_changed, is_plain_whole
+from .static_fakes import make_leaf
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
@@ -96,6 +97,8 @@ class KeptFakes:
         if not _is_usual(d) or d.storage is None or d.storage.id in storages:
             return None
         known = self._known.get(_key(d))
+        if known is None and type(d.storage.nbytes) is int:
+            return make_leaf(d, device, storages)
         if known is None or is_changed() or not (d.is_leaf or has_autograd()):
             return None
         if known.nbytes is not None and d.source is not None:
