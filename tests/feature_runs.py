@@ -7,6 +7,7 @@ A feature is a function of a `Run`: it compiles functions with ``run.compile`` a
 from __future__ import annotations
 
 import re
+from collections import Counter
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -381,4 +382,7 @@ def observed(one: Feature, name: str, *, direct: bool) -> list[Any]:
 
 
 def _counts(key: str) -> dict[str, int]:
-    return {_normal(str(name)): count for name, count in counters[key].items()}
+    found: Counter[str] = Counter()
+    for name, count in counters[key].items():
+        found[_normal(str(name))] += count  # addresses in them may differ
+    return dict(found)

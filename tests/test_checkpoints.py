@@ -245,9 +245,11 @@ class Session:
         return str(self.fakes[i % len(self.fakes)].is_contiguous()) if self.fakes else "none"
 
     def size_like(self, i: int) -> str:
-        """An unbacked symbol is a size."""
-        self.env._constrain_range_for_size(self.pick(i).node.expr)
-        return "size"
+        """A symbol is a size; torch does not ask for it of a number that has become a constant."""
+        expr = self.pick(i).node.expr
+        if isinstance(expr, sympy.Symbol):
+            self.env._constrain_range_for_size(expr)
+        return str(expr)
 
     def arithmetic(self, i: int, j: int, k: int) -> str:
         """Another size."""
@@ -414,7 +416,7 @@ def test_law_rollback_restores_every_attribute(settings_, program, last) -> None
 
 @pytest.mark.sweep
 @given(**PROGRAMS)
-@settings(max_examples=120)
+@settings(max_examples=100)
 def test_law_rollback_sweep(settings_, program, last) -> None:
     """The same law, over many programs."""
     check_law(settings_, program, last)

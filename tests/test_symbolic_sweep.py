@@ -38,7 +38,6 @@ _NUMBERING = (
 LEFT_OUT: dict[str, str] = {
     "_unsafe_masked_index_aot_autograd": _NUMBERING,
     "_unsafe_masked_index_put_accumulate_aot_autograd": _NUMBERING,
-    "nn_functional_embedding_bag_aot_autograd": _NUMBERING,
 }
 """Operators that may differ, with the way of tracing, and why."""
 
