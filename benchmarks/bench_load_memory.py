@@ -10,7 +10,6 @@ read: bytes of the file, or of the JSON in it.
 from __future__ import annotations
 
 import argparse
-import resource
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,7 @@ import torch_fakeify as tfk
 from torch_fakeify.desc import FunctionValue, NodeValue, TensorValue
 from torch_fakeify.desc_graph import NodeDesc
 
+from .memory import high_water
 from .run import main
 from .table import Figure, Row, at_most
 
@@ -126,17 +126,8 @@ def _peak(path: str) -> int:
 
 def _load(path: str) -> None:
     kept = tfk.Capture.load(path) if path else None
-    print(_high_water())
+    print(high_water())
     del kept
-
-
-def _high_water() -> int:
-    """The most bytes that were resident in this process, without what its parent had."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        (line,) = (line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
-        return int(line.split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ its memo, beside our records and fakes, both kept. The budget is 2 KB a tensor b
 from __future__ import annotations
 
 import argparse
-import resource
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch_fakeify.convert import MetaConverter
 from torch_fakeify.describe import MetaTensorDescriber
 
+from .memory import high_water
 from .run import main
 from .table import Figure, Row, at_most
 
@@ -44,24 +44,19 @@ def parameters() -> list[torch.nn.Parameter]:
     return [torch.nn.Parameter(torch.empty(size, device="meta")) for size in sizes]
 
 
-def peak() -> int:
-    """The most bytes that were resident in this process."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
 def measure(side: str) -> None:
     """Print how many bytes this process grew by, and how many tensors there were."""
     tensors = parameters()
     keep: list[Any] = []
     mode = FakeTensorMode()
-    before = peak()
+    before = high_water()
     if side == "torch":
         keep += [mode.from_tensor(t) for t in tensors]
     else:
         describer, converter = MetaTensorDescriber(), MetaConverter(mode)
         keep += [describer.describe_tensor(t) for t in tensors]
         keep += [converter.from_desc(d) for d in list(keep)]
-    print(peak() - before, len(tensors))
+    print(high_water() - before, len(tensors))
 
 
 def _in_a_process(side: str) -> tuple[int, int]:
