@@ -1,7 +1,8 @@
 """All benchmarks, one table: ``python -m benchmarks [--rounds N] [--json] [SCRIPT...]``.
 
 The figures are medians of the rounds; beside them stands half the distance of the quartiles in per
-cent. Lines with a budget say whether it is met. It needs the ``test`` extra; captures and the handoff need ``models``.
+cent. Lines with a budget say whether it is met. It needs the ``test`` extra; captures and the handoff
+need ``models`` too.
 """
 
 from __future__ import annotations
