@@ -15,14 +15,12 @@ from ._torch import (
     ShapeEnv,
     SymNode,
     empty_strided,
-    make_subclass,
-    make_wrapper_subclass,
     no_dispatch_guard,
 )
 from .desc import SymDesc
 from .fakes import META
 from .fresh_sizes import symbols_are_watched
-from .layouts import Shell
+from .layouts import meta_of
 from .plain_fakes import fake_of, has_autograd, is_changed, is_plain_whole
 from .static_fakes import make_leaf
 
@@ -120,18 +118,7 @@ def _meta(layout: _Layout) -> torch.Tensor:
     size, stride, dtype, nbytes, _ = layout
     if nbytes is None:
         return empty_strided(size, stride, dtype=dtype, device=META)
-    shell = make_wrapper_subclass(
-        Shell,
-        size,
-        strides=stride,
-        storage_offset=0,
-        dtype=dtype,
-        layout=torch.strided,
-        device=META,
-        requires_grad=False,
-        storage_size=nbytes,
-    )
-    return make_subclass(torch.Tensor, shell)
+    return meta_of(size, stride, dtype, nbytes)
 
 
 def _is_usual(d: MetaTensorDesc) -> bool:

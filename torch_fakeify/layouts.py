@@ -25,7 +25,7 @@ from .fresh_sizes import symbols_are_watched
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Layouts"]
+__all__ = ["Layouts", "Shell", "meta_of"]
 
 _SymInt = torch.SymInt
 
@@ -38,6 +38,27 @@ class Shell(torch.Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> NoReturn:
         raise NotImplementedError(f"{func} on a shell")
+
+
+def meta_of(
+    size: Sequence[Any], stride: Sequence[Any], dtype: torch.dtype, nbytes: Any
+) -> torch.Tensor:
+    """A meta tensor of these sizes and strides on a storage of that many bytes; nothing is asked.
+
+    Called where nothing dispatches.
+    """
+    shell = make_wrapper_subclass(
+        Shell,
+        size,
+        strides=stride,
+        storage_offset=0,
+        dtype=dtype,
+        layout=torch.strided,
+        device=META,
+        requires_grad=False,
+        storage_size=nbytes,
+    )
+    return make_subclass(torch.Tensor, shell)
 
 
 class Layouts:
@@ -82,18 +103,7 @@ class Layouts:
                 return meta
             self._nbytes[key] = known
         expr, hint = known
-        shell = make_wrapper_subclass(
-            Shell,
-            size,
-            strides=stride,
-            storage_offset=0,
-            dtype=dtype,
-            layout=torch.strided,
-            device=META,
-            requires_grad=False,
-            storage_size=_SymInt(SymNode(expr, self._env, int, hint)),
-        )
-        return make_subclass(torch.Tensor, shell)
+        return meta_of(size, stride, dtype, _SymInt(SymNode(expr, self._env, int, hint)))
 
     def _computed(
         self, size: Sequence[Any], stride: Sequence[Any], itemsize: int

@@ -23,7 +23,6 @@ from ._torch import (
     SymNode,
     empty_strided,
     experimental_config,
-    make_subclass,
     make_wrapper_subclass,
     no_dispatch_guard,
     without_keys,
@@ -31,7 +30,7 @@ from ._torch import (
 from .desc import ContextDesc
 from .fakes import DTYPES, META
 from .fresh_sizes import common_dims, reuse_is_watched
-from .layouts import Shell
+from .layouts import Shell, meta_of
 from .plain_fakes import fake_of, is_changed, is_plain_leaf
 from .sources import decode_context
 
@@ -271,18 +270,8 @@ def _molded(made: FreshGeometry, dtype: torch.dtype) -> torch.Tensor:
         molds.append(_Mold(of._expr, of.shape_env, int, of.hint))
         return torch.SymInt(molds[-1])
 
-    shell = make_wrapper_subclass(
-        Shell,
-        tuple([mold(n) for n in made.size]),
-        strides=tuple([mold(n) for n in made.stride]),
-        storage_offset=0,
-        dtype=dtype,
-        layout=torch.strided,
-        device=META,
-        requires_grad=False,
-        storage_size=0,
-    )
-    shape: torch.Tensor = make_subclass(torch.Tensor, shell)
+    size = tuple([mold(n) for n in made.size])
+    shape = meta_of(size, tuple([mold(n) for n in made.stride]), dtype, 0)
     for each in molds:
         each.used = True
     return shape
