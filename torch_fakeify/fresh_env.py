@@ -111,8 +111,6 @@ class FreshEnv:
         gm: torch.fx.GraphModule,
         known: Sequence[Any],
         inputs: Sequence[Any],
-        *,
-        minimal: bool = True,
     ) -> None:
         """Teach the new environment all facts of the other one.
 
@@ -120,7 +118,6 @@ class FreshEnv:
             gm: a graph that takes the inputs. It gets fake values and guard nodes.
             known: the inputs over the other environment's symbols, one for each placeholder.
             inputs: the same over the new environment's symbols.
-            minimal: leave out of its guards what follows from others, as of `insert_guards`.
 
         Raises:
             ShapeEnvError: the facts contradict one another, or the inputs.
@@ -132,7 +129,7 @@ class FreshEnv:
         facts.asserts()
         facts.computed_ranges()
         with facts.without_exclusions():
-            inserted = insert_guards(gm, self._known, minimal=minimal)
+            inserted = insert_guards(gm, self._known)
             learn(gm, inputs)
             facts.others(frozenset(inserted.unreachable))
         facts.axioms()
