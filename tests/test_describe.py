@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
 import warnings
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -23,6 +25,8 @@ from torch_fakeify.describe import MetaTensorDescriber
 from torch_fakeify.refusals import _ALIAS_KEYS, _FAKE_KEYS, _PLAIN_KEYS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch._guards import Source
 
 
@@ -92,6 +96,112 @@ def test_the_fast_path_takes_parameters_plain_tensors_and_views() -> None:
     p = torch.nn.Parameter(t)
     for each in (t, t[1:], p, p[1:], p * 2, torch.nn.Buffer(t), t.to("meta")):
         assert describer._describe_plain(each, "$") is not None
+
+
+def _alike() -> dict[str, Callable[[], torch.Tensor]]:
+    """Tensors of one size, each unlike a plain one in something."""
+
+    def grown(t: torch.Tensor) -> torch.Tensor:
+        t.requires_grad_().grad = torch.ones(4, 4)
+        return t
+
+    def of_grad_dtype(t: torch.Tensor) -> torch.Tensor:
+        t.requires_grad_().grad_dtype = torch.float64
+        return t
+
+    def inferred() -> torch.Tensor:
+        with torch.inference_mode():
+            return torch.empty(4, 4)
+
+    def seen_in_inference() -> torch.Tensor:
+        base = torch.empty(4, 4, requires_grad=True)
+        with torch.inference_mode():
+            return base.view(4, 4)
+
+    def marked(t: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.mark_dynamic(t, 0)
+        return t
+
+    e = functools.partial(torch.empty, 4, 4)
+    return {
+        "plain": e,
+        "leaf": functools.partial(e, requires_grad=True),
+        "non-leaf": lambda: e(requires_grad=True) * 2,
+        "transposed": lambda: e().t(),
+        "offset": lambda: torch.empty(5, 4)[1:],
+        "view of a leaf": lambda: e(requires_grad=True).view(4, 4),
+        "detached": lambda: e(requires_grad=True).detach(),
+        "expanded": lambda: torch.empty(4).expand(4, 4),
+        "double": lambda: e(dtype=torch.float64),
+        "int": lambda: e(dtype=torch.int64),
+        "complex": lambda: e(dtype=torch.complex64),
+        "conj": lambda: e(dtype=torch.complex64).conj(),
+        "negative": lambda: e(dtype=torch.complex64).conj().imag,
+        "zero": lambda: torch._efficientzerotensor(4, 4),
+        "meta": lambda: e(device="meta"),
+        "sparse": lambda: e().to_sparse(),
+        "inference": inferred,
+        "view by inference": seen_in_inference,
+        "parameter": lambda: torch.nn.Parameter(e()),
+        "parameter without": lambda: torch.nn.Parameter(e(), requires_grad=False),
+        "buffer": lambda: torch.nn.Buffer(e()),
+        "grad": lambda: grown(e()),
+        "grad dtype": lambda: of_grad_dtype(e()),
+        "marked": lambda: marked(e()),
+        "nested": lambda: torch.nested.nested_tensor([torch.empty(4)] * 4),
+        "fake": lambda: FakeTensorMode().from_tensor(e()),
+    }
+
+
+_CALLS: dict[str, Callable[[], Any]] = {
+    "none": contextlib.nullcontext,
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+    "below autograd": torch._C._AutoDispatchBelowAutograd,
+    "autocast": lambda: torch.autocast("cpu"),
+    "dual level": torch.autograd.forward_ad.dual_level,
+    "no dispatch": torch._C._DisableTorchDispatch,
+    "fake mode": FakeTensorMode,
+}
+
+
+def _record_or_refusal(describer: MetaTensorDescriber, t: torch.Tensor) -> Any:
+    try:
+        return describer.describe_tensor(t)
+    except tfk.UnsupportedTensorError as error:
+        return type(error)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("around_first", _CALLS)
+@pytest.mark.parametrize("around", _CALLS)
+def test_a_layout_that_is_known_is_told_from_all_others(around_first: str, around: str) -> None:
+    """Whatever was described first, where it was, and where the next one of the size is met."""
+    tensors = {name: make() for name, make in _alike().items()}
+    refused = []
+    for first in tensors.values():
+        fast, plain = MetaTensorDescriber(), MetaTensorDescriber(fast=False)
+        with _CALLS[around_first]():
+            for describer in (fast, plain):
+                with contextlib.suppress(tfk.UnsupportedTensorError):
+                    describer.describe_tensor(first)
+        with _CALLS[around]():
+            for name, t in tensors.items():
+                expected = _record_or_refusal(plain, t)
+                if isinstance(expected, type):
+                    refused.append(name)
+                assert _record_or_refusal(fast, t) == expected, name
+                assert _record_or_refusal(fast, t) == expected, name
+    assert {*refused} <= {"nested", "zero"}
+
+
+def test_a_describer_remembers_so_many_layouts() -> None:
+    """A describer that lives long does not grow by the sizes that it meets."""
+    describer = MetaTensorDescriber()
+    for n in range(20_000):
+        describer.describe_tensor(torch.empty(n, device="meta"))
+    assert max(len(known) for known in describer._known.values()) <= 4096
+    assert len(describer._sizes) <= 4096
 
 
 # --- ids ----------------------------------------------------------------------------------------

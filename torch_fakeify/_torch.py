@@ -146,11 +146,6 @@ def dynamo_config_patch(**changes: Any) -> AbstractContextManager[Any]:
     return config.patch(**changes)
 
 
-def dynamo_output_graph() -> ModuleType:
-    """``torch._dynamo.output_graph``, imported on first use."""
-    return import_module("torch._dynamo.output_graph")
-
-
 def dynamo_source() -> ModuleType:
     """``torch._dynamo.source``, imported on first use."""
     return import_module("torch._dynamo.source")
@@ -320,6 +315,11 @@ get_level = _c._functorch.maybe_get_level
 DEAD_LEVEL = -2
 """What `get_level` says of a grad wrapper that outlived its transform."""
 get_bdim = _c._functorch.maybe_get_bdim
+
+
+def likeness(t: torch.Tensor) -> Callable[[torch.Tensor], bool]:
+    """Tells in one call of C whether a tensor has this one's class, keys, dtype, device, geometry."""
+    return _c._dynamo.guards.TensorGuards(t, dynamic_dims_sizes=[], dynamic_dims_strides=[]).check
 
 
 def unwrap_functional(t: torch.Tensor) -> torch.Tensor:

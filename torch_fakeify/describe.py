@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +52,7 @@ from .refusals import (
 from .symbols import SymMemo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from ._torch import Source, SymbolicContext
@@ -99,6 +100,29 @@ _RARE_FAKE_ATTRIBUTES = ("pytype", "dispatch_keys", "_nested_int_memo", "_item_m
 _nbytes = torch.UntypedStorage.nbytes
 _forward_ad: Any = torch.autograd.forward_ad
 
+_SEEN_KEYS = (
+    _torch.DispatchKey.AutogradFunctionality,
+    _torch.DispatchKey.ADInplaceOrView,
+    _torch.DispatchKey.Conjugate,
+    _torch.DispatchKey.Negative,
+)
+"""Keys by which tensors that are not plain are told from plain ones."""
+
+_MOST_LAYOUTS = 4096
+"""How many layouts a describer remembers; then it begins anew."""
+
+
+class KnownLayout(msgspec.Struct, gc=False):
+    """What many plain tensors have in common, and by what to see that one has it."""
+
+    fits: Callable[[torch.Tensor], bool]
+    """Whether a tensor has it all, and no dispatch key more: one call answers two dozen."""
+    dtype: torch.dtype
+    dtype_name: str
+    device_name: str
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+
 
 class MetaTensorDescriber:
     """Describes tensors and storages, giving each a number that is stable for its life.
@@ -124,6 +148,7 @@ class MetaTensorDescriber:
         self._syms = SymMemo(keep_nested_ints=keep_nested_ints)
         self._storages = StorageRecords(self._syms)
         self._sizes: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._known: dict[type, dict[tuple[int, ...], KnownLayout]] = {_Tensor: {}, _Parameter: {}}
         self._can_pin = torch.accelerator.is_available()
 
     def same(self, t: torch.Tensor, d: MetaTensorDesc) -> None:
@@ -139,6 +164,8 @@ class MetaTensorDescriber:
         self._tensors.entries.clear()
         self._storages.entries.clear()
         self._sizes.clear()
+        for layouts in self._known.values():
+            layouts.clear()
 
     def settled(self) -> AbstractContextManager[None]:
         """Inside, nobody changes a ``ShapeEnv``, as while a graph is recorded: symbols are read once."""
@@ -184,6 +211,54 @@ class MetaTensorDescriber:
             return self._describe_plain_fake(t, path) if cls is _torch.FakeTensor else None
         if torch_function_depth() or self._can_pin or _forward_ad._current_level >= 0:
             return None
+        try:
+            layout = self._known[cls].get(t.shape)
+            if layout is None or not layout.fits(t):
+                return self._describe_dense(t, path)
+            requires_grad = t.requires_grad
+            base = t._base  # None unless it is a view
+            is_leaf = not requires_grad or t.is_leaf
+        except RuntimeError:
+            return None  # it has no one shape, or inference mode forbids to regenerate its history
+        if (
+            not is_leaf
+            or t.grad is not None
+            or t.grad_dtype is not layout.dtype
+            or t.__dict__
+            or (base is not None and type(base) not in _DENSE)
+        ):
+            return self._describe_dense(t, path)
+        # Each field given costs time, also one that is at its default.
+        if base is None:
+            return MetaTensorDesc(
+                id=self._tensors.of(t),
+                dtype=layout.dtype_name,
+                device=layout.device_name,
+                size=layout.size,
+                stride=layout.stride,
+                storage_offset=t.storage_offset(),  # type: ignore[arg-type]
+                storage=self._storages.of(t.untyped_storage()),
+                requires_grad=requires_grad,
+                is_parameter=cls is _Parameter,
+            )
+        return MetaTensorDesc(
+            id=self._tensors.of(t),
+            dtype=layout.dtype_name,
+            device=layout.device_name,
+            size=layout.size,
+            stride=layout.stride,
+            storage_offset=t.storage_offset(),  # type: ignore[arg-type]
+            storage=self._storages.of(t.untyped_storage()),
+            requires_grad=requires_grad,
+            is_parameter=cls is _Parameter,
+            is_view=True,
+            base=self._describe_part(base, f"{path}.base"),
+            creation_meta=_creation_meta(t),
+        )
+
+    def _describe_dense(self, t: torch.Tensor, path: str) -> MetaTensorDesc | None:
+        """The same of a tensor of a layout not known yet, or with a history, gradient or attribute."""
+        cls = type(t)
         kind = kind_of_keys(dispatch_keys(t).raw_repr())
         if kind == NOT_PLAIN:
             return None
@@ -200,38 +275,10 @@ class MetaTensorDescriber:
             if facts.nested_int_of(t) is not None:
                 return None
             dtype_name = name_of(dtype)
-        base = t._base  # None unless it is a view
+        else:
+            self._know(t, dtype_name, kind)
+        base = t._base
         attributes = t.__dict__
-        if not (kind == PLAIN and is_leaf and grad is None and grad_dtype is dtype) or attributes:
-            pass
-        # Each field given costs time, also one that is at its default.
-        elif base is None:
-            return MetaTensorDesc(
-                id=self._tensors.of(t),
-                dtype=dtype_name,
-                device=device_name(t.device),
-                size=self._sizes.get(t.shape) or self._size(t),
-                stride=t.stride(),
-                storage_offset=t.storage_offset(),  # type: ignore[arg-type]
-                storage=self._storages.of(t.untyped_storage()),
-                requires_grad=requires_grad,
-                is_parameter=cls is _Parameter,
-            )
-        elif type(base) in _DENSE:
-            return MetaTensorDesc(
-                id=self._tensors.of(t),
-                dtype=dtype_name,
-                device=device_name(t.device),
-                size=self._sizes.get(t.shape) or self._size(t),
-                stride=t.stride(),
-                storage_offset=t.storage_offset(),  # type: ignore[arg-type]
-                storage=self._storages.of(t.untyped_storage()),
-                requires_grad=requires_grad,
-                is_parameter=cls is _Parameter,
-                is_view=True,
-                base=self._describe_part(base, f"{path}.base"),
-                creation_meta=_creation_meta(t),
-            )
         if base is not None and type(base) not in _DENSE:
             return None  # the plain path records the view operators
         return MetaTensorDesc(
@@ -257,9 +304,30 @@ class MetaTensorDescriber:
             marks=self._marks(t, attributes, path) if attributes else None,
         )
 
+    def _know(self, t: torch.Tensor, dtype_name: str, kind: int) -> None:
+        """Remember the layout of a tensor, the first of its class and size."""
+        layouts = self._known[type(t)]
+        if len(layouts) >= _MOST_LAYOUTS:
+            layouts.clear()
+        if (
+            t.shape not in layouts
+            and kind == PLAIN
+            and not any(map(_torch.key_excluded, _SEEN_KEYS))
+        ):
+            layouts[t.shape] = KnownLayout(
+                fits=_torch.likeness(t),
+                dtype=t.dtype,
+                dtype_name=dtype_name,
+                device_name=device_name(t.device),
+                size=self._size(t),
+                stride=t.stride(),
+            )
+
     def _size(self, t: torch.Tensor) -> tuple[int, ...]:
         """The size as a tuple, one object for equal sizes: finding it beats making it."""
         size = tuple(t.shape)
+        if len(self._sizes) >= _MOST_LAYOUTS:
+            self._sizes.clear()
         return self._sizes.setdefault(size, size)
 
     def _describe_plain_fake(self, t: Any, path: str) -> MetaTensorDesc | None:
@@ -600,7 +668,9 @@ def _scalar_hint(
     """
     if source is None or type(t) is not _Tensor or t.dim() or t.dtype not in _ITEM_DTYPES:
         return None
-    if t.device.type != "cpu" or isinstance(source, _torch.dynamo_source().RandomValueSource):
+    if t.device.type != "cpu" or isinstance(
+        source, _torch.dynamo_source().RandomValueSource
+    ):
         return None
     needed = (t.storage_offset() + 1) * t.itemsize
     if not isinstance(storage.nbytes, int) or storage.nbytes < needed:

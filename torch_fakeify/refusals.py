@@ -215,6 +215,8 @@ _forward_ad: Any = torch.autograd.forward_ad
 
 
 def _has_tangent(t: torch.Tensor) -> bool:
+    if t.layout not in (torch.strided, torch.jagged):
+        return False  # torch can neither make nor unpack a dual tensor of a sparse one
     while _torch.is_batched(t):  # vmap knows no unpack_dual
         t = _torch.get_unwrapped(t)
     return _forward_ad.unpack_dual(t).tangent is not None

@@ -211,7 +211,7 @@ class _StandIn:
 @contextmanager
 def recording(recorder: ScriptRecorder) -> Generator[None, None, None]:
     """Within the block, every frame that Dynamo hands to a backend is recorded."""
-    module: Any = _torch.dynamo_output_graph()
+    module: Any = _torch.dynamo().output_graph
     owner = module.OutputGraph
     call, find_override = owner._call_user_compiler, module.get_backend_override_for_compile_id
 
