@@ -12,7 +12,16 @@ from .table import Budget, Row, at_most, compare
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["COUNTS", "GROWTH", "KINDS", "bench", "context_of", "growth", "make_tensors"]
+__all__ = [
+    "COUNTS",
+    "GROWTH",
+    "KINDS",
+    "bench",
+    "context_of",
+    "growth",
+    "growth_alone",
+    "make_tensors",
+]
 
 KINDS = ("parameter", "plain", "view")
 COUNTS = (100, 1000, 10_000)
@@ -79,12 +88,25 @@ def growth(work: str, run: Callable[[int], Callable[[], float]], rounds: int) ->
         run: makes that many tensors and returns what handles them and returns the seconds.
         rounds: how often; each handles the few as often as it takes to have a tenth of the many.
     """
+    small, large = _of_few_and_many(run)
+    what = f"{work}: of {COUNTS[0]}, of {COUNTS[-1]}"
+    return compare(what, small, large, rounds=rounds, budget=GROWTH)
+
+
+def growth_alone(work: str, run: Callable[[int], Callable[[], float]], rounds: int) -> Row:
+    """The same of something that has no budget, many beside few."""
+    small, large = _of_few_and_many(run)
+    what = f"{work}: of {COUNTS[-1]}, of {COUNTS[0]}"
+    return compare(what, large, small, rounds=rounds)
+
+
+def _of_few_and_many(
+    run: Callable[[int], Callable[[], float]],
+) -> tuple[Callable[[], float], Callable[[], float]]:
     few, many = COUNTS[0], COUNTS[-1]
     small, large = run(few), run(many)
     repeats = many // few // 10
-
-    def of_few() -> float:
-        return sum(small() for _ in range(repeats)) / repeats / few
-
-    what = f"{work}: of {few}, of {many}"
-    return compare(what, of_few, lambda: large() / many, rounds=rounds, budget=GROWTH)
+    return (
+        lambda: sum(small() for _ in range(repeats)) / repeats / few,
+        lambda: large() / many,
+    )
