@@ -65,7 +65,7 @@ LAYERS = {
     "tracked_items": (3, 0),
     "plain_fakes": (3, 2),
     "kept_fakes": (3, 4),
-    "symbolic_leaves": (3, 3),
+    "symbolic_leaves": (3, 4),
     "modes": (3, 2),
     "sources": (3, 2),
     "dtype_views": (4, 0),

@@ -42,7 +42,12 @@ class Shell(torch.Tensor):
 
 
 def meta_of(
-    size: Sequence[Any], stride: Sequence[Any], dtype: torch.dtype, nbytes: Any
+    size: Sequence[Any],
+    stride: Sequence[Any],
+    dtype: torch.dtype,
+    nbytes: Any,
+    *,
+    storage_offset: Any = 0,
 ) -> torch.Tensor:
     """A meta tensor of these sizes and strides on a storage of that many bytes; nothing is asked.
 
@@ -52,7 +57,7 @@ def meta_of(
         Shell,
         size,
         strides=stride,
-        storage_offset=0,
+        storage_offset=storage_offset,
         dtype=dtype,
         layout=torch.strided,
         device=META,
