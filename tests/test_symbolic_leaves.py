@@ -333,7 +333,7 @@ def test_the_third_view_of_a_layout_is_made_of_a_prototype(
         describer.describe_tensor(t, source=LocalSource(f"x{i}")) for i, t in enumerate(kept)
     ]
     converter = MetaConverter(FakeTensorMode(shape_env=ShapeEnv()))
-    fakes = [converter.from_desc(d) for d in records[:2]]
+    fakes: list[Any] = [converter.from_desc(d) for d in records[:2]]
     monkeypatch.setattr(fresh_sizes.FreshSizes, "make", None)
     fakes += [converter.from_desc(d) for d in records[2:]]
     nodes: list[Any] = []
