@@ -655,3 +655,27 @@ def test_nested_contexts_are_bounded() -> None:
         decode_context(desc)
     with pytest.raises(LimitError):
         encode_context(ctx)
+
+
+def test_sources_without_their_constructors_are_what_these_make() -> None:
+    """Every class of which the fields are set at once: equal fields, hashes and names."""
+    from torch_fakeify import sources
+
+    seen = 0
+    for known in sources._source_classes().values():
+        if known.bare is None or not set(known.required) <= known.plain.keys():
+            continue
+        values = {name: known.plain[name]("7") for name in known.required}
+        base = sources._torch.dynamo_source().LocalSource("x") if known.chained else None
+        more = {} if base is None else {"base": base}
+        made = known.cls(**more, **values)
+        record = encode_source(made)
+        again = decode_source(record)
+        assert type(again) is type(made)
+        assert {name: vars(again)[name] for name in known.bare} == {
+            name: vars(made)[name] for name in known.bare
+        }
+        assert again == made
+        assert hash(again) == hash(made)
+        seen += 1
+    assert seen > 10

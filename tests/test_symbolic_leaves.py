@@ -21,7 +21,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_fakeify as tfk
-from torch_fakeify import symbolic_leaves
+from torch_fakeify import fresh_sizes, symbolic_leaves
 from torch_fakeify.convert import MetaConverter
 
 if TYPE_CHECKING:
@@ -281,9 +281,9 @@ VIEWS: list[Any] = [
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("base_grad", [False, True])
 def test_views_are_what_torch_makes(way: int, grad: bool, base_grad: bool) -> None:
-    """Two views of bases of one layout, that require grad, have a history, or neither."""
+    """Views of bases of one layout, that require grad, have a history, or neither."""
     inputs = []
-    for i in range(3):
+    for i in range(5):
         base = torch.empty(4, 5, requires_grad=base_grad)
         with torch.set_grad_enabled(grad):
             t = VIEWS[way](base)
@@ -321,3 +321,27 @@ def test_views_are_what_torch_makes(way: int, grad: bool, base_grad: bool) -> No
                 found[-1].append([same, meta, base.requires_grad, base.is_leaf, layout(base)])
     assert found[0] == found[1]
     assert found[1] == found[2]
+
+
+def test_the_third_view_of_a_layout_is_made_of_a_prototype(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No symbols are looked for, and each has nodes of its own, which are its alone."""
+    describer = tfk.MetaTensorDescriber()
+    kept = [torch.empty(4, 5)[1:] for _ in range(4)]
+    records = [
+        describer.describe_tensor(t, source=LocalSource(f"x{i}")) for i, t in enumerate(kept)
+    ]
+    converter = MetaConverter(FakeTensorMode(shape_env=ShapeEnv()))
+    fakes: list[Any] = [converter.from_desc(d) for d in records[:2]]
+    monkeypatch.setattr(fresh_sizes.FreshSizes, "make", None)
+    fakes += [converter.from_desc(d) for d in records[2:]]
+    nodes: list[Any] = []
+    for fake in fakes:
+        numbers = (*fake.size(), fake.stride()[0], fake.storage_offset())
+        own = [n.node for n in numbers]
+        assert [type(n) for n in own] == [type(n) for n in nodes[:4] or own]
+        assert [n.expr for n in own] == [n.expr for n in nodes[:4] or own]
+        assert fake.untyped_storage()._cdata == fake._base.untyped_storage()._cdata
+        nodes += own
+    assert len(set(map(id, nodes))) == len(nodes)

@@ -17,16 +17,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from . import _torch
-from ._torch import (
-    FakeTensor,
-    dynamo_source,
-    no_dispatch_guard,
-)
+from ._torch import FakeTensor, dynamo_source, no_dispatch_guard
 from .desc import ContextDesc, NestedIntDesc, SymDesc, SymValue
 from .dtype_views import can_be_viewed_as, layout_to_cast, viewed_as
 from .errors import ConvertError
 from .fakes import FakeDevice, Replay, dtype_of
-from .fresh_sizes import common_dims
 from .interpreters import Interpreters
 from .kept_fakes import KeptFakes
 from .layouts import Layouts
@@ -212,24 +207,26 @@ class MetaConverter(Rebuilder):
         if d.scalar_hint is not None or record.scalar_hint is not None or not views_are_as_ever():
             return None
         check_record(d)
-        context: Any = None
         base: Any = self._recall(record)
         if self._kept is not None:
             base = self.from_desc(record) if base is None else base
-        elif source is not None:
-            context = self._context_of(d) if isinstance(policy, ContextDesc) else policy
+        elif source is not None and self._leaves is not None:
             unusual = d.is_fake or record.is_fake or 0 in (*d.size, *record.size)
-            if unusual or (context is not None and common_dims(context, d.ndim) is None):
+            if unusual or not self._leaves.takes(d, policy):
                 return None
             if base is None:
                 base_source = dynamo_source().AttrSource(source, "_base")
-                base_policy = getattr(context, "view_base_context", None)
+                base_policy = getattr(policy, "view_base_context", None)
                 base = self._plain_symbolic(record, base_source, base_policy)
         meta = None if base is None else self._tensors[record.id].meta
         if base is None or meta is None or meta.untyped_storage() is not base.untyped_storage():
             return None  # before symbols are noted for it
+        source, leaves = source or self._name_source(d), self._leaves
+        layout: Any = None if leaves is None else leaves.view(d, source, policy)
         with self._suppressed():
-            layout = self._geometry(d, source or self._name_source(d), context)
+            if layout is None:
+                known = self._context_of(d) if isinstance(policy, ContextDesc) else policy
+                layout = self._geometry(d, source, None if leaves is None else known)
             fake = make_view(d, base, meta, self._device(d), self._views, layout)
         return None if fake is None else (fake, None)
 
@@ -690,8 +687,10 @@ class MetaConverter(Rebuilder):
 
     def _policy_of(self, d: MetaTensorDesc) -> SymbolicContext | ContextDesc | None:
         record = d.symbolic_context
-        stateless = record is None or record.kind == "stateless"
-        return record if stateless else self._context_of(d)
+        if record is None or record.kind != "stateless":
+            return None if record is None else self._context_of(d)
+        base = record.view_base_context
+        return record if base is None or base.kind == "stateless" else self._context_of(d)
 
     def _device(self, d: MetaTensorDesc) -> FakeDevice:
         found = self._devices.get(d.device)

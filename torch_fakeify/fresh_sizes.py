@@ -28,6 +28,7 @@ from ._torch import (
     shape_events_log,
     trace_log,
 )
+from .size_exprs import product
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,6 +47,7 @@ __all__ = [
 _STATIC, _DUCK, _DYNAMIC = DimDynamic.STATIC, DimDynamic.DUCK, DimDynamic.DYNAMIC
 _INFER_STRIDE = DimDynamic.INFER_STRIDE
 _Cache = dict[str, Any]
+_new = object.__new__
 
 
 def symbols_are_watched(shape_env: Any) -> bool:
@@ -76,7 +78,7 @@ class Part(NamedTuple):
     value: int
     symbol: Any
     """An integer where the policy says that it is static."""
-    template: str
+    suffix: str
     """Of the name of its source, after that of the tensor's."""
 
 
@@ -112,8 +114,8 @@ class FreshSizes:
         sources = dynamo_source()
         self._property_source: Any = sources.TensorPropertySource
         self._property: Any = sources.TensorProperty
-        self._templates: dict[tuple[str, int | None], str] = {}
-        """How torch names a size, stride or offset after its tensor."""
+        self._suffixes: dict[tuple[str, int | None], str] = {}
+        """What torch adds to the name of a tensor for that of a size, stride or offset."""
 
     def make(
         self,
@@ -161,7 +163,10 @@ class FreshSizes:
     def would_be(self, parts: tuple[Part, ...]) -> bool:
         """Whether equal numbers get these very symbols, where equal sizes share them."""
         symbol_of = self._env.val_to_var.get
-        return all(symbol_of(part.value) is part.symbol for part in parts)
+        for part in parts:  # noqa: SIM110
+            if symbol_of(part.value) is not part.symbol:
+                return False
+        return True
 
     def again(self, parts: tuple[Part, ...], source: Source, cache: dict[str, Any] | None) -> None:
         """What the ``ShapeEnv`` notes of another tensor with these symbols.
@@ -172,21 +177,21 @@ class FreshSizes:
             cache: of a stateful context, by the name of a source.
         """
         env = self._env
+        symbol_of, sources_of = env.source_to_var, env.var_to_sources
+        guard_counter = env.symbol_guard_counter
         lasts = not source.is_ephemeral()
-        name, new = source.name, self._property_source
-        for prop, dim, _, symbol, template in parts:
-            part = new(source, prop, dim)
-            part.__dict__["name"] = template.format(name)
+        for prop, dim, _, symbol, suffix in parts:
+            part = self._part(source, prop, dim, suffix)
             if cache is not None:
                 cache[part.name] = symbol
                 if isinstance(symbol, sympy.Integer):
                     continue
-            env.source_to_var[part.name] = symbol
-            known = env.var_to_sources[symbol]
+            symbol_of[part.name] = symbol
+            known = sources_of[symbol]
             known.append(part)
             if lasts and known[0].is_ephemeral():
                 known[0], known[-1] = part, known[0]
-            env.symbol_guard_counter[symbol] = 0
+            guard_counter[symbol] = 0
 
     def _strides(
         self,
@@ -218,15 +223,16 @@ class FreshSizes:
         """The integer or the symbol for a number, as ``ShapeEnv.create_symbol`` chooses."""
         env = self._env
         source, cache = asked.source, asked.cache
+        suffix = self._suffix(prop, index)
         if kind is _STATIC:
             out = sympy.Integer(value)
             if cache is not None:
-                cache[self._part(source, prop, index).name] = out
-            asked.parts.append(Part(prop, index, value, out, self._template(prop, index)))
+                cache[source.name + suffix] = out
+            asked.parts.append(Part(prop, index, value, out, suffix))
             return out
         if value in (0, 1) and env.specialize_zero_one:
             return sympy.Integer(value)
-        part = self._part(source, prop, index)
+        part = self._part(source, prop, index, suffix)
         duck = kind is _DUCK and env.duck_shape
         symbol = env.val_to_var.get(value) if duck else None
         if symbol is None:
@@ -236,22 +242,27 @@ class FreshSizes:
             self._add_source(symbol, part)
         if cache is not None:
             cache[part.name] = symbol
-        asked.parts.append(Part(prop, index, value, symbol, self._template(prop, index)))
+        asked.parts.append(Part(prop, index, value, symbol, suffix))
         return symbol
 
-    def _part(self, source: Any, prop: Any, index: int | None) -> Any:
+    def _part(self, source: Any, prop: Any, index: int | None, suffix: str) -> Any:
         """The source of a size, stride or offset, which knows its name."""
-        part = self._property_source(source, prop, index)
-        part.__dict__["name"] = self._template(prop, index).format(source.name)
+        # Without the constructor, which takes longest of all that is done for a size.
+        part: Any = _new(self._property_source)
+        fields = part.__dict__
+        fields["base"] = source
+        fields["prop"] = prop
+        fields["idx"] = index
+        fields["name"] = source.name + suffix
         return part
 
-    def _template(self, prop: Any, index: int | None) -> str:
+    def _suffix(self, prop: Any, index: int | None) -> str:
         key = prop.name, index
-        found = self._templates.get(key)
+        found = self._suffixes.get(key)
         if found is None:
             example = dynamo_source().ConstantSource("x")
-            found = self._property_source(example, prop, index)._name_template
-            self._templates[key] = found
+            name: str = self._property_source(example, prop, index).name
+            found = self._suffixes[key] = name.removeprefix(example.name)
         return found
 
     def _new_symbol(self, value: int, source: Any, duck: bool, slocs: list[Any]) -> Any:
@@ -330,11 +341,6 @@ def _lower_reason(specialize_zero_one: bool) -> Any:
     env: Any = ShapeEnv(specialize_zero_one=specialize_zero_one)
     symbol = env.create_symbol(2, dynamo_source().ConstantSource("x"))
     return env.var_to_range_sloc[symbol].lower.framework_loc
-
-
-def product(a: Any, b: Any) -> Any:
-    """``a * b`` of sizes and strides; sympy takes a long way to what it is."""
-    return a * b
 
 
 def common_dims(context: Any, ndim: int) -> tuple[DimDynamic, ...] | None:

@@ -21,6 +21,7 @@ from ._torch import (
 )
 from .fakes import META
 from .fresh_sizes import symbols_are_watched
+from .size_exprs import storage_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +42,12 @@ class Shell(torch.Tensor):
 
 
 def meta_of(
-    size: Sequence[Any], stride: Sequence[Any], dtype: torch.dtype, nbytes: Any
+    size: Sequence[Any],
+    stride: Sequence[Any],
+    dtype: torch.dtype,
+    nbytes: Any,
+    *,
+    storage_offset: Any = 0,
 ) -> torch.Tensor:
     """A meta tensor of these sizes and strides on a storage of that many bytes; nothing is asked.
 
@@ -51,7 +57,7 @@ def meta_of(
         Shell,
         size,
         strides=stride,
-        storage_offset=0,
+        storage_offset=storage_offset,
         dtype=dtype,
         layout=torch.strided,
         device=META,
@@ -109,7 +115,8 @@ class Layouts:
         self, size: Sequence[Any], stride: Sequence[Any], itemsize: int
     ) -> tuple[Any, int] | None:
         """The storage's size in bytes and its hint, if no check of torch's could add a guard."""
-        total: Any = 1
+        sizes: list[Any] = []
+        steps: list[Any] = []
         hint = 1
         for n, step in zip(size, stride, strict=True):
             if type(n) is int:
@@ -120,13 +127,18 @@ class Layouts:
                 n_expr, n_hint = n.node.expr, n.node.hint
                 if not self._is_positive(n_expr):
                     return None
-            if type(step) is int:
-                step_expr, step_hint = step, step
-            else:
-                step_expr, step_hint = step.node.expr, step.node.hint
-            total = total + step_expr * (n_expr - 1)
+            step_expr, step_hint = (
+                (step, step) if type(step) is int else (step.node.expr, step.node.hint)
+            )
+            sizes.append(n_expr)
+            steps.append(step_expr)
             hint += step_hint * (n_hint - 1)
-        total = total * itemsize
+        total = storage_size(sizes, steps, itemsize)
+        if total is None:
+            total = 1
+            for n, step in zip(sizes, steps, strict=True):
+                total = total + step * (n - 1)
+            total = total * itemsize
         if not isinstance(total, sympy.Expr) or total.is_number:
             return None
         return total, hint * itemsize
@@ -135,4 +147,4 @@ class Layouts:
         if not isinstance(expr, sympy.Symbol) or expr not in self._env.backed_var_to_val:
             return False
         known = self._env.var_to_range.get(expr)
-        return known is not None and isinstance(known.lower, sympy.Integer) and known.lower >= 1
+        return known is not None and isinstance(known.lower, sympy.Integer) and known.lower.p >= 1

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import keyword
 import types
 import typing
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -37,6 +36,7 @@ from .errors import (
     UnsupportedValueError,
 )
 from .exprs import decode_expr, encode_expr
+from .source_fields import RENDERED_RAW, is_a
 from .values import decode_value, encode_value
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ MAX_NESTING = 50
 
 _PROPERTY = "torch._dynamo.source.TensorProperty"
 _RECORD = "_fakeify_record"
+_new: Any = object.__new__
 
 
 # --- the closed table of source classes -----------------------------------------------------------
@@ -80,6 +81,8 @@ class _SourceClass(msgspec.Struct, frozen=True):
     plain: dict[str, type[Any]]
     """The fields that are a ``str``, ``int`` or ``bool`` and may have any value of it."""
     required: frozenset[str]
+    bare: dict[str, Any] | None
+    """Every field and its default, where all that the constructor does is to set them."""
 
 
 # Fields that torch annotates as what it does not put there: of which sizes a name was seen with.
@@ -113,6 +116,7 @@ def _inspect(cls: type[Any]) -> _SourceClass:
     defaults = {
         field.name: field.default for field in taken if field.default is not dataclasses.MISSING
     }
+    does_more = hasattr(cls, "__post_init__") or len(taken) < len(dataclasses.fields(cls))
     return _SourceClass(
         cls=cls,
         chained=any(field.name == "base" for field in taken),
@@ -121,9 +125,10 @@ def _inspect(cls: type[Any]) -> _SourceClass:
         plain={
             name: hint
             for name, hint in fields.items()
-            if hint in (str, int, bool) and (cls.__name__, name) not in _RENDERED_RAW
+            if hint in (str, int, bool) and (cls.__name__, name) not in RENDERED_RAW
         },
         required=frozenset(fields) - frozenset(defaults),
+        bare=None if does_more else {field.name: field.default for field in taken},
     )
 
 
@@ -210,7 +215,7 @@ def _encode_link(
         if type(value) is type(default) and value == default:
             continue
         where = f"{_name_of(source)} ({cls.__name__}.{name})"
-        check = _RENDERED_RAW.get((cls.__name__, name))
+        check = RENDERED_RAW.get((cls.__name__, name))
         if check is not None and isinstance(value, str) and not check(value):
             # What no reader would take is better refused here.
             raise UnsupportedValueError(
@@ -297,10 +302,12 @@ def _decode_link(
             "a source has the wrong base", where=_where_of(d), expected=expected, found=found
         )
     values: dict[str, Any] = {} if base is None else {"base": base}
+    is_bare = known.bare is not None
     for name, value in d.fields:
         if type(value) is known.plain.get(name) and name not in values:
             values[name] = value
             continue
+        is_bare = False
         where = _where_of(d)
         if name not in known.fields or name in values:
             raise FormatError(
@@ -314,6 +321,10 @@ def _decode_link(
     if not known.required <= values.keys():
         missing = [name for name in known.fields if name in known.required - values.keys()]
         raise FormatError("a source lacks a field", where=_where_of(d), expected=missing[0])
+    if is_bare:
+        source = _new(known.cls)
+        source.__dict__.update(known.bare, **values)
+        return source
     return _construct(known, values, d)
 
 
@@ -357,59 +368,18 @@ def _construct(known: _SourceClass, values: dict[str, Any], d: SourceDesc) -> _t
 
 
 def _check_field(cls: str, name: str, value: object, hint: Any, where: str) -> None:
-    if not _is_a(value, hint):
+    if not is_a(value, hint):
         raise FormatError(
             "a field of a source has the wrong type",
             where=f"{where}.{name}",
             expected=getattr(hint, "__name__", str(hint)),
             found=type(value).__name__,
         )
-    check = _RENDERED_RAW.get((cls, name))
+    check = RENDERED_RAW.get((cls, name))
     if check is not None and isinstance(value, str) and not check(value):
         raise FormatError(
             "a field of a source is no identifier", where=f"{where}.{name}", found=repr(value)
         )
-
-
-def _is_identifier(text: str) -> bool:
-    return text.isidentifier() and not keyword.iskeyword(text)
-
-
-def _is_dotted(text: str) -> bool:
-    return all(map(_is_identifier, text.split(".")))
-
-
-def _is_inert(text: str) -> bool:
-    """Whether evaluating the text could call nothing."""
-    return not any(sign in text for sign in "()@;\n\r")
-
-
-# Fields that torch puts into Python text as they are, not as a literal.
-_RENDERED_RAW: Mapping[tuple[str, str], Callable[[str], bool]] = types.MappingProxyType(
-    {
-        ("ImportSource", "module_name"): _is_dotted,
-        ("DefaultsSource", "idx_key"): _is_identifier,
-        ("GradSource", "member"): _is_identifier,
-        ("ConstantSource", "source_name"): _is_inert,
-    }
-)
-
-
-def _is_a(value: object, hint: Any) -> bool:
-    """Whether a value has the annotated type, exactly."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if hint is Any:
-        return True
-    if origin in (typing.Union, types.UnionType):
-        return any(_is_a(value, arg) for arg in args)
-    if origin is frozenset:
-        return isinstance(value, frozenset) and all(_is_a(item, args[0]) for item in value)
-    if origin is tuple:
-        if not isinstance(value, tuple):
-            return False
-        kinds = args[:1] * len(value) if args[-1] is ... else args
-        return len(value) == len(kinds) and all(map(_is_a, value, kinds))
-    return type(value) is (hint if hint is not None else type(None))
 
 
 # --- symbolic contexts ----------------------------------------------------------------------------

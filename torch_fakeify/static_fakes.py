@@ -28,9 +28,12 @@ if TYPE_CHECKING:
     from .desc import MetaTensorDesc
     from .fakes import FakeDevice
 
-__all__ = ["Viewing", "can_be_viewed", "make_leaf", "make_view", "views_are_as_ever"]
+__all__ = ["Viewing", "can_be_viewed", "make_leaf", "make_view", "set_storage", "views_are_as_ever"]
 
 _AS_STRIDED = torch.ops.aten.as_strided.default
+_torch_functions: Any = torch
+set_storage = _torch_functions._functionalize_unsafe_set
+"""Gives a tensor the storage of another one, and changes nothing else."""
 _PRIM_DEVICE = torch.ops.prim.device.default
 _CREATION_METAS = dict(_torch.CreationMeta.__members__)
 
@@ -130,7 +133,7 @@ def make_view(
     meta: torch.Tensor,
     device: FakeDevice,
     viewing: Viewing,
-    layout: tuple[Any, Any, Any] | None = None,
+    layout: torch.Tensor | tuple[Any, Any, Any] | None = None,
 ) -> FakeTensor | None:
     """A dense view of a dense fake tensor, made by autograd as any other; or ``None``.
 
@@ -140,7 +143,8 @@ def make_view(
         meta: the meta tensor on the storage of the base.
         device: of both.
         viewing: the mode in which views are made.
-        layout: sizes, strides and offset where they are symbolic; else those of the record.
+        layout: sizes, strides and offset where they are symbolic, or a meta tensor that has them and
+            that may be used up; else those of the record.
     """
     assert d.storage is not None
     if not views_are_as_ever():
@@ -158,7 +162,13 @@ def make_view(
     try:
         guard = no_dispatch_guard()
         try:
-            fake = fake_of(d, meta.as_strided(*layout), device, requires_grad=False)
+            if isinstance(layout, torch.Tensor):
+                view = layout
+                layout = (view.size(), view.stride(), view.storage_offset())
+                set_storage(view, meta)
+            else:
+                view = meta.as_strided(*layout)
+            fake = fake_of(d, view, device, requires_grad=False)
         finally:
             del guard
         viewing.fake, viewing.device = fake, device

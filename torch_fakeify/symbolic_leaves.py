@@ -33,6 +33,7 @@ from .fresh_sizes import common_dims, reuse_is_watched
 from .layouts import Shell, meta_of
 from .plain_fakes import fake_of, is_changed, is_plain_leaf
 from .sources import decode_context
+from .static_fakes import set_storage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
@@ -46,8 +47,10 @@ if TYPE_CHECKING:
 __all__ = ["SymbolicLeaves"]
 
 _Dims = tuple[DimDynamic, ...]
-_Key = tuple[Any, Any, torch.dtype]
-"""Sizes, strides and dtype."""
+_Key = tuple[Any, Any, torch.dtype, int | None]
+"""Sizes, strides, dtype, and the storage offset of a view."""
+_Layout = tuple[Any, Any, Any]
+"""Sizes, strides and storage offset."""
 _MAX_INT = 2**63 - 1
 
 # Below them nothing of autograd, of a dispatch mode or of a Python dispatcher sees an operator.
@@ -58,11 +61,6 @@ _ABOVE_META = (
     | DispatchKeySet(DispatchKey.PythonTLSSnapshot)
     | DispatchKeySet(DispatchKey.PythonDispatcher)
 )
-
-
-_torch_functions: Any = torch
-_set_storage = _torch_functions._functionalize_unsafe_set
-"""Gives a tensor the storage of another one, and changes nothing else."""
 
 
 class _Mold(SymNode):
@@ -165,19 +163,11 @@ class SymbolicLeaves:
         source: Source,
         policy: SymbolicContext | ContextDesc | None,
     ) -> torch.Tensor | None:
-        size: Any = d.size
         context = policy if isinstance(policy, StatelessSymbolicContext) else None
-        asked: Any = len(size) if policy is None else policy
-        group = self._group_of.get(asked) if context is None else None
+        group = self._group_for(d, policy)
         if group is None:
-            group = self._group(len(size), policy)
-            if group is None:
-                return None
-            if context is None:
-                self._group_of[asked] = group
-        if len(group.dims) != len(size):
             return None
-        key = (size, d.stride, dtype)
+        key = (d.size, d.stride, dtype, None)
         known = group.known.get(key)
         if known is None or not self._serves(known):
             return self._first(key, group, source, context)
@@ -190,6 +180,61 @@ class SymbolicLeaves:
         else:
             self._fresh.again(known.symbolic, source, None)
         return _alias(known, key)
+
+    def takes(self, d: MetaTensorDesc, policy: SymbolicContext | ContextDesc | None) -> bool:
+        """Whether the policy asks for no more than which dims are dynamic."""
+        return self._group_for(d, policy) is not None
+
+    def view(
+        self, d: MetaTensorDesc, source: Source, policy: SymbolicContext | ContextDesc | None
+    ) -> torch.Tensor | _Layout | None:
+        """What the view of a real tensor is to be like, once its symbols are noted.
+
+        A meta tensor of its shape on no storage that matters where there was such a view before;
+        else sizes, strides and storage offset, or ``None`` where the plain path has to make them.
+        """
+        size: Any = d.size
+        stride: Any = d.stride
+        offset: Any = d.storage_offset
+        group, dtype = self._group_for(d, policy), DTYPES.get(d.dtype)
+        if group is None or dtype is None or type(policy) is StatefulSymbolicContext:
+            return None
+        key = (size, stride, dtype, offset)
+        known = group.known.get(key)
+        if known is not None and self._serves(known) and known.shape is not None:
+            self._fresh.again(known.symbolic, source, None)
+            with without_keys(_ABOVE_META):
+                return known.shape[...]
+        if not all(type(n) is int and 0 <= n <= _MAX_INT for n in (*size, *stride, offset)):
+            return None
+        context = StatelessSymbolicContext(dynamic_sizes=list(group.dims))
+        made = self._fresh.make(size, stride, offset, source, context)
+        if made is None:
+            return None
+        if key not in group.seen:
+            group.seen.add(key)
+        elif DimDynamic.DYNAMIC not in group.dims:
+            guard = no_dispatch_guard()
+            try:
+                self._learn(key, group, made, 0)
+            finally:
+                del guard
+        return made.size, made.stride, made.storage_offset
+
+    def _group_for(
+        self, d: MetaTensorDesc, policy: SymbolicContext | ContextDesc | None
+    ) -> _Group | None:
+        ndim = len(d.size)
+        if isinstance(policy, StatelessSymbolicContext):
+            group = self._group(ndim, policy)
+        else:
+            asked: Any = ndim if policy is None else policy
+            group = self._group_of.get(asked)
+            if group is None:
+                group = self._group(ndim, policy)
+                if group is not None:
+                    self._group_of[asked] = group
+        return group if group is not None and len(group.dims) == ndim else None
 
     def _group(self, ndim: int, policy: SymbolicContext | ContextDesc | None) -> _Group | None:
         """The prototypes of a policy; ``None`` if it asks for more than which dims are dynamic."""
@@ -212,7 +257,7 @@ class SymbolicLeaves:
         self, key: _Key, group: _Group, source: Source, context: SymbolicContext | None
     ) -> torch.Tensor | None:
         """A meta tensor without a prototype, of which one is made if it can be."""
-        size, stride, dtype = key
+        size, stride, dtype, _ = key
         if len(size) != len(stride) or not all(
             type(n) is int and 0 <= n <= _MAX_INT for n in (*size, *stride)
         ):
@@ -230,18 +275,21 @@ class SymbolicLeaves:
             if key not in group.seen:
                 group.seen.add(key)  # most layouts of a model without duck sizes occur once
             elif DimDynamic.DYNAMIC not in group.dims:
-                self._learn(key, group, made, meta)
+                self._learn(key, group, made, meta.untyped_storage().nbytes())
         finally:
             del guard
         return meta
 
-    def _learn(self, key: _Key, group: _Group, made: FreshGeometry, meta: torch.Tensor) -> None:
-        numbers: tuple[Any, ...] = (*made.size, *made.stride, meta.untyped_storage().nbytes())
-        nodes = [n.node for n in numbers if type(n) is not int]
+    def _learn(self, key: _Key, group: _Group, made: FreshGeometry, nbytes: Any) -> None:
+        offset = made.storage_offset
+        own: tuple[Any, ...] = () if key[3] is not None else (nbytes,)
+        nodes = [n.node for n in (*made.size, *made.stride, offset, *own) if type(n) is not int]
         symbolic = tuple([part for part in made.parts if isinstance(part.symbol, sympy.Symbol)])
-        if not self._fresh.would_be(symbolic) or type(made.storage_offset) is not int:
+        if not self._fresh.would_be(symbolic) or (own and type(offset) is not int):
             return
-        if nodes and (type(numbers[-1]) is int or not all(_can_be_mold(node) for node in nodes)):
+        if own and nodes and type(nbytes) is int:
+            return
+        if not all(_can_be_mold(node) for node in nodes):
             return
         dims = zip(key[0], group.dims, strict=True)
         group.known[key] = _Prototype(
@@ -250,7 +298,7 @@ class SymbolicLeaves:
             has_zero_one=any(n < 2 and dim is not DimDynamic.STATIC for n, dim in dims),
             version=self._env._replacements_version_counter,
             shape=_molded(made, key[2]) if nodes else None,
-            nbytes=numbers[-1],
+            nbytes=nbytes,
         )
 
 
@@ -271,7 +319,8 @@ def _molded(made: FreshGeometry, dtype: torch.dtype) -> torch.Tensor:
         return torch.SymInt(molds[-1])
 
     size = tuple([mold(n) for n in made.size])
-    shape = meta_of(size, tuple([mold(n) for n in made.stride]), dtype, 0)
+    stride = tuple([mold(n) for n in made.stride])
+    shape = meta_of(size, stride, dtype, 0, storage_offset=mold(made.storage_offset))
     for each in molds:
         each.used = True
     return shape
@@ -279,12 +328,12 @@ def _molded(made: FreshGeometry, dtype: torch.dtype) -> torch.Tensor:
 
 def _alias(known: _Prototype, key: _Key) -> torch.Tensor:
     """A meta tensor of the shape of a prototype, on a storage of its own."""
-    size, stride, dtype = key
+    size, stride, dtype, _ = key
     with without_keys(_ABOVE_META):
         if known.shape is None:
             return empty_strided(size, stride, dtype=dtype, device=META)
         # Below autograd this is no view: it has a version counter of its own.
         meta: torch.Tensor = known.shape[...]
     holder = make_wrapper_subclass(Shell, (0,), dtype=dtype, device=META, storage_size=known.nbytes)
-    _set_storage(meta, holder)
+    set_storage(meta, holder)
     return meta
