@@ -200,7 +200,7 @@ def test_a_describer_remembers_so_many_layouts() -> None:
     describer = MetaTensorDescriber()
     for n in range(20_000):
         describer.describe_tensor(torch.empty(n, device="meta"))
-    assert max(len(known) for known in describer._known.values()) <= 4096
+    assert max(len(known) for known in describer._known.of_class.values()) <= 4096
     assert len(describer._sizes) <= 4096
 
 

@@ -74,6 +74,7 @@ LAYERS = {
     "facts": (3, 1),
     "identities": (3, 2),
     "refusals": (3, 2),
+    "known_layouts": (3, 3),
     "marks": (4, 0),
     "view_calls": (4, 0),
     "scopes": (4, 0),

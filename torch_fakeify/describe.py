@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +35,7 @@ from .desc import (
 from .errors import UnsupportedTensorError, UnsupportedValueError
 from .exprs import encode_expr, encode_sym
 from .identities import StorageRecords, TensorNumbers
+from .known_layouts import MOST_LAYOUTS, KnownLayouts
 from .marks import LACKS, encode_marks
 from .refusals import (
     MAX_DEPTH,
@@ -52,7 +52,7 @@ from .refusals import (
 from .symbols import SymMemo
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from ._torch import Source, SymbolicContext
@@ -100,29 +100,6 @@ _RARE_FAKE_ATTRIBUTES = ("pytype", "dispatch_keys", "_nested_int_memo", "_item_m
 _nbytes = torch.UntypedStorage.nbytes
 _forward_ad: Any = torch.autograd.forward_ad
 
-_SEEN_KEYS = (
-    _torch.DispatchKey.AutogradFunctionality,
-    _torch.DispatchKey.ADInplaceOrView,
-    _torch.DispatchKey.Conjugate,
-    _torch.DispatchKey.Negative,
-)
-"""Keys by which tensors that are not plain are told from plain ones."""
-
-_MOST_LAYOUTS = 4096
-"""How many layouts a describer remembers; then it begins anew."""
-
-
-class KnownLayout(msgspec.Struct, gc=False):
-    """What many plain tensors have in common, and by what to see that one has it."""
-
-    fits: Callable[[torch.Tensor], bool]
-    """Whether a tensor has it all, and no dispatch key more: one call answers two dozen."""
-    dtype: torch.dtype
-    dtype_name: str
-    device_name: str
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-
 
 class MetaTensorDescriber:
     """Describes tensors and storages, giving each a number that is stable for its life.
@@ -148,7 +125,7 @@ class MetaTensorDescriber:
         self._syms = SymMemo(keep_nested_ints=keep_nested_ints)
         self._storages = StorageRecords(self._syms)
         self._sizes: dict[tuple[int, ...], tuple[int, ...]] = {}
-        self._known: dict[type, dict[tuple[int, ...], KnownLayout]] = {_Tensor: {}, _Parameter: {}}
+        self._known = KnownLayouts()
         self._can_pin = torch.accelerator.is_available()
 
     def same(self, t: torch.Tensor, d: MetaTensorDesc) -> None:
@@ -164,8 +141,7 @@ class MetaTensorDescriber:
         self._tensors.entries.clear()
         self._storages.entries.clear()
         self._sizes.clear()
-        for layouts in self._known.values():
-            layouts.clear()
+        self._known.clear()
 
     def settled(self) -> AbstractContextManager[None]:
         """Inside, nobody changes a ``ShapeEnv``, as while a graph is recorded: symbols are read once."""
@@ -212,7 +188,7 @@ class MetaTensorDescriber:
         if torch_function_depth() or self._can_pin or _forward_ad._current_level >= 0:
             return None
         try:
-            layout = self._known[cls].get(t.shape)
+            layout = self._known.of_class[cls].get(t.shape)
             if layout is None or not layout.fits(t):
                 return self._describe_dense(t, path)
             requires_grad = t.requires_grad
@@ -275,8 +251,8 @@ class MetaTensorDescriber:
             if facts.nested_int_of(t) is not None:
                 return None
             dtype_name = name_of(dtype)
-        else:
-            self._know(t, dtype_name, kind)
+        elif kind == PLAIN:
+            self._known.meet(t, dtype_name)
         base = t._base
         attributes = t.__dict__
         if base is not None and type(base) not in _DENSE:
@@ -304,29 +280,10 @@ class MetaTensorDescriber:
             marks=self._marks(t, attributes, path) if attributes else None,
         )
 
-    def _know(self, t: torch.Tensor, dtype_name: str, kind: int) -> None:
-        """Remember the layout of a tensor, the first of its class and size."""
-        layouts = self._known[type(t)]
-        if len(layouts) >= _MOST_LAYOUTS:
-            layouts.clear()
-        if (
-            t.shape not in layouts
-            and kind == PLAIN
-            and not any(map(_torch.key_excluded, _SEEN_KEYS))
-        ):
-            layouts[t.shape] = KnownLayout(
-                fits=_torch.likeness(t),
-                dtype=t.dtype,
-                dtype_name=dtype_name,
-                device_name=device_name(t.device),
-                size=self._size(t),
-                stride=t.stride(),
-            )
-
     def _size(self, t: torch.Tensor) -> tuple[int, ...]:
         """The size as a tuple, one object for equal sizes: finding it beats making it."""
         size = tuple(t.shape)
-        if len(self._sizes) >= _MOST_LAYOUTS:
+        if len(self._sizes) >= MOST_LAYOUTS:
             self._sizes.clear()
         return self._sizes.setdefault(size, size)
 
