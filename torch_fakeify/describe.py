@@ -668,9 +668,7 @@ def _scalar_hint(
     """
     if source is None or type(t) is not _Tensor or t.dim() or t.dtype not in _ITEM_DTYPES:
         return None
-    if t.device.type != "cpu" or isinstance(
-        source, _torch.dynamo_source().RandomValueSource
-    ):
+    if t.device.type != "cpu" or isinstance(source, _torch.dynamo_source().RandomValueSource):
         return None
     needed = (t.storage_offset() + 1) * t.itemsize
     if not isinstance(storage.nbytes, int) or storage.nbytes < needed:
