@@ -278,10 +278,7 @@ def _decode_source(d: SourceDesc, memo: DecodeMemo, left: int) -> _torch.Source:
 
 
 def _decode_link(
-    d: SourceDesc,
-    base: _torch.Source | None,
-    memo: DecodeMemo,
-    left: int,
+    d: SourceDesc, base: _torch.Source | None, memo: DecodeMemo, left: int
 ) -> _torch.Source:
     known = _source_classes().get(d.cls)
     if known is None:
@@ -297,11 +294,12 @@ def _decode_link(
             "a source has the wrong base", where=_where_of(d), expected=expected, found=found
         )
     values: dict[str, Any] = {} if base is None else {"base": base}
+    hashable = True
     for name, value in d.fields:
         if type(value) is known.plain.get(name) and name not in values:
             values[name] = value
             continue
-        where = _where_of(d)
+        where, hashable = _where_of(d), False
         if name not in known.fields or name in values:
             raise FormatError(
                 "a source has a field that is unknown or occurs twice",
@@ -314,7 +312,7 @@ def _decode_link(
     if not known.required <= values.keys():
         missing = [name for name in known.fields if name in known.required - values.keys()]
         raise FormatError("a source lacks a field", where=_where_of(d), expected=missing[0])
-    return _construct(known, values, d)
+    return _construct(known, values, d, hashable=hashable)
 
 
 def _where_of(d: SourceDesc) -> str:
@@ -339,7 +337,9 @@ def _decode_field(value: Value, where: str, memo: DecodeMemo, left: int) -> Any:
     return decode_value(value, where=where, hook=own)
 
 
-def _construct(known: _SourceClass, values: dict[str, Any], d: SourceDesc) -> _torch.Source:
+def _construct(
+    known: _SourceClass, values: dict[str, Any], d: SourceDesc, *, hashable: bool
+) -> _torch.Source:
     if d.cls == "ImportSource":
         # Its __post_init__ puts a guard on the frame that is being compiled. None is.
         source = object.__new__(known.cls)
@@ -348,7 +348,8 @@ def _construct(known: _SourceClass, values: dict[str, Any], d: SourceDesc) -> _t
         return source
     try:
         source = known.cls(**values)
-        hash(source)
+        if not hashable:
+            hash(source)
     except (AssertionError, TypeError, ValueError) as error:
         raise FormatError(
             "a source cannot be made", where=_where_of(d), found=str(error)
