@@ -17,11 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from . import _torch
-from ._torch import (
-    FakeTensor,
-    dynamo_source,
-    no_dispatch_guard,
-)
+from ._torch import FakeTensor, dynamo_source, no_dispatch_guard
 from .desc import ContextDesc, NestedIntDesc, SymDesc, SymValue
 from .dtype_views import can_be_viewed_as, layout_to_cast, viewed_as
 from .errors import ConvertError

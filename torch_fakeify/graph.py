@@ -554,18 +554,17 @@ class _Decoder:
 
         def hook(v: Value) -> object:
             # Asked for each value of a graph: the most frequent kinds first.
-            kind = type(v)
-            if kind is NodeValue:
-                if not 0 <= v.index < len(nodes):  # type: ignore[union-attr]
+            if type(v) is NodeValue:
+                if not 0 <= v.index < len(nodes):
                     raise FormatError(
                         "an FX node refers to none before it",
                         expected=f"a position below {len(nodes)}",
-                        found=str(v.index),  # type: ignore[union-attr]
+                        found=str(v.index),
                     )
-                return nodes[v.index]  # type: ignore[union-attr]
-            if kind is TensorValue:
-                return self.convert(v.tensor)  # type: ignore[union-attr]
-            if kind in _CONTAINERS:
+                return nodes[v.index]
+            if type(v) is TensorValue:
+                return self.convert(v.tensor)
+            if type(v) in _CONTAINERS:
                 return NotImplemented
             if isinstance(v, SymValue):
                 if isinstance(v.sym, NestedIntDesc):

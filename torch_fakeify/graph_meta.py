@@ -495,17 +495,17 @@ class MetaDecoder:
         """
         result: dict[str, Any] = {}
         for i, (key, record) in enumerate(meta):
-            shared = type(record) is OpaqueValue and record.kind == "shared"
-            if shared and type(record.data) is int and key not in result:
-                known = self._decoded.get((key, record.data))
+            shared = record if type(record) is OpaqueValue and record.kind == "shared" else None
+            if shared is not None and type(shared.data) is int and key not in result:
+                known = self._decoded.get((key, shared.data))
                 if known is not None:
                     result[key] = _own(known)
                     continue
             here = f"{where}[{i}]"
             if key not in carried or key in result:
                 raise FormatError("not a metadata key", where=here, found=repr(key))
-            if shared:
-                result[key] = self._decode_shared(key, record.data, here, hook, carried)
+            if shared is not None:
+                result[key] = self._decode_shared(key, shared.data, here, hook, carried)
             else:
                 result[key] = self._decode_entry(key, record, here, hook, carried)
         return result

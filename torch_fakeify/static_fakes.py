@@ -161,9 +161,10 @@ def make_view(
         finally:
             del guard
         viewing.fake, viewing.device = fake, device
-        # Where autograd keeps no history of it, nothing tells by which operator a view was made:
+        # Where autograd notes neither history nor how to make it again, nothing tells by which operator a view was made:
         # that of the fewest arguments takes the least time.
-        made: Any = base.unsqueeze(0) if d.is_leaf else base.as_strided(*layout)
+        is_untold = d.is_leaf and not _torch._is_view_replay_enabled()
+        made: Any = base.unsqueeze(0) if is_untold else base.as_strided(*layout)
     except (RuntimeError, TypeError):
         return None  # the plain path says what is wrong with the record
     finally:

@@ -283,8 +283,7 @@ def decode_value(
         FormatError: the record says something that cannot be.
         UnknownNameError: a class or function is not known or not allowed here.
     """
-    kind = type(v)
-    if kind in _SCALARS:
+    if type(v) in _SCALARS:
         return v
     if hook is not None:
         owned = hook.ask(v, where) if isinstance(hook, Located) else hook(v)
@@ -295,10 +294,10 @@ def decode_value(
             "a constant is nested too deeply", where=where, expected=f"at most {MAX_DEPTH} levels"
         )
     # The most frequent ones first: they come with every node of a graph.
-    if kind is TupleValue:
-        return tuple(_parts(v.items, where, hook, _depth))  # type: ignore[union-attr]
-    if kind is DictValue:
-        return _decode_dict(v, where, hook, _depth)  # type: ignore[arg-type]
+    if type(v) is TupleValue:
+        return tuple(_parts(v.items, where, hook, _depth))
+    if type(v) is DictValue:
+        return _decode_dict(v, where, hook, _depth)
     return _decode_rare(v, where, hook, _depth)
 
 
@@ -390,9 +389,7 @@ def _decode_set(v: SetValue, items: list[Any], where: str) -> set[Any] | frozens
     return found if v.frozen else set(found)
 
 
-def _decode_dict(
-    v: DictValue, where: str, hook: DecodeHook | None, depth: int
-) -> dict[Any, Any]:
+def _decode_dict(v: DictValue, where: str, hook: DecodeHook | None, depth: int) -> dict[Any, Any]:
     def part(item: Value, i: int, side: int) -> Any:
         path = f"{where}.items[{i}][{side}]"
         return decode_value(item, where=path, hook=hook, _depth=depth + 1)
