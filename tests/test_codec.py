@@ -32,6 +32,7 @@ from torch_fakeify.desc import (
     SourceDesc,
     SourceValue,
     StackDesc,
+    SymbolFactDesc,
     SymbolNode,
     SymDesc,
     TensorValue,
@@ -699,3 +700,25 @@ def test_decode_is_strict_about_its_own_depth_constant() -> None:
     assert loads(dumps([SourceValue(source=chain_of_sources(3)), ContextDesc(kind="symint")]))
     assert loads(dumps(value)) == value
     assert msgspec.json.decode(dumps(value))
+
+
+def test_sizes_that_were_written_alike_come_back_as_one() -> None:
+    """Sizes, strides and facts of symbols, of which many tensors have equal ones."""
+
+    def tensor(number: int, *hints: float) -> MetaTensorDesc:
+        exprs = [ExprDesc(nodes=(SymbolNode(f"s{i}", ()),)) for i in range(len(hints))]
+        size = tuple([SymDesc(expr=e, hint=n) for e, n in zip(exprs, hints, strict=True)])
+        facts = tuple([SymbolFactDesc(name=f"s{i}", hint=int(n)) for i, n in enumerate(hints)])
+        return MetaTensorDesc(
+            id=number, dtype="float32", device="cpu", size=size, stride=size, symbols=facts
+        )
+
+    tensors = [tensor(0, 3, 4), tensor(1, 3, 4), tensor(2, 3, True), tensor(3, 3, 1)]
+    first, second, third, fourth = found = loads(dumps(tensors))
+    assert found == tensors
+    assert first.size is second.size
+    assert first.symbols is second.symbols
+    assert (third.size[1].hint, fourth.size[1].hint) == (True, 1)
+    assert type(third.size[1].hint) is bool
+    assert type(fourth.size[1].hint) is int
+    assert dumps(found) == dumps(tensors)

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._dynamo.source import AttrSource, EphemeralSource, LocalSource
+from torch._logging._internal import LazyTraceHandler, trace_log
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
@@ -182,3 +183,18 @@ def test_shape_env_subclasses_take_the_plain_way() -> None:
     make_two(FakeTensorMode(shape_env=Counting()))
     assert Counting.calls == 6
     assert fresh_sizes.FreshSizes(Counting()).make((4,), (1,), 0, LocalSource("x"), None) is None
+
+
+def test_a_trace_that_nobody_asked_for_watches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's own handler is there until the first record; one that writes is another matter."""
+    env = ShapeEnv()
+    idle, writes = LazyTraceHandler(None), LazyTraceHandler("/somewhere")
+    for handlers, watched in (([], False), ([idle], False), ([idle, writes], True)):
+        monkeypatch.setattr(trace_log, "handlers", handlers)
+        assert fresh_sizes.symbols_are_watched(env) is watched
+    monkeypatch.setattr(trace_log, "handlers", [idle])
+    monkeypatch.setenv("MAST_HPC_JOB_NAME", "job")
+    assert fresh_sizes.symbols_are_watched(env)
+    monkeypatch.setattr(trace_log, "handlers", [logging.StreamHandler()])
+    monkeypatch.delenv("MAST_HPC_JOB_NAME")
+    assert fresh_sizes.symbols_are_watched(env)

@@ -156,3 +156,44 @@ def test_the_storage_of_another_tensor_is_no_part_of_a_layout():
         fakes = [converter.from_desc(d) for d in (first, shared, alone)]
         both.append([facts(t) for t in fakes])
     assert both[0] == both[1]
+
+
+def test_inputs_of_static_shape_take_the_short_way(monkeypatch):
+    """Parameters, buffers and marked tensors; each is what the long way makes."""
+    marked, static = torch.empty(4, 2), torch.empty(2)
+    torch._dynamo.maybe_mark_dynamic(marked, 0)
+    torch._dynamo.mark_static_address(static)
+    real = [
+        torch.empty(3, 4),
+        torch.nn.Parameter(torch.empty(5)),
+        torch.nn.Buffer(torch.empty(2, 2)),
+        marked,
+        static,
+        marked.t(),
+        torch.empty(0),
+    ]
+    describer = tfk.MetaTensorDescriber()
+    records = [describer.describe_tensor(t) for t in real]
+    assert sum(d.marks is not None for d in records) >= 2
+    short = []
+    make = kept_fakes.KeptFakes.make
+    monkeypatch.setattr(
+        kept_fakes.KeptFakes,
+        "make",
+        lambda self, *args: short.append(make(self, *args)) or short[-1],
+    )
+    found = []
+    for fast in (True, False):
+        mode = FakeTensorMode(shape_env=ShapeEnv())
+        converter = tfk.MetaConverter(mode, symbols="keep", fast=fast)
+        fakes = [converter.from_desc(d) for d in records]
+        found.append(
+            (
+                list(map(facts, fakes)),
+                relations(fakes),
+                [{k: v for k, v in vars(t).items() if k != "fake_mode"} for t in fakes],
+                tfk.snapshot(mode.shape_env),
+            )
+        )
+    assert found[0] == found[1]
+    assert sum(made is not None for made in short) == 5

@@ -181,3 +181,17 @@ def test_what_is_active_around_a_call_changes_nothing() -> None:
     with _Passing():
         check()
     assert [everything(fakes) for fakes in made] == [plain] * 8
+
+
+def test_a_view_that_is_made_again_by_its_operator_is() -> None:
+    """Where autograd notes how to make a view again, that is by its own sizes and strides."""
+    base = torch.empty(4, 6)
+    d = MetaTensorDescriber().describe_tensor(base[1:, ::2])
+    found: list[Any] = []
+    for fast in (True, False):
+        with torch.autograd._force_original_view_tracking(True):
+            fake: Any = warm(fast=fast).from_desc(d)
+        with fake.fake_mode:
+            again = fake._view_func_unsafe(torch.empty(4, 6))
+        found.append((again.size(), again.stride(), again.storage_offset()))
+    assert found == [((3, 3), (6, 2), 6)] * 2

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 import torch._subclasses.meta_utils as meta_utils
-from torch._C import DispatchKey, DispatchKeySet
+from torch._C import DispatchKey, DispatchKeySet, _is_view_replay_enabled
 from torch._C._autograd import CreationMeta
 from torch._dispatch.python import suspend_functionalization
 from torch._functorch import config as _functorch_config
@@ -42,7 +42,7 @@ from torch._library.fake_class_registry import (
     maybe_unwrap_fake_script_object,
 )
 from torch._library.opaque_object import is_opaque_value
-from torch._logging._internal import trace_log, trace_structured
+from torch._logging._internal import LazyTraceHandler, trace_log, trace_structured
 from torch._opaque_base import OpaqueBase
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket, _OpNamespace
 from torch._ops import _higher_order_ops as _hop_table

@@ -36,6 +36,7 @@ from .wire import (
     TABLES,
     Fault,
     Position,
+    no_row,
     plan_of,
     record_name,
     record_type,
@@ -478,10 +479,13 @@ class _Reader:
 
     def __init__(self, document: Any, where: str) -> None:
         self.level = 0
-        self._deepest = 0
+        self.deepest = 0
+        """Rows on the longest path of references from the row that is read."""
+        self.rows: tuple[list[Any], ...] = tuple([] for _ in TABLES)
+        self.depths: tuple[list[int], ...] = tuple([] for _ in TABLES)
         self._budget = MAX_EXPR_NODES
         self._write = msgspec.json.Encoder().encode
-        self._known: dict[tuple[type, bytes], tuple[Any, int]] = {}
+        self._known: dict[tuple[Callable[[_Reader, Any], Any], bytes], tuple[Any, int]] = {}
         self._args: list[tuple[int, ...]] = []
         self._rows: dict[str, list[Any]] = {}
         self._depths: dict[str, list[int]] = {}
@@ -493,8 +497,8 @@ class _Reader:
             ExprDesc: _Reader._read_expr,
             StackDesc: _Reader._read_stack,
         }
-        for name in TABLES:
-            self._rows[name], self._depths[name] = [], []
+        for name, rows, depths in zip(TABLES, self.rows, self.depths, strict=True):
+            self._rows[name], self._depths[name] = rows, depths
         for name, cls in zip(TABLES, SHARED, strict=True):
             self._fill(name, getattr(document, name), readers.get(cls, plan_of(cls).decode), where)
             setattr(document, name, ())  # its rows are records now
@@ -503,43 +507,37 @@ class _Reader:
         rows = self._rows.setdefault(name, [])
         depths = self._depths.setdefault(name, [])
         for wire in wires:
-            self.level = self._deepest = 0
+            self.level = self.deepest = 0
             try:
                 row = read(self, wire)
-                if self._deepest >= MAX_CHAIN:
+                if self.deepest >= MAX_CHAIN:
                     raise Fault(f"more than {MAX_CHAIN} rows in a chain", kind=LimitError)
             except Fault as fault:
                 raise fault.at(f".{name}[{len(rows)}]").error(where, FormatError) from None
             except RecursionError:
                 raise too_deep(f"{where}.{name}[{len(rows)}]") from None
             rows.append(row)
-            depths.append(self._deepest + 1)
-
-    def get(self, index: int, position: int) -> Any:
-        """The object at a position of table ``index``."""
-        name = TABLES[index]
-        row = self._row(name, position)
-        depth = self._depths[name][position]
-        if depth > self._deepest:
-            self._deepest = depth
-        return row
+            depths.append(self.deepest + 1)
 
     def once(self, decode: Callable[[_Reader, Any], Any], wire: Any) -> Any:
-        """The record of one of `wire.FREQUENT`: the same object for what was written alike."""
-        key = type(wire), self._write(wire)
+        """The record of one of `wire.FREQUENT`, or a tuple with some of them, made once.
+
+        It is the same object for all that was written alike.
+        """
+        key = decode, self._write(wire)
         known = self._known.get(key)
         if known is None or self.level >= MAX_NESTING:
-            deepest, self._deepest = self._deepest, 0
-            known = self._known[key] = (decode(self, wire), self._deepest)
-            self._deepest = deepest
-        if known[1] > self._deepest:
-            self._deepest = known[1]
+            deepest, self.deepest = self.deepest, 0
+            known = self._known[key] = (decode(self, wire), self.deepest)
+            self.deepest = deepest
+        if known[1] > self.deepest:
+            self.deepest = known[1]
         return known[0]
 
     def _row(self, name: str, position: int) -> Any:
         rows = self._rows[name]
         if not 0 <= position < len(rows):
-            raise _no_row(name, position, len(rows))
+            raise no_row(name, position, len(rows))
         return rows[position]
 
     def _read_node(self, wire: Any) -> ExprNode:
@@ -548,7 +546,7 @@ class _Reader:
         below = len(self._args)
         for i, arg in enumerate(args):
             if not 0 <= arg < below:
-                raise _no_row("nodes", arg, below).at(f".args[{i}]")
+                raise no_row("nodes", arg, below).at(f".args[{i}]")
         self._args.append(args)
         return node
 
@@ -581,7 +579,7 @@ class _Reader:
 
     def tree(self, data: bytes, where: str) -> Any:
         """The object that a tree of JSON stands for."""
-        self.level = self._deepest = 0
+        self.level = self.deepest = 0
         tree = decode(_decoder(_Tree), data, where)
         try:
             return self._build(tree)
@@ -625,7 +623,8 @@ class _Reader:
             raise fault.at(".name") from None
         try:
             if table is not None:
-                return self.get(table, decode(_decoder(Position), memoryview(item.body), "$"))
+                position = decode(_decoder(Position), memoryview(item.body), "$")
+                return swap_of(cls).decode(self, position)
             plan = plan_of(cls)
             return plan.decode(self, decode(_decoder(plan.wire), memoryview(item.body), "$"))
         except Fault as fault:
@@ -634,11 +633,6 @@ class _Reader:
             path = (error.where or "$").removeprefix("$")
             fault = Fault(error.what, error.expected, error.found, kind=type(error))
             raise fault.at(f".body{path}") from None
-
-
-def _no_row(table: str, position: int, below: int) -> Fault:
-    expected = f"a position below {below}" if below else "no position, as there are no rows"
-    return Fault(f"there is no such row of {table} yet", expected, str(position))
 
 
 # --- helpers --------------------------------------------------------------------------------------

@@ -172,7 +172,7 @@ class MetaConverter(Rebuilder):
             made = make_leaf(d, device, self._storages)
             if made is not None:
                 fake, meta = made
-        elif d.base is not None and can_be_viewed(d):
+        elif d.base is not None and can_be_viewed(d) and views_are_as_ever():
             base = self.from_desc(d.base)
             base_meta = self._tensors[d.base.id].meta
             if base_meta is not None:
@@ -188,8 +188,10 @@ class MetaConverter(Rebuilder):
         device, made = self._devices.get(d.device), None
         if self._leaves is not None and source is not None:
             made = self._leaves.make(d, self._device, self._storages, source, policy)
-        elif device is not None and self._kept is not None and d.is_fake:
+        elif device is not None and self._kept is not None:
             made = self._kept.make(d, device, self._storages)
+            if made is not None and d.marks is not None:
+                self._mark(d.marks, made[0])
         usable = self._kept is not None and d.is_fake and device is not None
         if made is None and d.is_view and can_be_viewed(d) and (usable or self._leaves is not None):
             made = self._symbolic_view(d, source, policy)

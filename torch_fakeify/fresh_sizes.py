@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
+import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sympy
@@ -17,6 +18,7 @@ import torch
 
 from ._torch import (
     DimDynamic,
+    LazyTraceHandler,
     ShapeEnv,
     StatefulSymbolicContext,
     StatelessSymbolicContext,
@@ -55,7 +57,21 @@ def symbols_are_watched(shape_env: Any) -> bool:
     return (
         reuse_is_watched(shape_env)
         or experimental_config.backed_size_oblivious
-        or bool(trace_log.handlers)
+        or any(map(_writes, trace_log.handlers))
+    )
+
+
+def _writes(handler: logging.Handler) -> bool:
+    """Whether a handler of torch's structured trace may write what it gets.
+
+    Torch begins with one that, where nobody asked for a trace, only takes itself away when the first
+    record comes. In a process that has compiled nothing yet it is still there.
+    """
+    return not (
+        type(handler) is LazyTraceHandler
+        and handler.root_dir is None
+        and hasattr(torch.version, "git_version")
+        and os.getenv("MAST_HPC_JOB_NAME") is None
     )
 
 

@@ -72,7 +72,7 @@ _OWN = frozenset({tuple, list, dict, torch.Size, torch.dtype, torch.device})
 _PLAIN = frozenset({type(None), bool, int})
 """Types whose values are their own records."""
 
-_CONTAINERS = (TupleValue, ListValue, DictValue, SizeValue, FunctionValue)
+_CONTAINERS = frozenset({TupleValue, ListValue, DictValue, SizeValue, FunctionValue})
 """Records that the hook does not own, but for their parts."""
 
 _TEMPLATES = {**magic_methods, **inplace_methods}
@@ -493,15 +493,18 @@ class _Decoder:
         }
         if self.devices:
             target, args, kwargs = self.devices.move_call(desc.op, target, args, kwargs, where)
-        annotation = decode_value(desc.type, where=f"{where}.type")
+        annotation = None
+        if desc.type is not None:
+            annotation = decode_value(desc.type, where=f"{where}.type")
         if annotation is not None and not isinstance(annotation, type):
             raise FormatError("not an annotation", where=f"{where}.type", found=repr(annotation))
         # The arguments come second: `create_node` warns of symbolic scalars among them.
         fx_node = graph.create_node(desc.op, target, name=desc.name, type_expr=annotation)
+        # An FX node would be taken out of the graph's table of operators and put back each time.
         if args:
-            fx_node.args = args
+            object.__setattr__(fx_node, "args", args)
         if kwargs:
-            fx_node.kwargs = kwargs
+            object.__setattr__(fx_node, "kwargs", kwargs)
         if fx_node.name != desc.name:
             _rename(graph, fx_node, desc.name)
         return fx_node
@@ -538,7 +541,7 @@ class _Decoder:
         hook: Callable[[Value], object],
         where: str,
     ) -> None:
-        fx_node.meta = meta.decode(desc.meta, where=f"{where}.meta", hook=hook)
+        fx_node.meta.update(meta.decode(desc.meta, where=f"{where}.meta", hook=hook))
         if desc.stack is not None:
             fx_node.meta["stack_trace"] = meta.stack(desc.stack)
         if desc.source is not None:
@@ -551,7 +554,7 @@ class _Decoder:
 
         def hook(v: Value) -> object:
             # Asked for each value of a graph: the most frequent kinds first.
-            if isinstance(v, NodeValue):
+            if type(v) is NodeValue:
                 if not 0 <= v.index < len(nodes):
                     raise FormatError(
                         "an FX node refers to none before it",
@@ -559,9 +562,9 @@ class _Decoder:
                         found=str(v.index),
                     )
                 return nodes[v.index]
-            if isinstance(v, TensorValue):
+            if type(v) is TensorValue:
                 return self.convert(v.tensor)
-            if isinstance(v, _CONTAINERS):
+            if type(v) in _CONTAINERS:
                 return NotImplemented
             if isinstance(v, SymValue):
                 if isinstance(v.sym, NestedIntDesc):

@@ -495,11 +495,17 @@ class MetaDecoder:
         """
         result: dict[str, Any] = {}
         for i, (key, record) in enumerate(meta):
+            shared = record if type(record) is OpaqueValue and record.kind == "shared" else None
+            if shared is not None and type(shared.data) is int and key not in result:
+                known = self._decoded.get((key, shared.data))
+                if known is not None:
+                    result[key] = _own(known)
+                    continue
             here = f"{where}[{i}]"
             if key not in carried or key in result:
                 raise FormatError("not a metadata key", where=here, found=repr(key))
-            if isinstance(record, OpaqueValue) and record.kind == "shared":
-                result[key] = self._decode_shared(key, record.data, here, hook, carried)
+            if shared is not None:
+                result[key] = self._decode_shared(key, shared.data, here, hook, carried)
             else:
                 result[key] = self._decode_entry(key, record, here, hook, carried)
         return result
@@ -511,12 +517,9 @@ class MetaDecoder:
             raise FormatError("not a shared value", where=where, found=repr(position))
         if not 0 <= position < len(self._shared):
             raise FormatError("no such shared value", where=where, found=repr(position))
-        known = self._decoded.get((key, position))
-        if known is None:
-            known = self._decode_entry(key, self._shared[position], where, hook, carried)
-            self._decoded[key, position] = known
-        # Passes change the metadata of one node: the outer container must be its own.
-        return known.copy() if type(known) is dict else copy.copy(known)
+        known = self._decode_entry(key, self._shared[position], where, hook, carried)
+        self._decoded[key, position] = known
+        return _own(known)
 
     def _decode_entry(
         self, key: str, record: Value, where: str, hook: DecodeHook, carried: _Types
@@ -550,6 +553,11 @@ class MetaDecoder:
             return self._functions[key]
 
         return lenient
+
+
+def _own(shared: Any) -> Any:
+    """A copy, as passes change the metadata of one node: the outer container must be its own."""
+    return shared.copy() if type(shared) in (dict, list) else copy.copy(shared)
 
 
 def _check_bindings(value: Any, where: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from msgspec.structs import replace
 
 from ._torch import (
     FakeTensor,
@@ -92,6 +93,9 @@ class KeptFakes:
             device: of the tensor.
             storages: those that there are, by number; the new one is added.
         """
+        if not d.is_fake:
+            # An input or parameter of static shape. Its marks are left to the caller.
+            return make_leaf(d if d.marks is None else replace(d, marks=None), device, storages)
         if not _is_usual(d) or d.storage is None or d.storage.id in storages:
             return None
         known = self._known.get(_key(d))

@@ -173,9 +173,9 @@ class SizeMaker:
         Raises:
             ConvertError: a symbol of the record is not known (``"keep"``) or has no facts.
         """
-        symbolic = is_symbolic(d)
         if self._keeps(d):
             return self._kept(d)
+        symbolic = is_symbolic(d)
         if symbolic and _has_nested(d):  # a jagged tensor, which was no fake
             return self._by_policy(
                 d,

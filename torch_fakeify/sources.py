@@ -283,10 +283,7 @@ def _decode_source(d: SourceDesc, memo: DecodeMemo, left: int) -> _torch.Source:
 
 
 def _decode_link(
-    d: SourceDesc,
-    base: _torch.Source | None,
-    memo: DecodeMemo,
-    left: int,
+    d: SourceDesc, base: _torch.Source | None, memo: DecodeMemo, left: int
 ) -> _torch.Source:
     known = _source_classes().get(d.cls)
     if known is None:
@@ -302,13 +299,12 @@ def _decode_link(
             "a source has the wrong base", where=_where_of(d), expected=expected, found=found
         )
     values: dict[str, Any] = {} if base is None else {"base": base}
-    is_bare = known.bare is not None
+    is_plain = True
     for name, value in d.fields:
         if type(value) is known.plain.get(name) and name not in values:
             values[name] = value
             continue
-        is_bare = False
-        where = _where_of(d)
+        where, is_plain = _where_of(d), False
         if name not in known.fields or name in values:
             raise FormatError(
                 "a source has a field that is unknown or occurs twice",
@@ -321,11 +317,11 @@ def _decode_link(
     if not known.required <= values.keys():
         missing = [name for name in known.fields if name in known.required - values.keys()]
         raise FormatError("a source lacks a field", where=_where_of(d), expected=missing[0])
-    if is_bare:
+    if is_plain and known.bare is not None:
         source = _new(known.cls)
         source.__dict__.update(known.bare, **values)
         return source
-    return _construct(known, values, d)
+    return _construct(known, values, d, hashable=is_plain)
 
 
 def _where_of(d: SourceDesc) -> str:
@@ -350,7 +346,9 @@ def _decode_field(value: Value, where: str, memo: DecodeMemo, left: int) -> Any:
     return decode_value(value, where=where, hook=own)
 
 
-def _construct(known: _SourceClass, values: dict[str, Any], d: SourceDesc) -> _torch.Source:
+def _construct(
+    known: _SourceClass, values: dict[str, Any], d: SourceDesc, *, hashable: bool
+) -> _torch.Source:
     if d.cls == "ImportSource":
         # Its __post_init__ puts a guard on the frame that is being compiled. None is.
         source = object.__new__(known.cls)
@@ -359,7 +357,8 @@ def _construct(known: _SourceClass, values: dict[str, Any], d: SourceDesc) -> _t
         return source
     try:
         source = known.cls(**values)
-        hash(source)
+        if not hashable:
+            hash(source)
     except (AssertionError, TypeError, ValueError) as error:
         raise FormatError(
             "a source cannot be made", where=_where_of(d), found=str(error)

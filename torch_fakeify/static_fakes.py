@@ -34,6 +34,7 @@ _AS_STRIDED = torch.ops.aten.as_strided.default
 _torch_functions: Any = torch
 set_storage = _torch_functions._functionalize_unsafe_set
 """Gives a tensor the storage of another one, and changes nothing else."""
+_UNSQUEEZE = torch.ops.aten.unsqueeze.default
 _PRIM_DEVICE = torch.ops.prim.device.default
 _CREATION_METAS = dict(_torch.CreationMeta.__members__)
 
@@ -41,7 +42,7 @@ _CREATION_METAS = dict(_torch.CreationMeta.__members__)
 class Viewing(_torch.TorchDispatchMode):
     """Answers autograd, which makes a view, with the fake tensor that the view is to be.
 
-    Method: as `fakes.Replay`, for one ``as_strided`` on one tensor.
+    Method: as `fakes.Replay`, for one view operator on one tensor.
     """
 
     fake: FakeTensor | None = None
@@ -57,7 +58,7 @@ class Viewing(_torch.TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Answers for the device and the one view, and hands on the rest."""
-        if func is _AS_STRIDED:
+        if func is _UNSQUEEZE or func is _AS_STRIDED:
             return self.fake
         if func is _PRIM_DEVICE and self.device is not None:
             return self.device.device if self.device.has_guard else META
@@ -138,7 +139,7 @@ def make_view(
     """A dense view of a dense fake tensor, made by autograd as any other; or ``None``.
 
     Args:
-        d: the record, for which `can_be_viewed` holds.
+        d: the record, for which `can_be_viewed` holds, as `views_are_as_ever` does.
         base: the fake tensor of its base.
         meta: the meta tensor on the storage of the base.
         device: of both.
@@ -147,8 +148,6 @@ def make_view(
             that may be used up; else those of the record.
     """
     assert d.storage is not None
-    if not views_are_as_ever():
-        return None
     shared = meta.untyped_storage()
     if shared is not base.untyped_storage():
         return None
@@ -172,7 +171,10 @@ def make_view(
         finally:
             del guard
         viewing.fake, viewing.device = fake, device
-        made: Any = base.as_strided(*layout)
+        # Where autograd notes neither history nor how to make it again, nothing tells by which operator a view was made:
+        # that of the fewest arguments takes the least time.
+        is_untold = d.is_leaf and not _torch._is_view_replay_enabled()
+        made: Any = base.unsqueeze(0) if is_untold else base.as_strided(*layout)
     except (RuntimeError, TypeError):
         return None  # the plain path says what is wrong with the record
     finally:

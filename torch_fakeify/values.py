@@ -283,7 +283,7 @@ def decode_value(
         FormatError: the record says something that cannot be.
         UnknownNameError: a class or function is not known or not allowed here.
     """
-    if v is None or isinstance(v, (bool, int, float, str)):
+    if type(v) in _SCALARS:
         return v
     if hook is not None:
         owned = hook.ask(v, where) if isinstance(hook, Located) else hook(v)
@@ -293,17 +293,33 @@ def decode_value(
         raise LimitError(
             "a constant is nested too deeply", where=where, expected=f"at most {MAX_DEPTH} levels"
         )
+    # The most frequent ones first: they come with every node of a graph.
+    if type(v) is TupleValue:
+        return tuple(_parts(v.items, where, hook, _depth))
+    if type(v) is DictValue:
+        return _decode_dict(v, where, hook, _depth)
+    return _decode_rare(v, where, hook, _depth)
 
+
+def _parts(items: tuple[Value, ...], where: str, hook: DecodeHook | None, depth: int) -> list[Any]:
+    return [
+        item
+        if type(item) in _SCALARS
+        else decode_value(item, where=f"{where}.items[{i}]", hook=hook, _depth=depth + 1)
+        for i, item in enumerate(items)
+    ]
+
+
+def _decode_rare(v: Value, where: str, hook: DecodeHook | None, depth: int) -> Any:
     def part(item: Value, suffix: str) -> Any:
-        return decode_value(item, where=where + suffix, hook=hook, _depth=_depth + 1)
+        return decode_value(item, where=where + suffix, hook=hook, _depth=depth + 1)
 
     def parts(items: tuple[Value, ...]) -> list[Any]:
-        return [
-            item if type(item) in _SCALARS else part(item, f".items[{i}]")
-            for i, item in enumerate(items)
-        ]
+        return _parts(items, where, hook, depth)
 
     match v:
+        case None | bool() | int() | float() | str():
+            return v
         case FloatValue():
             return _decode_float(v)
         case ComplexValue():
@@ -321,7 +337,7 @@ def decode_value(
         case SetValue():
             return _decode_set(v, parts(v.items), where)
         case DictValue():
-            return _decode_dict(v, part, where)
+            return _decode_dict(v, where, hook, depth)
         case SliceValue():
             return slice(part(v.start, ".start"), part(v.stop, ".stop"), part(v.step, ".step"))
         case RangeValue():
@@ -373,17 +389,21 @@ def _decode_set(v: SetValue, items: list[Any], where: str) -> set[Any] | frozens
     return found if v.frozen else set(found)
 
 
-def _decode_dict(v: DictValue, part: Callable[[Value, str], Any], where: str) -> dict[Any, Any]:
+def _decode_dict(v: DictValue, where: str, hook: DecodeHook | None, depth: int) -> dict[Any, Any]:
+    def part(item: Value, i: int, side: int) -> Any:
+        path = f"{where}.items[{i}][{side}]"
+        return decode_value(item, where=path, hook=hook, _depth=depth + 1)
+
     result: dict[Any, Any] = {}
     for i, (key_value, item) in enumerate(v.items):
-        key = part(key_value, f".items[{i}][0]")
+        key = key_value if type(key_value) in _SCALARS else part(key_value, i, 0)
         try:
             known = key in result
         except TypeError as error:
             raise FormatError(f"not a key: {error}", where=f"{where}.items[{i}][0]") from error
         if known:
             raise FormatError("a key stands twice in a dictionary", where=f"{where}.items[{i}][0]")
-        result[key] = part(item, f".items[{i}][1]")
+        result[key] = item if type(item) in _SCALARS else part(item, i, 1)
     return immutable_dict(result) if v.immutable else result
 
 

@@ -260,16 +260,12 @@ class Compiler:
     def _struct(self, cls: type[Any]) -> Swap:
         table = table_of(cls)
         if table is not None:
-            return Swap(
-                Position,
-                lambda state, obj: state.put(table, obj),
-                lambda state, position: state.get(table, position),
-            )
+            return Swap(Position, lambda state, obj: state.put(table, obj), _row_decoder(table))
         plan = self._plan(cls)
         if getattr(plan, "plain", False):
             return Swap(cls, _same, _same)
         if cls in FREQUENT:
-            return Swap(plan.wire, _once_encoder(plan), _once_decoder(plan))
+            return Swap(plan.wire, _once_encoder(plan), _once(plan.decode))
         if not hasattr(plan, "encode"):
             return Swap(
                 plan.wire,
@@ -281,7 +277,10 @@ class Compiler:
     def _tuple(self, args: tuple[Any, ...]) -> Swap:
         if len(args) == 2 and args[1] is Ellipsis:
             item = self._swap(args[0])
-            return Swap(tuple[item.wire, ...], _each(item.encode), _each(item.decode))
+            decode = _each(item.decode)
+            if not set(FREQUENT).isdisjoint((args[0], *typing.get_args(args[0]))):
+                decode = _once(decode)
+            return Swap(tuple[item.wire, ...], _each(item.encode), decode)
         items = [self._swap(arg) for arg in args]
         wire = tuple[tuple(item.wire for item in items)]  # pyright: ignore[reportInvalidTypeForm]
         if all(item.encode is _same for item in items):
@@ -365,20 +364,24 @@ def _dispatch(closures: dict[type, _Closure]) -> _Closure:
     return _Dispatch(closures)
 
 
+def _by_type(closure: _Closure) -> dict[type, _Closure]:
+    """The closures of a union, to choose from without a call; none of other types."""
+    return closure.closures if isinstance(closure, _Dispatch) else {}
+
+
 def _each(closure: _Closure) -> _Closure:
     """Apply to every item of a tuple."""
     if closure is _same:
         return _same
     # Most items of sizes and arguments are plain: one call less for each of them.
-    closures = closure.closures if isinstance(closure, _Dispatch) else {}
-    missing = _Dispatch(closures) if closures else closure
+    closures = _by_type(closure)
 
     def convert(state: Any, items: Any) -> tuple[Any, ...]:
         out: list[Any] = []
         changed = False
         try:
             for item in items:
-                found = closures.get(type(item), missing)
+                found = closures.get(type(item), closure)
                 if found is _same:
                     out.append(item)
                     continue
@@ -413,15 +416,14 @@ def _zipped(closures: list[_Closure]) -> _Closure:
 
 def _named(closure: _Closure) -> _Closure:
     """Apply to the second item of a pair, as records have for named values."""
-    closures = closure.closures if isinstance(closure, _Dispatch) else {}
-    missing = _Dispatch(closures) if closures else closure
+    closures = _by_type(closure)
 
     def convert(state: Any, items: Any) -> tuple[Any, ...]:
         if len(items) != 2:
             raise Fault("a tuple has the wrong length", "2", str(len(items)))
         name, value = items
         try:
-            found = closures.get(type(value), missing)
+            found = closures.get(type(value), closure)
             if found is _same:
                 return items
             new = found(state, value)
@@ -472,6 +474,7 @@ def _getter(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
 def _struct_decoder(cls: type[Any], fields: list[tuple[str, _Closure, Any]]) -> _Closure:
     asdict = msgspec.structs.asdict
     values_of = _getter([name for name, _, _ in fields])
+    visited = [(name, _by_type(closure), closure, default) for name, closure, default in fields]
 
     def decode(state: Any, wire: Any) -> Any:
         state.level = level = state.level + 1
@@ -480,9 +483,11 @@ def _struct_decoder(cls: type[Any], fields: list[tuple[str, _Closure, Any]]) -> 
         values = asdict(wire)
         name = ""
         try:
-            for value, (name, closure, default) in zip(values_of(wire), fields):  # noqa: B905
+            for value, (name, kinds, closure, default) in zip(values_of(wire), visited):  # noqa: B905
                 if value is not default:
-                    values[name] = closure(state, value)
+                    found = kinds.get(type(value), closure)
+                    if found is not _same:
+                        values[name] = found(state, value)
         except Fault as fault:
             raise fault.at(f".{name}") from fault.__cause__
         state.level = level - 1
@@ -494,12 +499,33 @@ def _struct_decoder(cls: type[Any], fields: list[tuple[str, _Closure, Any]]) -> 
     return decode
 
 
+def _row_decoder(table: int) -> _Closure:
+    """Gives the object of a position, and notes how long the chain of rows below it is."""
+
+    def decode(state: Any, position: int) -> Any:
+        rows = state.rows[table]
+        if not 0 <= position < len(rows):
+            raise no_row(TABLES[table], position, len(rows))
+        depth = state.depths[table][position]
+        if depth > state.deepest:
+            state.deepest = depth
+        return rows[position]
+
+    return decode
+
+
+def no_row(table: str, position: int, below: int) -> Fault:
+    """The error for a position at which nothing stands."""
+    expected = f"a position below {below}" if below else "no position, as there are no rows"
+    return Fault(f"there is no such row of {table} yet", expected, str(position))
+
+
 def _once_encoder(plan: Plan) -> _Closure:
     return lambda state, record: state.once(plan.encode, record)
 
 
-def _once_decoder(plan: Plan) -> _Closure:
-    return lambda state, wire: state.once(plan.decode, wire)
+def _once(decode: _Closure) -> _Closure:
+    return lambda state, wire: state.once(decode, wire)
 
 
 def too_nested() -> Fault:
