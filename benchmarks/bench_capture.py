@@ -1,8 +1,9 @@
-"""Writing and loading a captured Llama frame, beside torch's ``GraphPickler``.
+"""Writing and loading captured frames, beside torch's ``GraphPickler``.
 
 Run: ``python -m benchmarks.bench_capture [--layers N] [--rounds N]``; it needs the ``models`` extra.
 Both sides write the frame that Dynamo hands to a backend (graph, metadata of every node, shape
-environment) and load it into a fake mode of their own; rounds alternate in one process.
+environment) and load it into a fake mode of their own; rounds alternate in one process. The frames
+are that of a Llama and that of a plain stack of linear layers, whose half is parameters.
 
 ``GraphPickler`` needs help with such a frame, and gets it before the clock runs: it must be allowed
 all operators; Dynamo's ``grapharg`` goes, which holds the real inputs; and fake tensors that are
@@ -39,30 +40,33 @@ if TYPE_CHECKING:
 LAYERS = 12
 FEW, MANY = 3, 30
 """Layers of the small and the large frame whose times a node are held against each other."""
+LINEARS = 250
+"""Layers of the frame without attention: 500 parameters and about 1000 nodes."""
 _DROPPED = frozenset({"grapharg"})
 
 
 def rows(rounds: int, layers: int = LAYERS) -> Iterator[Row]:
     """Record frames and measure both sides on them, inside the backend that got them."""
-    yield from _in_backend(layers, lambda gm, inputs: _measure(gm, inputs, rounds))
+    yield from _in_backend(llama(layers), lambda *frame: _measure("Llama", *frame, rounds))
+    yield from _in_backend(linears(LINEARS), lambda *frame: _measure("linears", *frame, rounds))
     small: list[tuple[float, float]] = []
-    _in_backend(FEW, lambda gm, inputs: small.extend(_ours(gm, inputs, rounds)))
+    _in_backend(llama(FEW), lambda gm, inputs: small.extend(_ours(gm, inputs, rounds)))
     large: list[tuple[float, float]] = []
-    _in_backend(MANY, lambda gm, inputs: large.extend(_ours(gm, inputs, rounds)))
+    _in_backend(llama(MANY), lambda gm, inputs: large.extend(_ours(gm, inputs, rounds)))
     for side, what in enumerate(("write", "load")):
         values = [Figure((min(times[side] for times in sized),)) for sized in (small, large)]
         yield Row(f"a node of {FEW}, of {MANY} layers: {what}", "us", *values, at_most(1.2))
 
 
-def _in_backend(layers: int, measure: Any) -> Any:
-    """What a function gives of the frame of a Llama and its inputs."""
+def _in_backend(called: tuple[torch.nn.Module, dict[str, Any]], measure: Any) -> Any:
+    """What a function gives of the frame of a model and its inputs."""
     found: list[Any] = []
 
     def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
         found.append(measure(gm, inputs))
         return gm.forward
 
-    model, arguments = llama(layers)
+    model, arguments = called
     # A float that is a symbol does not pickle.
     with (
         warnings.catch_warnings(),
@@ -104,7 +108,14 @@ def llama(layers: int) -> tuple[torch.nn.Module, dict[str, Any]]:
     return LlamaForCausalLM(config), {"input_ids": torch.randint(0, 64, (2, 7))}
 
 
-def _measure(gm: torch.fx.GraphModule, inputs: list[Any], rounds: int) -> list[Row]:
+def linears(layers: int) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """Linear layers with an activation after each: 2 parameters and 4 nodes a layer."""
+    parts = [(torch.nn.Linear(8, 8), torch.nn.ReLU()) for _ in range(layers)]
+    model = torch.nn.Sequential(*[module for pair in parts for module in pair])
+    return model, {"input": torch.randn(3, 8)}
+
+
+def _measure(model: str, gm: torch.fx.GraphModule, inputs: list[Any], rounds: int) -> list[Row]:
     path = Path(tempfile.mkdtemp()) / "frame.fkf"
     frame = picklable(gm)
     options = Options(ops_filter=None, node_metadata_key_filter=lambda key: key not in _DROPPED)
@@ -123,7 +134,7 @@ def _measure(gm: torch.fx.GraphModule, inputs: list[Any], rounds: int) -> list[R
     def load_ours(_: None) -> Any:
         return tfk.Capture.load(path).instantiate()
 
-    what = f"Llama, {len(gm.graph.nodes)} nodes, {len(inputs)} inputs"
+    what = f"{model}, {len(gm.graph.nodes)} nodes, {len(inputs)} inputs"
     return [
         compare(
             f"{what}: write",

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from strategies import DTYPES, Group, any_groups, tensor_groups
 from torch._dynamo.source import LocalSource, RandomValueSource
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 import torch_fakeify as tfk
 from torch_fakeify import _torch
@@ -35,7 +35,7 @@ def test_both_paths_agree(group: Group) -> None:
     """The fast path gives the record that the plain path gives, or leaves the tensor to it."""
     describer = MetaTensorDescriber()
     for t in group:
-        plain = describer._describe_any(t, "$", None, None)
+        plain = describer._describe_any(t, "$")
         assert describer.describe_tensor(t) == plain
         assert describer._describe_plain(t, "$") in (plain, None)
 
@@ -72,9 +72,81 @@ def test_both_paths_agree_on_fake_tensors(group: Group, symbolic: bool) -> None:
     describer = MetaTensorDescriber()
     for i, t in enumerate(group):
         f = mode.from_tensor(t, source=LocalSource(f"x{i}") if symbolic else None)
-        plain = describer._describe_any(f, "$", None, None)
+        plain = describer._describe_any(f, "$")
         assert describer.describe_tensor(f) == plain
         assert describer._describe_plain(f, "$") in (plain, None)
+
+
+@given(tensor_groups(marks=True, dtypes=DTYPES), st.booleans())
+@settings(max_examples=60)
+@pytest.mark.filterwarnings(r"ignore:The \.grad attribute of a Tensor:UserWarning")  # torch's own
+def test_settled_fake_tensors_have_the_same_records(group: Group, two_envs: bool) -> None:
+    """What tensors of one layout share is what each has alone, whosever ``ShapeEnv`` it is."""
+    modes = [FakeTensorMode(shape_env=ShapeEnv()) for _ in range(1 + two_envs)]
+    fakes = [
+        mode.from_tensor(t, source=LocalSource(f"x{i}"))
+        for mode in modes
+        for i, t in enumerate(group)
+    ]
+    fast, plain = MetaTensorDescriber(), MetaTensorDescriber(fast=False)
+    with fast.settled(), plain.settled():
+        for f in fakes * 2:
+            assert fast.describe_tensor(f) == plain.describe_tensor(f)
+
+
+def test_settled_fake_tensors_share_what_is_equal() -> None:
+    """A tensor has one record, and tensors of one layout one record of their sizes."""
+    describer = MetaTensorDescriber()
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    t = mode.from_tensor(torch.empty(3, 4), source=LocalSource("x"))
+    with mode:
+        other, view = t + 1, t[1:]
+    with describer.settled():
+        d, e, v = map(describer.describe_tensor, (t, other, view))
+        assert describer.describe_tensor(t) is d is v.base
+        assert e is not d
+        assert e.size is d.size
+        assert e.stride is d.stride
+        assert e.symbols is d.symbols
+
+
+def test_nothing_is_settled_for_ever() -> None:
+    """What a ``ShapeEnv`` learned since shows in the next record."""
+    describer = MetaTensorDescriber()
+    env = ShapeEnv()
+    t = FakeTensorMode(shape_env=env).from_tensor(torch.empty(3), source=LocalSource("x"))
+    with describer.settled():
+        before = describer.describe_tensor(t)
+    torch._check(t.size(0) <= 7)
+    env.evaluate_expr(t.size(0).node.expr >= 3)
+    with describer.settled():
+        inside = describer.describe_tensor(t)
+    for after in (inside, describer.describe_tensor(t)):
+        assert after.symbols[0].lower == 3
+        assert after.symbols[0].upper == 7
+    assert before.symbols[0].upper != 7
+
+
+def test_a_policy_does_not_change_the_path() -> None:
+    """With a source and a context the fast path gives what the plain path gives, hints included."""
+    marked = torch.empty(3, 4)
+    torch._dynamo.mark_dynamic(marked, 0)
+    static = torch.nn.Parameter(torch.empty(3, 4))
+    torch._dynamo.mark_static_address(static)
+    buffer = torch.nn.Buffer(torch.empty(3, 4), persistent=False)
+    context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.STATIC] * 2)
+    tensors = [torch.empty(3, 4), marked, static, buffer, static[1:], torch.tensor(5)] * 2
+    fast, plain = MetaTensorDescriber(), MetaTensorDescriber(fast=False)
+    for i, t in enumerate(tensors):
+        policy = context if t.ndim else None
+        records = [
+            describer.describe_tensor(t, source=LocalSource(f"x{i}"), symbolic_context=policy)
+            for describer in (fast, plain)
+        ]
+        assert records[0] == records[1]
+        assert records[0].source is not None
+        assert records[0].scalar_hint == (None if t.ndim else 5)
+        assert fast._describe_plain(t, "$") is not None
 
 
 def test_the_fast_path_takes_fake_tensors() -> None:
@@ -85,7 +157,7 @@ def test_the_fast_path_takes_fake_tensors() -> None:
     with mode:
         w = mode.from_tensor(torch.nn.Parameter(torch.empty(3)), source=LocalSource("w"))
         for each in (t, t[1:], t + 1, torch.nn.Parameter(t), (t @ t.t()).sum(), w * 2, w[1:]):
-            plain = describer._describe_any(each, "$", None, None)
+            plain = describer._describe_any(each, "$")
             assert describer._describe_plain(each, "$") == plain
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import msgspec
 
+from .chains import MAX_CHAIN, Link, too_long, unseen
 from .desc import (
     ApplyNode,
     ExprDesc,
@@ -54,14 +55,14 @@ FORMAT = "torch_fakeify.records"
 VERSION = 1
 """History: 1 (2026-11) tables of expressions, stacks, sources, storages and tensors."""
 
-MAX_CHAIN = 250
-"""Rows on the longest path of references, e.g. a source over its base over its base."""
-
 MAX_EXPR_NODES = 10_000_000
 """Nodes of all expressions together, after the shared ones are written out for each."""
 
 _NO_TABLE = len(TABLES)
 """Where a reference comes from that does not stand in a row: it may go to every table."""
+
+_PLAIN = frozenset({type(None), bool, int, str})
+"""Types whose values are written as they are."""
 
 _T = TypeVar("_T")
 
@@ -196,9 +197,11 @@ class _Table:
         adders: dict[type[Record], Callable[[Encoder, int, _Table, Any], int]] = {
             ExprDesc: Encoder._add_expr,
             StackDesc: Encoder._add_stack,
+            SourceDesc: Encoder._add_source,
         }
         self.cls = cls
         self.chain = plan.chain
+        self.children = plan.children
         self.encode = plan.encode
         self.add = adders.get(cls, Encoder._add_record)
         self.interned = cls in (ExprDesc, StackDesc, SourceDesc)
@@ -346,13 +349,16 @@ class Encoder:
             self._deepest = table.depths[position]
         return position
 
-    def once(self, encode: Callable[[Encoder, Any], Any], record: Any) -> Any:
-        """The wire form of one of `wire.FREQUENT`, made when the object is first seen."""
-        known = self._written.get(id(record))
+    def once(self, encode: Callable[[Encoder, Any], Any], obj: Any) -> Any:
+        """The wire form of one of `wire.FREQUENT`, or of a tuple that may hold some of them.
+
+        It is made when the object is first seen: tensors of one layout share theirs.
+        """
+        known = self._written.get(id(obj))
         if known is None or self.level >= MAX_NESTING:
             deepest, self._deepest = self._deepest, 0
-            row = msgspec.Raw(self._row(encode(self, record)))
-            known = self._written[id(record)] = (record, row, self._deepest)
+            row = msgspec.Raw(self._row(encode(self, obj)))
+            known = self._written[id(obj)] = (obj, row, self._deepest)
             self._deepest = deepest
         if known[2] > self._deepest:
             self._deepest = known[2]
@@ -361,15 +367,14 @@ class Encoder:
     def _add_chain(self, index: int, table: _Table, obj: Any) -> int:
         """Write ``obj`` after what it reaches through fields of its own type, without recursion."""
         seen = table.seen
-        for name in table.chain:
-            child = getattr(obj, name)
+        for child in table.children(obj):
             if child is not None and id(child) not in seen:
                 break
         else:
             return table.add(self, index, table, obj)
-        link: _Link = (obj, "", None)
+        link: Link = (obj, "", None)
         try:
-            for link in _chain(obj, table.chain, seen):
+            for link in unseen(obj, table.chain, seen):
                 table.add(self, index, table, link[0])
         except Fault as fault:
             while link[2] is not None:
@@ -392,6 +397,22 @@ class Encoder:
         row = self._row([frames.setdefault(frame, len(frames)) for frame in obj.frames])
         return table.remember(obj, table.row_of(row, 1))
 
+    def _add_source(self, index: int, table: _Table, obj: SourceDesc) -> int:
+        """As `_add_record`: most sources have plain fields only, and these need no visit."""
+        if type(obj) is not table.cls:
+            return self._add_record(index, table, obj)
+        for field in obj.fields:
+            if len(field) != 2 or type(field[1]) not in _PLAIN:
+                return self._add_record(index, table, obj)
+        depth, wire = 1, obj
+        if obj.base is not None:
+            base = table.seen[id(obj.base)]  # written before what refers to it
+            depth = table.depths[base] + 1
+            wire = msgspec.structs.replace(obj, base=base)
+        if depth > MAX_CHAIN:
+            raise too_long()
+        return table.remember(obj, table.row_of(self._row(wire), depth))
+
     def _add_record(self, index: int, table: _Table, obj: Any) -> int:
         deepest, referrer = self._deepest, self._table
         self._deepest, self._table = 0, index
@@ -399,8 +420,17 @@ class Encoder:
         depth = self._deepest + 1
         self._deepest, self._table = deepest, referrer
         if depth > MAX_CHAIN:
-            raise Fault(f"more than {MAX_CHAIN} rows in a chain", kind=LimitError)
-        return table.remember(obj, table.row_of(row, depth))
+            raise too_long()
+        # As `row_of` and `remember` do, without two calls for each row.
+        position = len(table.rows)
+        if table.interned:
+            position = table.equal.setdefault(row, position)
+        if position == len(table.rows):
+            table.rows.append(msgspec.Raw(row))
+            table.depths.append(depth)
+        table.seen[id(obj)] = position
+        table.alive.append(obj)
+        return position
 
     def _row(self, row: object) -> bytes:
         try:
@@ -511,7 +541,7 @@ class _Reader:
             try:
                 row = read(self, wire)
                 if self.deepest >= MAX_CHAIN:
-                    raise Fault(f"more than {MAX_CHAIN} rows in a chain", kind=LimitError)
+                    raise too_long()
             except Fault as fault:
                 raise fault.at(f".{name}[{len(rows)}]").error(where, FormatError) from None
             except RecursionError:
@@ -652,31 +682,3 @@ def _postorder(root: int, args: list[tuple[int, ...]], limit: int = MAX_EXPR_NOD
         else:
             order[stack.pop()] = None
     return list(order)
-
-
-_Link: TypeAlias = "tuple[Any, str, _Link | None]"
-"""An object, the field that led to it, and the link that has the field."""
-
-
-def _chain(obj: Any, fields: tuple[str, ...], seen: dict[int, int]) -> list[_Link]:
-    """What ``obj`` reaches through ``fields`` and is not in ``seen``, farthest first."""
-    found: list[_Link] = []
-    done: set[int] = set()
-    stack: list[_Link] = [(obj, "", None)]
-    while stack:
-        link = stack[-1]
-        if id(link[0]) in done:
-            stack.pop()
-            continue
-        size = len(stack)
-        for name in reversed(fields):
-            child = getattr(link[0], name)
-            if child is not None and id(child) not in seen and id(child) not in done:
-                stack.append((child, name, link))
-        if len(stack) == size:
-            done.add(id(link[0]))
-            found.append(stack.pop())
-        elif size > MAX_CHAIN * len(fields):
-            raise Fault(f"more than {MAX_CHAIN} rows in a chain", kind=LimitError)
-    found.pop()  # obj itself
-    return found

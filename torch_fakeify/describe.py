@@ -12,7 +12,6 @@ Everything else that a record cannot hold is refused by name.
 
 from __future__ import annotations
 
-import itertools
 import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -34,6 +33,7 @@ from .desc import (
 )
 from .errors import UnsupportedTensorError, UnsupportedValueError
 from .exprs import encode_expr, encode_sym
+from .fake_records import DENSE, FakeRecords, creation_meta
 from .identities import StorageRecords, TensorNumbers
 from .known_layouts import MOST_LAYOUTS, KnownLayouts
 from .marks import LACKS, encode_marks
@@ -69,9 +69,6 @@ __all__ = ["MetaTensorDescriber", "describe_tensor"]
 
 _Tensor = torch.Tensor
 _Parameter = torch.nn.Parameter
-_DENSE = (torch.Tensor, _Parameter, _torch.FakeTensor)
-"""Classes of which none is a wrapper subclass."""
-
 _ITEM_DTYPES = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.float64})
 """Dtypes whose 0-dim CPU tensors get a symbol for ``item()`` from torch's ``from_tensor``."""
 
@@ -82,22 +79,6 @@ _FLAT_DTYPES = {
 }
 """The names of dtypes of which no tensor holds the offsets of jagged tensors."""
 
-_CREATION_METAS = {member.value: name for name, member in _torch.CreationMeta.__members__.items()}
-"""The names by number: torch looks for the name among all members each time."""
-
-_FAKE_ATTRIBUTES = frozenset(
-    {"_fake_device", "_is_param", "constant", "dispatch_keys", "fake_mode", "pytype", "real_tensor"}
-    | {
-        f"_{name}_memo{part}"
-        for name in ("item", "nested_int", "nonzero", "unique", "unique_consecutive")
-        for part in ("", "_epoch", "_vc")
-    }
-)
-"""Attributes of a fake tensor without a mark on it."""
-
-_RARE_FAKE_ATTRIBUTES = ("pytype", "dispatch_keys", "_nested_int_memo", "_item_memo")
-
-_nbytes = torch.UntypedStorage.nbytes
 _forward_ad: Any = torch.autograd.forward_ad
 
 
@@ -124,6 +105,7 @@ class MetaTensorDescriber:
         self._tensors = TensorNumbers()
         self._syms = SymMemo(keep_nested_ints=keep_nested_ints)
         self._storages = StorageRecords(self._syms)
+        self._fakes = FakeRecords(self._tensors, self._storages, self._syms)
         self._sizes: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._known = KnownLayouts()
         self._can_pin = torch.accelerator.is_available()
@@ -144,8 +126,8 @@ class MetaTensorDescriber:
         self._known.clear()
 
     def settled(self) -> AbstractContextManager[None]:
-        """Inside, nobody changes a ``ShapeEnv``, as while a graph is recorded: symbols are read once."""
-        return self._syms.settled()
+        """Inside, nobody changes a fake tensor or a ``ShapeEnv``, as while a graph is recorded."""
+        return self._fakes.settled()
 
     def describe_storage(self, s: torch.UntypedStorage) -> MetaStorageDesc:
         """The record of an untyped storage: the same object as long as its size stays."""
@@ -168,11 +150,18 @@ class MetaTensorDescriber:
         Raises:
             UnsupportedTensorError: the tensor has a property that a record cannot hold.
         """
-        if self._fast and source is None and symbolic_context is None:
-            d = self._describe_plain(t, "$")
-            if d is not None:
-                return d
-        return self._describe_any(t, "$", source, symbolic_context)
+        if source is None and symbolic_context is None:
+            return self._describe_part(t, "$")
+        policy = _encode_policy(source, symbolic_context)
+        d = self._describe_plain(t, "$") if self._fast else None
+        if d is None:
+            return self._describe_any(t, "$", source, policy)
+        return msgspec.structs.replace(
+            d,
+            scalar_hint=None if d.storage is None else _scalar_hint(t, source, d.storage),
+            source=policy[0],
+            symbolic_context=policy[1],
+        )
 
     # --- the fast path --------------------------------------------------------------------------
 
@@ -184,7 +173,9 @@ class MetaTensorDescriber:
         """
         cls = type(t)
         if cls is not _Tensor and cls is not _Parameter:
-            return self._describe_plain_fake(t, path) if cls is _torch.FakeTensor else None
+            if cls is not _torch.FakeTensor:
+                return None
+            return self._fakes.of(t, path, self._describe_part)
         if torch_function_depth() or self._can_pin or _forward_ad._current_level >= 0:
             return None
         try:
@@ -200,13 +191,13 @@ class MetaTensorDescriber:
             not is_leaf
             or t.grad is not None
             or t.grad_dtype is not layout.dtype
-            or t.__dict__
-            or (base is not None and type(base) not in _DENSE)
+            or (base is not None and type(base) not in DENSE)
         ):
             return self._describe_dense(t, path)
+        attributes = t.__dict__
         # Each field given costs time, also one that is at its default.
         if base is None:
-            return MetaTensorDesc(
+            d = MetaTensorDesc(
                 id=self._tensors.of(t),
                 dtype=layout.dtype_name,
                 device=layout.device_name,
@@ -217,19 +208,29 @@ class MetaTensorDescriber:
                 requires_grad=requires_grad,
                 is_parameter=cls is _Parameter,
             )
-        return MetaTensorDesc(
-            id=self._tensors.of(t),
-            dtype=layout.dtype_name,
-            device=layout.device_name,
-            size=layout.size,
-            stride=layout.stride,
-            storage_offset=t.storage_offset(),  # type: ignore[arg-type]
-            storage=self._storages.of(t.untyped_storage()),
-            requires_grad=requires_grad,
-            is_parameter=cls is _Parameter,
-            is_view=True,
-            base=self._describe_part(base, f"{path}.base"),
-            creation_meta=_creation_meta(t),
+        else:
+            d = MetaTensorDesc(
+                id=self._tensors.of(t),
+                dtype=layout.dtype_name,
+                device=layout.device_name,
+                size=layout.size,
+                stride=layout.stride,
+                storage_offset=t.storage_offset(),  # type: ignore[arg-type]
+                storage=self._storages.of(t.untyped_storage()),
+                requires_grad=requires_grad,
+                is_parameter=cls is _Parameter,
+                is_view=True,
+                base=self._describe_part(base, f"{path}.base"),
+                creation_meta=creation_meta(t),
+            )
+        if not attributes:
+            return d
+        return msgspec.structs.replace(
+            d,
+            is_parameter=d.is_parameter or bool(attributes.get("_is_param")),
+            is_buffer=bool(attributes.get("_is_buffer", False)),
+            persistent=_persistent(attributes),
+            marks=self._marks(t, attributes, path),
         )
 
     def _describe_dense(self, t: torch.Tensor, path: str) -> MetaTensorDesc | None:
@@ -255,7 +256,7 @@ class MetaTensorDescriber:
             self._known.meet(t, dtype_name)
         base = t._base
         attributes = t.__dict__
-        if base is not None and type(base) not in _DENSE:
+        if base is not None and type(base) not in DENSE:
             return None  # the plain path records the view operators
         return MetaTensorDesc(
             id=self._tensors.of(t),
@@ -273,7 +274,7 @@ class MetaTensorDescriber:
             persistent=_persistent(attributes) if attributes else None,
             is_view=base is not None,
             base=None if base is None else self._describe_part(base, f"{path}.base"),
-            creation_meta=None if base is None else _creation_meta(t),
+            creation_meta=None if base is None else creation_meta(t),
             grad=None if grad is None else self._describe_part(grad, f"{path}.grad"),
             grad_dtype=None if grad_dtype is dtype else _grad_dtype_name(grad_dtype),
             retains_grad=not is_leaf and t.retains_grad,
@@ -287,66 +288,13 @@ class MetaTensorDescriber:
             self._sizes.clear()
         return self._sizes.setdefault(size, size)
 
-    def _describe_plain_fake(self, t: Any, path: str) -> MetaTensorDesc | None:
-        """The record of a fake tensor of a plain dense tensor, or ``None`` for all others."""
-        kind = kind_of_keys(dispatch_keys(t).raw_repr(), fake=True)
-        attributes = t.__dict__
-        if (
-            kind == NOT_PLAIN
-            or torch_function_depth()
-            or not attributes.keys() <= _FAKE_ATTRIBUTES
-            or any([attributes.get(name) is not None for name in _RARE_FAKE_ATTRIBUTES])  # noqa: C419
-        ):
-            return None
-        requires_grad = t.requires_grad
-        base = t._base
-        if base is not None and type(base) not in _DENSE:
-            return None
-        is_leaf = not requires_grad or facts.is_leaf(t)
-        if (t.grad_dtype is not t.dtype) if is_leaf else t.retains_grad:
-            return None
-        if facts.shown_grad(t) is not None:
-            return None
-        encode_int = self._syms.encode_int
-        sizes, strides, raw_offset = t.size(), t.stride(), t.storage_offset()
-        raw_storage = t.untyped_storage()
-        try:
-            size = tuple([n if type(n) is int else encode_int(n) for n in sizes])
-            stride = tuple([n if type(n) is int else encode_int(n) for n in strides])
-            offset = encode_int(raw_offset)
-            storage = self._storages.of(raw_storage)
-        except UnsupportedValueError:
-            return None  # the plain path names the tensor
-        symbols = self._syms.facts_of_records(
-            (*size, *stride, offset, storage.nbytes),
-            itertools.chain(sizes, strides, (raw_offset,), map(_nbytes, (raw_storage,))),
-        )
-        return MetaTensorDesc(
-            id=self._tensors.of(t),
-            dtype=name_of(t.dtype),
-            device=device_name(t.device),
-            size=size,
-            stride=stride,
-            storage_offset=offset,
-            storage=storage,
-            requires_grad=requires_grad,
-            is_leaf=is_leaf,
-            is_inference=kind == PLAIN_INFERENCE and not _torch.inference_hidden(),
-            is_parameter=bool(attributes.get("_is_param", False)),
-            is_view=base is not None,
-            base=None if base is None else self._describe_part(base, f"{path}.base"),
-            creation_meta=None if base is None else _creation_meta(t),
-            is_fake=True,
-            symbols=symbols,
-        )
-
     def _describe_part(self, t: torch.Tensor, path: str) -> MetaTensorDesc:
         """The record of a base or gradient."""
         if self._fast and path.count(".") <= MAX_DEPTH:
             d = self._describe_plain(t, path)
             if d is not None:
                 return d
-        return self._describe_any(t, path, None, None)
+        return self._describe_any(t, path)
 
     # --- the plain path -------------------------------------------------------------------------
 
@@ -354,11 +302,10 @@ class MetaTensorDescriber:
         self,
         t: torch.Tensor,
         path: str,
-        source: Source | None,
-        symbolic_context: SymbolicContext | None,
+        source: Source | None = None,
+        policy: tuple[SourceDesc | None, ContextDesc | None] = (None, None),
         number: int | None = None,
     ) -> MetaTensorDesc:
-        source_record, context_record = _encode_policy(source, symbolic_context)
         # What a __torch_function__ mode or subclass says is not what the tensor is.
         with _torch.DisableTorchFunction():
             where = Where(self._tensors.of, t, path, source)
@@ -366,7 +313,7 @@ class MetaTensorDescriber:
             if number is None:
                 number = self._tensors.of(t)  # before those of its parts
             if facts.is_dead_wrapper(t):
-                return self._describe_dead(t, number, path, source_record, context_record)
+                return self._describe_dead(t, number, path, policy)
             seen: list[Any] = []
             parts = self._parts(t, path, where, seen)
             is_fake = _torch.maybe_get_fake_mode(t) is not None
@@ -411,7 +358,7 @@ class MetaTensorDescriber:
                 persistent=_persistent(attributes),
                 is_view=base is not None,
                 base=None if base is None else self._describe_part(base, f"{path}.base"),
-                creation_meta=None if base is None else _creation_meta(t),
+                creation_meta=None if base is None else creation_meta(t),
                 view_calls=None if base is None else self._view_calls(t, base, path, where),
                 grad=None if grad is None else self._describe_part(grad, f"{path}.grad"),
                 grad_dtype=None if grad_dtype is dtype else _grad_dtype_name(grad_dtype),
@@ -425,8 +372,8 @@ class MetaTensorDescriber:
                 nested_int=None if nested_int is None else self._syms.nested_number(nested_int),
                 is_pinned=pinned,
                 marks=self._marks(t, attributes, path),
-                source=source_record,
-                symbolic_context=context_record,
+                source=policy[0],
+                symbolic_context=policy[1],
                 **parts,
             )
 
@@ -443,17 +390,16 @@ class MetaTensorDescriber:
         t: torch.Tensor,
         number: int,
         path: str,
-        source: SourceDesc | None,
-        symbolic_context: ContextDesc | None,
+        policy: tuple[SourceDesc | None, ContextDesc | None],
     ) -> MetaTensorDesc:
         """A grad wrapper that outlived its transform is what it wraps, but for the gradient."""
-        d = self._describe_any(_torch.get_unwrapped(t), path, None, None, number)
+        d = self._describe_any(_torch.get_unwrapped(t), path, number=number)
         return msgspec.structs.replace(
             d,
             requires_grad=t.requires_grad,
             is_leaf=d.is_leaf or not t.requires_grad,
-            source=source,
-            symbolic_context=symbolic_context,
+            source=policy[0],
+            symbolic_context=policy[1],
         )
 
     def _encode_seen(self, seen: list[Any], obj: object) -> Value:
@@ -593,10 +539,6 @@ def _persistent(attributes: Mapping[str, Any]) -> bool | None:
     if not attributes.get("_is_buffer", False) or "persistent" not in attributes:
         return None
     return bool(attributes["persistent"])
-
-
-def _creation_meta(t: torch.Tensor) -> str:
-    return _CREATION_METAS[_torch.get_creation_meta(t).value]
 
 
 def _grad_dtype_name(dtype: torch.dtype | None) -> str:

@@ -18,11 +18,12 @@ from . import _torch, facts
 from .desc_frame import InputDesc
 from .errors import CaptureError
 from .exprs import encode_sym
+from .fake_records import DENSE
 from .sources import encode_source, source_of
 from .values import encode_value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from .desc import IntLike, MetaTensorDesc
     from .describe import MetaTensorDescriber
@@ -53,7 +54,10 @@ def describe_inputs(
             found=f"{len(inputs)}",
             fix="Pass the example inputs that the backend was called with",
         )
-    contexts = [_context_of(fx_node, v) for fx_node, v in zip(placeholders, inputs, strict=True)]
+    known = getattr(_torch.TracingContext.try_get(), "tensor_to_context", {})
+    contexts = [
+        _context_of(fx_node, v, known) for fx_node, v in zip(placeholders, inputs, strict=True)
+    ]
     if any(map(_is_wrapper, inputs)):
         inputs = [_fake_of(fx_node, v) for fx_node, v in zip(placeholders, inputs, strict=True)]
     rows = list(zip(placeholders, inputs, contexts, strict=True))
@@ -78,6 +82,8 @@ def _is_wrapper(value: Any) -> bool:
     if not isinstance(value, torch.Tensor):
         return False
     base = facts.base_of(value)
+    if base is None and type(value) in DENSE:
+        return False
     return facts.needs_view_calls(value, value if base is None else base)
 
 
@@ -174,13 +180,13 @@ def _describe_input(
     )
 
 
-def _context_of(fx_node: torch.fx.Node, tensor: Any) -> Any | None:
+def _context_of(
+    fx_node: torch.fx.Node, tensor: Any, known: Mapping[torch.Tensor, Any]
+) -> Any | None:
     if not isinstance(tensor, torch.Tensor):
         return None
-    tracing_context = _torch.TracingContext.try_get()
-    if tracing_context is not None and tensor in tracing_context.tensor_to_context:
-        return tracing_context.tensor_to_context[tensor]
-    return getattr(fx_node, "_fakeify_context", None)
+    context = known.get(tensor)
+    return getattr(fx_node, "_fakeify_context", None) if context is None else context
 
 
 class _Symbolizer:
@@ -210,7 +216,6 @@ class _Symbolizer:
         done = self.done.get(desc.id)
         if done is not None:
             return done
-        attr_source = _torch.dynamo_source().AttrSource
         changes: dict[str, Any] = {}
         if not _is_static(context, self.shape_env):
             hint_overrides = dict(desc.marks.hint_overrides) if desc.marks is not None else {}
@@ -229,6 +234,10 @@ class _Symbolizer:
             changes["size"] = tuple(self.encode_int(s) for s in size)
             changes["stride"] = tuple(self.encode_int(s) for s in stride)
             changes["storage_offset"] = self.encode_int(offset)
+        if desc.base is None and desc.grad is None and not changes:
+            self.done[desc.id] = desc
+            return desc
+        attr_source = _torch.dynamo_source().AttrSource
         if desc.base is not None:
             base_context = None if context is None else context.view_base_context
             changes["base"] = self.symbolize(desc.base, attr_source(source, "_base"), base_context)
@@ -249,7 +258,7 @@ def _is_static(context: Any | None, shape_env: Any) -> bool:
     if context is None:
         return False
     cache = getattr(context, "shape_env_to_source_to_symbol_cache", {})
-    if any(isinstance(expr, sympy.Symbol) for expr in cache.get(id(shape_env), {}).values()):
+    if any([isinstance(expr, sympy.Symbol) for expr in cache.get(id(shape_env), {}).values()]):  # noqa: C419 - a list is faster
         return False
-    static = _torch.DimDynamic.STATIC
-    return all(d is static for d in context.dynamic_sizes) and not any(context.constraint_sizes)
+    sizes = context.dynamic_sizes
+    return sizes.count(_torch.DimDynamic.STATIC) == len(sizes) and not any(context.constraint_sizes)

@@ -207,10 +207,10 @@ class _Encoder:
     ) -> NodeDesc:
         try:
             args = self._encode_args(fx_node, positions, hook, where)
-            kwargs = tuple(
+            kwargs = tuple([
                 (key, encode_value(_thaw(arg), where=f"{where}.kwargs[{key!r}]", hook=hook))
                 for key, arg in fx_node.kwargs.items()
-            )
+            ])  # fmt: skip
             target = self._encode_target(fx_node, f"{where}.target")
             _check_node(fx_node.op, fx_node.name, target, args, kwargs, where)
         except FormatError as error:

@@ -175,6 +175,9 @@ _SHARED_KEYS = frozenset({
 })  # fmt: skip
 """Keys whose values many nodes have in common."""
 
+_VALUES = frozenset({"example_value", "val"})
+"""Keys that nearly every node has; their values need nothing but their record."""
+
 _TENSOR_ATTRIBUTES = frozenset({"_dynamo_static_input_type"})
 """What compilers read of the Python attributes of an input (``meta["tensor_dict"]``)."""
 
@@ -249,6 +252,8 @@ class MetaEncoder:
         self._modules: dict[str, int] = {}
         self._module_keys: dict[str, str] = {}
         self._known: dict[Any, Value] = {}
+        # By the id of a function, which the entry keeps alive.
+        self._functions: dict[int, tuple[Any, Any]] = {}
 
     def stack(self, text: object) -> StackDesc | str | None:
         """``meta["stack_trace"]`` as frames, or as text where it has another form."""
@@ -290,6 +295,8 @@ class MetaEncoder:
         self, key: str, value: Any, hook: EncodeHook, lost: list[tuple[str, str]]
     ) -> Value:
         where = f"meta[{key!r}]"
+        if key in _VALUES:
+            return encode_value(value, where=where, hook=hook)
         match key:
             case "stack_trace" if isinstance(value, str):
                 return self.stack(value)  # pyright: ignore[reportReturnType]
@@ -331,8 +338,18 @@ class MetaEncoder:
         return known
 
     def _module_stack(self, value: dict[Any, Any], hook: EncodeHook) -> Value:
-        entries = {self._module_key(k): _module_entry(v) for k, v in value.items()}
-        return encode_value(entries, hook=hook)
+        entries = {self._module_key(key): entry for key, entry in value.items()}
+        try:
+            items = [
+                (key, self._once(("module", *entry), _pair, _module_entry(entry), hook))
+                for key, entry in entries.items()
+                if type(key) is str and key.isascii() and _is_module(entry)
+            ]
+        except UnsupportedValueError:
+            items = []  # below, the error has its path
+        if len(items) == len(entries):
+            return DictValue(items=tuple(items))
+        return encode_value({key: _module_entry(e) for key, e in entries.items()}, hook=hook)
 
     def _source_fns(self, value: list[Any], hook: EncodeHook) -> Value:
         return ListValue(
@@ -341,9 +358,14 @@ class MetaEncoder:
             )
         )
 
-    @staticmethod
-    def _source_fn(entry: Any, hook: EncodeHook) -> Value:
-        return encode_value(_source_fn(entry), hook=hook)
+    def _source_fn(self, entry: Any, hook: EncodeHook) -> Value:
+        if not (isinstance(entry, tuple) and len(entry) == 2):
+            return encode_value(entry, hook=hook)
+        name, fn = entry
+        known = self._functions.get(id(fn))
+        if known is None:
+            known = self._functions[id(fn)] = (fn, _source_fn(fn))
+        return _pair((name, known[1]), hook)
 
     def _once(
         self, key: Any, encode: Callable[[Any, EncodeHook], Value], value: Any, hook: EncodeHook
@@ -436,27 +458,43 @@ def _module_entry(entry: Any) -> Any:
     return entry
 
 
+def _is_module(entry: Any) -> bool:
+    """Whether it is such a pair as Dynamo makes: equal ones have equal records."""
+    return (
+        type(entry) is tuple
+        and len(entry) == 2
+        and type(entry[0]) is str
+        and isinstance(entry[1], type)
+    )
+
+
 def _class_text(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def _source_fn(entry: Any) -> Any:
-    """``(name, function)``, the function as text where it has no record."""
-    if not (isinstance(entry, tuple) and len(entry) == 2):
-        return entry
-    name, fn = entry
+def _source_fn(fn: Any) -> Any:
+    """A function, as text where it has no record."""
     if isinstance(fn, type):
-        return (name, _class_text(fn))
+        return _class_text(fn)
     if isinstance(fn, str):
-        return (name, fn)
+        return fn
     try:
-        return (name, names.encode_function(fn))
+        return names.encode_function(fn)
     except UnsupportedValueError:
         module = getattr(fn, "__module__", None)
         qualname = getattr(fn, "__qualname__", None)
         if isinstance(qualname, str):
-            return (name, f"{module}.{qualname}")
-        return (name, _ADDRESS.sub("", str(fn)))
+            return f"{module}.{qualname}"
+        return _ADDRESS.sub("", str(fn))
+
+
+def _pair(entry: tuple[Any, Any], hook: EncodeHook) -> Value:
+    """The record of a pair, nearly always of two texts or of one and a function."""
+    name, value = entry
+    plain = type(value) is FunctionValue or (type(value) is str and value.isascii())
+    if plain and type(name) is str and name.isascii():
+        return TupleValue(items=(name, value))
+    return encode_value(entry, hook=hook)
 
 
 # --- decode ---------------------------------------------------------------------------------------

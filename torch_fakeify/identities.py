@@ -91,6 +91,10 @@ class StorageRecords:
         nbytes: IntLike = storage.nbytes()
         if type(nbytes) is not int:
             nbytes = self._syms.encode_int(nbytes)
+        return self.of_size(storage, nbytes)
+
+    def of_size(self, storage: torch.UntypedStorage, nbytes: IntLike) -> MetaStorageDesc:
+        """The same, given the record of its size."""
         key = id(storage)
         entry = self.entries.get(key)
         if entry is None or entry() is not storage:
@@ -99,6 +103,6 @@ class StorageRecords:
             entry.value = record = MetaStorageDesc(id=next(self._count), nbytes=nbytes)
             return record
         record = entry.value
-        if record.nbytes != nbytes:
+        if record.nbytes is not nbytes and record.nbytes != nbytes:
             entry.value = record = MetaStorageDesc(id=record.id, nbytes=nbytes)
         return record

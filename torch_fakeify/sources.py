@@ -422,22 +422,22 @@ def _encode_context(ctx: Any, where: str, depth: int) -> ContextDesc:
         constraint = _encode_constraint(ctx.constraint, f"{where}.constraint")
         return ContextDesc(kind=kind, constraint=constraint)
     fields: dict[str, Any] = {
-        "dynamic_sizes": tuple(dim.name for dim in ctx.dynamic_sizes),
+        "dynamic_sizes": tuple([dim.name for dim in ctx.dynamic_sizes]),
         "dynamic_strides": _unless_default(
-            tuple(dim.name for dim in ctx.dynamic_strides), "INFER_STRIDE"
+            tuple([dim.name for dim in ctx.dynamic_strides]), "INFER_STRIDE"
         ),
     }
     for name in ("constraint_sizes", "constraint_strides"):
-        constraints = tuple(
+        given = _unless_default(tuple(getattr(ctx, name)), None)
+        fields[name] = tuple([
             _encode_constraint(constraint, f"{where}.{name}[{i}]")
-            for i, constraint in enumerate(getattr(ctx, name))
-        )
-        fields[name] = _unless_default(constraints, None)
-    conditions = tuple(
-        tuple(_encode_condition(fn, f"{where}.specialize_on[{i}][{j}]") for j, fn in enumerate(dim))
-        for i, dim in enumerate(ctx.specialize_on)
-    )
-    fields["specialize_on"] = _unless_default(conditions, ())
+            for i, constraint in enumerate(given)
+        ])  # fmt: skip
+    if any(ctx.specialize_on):
+        fields["specialize_on"] = tuple([
+            tuple([_encode_condition(f, f"{where}.specialize_on[{i}][{j}]") for j, f in enumerate(dim)])
+            for i, dim in enumerate(ctx.specialize_on)
+        ])  # fmt: skip
     if ctx.view_base_context is not None:
         fields["view_base_context"] = _encode_context(
             ctx.view_base_context, f"{where}.view_base_context", depth + 1
@@ -461,7 +461,7 @@ def _encode_context(ctx: Any, where: str, depth: int) -> ContextDesc:
 
 
 def _unless_default(items: tuple[Any, ...], default: object) -> tuple[Any, ...]:
-    return () if all(item == default for item in items) else items
+    return () if items.count(default) == len(items) else items
 
 
 def _encode_constraint(constraint: Any, where: str) -> ConstraintDesc | None:

@@ -171,8 +171,8 @@ def make_view(
         finally:
             del guard
         viewing.fake, viewing.device = fake, device
-        # Where autograd notes neither history nor how to make it again, nothing tells by which operator a view was made:
-        # that of the fewest arguments takes the least time.
+        # Where autograd notes neither a history nor how to make a view again, nothing tells by which
+        # operator it was made, and the one of fewest arguments takes the least time.
         is_untold = d.is_leaf and not _torch._is_view_replay_enabled()
         made: Any = base.unsqueeze(0) if is_untold else base.as_strided(*layout)
     except (RuntimeError, TypeError):

@@ -45,6 +45,7 @@ class SymMemo:
         # By the ids of records in `_ints`, which stay alive there.
         self._symbols_of_record: dict[int, tuple[sympy.Symbol, ...]] = {}
         self._groups: dict[tuple[int, ...], tuple[sympy.Symbol, ...]] = {}
+        self._equal_groups: dict[tuple[sympy.Symbol, ...], tuple[sympy.Symbol, ...]] = {}
         self._facts: dict[sympy.Symbol, tuple[tuple[Any, ...], SymbolFactDesc]] = {}
         self._envs: weakref.WeakKeyDictionary[ShapeEnv, int] = weakref.WeakKeyDictionary()
         self._env_count = 0
@@ -136,7 +137,8 @@ class SymMemo:
             if not self._symbols_of_record.keys() >= set(key):
                 return self.facts(sizes)
             found = {symbol for part in key for symbol in self._symbols_of_record[part]}
-            symbols = self._groups[key] = tuple(sorted(found, key=_name))
+            symbols = tuple(sorted(found, key=_name))
+            symbols = self._groups[key] = self._equal_groups.setdefault(symbols, symbols)
         sym_node: Any = next(n for n in sizes if type(n) is not int).node
         env = sym_node.shape_env
         if self._settled_facts is None:

@@ -103,13 +103,15 @@ class Swap(NamedTuple):
 class Plan:
     """How one record type crosses. Filled in two steps, because record types are recursive."""
 
-    __slots__ = ("chain", "decode", "encode", "plain", "wire")
+    __slots__ = ("chain", "children", "decode", "encode", "plain", "wire")
 
     wire: Any
     encode: _Closure
     decode: _Closure
     chain: tuple[str, ...]
     """Fields that hold the type itself or None."""
+    children: Callable[[Any], tuple[Any, ...]]
+    """The values of these fields."""
     plain: bool
     """Whether the record is its own wire form."""
 
@@ -228,6 +230,7 @@ class Compiler:
             for field in fields
             if table_of(cls) is not None and set(typing.get_args(field.type)) == {cls, type(None)}
         )
+        plan.children = _getter(list(plan.chain))
         swaps = {field.name: self._swap(field.type) for field in fields}
         # msgspec reads annotations when the first decoder is made: here recursion closes.
         plan.wire.__annotations__ = {name: swap.wire for name, swap in swaps.items()}
@@ -265,7 +268,7 @@ class Compiler:
         if getattr(plan, "plain", False):
             return Swap(cls, _same, _same)
         if cls in FREQUENT:
-            return Swap(plan.wire, _once_encoder(plan), _once(plan.decode))
+            return Swap(plan.wire, _once_encoder(plan.encode), _once_decoder(plan.decode))
         if not hasattr(plan, "encode"):
             return Swap(
                 plan.wire,
@@ -277,10 +280,10 @@ class Compiler:
     def _tuple(self, args: tuple[Any, ...]) -> Swap:
         if len(args) == 2 and args[1] is Ellipsis:
             item = self._swap(args[0])
-            decode = _each(item.decode)
+            encode, decode = self._pairs(args[0]) or _each(item.encode), _each(item.decode)
             if not set(FREQUENT).isdisjoint((args[0], *typing.get_args(args[0]))):
-                decode = _once(decode)
-            return Swap(tuple[item.wire, ...], _each(item.encode), decode)
+                encode, decode = _once_encoder(encode), _once_decoder(decode)
+            return Swap(tuple[item.wire, ...], encode, decode)
         items = [self._swap(arg) for arg in args]
         wire = tuple[tuple(item.wire for item in items)]  # pyright: ignore[reportInvalidTypeForm]
         if all(item.encode is _same for item in items):
@@ -290,6 +293,14 @@ class Compiler:
             _zipped([item.encode for item in items]),
             _zipped([item.decode for item in items]),
         )
+
+    def _pairs(self, hint: Any) -> _Closure | None:
+        """What encodes a tuple of such pairs; ``None`` if they are none, or are written as they are."""
+        args = typing.get_args(hint)
+        if typing.get_origin(hint) is not tuple or len(args) != 2 or args[1] is Ellipsis:
+            return None
+        first, second = (self._swap(arg).encode for arg in args)
+        return None if first is second is _same else _each_pair(first, second)
 
     def _union(self, args: tuple[Any, ...]) -> Swap:
         encoders: dict[type, _Closure] = {}
@@ -395,6 +406,39 @@ def _each(closure: _Closure) -> _Closure:
     return convert
 
 
+def _each_pair(first: _Closure, second: _Closure) -> _Closure:
+    """Apply to every item of a tuple of pairs."""
+    firsts, seconds = _by_type(first), _by_type(second)
+
+    def convert(state: Any, items: Any) -> tuple[Any, ...]:
+        out: list[Any] = []
+        changed = False
+        part = ""
+        try:
+            for pair in items:
+                part = ""
+                if len(pair) != 2:
+                    raise Fault("a tuple has the wrong length", "2", str(len(pair)))
+                key, value = pair
+                part = "[0]"
+                found = firsts.get(type(key), first)
+                new_key = key if found is _same else found(state, key)
+                part = "[1]"
+                found = seconds.get(type(value), second)
+                new = value if found is _same else found(state, value)
+                if new is not value or new_key is not key:
+                    changed = True
+                    pair = (new_key, new)
+                out.append(pair)
+        except Fault as fault:
+            if part:
+                fault.at(part)
+            raise fault.at(f"[{len(out)}]") from fault.__cause__
+        return tuple(out) if changed else items
+
+    return convert
+
+
 def _zipped(closures: list[_Closure]) -> _Closure:
     """Apply one closure to each item of a tuple of fixed length."""
     if len(closures) == 2 and closures[0] is _same:
@@ -439,8 +483,11 @@ def _struct_encoder(cls: type[Any], fields: list[tuple[str, _Closure, Any]]) -> 
 
     A record of which no field changes is its own wire form.
     """
+    if len(fields) == 1:
+        return _field_encoder(cls, *fields[0])
     replace = msgspec.structs.replace
     values_of = _getter([name for name, _, _ in fields])
+    visited = [(name, _by_type(closure), closure, default) for name, closure, default in fields]
 
     def encode(state: Any, record: Any) -> Any:
         if type(record) is not cls:
@@ -451,15 +498,43 @@ def _struct_encoder(cls: type[Any], fields: list[tuple[str, _Closure, Any]]) -> 
         changes: dict[str, Any] = {}
         name = ""
         try:
-            for value, (name, closure, default) in zip(values_of(record), fields):  # noqa: B905
+            for value, (name, kinds, closure, default) in zip(values_of(record), visited):  # noqa: B905
                 if value is not default:
-                    wire = closure(state, value)
-                    if wire is not value:
-                        changes[name] = wire
+                    found = kinds.get(type(value), closure)
+                    if found is not _same:
+                        wire = found(state, value)
+                        if wire is not value:
+                            changes[name] = wire
         except Fault as fault:
             raise fault.at(f".{name}") from fault.__cause__
         state.level = level - 1
         return replace(record, **changes) if changes else record
+
+    return encode
+
+
+def _field_encoder(cls: type[Any], name: str, closure: _Closure, default: Any) -> _Closure:
+    """The encoder of a record with one field to visit, as most values of graphs have."""
+    replace = msgspec.structs.replace
+    value_of = operator.attrgetter(name)
+    kinds = _by_type(closure)
+
+    def encode(state: Any, record: Any) -> Any:
+        if type(record) is not cls:
+            raise Fault("a value has the wrong type", cls.__name__, type(record).__qualname__)
+        state.level = level = state.level + 1
+        if level > MAX_NESTING:
+            raise too_nested()
+        wire = value = value_of(record)
+        if value is not default:
+            try:
+                found = kinds.get(type(value), closure)
+                if found is not _same:
+                    wire = found(state, value)
+            except Fault as fault:
+                raise fault.at(f".{name}") from fault.__cause__
+        state.level = level - 1
+        return record if wire is value else replace(record, **{name: wire})
 
     return encode
 
@@ -520,11 +595,11 @@ def no_row(table: str, position: int, below: int) -> Fault:
     return Fault(f"there is no such row of {table} yet", expected, str(position))
 
 
-def _once_encoder(plan: Plan) -> _Closure:
-    return lambda state, record: state.once(plan.encode, record)
+def _once_encoder(encode: _Closure) -> _Closure:
+    return lambda state, value: state.once(encode, value)
 
 
-def _once(decode: _Closure) -> _Closure:
+def _once_decoder(decode: _Closure) -> _Closure:
     return lambda state, wire: state.once(decode, wire)
 
 

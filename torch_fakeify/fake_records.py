@@ -1,0 +1,236 @@
+"""Records of fake tensors that stand for plain dense tensors or for dense views of such.
+
+Most tensors of a graph have the layout of another one, and many stand in the metadata of several
+nodes or are the base of views. While nobody changes anything (`settled`), each tensor is read once,
+and tensors of one layout share the records of their sizes, so that these are written once too.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from . import _torch, facts
+from ._torch import SymNode, dispatch_keys, torch_function_depth
+from .desc import MetaTensorDesc
+from .errors import UnsupportedValueError
+from .refusals import NOT_PLAIN, PLAIN_INFERENCE, device_name, kind_of_keys, name_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable
+
+    from .desc import IntLike, SymbolFactDesc
+    from .identities import StorageRecords, TensorNumbers
+    from .symbols import SymMemo
+
+__all__ = ["DENSE", "FakeRecords", "creation_meta"]
+
+DENSE = (torch.Tensor, torch.nn.Parameter, _torch.FakeTensor)
+"""Classes of which none is a wrapper subclass."""
+
+_ATTRIBUTES = frozenset(
+    {"_fake_device", "_is_param", "constant", "dispatch_keys", "fake_mode", "pytype", "real_tensor"}
+    | {
+        f"_{name}_memo{part}"
+        for name in ("item", "nested_int", "nonzero", "unique", "unique_consecutive")
+        for part in ("", "_epoch", "_vc")
+    }
+)
+"""Attributes of a fake tensor without a mark on it."""
+
+_CREATION_METAS = {member.value: name for name, member in _torch.CreationMeta.__members__.items()}
+"""The names by number: torch looks for the name among all members each time."""
+
+
+def creation_meta(t: torch.Tensor) -> str:
+    """The name of how a view came to be."""
+    return _CREATION_METAS[_torch.get_creation_meta(t).value]
+
+
+@lru_cache(maxsize=256)
+def _kind(raw_keys: int) -> int:
+    return kind_of_keys(raw_keys, fake=True)
+
+
+class _FakeLayout(NamedTuple):
+    """The records of the numbers of a fake tensor, and of the symbols in them."""
+
+    size: tuple[IntLike, ...]
+    stride: tuple[IntLike, ...]
+    storage_offset: IntLike
+    nbytes: IntLike
+    symbols: tuple[SymbolFactDesc, ...]
+
+
+class _FakeLayouts:
+    """The layouts of fake tensors, each made once, as long as no ``ShapeEnv`` changes.
+
+    A number is known by an int: itself, or below zero the place of its record among those of
+    symbolic ones. None of a tensor's numbers is below zero.
+    """
+
+    def __init__(self, syms: SymMemo) -> None:
+        self._syms = syms
+        self._records: list[IntLike] = []
+        # By the id of a ``SymNode``, and by the ids of its expression and environment and its hint.
+        self._by_node: dict[int, int] = {}
+        self._by_expr: dict[tuple[int, int, int | None], int] = {}
+        self._by_record: dict[tuple[IntLike, int], int] = {}
+        self._alive: list[Any] = []
+        """What the ids are of."""
+        self._layouts: dict[tuple[int, ...], _FakeLayout] = {}
+        self._tuples: dict[tuple[int, ...], tuple[IntLike, ...]] = {}
+
+    def of(self, sizes: Any, strides: Any, offset: Any, nbytes: Any) -> _FakeLayout:
+        """The layout of a tensor of these sizes and strides.
+
+        Raises:
+            UnsupportedValueError: a number has no record.
+        """
+        known = self._by_node
+        key = tuple([
+            n if type(n) is int else known.get(id(n.node)) or self._number(n)
+            for n in (*sizes, *strides, offset, nbytes)
+        ])  # fmt: skip
+        layout = self._layouts.get(key)
+        if layout is None:
+            numbers = (*sizes, *strides, offset, nbytes)
+            layout = self._layouts[key] = self._layout(key, len(sizes), numbers)
+        return layout
+
+    def _layout(self, key: tuple[int, ...], ndim: int, numbers: Iterable[Any]) -> _FakeLayout:
+        records = tuple([n if n >= 0 else self._records[-1 - n] for n in key])
+        return _FakeLayout(
+            size=self._tuples.setdefault(key[:ndim], records[:ndim]),
+            stride=self._tuples.setdefault(key[ndim:-2], records[ndim:-2]),
+            storage_offset=records[-2],
+            nbytes=records[-1],
+            symbols=self._syms.facts_of_records(records, numbers),
+        )
+
+    def _number(self, n: Any) -> int:
+        """The number of a symbolic size at first sight."""
+        sym_node = n.node
+        env = getattr(sym_node, "shape_env", None)
+        key = None
+        if type(sym_node) is SymNode:
+            hint = sym_node._hint
+            if hint is None or type(hint) is int:
+                # What the environment knows settles what an expression has become.
+                key = (id(sym_node._expr), id(env), hint)
+        number = None if key is None else self._by_expr.get(key)
+        if number is None:
+            number = self._number_of_record(self._syms.encode_int(n), env)
+            if key is not None:
+                self._by_expr[key] = number
+        self._by_node[id(sym_node)] = number
+        self._alive.append(sym_node)
+        return number
+
+    def _number_of_record(self, record: IntLike, env: Any) -> int:
+        if type(record) is int and record >= 0:
+            return record
+        number = self._by_record.setdefault((record, id(env)), -1 - len(self._records))
+        if -1 - number == len(self._records):
+            self._records.append(record)
+        return number
+
+
+class FakeRecords:
+    """Describes fake tensors the fast way.
+
+    Args:
+        tensors: gives the ids of tensors.
+        storages: gives the records of storages.
+        syms: gives the records of symbolic sizes.
+    """
+
+    def __init__(self, tensors: TensorNumbers, storages: StorageRecords, syms: SymMemo) -> None:
+        self._tensors = tensors
+        self._storages = storages
+        self._syms = syms
+        # Inside of `settled`; records by the id of a tensor, which the entry keeps alive.
+        self._layouts: _FakeLayouts | None = None
+        self._known: dict[int, tuple[Any, MetaTensorDesc]] = {}
+
+    @contextmanager
+    def settled(self) -> Generator[None, None, None]:
+        """Inside, nobody changes a tensor or a ``ShapeEnv``: each is asked once."""
+        with self._syms.settled():
+            self._layouts = _FakeLayouts(self._syms)
+            try:
+                yield
+            finally:
+                self._layouts = None
+                self._known.clear()
+
+    def of(
+        self, t: Any, path: str, part: Callable[[torch.Tensor, str], MetaTensorDesc]
+    ) -> MetaTensorDesc | None:
+        """The record of a fake tensor, or ``None`` where the plain path is needed.
+
+        Args:
+            t: the tensor.
+            path: where it stands in what is described.
+            part: describes its base, whose path is given.
+        """
+        known = self._known.get(id(t))
+        if known is not None:
+            return known[1]
+        d = self._describe(t, path, part)
+        if d is not None and self._layouts is not None:
+            self._known[id(t)] = (t, d)
+        return d
+
+    def _describe(
+        self, t: Any, path: str, part: Callable[[torch.Tensor, str], MetaTensorDesc]
+    ) -> MetaTensorDesc | None:
+        attribute = t.__dict__.get
+        kind = _kind(dispatch_keys(t).raw_repr())
+        if (
+            kind == NOT_PLAIN
+            or torch_function_depth()
+            or not t.__dict__.keys() <= _ATTRIBUTES
+            or attribute("pytype") is not None
+            or attribute("dispatch_keys") is not None
+            or attribute("_nested_int_memo") is not None
+            or attribute("_item_memo") is not None
+        ):
+            return None
+        requires_grad = t.requires_grad
+        base = t._base
+        if base is not None and type(base) not in DENSE:
+            return None
+        dtype = t.dtype
+        is_leaf = not requires_grad or facts.is_leaf(t)
+        if (t.grad_dtype is not dtype) if is_leaf else t.retains_grad:
+            return None
+        if (t.grad if is_leaf else facts.shown_grad(t)) is not None:
+            return None
+        storage = t.untyped_storage()
+        layouts = self._layouts or _FakeLayouts(self._syms)
+        try:
+            layout = layouts.of(t.size(), t.stride(), t.storage_offset(), storage.nbytes())
+        except UnsupportedValueError:
+            return None  # the plain path names the tensor
+        return MetaTensorDesc(
+            id=self._tensors.of(t),
+            dtype=name_of(dtype),
+            device=device_name(t.device),
+            size=layout.size,
+            stride=layout.stride,
+            storage_offset=layout.storage_offset,
+            storage=self._storages.of_size(storage, layout.nbytes),
+            requires_grad=requires_grad,
+            is_leaf=is_leaf,
+            is_inference=kind == PLAIN_INFERENCE and not _torch.inference_hidden(),
+            is_parameter=bool(attribute("_is_param", False)),
+            is_view=base is not None,
+            base=None if base is None else part(base, f"{path}.base"),
+            creation_meta=None if base is None else creation_meta(t),
+            is_fake=True,
+            symbols=layout.symbols,
+        )
