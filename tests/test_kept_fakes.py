@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensor_facts import facts, relations
 from torch._dynamo.source import ConstantSource
+from torch._dynamo.source import LocalSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
@@ -197,3 +198,17 @@ def test_inputs_of_static_shape_take_the_short_way(monkeypatch):
         )
     assert found[0] == found[1]
     assert sum(made is not None for made in short) == 5
+
+
+def test_what_is_tracked_of_a_scalar_input_is_not_forgotten():
+    """The ``item()`` of an input without dims is the same symbol on both ways."""
+    t = torch.tensor(2.5, dtype=torch.float64)
+    found = []
+    for fast in (True, False):
+        mode = FakeTensorMode(shape_env=ShapeEnv())
+        converter = tfk.MetaConverter(mode, symbols="keep", fast=fast)
+        describer = tfk.MetaTensorDescriber(fast=fast)
+        fake = converter.from_desc(describer.describe_tensor(t, source=LocalSource("s")))
+        found.append((str(fake.item_memo), tfk.snapshot(mode.shape_env)))
+    assert found[0] == found[1]
+    assert found[0][0] != "None"

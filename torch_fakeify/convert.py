@@ -197,9 +197,8 @@ class MetaConverter(Rebuilder):
             made = self._symbolic_view(d, source, policy)
         if made is None:
             return None
-        fake, meta = made
-        self._remember(d, fake, meta)
-        return fake
+        self._remember(d, *made)
+        return made[0]
 
     def _symbolic_view(
         self, d: MetaTensorDesc, source: Source | None, policy: SymbolicContext | ContextDesc | None

@@ -93,6 +93,8 @@ class KeptFakes:
             device: of the tensor.
             storages: those that there are, by number; the new one is added.
         """
+        if d.scalar_hint is not None:
+            return None  # its item() is tracked
         if not d.is_fake:
             # An input or parameter of static shape. Its marks are left to the caller.
             return make_leaf(d if d.marks is None else replace(d, marks=None), device, storages)
