@@ -8,8 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tensor_facts import facts, relations
-from torch._dynamo.source import ConstantSource
-from torch._dynamo.source import LocalSource
+from torch._dynamo.source import ConstantSource, LocalSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
@@ -206,6 +205,7 @@ def test_what_is_tracked_of_a_scalar_input_is_not_forgotten():
     found = []
     for fast in (True, False):
         mode = FakeTensorMode(shape_env=ShapeEnv())
+        mode.from_tensor(t, source=LocalSource("s"))
         converter = tfk.MetaConverter(mode, symbols="keep", fast=fast)
         describer = tfk.MetaTensorDescriber(fast=fast)
         fake = converter.from_desc(describer.describe_tensor(t, source=LocalSource("s")))
