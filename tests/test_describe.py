@@ -652,3 +652,16 @@ def test_every_dispatch_key_is_classified() -> None:
     )  # fmt: skip
     for name in _torch.DispatchKey.__members__:
         assert name in known or name.startswith((*_ALIAS_KEYS, *refused)), name
+
+
+def test_symbolic_sizes_that_a_transform_wraps() -> None:
+    """A batched tensor is a plain one by its class, and its sizes are symbols, which have no hash."""
+    describer = MetaTensorDescriber()
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    found: list[Any] = []
+    with mode:
+        torch.func.vmap(lambda x: found.append(describer.describe_tensor(x)) or x)(
+            mode.from_tensor(torch.randn(3, 4))
+        )
+    assert found[0].functorch is not None
+    assert found[0].functorch.kind == "batched"

@@ -22,6 +22,7 @@ LAYERS = {
     "desc_graph": (1, 1),
     "desc_frame": (1, 2),
     "_torch": (2, 0),
+    "bounds": (2, 0),
     "name_lists": (2, 0),
     "paths": (2, 0),
     "source_fields": (2, 0),

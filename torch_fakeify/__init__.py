@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .checkpoints import checkpoint as checkpoint
     from .codec import dumps as dumps
     from .codec import loads as loads
+    from .container import Limits as Limits
     from .convert import MetaConverter as MetaConverter
     from .desc import MetaStorageDesc as MetaStorageDesc
     from .desc import MetaTensorDesc as MetaTensorDesc
@@ -90,6 +91,7 @@ _HOME = {
     "FormatError": "errors",
     "Instance": "frame",
     "LimitError": "errors",
+    "Limits": "container",
     "MetaConverter": "convert",
     "MetaStorageDesc": "desc",
     "MetaTensorDesc": "desc",
@@ -133,6 +135,7 @@ __all__ = [
     "FormatError",
     "Instance",
     "LimitError",
+    "Limits",
     "MetaConverter",
     "MetaStorageDesc",
     "MetaTensorDesc",

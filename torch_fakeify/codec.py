@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import msgspec
 
+from . import bounds
 from .chains import MAX_CHAIN, Link, too_long, unseen
 from .desc import (
     ApplyNode,
@@ -483,6 +484,7 @@ class Decoder:
             raise FormatError("the member is missing", where="tables.json")
         where = "tables.json $"
         self._reader = _Reader(_read_document(members["tables.json"], where), where)
+        bounds.check_tables(self._reader.tables, self._reader.tree_nodes, where)
 
     def get(self, name: str, cls: type[_T]) -> _T:
         """The object of a member.
@@ -513,28 +515,31 @@ class _Reader:
         """Rows on the longest path of references from the row that is read."""
         self.rows: tuple[list[Any], ...] = tuple([] for _ in TABLES)
         self.depths: tuple[list[int], ...] = tuple([] for _ in TABLES)
-        self._budget = MAX_EXPR_NODES
+        rows = len(document.nodes) + len(document.exprs)
+        self._budget = allowed = bounds.allowed_nodes(rows, MAX_EXPR_NODES)
         self._write = msgspec.json.Encoder().encode
         self._known: dict[tuple[Callable[[_Reader, Any], Any], bytes], tuple[Any, int]] = {}
         self._args: list[tuple[int, ...]] = []
-        self._rows: dict[str, list[Any]] = {}
+        self.tables: dict[str, list[Any]] = {}
         self._depths: dict[str, list[int]] = {}
         self._fill("nodes", document.nodes, _Reader._read_node, where)
+        self.tree_nodes = bounds.tree_nodes(self._args, document.exprs, allowed), allowed
         self._fill("frames", document.frames, swap_of(FrameDesc).decode, where)
-        if len(set(self._rows["nodes"])) != len(self._rows["nodes"]):
+        # By text: numbers can be chosen so that all have one hash.
+        if len(set(map(self._write, self.tables["nodes"]))) != len(self.tables["nodes"]):
             raise FormatError("two expression nodes are equal", where=f"{where}.nodes")
         readers: dict[type[Record], Callable[[Any, Any], Any]] = {
             ExprDesc: _Reader._read_expr,
             StackDesc: _Reader._read_stack,
         }
         for name, rows, depths in zip(TABLES, self.rows, self.depths, strict=True):
-            self._rows[name], self._depths[name] = rows, depths
+            self.tables[name], self._depths[name] = rows, depths
         for name, cls in zip(TABLES, SHARED, strict=True):
             self._fill(name, getattr(document, name), readers.get(cls, plan_of(cls).decode), where)
             setattr(document, name, ())  # its rows are records now
 
     def _fill(self, name: str, wires: Any, read: Callable[[Any, Any], Any], where: str) -> None:
-        rows = self._rows.setdefault(name, [])
+        rows = self.tables.setdefault(name, [])
         depths = self._depths.setdefault(name, [])
         for wire in wires:
             self.level = self.deepest = 0
@@ -565,7 +570,7 @@ class _Reader:
         return known[0]
 
     def _row(self, name: str, position: int) -> Any:
-        rows = self._rows[name]
+        rows = self.tables[name]
         if not 0 <= position < len(rows):
             raise no_row(name, position, len(rows))
         return rows[position]
@@ -591,7 +596,8 @@ class _Reader:
             order = row
         self._budget -= len(order)
         if self._budget < 0:
-            raise Fault(f"expressions have more than {MAX_EXPR_NODES} nodes", kind=LimitError)
+            most = self.tree_nodes[1]
+            raise Fault(f"expressions have more than {most} nodes", kind=LimitError)
         local: dict[int, int] = {}
         nodes: list[ExprNode] = []
         for position in order:

@@ -49,6 +49,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 _LARGEST = (1 << 31) - 1
 _END = struct.Struct("<4s4H2LH")
 _CHUNK = 1 << 16
+_DIGITS = bytes(48 if 48 <= byte < 58 else byte for byte in range(256))
 _SMALL = 1 << 20
 _FLAGS_ALLOWED = 0x0002 | 0x0004 | 0x0800  # deflate's level, UTF-8 names
 _BAD_ZIP = (
@@ -74,8 +75,16 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Of all JSON members, unpacked."""
     data_bytes: int = _LARGEST
     """Of the member of tensor data."""
-    ratio: int = 500
-    """Unpacked to packed bytes, for a member larger than 1 MiB."""
+    ratio: int = 64
+    """Unpacked to packed bytes, for a member larger than 1 MiB. Captures of models have up to 25."""
+    containers_per_byte: int = 2
+    """JSON arrays and objects to bytes of the file, beyond the first 100,000. A record of an empty
+    object takes a hundred times its text; captures of models have up to 1."""
+    values_per_byte: int = 8
+    """JSON values to bytes of the file, beyond the first 250,000. Captures of models have up to 5."""
+    wide_integers: int = 4000
+    """Integers of 20 digits or more; every 20 digits of one count. Python hashes numbers below 2**61
+    to themselves, but wider ones can be chosen to have one hash, and a set of them takes for ever."""
 
 
 class MemberDesc(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -298,10 +307,34 @@ def _read(file: BinaryIO, where: str, limits: Limits) -> Container:
     try:
         with zipfile.ZipFile(file) as archive:
             infos = archive.infolist()
-            _check_members(infos, where, limits)
-            return _read_members(archive, infos, where)
+            _check_members(infos, archive.start_dir, where, limits)
+            found = _read_members(archive, infos, where)
     except _BAD_ZIP as error:
         raise FormatError("the file is damaged", where=where, found=str(error)) from error
+    size = sum(info.compress_size for info in infos if info.filename != DATA)
+    _check_values(found.members, size, where, limits)
+    return found
+
+
+def _check_values(members: dict[str, bytes], size: int, where: str, limits: Limits) -> None:
+    """Refuse more JSON values than a file of this size has, before anything is made of them."""
+    texts = [data for name, data in members.items() if name != DATA]
+    containers = sum(text.count(b"[") + text.count(b"{") for text in texts)
+    values = containers + sum(text.count(b",") for text in texts)
+    wide = sum(text.translate(_DIGITS).count(b"0" * 20) for text in texts)
+    for what, found, most in (
+        ("arrays and objects", containers, 100_000 + limits.containers_per_byte * size),
+        ("values", values, 250_000 + limits.values_per_byte * size),
+        ("integers of 20 digits and more", wide, limits.wide_integers),
+    ):
+        if found > most:
+            raise LimitError(
+                f"the file has too many JSON {what}",
+                where=where,
+                expected=f"at most {most}",
+                found=str(found),
+                fix="If you trust it, read it with higher `limits`",
+            )
 
 
 def _check_end(file: BinaryIO, where: str, limits: Limits) -> None:
@@ -328,8 +361,10 @@ def _check_end(file: BinaryIO, where: str, limits: Limits) -> None:
         )
 
 
-def _check_members(infos: list[zipfile.ZipInfo], where: str, limits: Limits) -> None:
-    """Refuse what a capture never has, from the directory alone."""
+def _check_members(
+    infos: list[zipfile.ZipInfo], directory: int, where: str, limits: Limits
+) -> None:
+    """Refuse what a capture never has, from the directory alone, which begins at ``directory``."""
     seen: set[str] = set()
     end = total = 0
     for info in sorted(infos, key=lambda info: info.header_offset):
@@ -356,6 +391,8 @@ def _check_members(infos: list[zipfile.ZipInfo], where: str, limits: Limits) -> 
         end = info.header_offset + 30 + len(info.filename) + info.compress_size
         total += 0 if info.filename == DATA else info.file_size
         seen.add(info.filename)
+    if end > directory:
+        raise FormatError("members overlap with their directory", where=where)
     if total > limits.total_bytes:
         raise LimitError(
             "the members are too large together",

@@ -185,8 +185,10 @@ class MetaTensorDescriber:
             requires_grad = t.requires_grad
             base = t._base  # None unless it is a view
             is_leaf = not requires_grad or t.is_leaf
-        except RuntimeError:
-            return None  # it has no one shape, or inference mode forbids to regenerate its history
+        except (RuntimeError, TypeError):
+            return (
+                None  # no one shape, sizes without a hash, or a history that inference mode hides
+            )
         if (
             not is_leaf
             or t.grad is not None

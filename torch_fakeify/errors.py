@@ -34,14 +34,23 @@ class FakeifyError(Exception):
         super().__init__(what)
 
     def __str__(self) -> str:
-        text = self.what if self.where is None else f"{self.where}: {self.what}"
+        what = _clip(self.what)
+        text = what if self.where is None else f"{_clip(self.where)}: {what}"
         if self.expected is not None:
-            text += f"; expected {self.expected}"
+            text += f"; expected {_clip(self.expected)}"
         if self.found is not None:
-            text += f"; found {self.found}"
+            text += f"; found {_clip(self.found)}"
         if self.fix is not None:
             text += f". {self.fix}"
         return text
+
+
+_LONGEST = 800
+"""Characters of one part of an error that are shown: a file may hold names of any length."""
+
+
+def _clip(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
 class UnsupportedTensorError(FakeifyError):

@@ -19,7 +19,7 @@ from .convert import MetaConverter
 from .desc_frame import CaptureDesc, FailureDesc, FakeModeDesc, InputDesc
 from .desc_graph import GraphModuleDesc, NodeDesc
 from .describe import MetaTensorDescriber
-from .errors import CaptureError
+from .errors import CaptureError, FakeifyError
 from .exprs import check_sym, decode_expr
 from .fake_modes import describe_fake_mode, make_fake_mode
 from .files import read_capture, write_capture
@@ -29,6 +29,7 @@ from .graph import decode_graph, encode_graph
 from .materialize import materialize
 from .modes import apply_modes, describe_modes
 from .paths import short_path, short_paths
+from .record_checks import where_of
 from .renaming import rename_symbols
 from .retarget import Retarget
 from .shape_env import encode_stack, restore, snapshot
@@ -38,6 +39,7 @@ from .values import decode_value
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from .container import Limits
     from .desc import MetaTensorDesc, SymDesc
     from .desc_env import ShapeEnvDesc
 
@@ -129,14 +131,18 @@ class Capture:
         return write_capture(path, self.desc)
 
     @classmethod
-    def load(cls, path: str | Path) -> Capture:
+    def load(cls, path: str | Path, *, limits: Limits | None = None) -> Capture:
         """Read a capture. Runs no code of the file.
+
+        Args:
+            path: the file.
+            limits: what it may ask for; by default what a capture of its size can need.
 
         Raises:
             FormatError: not a capture, truncated, or ill-typed; ``VersionError``, ``LimitError``
                 and ``UnknownNameError`` are its special cases.
         """
-        return cls(read_capture(path))
+        return cls(read_capture(path, limits=limits))
 
     def with_failure(self, error: BaseException, *, backend: str | None) -> Capture:
         """The same frame with the exception that its backend ended with, as text."""
@@ -246,7 +252,8 @@ class Instance:
             shape_env = pupil.env
             desc = rename_symbols(msgspec.structs.replace(desc, shape_env=None), pupil.names)
         elif desc.shape_env is not None:
-            shape_env = restore(desc.shape_env)
+            with _refusing("$.shape_env"):
+                shape_env = restore(desc.shape_env)
         self.fake_mode = make_fake_mode(desc.fake_mode, shape_env)
         self._converter = MetaConverter(
             self.fake_mode, symbols="keep", keep_nested_ints=True, sources=self._sources
@@ -257,7 +264,8 @@ class Instance:
             self.inputs = [self._convert_input(i, d) for i, d in enumerate(desc.inputs)]
         if known is not None and pupil is not None:
             pupil.learn(known.gm, known.inputs, self.inputs)
-        with nullcontext() if shape_env is None else shape_env.suppress_guards():
+        guards = nullcontext() if shape_env is None else shape_env.suppress_guards()
+        with guards, _refusing("$.graph"):
             self.gm = decode_graph(
                 desc.graph,
                 convert=self._convert,
@@ -266,7 +274,8 @@ class Instance:
                 sources=self._sources,
             )
         self.tracing_context = _torch.TracingContext(self.fake_mode)
-        self._dress_graph()
+        with _refusing("$.inputs"):
+            self._dress_graph()
         if pupil is not None:
             pupil.assert_in(self.gm)
 
@@ -328,7 +337,8 @@ class Instance:
         return _torch.CompileId(frame_id=0, frame_compile_id=0)
 
     def _convert(self, desc: MetaTensorDesc) -> torch.Tensor:
-        return self._converter.from_desc(self._retarget.tensor(desc))
+        with _refusing(where_of(desc)):
+            return self._converter.from_desc(self._retarget.tensor(desc))
 
     def _make_sym(self, desc: SymDesc) -> Any:
         expr = decode_expr(desc.expr)
@@ -344,9 +354,11 @@ class Instance:
     def _convert_input(self, position: int, desc: InputDesc) -> Any:
         if desc.tensor is not None:
             return self._convert(desc.tensor)
-        if desc.sym is not None:
-            return self._make_sym(desc.sym)
-        return decode_value(desc.value, where=f"$.inputs[{position}].value")
+        where = f"$.inputs[{position}]"
+        with _refusing(where):
+            if desc.sym is not None:
+                return self._make_sym(desc.sym)
+            return decode_value(desc.value, where=f"{where}.value")
 
     def _dress_graph(self) -> None:
         """Put on the graph what AOTAutograd reads from a graph of Dynamo's."""
@@ -384,6 +396,26 @@ class Instance:
         marks = desc.tensor.marks
         if marks is not None and marks.static_input_type is not None:
             fx_node.meta["tensor_dict"] = {"_dynamo_static_input_type": marks.static_input_type}
+
+
+@contextmanager
+def _refusing(where: str) -> Generator[None, None, None]:
+    """Says of whatever torch or a tensor subclass raises which part of the capture it is about.
+
+    Each room checks what it can know of a record. What is left is known to torch's own code alone,
+    which does not expect to be called with such values and fails in any way.
+    """
+    try:
+        yield
+    except (FakeifyError, MemoryError):
+        raise
+    except Exception as error:
+        raise CaptureError(
+            "torch cannot rebuild what the capture says",
+            where=where,
+            found=f"{type(error).__name__}: {error}",
+            fix="The file is damaged, or made for another version of torch",
+        ) from error
 
 
 def _inputs_alone(desc: CaptureDesc) -> CaptureDesc:

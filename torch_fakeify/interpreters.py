@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
     from .desc import IntLike
 
+_MOST = 64
+"""Levels of a stack: each pushed on all before it takes time in their square."""
+
 __all__ = ["Interpreters", "encode_stack", "make_interpreters"]
 
 _KINDS = {
@@ -151,6 +154,12 @@ def _extended(
     layers: Sequence[Any], stack: Sequence[InterpreterDesc], ints: Callable[[IntLike], Any]
 ) -> list[Any]:
     """The layers of a stack, of which the outer ones are there."""
+    if len(stack) > _MOST:
+        raise ConvertError(
+            "too many transforms inside one another",
+            expected=f"at most {_MOST}",
+            found=str(len(stack)),
+        )
     for position, record in enumerate(stack, 1):
         _check(record, position)
     made: list[Any] = []

@@ -10,6 +10,8 @@ import codecs
 import functools
 import json
 import re
+from itertools import accumulate, count
+from operator import sub
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
@@ -28,6 +30,12 @@ _PIECE = 1 << 20
 _ITEMS = 64
 """How many items of a tuple are compared at once."""
 
+_ROUNDS = 16
+"""How often the innermost brackets are taken out, before those that are left are counted."""
+
+_STEPS = bytes((byte in b"[{") * 2 for byte in range(256))
+"""2 for what opens and 0 for what closes: less 1 each, the sums are the depths."""
+
 _NEITHER = bytes(byte for byte in range(256) if byte not in b'[]{}"')
 """What is neither a bracket nor a quote."""
 
@@ -35,7 +43,7 @@ _NEITHER = bytes(byte for byte in range(256) if byte not in b'[]{}"')
 def check_text(data: bytes, where: str) -> None:
     """Refuse what is not UTF-8, and what would overflow the C stack of a recursive parser.
 
-    Linear in the size for what is nested as deep as allowed.
+    Linear in the size, however the text is nested.
 
     Raises:
         FormatError: not UTF-8.
@@ -56,12 +64,16 @@ def check_text(data: bytes, where: str) -> None:
         pieces.append(text.translate(None, _NEITHER).replace(b'""', b""))
     text = b"".join(pieces).replace(b'""', b"")
     brackets = b"".join(text.split(b'"')[::2])
-    for _ in range(MAX_DEPTH):
+    levels = 0
+    while levels < _ROUNDS:
         shorter = brackets.replace(b"[]", b"").replace(b"{}", b"")
         if len(shorter) == len(brackets):
             break
         brackets = shorter
-    if brackets.count(b"[") + brackets.count(b"{") > MAX_DEPTH:
+        levels += 1
+    # What remains has `levels` more inside; most texts have nothing left.
+    ups = accumulate(brackets.translate(_STEPS))
+    if levels + max(map(sub, ups, count(1)), default=0) > MAX_DEPTH:
         raise LimitError(f"JSON is nested deeper than {MAX_DEPTH} levels", where=where)
 
 

@@ -1,0 +1,346 @@
+"""Hostile capture files: each gives a capture or one error of the package, in little time and memory.
+
+The fuzzers are in ``fuzz_captures.py``; what they and a reading of the code have found is here, made
+by hand. ``hostile_checks`` says what must hold of every file.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import hostile_checks
+import pytest
+from hostile_files import Entry, Mutator, Parts, minimize, repack, unpack, zip_bytes
+from hostile_seeds import FEW, seeds
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import torch_fakeify as tfk
+from torch_fakeify import bounds
+from torch_fakeify.desc import ApplyNode, IntNode, RationalNode, SymbolNode
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+    from pathlib import Path
+
+_M61 = 2**61 - 1
+"""Python's modulus of hashes: all its multiples have the hash 0."""
+
+
+@pytest.fixture(scope="module")
+def valid() -> dict[str, bytes]:
+    """Valid captures by name."""
+    return seeds((*FEW, "duck_shapes", "functorch"))
+
+
+@pytest.fixture(scope="module")
+def watch(
+    valid: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory
+) -> hostile_checks.Watch:
+    """Listens to the interpreter; what is imported on first use is so already."""
+    path = tmp_path_factory.mktemp("valid") / "c.fkf"
+    for data in valid.values():
+        path.write_bytes(data)
+        hostile_checks.warm_up(path, "instantiate")
+    return hostile_checks.Watch()
+
+
+@pytest.fixture
+def examine(
+    watch: hostile_checks.Watch, tmp_path: Path
+) -> Callable[[bytes], hostile_checks.Outcome]:
+    """What becomes of a file, loaded, shown and instantiated."""
+    path = tmp_path / "c.fkf"
+
+    def examine(data: bytes) -> hostile_checks.Outcome:
+        path.write_bytes(data)
+        return hostile_checks.examine(path, "instantiate", watch)
+
+    return examine
+
+
+def edited(data: bytes, edit: Callable[[dict[str, Any], dict[str, Any]], None]) -> bytes:
+    """A capture whose tables and body were changed, with a manifest that fits."""
+    parts = unpack(data)
+    assert parts is not None
+    edit(parts.members["tables.json"], parts.members["capture.json"]["body"])
+    return repack(parts)
+
+
+# --- what was found -------------------------------------------------------------------------------
+
+
+def _add_expression(tables: dict[str, Any], *rows: list[Any]) -> int:
+    """Add nodes, whose arguments count from the first of them, and return the expression."""
+    nodes, exprs = tables["nodes"], tables["exprs"]
+    first = len(nodes)
+    for tag, *fields in rows:
+        if tag == "a":
+            fields[1] = [first + at for at in fields[1]]
+        nodes.append([tag, *fields])
+    exprs.append(len(nodes) - 1)
+    return len(exprs) - 1
+
+
+def _doubled(tables: dict[str, Any], body: dict[str, Any]) -> None:
+    rows = [["s", "q", []], *(["a", "Add", [i, i]] for i in range(60))]
+    body["shape_env"]["symbols"][0]["hint"] = _add_expression(tables, *rows)
+
+
+def _power(tables: dict[str, Any], body: dict[str, Any]) -> None:
+    power = _add_expression(tables, ["i", 5], ["i", 10**9], ["a", "Pow", [0, 1]])
+    body["shape_env"]["symbols"][0]["upper"] = power
+
+
+def _products(tables: dict[str, Any], body: dict[str, Any]) -> None:
+    rows = [["i", 10**4000], *(["a", "Mul", [i, i]] for i in range(9))]
+    body["shape_env"]["guards"] = [{"expr": _add_expression(tables, *rows)}]
+
+
+def _factorial(tables: dict[str, Any], body: dict[str, Any]) -> None:
+    expr = _add_expression(tables, ["i", 10**9], ["a", "gamma", [0]])
+    body["shape_env"]["guards"] = [{"expr": expr}]
+
+
+def _one_hash_of_nodes(tables: dict[str, Any], body: dict[str, Any]) -> None:
+    tables["nodes"] += [["i", _M61 * k] for k in range(2, 20_000)]
+
+
+def _one_hash_of_a_set(tables: dict[str, Any], body: dict[str, Any]) -> None:
+    items = [_M61 * k for k in range(20_000)]
+    body["graph"]["nodes"][-1]["args"] = [{"type": "set", "items": items}]
+
+
+def _one_hash_of_names(tables: dict[str, Any], body: dict[str, Any]) -> None:
+    body["shape_env"]["unique_ids"] = [_M61 * k for k in range(20_000)]
+
+
+def _doubled_wrappers(tables: dict[str, Any], body: dict[str, Any]) -> None:
+    tensors = tables["tensors"]
+    outer = next(row for row in tensors if "subclass" in row)
+    for _ in range(60):
+        inner = [[name, len(tensors) - 1] for name, _ in outer["subclass"]["tensors"]]
+        subclass = {**outer["subclass"], "tensors": inner}
+        tensors.append({**outer, "id": 1000 + len(tensors), "subclass": subclass})
+
+
+def _transforms(tables: dict[str, Any], body: dict[str, Any]) -> None:
+    for row in tables["tensors"]:
+        if "functorch" in row:
+            stack = row["functorch"]["stack"]
+            stack[:] = [{**stack[0], "level": level} for level in range(1, 1001)]
+
+
+def _long_number(tables: dict[str, Any], body: dict[str, Any]) -> None:
+    tables["stacks"] = [[10**3000]]
+
+
+def _other_strides(tables: dict[str, Any], body: dict[str, Any]) -> None:
+    for outer in [row for row in tables["tensors"] if "subclass" in row]:
+        inner = tables["tensors"][outer["subclass"]["tensors"][0][1]]
+        inner["size"], inner["stride"] = [6, 2], [2, 1]
+
+
+def _hint_of_another(tables: dict[str, Any], body: dict[str, Any]) -> None:
+    number = _add_expression(tables, ["i", 2**31])
+    for row in tables["tensors"]:
+        row["size"] = [{"expr": number, "hint": 12} for _ in row["size"]]
+
+
+FOUND: dict[str, tuple[str, Any, str, str]] = {
+    "an expression that doubles sixty times": (
+        *("duck_shapes", _doubled, "LimitError"),
+        "tables.json $.exprs: the expressions are too large with their shared parts written out; "
+        "expected at most",
+    ),
+    "a power of a thousand million": (
+        *("duck_shapes", _power, "LimitError"),
+        "an expression has a value that is too large; expected at most 262144 bits",
+    ),
+    "a product that squares nine times": (
+        *("duck_shapes", _products, "LimitError"),
+        "an expression has a value that is too large; expected at most 262144 bits",
+    ),
+    "a factorial": (
+        *("duck_shapes", _factorial, "LimitError"),
+        "an expression has a value that is too large; expected at most 262144 bits",
+    ),
+    "numbers of one hash as nodes": (
+        *("duck_shapes", _one_hash_of_nodes, "LimitError"),
+        "the file has too many JSON integers of 20 digits and more; expected at most 4000",
+    ),
+    "numbers of one hash as a set": (
+        *("cond", _one_hash_of_a_set, "LimitError"),
+        "the file has too many JSON integers of 20 digits and more; expected at most 4000",
+    ),
+    "numbers of one hash as ids": (
+        *("duck_shapes", _one_hash_of_names, "LimitError"),
+        "the file has too many JSON integers of 20 digits and more; expected at most 4000",
+    ),
+    "wrappers that hold one tensor twice": (
+        *("two_tensors", _doubled_wrappers, "LimitError"),
+        "the tensors hold too many others, each counted as often as it is held; expected at most",
+    ),
+    "a thousand transforms": (
+        *("functorch", _transforms, "ConvertError"),
+        "too many transforms inside one another; expected at most 64; found 1000",
+    ),
+    "a position of three thousand digits": (
+        *("duck_shapes", _long_number, "FormatError"),
+        "tables.json $.stacks[0]: there is no such row of frames yet; expected a position below ",
+    ),
+    "a wrapper whose own class refuses it": (
+        *("two_tensors", _other_strides, "CaptureError"),
+        "torch cannot rebuild what the capture says; found AssertionError: Expected a.shape == ",
+    ),
+    "a size that is not its hint": (
+        *("duck_shapes", _hint_of_another, "CaptureError"),
+        "torch cannot rebuild what the capture says; found AssertionError: int(sym)=2147483648 ",
+    ),
+}
+"""By what the file has: the capture, the change, the kind of error and a part of its text."""
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_what_was_found_is_refused(
+    name: str,
+    valid: dict[str, bytes],
+    examine: Callable[[bytes], hostile_checks.Outcome],
+) -> None:
+    """Each gives one error that says what is wrong, within the bounds of time and memory."""
+    seed, edit, kind, text = FOUND[name]
+    outcome = examine(edited(valid[seed], edit))
+    assert (outcome.word, outcome.kind.partition(" ")[0]) == ("refused", kind), outcome.text
+    assert text in outcome.text
+    assert len(outcome.text) < hostile_checks.LONGEST
+
+
+@pytest.mark.parametrize("opening", ["[", '{"a":', '[{"a":', "[[],[],["])
+@pytest.mark.parametrize("depth", [399, 100_000])
+def test_depth_takes_no_time(opening: str, depth: int, watch: hostile_checks.Watch) -> None:
+    """The measure of depth is linear in the text, also where all of it is one nest."""
+    closing = "".join({"[": "]", "{": "}"}.get(c, "") for c in reversed(opening))
+    closing = closing.removeprefix("]][][") or closing
+    text = (opening * depth + closing * depth).encode()
+    with watch.watching(), pytest.raises(tfk.FakeifyError):
+        tfk.loads(text)
+    assert not watch.seen
+
+
+@pytest.mark.parametrize(
+    ("member", "limit"),
+    [
+        (b"[" + b"{}," * 150_000 + b"{}]", "arrays and objects; expected at most "),
+        (b"[" + b"1," * 400_000 + b"1]", "values; expected at most "),
+    ],
+)
+def test_a_small_file_cannot_ask_for_many_records(
+    member: bytes,
+    limit: str,
+    valid: dict[str, bytes],
+    examine: Callable[[bytes], hostile_checks.Outcome],
+    tmp_path: Path,
+) -> None:
+    """A record takes a hundred times its text: their number is bounded by the file's size."""
+    parts = unpack(valid["cond"])
+    assert parts is not None
+    data = repack(Parts(parts.manifest, {**parts.members, "x.json": 0}), **{"x.json": member})
+    outcome = examine(data)
+    assert outcome.kind == "LimitError"
+    assert f"the file has too many JSON {limit}" in outcome.text
+    assert outcome.text.endswith("If you trust it, read it with higher `limits`")
+    path = tmp_path / "trusted.fkf"
+    path.write_bytes(data)
+    limits = tfk.Limits(ratio=1000, containers_per_byte=1000, values_per_byte=1000)
+    assert tfk.Capture.load(path, limits=limits).desc.frame is not None
+
+
+def test_a_capture_of_a_hundred_megabytes_is_read_when_asked(
+    valid: dict[str, bytes], tmp_path: Path
+) -> None:
+    """The limits of one file can be raised; by default blanks are a bomb."""
+    parts = unpack(valid["cond"])
+    assert parts is not None
+    blanks = b"0" + b" " * (100 << 20)
+    path = tmp_path / "large.fkf"
+    path.write_bytes(
+        repack(Parts(parts.manifest, {**parts.members, "x.json": 0}), **{"x.json": blanks})
+    )
+    with pytest.raises(tfk.LimitError, match="unpacks to far more than its size"):
+        tfk.Capture.load(path)
+    assert tfk.Capture.load(path, limits=tfk.Limits(ratio=2000)).desc.frame is not None
+
+
+def test_a_member_cannot_claim_to_be_packed_larger_than_the_file(
+    valid: dict[str, bytes], examine: Callable[[bytes], hostile_checks.Outcome]
+) -> None:
+    """By such a claim the ratio of a bomb would look small."""
+    last = Entry(b"capture.json", b"{}" + b" " * (8 << 20), changes={"central_packed": 1 << 20})
+    outcome = examine(zip_bytes([Entry(b"manifest.json", b"{}"), last]))
+    assert (outcome.kind, outcome.layer) == ("FormatError", "container")
+    assert "members overlap with their directory" in outcome.text
+
+
+# --- the bounds themselves ------------------------------------------------------------------------
+
+
+def test_trees_are_counted_as_they_are_written_out() -> None:
+    """Shared parts count each time, up to one more than is allowed."""
+    args = [(), (0, 0), (1, 1), (2,)]
+    assert bounds.tree_nodes(args, [3], 100) == 8
+    assert bounds.tree_nodes(args, [3, (0, 1, 2), 0], 100) == 8 + 7 + 1
+    assert bounds.tree_nodes(args, [3, 3], 10) == 11
+    assert bounds.tree_nodes(args, [9, ()], 10) == 0  # refused elsewhere
+
+
+@pytest.mark.parametrize(
+    ("nodes", "fits"),
+    [
+        ([SymbolNode("s0", ()), IntNode(3), ApplyNode("Pow", (0, 1))], True),
+        ([IntNode(2), SymbolNode("s0", ()), ApplyNode("Pow", (0, 1))], True),
+        ([SymbolNode("s0", ()), IntNode(10**6), ApplyNode("Pow", (0, 1))], False),
+        ([IntNode(7), IntNode(-(10**6)), ApplyNode("PowByNatural", (0, 1))], False),
+        ([IntNode(1), IntNode(10**6), ApplyNode("LShift", (0, 1))], False),
+        ([IntNode(5), RationalNode(10**7, 3), ApplyNode("Pow", (0, 1))], False),
+        ([IntNode(9), IntNode(8), ApplyNode("Mul", (0, 1)), ApplyNode("Pow", (0, 2))], True),
+        ([SymbolNode("s0", ()), ApplyNode("Add", (0,) * 9000)], True),
+        ([SymbolNode("s0", ()), ApplyNode("Mul", (0,) * 9000)], False),
+        ([IntNode(10**9), ApplyNode("loggamma", (0,))], False),
+    ],
+)
+def test_values_are_bounded_before_they_are_computed(nodes: list[Any], fits: bool) -> None:
+    """A power, a factorial, a product: what sizes need fits, and what takes memory does not."""
+    if fits:
+        bounds.check_numbers(nodes, "$")
+        return
+    with pytest.raises(tfk.LimitError, match="an expression has a value that is too large"):
+        bounds.check_numbers(nodes, "$")
+
+
+# --- the fuzzers ----------------------------------------------------------------------------------
+
+
+def test_hostile_files_are_refused(
+    valid: dict[str, bytes], examine: Callable[[bytes], hostile_checks.Outcome]
+) -> None:
+    """A short run of the structure-aware fuzzer."""
+    captures = [valid[name] for name in FEW]
+    words: set[str] = set()
+
+    @settings(max_examples=200, database=None)
+    @given(st.sampled_from(captures), st.randoms(use_true_random=False))
+    def one(data: bytes, choices: random.Random) -> None:
+        outcome = examine(Mutator(choices, captures).mutate(data))
+        words.add(outcome.word)
+        assert outcome.word != "finding", f"{outcome.kind}\n{outcome.text}"
+
+    one()
+    assert words == {"loaded", "refused"}
+
+
+def test_what_is_left_out_is_not_needed(valid: dict[str, bytes]) -> None:
+    """A finding is made small: only what it needs stays."""
+    small = minimize(valid["cond"], lambda data: b"cond" in str(unpack(data)).encode())
+    assert len(small) < len(valid["cond"]) * 0.6
+    assert "cond" in str(unpack(small))
