@@ -34,6 +34,7 @@ LAYERS = {
     "codec": (2, 2),
     "container": (2, 1),
     "page": (2, 2),
+    "privacy": (2, 2),
     "exprs": (3, 0),
     "files": (3, 0),
     "fingerprint": (3, 0),

@@ -221,7 +221,8 @@ NOT_IN_GRAPHS = [
     *(f"Tensor.{name}" for name in (
         "__array__", "__array_wrap__", "__deepcopy__", "__dlpack__", "__dlpack_device__",
         "__format__", "__reduce_ex__", "__repr__", "__setstate__", "apply_", "map2_", "map_",
-        "module_load", "share_memory_", "storage", "storage_type",
+        "module_load", "register_hook", "register_post_accumulate_grad_hook", "share_memory_",
+        "storage", "storage_type",
     )),
     "torch.autocast",
 ]  # fmt: skip

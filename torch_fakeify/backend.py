@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from . import _torch
 from .errors import FakeifyError, WriteError
 from .frame import Capture, capture
+from .paths import short_message
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from .desc_frame import CaptureDesc
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+Constants: TypeAlias = Literal["none", "small"]
+Paths: TypeAlias = Literal["short", "full"]
 
 Compiled = Callable[..., Any]
 Compiler = Callable[..., Compiled]
@@ -56,7 +60,16 @@ class Recorder:
         frames: one report for each frame so far.
     """
 
-    def __init__(self, directory: str | Path, inner: str | Compiler = "eager") -> None:
+    def __init__(
+        self,
+        directory: str | Path,
+        inner: str | Compiler = "eager",
+        *,
+        constants: Constants = "none",
+        paths: Paths = "short",
+    ) -> None:
+        self.constants: Constants = constants
+        self.paths_kept: Paths = paths
         self.directory = _make_directory(Path(directory))
         self.inner = inner
         self.frames: list[FrameReport] = []
@@ -97,7 +110,8 @@ class Recorder:
         except Exception as error:
             report.failure = error_summary(error)
             if captured is not None and report.path is not None:
-                report.bytes = captured.with_failure(error, backend=name).save(report.path)
+                failed = captured.with_failure(error, backend=name, paths=self.paths_kept)
+                report.bytes = failed.save(report.path)
             raise
         finally:
             report.milliseconds = (time.perf_counter() - started) * 1e3
@@ -114,7 +128,10 @@ class Recorder:
         Raises:
             FakeifyError: the frame cannot be recorded or the file not written.
         """
-        captured = capture(gm, example_inputs).with_backend(backend)
+        recorded = capture(gm, example_inputs, constants=self.constants, paths=self.paths_kept)
+        captured = recorded.with_backend(
+            backend if self.paths_kept == "full" else short_message(backend)
+        )
         report.function = captured.desc.frame or "frame"
         report.counts = _counts(captured.desc)
         function = re.sub(r"\W+", "_", report.function)
@@ -133,17 +150,25 @@ def _counts(desc: CaptureDesc) -> tuple[int, int, int, int, int]:
     return len(desc.graph.nodes), len(desc.inputs), *known
 
 
-def record(directory: str | Path, inner: str | Compiler = "eager") -> Recorder:
+def record(
+    directory: str | Path,
+    inner: str | Compiler = "eager",
+    *,
+    constants: Constants = "none",
+    paths: Paths = "short",
+) -> Recorder:
     """A Dynamo backend that saves a capture of every frame as ``NNN-function-fingerprint.fkf``.
 
     Args:
         directory: where the files go; made if it is not there.
         inner: the backend that then compiles the frame, by name or callable.
+        constants: as for `capture`: ``"small"`` also records the data of small tensors of the graph.
+        paths: as for `capture`: ``"full"`` keeps absolute paths.
 
     Raises:
         WriteError: the directory cannot be written.
     """
-    return Recorder(directory, inner)
+    return Recorder(directory, inner, constants=constants, paths=paths)
 
 
 def backend_name(backend: str | Compiler) -> str:

@@ -17,6 +17,7 @@ from .codec import dumps
 from .errors import FakeifyError, ScriptError
 from .files import read_capture
 from .page import show_lines
+from .privacy import privacy_lines
 from .text import escape
 
 if TYPE_CHECKING:
@@ -61,6 +62,17 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="run a script and record every frame that it compiles")
     run.add_argument("--out", default="captures", metavar="DIR", help="default: %(default)s")
     run.add_argument("--backend", metavar="NAME", help="instead of the script's own backends")
+    run.add_argument(
+        "--with-data",
+        action="store_true",
+        help="also record the elements of tensors of at most 4096 bytes that a graph itself holds",
+    )
+    run.add_argument(
+        "--with-paths",
+        action="store_true",
+        help="keep absolute paths, and messages of exceptions as they are: they may name the user, "
+        "the host and folders",
+    )
     run.add_argument("script", metavar="SCRIPT")
     run.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS")
     run.set_defaults(command=_run)
@@ -68,6 +80,11 @@ def _parser() -> argparse.ArgumentParser:
     show = commands.add_parser("show", help="what a capture holds")
     show.add_argument(
         "--json", action="store_true", help="the records, as torch_fakeify.loads reads"
+    )
+    show.add_argument(
+        "--privacy",
+        action="store_true",
+        help="every text in the file that comes from the program that was recorded",
     )
     show.add_argument("file", metavar="FILE")
     show.set_defaults(command=_show)
@@ -100,7 +117,14 @@ def _seconds(text: str) -> float:
 def _run(args: argparse.Namespace) -> int:
     from .script import run_script
 
-    report = run_script(args.script, args.args, args.out, backend=args.backend)
+    report = run_script(
+        args.script,
+        args.args,
+        args.out,
+        backend=args.backend,
+        constants="small" if args.with_data else "none",
+        paths="full" if args.with_paths else "short",
+    )
     sys.stdout.flush()
     if report.ending != "finished" and report.message:
         _print_error(report.message)
@@ -118,6 +142,8 @@ def _show(args: argparse.Namespace) -> int:
     desc = read_capture(args.file)
     if args.json:
         _print([_escape_json(dumps(desc).decode("utf-8"))])
+    elif args.privacy:
+        _print(privacy_lines(desc))
     else:
         _print(show_lines(desc))
     return DONE

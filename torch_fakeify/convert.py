@@ -460,7 +460,7 @@ class MetaConverter(Rebuilder):
         return size, tuple(self._static(n, where) for n in d.stride)
 
     def _unflatten(self, d: MetaTensorDesc, inner: dict[str, Any], size: Any, stride: Any) -> Any:
-        from .subclasses import decode_context, decode_opaques, subclass_of
+        from .subclasses import decode_context, decode_opaques, unflatten
 
         record = d.subclass
         assert record is not None
@@ -470,7 +470,7 @@ class MetaConverter(Rebuilder):
         context = decode_context(
             record, where=where, ints=ints, tensors=self.from_desc, meshes=meshes
         )
-        return subclass_of(record, where=where).__tensor_unflatten__(inner, context, size, stride)
+        return unflatten(record, inner, context, size, stride, where=where)
 
     def _value_of(self, d: MetaTensorDesc, value: Value) -> Any:
         """A symbolic scalar in the context of a subclass; a hook of `values.decode_value`."""

@@ -42,7 +42,17 @@ class FakeifyError(Exception):
             text += f"; found {_clip(self.found)}"
         if self.fix is not None:
             text += f". {self.fix}"
+        return _printable(text)
+
+
+def _printable(text: str) -> str:
+    """The text with escapes for what a terminal would act on: a message may quote a file."""
+    if text.isprintable():
         return text
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape", "replace").decode()
+        for c in text
+    )
 
 
 _LONGEST = 800

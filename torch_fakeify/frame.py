@@ -28,7 +28,7 @@ from .frame_inputs import describe_inputs
 from .graph import decode_graph, encode_graph
 from .materialize import materialize
 from .modes import apply_modes, describe_modes
-from .paths import short_path, short_paths
+from .paths import short_message, short_path, short_paths, without_paths
 from .record_checks import where_of
 from .renaming import rename_symbols
 from .retarget import Retarget
@@ -51,6 +51,7 @@ def capture(
     example_inputs: Sequence[Any],
     *,
     constants: Literal["none", "small"] = "none",
+    paths: Literal["short", "full"] = "short",
 ) -> Capture:
     """Record a frame: the graph, its inputs and the shape environment they live in.
 
@@ -64,6 +65,7 @@ def capture(
         constants: ``"small"`` also records the data of tensors of at most 4096 bytes that the graph
             itself holds, as ``make_fx`` makes them; without it such a graph compiles from its
             capture but does not run.
+        paths: ``"full"`` keeps absolute paths as they are, in stacks and in all texts.
 
     Raises:
         CaptureError: the inputs do not fit the graph, or their mode is not torch's own.
@@ -76,26 +78,29 @@ def capture(
     describer = MetaTensorDescriber(keep_nested_ints=True)
     placeholders = [fx_node for fx_node in gm.graph.nodes if fx_node.op == "placeholder"]
     inputs = describe_inputs(placeholders, example_inputs, describer, shape_env)
-    graph = encode_graph(gm, describer, constants=constants, file_name=short_path)
+    graph = encode_graph(gm, describer, constants=constants, file_name=_file_name(paths))
     param_sources: Mapping[str, Any] = getattr(gm, "_param_name_to_source", None) or {}
-    return Capture(
-        CaptureDesc(
-            graph=graph,
-            inputs=inputs,
-            modes=describe_modes(),
-            fake_mode=FakeModeDesc() if fake_mode is None else describe_fake_mode(fake_mode),
-            parameter_sources=tuple((n, encode_source(s)) for n, s in param_sources.items()),
-            shape_env=None if shape_env is None else _snapshot(shape_env),
-            torch_version=_torch.torch_version(),
-            frame=_frame_name(tracing_context),
-        )
+    desc = CaptureDesc(
+        graph=graph,
+        inputs=inputs,
+        modes=describe_modes(),
+        fake_mode=FakeModeDesc() if fake_mode is None else describe_fake_mode(fake_mode),
+        parameter_sources=tuple((n, encode_source(s)) for n, s in param_sources.items()),
+        shape_env=None if shape_env is None else _snapshot(shape_env, paths),
+        torch_version=_torch.torch_version(),
+        frame=_frame_name(tracing_context),
     )
+    return Capture(desc if paths == "full" else without_paths(desc))
 
 
-def _snapshot(shape_env: Any) -> ShapeEnvDesc:
-    desc = short_paths(snapshot(shape_env))
+def _file_name(paths: Literal["short", "full"]) -> Callable[[str], str]:
+    return str if paths == "full" else short_path
+
+
+def _snapshot(shape_env: Any, paths: Literal["short", "full"]) -> ShapeEnvDesc:
+    desc, shorten = snapshot(shape_env), _file_name(paths)
     co_fields = tuple(
-        (name, short_path(value) if isinstance(value, str) else value)
+        (name, shorten(value) if isinstance(value, str) else value)
         for name, value in desc.co_fields
     )
     return msgspec.structs.replace(desc, co_fields=co_fields)
@@ -144,16 +149,30 @@ class Capture:
         """
         return cls(read_capture(path, limits=limits))
 
-    def with_failure(self, error: BaseException, *, backend: str | None) -> Capture:
-        """The same frame with the exception that its backend ended with, as text."""
+    def with_failure(
+        self,
+        error: BaseException,
+        *,
+        backend: str | None,
+        paths: Literal["short", "full"] = "short",
+    ) -> Capture:
+        """The same frame with the exception that its backend ended with, as text.
+
+        Args:
+            error: the exception.
+            backend: the backend's name.
+            paths: ``"full"`` keeps the message and the file names as they are; else absolute paths
+                are shortened, and names of user and host and secrets of the environment left out.
+        """
         kind = type(error)
         failure = FailureDesc(
             type=f"{kind.__module__}.{kind.__qualname__}",
-            message=str(error),
+            message=str(error) if paths == "full" else short_message(str(error)),
             stack=encode_stack(traceback.extract_tb(error.__traceback__)),
             backend=backend,
         )
-        failure = short_paths(failure)
+        if paths == "short":
+            failure = short_paths(failure)
         return Capture(msgspec.structs.replace(self.desc, failure=failure, backend=backend))
 
     def with_backend(self, backend: str | None) -> Capture:

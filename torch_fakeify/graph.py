@@ -36,7 +36,7 @@ from .desc import (
     Value,
 )
 from .desc_graph import GraphModuleDesc, NodeDesc
-from .errors import FormatError, LimitError, UnsupportedValueError
+from .errors import FormatError, LimitError, UnknownNameError, UnsupportedValueError
 from .exprs import decode_expr, encode_expr, encode_sym
 from .graph_calling import decode_calling, encode_calling
 from .graph_devices import Devices
@@ -50,11 +50,12 @@ from .graph_meta import (
     encode_note,
 )
 from .graph_modules import attach, collect, read_tensors
+from .name_lists import CALLS_ARGUMENTS, DENIED_KEYWORDS
 from .sources import DecodeMemo, decode_source, encode_source, source_of
 from .values import decode_value, encode_value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from .desc import MetaTensorDesc, SourceDesc, SymDesc
     from .describe import MetaTensorDescriber
@@ -137,6 +138,10 @@ class _Encoder:
             self._encode_node(fx_node, positions, hook, shared, f"{where}.nodes[{i}]")
             for i, fx_node in enumerate(gm.graph.nodes)
         )
+        try:
+            _check_attributes(nodes, tuple(gm.graph.nodes), where)
+        except UnknownNameError as error:
+            raise UnsupportedValueError(f"a node cannot be recorded: {error}") from error
         meta, dropped = self.meta.encode(
             gm.meta, hook, shared, carried=MODULE_CARRIED, dropped=MODULE_DROPPED
         )
@@ -357,7 +362,16 @@ def _check_call(
             raise FormatError(
                 "not the name of an attribute", where=f"{where}.args[1]", found=repr(attribute)
             )
-        names.check_attribute(attribute, where=f"{where}.args[1]")
+        names.check_identifier(attribute, where=f"{where}.args[1]")
+    called = DENIED_KEYWORDS.get(target.name)
+    if called is not None and any(key == called for key, _ in kwargs):
+        raise UnknownNameError(f"{target.name} may not be given a function", where=where)
+    if target.kind == "hop" or target.name in CALLS_ARGUMENTS:
+        for i, arg in enumerate((*args, *(arg for _, arg in kwargs))):
+            if _holds_class(arg, 0):
+                raise UnknownNameError(
+                    f"{target.name} may not be given a class", where=f"{where}.args[{i}]"
+                )
     if module == "operator" and target.kind == "function":
         template = _TEMPLATES.get(function)
         # FX prints operators by these templates.
@@ -365,9 +379,44 @@ def _check_call(
             raise FormatError(f"wrong number of arguments for {target.name}", where=f"{where}.args")
 
 
+def _holds_class(value: Value, depth: int) -> bool:
+    """Whether a value is a class, or has one in it: what is called must be a graph or an operator."""
+    match value:
+        case TypeValue():
+            return True
+        case TupleValue(items=items) | ListValue(items=items) if depth < MAX_NESTING:
+            return any(_holds_class(item, depth + 1) for item in items)
+        case DictValue(items=pairs) if depth < MAX_NESTING:
+            return any(_holds_class(item, depth + 1) for _, item in pairs)
+        case _:
+            return False
+
+
 _READS_ATTRIBUTE = frozenset({
     "builtins.getattr", "builtins.hasattr", "torch._dynamo.utils.numpy_attr_wrapper",
 })  # fmt: skip
+
+
+def _check_attributes(
+    nodes: Sequence[NodeDesc], fx_nodes: Sequence[torch.fx.Node], where: str
+) -> None:
+    """Raise an ``UnknownNameError`` if a node reads what a graph may not read."""
+    for i, desc in enumerate(nodes):
+        if not isinstance(desc.target, FunctionValue) or desc.target.name not in _READS_ATTRIBUTE:
+            continue
+        owner, attribute = fx_nodes[i].args[:2]
+        here = f"{where}.nodes[{i}].args[1]"
+        names.check_attribute(str(attribute), where=here, inner=_inner_names(owner))
+
+
+def _inner_names(owner: Any) -> Sequence[str]:
+    """The inner tensors of a node's value, as its class tells them."""
+    meta = owner.meta
+    value: Any = meta.get("example_value", meta.get("val"))
+    if not (isinstance(value, torch.Tensor) and hasattr(type(value), "__tensor_flatten__")):
+        return ()
+    wrapper: Any = value
+    return wrapper.__tensor_flatten__()[0]
 
 
 # --- decode ---------------------------------------------------------------------------------------
@@ -465,6 +514,7 @@ class _Decoder:
             fx_node = self._decode_node(graph, desc, scope, hook, here)
             scope.nodes.append(fx_node)
             self._decode_notes(fx_node, desc, meta, hook, here)
+        _check_attributes(d.nodes, scope.nodes, where)
         _restore_users(d, scope.nodes, where)
         return graph
 

@@ -189,6 +189,8 @@ _FRAME = re.compile(
     r'  File "([^"\n]+)", line (\d{1,9}), in ([^\n]+)\n(?:    (\S[^\n]*(?:\n    [^\n]*)*)\n)?'
 )
 
+_CONFIGS = "inductor_configs"
+
 _MAX_PROVENANCE = 16
 """How deep ``NodeSource`` may be nested."""
 
@@ -316,6 +318,12 @@ class MetaEncoder:
                     if k not in known
                 )
                 return encode_value(known, where=where, hook=hook)
+            case "custom" if _has_text_configs(value, 0):
+                raise UnsupportedValueError(
+                    "settings of inductor that are no numbers stay behind",
+                    where=where,
+                    fix="They may name programs to run",
+                )
             case "original_aten" if isinstance(value, _torch.OpOverload):
                 # Passes deep-copy metadata, operators included: here the name decides.
                 return names.encode_operator(value)
@@ -574,6 +582,10 @@ class MetaDecoder:
             raise FormatError("not the provenance of a node", where=where)
         if key == "custom" and not all(isinstance(k, str) for k in value):
             raise FormatError("annotations are named by strings", where=where)
+        if key == "custom" and _has_text_configs(value, 0):
+            raise FormatError(
+                "settings of inductor may name programs to run", where=where, expected="numbers"
+            )
         if key == "unbacked_bindings":
             _check_bindings(value, where)
         return value
@@ -596,6 +608,26 @@ class MetaDecoder:
 def _own(shared: Any) -> Any:
     """A copy, as passes change the metadata of one node: the outer container must be its own."""
     return shared.copy() if type(shared) in (dict, list) else copy.copy(shared)
+
+
+def _has_text_configs(value: Any, depth: int) -> bool:
+    """Whether an annotation would set what inductor runs, such as the name of a compiler.
+
+    ``torch.fx.passes.regional_inductor`` compiles the marked part of a graph with the settings in
+    ``custom["compile_with_inductor"]["inductor_configs"]``.
+    """
+    if depth > _MAX_PROVENANCE or not isinstance(value, dict):
+        return False
+    for key, item in value.items():  # pyright: ignore[reportUnknownVariableType]
+        if key != _CONFIGS:
+            if _has_text_configs(item, depth + 1):
+                return True
+        elif not isinstance(item, dict) or not all(
+            setting is None or isinstance(setting, (bool, int, float))
+            for setting in item.values()  # pyright: ignore[reportUnknownVariableType]
+        ):
+            return True
+    return False
 
 
 def _check_bindings(value: Any, where: str) -> None:

@@ -13,7 +13,7 @@ import torch
 from ._torch import make_nested_int
 from .desc import NestedIntDesc, SymValue
 from .errors import CaptureError
-from .subclasses import decode_context, decode_opaques, subclass_of
+from .subclasses import decode_context, decode_opaques, unflatten
 from .view_replay import replay_view_calls
 
 if TYPE_CHECKING:
@@ -118,7 +118,6 @@ def make_wrapper(maker: Maker, desc: MetaTensorDesc) -> torch.Tensor:
     record = desc.subclass
     assert record is not None
     where = f"tensor {desc.id}"
-    cls = subclass_of(record, where=where)
     inner: dict[str, Any] = {name: maker.make(part) for name, part in record.tensors}
     if _is_jagged(desc):
         _partition(maker, dict(record.tensors), where)
@@ -130,10 +129,9 @@ def make_wrapper(maker: Maker, desc: MetaTensorDesc) -> torch.Tensor:
     context = decode_context(
         record, where=where, ints=number, tensors=maker.make, meshes=maker.meshes
     )
-    made: Any = cls
     size = tuple(_size(maker, n, where) for n in desc.size)
     stride = tuple(_size(maker, n, where) for n in desc.stride)
-    return made.__tensor_unflatten__(inner, context, size, stride)
+    return unflatten(record, inner, context, size, stride, where=where)
 
 
 def _is_jagged(desc: MetaTensorDesc) -> bool:

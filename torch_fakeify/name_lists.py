@@ -90,8 +90,8 @@ LISTED = {
         "_set_conj _set_fwd_grad_enabled _set_grad_enabled _set_neg _set_deterministic_algorithms "
         "_set_multithreading_enabled _vmapmode_decrement_nesting _vmapmode_increment_nesting "
         "_set_sdp_use_cudnn _set_sdp_use_flash _set_sdp_use_math _set_sdp_use_mem_efficient "
-        "_set_sdp_use_overrideable _pop_torch_function_stack _select_conv_backend "
-        "_functionalization_reapply_views_tls _unset_dispatch_mode _to_functionality_key "
+        "_set_sdp_use_overrideable _select_conv_backend "
+        "_functionalization_reapply_views_tls _to_functionality_key "
         "_infer_size _log_api_usage_once _set_float32_matmul_precision"
     ),
     "torch._C._autograd": (
@@ -133,15 +133,74 @@ LISTED = {
 }
 """Other modules: the functions in them that graphs call."""
 
+HELPERS = {
+    # they make functions of functions, or change functions
+    "torch._lobpcg": "LOBPCG_call_tracker LOBPCG_call_tracker_orig",
+    "torch._numpy.fft": "normalizer upcast",
+    "torch._numpy.linalg": "linalg_errors normalizer",
+    "torch._numpy.random": "array_or_scalar deco_stream normalizer use_numpy_random",
+    "torch._prims": "backwards_not_supported register_debug_prims register_rng_prims",
+    "torch._refs": ("elementwise_unary_scalar_wrapper handle_noncontiguous_outputs out_wrapper"),
+    "torch.masked._ops": "_apply_docstring_templates _generate_docstring",
+    "torch.nn.init": "_make_deprecate",
+    "torch.signal.windows.windows": "_add_docstr _window_function_checks",
+    "torch.sparse": "as_sparse_gradcheck",
+    # they change what the process does from then on, and no graph of torch's calls them
+    "torch._numpy": "set_default_dtype",
+    "torch._C._functorch": (
+        "_set_dynamic_layer_keys_included _set_vmap_fallback_enabled "
+        "_set_vmap_fallback_warning_enabled pop_dynamic_layer_stack "
+        "pop_dynamic_layer_stack_and_undo_to_depth push_dynamic_layer_stack tls_set_vmap_excluded"
+    ),
+}
+"""Functions of the modules in `WHOLE` that are not for graphs."""
+
+DENIED_KEYWORDS = {
+    "builtins.max": "key",
+    "builtins.min": "key",
+    "builtins.sorted": "key",
+}
+"""Arguments that a listed function calls."""
+
+CALLS_ARGUMENTS = frozenset({
+    "torch.cond", "torch.vmap", "torch.while_loop",
+    "torch.nn.functional.triplet_margin_with_distance_loss",
+})  # fmt: skip
+"""Functions that call what they are given, as all higher-order operators do."""
+
 NUMPY_MODULES = ("torch._numpy", "torch._numpy.linalg", "torch._numpy.fft", "torch._numpy.random")
 
+NUMPY_ATTRIBUTES = _words("T dtype flags flat imag itemsize nbytes ndim real shape size strides")
+"""What arrays have as data."""
+
 DENIED_OPERATORS = {
+    "aten._print": "it prints text of the file",
     "aten.from_file": "it opens a file",
+    "aten.warn": "it prints text of the file",
     "aten.save": "it writes a file",
     "aten.load": "it reads a file",
     "debugprims.load_tensor": "it reads a file",
+    "image.read_file": "it reads a file",
+    "image.write_file": "it writes a file",
+    "inductor._alloc_from_pool": "it reads raw memory",
+    "inductor._reinterpret_tensor": "it reads raw memory",
+    "mkldnn.data_ptr": "it tells an address",
     "symm_mem._rendezvous": "it opens connections",
 }
+"""Operators that reach out of the process or past the end of a tensor."""
+
+DENIED_NAMESPACES = {
+    "sox": "it reads and writes files",
+    "torchaudio_sox": "it reads and writes files",
+    "torchcodec_ns": "it reads and writes files",
+}
+
+PRIM_OPERATORS = _words(
+    "NumToTensor TupleUnpack abs data device dtype grad is_cpu is_cuda is_ipu is_maia is_meta "
+    "is_mkldnn is_mps is_mtia is_nested is_quantized is_sparse is_sparse_csr is_vulkan is_xla "
+    "is_xpu itemsize layout max min name nbytes requires_grad tolist type"
+)
+"""Of TorchScript's own operators (``prim``), which call Python and other machines as well."""
 
 DENIED_HIGHER_ORDER = {
     "aoti_call_delegate": "it calls a compiled library",
@@ -149,8 +208,11 @@ DENIED_HIGHER_ORDER = {
     "custom_function_call": "it calls an autograd.Function of the user's code",
     "dynamo_bypassing_wrapper": "it calls a function of the user's code",
     "executorch_call_delegate": "it calls a compiled library",
+    "flat_apply": "it calls a function of the user's code",
     "inductor_compiled_code": "it calls compiled code",
+    "inline_asm_elementwise": "it runs assembly of the file",
     "invoke_leaf_function": "it calls a function of the user's code",
+    "print": "it prints text of the file",
     "trace_wrapped": "it calls a function of the user's code",
     "triton_kernel_wrapper_functional": "its kernel lives in a table of the process",
     "triton_kernel_wrapper_mutation": "its kernel lives in a table of the process",
@@ -167,6 +229,8 @@ DENIED_FUNCTIONS = {
     "operator.attrgetter": "it reads unchecked attributes",
     "operator.call": "it calls any object",
     "operator.methodcaller": "it calls unchecked methods",
+    "torch._from_blob": "it reads raw memory",
+    "torch._print": "it prints text of the file",
     "torch.compile": "it runs code",
     "torch.fork": "it starts a thread",
     "torch.from_file": "it opens a file",
@@ -190,20 +254,27 @@ DENIED_PREFIXES = {
     "pickle.": "it loads code",
     "importlib.": "it imports modules",
     "numpy.": "only NumPy functions that torch traces (torch._numpy) can be in a graph",
+    "torch.distributed.launch": "it starts processes",
     "torch.hub.": "it uses the network",
+    "torch.multiprocessing.": "it starts processes",
+    "torch.serialization.": "it reads and writes files",
     "torch.utils.cpp_extension.": "it builds and loads code",
+    "torch.utils.data.": "it starts processes",
+    "torch.utils.model_zoo.": "it uses the network",
     "torch.package.": "it loads code",
 }
 
 DENIED_MEMBERS = _words(
-    "apply_ code compile from_buffer from_file func_globals get_source graph_module "
-    "load_state_dict map2_ map_ module_load owning_module print_readable python_code "
-    "share_memory share_memory_ storage storage_type to_folder tofile typed_storage "
+    "apply_ code compile dump dumps evaluate_guards_expression fake_mode from_buffer from_file "
+    "func_globals get_source grad_fn graph_module load_state_dict map2_ map_ module_load node "
+    "owning_module print_readable python_code register_hook register_post_accumulate_grad_hook "
+    "shape_env share_memory share_memory_ storage storage_type to_folder tofile typed_storage "
     "untyped_storage write_file _typed_storage _write_file _set_from_file _new_with_file "
-    "_share_fd_cpu_ _share_filename_cpu_ _new_shared_fd_cpu _new_shared_filename_cpu "
+    "_backward_hooks _grad_fn _post_accumulate_grad_hooks _python_dispatch _view_func "
+    "_view_func_unsafe _rev_view_func_unsafe _share_fd_cpu_ _share_filename_cpu_ _new_shared_fd_cpu _new_shared_filename_cpu "
     "_reduce_ex_internal _codegen _tracer_cls"
 )
-"""Methods and attributes that reach files, shared memory or code."""
+"""Methods and attributes that reach files, shared memory, code or the state of a trace."""
 
 STORAGE_READS = frozenset({"untyped_storage"})
 """Storages are read by graphs that resize them; what a storage can do is in `DENIED_MEMBERS`."""

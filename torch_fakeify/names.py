@@ -20,7 +20,14 @@ import functools
 import keyword
 import re
 import sys
-from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, WrapperDescriptorType
+from types import (
+    BuiltinFunctionType,
+    FunctionType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodDescriptorType,
+    WrapperDescriptorType,
+)
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -34,18 +41,22 @@ from .name_lists import (
     DENIED_HIGHER_ORDER,
     DENIED_MEMBER_PREFIXES,
     DENIED_MEMBERS,
+    DENIED_NAMESPACES,
     DENIED_OPERATORS,
     DENIED_PREFIXES,
     DUNDERS,
+    HELPERS,
     LISTED,
+    NUMPY_ATTRIBUTES,
     NUMPY_MODULES,
     OTHER_METHODS,
+    PRIM_OPERATORS,
     STORAGE_READS,
     WHOLE,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from ._torch import OpOverload
 
@@ -157,16 +168,59 @@ def check_method(name: str, *, where: str) -> str:
     )
 
 
-def check_attribute(name: str, *, where: str) -> str:
-    """The name itself if a graph may read an attribute of that name with ``getattr``."""
+def check_attribute(name: str, *, where: str, inner: Iterable[str] = ()) -> str:
+    """The name itself if a graph may read an attribute of that name with ``getattr``.
+
+    Allowed is what tensors, devices, dtypes, streams and the tuples that operators return have as
+    data; a method is no data. From anything else a chain of attributes would lead to the state of
+    the trace, and from there to functions that evaluate text.
+
+    Args:
+        name: the attribute.
+        where: its place, for errors.
+        inner: the inner tensors of the wrapper subclass whose attribute it is.
+
+    Raises:
+        UnknownNameError: otherwise.
+    """
     check_identifier(name, where=where)
     if _is_plain_member(name):
-        return name
+        if name in inner or name in _data_attributes():
+            return name
+        if any(_is_data(vars(cls).get(name)) for cls in _tensor_classes()):
+            return name
     raise UnknownNameError(f"the attribute {name!r} may not be read by a graph", where=where)
+
+
+_DATA = (property, GetSetDescriptorType, MemberDescriptorType)
+
+
+def _is_data(attribute: object) -> bool:
+    return isinstance(attribute, _DATA)
+
+
+@functools.cache
+def _data_attributes() -> frozenset[str]:
+    """What values in graphs that are no tensors have as data, and ``torch.Tensor``'s bases."""
+    classes = [
+        *torch.Tensor.__mro__, torch.Size, torch.device, torch.dtype, torch.finfo, torch.iinfo,
+        torch.Generator, *torch.Stream.__mro__, *torch.Event.__mro__, *torch.cuda.Stream.__mro__,
+        complex, int, range, slice, *_return_types(),
+    ]  # fmt: skip
+    found = {n for cls in classes for n, item in vars(cls).items() if _is_data(item)}
+    return NUMPY_ATTRIBUTES | found
+
+
+def _return_types() -> list[type]:
+    return [cls for cls in vars(torch.return_types).values() if isinstance(cls, type)]
 
 
 def _is_plain_member(name: str) -> bool:
     return not (name in DENIED_MEMBERS or name.startswith(DENIED_MEMBER_PREFIXES))
+
+
+_INTERNAL = ("torch._subclasses.", "torch.distributed._shard.")
+"""Modules whose tensor classes never stand in a graph: fake and functional tensors, and shards."""
 
 
 def _tensor_classes() -> Iterator[type]:
@@ -176,7 +230,8 @@ def _tensor_classes() -> Iterator[type]:
         cls = pending.pop()
         if cls not in seen:
             seen.add(cls)
-            yield cls
+            if not cls.__module__.startswith(_INTERNAL):
+                yield cls
             pending.extend(cls.__subclasses__())
 
 
@@ -242,7 +297,15 @@ def _check_numpy(name: str, where: str) -> None:
 
 
 def _check_numpy_method(name: str, where: str) -> str:
-    return name if name in DUNDERS else check_attribute(name, where=where)
+    """A method of the arrays that Dynamo traces: of another object it would be any method."""
+    check_identifier(name, where=where)
+    if name in DUNDERS or (_is_plain_member(name) and hasattr_static(_array_class(), name)):
+        return name
+    raise UnknownNameError(f"{name!r} is not a method of an array of torch._numpy", where=where)
+
+
+def _array_class() -> type:
+    return _torch.late_function_modules()["torch._numpy"].ndarray
 
 
 def _numpy_operator(name: str, where: str) -> Callable[..., Any]:
@@ -383,6 +446,8 @@ def _is_listed(module_name: str, name: str, fn: object) -> bool:
         return False
     if name.startswith("__") or _denial(f"{module_name}.{name}") is not None:
         return False
+    if name in HELPERS.get(module_name, "").split():
+        return False
     if name in LISTED.get(module_name, "").split():
         return True
     if module_name == "torch":
@@ -460,6 +525,11 @@ def _operator(kind: str, name: str, where: str) -> Any:
     namespace, op = parts[:2]
     if f"{namespace}.{op}" in DENIED_OPERATORS:
         reason = DENIED_OPERATORS[f"{namespace}.{op}"]
+        raise UnknownNameError(f"torch.ops.{name} is denied: {reason}", where=where)
+    reason = DENIED_NAMESPACES.get(namespace)
+    if namespace == "prim" and op not in PRIM_OPERATORS:
+        reason = "it is an operator of TorchScript's interpreter"
+    if reason is not None:
         raise UnknownNameError(f"torch.ops.{name} is denied: {reason}", where=where)
     packet = _torch.find_operator(namespace, op)
     if packet is None:

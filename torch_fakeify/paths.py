@@ -1,19 +1,56 @@
-"""File names as they stand in records: relative to their package or project, never absolute."""
+"""What is private to a machine, taken out of records: absolute paths, and who wrote them where."""
 
 from __future__ import annotations
 
 import functools
+import getpass
+import os
 import re
+import socket
+import sys
 from pathlib import Path, PurePath
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from .desc import ExprDesc, FrameDesc, SourceDesc
+from .desc import (
+    ExprDesc,
+    FrameDesc,
+    MetaTensorDesc,
+    StackDesc,
+    SymDesc,
+    SymValue,
+    TensorValue,
+)
+from .desc_env import LocationDesc
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .desc_frame import CaptureDesc
 
 _T = TypeVar("_T")
 _INSTALLED = re.compile(r".*[\\/](?:site|dist)-packages[\\/]")
 _STANDARD = re.compile(r".*[\\/]lib[\\/]python\d+(?:\.\d+)*t?[\\/]")
+
+_PART = r"[^\s\\/:*?\"'<>|,;(){}\[\]`]+"
+ABSOLUTE = re.compile(
+    rf"(?<![\w.)\]}}/~])/(?:{_PART}/)+(?:{_PART})?"
+    rf"|(?<=file://)/(?:{_PART}/)*{_PART}"
+    rf"|(?<![\w])[A-Za-z]:[\\/]+(?:{_PART}[\\/]+)*(?:{_PART})?"
+    rf"|(?<![\w\\])\\\\{_PART}(?:\\{_PART})+"
+)
+"""An absolute path in a text: of POSIX with two parts or more, of Windows, or of a share."""
+
+_OTHER = re.compile(r"[^A-Za-z0-9]+")
+
+_SECRET = re.compile(
+    r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE
+)
+_LEAST = 6
+"""Characters from which on the value of an environment variable is looked for."""
+_EVERYWHERE = frozenset({"root", "user", "admin", "localhost", "ubuntu", "runner"})
+"""Names of users and hosts that tell nothing, and are words."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -29,43 +66,268 @@ def short_path(file: str) -> str:
             return file[match.end() :]
     path = PurePath(file)
     if not path.is_absolute():
-        return file
-    if path.is_relative_to(Path.cwd()):
-        return str(path.relative_to(Path.cwd()))
+        # Of another system, such as a share of Windows: its last part.
+        return re.split(r"[\\/]", file)[-1] if ABSOLUTE.fullmatch(file) else file
+    here = _project()
+    if here is not None and path != here and path.is_relative_to(here):
+        return str(path.relative_to(here))
     root = Path(file).parent
     while (root / "__init__.py").exists() and root != root.parent:
         root = root.parent
     return str(path.relative_to(root))
 
 
+def _project() -> Path | None:
+    """The working directory, unless a path from there on would name a user."""
+    try:
+        here = Path.cwd()
+    except OSError:  # it has been removed
+        return None
+    return None if here == here.parent or here in _home().parents else here
+
+
+@functools.cache
+def _home() -> Path:
+    return Path(os.path.expanduser("~"))  # noqa: PTH111 - `Path.home` raises where there is none
+
+
+class Shortener:
+    """Shortens the paths in texts; what was different stays so, within one record."""
+
+    def __init__(self) -> None:
+        self._short: dict[str, str] = {}
+        self._taken: set[str] = set()
+
+    def text(self, text: str) -> str:
+        """The text with every absolute path in it shortened."""
+        if "/" not in text and "\\" not in text:
+            return text
+        return ABSOLUTE.sub(lambda match: self._path(match[0]), text)
+
+    def _path(self, path: str) -> str:
+        known = self._short.get(path)
+        if known is None:
+            short = short_path(path)
+            if short == _home().name:  # a folder that is nothing but somebody's name tells who
+                short = "~"
+            known = short if "/" in short or short == "~" else f".../{short}"
+            number = 1
+            whole = known
+            while known in self._taken:
+                number += 1
+                known = f"{whole}~{number}"
+            self._short[path] = known
+            self._taken.add(known)
+        return known
+
+    def identifiers(self) -> dict[str, str]:
+        """What the paths so far are inside names of FX nodes, and what they shall be.
+
+        Dynamo names an input after its source, which may be an item of a dictionary of paths.
+        """
+        found: dict[str, str] = {}
+        for number, (path, short) in enumerate(self._short.items(), start=1):
+            old = _OTHER.sub("_", path).strip("_")
+            if len(old) >= _LEAST:
+                last = _OTHER.sub("_", short.rpartition("/")[2]).strip("_")
+                found[old.lower()] = f"path{number}_{last}"
+        return found
+
+
+def short_message(text: str) -> str:
+    """The message of an exception without paths, names of user and host, and secrets.
+
+    Secrets are the values of environment variables whose name says so.
+    """
+    text = Shortener().text(text)
+    for value, word in _private():
+        text = re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", word, text)
+    return text
+
+
+def _private() -> list[tuple[str, str]]:
+    found = [
+        (value, f"<{name}>")
+        for name, value in sorted(os.environ.items())
+        if _SECRET.search(name) and len(value) >= _LEAST
+    ]
+    for find, word in ((_user, "<user>"), (socket.gethostname, "<host>")):
+        name = find()
+        if len(name) > 2 and name not in _EVERYWHERE:
+            found.append((name, word))
+    return sorted(found, key=lambda pair: -len(pair[0]))
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):  # it has no name
+        return ""
+
+
+def without_paths(desc: CaptureDesc) -> CaptureDesc:
+    """The frame with every absolute path in its texts shortened.
+
+    Most frames have none but in the stacks of their shape environment: the others are walked
+    through only where a search through what may have texts has found one.
+    """
+    if _mentions_path(desc):
+        return short_paths(desc)
+    return msgspec.structs.replace(desc, shape_env=short_paths(desc.shape_env))
+
+
+_IN_JSON = re.compile(
+    rb"/(?:(?<=[^\w.)\]}/~]/)|(?<=^/)|(?<=\\[nrtbf]/)|(?<=\\u[0-9a-fA-F]{4}/))[^\s/]"
+    rb"|[A-Za-z]:(?:/|\\\\)|\\\\\\\\|file:///"
+)
+"""Where an absolute path may be in JSON: more than `ABSOLUTE` finds."""
+
+
+def _mentions_path(desc: CaptureDesc) -> bool:
+    encode = msgspec.json.Encoder().encode
+    sources = [entry.source for entry in desc.inputs] + [s for _, s in desc.parameter_sources]
+    parts = [encode([None if s is None else (s.name, s.fields) for s in sources])]
+    parts.extend(encode((i.name, i.value, _texts_of(i.tensor))) for i in desc.inputs)
+    parts.append(encode((desc.frame, desc.backend, desc.torch_version, desc.failure, desc.modes)))
+    parts.append(encode([name for name, _ in desc.parameter_sources]))
+    pending, stacks = [desc.graph], dict[int, StackDesc]()
+    while pending:
+        graph = pending.pop()
+        pending.extend(sub for _, sub in graph.submodules)
+        rest = [
+            getattr(graph, name) for name in graph.__struct_fields__
+            if name not in ("nodes", "submodules", "tensors", "tensor_data")
+        ]  # fmt: skip
+        parts.append(encode((rest, [n for n, _ in graph.submodules])))
+        parts.extend(encode((name, _texts_of(tensor))) for name, tensor in graph.tensors)
+        for n in graph.nodes:
+            values = [k if type(v) in (TensorValue, SymValue) else (k, v) for k, v in n.meta]
+            tensors = [_texts_of(v.tensor) for _, v in n.meta if type(v) is TensorValue]
+            source = None if n.source is None else (n.source.name, n.source.fields)
+            parts.append(
+                encode(
+                    (
+                        n.name,
+                        n.target,
+                        n.type,
+                        n.args,
+                        n.kwargs,
+                        values,
+                        tensors,
+                        source,
+                        n.dropped_meta,
+                    )
+                )
+            )
+            if n.stack is not None:
+                stacks[id(n.stack)] = n.stack
+    frames = [f for stack in stacks.values() for f in stack.frames]
+    parts.append(encode([(f.file, f.function, f.code) for f in frames]))
+    return _IN_JSON.search(b"\n".join(parts)) is not None
+
+
+def _texts_of(tensor: MetaTensorDesc | None) -> object:
+    """What has texts of the user's in the record of a tensor; ``None`` if nothing has."""
+    if tensor is None:
+        return None
+    source = None if tensor.source is None else (tensor.source.name, tensor.source.fields)
+    context = tensor.symbolic_context
+    if context is not None and not (context.shape_ids or context.inner_contexts):
+        base = context.tensor_source
+        context = None if base is None else base.name
+    wrapped = (tensor.subclass, tensor.functorch, tensor.functional, tensor.view_calls)
+    inner = tensor if any(part is not None for part in wrapped) else None
+    return (source, context, inner, tensor.marks, _texts_of(tensor.base), _texts_of(tensor.grad))
+
+
 def short_paths(record: _T) -> _T:
-    """The record with every file name of its stacks shortened; unchanged parts are shared.
+    """The record with every absolute path in its texts shortened; unchanged parts are shared.
 
     Args:
-        record: a record without cycles; a stack that it holds twice stays one object.
+        record: a record without cycles; a part that it holds twice stays one object.
     """
-    return _shorten(record, {})
-
-
-def _shorten(value: Any, done: dict[int, tuple[Any, Any]]) -> Any:
-    known = done.get(id(value))
-    if known is not None:
-        return known[1]
-    match value:
-        case FrameDesc():
-            result: Any = msgspec.structs.replace(value, file=short_path(value.file))
-        case tuple():
-            items = tuple(_shorten(item, done) for item in value)
-            same = all(a is b for a, b in zip(items, value, strict=True))
-            result = value if same else items
-        case ExprDesc() | SourceDesc():
-            return value
-        case msgspec.Struct():
-            old = [(name, getattr(value, name)) for name in value.__struct_fields__]
-            new = {name: _shorten(part, done) for name, part in old}
-            changed = {name: new[name] for name, part in old if new[name] is not part}
-            result = msgspec.structs.replace(value, **changed) if changed else value
-        case _:
-            return value
-    done[id(value)] = (value, result)
+    shortener = Shortener()
+    result = _Walk(shortener.text, "/\\").visit(record)
+    known = shortener.identifiers()
+    if known:
+        pattern = re.compile(
+            "|".join(sorted(map(re.escape, known), key=len, reverse=True)), re.IGNORECASE
+        )
+        result = _Walk(
+            lambda text: pattern.sub(lambda match: known[match[0].lower()], text), "_"
+        ).visit(result)
     return result
+
+
+_PLAIN = frozenset({int, float, bool, bytes, type(None), ExprDesc, SymDesc})
+"""Parts that have no text of the user's."""
+
+_TENSOR = (
+    "base", "subclass", "functorch", "functional", "grad", "source", "symbolic_context",
+    "view_calls", "marks",
+)  # fmt: skip
+"""The fields of a tensor in which texts may be."""
+
+
+class _Walk:
+    """Exchanges the texts of a record, those that have one of some signs in them."""
+
+    def __init__(self, text: Callable[[str], str], signs: str) -> None:
+        self._text = text
+        self._signs = (signs[0], signs[-1])
+        self._done: dict[int, tuple[Any, Any]] = {}
+
+    def visit(self, value: Any) -> Any:
+        kind = type(value)
+        if kind in _PLAIN:
+            return value
+        if kind is str:
+            first, second = self._signs
+            return self._text(value) if first in value or second in value else value
+        known = self._done.get(id(value))
+        if known is not None:
+            return known[1]
+        if kind is tuple:
+            items = [self.visit(item) for item in value]
+            result = tuple(items) if any(map(_differ, items, value)) else value
+        elif isinstance(value, msgspec.Struct):
+            result = self._struct(value, kind)
+        else:
+            return value
+        self._done[id(value)] = (value, result)
+        return result
+
+    def _struct(self, value: Any, kind: Any) -> Any:
+        changed: dict[str, Any] = {}
+        if kind is LocationDesc and value.user is not None:
+            # The name is as short as torch makes it, which may be the path but for its start.
+            frames = tuple(
+                msgspec.structs.replace(f, file=_of_location(f.file)) for f in value.user.frames
+            )
+            if frames != value.user.frames:
+                value = msgspec.structs.replace(value, user=StackDesc(frames=frames))
+        for name in _TENSOR if kind is MetaTensorDesc else kind.__struct_fields__:
+            old = getattr(value, name)
+            if name == "file" and kind is FrameDesc and self._signs[0] == "/":
+                short = short_path(old)
+                old = old if short == old else short
+            new = self.visit(old)
+            if new is not getattr(value, name):
+                changed[name] = new
+        return msgspec.structs.replace(value, **changed) if changed else value
+
+
+@functools.lru_cache(maxsize=4096)
+def _of_location(file: str) -> str:
+    if file.startswith("torch/") or "/" not in file:
+        return file
+    torch = getattr(sys.modules.get("torch"), "__file__", None) or ""
+    for folder in (str(Path(torch).parent), *sys.path):
+        installed = Path(folder, file)
+        if _INSTALLED.match(f"{installed}") and installed.exists():
+            return file
+    return file.rpartition("/")[2]
+
+
+def _differ(a: object, b: object) -> bool:
+    return a is not b

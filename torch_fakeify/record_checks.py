@@ -76,12 +76,26 @@ def check_record(d: MetaTensorDesc) -> None:
         raise ConvertError("a view and a base belong together", where=where)
     if not d.is_leaf and not d.requires_grad:
         raise ConvertError("a tensor that is no leaf requires grad", where=where)
+    if d.subclass is not None:
+        for name, _ in (*d.subclass.tensors, *d.subclass.opaques):
+            _check_inner_name(name, where)
     if d.creation_meta is not None and d.creation_meta not in _torch.CreationMeta.__members__:
         raise ConvertError(
             "the creation meta of the view is not known",
             where=where,
             expected=", ".join(_torch.CreationMeta.__members__),
             found=d.creation_meta,
+        )
+
+
+def _check_inner_name(name: str, where: str) -> None:
+    """Raises for the name of an inner attribute that could be no attribute that holds a tensor."""
+    if not name.isidentifier() or name.startswith("__"):
+        raise ConvertError(
+            "not the name of an inner attribute",
+            where=where,
+            expected="an identifier without double underscores in front",
+            found=repr(name),
         )
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from . import _torch
-from .backend import Compiled, Compiler, FrameReport, Recorder, error_summary
+from .backend import Compiled, Compiler, Constants, FrameReport, Paths, Recorder, error_summary
 from .errors import ScriptError
 from .page import table_lines
 
@@ -60,6 +60,8 @@ def run_script(
     directory: str | Path,
     *,
     backend: str | None = None,
+    constants: Constants = "none",
+    paths: Paths = "short",
 ) -> ScriptReport:
     """Run a script as ``__main__`` and save a capture of every frame that it compiles.
 
@@ -68,6 +70,8 @@ def run_script(
         args: the script's own arguments.
         directory: where the captures go.
         backend: compiles every frame instead of the backend that the script asks for.
+        constants: as for `capture`.
+        paths: as for `capture`.
 
     Raises:
         WriteError: the directory cannot be written; the script has not been started.
@@ -77,7 +81,9 @@ def run_script(
     if not Path(script).exists():
         raise ScriptError("there is no such script", where=str(script), fix="Check the path")
     override = None if backend is None else _torch.resolve_backend(backend)
-    recorder = ScriptRecorder(Path(directory).absolute(), override)
+    recorder = ScriptRecorder(
+        Path(directory).absolute(), override, constants=constants, paths=paths
+    )
     report = ScriptReport(recorder.frames)
     path = Path(script).absolute()
     with recording(recorder), _as_main(path, args):
@@ -153,10 +159,19 @@ class ScriptRecorder(Recorder):
     Args:
         directory: where the files go.
         override: compiles every frame instead of the script's own backend.
+        constants: as for `capture`.
+        paths: as for `capture`.
     """
 
-    def __init__(self, directory: str | Path, override: Compiler | None = None) -> None:
-        super().__init__(directory)
+    def __init__(
+        self,
+        directory: str | Path,
+        override: Compiler | None = None,
+        *,
+        constants: Constants = "none",
+        paths: Paths = "short",
+    ) -> None:
+        super().__init__(directory, constants=constants, paths=paths)
         self.override = override
 
     def call(

@@ -18,7 +18,13 @@ import torch
 
 from . import _torch, names, subclass_registry
 from .desc import MetaTensorDesc, OpaqueValue, SubclassDesc, Value
-from .errors import FormatError, UnknownNameError, UnsupportedTensorError, UnsupportedValueError
+from .errors import (
+    ConvertError,
+    FormatError,
+    UnknownNameError,
+    UnsupportedTensorError,
+    UnsupportedValueError,
+)
 from .meshes import Meshes
 from .subclass_context import DecodeTensor, decode_context_value, encode_context_value
 
@@ -32,6 +38,7 @@ __all__ = [
     "encode_subclass",
     "register_subclass",
     "subclass_of",
+    "unflatten",
 ]
 
 Part: TypeAlias = Callable[[torch.Tensor, str], MetaTensorDesc]
@@ -265,6 +272,33 @@ def subclass_of(record: SubclassDesc, *, where: str) -> type[Any]:
             expected=f"a tensor subclass with {' and '.join(_PROTOCOL)}",
         )
     return cls
+
+
+def unflatten(
+    record: SubclassDesc,
+    inner: dict[str, Any],
+    context: object,
+    size: Any,
+    stride: Any,
+    *,
+    where: str,
+) -> Any:
+    """The tensor that the class makes of its parts.
+
+    Raises:
+        UnknownNameError: the class is not known here.
+        ConvertError: the parts are not those that the class asks for.
+    """
+    cls = subclass_of(record, where=where)
+    try:
+        return cls.__tensor_unflatten__(inner, context, size, stride)
+    except (AssertionError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise ConvertError(
+            f"{record.cls} makes no tensor of these parts",
+            where=where,
+            expected="what its __tensor_flatten__ gives",
+            found=f"{', '.join(map(repr, inner))} ({type(error).__name__}: {error})",
+        ) from error
 
 
 def _how_to_know(name: str) -> str:

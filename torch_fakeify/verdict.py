@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import CaptureError, ConvertError, FakeifyError, UnknownNameError
 from .files import read_capture
 from .isolation import Answer, ask
+from .paths import short_message
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from .desc_frame import CaptureDesc, FailureDesc
 
 _MASKED = re.compile(r"0x[0-9a-fA-F]+|\d+")
+_FOLDERS = re.compile(r"(?:[\w.@+~-]*[\\/])+(?=[\w.@+~-])")
 
 
 @dataclass(frozen=True)
@@ -123,5 +125,8 @@ def _indented(kind: str, message: str) -> tuple[str, ...]:
 
 
 def masked(message: str) -> str:
-    """A message without what differs from run to run: numbers and addresses."""
-    return _MASKED.sub("#", message).strip()
+    """A message without what differs from run to run: folders, numbers and addresses.
+
+    A recorded message has no absolute paths and no names of user and host.
+    """
+    return _MASKED.sub("#", _FOLDERS.sub("", short_message(message))).strip()

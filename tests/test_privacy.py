@@ -1,0 +1,447 @@
+"""No secrets: what a capture does not hold of the machine that made it, and what it says it holds."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+import torch
+from hostile_records import exchanged, places, texts
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import torch_fakeify as tfk
+from torch_fakeify import cli, paths, privacy
+from torch_fakeify.desc import FrameDesc, StackDesc
+from torch_fakeify.files import read_capture
+from torch_fakeify.page import show_lines
+from torch_fakeify.privacy import privacy_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+USER = "alice_q7x"
+HOST = "host-of-alice"
+TOKEN = "tok-9f8e7d6c5b4a"
+
+MODEL = """
+import torch
+
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.secret_layer = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.secret_layer(x)
+"""
+
+SCRIPT = """
+import os, socket, sys
+from pathlib import Path
+
+import torch
+from torch.fx.traceback import annotate
+
+HERE = str(Path(__file__).resolve().parent)
+sys.path.insert(0, HERE)
+from secretpkg.layers.block import Block
+
+block = Block()
+files = {f"{HERE}/weights/first.bin": torch.randn(4), f"{HERE}/other/first.bin": torch.randn(4)}
+
+
+@torch.library.custom_op("mylib::load_like", mutates_args=())
+def load_like(x: torch.Tensor, path: str) -> torch.Tensor:
+    return x.clone()
+
+
+@load_like.register_fake
+def _(x, path):
+    return torch.empty_like(x)
+
+
+def secret_function(x, files, n):
+    m = n.max().item()
+    torch._check(m <= x.shape[0], lambda: f"the table in {HERE}/table.csv is too short")
+    y = block(x) * files[HERE + "/weights/first.bin"] + files[HERE + "/other/first.bin"]
+    if x.shape[0] > 3:  # see HOMEDIR/notes/guard.txt
+        y = y + 1
+    with annotate({"from": HERE + "/annotated.py"}):
+        return load_like(y, HERE + "/data.bin") + m
+
+
+def failing(gm, inputs):
+    raise ValueError(
+        f"cannot open {HERE}/cache/x.so nor C:\\\\\\\\Users\\\\\\\\{os.environ['USER']}\\\\\\\\y.dll "
+        f"as {os.environ['USER']} on {socket.gethostname()} with {os.environ['SECRET_TOKEN']}"
+    )
+
+
+torch._dynamo.config.capture_scalar_outputs = True
+args = torch.randn(6, 4), files, torch.tensor([2, 3])
+torch.compile(secret_function, backend="eager", dynamic=True)(*args)
+torch.compile(lambda x: x + 1, backend=failing)(torch.ones(3))
+"""
+
+
+def command(cwd: Path, home: Path, *args: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run the command in a fresh interpreter, on a machine of Alice's."""
+    code = (
+        "import socket, sys; socket.gethostname = lambda: sys.argv.pop(1);"
+        f"sys.argv.insert(1, {HOST!r}); socket.gethostname = lambda: {HOST!r}; sys.argv.pop(1);"
+        "from torch_fakeify.cli import main; raise SystemExit(main())"
+    )
+    env = {
+        **os.environ, "HOME": str(home), "USER": USER, "LOGNAME": USER, "SECRET_TOKEN": TOKEN,
+        "HOSTNAME": HOST, "PYTHONPATH": str(Path(tfk.__file__).parents[1]),
+    }  # fmt: skip
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, args)],
+        cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=200,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Alice's home, with a project in it that was recorded twice: as it is, and with everything."""
+    home = tmp_path_factory.mktemp("base") / USER
+    project = home / "secret project"
+    package = home / "project" / "secretpkg" / "layers"
+    package.mkdir(parents=True)
+    project.mkdir()
+    (package / "__init__.py").write_text("")
+    (package.parent / "__init__.py").write_text("")
+    (package / "block.py").write_text(MODEL)
+    (home / "project" / "train.py").write_text(SCRIPT.replace("HOMEDIR", str(home)))
+    for name, flags in (("plain", ()), ("full", ("--with-data", "--with-paths"))):
+        done = command(home.parent, home, "run", "--out", name, *flags, home / "project/train.py")
+        assert "secret_function" in done.stdout, done.stderr
+        assert len(list((home.parent / name).iterdir())) == 2, done.stdout + done.stderr
+    return home
+
+
+def members(folder: Path) -> list[tuple[str, str]]:
+    """Every member of every file of a folder, as text."""
+    found: list[tuple[str, str]] = []
+    for path in sorted(folder.glob("*.fkf")):
+        with zipfile.ZipFile(path) as archive:
+            found.extend(
+                (n, archive.read(n).decode("utf-8", "replace")) for n in archive.namelist()
+            )
+            found.append((path.name, archive.comment.decode()))
+    return found
+
+
+def records(folder: Path) -> list[Any]:
+    """The records of every file of a folder."""
+    return [read_capture(path) for path in sorted(folder.glob("*.fkf"))]
+
+
+def instantiated(record: Any) -> list[Any]:
+    """The inputs of a frame, rebuilt where its operator is known."""
+    with torch.library._scoped_library("mylib", "DEF") as library:
+        library.define("load_like(Tensor x, str path) -> Tensor")
+        return tfk.Capture(record).instantiate().inputs
+
+
+def test_nothing_of_the_machine_is_in_a_file(home: Path) -> None:
+    """No home, user, host or value of the environment in any member, escaped or not."""
+    found = members(home.parent / "plain")
+    assert len(found) > 6
+    for name, text in found:
+        for word in (
+            USER,
+            HOST,
+            TOKEN,
+            str(home),
+            str(home.parent),
+            "C:\\\\Users",
+            "site-packages",
+        ):
+            assert word not in text, name
+
+
+def test_no_text_is_an_absolute_path(home: Path) -> None:
+    """Stacks, code, sources, messages, arguments, annotations: searched one by one."""
+    for record in records(home.parent / "plain"):
+        found = [(kind, text) for _, kind, text in texts(record) if paths.ABSOLUTE.search(text)]
+        assert found == []
+
+
+def test_files_are_named_from_their_package_on(home: Path) -> None:
+    """What is left tells where in the project or the package a line is."""
+    files = {
+        text for record in records(home.parent / "plain") for _, kind, text in texts(record)
+        if kind.endswith("FrameDesc.file")
+    }  # fmt: skip
+    assert "train.py" in files
+    assert "secretpkg/layers/block.py" in files
+    assert any(file.startswith("torch/") for file in files)
+
+
+def test_two_paths_stay_two(home: Path) -> None:
+    """Two inputs whose names differ in the folder alone are two inputs still."""
+    (record, _) = records(home.parent / "plain")
+    names = [entry.source.name for entry in record.inputs if entry.source is not None]
+    assert len(names) == len(set(names))
+    of_files = [name for name in names if name.startswith("L['files']")]
+    assert len(of_files) == 2
+    assert all(re.fullmatch(r"L\['files'\]\['\.\.\./first\.bin(~\d)?'\]", n) for n in of_files)
+    assert instantiated(record)
+
+
+def test_with_paths_keeps_them(home: Path) -> None:
+    """Whoever asks gets stacks and messages as they were."""
+    text = "".join(text for _, text in members(home.parent / "full"))
+    for word in (
+        USER,
+        HOST,
+        str(home / "project" / "train.py"),
+        f"{home}/project/weights/first.bin",
+    ):
+        assert word in text
+    frame, failed = records(home.parent / "full")
+    assert TOKEN in failed.failure.message
+    assert instantiated(frame)
+
+
+def test_both_have_one_graph(home: Path) -> None:
+    """Paths are no part of what is computed: but for the texts, the frames are one."""
+    plain, full = records(home.parent / "plain")[0], records(home.parent / "full")[0]
+    assert [n.op for n in plain.graph.nodes] == [n.op for n in full.graph.nodes]
+    renamed = [
+        (a.name, b.name)
+        for a, b in zip(plain.graph.nodes, full.graph.nodes, strict=True)
+        if a.name != b.name
+    ]
+    assert len(renamed) == 2
+    assert all("path" in a and USER in b for a, b in renamed)
+    assert [e.name for e in plain.inputs] == [
+        n.name for n in plain.graph.nodes if n.op == "placeholder"
+    ]
+    assert len(plain.shape_env.guards) == len(full.shape_env.guards)
+
+
+def test_a_failure_is_reproduced_without_its_paths(home: Path) -> None:
+    """The verdict compares messages as they are recorded."""
+    from torch_fakeify.verdict import masked
+
+    plain, full = records(home.parent / "plain")[1], records(home.parent / "full")[1]
+    assert plain.failure.message != full.failure.message
+    message = f"cannot open {home}/cache/x12.so at 0x7f00 in /a/b/site-packages/torch/x.py"
+    recorded = paths.short_message(message)
+    assert masked(recorded) == masked(message) == masked(message.replace("x12", "x7"))
+    assert masked(recorded) != masked(message.replace("x12.so", "y.dll"))
+
+
+def test_show_privacy_lists_what_is_of_the_program(home: Path) -> None:
+    """By what it is: files, functions, code, sources, names, arguments, notes, messages."""
+    file = min((home.parent / "plain").iterdir())
+    done = command(home, home, "show", "--privacy", file)
+    assert done.returncode == 0, done.stderr
+    sections = {part.split(" (")[0]: part for part in done.stdout.split("\n\n")}
+    for heading, text in (
+        ("files", "secretpkg/layers/block.py"),
+        ("functions", "secret_function"),
+        ("lines of code", "if x.shape[0] > 3:"),
+        ("sources", "L['files']['.../first.bin"),
+        ("node names", "l_x_"),
+        ("constants", "data.bin"),
+        ("operators and functions", "mylib.load_like.default"),
+        ("notes", "secretpkg.layers.block.Block"),
+        ("notes", "annotated.py"),
+        ("messages", "torch/__init__.py"),
+    ):
+        everything = done.stdout
+        assert text in everything, (heading, text)
+        assert text in sections[heading], heading
+    assert "float32" not in done.stdout
+
+
+def test_show_privacy_imports_no_torch(home: Path) -> None:
+    """It answers at once, also where there is no torch."""
+    file = min((home.parent / "plain").iterdir())
+    code = (
+        "import sys; from torch_fakeify.cli import main; main(sys.argv[1:]);"
+        "assert 'torch' not in sys.modules and 'sympy' not in sys.modules"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "show", "--privacy", file],
+        env={**os.environ, "PYTHONPATH": str(Path(tfk.__file__).parents[1])},
+        capture_output=True, text=True, check=False, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def _kinds(record: Any) -> list[tuple[str, Any]]:
+    return places(record, 1)
+
+
+def test_every_text_is_listed_or_a_word_of_torchs(home: Path) -> None:
+    """A telling text in any place of a record is listed: none is forgotten."""
+    marker = "Very Telling/Text"
+    for record in records(home.parent / "plain"):
+        for kind, path in _kinds(record):
+            lines = privacy_lines(exchanged(record, path, lambda _: marker))
+            assert any(marker in line for line in lines), kind
+
+
+@pytest.mark.parametrize(
+    "path", ["/home/bob/x/y.py", "in '/home/bob/x'", "a\n/home/bob/x\n", r"C:\\Users\\bob\\x.py"]
+)
+def test_no_place_keeps_an_absolute_path(home: Path, path: str) -> None:
+    """In whatever text of a frame a path is put, it is found and shortened."""
+    for record in records(home.parent / "plain"):
+        for kind, place in _kinds(record):
+            field = ".".join(kind.split(".")[-2:])
+            if "ExprDesc" in kind or field in privacy._VOCABULARY | privacy._SYMBOLS:
+                continue  # words and names of torch's making
+            made = paths.without_paths(exchanged(record, place, lambda _: path))
+            left = [text for _, _, text in texts(made) if "bob" in text]
+            assert left == [], kind
+
+
+def test_a_frame_without_paths_is_itself(home: Path) -> None:
+    """And none of it is made anew."""
+    for record in records(home.parent / "plain"):
+        assert paths.short_paths(record) is record
+        assert paths.without_paths(record) == record
+
+
+EVIL = (
+    "\x1b]0;owned\x07", "\x1b[2J", "\x9b2J", "\u202eabc", "<script>alert(1)</script>",
+    "\"><img src=x onerror=alert(1)>", "javascript:alert(1)", "a\nguards (9)\nb", "a\r\nguards (9)",
+    "\x00", "\u2028guards (9)\u2029", "\u200b\u2066", "\ud800", "`$(touch PWNED)`", "%n%s", "a\x85b",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("lines_of", [show_lines, privacy_lines], ids=["show", "privacy"])
+def test_no_text_of_a_file_controls_a_terminal(home: Path, lines_of: Callable[..., Any]) -> None:
+    """Each kind of text, exchanged for control sequences: every line is printable, none is forged."""
+    failed = records(home.parent / "plain")[1]
+    for record in (*records(home.parent / "plain"), failed):
+        for kind, path in _kinds(record):
+            for evil in EVIL:
+                for line in lines_of(exchanged(record, path, lambda _, text=evil: text)):
+                    assert line.isprintable(), (kind, evil)
+                    assert (
+                        not line.startswith(("guards (9)", "b"))
+                        or "code" in line
+                        or "backend" in line
+                    )
+
+
+# --- the parts ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "short"),
+    [
+        ("see /data/models/a.bin now", "see .../a.bin now"),
+        ("'/data/models/a.bin'", "'.../a.bin'"),
+        ("L['/data/x/w']", "L['.../w']"),
+        ("/usr/lib/python3.11/json/decoder.py:10", "json/decoder.py:10"),
+        ("/x/site-packages/torch/nn/functional.py", "torch/nn/functional.py"),
+        ("file:///data/x.py", "file://.../x.py"),
+        (r"C:\Users\bob\x.dll failed", ".../x.dll failed"),
+        ("C:/Users/bob/x.dll", ".../x.dll"),
+        (r"\\server\share\x.dll", ".../x.dll"),
+        ("http://example.org/a/b", "http://example.org/a/b"),
+        ("a/b/c", "a/b/c"),
+        ("x.shape[0]/y.shape[0]/2", "x.shape[0]/y.shape[0]/2"),
+        ("(a)/b/c", "(a)/b/c"),
+        ("s0 // 2 / 3", "s0 // 2 / 3"),
+        ("i,j->ij", "i,j->ij"),
+        ("a\\nb", "a\\nb"),
+    ],
+)
+def test_paths_in_texts_are_shortened(text: str, short: str) -> None:
+    """Absolute paths alone: not addresses of the network, nor divisions."""
+    assert paths.Shortener().text(text) == short
+
+
+def test_the_home_itself_is_a_tilde(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last part of a home is the name of a user."""
+    paths._home.cache_clear()
+    monkeypatch.setenv("HOME", f"/some/where/{USER}")
+    try:
+        assert paths.Shortener().text(f"in /some/where/{USER}") == "in ~"
+        assert paths.Shortener().text(f"in /mnt/x/{USER}") == "in ~"
+    finally:
+        paths._home.cache_clear()
+
+
+def test_a_working_directory_above_the_homes_is_no_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From there on a path would begin with a user's name."""
+    paths._home.cache_clear()
+    paths.short_path.cache_clear()
+    monkeypatch.setenv("HOME", str(tmp_path / USER))
+    monkeypatch.chdir(tmp_path)
+    try:
+        assert paths.short_path(str(tmp_path / USER / "work" / "x.py")) == "x.py"
+        (tmp_path / USER).mkdir()
+        monkeypatch.chdir(tmp_path / USER)
+        paths.short_path.cache_clear()
+        assert paths.short_path(str(tmp_path / USER / "work" / "x.py")) == "work/x.py"
+    finally:
+        paths._home.cache_clear()
+        paths.short_path.cache_clear()
+
+
+def test_unchanged_parts_are_shared() -> None:
+    """A record without paths is itself, and one part stays one part."""
+    frame = FrameDesc(file="a.py", line=1, function="f", code="x")
+    plain = (StackDesc(frames=(frame,)), "text", 3)
+    assert paths.short_paths(plain) is plain
+    private = StackDesc(frames=(msgspec.structs.replace(frame, code="open('/a/b/c')"),))
+    both = paths.short_paths((private, private))
+    assert both[0] is both[1]
+    assert both[0].frames[0].code == "open('.../c')"
+
+
+def test_secrets_of_the_environment_are_no_part_of_a_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Values of variables whose names say so, names of user and host; whole words alone."""
+    monkeypatch.setenv("MY_API_KEY", "sk-abcdef")
+    monkeypatch.setenv("SHORT_TOKEN", "abc")
+    monkeypatch.setattr("socket.gethostname", lambda: "node17")
+    monkeypatch.setattr(paths, "socket", __import__("socket"))
+    monkeypatch.setattr("getpass.getuser", lambda: "bob")
+    message = "sk-abcdef abc at node17, node171 of bob, bobcat"
+    assert paths.short_message(message) == "<MY_API_KEY> abc at <host>, node171 of <user>, bobcat"
+
+
+def test_help_says_what_the_flags_add(capsys: pytest.CaptureFixture[str]) -> None:
+    """``run --help`` names data and paths, ``show --help`` the list."""
+    for command_name, words in (
+        ("run", ("--with-data", "elements of tensors", "4096 bytes", "--with-paths", "absolute")),
+        ("show", ("--privacy", "every text")),
+    ):
+        with pytest.raises(SystemExit):
+            cli.main([command_name, "--help"])
+        text = re.sub(r"\s+", " ", capsys.readouterr().out)
+        for word in words:
+            assert word in text
+
+
+def test_with_data_records_small_constants(tmp_path: Path) -> None:
+    """The elements of what a graph itself holds, and only when asked for."""
+    table = torch.tensor([7.25, 1.5])
+    gm = make_fx(lambda x: x + table)(torch.ones(2))
+    for constants in ("none", "small"):
+        recorder = tfk.record(tmp_path / constants, constants=constants)  # pyright: ignore[reportArgumentType]
+        recorder(gm, [torch.ones(2)])
+        (desc,) = records(tmp_path / constants)
+        assert bool(desc.graph.tensor_data) == (constants == "small")
+        assert any("8 bytes" in line for line in privacy_lines(desc)) == (constants == "small")
