@@ -208,6 +208,7 @@ def test_what_is_tracked_of_a_scalar_input_is_not_forgotten():
         mode.from_tensor(t, source=LocalSource("s"))
         converter = tfk.MetaConverter(mode, symbols="keep", fast=fast)
         describer = tfk.MetaTensorDescriber(fast=fast)
+        converter.from_desc(describer.describe_tensor(torch.empty(2)))  # the device is known then
         fake = converter.from_desc(describer.describe_tensor(t, source=LocalSource("s")))
         found.append((str(fake.item_memo), tfk.snapshot(mode.shape_env)))
     assert found[0] == found[1]
