@@ -8,6 +8,7 @@ import os
 import re
 import socket
 import sys
+from operator import attrgetter
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -187,52 +188,49 @@ Each begins with one character, which is what makes the search fast.
 
 
 def _mentions_path(desc: CaptureDesc) -> bool:
-    encode = msgspec.json.Encoder().encode
     sources = [entry.source for entry in desc.inputs] + [s for _, s in desc.parameter_sources]
-    parts = [encode([None if s is None else (s.name, s.fields) for s in sources])]
-    parts.extend(encode((i.name, i.value, _texts_of(i.tensor))) for i in desc.inputs)
-    parts.append(encode((desc.frame, desc.backend, desc.torch_version, desc.failure, desc.modes)))
-    parts.append(encode([name for name, _ in desc.parameter_sources]))
+    parts: list[object] = [None if s is None else (s.name, s.fields) for s in sources]
+    parts.extend((i.name, i.value, _texts_of(i.tensor)) for i in desc.inputs)
+    parts += (desc.frame, desc.backend, desc.torch_version, desc.failure, desc.modes)
+    parts.extend(name for name, _ in desc.parameter_sources)
     pending, stacks = [desc.graph], dict[int, StackDesc]()
     while pending:
         graph = pending.pop()
         pending.extend(sub for _, sub in graph.submodules)
-        rest = [
+        parts.extend(
             getattr(graph, name) for name in graph.__struct_fields__
             if name not in ("nodes", "submodules", "tensors", "tensor_data")
-        ]  # fmt: skip
-        parts.append(encode((rest, [n for n, _ in graph.submodules])))
-        parts.extend(encode((name, _texts_of(tensor))) for name, tensor in graph.tensors)
+        )  # fmt: skip
+        parts.extend(name for name, _ in graph.submodules)
+        parts.extend((name, _texts_of(tensor)) for name, tensor in graph.tensors)
         for n in graph.nodes:
-            values = [k if type(v) in (TensorValue, SymValue) else (k, v) for k, v in n.meta]
-            tensors = [_texts_of(v.tensor) for _, v in n.meta if type(v) is TensorValue]
-            source = None if n.source is None else (n.source.name, n.source.fields)
-            parts.append(
-                encode(
-                    (
-                        n.name,
-                        n.target,
-                        n.type,
-                        n.args,
-                        n.kwargs,
-                        values,
-                        tensors,
-                        source,
-                        n.dropped_meta,
-                    )
-                )
-            )
+            parts += (n.name, n.target, n.type, n.args, n.kwargs, n.dropped_meta)
+            if n.source is not None:
+                parts += (n.source.name, n.source.fields)
+            for key, value in n.meta:
+                parts.append(key)
+                if type(value) is TensorValue:
+                    parts.append(_texts_of(value.tensor))
+                elif type(value) is not SymValue:
+                    parts.append(value)
             if n.stack is not None:
                 stacks[id(n.stack)] = n.stack
     frames = [f for stack in stacks.values() for f in stack.frames]
-    parts.append(encode([(f.file, f.function, f.code) for f in frames]))
-    text = b"\n".join(parts)
+    parts.extend((f.file, f.function, f.code) for f in frames)
+    text = msgspec.json.encode(parts)
     return any(sign in text for sign in _DRIVES_AND_SHARES) or _IN_JSON.search(text) is not None
+
+
+_WITH_TEXTS = attrgetter(
+    "source", "symbolic_context", "subclass", "functorch", "functional", "view_calls", "marks",
+    "base", "grad",
+)  # fmt: skip
+_NO_TEXTS = (None,) * 9
 
 
 def _texts_of(tensor: MetaTensorDesc | None) -> object:
     """What has texts of the user's in the record of a tensor; ``None`` if nothing has."""
-    if tensor is None:
+    if tensor is None or _WITH_TEXTS(tensor) == _NO_TEXTS:
         return None
     source = None if tensor.source is None else (tensor.source.name, tensor.source.fields)
     context = tensor.symbolic_context
