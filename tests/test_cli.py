@@ -278,7 +278,7 @@ def test_run_goes_on_where_a_frame_cannot_be_recorded(
 ) -> None:
     """A frame that has no record is told in the table; the script is not disturbed."""
 
-    def refuse(gm: object, inputs: object) -> None:
+    def refuse(gm: object, inputs: object, **options: object) -> None:
         raise tfk.UnsupportedTensorError("no record", where="x")
 
     monkeypatch.setattr(backend, "capture", refuse)

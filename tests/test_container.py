@@ -161,7 +161,8 @@ def test_a_path_that_cannot_be_written_is_named_with_the_remedy(tmp_path: Path) 
     for path, end in cases:
         with pytest.raises(WriteError) as error:
             write_container(path, MEMBERS)
-        assert str(error.value) == f"{path}: the file cannot be written; found {end}"
+        where = str(path).replace("\0", "\\x00")
+        assert str(error.value) == f"{where}: the file cannot be written; found {end}"
     assert names(tmp_path) == ["file"]
     assert (tmp_path / "file").read_bytes() == b"old"
 
@@ -433,7 +434,8 @@ def test_a_path_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     ):
         with pytest.raises(FormatError) as error:
             read_container(path)
-        assert str(error.value) == f"{path}: the file cannot be read; found {found}"
+        where = str(path).replace("\0", "\\x00")
+        assert str(error.value) == f"{where}: the file cannot be read; found {found}"
 
 
 def test_a_rezipped_capture_is_read(tmp_path: Path) -> None:

@@ -191,8 +191,8 @@ FOUND: dict[str, tuple[str, Any, str, str]] = {
         "tables.json $.stacks[0]: there is no such row of frames yet; expected a position below ",
     ),
     "a wrapper whose own class refuses it": (
-        *("two_tensors", _other_strides, "CaptureError"),
-        "torch cannot rebuild what the capture says; found AssertionError: Expected a.shape == ",
+        *("two_tensors", _other_strides, "ConvertError"),
+        "makes no tensor of these parts; expected what its __tensor_flatten__ gives; found 'a', 'b'",
     ),
     "a size that is not its hint": (
         *("duck_shapes", _hint_of_another, "CaptureError"),
