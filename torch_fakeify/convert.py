@@ -31,6 +31,7 @@ from .nested_ints import NestedInts
 from .rebuild import Kind, Rebuilder, SparseFacts
 from .record_checks import KINDS, LAYOUTS, check_record, check_same, where_of
 from .sizes import Geometry, SizeMaker, all_static, concrete_int, with_strides
+from .sources import decode_context, decode_source
 from .static_fakes import Viewing, can_be_viewed, make_leaf, make_view, views_are_as_ever
 from .symbolic_leaves import SymbolicLeaves
 from .tracked_items import tracked_item
@@ -460,14 +461,15 @@ class MetaConverter(Rebuilder):
         return size, tuple(self._static(n, where) for n in d.stride)
 
     def _unflatten(self, d: MetaTensorDesc, inner: dict[str, Any], size: Any, stride: Any) -> Any:
-        from .subclasses import decode_context, decode_opaques, unflatten
+        from .subclasses import decode_context as decode_class_context
+        from .subclasses import decode_opaques, unflatten
 
         record = d.subclass
         assert record is not None
         where = where_of(d)
         ints, meshes = partial(self._value_of, d), self._meshes
         inner.update(decode_opaques(record, where=where, ints=ints, meshes=meshes))
-        context = decode_context(
+        context = decode_class_context(
             record, where=where, ints=ints, tensors=self.from_desc, meshes=meshes
         )
         return unflatten(record, inner, context, size, stride, where=where)
@@ -669,8 +671,6 @@ class MetaConverter(Rebuilder):
             return None
         found = self._sources.get(id(record))
         if found is None:
-            from .sources import decode_source
-
             return decode_source(record, memo=self._sources)
         return found[1]
 
@@ -680,8 +680,6 @@ class MetaConverter(Rebuilder):
             return None
         found = self._contexts.get(id(record))
         if found is None:
-            from .sources import decode_context
-
             context = decode_context(record, memo=self._sources)
             found = self._contexts[id(record)] = (record, context)
         return found[1]
