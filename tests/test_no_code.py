@@ -281,7 +281,7 @@ REFUSED = {
         prim.Print.default prim.RaiseException.default prim.StaticSubgraph.default
         inductor._reinterpret_tensor.default inductor._alloc_from_pool.default
         mkldnn.data_ptr.default image.write_file.default image.read_file.default
-        torchcodec_ns.create_from_file.default
+        quant_logger.log_tensor.default torchcodec_ns.create_from_file.default
     """,
     "packet": "aten.from_file aten.save aten._print prim.rpc_async prim.Print image.write_file",
     "hop": """

@@ -192,6 +192,7 @@ DENIED_OPERATORS = {
 DENIED_NAMESPACES = {
     "sox": "it reads and writes files",
     "torchaudio_sox": "it reads and writes files",
+    "quant_logger": "it writes files",
     "torchcodec_ns": "it reads and writes files",
 }
 
