@@ -422,16 +422,7 @@ class Encoder:
         self._deepest, self._table = deepest, referrer
         if depth > MAX_CHAIN:
             raise too_long()
-        # As `row_of` and `remember` do, without two calls for each row.
-        position = len(table.rows)
-        if table.interned:
-            position = table.equal.setdefault(row, position)
-        if position == len(table.rows):
-            table.rows.append(msgspec.Raw(row))
-            table.depths.append(depth)
-        table.seen[id(obj)] = position
-        table.alive.append(obj)
-        return position
+        return table.remember(obj, table.row_of(row, depth))
 
     def _row(self, row: object) -> bytes:
         try:

@@ -186,9 +186,8 @@ class MetaTensorDescriber:
             base = t._base  # None unless it is a view
             is_leaf = not requires_grad or t.is_leaf
         except (RuntimeError, TypeError):
-            return (
-                None  # no one shape, sizes without a hash, or a history that inference mode hides
-            )
+            # No one shape, sizes without a hash, or a history that inference mode hides.
+            return None
         if (
             not is_leaf
             or t.grad is not None
