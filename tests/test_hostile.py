@@ -124,7 +124,8 @@ def _doubled_wrappers(tables: dict[str, Any], body: dict[str, Any]) -> None:
     step = len(tensors) - 1 - sum(steps)  # to the row before
     for _ in range(60):
         subclass = {**wrappers[0]["subclass"], "tensors": [["a", step], ["b", 0]]}
-        tensors.append({**wrappers[0], "id": 1000 + len(tensors), "subclass": subclass})
+        row = {**wrappers[0], "id": 1000 + len(tensors), "subclass": subclass}
+        tensors.append({**row, **{field: 0 for field in ("storage", "source") if field in row}})
         step = 1
 
 
