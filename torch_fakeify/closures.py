@@ -281,6 +281,8 @@ def getter(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
 
 def struct_decoder(cls: type[Any], fields: list[tuple[str, Closure, Any]]) -> Closure:
     """Makes the record of a wire object."""
+    if len(fields) == 1:
+        return _field_decoder(cls, *fields[0])
     asdict = msgspec.structs.asdict
     values_of = getter([name for name, _, _ in fields])
     visited = [(name, _by_type(closure), closure, default) for name, closure, default in fields]
@@ -308,12 +310,40 @@ def struct_decoder(cls: type[Any], fields: list[tuple[str, Closure, Any]]) -> Cl
     return decode
 
 
+def _field_decoder(cls: type[Any], name: str, closure: Closure, default: Any) -> Closure:
+    """The decoder of a record with one field to visit."""
+    asdict = msgspec.structs.asdict
+    value_of = operator.attrgetter(name)
+    kinds = _by_type(closure)
+    alone = cls.__struct_fields__ == (name,)
+
+    def decode(state: Any, wire: Any) -> Any:
+        state.level = level = state.level + 1
+        if level > MAX_NESTING:
+            raise too_nested()
+        value = value_of(wire)
+        if value is not default:
+            try:
+                found = kinds.get(type(value), closure)
+                if found is not same:
+                    value = found(state, value)
+            except Fault as fault:
+                raise fault.at(f".{name}") from fault.__cause__
+        state.level = level - 1
+        try:
+            return cls(**{name: value}) if alone else cls(**{**asdict(wire), name: value})
+        except (FakeifyError, TypeError, ValueError) as error:
+            raise Fault(f"not a valid {cls.__name__}: {error}") from None
+
+    return decode
+
+
 def row_of_dict(cls: type[Any], fields: list[tuple[str, Closure, Any]]) -> Closure:
     """As `struct_decoder`, of a row that was read as a dictionary of the fields it has.
 
     Of the many fields of a tensor most are not written. The dictionary is used up.
     """
-    visited = [(name, closure) for name, closure, _ in fields]
+    visited = [(name, _by_type(closure), closure) for name, closure, _ in fields]
 
     def decode(state: Any, row: dict[str, Any]) -> Any:
         state.level = level = state.level + 1
@@ -321,9 +351,12 @@ def row_of_dict(cls: type[Any], fields: list[tuple[str, Closure, Any]]) -> Closu
             raise too_nested()
         name = ""
         try:
-            for name, closure in visited:
+            for name, kinds, closure in visited:
                 if name in row:
-                    row[name] = closure(state, row[name])
+                    value = row[name]
+                    found = kinds.get(type(value), closure)
+                    if found is not same:
+                        row[name] = found(state, value)
         except Fault as fault:
             raise fault.at(f".{name}") from fault.__cause__
         state.level = level - 1
