@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -32,8 +33,7 @@ def compile_capture(request: Mapping[str, Any]) -> Reply:
         request: ``file``, ``backend`` and ``device`` (or ``None``).
 
     Returns:
-        ``outcome``: ``compiled``; or ``failed`` with ``type`` and ``message`` of the backend's
-        exception, and whether it was for lack of ``memory``.
+        ``outcome``: ``compiled``; or ``failed`` with what `_told` says of the backend's exception.
     """
     compiler_fn = _torch.resolve_backend(request["backend"])
     instance = Capture.load(request["file"]).instantiate(request["device"])
@@ -41,19 +41,32 @@ def compile_capture(request: Mapping[str, Any]) -> Reply:
     try:
         instance.compile(compiler_fn)
     except BaseException as error:  # noqa: BLE001 - whatever a backend ends with is the answer
-        kind = type(error)
-        return {
-            "outcome": "failed",
-            "type": f"{kind.__module__}.{kind.__qualname__}",
-            "message": str(error),
-            "memory": _is_lack_of_memory(error),
-        }
+        return {"outcome": "failed", **_told(error)}
     return {"outcome": "compiled", "milliseconds": _milliseconds(started)}
+
+
+def _told(error: BaseException) -> Reply:
+    """An exception's ``type`` and ``message``, whether it is for lack of ``memory``, and ``frames``.
+
+    The innermost ones of its traceback, the innermost last.
+    """
+    kind = type(error)
+    frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
+    return {
+        "type": f"{kind.__module__}.{kind.__qualname__}",
+        "message": str(error),
+        "memory": _is_lack_of_memory(error),
+        "frames": [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames],
+    }
+
+
+_FRAMES = 8
+_LACKS = ("DefaultCPUAllocator: can't allocate memory", "std::bad_alloc")
 
 
 def _is_lack_of_memory(error: BaseException) -> bool:
     known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
-    return known or "DefaultCPUAllocator: can't allocate memory" in str(error)
+    return known or any(lack in str(error) for lack in _LACKS)
 
 
 def run_capture(request: Mapping[str, Any]) -> Reply:
@@ -142,12 +155,14 @@ _TASKS: Mapping[str, Callable[[Mapping[str, Any]], Reply]] = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Carry out the request and write the reply; an error of ours is a reply, too."""
+    """Carry out the request and write the reply; an exception is a reply, too."""
     request = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
     try:
         reply = {"pid": os.getpid(), **_TASKS[request["task"]](request)}
     except FakeifyError as error:
         reply = {"outcome": "refused", "error": type(error).__name__, "message": str(error)}
+    except Exception as error:  # noqa: BLE001 - whoever asked wants to know which
+        reply = {"outcome": "raised", **_told(error)}
     Path(argv[1]).write_text(json.dumps(reply), encoding="utf-8")
     return 0
 

@@ -21,7 +21,7 @@ import sympy
 import torch
 
 from . import _torch, facts
-from ._torch import dispatch_keys, torch_function_depth
+from ._torch import dispatch_keys, key_excluded, torch_function_depth
 from .desc import (
     FunctionalDesc,
     FunctorchDesc,
@@ -79,6 +79,7 @@ _FLAT_DTYPES = {
 }
 """The names of dtypes of which no tensor holds the offsets of jagged tensors."""
 
+_FUNCTIONALIZE = _torch.DispatchKey.Functionalize
 _forward_ad: Any = torch.autograd.forward_ad
 
 
@@ -150,10 +151,10 @@ class MetaTensorDescriber:
         Raises:
             UnsupportedTensorError: the tensor has a property that a record cannot hold.
         """
-        if source is None and symbolic_context is None:
-            return self._describe_part(t, "$")
-        policy = _encode_policy(source, symbolic_context)
         d = self._describe_plain(t, "$") if self._fast else None
+        if source is None and symbolic_context is None:
+            return self._describe_any(t, "$") if d is None else d
+        policy = _encode_policy(source, symbolic_context)
         if d is None:
             return self._describe_any(t, "$", source, policy)
         return msgspec.structs.replace(
@@ -178,6 +179,8 @@ class MetaTensorDescriber:
             return self._fakes.of(t, path, self._describe_part)
         if torch_function_depth() or self._can_pin or _forward_ad._current_level >= 0:
             return None
+        if key_excluded(_FUNCTIONALIZE):
+            return self._describe_dense(t, path)  # to `fits`, functional tensors look like plain ones
         try:
             layout = self._known.of_class[cls].get(t.shape)
             if layout is None or not layout.fits(t):

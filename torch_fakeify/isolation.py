@@ -6,6 +6,7 @@ memory takes nothing with it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -16,8 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from .watching import watch
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from .watching import Ending
 
 _PACKAGE_PARENT = str(Path(__file__).resolve().parent.parent)
 _KEPT = 12
@@ -30,7 +35,8 @@ _BEFORE = 4
 class Answer:
     """How a child ended."""
 
-    ending: Literal["replied", "hung", "crashed", "exited"]
+    ending: Literal["replied", "hung", "out of memory", "crashed", "exited"]
+    """``crashed`` by a signal, ``exited`` without a reply; the others by a limit."""
     reply: Mapping[str, Any]
     """What it wrote; empty unless ``ending`` is ``replied``."""
     status: int
@@ -47,12 +53,15 @@ class Answer:
             return f"signal {-self.status}"
 
 
-def ask(request: Mapping[str, Any], *, timeout: float) -> Answer:
+def ask(request: Mapping[str, Any], *, timeout: float, memory: int | None = None) -> Answer:
     """Have a fresh interpreter carry out a request.
+
+    Whatever becomes of it (an error, a hang, a signal, memory without end), the caller gets an answer.
 
     Args:
         request: for ``child.py``; paths in it must be absolute.
         timeout: seconds after which the child and all its processes are killed.
+        memory: bytes; they are killed when they hold more. ``None`` lets them.
     """
     with tempfile.TemporaryDirectory(prefix="torch-fakeify-") as name:
         directory = Path(name)
@@ -69,15 +78,16 @@ def ask(request: Mapping[str, Any], *, timeout: float) -> Answer:
                 env=_environment(),
                 start_new_session=True,
             )
-            hung = _wait(child, timeout)
+            ending = _wait(child, timeout, memory)
         tail = last_words(log.read_text(encoding="utf-8", errors="replace").splitlines())
-        if hung:
-            return Answer("hung", {}, child.returncode, tail)
+        if ending != "ended":
+            return Answer(ending, {}, child.returncode, tail)
         if child.returncode == 0 and answered.exists():
             reply = json.loads(answered.read_text(encoding="utf-8"))
             return Answer("replied", reply, 0, tail)
-        ending = "crashed" if child.returncode < 0 else "exited"
-        return Answer(ending, {}, child.returncode, tail)
+        return Answer(
+            "crashed" if child.returncode < 0 else "exited", {}, child.returncode, tail
+        )
 
 
 def last_words(lines: Sequence[str]) -> tuple[str, ...]:
@@ -91,14 +101,16 @@ def last_words(lines: Sequence[str]) -> tuple[str, ...]:
     return tuple(lines[start : start + _KEPT])
 
 
-def _wait(child: subprocess.Popen[bytes], timeout: float) -> bool:
-    """Wait for the child, and tell whether it had to be killed."""
+def _wait(child: subprocess.Popen[bytes], timeout: float, memory: int | None) -> Ending:
+    """Wait for the child; an exception here, such as ``KeyboardInterrupt``, takes it along."""
+
+    def ended(seconds: float) -> bool:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(seconds)
+        return child.returncode is not None
+
     try:
-        child.wait(timeout)
-    except subprocess.TimeoutExpired:
-        return True
-    else:
-        return False
+        return watch(child.pid, ended, timeout=timeout, memory=memory)
     finally:
         if child.returncode is None:
             os.killpg(child.pid, signal.SIGKILL)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import math
 import operator
-import threading
 import types
 import typing
 from collections.abc import Callable
@@ -30,6 +29,7 @@ from .desc import (
     SymDesc,
 )
 from .errors import FakeifyError, LimitError, UnknownNameError
+from .fork_locks import fork_safe_lock
 
 SHARED: tuple[type[Record], ...] = (
     ExprDesc,
@@ -118,13 +118,13 @@ class Plan:
 
 def plan_of(cls: type[Any]) -> Plan:
     """The plan of a record type, compiled on first use."""
-    return _compiler().plan(cls)
+    return _COMPILER.plan(cls)
 
 
 @functools.cache
 def swap_of(hint: Any) -> Swap:
     """How values of any type that a record field may have cross."""
-    return _compiler().swap(hint)
+    return _COMPILER.swap(hint)
 
 
 @functools.cache
@@ -182,11 +182,6 @@ def _record_module(name: str) -> types.ModuleType:
     return found
 
 
-@functools.cache
-def _compiler() -> Compiler:
-    return Compiler()
-
-
 def _same(_state: Any, value: Any) -> Any:
     return value
 
@@ -197,7 +192,7 @@ class Compiler:
     def __init__(self) -> None:
         self._plans: dict[type, Plan] = {}
         self._partial: dict[type, Plan] = {}
-        self._lock = threading.RLock()
+        self._lock = fork_safe_lock()
 
     def plan(self, cls: type[Any]) -> Plan:
         """The plan of a record type."""
@@ -323,6 +318,10 @@ class Compiler:
             wires.append(swap.wire)
         wire = Union[tuple(wires)]  # noqa: UP007 - built from a list
         return Swap(wire, _dispatch(encoders), _dispatch(decoders))
+
+
+_COMPILER = Compiler()
+"""Made before any thread can ask: plans of two of them would not fit together."""
 
 
 def _wrong_type(closures: dict[type, _Closure], value: object) -> Fault:
