@@ -20,7 +20,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torch_fakeify import whole_files
-from torch_fakeify.container import Container, Limits, pack_container, read_container, write_container
+from torch_fakeify.container import (
+    Container,
+    Limits,
+    pack_container,
+    read_container,
+    write_container,
+)
 from torch_fakeify.errors import (
     FakeifyError,
     FormatError,

@@ -143,6 +143,7 @@ LAYERS = {
     "demo_model": (8, 0),
     "watching": (7, 0),
     "isolation": (8, 0),
+    "fork_server": (8, 1),
     "script": (8, 0),
     "child": (8, 1),
     "verdict": (8, 1),

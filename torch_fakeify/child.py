@@ -1,18 +1,22 @@
 """The program of a fresh interpreter: compiles one capture and tells how it went.
 
-``python -m torch_fakeify.child REQUEST REPLY``: both are JSON files. The process knows the capture
+``python -m torch_fakeify.child REQUEST REPLY``: both are JSON files; with ``--serve`` instead of them
+it does so again and again, see `serve`. The process knows the capture
 file and nothing else; in particular it has neither the code nor the weights of the model.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import signal
 import sys
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import torch
 
@@ -167,5 +171,50 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def serve() -> int:
+    """Carry out what comes in on standard input, each in a forked child.
+
+    A line there is a JSON object of paths: ``asked`` and ``answered`` are those of `main`, ``log`` gets
+    what the child prints, ``directory`` is where it runs. The answers on standard output are the
+    child's process number and, when it has ended, its exit status, negative a signal.
+    """
+    said = os.dup(1)
+    os.dup2(2, 1)
+    _torch.resolve_backend("eager")  # imports what every child needs to find a backend
+    gc.collect()
+    gc.freeze()  # a child's collector leaves alone, and so shares, what is there by now
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            os.close(said)
+            _carry_out(json.loads(line))
+        os.write(said, b"%d\n" % pid)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)  # what it leaves behind, while its number is its own
+        _, status = os.waitpid(pid, 0)
+        os.write(said, b"%d\n" % os.waitstatus_to_exitcode(status))
+    return 0
+
+
+def _carry_out(job: Mapping[str, str]) -> NoReturn:
+    """What the forked child does: it never comes back."""
+    status = 1
+    try:
+        os.setsid()
+        os.chdir(job["directory"])
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        log = os.open(job["log"], os.O_WRONLY | os.O_CREAT)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        status = main([job["asked"], job["answered"]])
+    except BaseException:  # noqa: BLE001 - nobody is there to catch it
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(serve() if sys.argv[1:] == ["--serve"] else main(sys.argv[1:]))

@@ -180,7 +180,9 @@ class MetaTensorDescriber:
         if torch_function_depth() or self._can_pin or _forward_ad._current_level >= 0:
             return None
         if key_excluded(_FUNCTIONALIZE):
-            return self._describe_dense(t, path)  # to `fits`, functional tensors look like plain ones
+            return self._describe_dense(
+                t, path
+            )  # to `fits`, functional tensors look like plain ones
         try:
             layout = self._known.of_class[cls].get(t.shape)
             if layout is None or not layout.fits(t):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -64,30 +65,66 @@ def ask(request: Mapping[str, Any], *, timeout: float, memory: int | None = None
         memory: bytes; they are killed when they hold more. ``None`` lets them.
     """
     with tempfile.TemporaryDirectory(prefix="torch-fakeify-") as name:
-        directory = Path(name)
-        asked, answered, log = (directory / part for part in ("request", "reply", "log"))
-        asked.write_text(json.dumps(dict(request)), encoding="utf-8")
-        command = [sys.executable, "-X", "faulthandler", "-m", "torch_fakeify.child"]
-        with log.open("wb") as output:
-            child = subprocess.Popen(
-                [*command, str(asked), str(answered)],
+        files = Files(Path(name))
+        files.ask(request)
+        with files.log.open("wb") as output:
+            child = start(
+                [str(files.asked), str(files.answered)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                cwd=directory,
-                env=_environment(),
-                start_new_session=True,
+                cwd=files.directory,
             )
             ending = _wait(child, timeout, memory)
-        tail = last_words(log.read_text(encoding="utf-8", errors="replace").splitlines())
-        if ending != "ended":
-            return Answer(ending, {}, child.returncode, tail)
-        if child.returncode == 0 and answered.exists():
-            reply = json.loads(answered.read_text(encoding="utf-8"))
-            return Answer("replied", reply, 0, tail)
-        return Answer(
-            "crashed" if child.returncode < 0 else "exited", {}, child.returncode, tail
+        return answer_of(ending, child.returncode, files)
+
+
+class Files:
+    """The files through which a child is asked and answers."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.asked, self.answered, self.log = (
+            directory / part for part in ("request", "reply", "log")
         )
+
+    def ask(self, request: Mapping[str, Any]) -> None:
+        """Put down what is asked."""
+        self.asked.write_text(json.dumps(dict(request)), encoding="utf-8")
+
+    def tail(self) -> tuple[str, ...]:
+        """What the child printed last."""
+        if not self.log.exists():
+            return ()
+        return last_words(self.log.read_text(encoding="utf-8", errors="replace").splitlines())
+
+    def names(self) -> dict[str, str]:
+        """Their absolute paths by name."""
+        return {name: str(path) for name, path in vars(self).items()}
+
+
+def start(arguments: Sequence[str], **pipes: Any) -> subprocess.Popen[bytes]:
+    """Start ``child.py`` in a session of its own; it dumps no core, however it ends."""
+    child: subprocess.Popen[bytes] = subprocess.Popen(
+        [sys.executable, "-X", "faulthandler", "-m", "torch_fakeify.child", *arguments],
+        env=_environment(),
+        start_new_session=True,
+        **pipes,
+    )
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            resource.prlimit(child.pid, resource.RLIMIT_CORE, (0, 0))
+    return child
+
+
+def answer_of(ending: Ending, status: int, files: Files) -> Answer:
+    """What a child answered that ended so."""
+    if ending != "ended":
+        return Answer(ending, {}, status, files.tail())
+    if status == 0 and files.answered.exists():
+        reply = json.loads(files.answered.read_text(encoding="utf-8"))
+        return Answer("replied", reply, 0, files.tail())
+    return Answer("crashed" if status < 0 else "exited", {}, status, files.tail())
 
 
 def last_words(lines: Sequence[str]) -> tuple[str, ...]:

@@ -53,9 +53,7 @@ class NestedIntNumbers:
         if not self._keep:
             known = self._numbers.get(number)
             # Of two threads that see it first, one is told what the other one put down.
-            number = (
-                self._numbers.setdefault(number, next(self._count)) if known is None else known
-            )
+            number = self._numbers.setdefault(number, next(self._count)) if known is None else known
         return NestedIntDesc(number, int(sym_node.nested_int_coeff()))
 
 

@@ -65,6 +65,8 @@ def _kill(pid: int, ended: Callable[[float], bool]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
     while not said:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)  # it may have had no group yet
         said = ended(_GRACE)
 
 

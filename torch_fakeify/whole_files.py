@@ -171,10 +171,11 @@ def _remove_leftovers(target: Path) -> None:
 
 
 def _remove_unlocked(path: str) -> None:
+    assert fcntl is not None
     with contextlib.suppress(OSError):
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.unlink(path)
+            Path(path).unlink()
         finally:
             os.close(handle)
