@@ -24,11 +24,12 @@ import torch_fakeify as tfk
 from torch_fakeify import cli, isolation, verdict, watching
 from torch_fakeify.files import read_capture, write_capture
 from torch_fakeify.fork_server import ForkServer
-from torch_fakeify.isolation import Answer
 from torch_fakeify.whole_files import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+
+    from torch_fakeify.isolation import Answer
 
 HERE = Path(__file__).parent
 PACKAGE = str(HERE.parent)
@@ -326,7 +327,7 @@ def test_what_is_no_file_is_refused_and_stays(tmp_path: Path) -> None:
             write_whole(path, b"new")
         assert str(error.value) == f"{path}: the file cannot be written; found {end}"
     assert stat.S_ISFIFO(pipe.stat().st_mode)
-    assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
+    assert stat.S_ISCHR(Path(os.devnull).stat().st_mode)
     assert names(tmp_path) == ["circle", "pipe"]
 
 

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from .watching import watch
 
@@ -103,13 +103,23 @@ class Files:
         return {name: str(path) for name, path in vars(self).items()}
 
 
-def start(arguments: Sequence[str], **pipes: Any) -> subprocess.Popen[bytes]:
+def start(
+    arguments: Sequence[str],
+    *,
+    stdin: int,
+    stdout: int | IO[bytes],
+    stderr: int | IO[bytes],
+    cwd: Path,
+) -> subprocess.Popen[bytes]:
     """Start ``child.py`` in a session of its own; it dumps no core, however it ends."""
-    child: subprocess.Popen[bytes] = subprocess.Popen(
+    child = subprocess.Popen(
         [sys.executable, "-X", "faulthandler", "-m", "torch_fakeify.child", *arguments],
         env=_environment(),
         start_new_session=True,
-        **pipes,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        cwd=cwd,
     )
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
