@@ -77,6 +77,7 @@ class Turnstile:
         self.entries: dict[int, Any] = {}
 
     def get(self, *args: Any) -> Any:
+        """As of a dictionary."""
         found = self.entries.get(*args)
         time.sleep(0)
         return found
@@ -127,6 +128,7 @@ class Slow(weakref.WeakKeyDictionary[Any, Any]):
     """Lets other threads run between a look and what is made of it."""
 
     def get(self, *args: Any) -> Any:
+        """As of a dictionary."""
         found = super().get(*args)
         time.sleep(0)
         return found
@@ -142,11 +144,15 @@ def test_ragged_tensors_have_one_number_in_all_threads() -> None:
     describer = tfk.MetaTensorDescriber()
 
     class SlowNumbers(dict[int, int]):
+        """Lets other threads run before it is told how many there are, and after a look."""
+
         def __len__(self) -> int:
+            """How many there are."""
             time.sleep(0)
             return super().__len__()
 
         def get(self, *args: Any) -> Any:
+            """As of a dictionary."""
             found = super().get(*args)
             time.sleep(0)
             return found
@@ -267,19 +273,23 @@ def test_the_last_watch_ends_while_another_one_begins(monkeypatch: pytest.Monkey
     assert not env_watch._wrapped
 
 
-def test_handoffs_in_many_threads() -> None:
-    """Each thread compiles its own function at two sizes and gets what eager gets."""
+def test_one_recorder_and_handoff_in_many_threads(tmp_path: Path) -> None:
+    """Each thread compiles its own function at two sizes, gets what eager gets, and has its file."""
+    recorder = tfk.record(tmp_path, inner=tfk.handoff("aot_eager"))
 
     def job(number: int) -> bool:
         def function(x: torch.Tensor) -> torch.Tensor:
             return (x * (number + 2)).view(-1)[: x.shape[0]] + x.shape[1]
 
-        compiled = torch.compile(function, backend=tfk.handoff("aot_eager"), dynamic=True)
+        compiled = torch.compile(function, backend=recorder, dynamic=True)
         inputs = [torch.randn(3, 4), torch.randn(5 + number, 6)]
         return all(torch.equal(compiled(x), function(x)) for x in inputs)
 
     assert in_threads(job) == [True] * THREADS
     torch._dynamo.reset()
+    assert len(recorder.paths) == THREADS == len(set(recorder.paths))
+    assert [path.name[:3] for path in recorder.paths] == [f"{n:03d}" for n in range(THREADS)]
+    assert {tfk.Capture.load(path).desc.frame for path in recorder.paths} == {"function"}
 
 
 def test_a_key_that_a_thread_hides() -> None:

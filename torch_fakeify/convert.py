@@ -63,7 +63,7 @@ class MetaConverter(Rebuilder):
     """Makes fake tensors of one ``FakeTensorMode`` from records of one describer.
 
     Equal ids in records give the same fake tensor and storage as long as they live; the converter
-    holds weak references only.
+    holds weak references only. It is one thread's at a time, as its mode and ``ShapeEnv`` are.
 
     Args:
         mode: the mode the fake tensors belong to.

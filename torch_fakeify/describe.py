@@ -86,8 +86,12 @@ _forward_ad: Any = torch.autograd.forward_ad
 class MetaTensorDescriber:
     """Describes tensors and storages, giving each a number that is stable for its life.
 
-    A describer holds weak references only. Records of one describer belong together: equal ids
-    mean the same tensor or storage.
+    A describer holds weak references only, and of symbolic sizes the expressions. Records of one
+    describer belong together: equal ids mean the same tensor or storage.
+
+    Threads may share a describer, each outside of what another one has `settled`: an object has one
+    number in all of them, and numbers are given once, though not always without gaps. A forked child
+    goes on with a copy: what it and its parent describe then gets numbers of their own.
 
     Args:
         keep_nested_ints: leaves nested ints the numbers that torch gave them, so that the records
@@ -127,7 +131,10 @@ class MetaTensorDescriber:
         self._known.clear()
 
     def settled(self) -> AbstractContextManager[None]:
-        """Inside, nobody changes a fake tensor or a ``ShapeEnv``, as while a graph is recorded."""
+        """Inside, nobody changes a fake tensor or a ``ShapeEnv``, as while a graph is recorded.
+
+        The describer is one thread's then.
+        """
         return self._fakes.settled()
 
     def describe_storage(self, s: torch.UntypedStorage) -> MetaStorageDesc:
