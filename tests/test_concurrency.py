@@ -19,7 +19,8 @@ import pytest
 import torch
 from torch._inductor.compile_worker.subproc_pool import SubprocKind, SubprocPool
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv, SymNode
+from torch.fx.experimental.sym_node import SymNode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import torch_fakeify as tfk
 from torch_fakeify import env_watch
@@ -127,9 +128,9 @@ def test_symbolic_sizes_and_environments_have_one_number_in_all_threads() -> Non
 class Slow(weakref.WeakKeyDictionary[Any, Any]):
     """Lets other threads run between a look and what is made of it."""
 
-    def get(self, *args: Any) -> Any:
+    def get(self, key: Any, default: Any = None) -> Any:
         """As of a dictionary."""
-        found = super().get(*args)
+        found = super().get(key, default)
         time.sleep(0)
         return found
 
@@ -296,7 +297,8 @@ def test_a_key_that_a_thread_hides() -> None:
     """What a functional tensor is, is recorded also where functionalization is switched off."""
     describer = tfk.MetaTensorDescriber()
     describer.describe_tensor(torch.empty(3))  # the layout is known
-    functional: Any = torch._to_functional_tensor(torch.empty(3))
+    to_functional: Any = vars(torch)["_to_functional_tensor"]
+    functional = to_functional(torch.empty(3))
     hidden = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
     with torch._C._ExcludeDispatchKeyGuard(hidden):
         d = describer.describe_tensor(functional)
