@@ -451,9 +451,8 @@ def test_a_fork_waits_for_what_the_process_shares() -> None:
 # --- worker processes of torch.compile ------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "kind", [SubprocKind.FORK, pytest.param(SubprocKind.SPAWN, marks=pytest.mark.sweep)]
-)
+@pytest.mark.sweep
+@pytest.mark.parametrize("kind", list(SubprocKind))
 def test_in_compile_workers(kind: SubprocKind, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers of inductor describe and convert as this process does, to the byte."""
     paths = [PACKAGE, str(Path(__file__).parent)]
@@ -480,14 +479,14 @@ def held() -> int:
     return 1024 * int(number)
 
 
-COUNTS = [
-    pytest.param(50_000, id="few"),
-    pytest.param(1_000_000, id="million", marks=pytest.mark.sweep),
-]
+def counts(few: int, many: int) -> pytest.MarkDecorator:
+    """How many tensors there are in the plain suite, and in the sweep."""
+    params = [pytest.param(few, id="few"), pytest.param(many, id="many", marks=pytest.mark.sweep)]
+    return pytest.mark.parametrize("count", params)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is told by /proc")
-@pytest.mark.parametrize("count", COUNTS)
+@counts(20_000, 1_000_000)
 def test_short_lived_tensors_leave_nothing(count: int) -> None:
     """One describer describes them all; numbers are never given twice, tables do not grow."""
     describer = tfk.MetaTensorDescriber()
@@ -501,7 +500,7 @@ def test_short_lived_tensors_leave_nothing(count: int) -> None:
             last = d.id
         return last
 
-    describe(range(20_000))
+    describe(range(8_000))
     before = held()
     last = describe(range(count))
     assert last >= count
@@ -511,7 +510,7 @@ def test_short_lived_tensors_leave_nothing(count: int) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is told by /proc")
-@pytest.mark.parametrize("count", [pytest.param(10_000, id="few"), *COUNTS[1:]])
+@counts(5_000, 200_000)
 def test_short_lived_fake_tensors_leave_nothing(count: int) -> None:
     """One converter makes a fake tensor of each record; both forget it with the tensor."""
     describer = tfk.MetaTensorDescriber()
@@ -523,7 +522,7 @@ def test_short_lived_fake_tensors_leave_nothing(count: int) -> None:
             fake = converter.from_desc(describer.describe_tensor(t.t() if n % 4 == 0 else t))
             describer.describe_tensor(fake)
 
-    convert(range(5000))
+    convert(range(2_000))
     before = held()
     convert(range(count))
     assert len(describer._tensors.entries) <= 2
