@@ -9,28 +9,29 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from pathlib import Path
+from typing import NoReturn
 
-from torch_fakeify.files import read_capture, write_capture
+from torch_fakeify.whole_files import write_whole
 
 
-def save_forever(descs: list[object], path: str) -> None:
-    """Save, until something ends the process."""
+def save_forever(captures: list[bytes], path: str) -> NoReturn:
+    """Save as ``Capture.save`` does, once there are bytes, until something ends the process."""
     while True:
-        for desc in descs:
-            write_capture(path, desc)  # type: ignore[arg-type]
+        for data in captures:
+            write_whole(path, data)
 
 
 def main(first: str, second: str, path: str) -> None:
     """Read both captures, and fork a writer for each line."""
-    descs: list[object] = [read_capture(first), read_capture(second)]
-    for desc in descs:
-        write_capture(path, desc)  # type: ignore[arg-type]  # everything is imported and compiled
+    captures = [Path(first).read_bytes(), Path(second).read_bytes()]
+    write_whole(path, captures[0])
     for _ in sys.stdin:
         pid = os.fork()
         if pid == 0:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             try:
-                save_forever(descs, path)
+                save_forever(captures, path)
             finally:
                 os._exit(1)
         os.write(1, b"%d\n" % pid)
