@@ -19,8 +19,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torch_fakeify import container
-from torch_fakeify.container import Limits, pack_container, read_container, write_container
+from torch_fakeify import whole_files
+from torch_fakeify.container import (
+    Container,
+    Limits,
+    pack_container,
+    read_container,
+    write_container,
+)
 from torch_fakeify.errors import (
     FakeifyError,
     FormatError,
@@ -70,7 +76,7 @@ def capture(
     return archive([*entries, *members.items(), *(extra or [])])
 
 
-def read(tmp_path: Path, data: bytes, **limits: int) -> container.Container:
+def read(tmp_path: Path, data: bytes, **limits: int) -> Container:
     """Read bytes as a capture file."""
     path = tmp_path / "c.fkf"
     path.write_bytes(data)
@@ -186,7 +192,7 @@ def test_a_failed_write_leaves_what_was_there(
     elif call == "replace":
         monkeypatch.setattr(Path, "replace", fail)
     else:
-        monkeypatch.setattr(container, "_write_new", fail)
+        monkeypatch.setattr(whole_files, "_fill", fail)
     expected = WriteError if isinstance(error, OSError) else KeyboardInterrupt
     with pytest.raises(expected) as caught:
         write_container(path, MEMBERS)
@@ -206,7 +212,7 @@ def test_an_unwritable_directory(tmp_path: Path) -> None:
     if os.geteuid() == 0:
         with pytest.MonkeyPatch.context() as patch:
             denied = PermissionError(errno.EACCES, "Permission denied")
-            patch.setattr(container, "_write_new", lambda *_: (_ for _ in ()).throw(denied))
+            patch.setattr(whole_files, "_fill", lambda *_: (_ for _ in ()).throw(denied))
             with pytest.raises(WriteError, match="Choose a directory that you may write to"):
                 write_container(folder / "c.fkf", MEMBERS)
     else:

@@ -17,6 +17,8 @@ PACKAGE = ROOT / "torch_fakeify"
 LAYERS = {
     "__init__": (99, 0),
     "errors": (0, 0),
+    "fork_locks": (0, 0),
+    "whole_files": (1, 0),
     "desc": (1, 0),
     "desc_env": (1, 1),
     "desc_graph": (1, 1),
@@ -141,7 +143,9 @@ LAYERS = {
     "dropin_convert": (7, 3),
     "dropin": (7, 4),
     "demo_model": (8, 0),
+    "watching": (7, 0),
     "isolation": (8, 0),
+    "fork_server": (8, 1),
     "script": (8, 0),
     "child": (8, 1),
     "verdict": (8, 1),

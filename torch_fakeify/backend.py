@@ -111,7 +111,12 @@ class Recorder:
             report.failure = error_summary(error)
             if captured is not None and report.path is not None:
                 failed = captured.with_failure(error, backend=name, paths=self.paths_kept)
-                report.bytes = failed.save(report.path)
+                try:
+                    report.bytes = failed.save(report.path)
+                except (
+                    WriteError
+                ) as problem:  # the frame is on record, and Dynamo waits for `error`
+                    report.problem = error_summary(problem)
             raise
         finally:
             report.milliseconds = (time.perf_counter() - started) * 1e3

@@ -94,7 +94,15 @@ def _parser() -> argparse.ArgumentParser:
         "--backend", default="inductor", metavar="NAME", help="default: %(default)s"
     )
     replay.add_argument("--device", help="put what was on an accelerator there, e.g. cpu")
-    replay.add_argument("--timeout", type=_seconds, default=600.0, metavar="S", help="default: 600")
+    replay.add_argument(
+        "--timeout", type=_seconds, default=600.0, metavar="S", help="seconds; default: 600"
+    )
+    replay.add_argument(
+        "--memory",
+        type=_mebibytes,
+        metavar="MIB",
+        help="that the compilation may hold; default: nine tenths of what is free",
+    )
     replay.add_argument("file", metavar="FILE")
     replay.set_defaults(command=_replay)
 
@@ -109,6 +117,13 @@ def _seconds(text: str) -> float:
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError("must be a positive number of seconds")
     return value
+
+
+def _mebibytes(text: str) -> int:
+    value = int(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError("must be a positive number of MiB")
+    return value << 20
 
 
 # --- commands -----------------------------------------------------------------------------------
@@ -162,7 +177,13 @@ def _escape_json(text: str) -> str:
 def _replay(args: argparse.Namespace) -> int:
     from .verdict import replay
 
-    verdict = replay(args.file, backend=args.backend, device=args.device, timeout=args.timeout)
+    verdict = replay(
+        args.file,
+        backend=args.backend,
+        device=args.device,
+        timeout=args.timeout,
+        memory=args.memory,
+    )
     _print([verdict.word, *(f"  {line}" for line in verdict.details)])
     return DONE if verdict.holds else DOES_NOT_HOLD
 

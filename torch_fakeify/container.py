@@ -8,13 +8,11 @@ every size before it takes the memory.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import io
 import os
 import re
-import secrets
 import stat
 import struct
 import zipfile
@@ -26,6 +24,7 @@ import msgspec
 
 from . import strict_json
 from .errors import FormatError, LimitError, VersionError, WriteError
+from .whole_files import reason_of, write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -199,74 +198,25 @@ def write_container(
     features: Iterable[str] = (),
     producer: str = "",
     torch: str = "",
-) -> None:
+) -> int:
     """Write a capture file, whole or not at all.
 
     Args:
-        path: where; a file that is there is replaced in one step.
+        path: where; as ``write_whole`` has it.
         members: as ``pack_container``, like the rest.
         features: as ``pack_container``.
         producer: as ``pack_container``.
         torch: as ``pack_container``.
 
+    Returns:
+        The size of the file in bytes.
+
     Raises:
         WriteError: the file cannot be written; what was there before is untouched.
     """
     data = pack_container(members, features=features, producer=producer, torch=torch)
-    target = Path(path)
-    temporary = None
-    try:
-        if target.is_dir():
-            raise IsADirectoryError(errno.EISDIR, "a directory is in the way")
-        temporary = target.with_name(f".{target.name[:80]}.{secrets.token_hex(8)}.tmp")
-        _write_new(temporary, data)
-        temporary.replace(target)
-    except (OSError, ValueError) as error:
-        raise WriteError(
-            "the file cannot be written",
-            where=str(target),
-            found=_reason(error),
-            fix=_REMEDIES.get(getattr(error, "errno", None) or 0, "Choose another path"),
-        ) from error
-    finally:
-        if temporary is not None:
-            with contextlib.suppress(OSError, ValueError):
-                temporary.unlink()
-    _sync_directory(target.parent)
-
-
-def _reason(error: OSError | ValueError) -> str:
-    return getattr(error, "strerror", None) or str(error)
-
-
-_REMEDIES = {
-    errno.ENOENT: "Make the directory first",
-    errno.EISDIR: "Give the path of a file",
-    errno.ENOTDIR: "Give a path below a directory",
-    errno.EACCES: "Choose a directory that you may write to",
-    errno.EPERM: "Choose a directory that you may write to",
-    errno.EROFS: "Choose a directory that you may write to",
-    errno.ENOSPC: "Free some space, or choose another disk",
-    errno.EDQUOT: "Free some space, or choose another disk",
-    errno.ENAMETOOLONG: "Choose a shorter name",
-}
-
-
-def _write_new(path: Path, data: bytes) -> None:
-    with path.open("xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_directory(path: Path) -> None:
-    """Make the new name survive a crash, where the system can do that; the file is whole anyway."""
-    with contextlib.suppress(OSError):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    write_whole(path, data)
+    return len(data)
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -290,7 +240,7 @@ def read_container(path: str | os.PathLike[str], *, limits: Limits | None = None
         with os.fdopen(_open_regular(path), "rb") as file:
             return _read(file, where, limits or Limits())
     except (OSError, ValueError) as error:
-        raise FormatError("the file cannot be read", where=where, found=_reason(error)) from error
+        raise FormatError("the file cannot be read", where=where, found=reason_of(error)) from error
 
 
 def _open_regular(path: str | os.PathLike[str]) -> int:

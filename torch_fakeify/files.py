@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .codec import Decoder, Encoder
@@ -23,8 +22,7 @@ def write_capture(path: str | os.PathLike[str], desc: CaptureDesc) -> int:
         WriteError: the file cannot be written; what was there before is untouched.
     """
     members = Encoder().add(_MEMBER, desc).members()
-    write_container(path, members, producer=PRODUCER, torch=desc.torch_version)
-    return Path(path).stat().st_size
+    return write_container(path, members, producer=PRODUCER, torch=desc.torch_version)
 
 
 def read_capture(path: str | os.PathLike[str], *, limits: Limits | None = None) -> CaptureDesc:

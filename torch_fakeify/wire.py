@@ -9,7 +9,6 @@ can differ; the rest is copied as it is.
 from __future__ import annotations
 
 import functools
-import threading
 import types
 import typing
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar, Union
@@ -49,6 +48,7 @@ from .desc import (
     SymDesc,
 )
 from .errors import UnknownNameError
+from .fork_locks import fork_safe_lock
 
 if typing.TYPE_CHECKING:
     from collections.abc import Callable
@@ -117,13 +117,13 @@ class Plan:
 
 def plan_of(cls: type[Any]) -> Plan:
     """The plan of a record type, compiled on first use."""
-    return _compiler().plan(cls)
+    return _COMPILER.plan(cls)
 
 
 @functools.cache
 def swap_of(hint: Any) -> Swap:
     """How values of any type that a record field may have cross."""
-    return _compiler().swap(hint)
+    return _COMPILER.swap(hint)
 
 
 @functools.cache
@@ -181,18 +181,13 @@ def _record_module(name: str) -> types.ModuleType:
     return found
 
 
-@functools.cache
-def _compiler() -> Compiler:
-    return Compiler()
-
-
 class Compiler:
     """Derives plans; one for the process."""
 
     def __init__(self) -> None:
         self._plans: dict[type, Plan] = {}
         self._partial: dict[type, Plan] = {}
-        self._lock = threading.RLock()
+        self._lock = fork_safe_lock()
 
     def plan(self, cls: type[Any]) -> Plan:
         """The plan of a record type."""
@@ -323,6 +318,10 @@ class Compiler:
             wires.append(swap.wire)
         wire = Union[tuple(wires)]  # noqa: UP007 - built from a list
         return Swap(wire, dispatch(encoders), dispatch(decoders))
+
+
+_COMPILER = Compiler()
+"""Made before any thread can ask: plans of two of them would not fit together."""
 
 
 def _reference(cls: type[Any], table: int) -> Swap:
