@@ -17,6 +17,7 @@ PACKAGE = ROOT / "torch_fakeify"
 LAYERS = {
     "__init__": (99, 0),
     "errors": (0, 0),
+    "versions": (0, 1),
     "desc": (1, 0),
     "desc_env": (1, 1),
     "desc_graph": (1, 1),
