@@ -17,7 +17,14 @@ if TYPE_CHECKING:
 
     from .desc import ExprNode, MetaTensorDesc
 
-__all__ = ["allowed_nodes", "check_numbers", "check_tables", "check_tensors", "tree_nodes"]
+__all__ = [
+    "allowed_characters",
+    "allowed_nodes",
+    "check_numbers",
+    "check_tables",
+    "check_tensors",
+    "tree_nodes",
+]
 
 NODES_PER_ROW = 128
 TENSORS_PER_ROW = 64
@@ -26,6 +33,14 @@ MAX_BITS = 1 << 18
 _SYMBOL_BITS = 64
 _POWERS = frozenset({"Pow", "PowByNatural", "FloatPow", "LShift", "RoundDecimal"})
 _FACTORIALS = frozenset({"gamma", "loggamma"})
+
+
+def allowed_characters(size: int) -> int:
+    """How long the names of sources may be together, in a document of ``size`` bytes.
+
+    Each begins with that of the source below it: those of a deep module have 2 for each byte.
+    """
+    return 20_000_000 + 64 * size
 
 
 def allowed_nodes(rows: int, most: int) -> int:
