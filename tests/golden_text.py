@@ -137,9 +137,12 @@ class _Dump:
         elif isinstance(value, StackDesc):
             yield f"{indent}{name}: {_stack(value)}"
         elif type(value) is tuple and value and not _is_flat(value):
-            yield f"{indent}{name}:"
-            for i, item in enumerate(value):
-                yield from self.lines(f"[{i}]", item, f"{indent}  ")
+            parts = [
+                line
+                for i, item in enumerate(value)
+                for line in self.lines(f"[{i}]", item, f"{indent}  ")
+            ]
+            yield from _short(f"{indent}{name}:", parts, indent)
         elif hasattr(type(value), "__struct_fields__") or hasattr(value, "_fields"):
             yield from self._record(name, value, indent)
         else:
@@ -153,11 +156,25 @@ class _Dump:
                 return
             self.seen[id(value)] = len(self.seen), value
             label += f" #{self.seen[id(value)][0]}"
-        yield f"{indent}{name}: {label}"
+        parts: list[str] = []
         for field, _, default in fields(type(value)):
             item = getattr(value, field)
             if item is not default and not (type(item) is type(default) and item == default):
-                yield from self.lines(field, item, f"{indent}  ")
+                parts += self.lines(field, item, f"{indent}  ")
+        yield from _short(f"{indent}{name}: {label}", parts, indent)
+
+
+def _short(head: str, parts: list[str], indent: str) -> list[str]:
+    """A head and its parts; on one line where they are short and have no parts of their own."""
+    words = [part.removeprefix(f"{indent}  ") for part in parts]
+    nested = any(word.startswith(" ") for word in words)
+    if nested or len(head) + sum(map(len, words)) > _WIDTH:
+        return [head, *parts]
+    return [f"{head}({', '.join(words)})"]
+
+
+_WIDTH = 140
+"""Characters up to which a record stands on one line."""
 
 
 def _is_flat(value: Any) -> bool:

@@ -52,10 +52,10 @@ def numbers(instance: tfk.Instance) -> list[Any]:
     return found
 
 
-def in_an_environment() -> list[str]:
+def in_an_environment() -> list[Any]:
     """The files whose frame has a ``ShapeEnv`` whose facts hold of its inputs."""
     return [
-        name
+        pytest.param(name, marks=pytest.mark.sweep if name.startswith("model_") else ())
         for name in NAMES
         if name not in NOT_FRESH and read_capture(ROOT / f"{name}.fkf").shape_env is not None
     ]
