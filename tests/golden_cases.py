@@ -24,7 +24,7 @@ PROGRAMS = (
 )
 """What is recorded of the table of programs and of the kinds beside it."""
 
-MODEL_NAMES = ("llama", "gpt2", "bert", "vit", "whisper", "mamba")
+MODEL_NAMES = ("llama", "gpt2", "bert", "vit", "mamba")
 
 _MADE_UP = "its facts are made up, and do not hold of its input"
 _BATCHED = "torch has no batching rule for `sym_size`, by which the facts are learned"
