@@ -307,15 +307,16 @@ BAD: list[tuple[str, bytes, type[FakeifyError], str]] = [
         capture(version=2, new_field=1),
         VersionError,
         ":manifest.json: a newer version of torch_fakeify wrote this file; "
-        "expected format version 1; found version 2. Upgrade torch_fakeify",
+        "expected format version 1; found format version 2, written by an unknown release. "
+        "Upgrade torch_fakeify, or have the writer save it with version=1",
     ),
-    ("version 0", capture(version=0), VersionError, "no such version"),
+    ("version 0", capture(version=0), VersionError, "no such format version; found 0"),
     (
         "feature",
         capture(features=["data", "quantum"]),
         VersionError,
         "the file needs a feature that this version does not know; "
-        "expected data; found quantum. Upgrade torch_fakeify",
+        "expected data; found quantum, written by an unknown release. Upgrade torch_fakeify",
     ),
     (
         "another format",

@@ -19,6 +19,7 @@ LAYERS = {
     "errors": (0, 0),
     "fork_locks": (0, 0),
     "whole_files": (1, 0),
+    "versions": (0, 1),
     "desc": (1, 0),
     "desc_env": (1, 1),
     "desc_graph": (1, 1),

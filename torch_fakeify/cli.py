@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from . import __version__
 from .codec import dumps
+from .container import VERSION
 from .errors import FakeifyError, ScriptError
 from .files import read_capture
 from .page import show_lines
@@ -72,6 +73,13 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="keep absolute paths, and messages of exceptions as they are: they may name the user, "
         "the host and folders",
+    )
+    run.add_argument(
+        "--format-version",
+        type=int,
+        default=VERSION,
+        metavar="N",
+        help="of the files, for a reader that knows no later one; default: %(default)s",
     )
     run.add_argument("script", metavar="SCRIPT")
     run.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS")
@@ -139,6 +147,7 @@ def _run(args: argparse.Namespace) -> int:
         backend=args.backend,
         constants="small" if args.with_data else "none",
         paths="full" if args.with_paths else "short",
+        version=args.format_version,
     )
     sys.stdout.flush()
     if report.ending != "finished" and report.message:

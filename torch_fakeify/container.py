@@ -18,12 +18,13 @@ import struct
 import zipfile
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import msgspec
 
 from . import strict_json
 from .errors import FormatError, LimitError, VersionError, WriteError
+from .versions import written_by
 from .whole_files import reason_of, write_whole
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     members: tuple[MemberDesc, ...] = ()
 
 
-class Container(msgspec.Struct, frozen=True):
+class Container(NamedTuple):
     """A file that was read: its manifest and its other members by name."""
 
     manifest: Manifest
@@ -120,6 +121,14 @@ class _Header(msgspec.Struct):
     format: str
     version: int
     features: tuple[str, ...] = ()
+    producer: Any = ""
+    """A later version may have it in another form."""
+    torch: Any = ""
+
+    def written_by(self) -> str:
+        """The writer's versions in one phrase."""
+        known = [text if isinstance(text, str) else "" for text in (self.producer, self.torch)]
+        return written_by(*known)
 
 
 # --- writing --------------------------------------------------------------------------------------
@@ -128,6 +137,7 @@ class _Header(msgspec.Struct):
 def pack_container(
     members: Mapping[str, bytes],
     *,
+    version: int = VERSION,
     features: Iterable[str] = (),
     producer: str = "",
     torch: str = "",
@@ -136,6 +146,7 @@ def pack_container(
 
     Args:
         members: by name, ``*.json`` or ``data.safetensors``; the manifest is made here.
+        version: of the format that the members are in.
         features: what a reader must know; ``data`` if and only if there is tensor data.
         producer: version of the writing package.
         torch: version of torch.
@@ -162,7 +173,7 @@ def pack_container(
         raise WriteError("tensor data and the feature 'data' go together", where=DATA)
     manifest = Manifest(
         format=FORMAT,
-        version=VERSION,
+        version=version,
         producer=producer,
         torch=torch,
         features=required,
@@ -195,6 +206,7 @@ def write_container(
     path: str | os.PathLike[str],
     members: Mapping[str, bytes],
     *,
+    version: int = VERSION,
     features: Iterable[str] = (),
     producer: str = "",
     torch: str = "",
@@ -204,6 +216,7 @@ def write_container(
     Args:
         path: where; as ``write_whole`` has it.
         members: as ``pack_container``, like the rest.
+        version: as ``pack_container``.
         features: as ``pack_container``.
         producer: as ``pack_container``.
         torch: as ``pack_container``.
@@ -214,7 +227,9 @@ def write_container(
     Raises:
         WriteError: the file cannot be written; what was there before is untouched.
     """
-    data = pack_container(members, features=features, producer=producer, torch=torch)
+    data = pack_container(
+        members, version=version, features=features, producer=producer, torch=torch
+    )
     write_whole(path, data)
     return len(data)
 
@@ -232,7 +247,7 @@ def read_container(path: str | os.PathLike[str], *, limits: Limits | None = None
     Raises:
         FormatError: there is no such file, it is not a capture, truncated, damaged, or has what
             the manifest does not say.
-        VersionError: a newer version wrote it, or it needs a feature that is not known here.
+        VersionError: it has a newer format version, or needs a feature that is not known here.
         LimitError: it asks for more members or bytes than ``limits`` allow.
     """
     where = str(Path(path))
@@ -416,22 +431,24 @@ def _read_manifest(data: bytes, where: str) -> Manifest:
     header: Any = strict_json.decode(msgspec.json.Decoder(_Header), data, f"{where} $", whole=False)
     if header.format != FORMAT:
         raise FormatError("not a capture file", where=where, expected=FORMAT, found=header.format)
-    if header.version != VERSION:
-        newer = header.version > VERSION
+    unknown = [feature for feature in header.features if feature not in FEATURES]
+    if header.version > VERSION:
+        also = f" and the features {', '.join(unknown)}" if unknown else ""
         raise VersionError(
-            "a newer version of torch_fakeify wrote this file" if newer else "no such version",
+            "a newer version of torch_fakeify wrote this file",
             where=where,
             expected=f"format version 1 to {VERSION}" if VERSION > 1 else "format version 1",
-            found=f"version {header.version}",
-            fix="Upgrade torch_fakeify" if newer else None,
+            found=f"format version {header.version}{also}, written by {header.written_by()}",
+            fix=f"Upgrade torch_fakeify, or have the writer save it with version={VERSION}",
         )
-    for feature in header.features:
-        if feature not in FEATURES:
-            raise VersionError(
-                "the file needs a feature that this version does not know",
-                where=where,
-                expected=" | ".join(sorted(FEATURES)),
-                found=feature,
-                fix="Upgrade torch_fakeify",
-            )
+    if header.version < 1:
+        raise VersionError("no such format version", where=where, found=str(header.version))
+    if unknown:
+        raise VersionError(
+            "the file needs a feature that this version does not know",
+            where=where,
+            expected=" | ".join(sorted(FEATURES)),
+            found=f"{', '.join(unknown)}, written by {header.written_by()}",
+            fix="Upgrade torch_fakeify",
+        )
     return strict_json.decode(msgspec.json.Decoder(Manifest), data, f"{where} $")
