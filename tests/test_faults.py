@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 import torch
+from planting import plant
 from torch._dynamo.exc import BackendCompilerFailed
 
 import torch_fakeify as tfk
@@ -421,16 +422,8 @@ def planted_leaves(gm, inputs):
 def planted(tmp_path_factory: pytest.TempPathFactory) -> Generator[Path]:
     """Where the planted backends are: Dynamo finds them in every process that starts from here."""
     folder = tmp_path_factory.mktemp("planted")
-    (folder / "planted_backends.py").write_text(BACKENDS)
-    entries = re.findall(r"def (\w+)\(gm", BACKENDS)
-    info = folder / "planted-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 1\n")
-    points = [f"{entry}=planted_backends:{entry}" for entry in entries]
-    (info / "entry_points.txt").write_text("\n".join(["[torch_dynamo_backends]", *points, ""]))
     with pytest.MonkeyPatch.context() as patch:
-        paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
-        patch.setenv("PYTHONPATH", os.pathsep.join(paths))
+        plant(folder, BACKENDS, patch)
         yield folder
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 import torch
 
 from . import _torch
+from .comparing import first_mismatch
 from .errors import CaptureError, FakeifyError
 from .frame import Capture
 
@@ -132,6 +133,59 @@ def _run_once(
     }
 
 
+def run_sizes(request: Mapping[str, Any]) -> Reply:
+    """Compile a frame once and run it at several sizes, beside eager.
+
+    Args:
+        request: ``file``, ``backend``, ``seed``; ``sizes``: a list of maps from symbol name to value.
+
+    Returns:
+        ``outcome``: ``ran``, with ``results``: for each entry of ``sizes`` a word and a text. The word
+        is ``same``, ``wrong`` or ``raises``; an error of eager's too is the same.
+        ``failed``, as `compile_capture`, if the frame does not compile.
+    """
+    capture = Capture.load(request["file"])
+    eager = capture.compile("eager")
+    try:
+        compiled = capture.compile(request["backend"])
+    except Exception as error:  # noqa: BLE001 - whatever a backend ends with is the answer
+        return {"outcome": "failed", **_told(error)}
+    results = [
+        _beside_eager(capture, compiled, eager, sizes, request["seed"])
+        for sizes in request["sizes"]
+    ]
+    return {"outcome": "ran", "results": results}
+
+
+def _beside_eager(
+    capture: Capture,
+    compiled: Callable[..., Any],
+    eager: Callable[..., Any],
+    sizes: Mapping[str, int],
+    seed: int,
+) -> tuple[str, str]:
+    def run(function: Callable[..., Any], number: int) -> list[Any]:
+        inputs = capture.materialize(seed=seed, sizes=sizes)
+        torch.manual_seed(number)
+        with torch.set_grad_enabled(capture.desc.modes.grad_enabled):
+            results = list(function(*inputs))
+        return [*results, *inputs]  # a frame may write into its inputs
+
+    try:
+        expected = run(eager, seed)
+    except Exception:  # noqa: BLE001 - the program is wrong at this size, not the compiler
+        return "same", ""
+    if first_mismatch(run(eager, seed + 1), expected) is not None:
+        return "same", ""  # it draws random numbers, and a compiler draws others
+    try:
+        found = run(compiled, seed)
+    except Exception as error:  # noqa: BLE001 - whatever the code raises is the answer
+        told = _told(error)
+        return "raises", f"{told['type']}: {told['message']}"
+    text = first_mismatch(found, expected)
+    return ("same", "") if text is None else ("wrong", text)
+
+
 def _timed(function: Callable[..., Any], args: Sequence[Any]) -> tuple[list[Any], float]:
     started = time.perf_counter()
     result = function(*args)
@@ -155,6 +209,7 @@ def _milliseconds(started: float) -> float:
 _TASKS: Mapping[str, Callable[[Mapping[str, Any]], Reply]] = {
     "compile": compile_capture,
     "run": run_capture,
+    "sizes": run_sizes,
 }
 
 

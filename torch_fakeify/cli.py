@@ -119,6 +119,14 @@ def _parser() -> argparse.ArgumentParser:
     diff.add_argument("b", metavar="B")
     diff.set_defaults(command=_diff)
 
+    fuzz = commands.add_parser("fuzz", help="run a frame at other sizes that its guards admit")
+    fuzz.add_argument("--backend", default="inductor", metavar="NAME", help="default: %(default)s")
+    fuzz.add_argument("--runs", type=int, default=60, metavar="N", help="sizes; default: 60")
+    fuzz.add_argument("--seed", type=int, default=0, metavar="S", help="default: 0")
+    fuzz.add_argument("--timeout", type=_seconds, default=600.0, metavar="S", help="default: 600")
+    fuzz.add_argument("file", metavar="FILE")
+    fuzz.set_defaults(command=_fuzz)
+
     demo = commands.add_parser("demo", help="record a small decoder, rebuild and run it elsewhere")
     demo.add_argument("--backend", default="inductor", metavar="NAME", help="default: %(default)s")
     demo.set_defaults(command=_demo)
@@ -208,6 +216,21 @@ def _diff(args: argparse.Namespace) -> int:
     found = differences(read_capture(args.a), read_capture(args.b))
     _print(difference_lines(found) or ["one frame"])
     return DOES_NOT_HOLD if found else DONE
+
+
+def _fuzz(args: argparse.Namespace) -> int:
+    from .fuzz import fuzz
+
+    report = fuzz(
+        args.file,
+        read_capture(args.file),
+        backend=args.backend,
+        runs=args.runs,
+        seed=args.seed,
+        timeout=args.timeout,
+    )
+    _print(report.lines())
+    return DONE if report.smallest is None else DOES_NOT_HOLD
 
 
 def _demo(args: argparse.Namespace) -> int:

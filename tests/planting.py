@@ -1,0 +1,30 @@
+"""Backends that are planted: Dynamo finds them in every process that starts from here."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+def plant(folder: Path, source: str, patch: pytest.MonkeyPatch) -> None:
+    """Make each function ``NAME(gm, inputs)`` of a source the backend ``NAME``.
+
+    Args:
+        folder: an empty one.
+        source: Python code.
+        patch: takes it back.
+    """
+    (folder / "planted_backends.py").write_text(source)
+    info = folder / "planted-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 1\n")
+    points = [f"{name}=planted_backends:{name}" for name in re.findall(r"def (\w+)\(gm", source)]
+    (info / "entry_points.txt").write_text("\n".join(["[torch_dynamo_backends]", *points, ""]))
+    paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    patch.setenv("PYTHONPATH", os.pathsep.join(paths))
