@@ -28,6 +28,8 @@ SECONDS = 2.0
 """Of processor time, for one file and one step."""
 MEMORY = 300 << 20
 """Bytes of address space beyond what the process has before the file."""
+MADE = 1 << 20
+"""Bytes of the tensors that are made of one file."""
 LONGEST = 4000
 """Characters of an error."""
 
@@ -143,6 +145,8 @@ STEPS: dict[str, tuple[Callable[[Any], Any], ...]] = {
         lambda capture: capture.fingerprint(),
         lambda capture: capture.instantiate(),
     ),
+    "fresh": (lambda capture: capture.instantiate(fresh=True),),
+    "materialize": (lambda capture: capture.materialize(max_bytes=MADE),),
 }
 """What is done with a capture that loads, by stage."""
 

@@ -50,6 +50,8 @@ from .wire import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from .desc_env import ShapeEnvDesc
+
 __all__ = ["FORMAT", "VERSION", "Decoder", "Encoder", "dumps", "loads"]
 
 FORMAT = "torch_fakeify.records"
@@ -475,7 +477,11 @@ class Decoder:
             raise FormatError("the member is missing", where="tables.json")
         where = "tables.json $"
         self._reader = _Reader(_read_document(members["tables.json"], where), where)
-        bounds.check_tables(self._reader.tables, self._reader.tree_nodes, where)
+        bounds.check_tables(self._reader.tables, self._reader.roots, self._reader.tree_nodes, where)
+
+    def check_exponents(self, env: ShapeEnvDesc) -> None:
+        """Refuse expressions that are too large with the numbers that a member has for symbols."""
+        bounds.check_exponents(self._reader.tables["nodes"], env, "tables.json $.nodes")
 
     def get(self, name: str, cls: type[_T]) -> _T:
         """The object of a member.
@@ -514,7 +520,8 @@ class _Reader:
         self.tables: dict[str, list[Any]] = {}
         self._depths: dict[str, list[int]] = {}
         self._fill("nodes", document.nodes, _Reader._read_node, where)
-        self.tree_nodes = bounds.tree_nodes(self._args, document.exprs, allowed), allowed
+        self.roots = document.exprs
+        self.tree_nodes = bounds.tree_nodes(self._args, self.roots, allowed), allowed
         self._fill("frames", document.frames, swap_of(FrameDesc).decode, where)
         # By text: numbers can be chosen so that all have one hash.
         if len(set(map(self._write, self.tables["nodes"]))) != len(self.tables["nodes"]):

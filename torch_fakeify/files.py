@@ -42,4 +42,7 @@ def read_capture(path: str | os.PathLike[str], *, limits: Limits | None = None) 
     members = read_container(path, limits=limits).members
     decoder = Decoder(members)
     del members["tables.json"]  # read, and large
-    return decoder.get(_MEMBER, CaptureDesc)
+    desc = decoder.get(_MEMBER, CaptureDesc)
+    if desc.shape_env is not None:
+        decoder.check_exponents(desc.shape_env)
+    return desc
