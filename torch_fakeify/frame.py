@@ -33,6 +33,7 @@ from .record_checks import where_of
 from .refusing import refusing
 from .renaming import rename_symbols
 from .retarget import Retarget
+from .scalars import without_scalars
 from .shape_env import encode_stack, restore, snapshot
 from .sources import DecodeMemo, decode_context, decode_source, encode_source
 from .values import decode_value
@@ -58,14 +59,16 @@ def capture(
 
     Inside a Dynamo backend the inputs are the real tensors that the frame began with, and their
     symbols come from the frame's symbolic contexts; elsewhere they may be fake tensors of one mode.
-    Nothing is changed: no guard is added, no tensor data is read.
+    Nothing is changed: no guard is added; of tensor data nothing is read but the elements of 0-dim
+    tensors that torch tracks as symbols.
 
     Args:
         gm: the graph, at torch level (Dynamo's) or at ATen level.
         example_inputs: one for each placeholder.
         constants: ``"small"`` also records the data of tensors of at most 4096 bytes that the graph
             itself holds, as ``make_fx`` makes them; without it such a graph compiles from its
-            capture but does not run.
+            capture but does not run. It also keeps the values of 0-dim tensors among the inputs
+            that nothing in the frame asks for; else they become other numbers (`scalars`).
         paths: ``"full"`` keeps absolute paths as they are, in stacks and in all texts.
 
     Raises:
@@ -91,6 +94,8 @@ def capture(
         torch_version=_torch.torch_version(),
         frame=_frame_name(tracing_context),
     )
+    if constants == "none":
+        desc = without_scalars(desc)
     return Capture(desc if paths == "full" else without_paths(desc))
 
 
