@@ -44,8 +44,11 @@ _RUNS = (
     *("subprocess.Popen", "pickle.find_class", "code.__new__", "ctypes.dlopen", "os.chdir"),
     *("os.kill", "urllib.Request"),
 )
-_EVALUATES = ("/msgspec/_utils.py", "/typing.py", "/dataclasses.py", "/collections/__init__.py")
-"""Modules that evaluate the annotations of a class, or make one."""
+_EVALUATES = (
+    *("/msgspec/_utils.py", "/typing.py", "/dataclasses.py", "/collections/__init__.py"),
+    "/torch/fx/operator_schemas.py",
+)
+"""Modules that evaluate the annotations of a class or of an operator that there is, or make one."""
 _PREFIXES = ("shutil.", "tempfile.", "socket.", "pty.", "sqlite3.", "webbrowser.", "ftplib.")
 _KNOWN = {*sys.stdlib_module_names, "torch", "torch_fakeify", "sympy", "mpmath", "numpy", "msgspec"}
 
