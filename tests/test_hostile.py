@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import hostile_checks
 import pytest
-from hostile_files import Entry, Mutator, Parts, minimize, repack, unpack, zip_bytes
+from hostile_files import (
+    Entry,
+    Mutator,
+    Parts,
+    minimize,
+    pairs_of_one_hash,
+    repack,
+    unpack,
+    zip_bytes,
+)
 from hostile_seeds import FEW, seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -112,6 +121,52 @@ def _one_hash_of_a_set(tables: dict[str, Any], body: dict[str, Any]) -> None:
     body["graph"]["nodes"][-1]["args"] = [{"type": "set", "items": items}]
 
 
+def _pairs(count: int = 20_000) -> list[dict[str, Any]]:
+    return [{"type": "tuple", "items": [*pair]} for pair in pairs_of_one_hash(count)]
+
+
+def _one_hash_of_tuples(tables: dict[str, Any], body: dict[str, Any]) -> None:
+    body["graph"]["nodes"][-1]["args"] = [{"type": "set", "items": _pairs()}]
+
+
+def _one_hash_of_keys(tables: dict[str, Any], body: dict[str, Any]) -> None:
+    items = [[key, 0] for key in _pairs()]
+    body["graph"]["nodes"][-1]["args"] = [{"type": "dict", "items": items}]
+
+
+def _one_hash_of_complex_numbers(tables: dict[str, Any], body: dict[str, Any]) -> None:
+    args = [{"type": "complex", "real": 1000003.0 * k, "imag": -1.0 * k} for k in range(5000)]
+    body["graph"]["nodes"][-1]["args"] = [{"type": "set", "items": args}]
+
+
+def _many_sums(tables: dict[str, Any], body: dict[str, Any]) -> None:
+    rows = [["s", "q", []], ["i", 7], ["a", "Add", [0, 1]], ["a", "Abs", [2]]]
+    expr = _add_expression(tables, *rows, ["a", "Mul", [3] * 60])
+    body["shape_env"]["guards"] = [{"expr": expr}]
+
+
+def _many_dims(tables: dict[str, Any], body: dict[str, Any]) -> None:
+    symbols = [["s", f"q{i}", []] for i in range(24)]
+    sizes = [
+        {
+            "expr": _add_expression(tables, *symbols[i : i + 4], ["a", "Add", [0, 1, 2, 3]]),
+            "hint": 9,
+        }
+        for i in range(0, 24, 4)
+    ]
+    for row in tables["tensors"]:
+        row["size"] = row["stride"] = sizes
+
+
+def _power_of_a_hint(tables: dict[str, Any], body: dict[str, Any]) -> None:
+    at = next(i for i, row in enumerate(tables["nodes"]) if row[0] == "s")
+    tables["nodes"] += [["i", 10**11], ["a", "Pow", [len(tables["nodes"]), at]]]
+    tables["exprs"] += [len(tables["nodes"]) - 2, len(tables["nodes"]) - 1]
+    for symbol in body["shape_env"]["symbols"]:
+        symbol["hint"] = len(tables["exprs"]) - 2
+    body["shape_env"]["guards"] = [{"expr": len(tables["exprs"]) - 1}]
+
+
 def _one_hash_of_names(tables: dict[str, Any], body: dict[str, Any]) -> None:
     body["shape_env"]["unique_ids"] = [_M61 * k for k in range(20_000)]
 
@@ -177,6 +232,30 @@ FOUND: dict[str, tuple[str, Any, str, str]] = {
     "numbers of one hash as ids": (
         *("duck_shapes", _one_hash_of_names, "LimitError"),
         "the file has too many JSON integers of 20 digits and more; expected at most 4000",
+    ),
+    "tuples of one hash as a set": (
+        *("cond", _one_hash_of_tuples, "LimitError"),
+        ".args[0]: too many keys have one hash; expected at most 64; found 20000",
+    ),
+    "tuples of one hash as keys": (
+        *("cond", _one_hash_of_keys, "LimitError"),
+        "too many keys have one hash; expected at most 64; found 20000",
+    ),
+    "complex numbers of one hash": (
+        *("cond", _one_hash_of_complex_numbers, "LimitError"),
+        "too many keys have one hash; expected at most 64; found ",
+    ),
+    "a product of sixty sums": (
+        *("duck_shapes", _many_sums, "LimitError"),
+        "tables.json $.exprs: the products of sums are too large multiplied out; expected at most",
+    ),
+    "a tensor of sums of sizes": (
+        *("duck_shapes", _many_dims, "LimitError"),
+        "tables.json $.exprs: the products of sums are too large multiplied out; expected at most",
+    ),
+    "a power of a recorded size": (
+        *("duck_shapes", _power_of_a_hint, "LimitError"),
+        "an expression has a value that is too large; expected at most 262144 bits",
     ),
     "wrappers that hold one tensor twice": (
         *("two_tensors", _doubled_wrappers, "LimitError"),
