@@ -6,6 +6,11 @@ by hand. ``hostile_checks`` says what must hold of every file.
 
 from __future__ import annotations
 
+import base64
+import json
+import random
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import hostile_checks
@@ -29,7 +34,6 @@ from torch_fakeify import bounds
 from torch_fakeify.desc import ApplyNode, IntNode, RationalNode, SymbolNode
 
 if TYPE_CHECKING:
-    import random
     from collections.abc import Callable
     from pathlib import Path
 
@@ -346,9 +350,69 @@ def test_a_capture_of_a_hundred_megabytes_is_read_when_asked(
     path.write_bytes(
         repack(Parts(parts.manifest, {**parts.members, "x.json": 0}), **{"x.json": blanks})
     )
-    with pytest.raises(tfk.LimitError, match="unpacks to far more than its size"):
+    with pytest.raises(tfk.LimitError, match="a member is too large"):
         tfk.Capture.load(path)
-    assert tfk.Capture.load(path, limits=tfk.Limits(ratio=2000)).desc.frame is not None
+    limits = tfk.Limits(member_bytes=200 << 20, total_bytes=200 << 20)
+    with pytest.raises(tfk.LimitError, match="unpacks to far more than its size"):
+        tfk.Capture.load(path, limits=limits)
+    with pytest.raises(tfk.LimitError, match="a member is too large; expected at most 67108864"):
+        tfk.Capture.load(path, limits=tfk.Limits(ratio=2000))
+    limits = tfk.Limits(ratio=2000, member_bytes=200 << 20, total_bytes=200 << 20)
+    assert tfk.Capture.load(path, limits=limits).desc.frame is not None
+
+
+_LARGEST = {
+    "rows of nodes": ("tables.json", "nodes", b'["i",%d]'),
+    "rows of frames": ("tables.json", "frames", b'["%x",1,"",""]'),
+    "empty rows": ("tables.json", "stacks", b"[]"),
+    "lists": ("capture.json", "args", b'{"type":"list","items":[]}'),
+    "numbers": ("capture.json", "args", b"%d"),
+}
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("what", _LARGEST)
+def test_a_large_file_takes_no_more_than_a_small_one(
+    what: str, valid: dict[str, bytes], tmp_path: Path
+) -> None:
+    """Twenty megabytes that ask for as much as a file may, measured in a process of its own."""
+    member, field, row = _LARGEST[what]
+    parts = unpack(valid["cond"])
+    assert parts is not None
+    limits = tfk.Limits()
+    containers = row.count(b"[") + row.count(b"{")
+    count = limits.values // (containers + row.count(b",") + 1)
+    count = min(count, limits.containers // max(containers, 1))
+    rows = b",".join(row % i if b"%" in row else row for i in range(count - 2000))
+    tables, body = parts.members["tables.json"], parts.members["capture.json"]["body"]
+    if member == "tables.json":
+        tables[field] = ["@"]
+        tables.setdefault("frames", []).append(["@blob@", 1, "", ""])
+    else:
+        body["graph"]["nodes"][-1][field] = ["@"]
+        body["frame"] = "@blob@"
+    text = json.dumps(parts.members[member], separators=(",", ":")).encode()
+    blob = base64.b64encode(random.Random(0).randbytes(15 << 20))
+    texts = {member: text.replace(b'"@"', rows).replace(b"@blob@", blob)}
+    path = tmp_path / "large.fkf"
+    path.write_bytes(repack(parts, **texts))
+    assert path.stat().st_size > 15 << 20
+    program = (
+        "import sys, time; import torch_fakeify as tfk\n"
+        "from torch_fakeify.files import read_capture\n"
+        "def peak(): return int(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])\n"
+        "before, start = peak(), time.process_time()\n"
+        "try: read_capture(sys.argv[1])\n"
+        "except tfk.FormatError as error: print(error, file=sys.stderr)\n"
+        "print(peak() - before, time.process_time() - start)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, path], capture_output=True, text=True, check=True
+    )
+    assert "too many JSON" not in done.stderr  # it is read as far as that
+    kilobytes, seconds = map(float, done.stdout.split())
+    assert kilobytes * 1024 < hostile_checks.MEMORY
+    assert seconds < 3 * hostile_checks.SECONDS  # 2.2 s at most where this was measured
 
 
 def test_a_member_cannot_claim_to_be_packed_larger_than_the_file(

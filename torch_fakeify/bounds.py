@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .desc import ApplyNode, AtomNode, FloatNode, IntNode, RationalNode, SymbolNode, SymDesc
-from .errors import LimitError
+from .errors import TRUST, LimitError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,14 @@ if TYPE_CHECKING:
     from .desc import ExprNode, IntLike, MetaTensorDesc
     from .desc_env import ShapeEnvDesc, SymbolDesc
 
-__all__ = ["allowed_nodes", "check_exponents", "check_numbers", "check_products", "check_tables"]
+__all__ = [
+    "allowed_nodes",
+    "check_count",
+    "check_exponents",
+    "check_numbers",
+    "check_products",
+    "check_tables",
+]
 __all__ += ["check_tensors", "tree_nodes"]
 
 NODES_PER_ROW = 128
@@ -41,6 +48,22 @@ def allowed_nodes(rows: int, most: int) -> int:
     A thousand prefix sums of a thousand sizes have 170 for each row.
     """
     return min(most, 200_000 + NODES_PER_ROW * rows)
+
+
+def check_count(found: int, most: int, where: str) -> None:
+    """Refuse expressions with more than ``most`` distinct nodes.
+
+    Raises:
+        LimitError: there are ``found``.
+    """
+    if found > most:
+        raise LimitError(
+            "the expressions have too many nodes",
+            where=where,
+            expected=f"at most {most}",
+            found=str(found),
+            fix=TRUST,
+        )
 
 
 def tree_nodes(

@@ -464,6 +464,7 @@ class Decoder:
 
     Args:
         members: their bytes by name; the tables are read and validated at once.
+        expr_nodes: how many distinct nodes the expressions may have.
 
     Raises:
         FormatError: as ``loads``, with the member's name before the path.
@@ -471,12 +472,14 @@ class Decoder:
         LimitError: as ``loads``.
     """
 
-    def __init__(self, members: Mapping[str, bytes]) -> None:
+    def __init__(self, members: Mapping[str, bytes], expr_nodes: int = MAX_EXPR_NODES) -> None:
         self._members = members
         if "tables.json" not in members:
             raise FormatError("the member is missing", where="tables.json")
         where = "tables.json $"
-        self._reader = _Reader(_read_document(members["tables.json"], where), where)
+        document = _read_document(members["tables.json"], where)
+        bounds.check_count(len(document.nodes), expr_nodes, f"{where}.nodes")
+        self._reader = _Reader(document, where)
         bounds.check_tables(self._reader.tables, self._reader.roots, self._reader.tree_nodes, where)
 
     def check_exponents(self, env: ShapeEnvDesc) -> None:

@@ -39,8 +39,9 @@ def read_capture(path: str | os.PathLike[str], *, limits: Limits | None = None) 
         VersionError: it needs a format version or a feature that is not known here.
         LimitError: it asks for more than ``limits`` allow.
     """
+    limits = limits or Limits()
     members = read_container(path, limits=limits).members
-    decoder = Decoder(members)
+    decoder = Decoder(members, limits.expr_nodes)
     del members["tables.json"]  # read, and large
     desc = decoder.get(_MEMBER, CaptureDesc)
     if desc.shape_env is not None:
