@@ -525,9 +525,14 @@ def test_elements_that_nothing_asks_for_are_not_recorded() -> None:
 
 def test_elements_that_a_frame_asks_for_are_hints() -> None:
     """A guard holds for the element alone, and a graph that takes it out goes on with it."""
-    desc = scalar_frame(lambda x, n, f: x * n.item() if n.item() > 7 else x * f)
+    desc = scalar_frame(lambda x, n, f: x * n.item() + f if n.item() > 7 else x)
     assert numbers_of(desc) & {NUMBER, FRACTION} == {NUMBER}
     assert tfk.Capture(desc).instantiate()
+    lines = privacy_lines(desc)
+    assert lines[lines.index("data (2)") + 1 :][:2] == [
+        "  L['n'].item() = 123456789",
+        "  L['f'].item() = 0.5",
+    ]
 
 
 @pytest.mark.parametrize(

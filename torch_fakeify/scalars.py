@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 
     from .desc_frame import CaptureDesc
 
-__all__ = ["like", "without_scalars"]
+__all__ = ["ITEM", "like", "without_scalars"]
 
-_ITEM = "CallMethodItemSource"
+ITEM = "CallMethodItemSource"
+"""The source of a symbol that is the element of a tensor."""
 _NAMES = frozenset({"source_to_var", "source_to_symbol", "symbols"})
 """Fields of a ``ShapeEnvDesc`` that list symbols which nobody has asked for, too."""
 
@@ -67,7 +68,7 @@ def _has_hint(tensor: MetaTensorDesc) -> bool:
 
 
 def _is_item(symbol: SymbolDesc) -> bool:
-    return symbol.hint is not None and any(source.cls == _ITEM for source in symbol.sources)
+    return symbol.hint is not None and any(source.cls == ITEM for source in symbol.sources)
 
 
 def _is_free(symbol: SymbolDesc) -> bool:
