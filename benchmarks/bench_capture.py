@@ -47,18 +47,18 @@ _DROPPED = frozenset({"grapharg"})
 
 def rows(rounds: int, layers: int = LAYERS) -> Iterator[Row]:
     """Record frames and measure both sides on them, inside the backend that got them."""
-    yield from _in_backend(llama(layers), lambda *frame: _measure("Llama", *frame, rounds))
-    yield from _in_backend(linears(LINEARS), lambda *frame: _measure("linears", *frame, rounds))
+    yield from in_backend(llama(layers), lambda *frame: _measure("Llama", *frame, rounds))
+    yield from in_backend(linears(LINEARS), lambda *frame: _measure("linears", *frame, rounds))
     small: list[tuple[float, float]] = []
-    _in_backend(llama(FEW), lambda gm, inputs: small.extend(_ours(gm, inputs, rounds)))
+    in_backend(llama(FEW), lambda gm, inputs: small.extend(_ours(gm, inputs, rounds)))
     large: list[tuple[float, float]] = []
-    _in_backend(llama(MANY), lambda gm, inputs: large.extend(_ours(gm, inputs, rounds)))
+    in_backend(llama(MANY), lambda gm, inputs: large.extend(_ours(gm, inputs, rounds)))
     for side, what in enumerate(("write", "load")):
         values = [Figure((min(times[side] for times in sized),)) for sized in (small, large)]
         yield Row(f"a node of {FEW}, of {MANY} layers: {what}", "us", *values, at_most(1.2))
 
 
-def _in_backend(called: tuple[torch.nn.Module, dict[str, Any]], measure: Any) -> Any:
+def in_backend(called: tuple[torch.nn.Module, dict[str, Any]], measure: Any) -> Any:
     """What a function gives of the frame of a model and its inputs."""
     found: list[Any] = []
 

@@ -28,7 +28,8 @@ BUDGETS = {False: at_least(25), True: at_least(8)}
 """By whether the sizes are distinct."""
 
 
-def _inputs(kind: str, count: int, *, distinct: bool) -> list[tuple[Any, ...]]:
+def inputs_of(kind: str, count: int, *, distinct: bool) -> list[tuple[Any, ...]]:
+    """Tensors, each with its source and policy."""
     tensors = make_tensors(kind, count, distinct=distinct)
     return [(t, LocalSource(f"x{i}"), context_of(t)) for i, t in enumerate(tensors)]
 
@@ -47,7 +48,8 @@ def _theirs(inputs: Sequence[tuple[Any, ...]]) -> Callable[[], float]:
     return run
 
 
-def _ours(inputs: Sequence[tuple[Any, ...]]) -> Callable[[], float]:
+def ours(inputs: Sequence[tuple[Any, ...]]) -> Callable[[], float]:
+    """What rebuilds them of their records in a fresh environment, and gives the time it took."""
     describer = MetaTensorDescriber()
     records = [
         describer.describe_tensor(t, source=source, symbolic_context=context)
@@ -67,11 +69,11 @@ def rows(rounds: int, counts: Sequence[int] = COUNTS) -> Iterator[Row]:
     for distinct, sizes in ((False, "equal"), (True, "distinct")):
         for kind in KINDS:
             for count in counts:
-                inputs = _inputs(kind, count, distinct=distinct)
+                inputs = inputs_of(kind, count, distinct=distinct)
                 yield bench(
                     f"rebuild {kind}, {sizes} dynamic sizes",
                     _theirs(inputs),
-                    _ours(inputs),
+                    ours(inputs),
                     # Torch takes half a minute for 10,000 tensors.
                     rounds=rounds if count < COUNTS[-1] else 1,
                     warm=count < COUNTS[-1],
@@ -80,8 +82,8 @@ def rows(rounds: int, counts: Sequence[int] = COUNTS) -> Iterator[Row]:
                 )
             yield growth(
                 f"rebuild {kind}, {sizes} dynamic sizes",
-                lambda count, kind=kind, distinct=distinct: _ours(
-                    _inputs(kind, count, distinct=distinct)
+                lambda count, kind=kind, distinct=distinct: ours(
+                    inputs_of(kind, count, distinct=distinct)
                 ),
                 min(rounds, 3),
             )

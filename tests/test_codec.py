@@ -15,7 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from record_strategies import expr_descs, linked_tensor_descs, records
 
-from torch_fakeify import codec, strict_json, wire
+from torch_fakeify import closures, codec, reader, strict_json, wire
 from torch_fakeify.codec import Decoder, Encoder, dumps, loads
 from torch_fakeify.desc import (
     ApplyNode,
@@ -32,6 +32,7 @@ from torch_fakeify.desc import (
     SourceDesc,
     SourceValue,
     StackDesc,
+    SubclassDesc,
     SymbolFactDesc,
     SymbolNode,
     SymDesc,
@@ -264,18 +265,21 @@ def test_bytes_are_the_same_in_every_process_and_for_every_equal_record() -> Non
 
 
 def test_the_wire_is_what_it_was() -> None:
-    """The form of a document is frozen: positions for shared objects, defaults left out."""
+    """The form of a document is frozen: steps to shared objects, defaults left out."""
     size = SymDesc(expr=ExprDesc(nodes=(X, IntNode(2), ApplyNode("Mul", (0, 1)))), hint=6)
     base = tensor(size=(size, 3), stride=(3, 1), storage=MetaStorageDesc(id=0, nbytes=72))
-    view = tensor(id=1, base=base, storage=base.storage, is_view=True, source=chain_of_sources(2))
-    assert json.loads(dumps((base, view))) == {
+    over = SourceDesc(cls="TypeSource", name="0.1", base=SourceDesc(cls="GlobalSource", name="0"))
+    source = SourceDesc(cls="TypeSource", name="type(0.1)", base=over)
+    view = tensor(id=1, base=base, storage=base.storage, is_view=True, source=source)
+    assert json.loads(dumps((base, view, view))) == {
         "format": "torch_fakeify.records",
         "version": 1,
         "nodes": [["s", "x", [["integer", True]]], ["i", 2], ["a", "Mul", [0, 1]]],
         "exprs": [2],
         "sources": [
-            {"cls": "LocalSource", "name": "0", "fields": [["local_name", "x"]]},
-            {"cls": "TypeSource", "name": "1", "base": 0},
+            {"cls": "GlobalSource", "name": "0"},
+            {"cls": "TypeSource", "more": ".1", "base": 0},
+            {"cls": "TypeSource", "name": "type(0.1)", "base": 1},
         ],
         "storages": [{"id": 0, "nbytes": 72}],
         "tensors": [
@@ -296,7 +300,7 @@ def test_the_wire_is_what_it_was() -> None:
                 "storage": 0,
                 "is_view": True,
                 "base": 0,
-                "source": 1,
+                "source": 2,
             },
         ],
         "root": {
@@ -304,9 +308,28 @@ def test_the_wire_is_what_it_was() -> None:
             "items": [
                 {"type": "record", "name": "MetaTensorDesc", "body": 0},
                 {"type": "record", "name": "MetaTensorDesc", "body": 1},
+                {"type": "record", "name": "MetaTensorDesc", "body": 0},
             ],
         },
     }
+
+
+def test_tensors_inside_of_tensors_come_back_as_they_were() -> None:
+    """A row in whose midst others are written, which refer to other rows than it does."""
+
+    def stored(number: int) -> MetaTensorDesc:
+        source = SourceDesc(cls="AttrSource", name=f"x.{number}", base=chain_of_sources(2))
+        return tensor(id=number, storage=MetaStorageDesc(id=number, nbytes=4), source=source)
+
+    def wrapper(number: int, *parts: MetaTensorDesc) -> MetaTensorDesc:
+        inner = SubclassDesc(cls="x.Y", tensors=tuple([(f"_{t.id}", t) for t in parts]))
+        return msgspec.structs.replace(stored(number), subclass=inner)
+
+    one, two = stored(1), stored(2)
+    deep = wrapper(5, one, wrapper(6, stored(3), two), one, stored(4))
+    found = loads(dumps([stored(7), deep, two, wrapper(8, two, deep)]))
+    assert found == [stored(7), deep, two, wrapper(8, two, deep)]
+    assert found[1] is found[3].subclass.tensors[1][1]
 
 
 # --- members --------------------------------------------------------------------------------------
@@ -446,7 +469,8 @@ TENSOR: dict[str, Any] = {"id": 0, "dtype": "f", "device": "cpu", "size": [], "s
         (
             {"tensors": [TENSOR, {**TENSOR, "base": -1}]},
             FormatError,
-            "$.tensors[1].base: a value is out of range; expected int >= 0",
+            "$.tensors[1].base: there is no such row of tensors yet; "
+            "expected a position below 1; found -1",
         ),
         (
             {"tensors": [{**TENSOR, "base": "x"}]},
@@ -638,17 +662,17 @@ def test_chains_through_several_fields_cost_their_length() -> None:
 
 def test_nesting_is_bounded_on_both_sides() -> None:
     """Values inside values: the deepest that is written is read, one more is refused."""
-    deepest = nested_tuples(wire.MAX_NESTING)
+    deepest = nested_tuples(closures.MAX_NESTING)
     assert loads(dumps(deepest)) == deepest
     with pytest.raises(LimitError) as error:
-        dumps(nested_tuples(wire.MAX_NESTING + 1))
+        dumps(nested_tuples(closures.MAX_NESTING + 1))
     assert "records are nested deeper than 100 levels" in str(error.value)
     text = '{"type":"list","items":[' * 130 + "]}" * 130
     body = document(root={"type": "record", "name": "ListValue", "body": json.loads(text)})
     with pytest.raises(LimitError):
         loads(body)
     tree: Any = []
-    for _ in range(wire.MAX_NESTING):
+    for _ in range(closures.MAX_NESTING):
         tree = [tree]
     with pytest.raises(LimitError):
         dumps(tree)
@@ -672,7 +696,8 @@ def test_brackets_in_strings_are_no_depth() -> None:
 
 def test_expressions_cannot_grow_without_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many expressions over one long pool are bounded by what they would weigh."""
-    monkeypatch.setattr(codec, "MAX_EXPR_NODES", 1000)
+    for module in (codec, reader):
+        monkeypatch.setattr(module, "MAX_EXPR_NODES", 1000)
     nodes: list[Any] = [["i", 0]] + [["a", "Neg", [i]] for i in range(100)]
     with pytest.raises(LimitError, match="expressions have more than 1000 nodes"):
         loads(document(nodes=nodes, exprs=[100] * 11))
@@ -732,9 +757,9 @@ def test_plain_subtrees_are_not_visited() -> None:
 
 def test_decode_is_strict_about_its_own_depth_constant() -> None:
     """The bound on JSON leaves room for the deepest value that is written."""
-    assert strict_json.MAX_DEPTH >= 3 * wire.MAX_NESTING
+    assert strict_json.MAX_DEPTH >= 3 * closures.MAX_NESTING
     value: Any = 1
-    for _ in range(wire.MAX_NESTING - 1):
+    for _ in range(closures.MAX_NESTING - 1):
         value = ListValue(items=(value,))
     assert loads(dumps([SourceValue(source=chain_of_sources(3)), ContextDesc(kind="symint")]))
     assert loads(dumps(value)) == value

@@ -21,8 +21,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torch_fakeify import container
-from torch_fakeify.container import Limits, pack_container, read_container, write_container
+from torch_fakeify import whole_files
+from torch_fakeify.container import (
+    Container,
+    Limits,
+    pack_container,
+    read_container,
+    write_container,
+)
 from torch_fakeify.errors import (
     FakeifyError,
     FormatError,
@@ -72,7 +78,7 @@ def capture(
     return archive([*entries, *members.items(), *(extra or [])])
 
 
-def read(tmp_path: Path, data: bytes, **limits: int) -> container.Container:
+def read(tmp_path: Path, data: bytes, **limits: int) -> Container:
     """Read bytes as a capture file."""
     path = tmp_path / "c.fkf"
     path.write_bytes(data)
@@ -194,7 +200,7 @@ def test_a_failed_write_leaves_what_was_there(
     elif call == "replace":
         monkeypatch.setattr(Path, "replace", fail)
     else:
-        monkeypatch.setattr(container, "_write_new", fail)
+        monkeypatch.setattr(whole_files, "_fill", fail)
     expected = WriteError if isinstance(error, OSError) else KeyboardInterrupt
     with pytest.raises(expected) as caught:
         write_container(path, MEMBERS)
@@ -214,7 +220,7 @@ def test_an_unwritable_directory(tmp_path: Path) -> None:
     if os.geteuid() == 0:
         with pytest.MonkeyPatch.context() as patch:
             denied = PermissionError(errno.EACCES, "Permission denied")
-            patch.setattr(container, "_write_new", lambda *_: (_ for _ in ()).throw(denied))
+            patch.setattr(whole_files, "_fill", lambda *_: (_ for _ in ()).throw(denied))
             with pytest.raises(WriteError, match="Choose a directory that you may write to"):
                 write_container(folder / "c.fkf", MEMBERS)
     else:
@@ -309,15 +315,16 @@ BAD: list[tuple[str, bytes, type[FakeifyError], str]] = [
         capture(version=2, new_field=1),
         VersionError,
         ":manifest.json: a newer version of torch_fakeify wrote this file; "
-        "expected format version 1; found version 2. Upgrade torch_fakeify",
+        "expected format version 1; found format version 2, written by an unknown release. "
+        "Upgrade torch_fakeify, or have the writer save it with version=1",
     ),
-    ("version 0", capture(version=0), VersionError, "no such version"),
+    ("version 0", capture(version=0), VersionError, "no such format version; found 0"),
     (
         "feature",
         capture(features=["data", "quantum"]),
         VersionError,
         "the file needs a feature that this version does not know; "
-        "expected data; found quantum. Upgrade torch_fakeify",
+        "expected data; found quantum, written by an unknown release. Upgrade torch_fakeify",
     ),
     (
         "another format",

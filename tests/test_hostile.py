@@ -177,11 +177,15 @@ def _one_hash_of_names(tables: dict[str, Any], body: dict[str, Any]) -> None:
 
 def _doubled_wrappers(tables: dict[str, Any], body: dict[str, Any]) -> None:
     tensors = tables["tensors"]
-    outer = next(row for row in tensors if "subclass" in row)
+    wrappers = [row for row in tensors if "subclass" in row]
+    steps = [step for row in wrappers for _, step in row["subclass"]["tensors"]]
+    steps += [row.get(field, 0) for row in tensors for field in ("base", "grad")]
+    step = len(tensors) - 1 - sum(steps)  # to the row before
     for _ in range(60):
-        inner = [[name, len(tensors) - 1] for name, _ in outer["subclass"]["tensors"]]
-        subclass = {**outer["subclass"], "tensors": inner}
-        tensors.append({**outer, "id": 1000 + len(tensors), "subclass": subclass})
+        subclass = {**wrappers[0]["subclass"], "tensors": [["a", step], ["b", 0]]}
+        row = {**wrappers[0], "id": 1000 + len(tensors), "subclass": subclass}
+        tensors.append({**row, **{field: 0 for field in ("storage", "source") if field in row}})
+        step = 1
 
 
 def _transforms(tables: dict[str, Any], body: dict[str, Any]) -> None:
@@ -196,9 +200,11 @@ def _long_number(tables: dict[str, Any], body: dict[str, Any]) -> None:
 
 
 def _other_strides(tables: dict[str, Any], body: dict[str, Any]) -> None:
-    for outer in [row for row in tables["tensors"] if "subclass" in row]:
-        inner = tables["tensors"][outer["subclass"]["tensors"][0][1]]
-        inner["size"], inner["stride"] = [6, 2], [2, 1]
+    rows = tables["tensors"]
+    for i, outer in enumerate(rows):
+        if "subclass" in outer:
+            first = rows[i - len(outer["subclass"]["tensors"])]  # they stand before it
+            first["size"], first["stride"] = [6, 2], [2, 1]
 
 
 def _hint_of_another(tables: dict[str, Any], body: dict[str, Any]) -> None:

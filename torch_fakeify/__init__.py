@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from .trace_log import from_trace_log as from_trace_log
     from .transfer import refakeify as refakeify
     from .transplants import transplant as transplant
+    from .versions import TorchVersionWarning as TorchVersionWarning
 
 __version__ = "0.1.0"
 
@@ -99,6 +100,7 @@ _HOME = {
     "ScriptError": "errors",
     "ShapeEnvDesc": "desc_env",
     "ShapeEnvError": "errors",
+    "TorchVersionWarning": "versions",
     "UnknownNameError": "errors",
     "UnsupportedTensorError": "errors",
     "UnsupportedValueError": "errors",
@@ -143,6 +145,7 @@ __all__ = [
     "ScriptError",
     "ShapeEnvDesc",
     "ShapeEnvError",
+    "TorchVersionWarning",
     "UnknownNameError",
     "UnsupportedTensorError",
     "UnsupportedValueError",

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from . import _torch
+from .container import VERSION
 from .errors import FakeifyError, WriteError
+from .files import check_version
 from .frame import Capture, capture
 from .paths import short_message
 
@@ -67,7 +69,10 @@ class Recorder:
         *,
         constants: Constants = "none",
         paths: Paths = "short",
+        version: int = VERSION,
     ) -> None:
+        check_version(version)
+        self.version = version
         self.constants: Constants = constants
         self.paths_kept: Paths = paths
         self.directory = _make_directory(Path(directory))
@@ -111,7 +116,12 @@ class Recorder:
             report.failure = error_summary(error)
             if captured is not None and report.path is not None:
                 failed = captured.with_failure(error, backend=name, paths=self.paths_kept)
-                report.bytes = failed.save(report.path)
+                try:
+                    report.bytes = failed.save(report.path, version=self.version)
+                except (
+                    WriteError
+                ) as problem:  # the frame is on record, and Dynamo waits for `error`
+                    report.problem = error_summary(problem)
             raise
         finally:
             report.milliseconds = (time.perf_counter() - started) * 1e3
@@ -137,7 +147,7 @@ class Recorder:
         function = re.sub(r"\W+", "_", report.function)
         name = f"{len(self.frames):03d}-{function}-{captured.fingerprint()[:8]}.fkf"
         path = self.directory / name
-        report.bytes = captured.save(path)
+        report.bytes = captured.save(path, version=self.version)
         report.path = path
         return captured
 
@@ -156,6 +166,7 @@ def record(
     *,
     constants: Constants = "none",
     paths: Paths = "short",
+    version: int = VERSION,
 ) -> Recorder:
     """A Dynamo backend that saves a capture of every frame as ``NNN-function-fingerprint.fkf``.
 
@@ -164,11 +175,12 @@ def record(
         inner: the backend that then compiles the frame, by name or callable.
         constants: as for `capture`: ``"small"`` also records the data of small tensors of the graph.
         paths: as for `capture`: ``"full"`` keeps absolute paths.
+        version: of the files' format, as for `Capture.save`.
 
     Raises:
-        WriteError: the directory cannot be written.
+        WriteError: the directory cannot be written, or there is no writer for the version.
     """
-    return Recorder(directory, inner, constants=constants, paths=paths)
+    return Recorder(directory, inner, constants=constants, paths=paths, version=version)
 
 
 def backend_name(backend: str | Compiler) -> str:

@@ -19,14 +19,16 @@ if TYPE_CHECKING:
     from .desc_env import ShapeEnvDesc, SymbolDesc
 
 __all__ = [
+    "allowed_characters",
     "allowed_nodes",
     "check_count",
     "check_exponents",
     "check_numbers",
     "check_products",
     "check_tables",
+    "check_tensors",
+    "tree_nodes",
 ]
-__all__ += ["check_tensors", "tree_nodes"]
 
 NODES_PER_ROW = 128
 TENSORS_PER_ROW = 64
@@ -40,6 +42,14 @@ _POWERS = frozenset({"Pow", "PowByNatural", "LShift", "RoundDecimal"})
 """But ``FloatPow``: a float is as large as any other."""
 _FACTORIALS = frozenset({"gamma", "loggamma"})
 _GROWING = _POWERS | _FACTORIALS
+
+
+def allowed_characters(size: int) -> int:
+    """How long the names of sources may be together, in a document of ``size`` bytes.
+
+    Each begins with that of the source below it: those of a deep module have 2 for each byte.
+    """
+    return 20_000_000 + 64 * size
 
 
 def allowed_nodes(rows: int, most: int) -> int:

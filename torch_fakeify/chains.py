@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
+from .closures import Fault
 from .errors import LimitError
-from .wire import Fault
 
 __all__ = ["MAX_CHAIN", "Link", "too_long", "unseen"]
 

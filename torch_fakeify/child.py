@@ -1,17 +1,22 @@
 """The program of a fresh interpreter: compiles one capture and tells how it went.
 
-``python -m torch_fakeify.child REQUEST REPLY``: both are JSON files. The process knows the capture
+``python -m torch_fakeify.child REQUEST REPLY``: both are JSON files; with ``--serve`` instead of them
+it does so again and again, see `serve`. The process knows the capture
 file and nothing else; in particular it has neither the code nor the weights of the model.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import signal
 import sys
 import time
+import traceback
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import torch
 
@@ -32,8 +37,7 @@ def compile_capture(request: Mapping[str, Any]) -> Reply:
         request: ``file``, ``backend`` and ``device`` (or ``None``).
 
     Returns:
-        ``outcome``: ``compiled``; or ``failed`` with ``type`` and ``message`` of the backend's
-        exception, and whether it was for lack of ``memory``.
+        ``outcome``: ``compiled``; or ``failed`` with what `_told` says of the backend's exception.
     """
     compiler_fn = _torch.resolve_backend(request["backend"])
     instance = Capture.load(request["file"]).instantiate(request["device"])
@@ -41,19 +45,32 @@ def compile_capture(request: Mapping[str, Any]) -> Reply:
     try:
         instance.compile(compiler_fn)
     except BaseException as error:  # noqa: BLE001 - whatever a backend ends with is the answer
-        kind = type(error)
-        return {
-            "outcome": "failed",
-            "type": f"{kind.__module__}.{kind.__qualname__}",
-            "message": str(error),
-            "memory": _is_lack_of_memory(error),
-        }
+        return {"outcome": "failed", **_told(error)}
     return {"outcome": "compiled", "milliseconds": _milliseconds(started)}
+
+
+def _told(error: BaseException) -> Reply:
+    """An exception's ``type`` and ``message``, whether it is for lack of ``memory``, and ``frames``.
+
+    The innermost ones of its traceback, the innermost last.
+    """
+    kind = type(error)
+    frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
+    return {
+        "type": f"{kind.__module__}.{kind.__qualname__}",
+        "message": str(error),
+        "memory": _is_lack_of_memory(error),
+        "frames": [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames],
+    }
+
+
+_FRAMES = 8
+_LACKS = ("DefaultCPUAllocator: can't allocate memory", "std::bad_alloc")
 
 
 def _is_lack_of_memory(error: BaseException) -> bool:
     known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
-    return known or "DefaultCPUAllocator: can't allocate memory" in str(error)
+    return known or any(lack in str(error) for lack in _LACKS)
 
 
 def run_capture(request: Mapping[str, Any]) -> Reply:
@@ -142,15 +159,62 @@ _TASKS: Mapping[str, Callable[[Mapping[str, Any]], Reply]] = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Carry out the request and write the reply; an error of ours is a reply, too."""
+    """Carry out the request and write the reply; an exception is a reply, too."""
     request = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
     try:
         reply = {"pid": os.getpid(), **_TASKS[request["task"]](request)}
     except FakeifyError as error:
         reply = {"outcome": "refused", "error": type(error).__name__, "message": str(error)}
+    except Exception as error:  # noqa: BLE001 - whoever asked wants to know which
+        reply = {"outcome": "raised", **_told(error)}
     Path(argv[1]).write_text(json.dumps(reply), encoding="utf-8")
     return 0
 
 
+def serve() -> int:
+    """Carry out what comes in on standard input, each in a forked child.
+
+    A line there is a JSON object of paths: ``asked`` and ``answered`` are those of `main`, ``log`` gets
+    what the child prints, ``directory`` is where it runs. The answers on standard output are the
+    child's process number and, when it has ended, its exit status, negative a signal.
+    """
+    said = os.dup(1)
+    os.dup2(2, 1)
+    _torch.resolve_backend("eager")  # imports what every child needs to find a backend
+    gc.collect()
+    gc.freeze()  # a child's collector leaves alone, and so shares, what is there by now
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            os.close(said)
+            _carry_out(json.loads(line))
+        os.write(said, b"%d\n" % pid)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)  # what it leaves behind, while its number is its own
+        _, status = os.waitpid(pid, 0)
+        os.write(said, b"%d\n" % os.waitstatus_to_exitcode(status))
+    return 0
+
+
+def _carry_out(job: Mapping[str, str]) -> NoReturn:
+    """What the forked child does: it never comes back."""
+    status = 1
+    try:
+        os.setsid()
+        os.chdir(job["directory"])
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        log = os.open(job["log"], os.O_WRONLY | os.O_CREAT)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        status = main([job["asked"], job["answered"]])
+    except BaseException:  # noqa: BLE001 - nobody is there to catch it
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(serve() if sys.argv[1:] == ["--serve"] else main(sys.argv[1:]))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from . import __version__
 from .codec import dumps
+from .container import VERSION
 from .errors import FakeifyError, ScriptError
 from .files import read_capture
 from .page import show_lines
@@ -74,6 +75,13 @@ def _parser() -> argparse.ArgumentParser:
         help="keep absolute paths, and messages of exceptions as they are: they may name the user, "
         "the host and folders",
     )
+    run.add_argument(
+        "--format-version",
+        type=int,
+        default=VERSION,
+        metavar="N",
+        help="of the files, for a reader that knows no later one; default: %(default)s",
+    )
     run.add_argument("script", metavar="SCRIPT")
     run.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS")
     run.set_defaults(command=_run)
@@ -95,7 +103,15 @@ def _parser() -> argparse.ArgumentParser:
         "--backend", default="inductor", metavar="NAME", help="default: %(default)s"
     )
     replay.add_argument("--device", help="put what was on an accelerator there, e.g. cpu")
-    replay.add_argument("--timeout", type=_seconds, default=600.0, metavar="S", help="default: 600")
+    replay.add_argument(
+        "--timeout", type=_seconds, default=600.0, metavar="S", help="seconds; default: 600"
+    )
+    replay.add_argument(
+        "--memory",
+        type=_mebibytes,
+        metavar="MIB",
+        help="that the compilation may hold; default: nine tenths of what is free",
+    )
     replay.add_argument("file", metavar="FILE")
     replay.set_defaults(command=_replay)
 
@@ -112,6 +128,13 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _mebibytes(text: str) -> int:
+    value = int(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError("must be a positive number of MiB")
+    return value << 20
+
+
 # --- commands -----------------------------------------------------------------------------------
 
 
@@ -125,6 +148,7 @@ def _run(args: argparse.Namespace) -> int:
         backend=args.backend,
         constants="small" if args.with_data else "none",
         paths="full" if args.with_paths else "short",
+        version=args.format_version,
     )
     sys.stdout.flush()
     if report.ending != "finished" and report.message:
@@ -163,7 +187,13 @@ def _escape_json(text: str) -> str:
 def _replay(args: argparse.Namespace) -> int:
     from .verdict import replay
 
-    verdict = replay(args.file, backend=args.backend, device=args.device, timeout=args.timeout)
+    verdict = replay(
+        args.file,
+        backend=args.backend,
+        device=args.device,
+        timeout=args.timeout,
+        memory=args.memory,
+    )
     _print([verdict.word, *(f"  {line}" for line in verdict.details)])
     return DONE if verdict.holds else DOES_NOT_HOLD
 

@@ -14,37 +14,44 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import msgspec
 
 from . import bounds
 from .chains import MAX_CHAIN, Link, too_long, unseen
+from .closures import MAX_NESTING, Fault, too_nested
 from .desc import (
     ApplyNode,
     ExprDesc,
     ExprNode,
     FloatValue,
     FrameDesc,
+    MetaTensorDesc,
     Record,
     SourceDesc,
     StackDesc,
 )
 from .errors import FormatError, LimitError, UnsupportedValueError, VersionError
+from .reader import (
+    MAX_EXPR_NODES,
+    DictItem,
+    ListItem,
+    Reader,
+    RecordItem,
+    TupleItem,
+    decoder,
+    postorder,
+)
 from .strict_json import check_text, decode, too_deep
 from .wire import (
-    MAX_NESTING,
     SHARED,
     TABLES,
-    Fault,
     Position,
-    no_row,
     plan_of,
     record_name,
-    record_type,
     swap_of,
     table_of,
-    too_nested,
 )
 
 if TYPE_CHECKING:
@@ -57,9 +64,6 @@ __all__ = ["FORMAT", "VERSION", "Decoder", "Encoder", "dumps", "loads"]
 FORMAT = "torch_fakeify.records"
 VERSION = 1
 """History: 1 (2026-11) tables of expressions, stacks, sources, storages and tensors."""
-
-MAX_EXPR_NODES = 10_000_000
-"""Nodes of all expressions together, after the shared ones are written out for each."""
 
 _NO_TABLE = len(TABLES)
 """Where a reference comes from that does not stand in a row: it may go to every table."""
@@ -78,41 +82,35 @@ class _Header(msgspec.Struct):
     version: int
 
 
-class _RecordItem(msgspec.Struct, tag="record", forbid_unknown_fields=True):
-    name: str
-    body: msgspec.Raw
+class _ShortSource(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A source whose name begins with that of its base, of which `more` is the rest."""
 
-
-class _TupleItem(msgspec.Struct, tag="tuple", forbid_unknown_fields=True):
-    items: list[_Tree]
-
-
-class _ListItem(msgspec.Struct, tag="list", forbid_unknown_fields=True):
-    items: list[_Tree]
-
-
-class _DictItem(msgspec.Struct, tag="dict", forbid_unknown_fields=True):
-    items: list[tuple[str | int, _Tree]]
-
-
-_Tree: TypeAlias = (
-    bool | int | float | str | FloatValue | _RecordItem | _TupleItem | _ListItem | _DictItem | None
-)
+    cls: str
+    more: str
+    base: int
+    fields: tuple[tuple[str, Any], ...] = ()
 
 
 @functools.cache
-def _document_decoder() -> msgspec.json.Decoder[Any]:
-    """For the whole of a document, which msgspec validates in one pass."""
+def _document_decoder(*, strict: bool = False) -> msgspec.json.Decoder[Any]:
+    """For the whole of a document, which msgspec validates in one pass.
+
+    Args:
+        strict: refuse unknown fields of rows too, which the other decoder passes over; it does
+            not give what the tables are made of.
+    """
     tables: list[Any] = [
         ("nodes", tuple[swap_of(ExprNode).wire, ...], ()),
         ("frames", tuple[swap_of(FrameDesc).wire, ...], ()),
     ]
     for name, cls in zip(TABLES, SHARED, strict=True):
-        row: Any = plan_of(cls).wire
+        row: Any = plan_of(cls).wire if strict else plan_of(cls).row
         if cls is ExprDesc:
             row = Position | tuple[Position, ...]
         elif cls is StackDesc:
             row = tuple[Position, ...]
+        elif cls is SourceDesc:
+            row = _source_row(row, strict=strict)
         tables.append((name, tuple[row, ...], ()))
     root = ("root", msgspec.Raw | msgspec.UnsetType, msgspec.UNSET)
     document = msgspec.defstruct(
@@ -125,16 +123,20 @@ def _document_decoder() -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(document)
 
 
-@functools.cache
-def _decoder(hint: Any) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(hint)
+def _source_row(row: Any, *, strict: bool) -> Any:
+    """A row of a source, that may have `_ShortSource.more` in place of its name."""
+    hints = {**row.__annotations__, "more": str}
+    if not strict:
+        return TypedDict("SourceRow", hints, total=False)  # pyright: ignore[reportArgumentType,reportGeneralTypeIssues]
+    fields = [(name, hint | msgspec.UnsetType, msgspec.UNSET) for name, hint in hints.items()]
+    return msgspec.defstruct("SourceRow", fields, forbid_unknown_fields=True)
 
 
 def _read_document(data: bytes, where: str) -> Any:
     """The validated wire form of a document."""
     check_text(data, where)
     try:
-        header = decode(_decoder(_Header), data, where, whole=False)
+        header = decode(decoder(_Header), data, where, whole=False)
     except LimitError:
         raise
     except FormatError as error:
@@ -155,7 +157,8 @@ def _read_document(data: bytes, where: str) -> Any:
         )
     if header.version < 1:
         raise VersionError("no such version", where=where, found=str(header.version))
-    return decode(_document_decoder(), data, where)
+    strict = functools.partial(_document_decoder, strict=True)
+    return decode(_document_decoder(), data, where, strict=strict)
 
 
 def dumps(obj: object) -> bytes:
@@ -186,7 +189,7 @@ def loads(data: bytes | bytearray | memoryview) -> Any:
     document = _read_document(bytes(data), "$")
     if document.root is msgspec.UNSET:
         raise FormatError("the document has no root", where="$")
-    return _Reader(document, "$").tree(bytes(document.root), "$.root")
+    return Reader(document, len(data), "$").tree(bytes(document.root), "$.root")
 
 
 # --- writing --------------------------------------------------------------------------------------
@@ -217,6 +220,8 @@ class _Table:
         """What ``seen`` knows, so that no ``id`` goes to another object."""
         self.equal: dict[object, int] = {}
         """Position by content: what JSON tells apart, so ``1`` and ``True`` of a source too."""
+        self.last: list[int] | None = [0] * len(TABLES) if cls is MetaTensorDesc else None
+        """The positions to which its last row referred last, if its rows have steps."""
 
     def row_of(self, row: bytes, depth: int) -> int:
         """The position of a row; a new one where the content is new or does not matter."""
@@ -253,6 +258,7 @@ class Encoder:
         self._expr_nodes = 0
         self._deepest = 0
         self._table = _NO_TABLE
+        self._last: list[int] | None = None
         self._write = msgspec.json.Encoder().encode
 
     def add(self, name: str, obj: object) -> Encoder:
@@ -278,6 +284,7 @@ class Encoder:
     def encode(self, obj: object, where: str = "$") -> bytes:
         """One tree of records as JSON that refers to this encoder's tables."""
         self.level, self._deepest, self._table = 0, 0, _NO_TABLE
+        self._last = [0] * len(TABLES)
         try:
             return self._row(self._tree(obj))
         except Fault as fault:
@@ -308,8 +315,9 @@ class Encoder:
         if isinstance(obj, Record):
             name, cls = record_name(type(obj)), type(obj)
             table = table_of(cls)
-            body = plan_of(cls).encode(self, obj) if table is None else self.put(table, obj)
-            return _RecordItem(name, msgspec.Raw(self._row(body)))
+            encode = plan_of(cls).encode if table is None else swap_of(cls).encode
+            body = encode(self, obj)
+            return RecordItem(name, msgspec.Raw(self._row(body)))
         self.level += 1
         if self.level > MAX_NESTING:
             raise too_nested()
@@ -332,8 +340,8 @@ class Encoder:
             raise
         self.level -= 1
         if type(obj) is dict:
-            return _DictItem(items)
-        return _TupleItem(items) if type(obj) is tuple else _ListItem(items)
+            return DictItem(items)
+        return TupleItem(items) if type(obj) is tuple else ListItem(items)
 
     # What follows is called by the closures of wire.py.
 
@@ -352,6 +360,15 @@ class Encoder:
             self._deepest = table.depths[position]
         return position
 
+    def step(self, index: int, obj: Any) -> int:
+        """As `put`: the step to the position from the last one, where steps are counted."""
+        position = self.put(index, obj)
+        last = self._last
+        if last is None:
+            return position
+        before, last[index] = last[index], position
+        return position - before
+
     def once(self, encode: Callable[[Encoder, Any], Any], obj: Any) -> Any:
         """The wire form of one of `wire.FREQUENT`, or of a tuple that may hold some of them.
 
@@ -360,9 +377,10 @@ class Encoder:
         known = self._written.get(id(obj))
         if known is None or self.level >= MAX_NESTING:
             deepest, self._deepest = self._deepest, 0
+            last, self._last = self._last, None
             row = msgspec.Raw(self._row(encode(self, obj)))
             known = self._written[id(obj)] = (obj, row, self._deepest)
-            self._deepest = deepest
+            self._deepest, self._last = deepest, last
         if known[2] > self._deepest:
             self._deepest = known[2]
         return known[1]
@@ -407,21 +425,31 @@ class Encoder:
         for field in obj.fields:
             if len(field) != 2 or type(field[1]) not in _PLAIN:
                 return self._add_record(index, table, obj)
-        depth, wire = 1, obj
-        if obj.base is not None:
-            base = table.seen[id(obj.base)]  # written before what refers to it
+        depth, wire, over = 1, obj, obj.base
+        if over is not None:
+            base = table.seen[id(over)]  # written before what refers to it
             depth = table.depths[base] + 1
-            wire = msgspec.structs.replace(obj, base=base)
+            wire = _shortened(obj, base, obj.fields)
         if depth > MAX_CHAIN:
             raise too_long()
         return table.remember(obj, table.row_of(self._row(wire), depth))
 
     def _add_record(self, index: int, table: _Table, obj: Any) -> int:
-        deepest, referrer = self._deepest, self._table
-        self._deepest, self._table = 0, index
-        row = self._row(table.encode(self, obj))
+        deepest, referrer, last = self._deepest, self._table, self._last
+        self._table = index
+        while True:
+            rows = len(table.rows)
+            self._deepest, self._last = 0, None if table.last is None else table.last.copy()
+            wire = table.encode(self, obj)
+            if type(obj) is SourceDesc and obj.base is not None:
+                wire = _shortened(obj, wire.base, wire.fields)
+            row = self._row(wire)
+            # Steps are counted from the row before, which may have been written only now.
+            if table.last is None or len(table.rows) == rows:
+                break
         depth = self._deepest + 1
-        self._deepest, self._table = deepest, referrer
+        table.last = self._last
+        self._deepest, self._table, self._last = deepest, referrer, last
         if depth > MAX_CHAIN:
             raise too_long()
         return table.remember(obj, table.row_of(row, depth))
@@ -451,7 +479,7 @@ class Encoder:
             raise Fault(f"expressions have more than {MAX_EXPR_NODES} nodes", kind=LimitError)
         if not place or len(set(place)) != len(place):
             raise Fault("an expression is empty or has two equal nodes").at(".nodes")
-        if _postorder(len(args) - 1, args) == list(range(len(args))):
+        if postorder(len(args) - 1, args) == list(range(len(args))):
             return place[-1]
         return place
 
@@ -477,9 +505,10 @@ class Decoder:
         if "tables.json" not in members:
             raise FormatError("the member is missing", where="tables.json")
         where = "tables.json $"
-        document = _read_document(members["tables.json"], where)
+        text = members["tables.json"]
+        document = _read_document(text, where)
         bounds.check_count(len(document.nodes), expr_nodes, f"{where}.nodes")
-        self._reader = _Reader(document, where)
+        self._reader = Reader(document, len(text), where)
         bounds.check_tables(self._reader.tables, self._reader.roots, self._reader.tree_nodes, where)
 
     def check_exponents(self, env: ShapeEnvDesc) -> None:
@@ -506,186 +535,12 @@ class Decoder:
         return obj
 
 
-class _Reader:
-    """The tables of a document as objects, and trees over them."""
-
-    def __init__(self, document: Any, where: str) -> None:
-        self.level = 0
-        self.deepest = 0
-        """Rows on the longest path of references from the row that is read."""
-        self.rows: tuple[list[Any], ...] = tuple([] for _ in TABLES)
-        self.depths: tuple[list[int], ...] = tuple([] for _ in TABLES)
-        rows = len(document.nodes) + len(document.exprs)
-        self._budget = allowed = bounds.allowed_nodes(rows, MAX_EXPR_NODES)
-        self._write = msgspec.json.Encoder().encode
-        self._known: dict[tuple[Callable[[_Reader, Any], Any], bytes], tuple[Any, int]] = {}
-        self._args: list[tuple[int, ...]] = []
-        self.tables: dict[str, list[Any]] = {}
-        self._depths: dict[str, list[int]] = {}
-        self._fill("nodes", document.nodes, _Reader._read_node, where)
-        self.roots = document.exprs
-        self.tree_nodes = bounds.tree_nodes(self._args, self.roots, allowed), allowed
-        self._fill("frames", document.frames, swap_of(FrameDesc).decode, where)
-        # By text: numbers can be chosen so that all have one hash.
-        if len(set(map(self._write, self.tables["nodes"]))) != len(self.tables["nodes"]):
-            raise FormatError("two expression nodes are equal", where=f"{where}.nodes")
-        readers: dict[type[Record], Callable[[Any, Any], Any]] = {
-            ExprDesc: _Reader._read_expr,
-            StackDesc: _Reader._read_stack,
-        }
-        for name, rows, depths in zip(TABLES, self.rows, self.depths, strict=True):
-            self.tables[name], self._depths[name] = rows, depths
-        for name, cls in zip(TABLES, SHARED, strict=True):
-            self._fill(name, getattr(document, name), readers.get(cls, plan_of(cls).decode), where)
-            setattr(document, name, ())  # its rows are records now
-
-    def _fill(self, name: str, wires: Any, read: Callable[[Any, Any], Any], where: str) -> None:
-        rows = self.tables.setdefault(name, [])
-        depths = self._depths.setdefault(name, [])
-        for wire in wires:
-            self.level = self.deepest = 0
-            try:
-                row = read(self, wire)
-                if self.deepest >= MAX_CHAIN:
-                    raise too_long()
-            except Fault as fault:
-                raise fault.at(f".{name}[{len(rows)}]").error(where, FormatError) from None
-            except RecursionError:
-                raise too_deep(f"{where}.{name}[{len(rows)}]") from None
-            rows.append(row)
-            depths.append(self.deepest + 1)
-
-    def once(self, decode: Callable[[_Reader, Any], Any], wire: Any) -> Any:
-        """The record of one of `wire.FREQUENT`, or a tuple with some of them, made once.
-
-        It is the same object for all that was written alike.
-        """
-        key = decode, self._write(wire)
-        known = self._known.get(key)
-        if known is None or self.level >= MAX_NESTING:
-            deepest, self.deepest = self.deepest, 0
-            known = self._known[key] = (decode(self, wire), self.deepest)
-            self.deepest = deepest
-        if known[1] > self.deepest:
-            self.deepest = known[1]
-        return known[0]
-
-    def _row(self, name: str, position: int) -> Any:
-        rows = self.tables[name]
-        if not 0 <= position < len(rows):
-            raise no_row(name, position, len(rows))
-        return rows[position]
-
-    def _read_node(self, wire: Any) -> ExprNode:
-        node = swap_of(ExprNode).decode(self, wire)
-        args = node.args if type(node) is ApplyNode else ()
-        below = len(self._args)
-        for i, arg in enumerate(args):
-            if not 0 <= arg < below:
-                raise no_row("nodes", arg, below).at(f".args[{i}]")
-        self._args.append(args)
-        return node
-
-    def _read_stack(self, row: tuple[int, ...]) -> StackDesc:
-        return StackDesc(frames=tuple([self._row("frames", position) for position in row]))
-
-    def _read_expr(self, row: int | tuple[int, ...]) -> ExprDesc:
-        if isinstance(row, int):
-            self._row("nodes", row)
-            order = _postorder(row, self._args, self._budget)
-        else:
-            order = row
-        self._budget -= len(order)
-        if self._budget < 0:
-            most = self.tree_nodes[1]
-            raise Fault(f"expressions have more than {most} nodes", kind=LimitError)
-        local: dict[int, int] = {}
-        nodes: list[ExprNode] = []
-        for position in order:
-            node = self._row("nodes", position)
-            args = self._args[position]
-            if args:
-                if any(arg not in local for arg in args):
-                    raise Fault("a node stands before its arguments")
-                node = ApplyNode(node.function, tuple([local[arg] for arg in args]))
-            local[position] = len(nodes)
-            nodes.append(node)
-        if not nodes or len(local) != len(nodes):
-            raise Fault("an expression is empty or has two equal nodes")
-        return ExprDesc(nodes=tuple(nodes))
-
-    def tree(self, data: bytes, where: str) -> Any:
-        """The object that a tree of JSON stands for."""
-        self.level = self.deepest = 0
-        tree = decode(_decoder(_Tree), data, where)
-        try:
-            return self._build(tree)
-        except Fault as fault:
-            raise fault.error(where, FormatError) from None
-        except RecursionError:
-            raise too_deep(where) from None
-
-    def _build(self, tree: Any) -> Any:
-        if isinstance(tree, FloatValue):
-            return float(tree.text)
-        if isinstance(tree, _RecordItem):
-            return self._record(tree)
-        if not isinstance(tree, (_TupleItem, _ListItem, _DictItem)):
-            return tree
-        self.level += 1
-        if self.level > MAX_NESTING:
-            raise too_nested()
-        items: list[Any] = []
-        try:
-            if isinstance(tree, _DictItem):
-                for key, value in tree.items:
-                    items.append((key, self._build(value)))
-            else:
-                for item in tree.items:
-                    items.append(self._build(item))  # noqa: PERF401
-        except Fault as fault:
-            raise fault.at(f".items[{len(items)}]") from None
-        self.level -= 1
-        if isinstance(tree, _DictItem):
-            if len(dict(items)) != len(items):
-                raise Fault("a key occurs twice")
-            return dict(items)
-        return tuple(items) if isinstance(tree, _TupleItem) else items
-
-    def _record(self, item: _RecordItem) -> Any:
-        try:
-            cls = record_type(item.name)
-            table = table_of(cls)
-        except Fault as fault:
-            raise fault.at(".name") from None
-        try:
-            if table is not None:
-                position = decode(_decoder(Position), memoryview(item.body), "$")
-                return swap_of(cls).decode(self, position)
-            plan = plan_of(cls)
-            return plan.decode(self, decode(_decoder(plan.wire), memoryview(item.body), "$"))
-        except Fault as fault:
-            raise fault.at(".body") from None
-        except FormatError as error:
-            path = (error.where or "$").removeprefix("$")
-            fault = Fault(error.what, error.expected, error.found, kind=type(error))
-            raise fault.at(f".body{path}") from None
-
-
 # --- helpers --------------------------------------------------------------------------------------
 
 
-def _postorder(root: int, args: list[tuple[int, ...]], limit: int = MAX_EXPR_NODES) -> list[int]:
-    """What ``root`` needs, arguments first and from left to right: the canonical order."""
-    if not args[root]:
-        return [root]
-    order: dict[int, None] = {}
-    stack = [root]
-    while stack and len(order) <= limit:
-        position = stack[-1]
-        pending = [arg for arg in args[position] if arg not in order]
-        if pending and position not in order:
-            stack.extend(reversed(pending))
-        else:
-            order[stack.pop()] = None
-    return list(order)
+def _shortened(obj: SourceDesc, base: Any, fields: Any) -> Any:
+    """The wire form of a source over another one, which its name begins with as a rule."""
+    below = "" if obj.base is None else obj.base.name
+    if obj.name.startswith(below):
+        return _ShortSource(obj.cls, obj.name[len(below) :], base, fields)
+    return msgspec.structs.replace(obj, base=base, fields=fields)

@@ -8,24 +8,24 @@ every size before it takes the memory.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import io
 import os
 import re
-import secrets
 import stat
 import struct
 import zipfile
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import msgspec
 
 from . import strict_json
 from .errors import TRUST, FormatError, LimitError, VersionError, WriteError
+from .versions import written_by
+from .whole_files import reason_of, write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -121,7 +121,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     members: tuple[MemberDesc, ...] = ()
 
 
-class Container(msgspec.Struct, frozen=True):
+class Container(NamedTuple):
     """A file that was read: its manifest and its other members by name."""
 
     manifest: Manifest
@@ -132,6 +132,14 @@ class _Header(msgspec.Struct):
     format: str
     version: int
     features: tuple[str, ...] = ()
+    producer: Any = ""
+    """A later version may have it in another form."""
+    torch: Any = ""
+
+    def written_by(self) -> str:
+        """The writer's versions in one phrase."""
+        known = [text if isinstance(text, str) else "" for text in (self.producer, self.torch)]
+        return written_by(*known)
 
 
 # --- writing --------------------------------------------------------------------------------------
@@ -140,6 +148,7 @@ class _Header(msgspec.Struct):
 def pack_container(
     members: Mapping[str, bytes],
     *,
+    version: int = VERSION,
     features: Iterable[str] = (),
     producer: str = "",
     torch: str = "",
@@ -148,6 +157,7 @@ def pack_container(
 
     Args:
         members: by name, ``*.json`` or ``data.safetensors``; the manifest is made here.
+        version: of the format that the members are in.
         features: what a reader must know; ``data`` if and only if there is tensor data.
         producer: version of the writing package.
         torch: version of torch.
@@ -174,7 +184,7 @@ def pack_container(
         raise WriteError("tensor data and the feature 'data' go together", where=DATA)
     manifest = Manifest(
         format=FORMAT,
-        version=VERSION,
+        version=version,
         producer=producer,
         torch=torch,
         features=required,
@@ -207,77 +217,32 @@ def write_container(
     path: str | os.PathLike[str],
     members: Mapping[str, bytes],
     *,
+    version: int = VERSION,
     features: Iterable[str] = (),
     producer: str = "",
     torch: str = "",
-) -> None:
+) -> int:
     """Write a capture file, whole or not at all.
 
     Args:
-        path: where; a file that is there is replaced in one step.
+        path: where; as ``write_whole`` has it.
         members: as ``pack_container``, like the rest.
+        version: as ``pack_container``.
         features: as ``pack_container``.
         producer: as ``pack_container``.
         torch: as ``pack_container``.
 
+    Returns:
+        The size of the file in bytes.
+
     Raises:
         WriteError: the file cannot be written; what was there before is untouched.
     """
-    data = pack_container(members, features=features, producer=producer, torch=torch)
-    target = Path(path)
-    temporary = None
-    try:
-        if target.is_dir():
-            raise IsADirectoryError(errno.EISDIR, "a directory is in the way")
-        temporary = target.with_name(f".{target.name[:80]}.{secrets.token_hex(8)}.tmp")
-        _write_new(temporary, data)
-        temporary.replace(target)
-    except (OSError, ValueError) as error:
-        raise WriteError(
-            "the file cannot be written",
-            where=str(target),
-            found=_reason(error),
-            fix=_REMEDIES.get(getattr(error, "errno", None) or 0, "Choose another path"),
-        ) from error
-    finally:
-        if temporary is not None:
-            with contextlib.suppress(OSError, ValueError):
-                temporary.unlink()
-    _sync_directory(target.parent)
-
-
-def _reason(error: OSError | ValueError) -> str:
-    return getattr(error, "strerror", None) or str(error)
-
-
-_REMEDIES = {
-    errno.ENOENT: "Make the directory first",
-    errno.EISDIR: "Give the path of a file",
-    errno.ENOTDIR: "Give a path below a directory",
-    errno.EACCES: "Choose a directory that you may write to",
-    errno.EPERM: "Choose a directory that you may write to",
-    errno.EROFS: "Choose a directory that you may write to",
-    errno.ENOSPC: "Free some space, or choose another disk",
-    errno.EDQUOT: "Free some space, or choose another disk",
-    errno.ENAMETOOLONG: "Choose a shorter name",
-}
-
-
-def _write_new(path: Path, data: bytes) -> None:
-    with path.open("xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_directory(path: Path) -> None:
-    """Make the new name survive a crash, where the system can do that; the file is whole anyway."""
-    with contextlib.suppress(OSError):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    data = pack_container(
+        members, version=version, features=features, producer=producer, torch=torch
+    )
+    write_whole(path, data)
+    return len(data)
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -293,7 +258,7 @@ def read_container(path: str | os.PathLike[str], *, limits: Limits | None = None
     Raises:
         FormatError: there is no such file, it is not a capture, truncated, damaged, or has what
             the manifest does not say.
-        VersionError: a newer version wrote it, or it needs a feature that is not known here.
+        VersionError: it has a newer format version, or needs a feature that is not known here.
         LimitError: it asks for more members or bytes than ``limits`` allow.
     """
     where = str(Path(path))
@@ -301,7 +266,7 @@ def read_container(path: str | os.PathLike[str], *, limits: Limits | None = None
         with os.fdopen(_open_regular(path), "rb") as file:
             return _read(file, where, limits or Limits())
     except (OSError, ValueError) as error:
-        raise FormatError("the file cannot be read", where=where, found=_reason(error)) from error
+        raise FormatError("the file cannot be read", where=where, found=reason_of(error)) from error
 
 
 def _open_regular(path: str | os.PathLike[str]) -> int:
@@ -482,22 +447,24 @@ def _read_manifest(data: bytes, where: str) -> Manifest:
     header: Any = strict_json.decode(msgspec.json.Decoder(_Header), data, f"{where} $", whole=False)
     if header.format != FORMAT:
         raise FormatError("not a capture file", where=where, expected=FORMAT, found=header.format)
-    if header.version != VERSION:
-        newer = header.version > VERSION
+    unknown = [feature for feature in header.features if feature not in FEATURES]
+    if header.version > VERSION:
+        also = f" and the features {', '.join(unknown)}" if unknown else ""
         raise VersionError(
-            "a newer version of torch_fakeify wrote this file" if newer else "no such version",
+            "a newer version of torch_fakeify wrote this file",
             where=where,
             expected=f"format version 1 to {VERSION}" if VERSION > 1 else "format version 1",
-            found=f"version {header.version}",
-            fix="Upgrade torch_fakeify" if newer else None,
+            found=f"format version {header.version}{also}, written by {header.written_by()}",
+            fix=f"Upgrade torch_fakeify, or have the writer save it with version={VERSION}",
         )
-    for feature in header.features:
-        if feature not in FEATURES:
-            raise VersionError(
-                "the file needs a feature that this version does not know",
-                where=where,
-                expected=" | ".join(sorted(FEATURES)),
-                found=feature,
-                fix="Upgrade torch_fakeify",
-            )
+    if header.version < 1:
+        raise VersionError("no such format version", where=where, found=str(header.version))
+    if unknown:
+        raise VersionError(
+            "the file needs a feature that this version does not know",
+            where=where,
+            expected=" | ".join(sorted(FEATURES)),
+            found=f"{', '.join(unknown)}, written by {header.written_by()}",
+            fix="Upgrade torch_fakeify",
+        )
     return strict_json.decode(msgspec.json.Decoder(Manifest), data, f"{where} $")

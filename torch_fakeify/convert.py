@@ -12,7 +12,7 @@ import itertools
 import weakref
 from contextlib import ExitStack, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,6 +22,7 @@ from .desc import ContextDesc, NestedIntDesc, SymDesc, SymValue
 from .dtype_views import can_be_viewed_as, layout_to_cast, viewed_as
 from .errors import ConvertError
 from .fakes import FakeDevice, Replay, dtype_of
+from .identities import Entry, forgetting
 from .interpreters import Interpreters
 from .kept_fakes import KeptFakes
 from .layouts import Layouts
@@ -49,11 +50,11 @@ if TYPE_CHECKING:
 __all__ = ["MetaConverter"]
 
 
-class _Known(NamedTuple):
-    """A fake tensor that was made, without keeping it alive."""
+class _Known(Entry):
+    """A fake tensor that was made, by the number of its record, which is the value."""
 
-    reference: weakref.ref[Any]
-    record: MetaTensorDesc
+    __slots__ = ("meta",)
+
     meta: torch.Tensor | None
     """Of a tensor that is no view: the meta tensor on the same storage."""
 
@@ -62,7 +63,7 @@ class MetaConverter(Rebuilder):
     """Makes fake tensors of one ``FakeTensorMode`` from records of one describer.
 
     Equal ids in records give the same fake tensor and storage as long as they live; the converter
-    holds weak references only.
+    holds weak references only. It is one thread's at a time, as its mode and ``ShapeEnv`` are.
 
     Args:
         mode: the mode the fake tensors belong to.
@@ -89,6 +90,7 @@ class MetaConverter(Rebuilder):
         self._shape_env: ShapeEnv | None = None if static else mode.shape_env
         self._fast = fast and not _torch.FakeTensorConfig.debug
         self._tensors: dict[int, _Known] = {}
+        self._forget: Any = forgetting(self._tensors)
         self._storages: weakref.WeakValueDictionary[int, torch.UntypedStorage] = (
             weakref.WeakValueDictionary()
         )
@@ -133,9 +135,9 @@ class MetaConverter(Rebuilder):
         """
         known = self._tensors.get(d.id)
         if known is not None:
-            fake = known.reference()
+            fake = known()
             if fake is not None:
-                check_same(known.record, d)
+                check_same(known.value, d)
                 return fake
         if self._shape_env is None:
             if symbolic_context is not None:
@@ -267,15 +269,15 @@ class MetaConverter(Rebuilder):
         known = self._tensors.get(d.id)
         if known is None:
             return None
-        fake = known.reference()
+        fake = known()
         if fake is not None:
-            check_same(known.record, d)
+            check_same(known.value, d)
         return fake
 
     def _remember(self, d: MetaTensorDesc, made: Any, meta: torch.Tensor | None) -> None:
-        number = d.id
-        forget = partial(self._tensors.pop, number)
-        self._tensors[number] = _Known(weakref.ref(made, forget), d, meta)
+        known = _Known(made, self._forget)
+        known.key, known.value, known.meta = d.id, d, meta
+        self._tensors[d.id] = known
 
     def _name_source(self, d: MetaTensorDesc) -> Source:  # noqa: ARG002
         # The name that torch gives, and of which a symbol's name is made. Torch counts the

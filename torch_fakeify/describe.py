@@ -21,7 +21,7 @@ import sympy
 import torch
 
 from . import _torch, facts
-from ._torch import dispatch_keys, torch_function_depth
+from ._torch import dispatch_keys, key_excluded, torch_function_depth
 from .desc import (
     FunctionalDesc,
     FunctorchDesc,
@@ -79,14 +79,19 @@ _FLAT_DTYPES = {
 }
 """The names of dtypes of which no tensor holds the offsets of jagged tensors."""
 
+_FUNCTIONALIZE = _torch.DispatchKey.Functionalize
 _forward_ad: Any = torch.autograd.forward_ad
 
 
 class MetaTensorDescriber:
     """Describes tensors and storages, giving each a number that is stable for its life.
 
-    A describer holds weak references only. Records of one describer belong together: equal ids
-    mean the same tensor or storage.
+    A describer holds weak references only, and of symbolic sizes the expressions. Records of one
+    describer belong together: equal ids mean the same tensor or storage.
+
+    Threads may share a describer, each outside of what another one has `settled`: an object has one
+    number in all of them, and numbers are given once, though not always without gaps. A forked child
+    goes on with a copy: what it and its parent describe then gets numbers of their own.
 
     Args:
         keep_nested_ints: leaves nested ints the numbers that torch gave them, so that the records
@@ -126,7 +131,10 @@ class MetaTensorDescriber:
         self._known.clear()
 
     def settled(self) -> AbstractContextManager[None]:
-        """Inside, nobody changes a fake tensor or a ``ShapeEnv``, as while a graph is recorded."""
+        """Inside, nobody changes a fake tensor or a ``ShapeEnv``, as while a graph is recorded.
+
+        The describer is one thread's then.
+        """
         return self._fakes.settled()
 
     def describe_storage(self, s: torch.UntypedStorage) -> MetaStorageDesc:
@@ -150,10 +158,10 @@ class MetaTensorDescriber:
         Raises:
             UnsupportedTensorError: the tensor has a property that a record cannot hold.
         """
-        if source is None and symbolic_context is None:
-            return self._describe_part(t, "$")
-        policy = _encode_policy(source, symbolic_context)
         d = self._describe_plain(t, "$") if self._fast else None
+        if source is None and symbolic_context is None:
+            return self._describe_any(t, "$") if d is None else d
+        policy = _encode_policy(source, symbolic_context)
         if d is None:
             return self._describe_any(t, "$", source, policy)
         return msgspec.structs.replace(
@@ -178,6 +186,10 @@ class MetaTensorDescriber:
             return self._fakes.of(t, path, self._describe_part)
         if torch_function_depth() or self._can_pin or _forward_ad._current_level >= 0:
             return None
+        if key_excluded(_FUNCTIONALIZE):
+            return self._describe_dense(
+                t, path
+            )  # to `fits`, functional tensors look like plain ones
         try:
             layout = self._known.of_class[cls].get(t.shape)
             if layout is None or not layout.fits(t):

@@ -26,6 +26,7 @@ from ._torch import (
     uninteresting_files,
 )
 from .errors import ShapeEnvError
+from .fork_locks import fork_safe_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +39,9 @@ _watches: dict[int, weakref.ref[Watch]] = {}
 """The watch of each watched environment, by the environment's ``id``: the watch keeps it alive."""
 _wrapped: list[tuple[type[Any], str, Any]] = []
 """What is wrapped now: class, name of the method, torch's own."""
+
+_changing = fork_safe_lock()
+"""Held while the watches or the wrappers change: environments of several threads share them."""
 
 _unasked = threading.local()
 """Whether this thread sets the layouts of tensors to what they are: no guard comes of that."""
@@ -72,14 +76,16 @@ class Watch:
         key = id(env)
 
         def gone(ref: weakref.ref[Watch]) -> None:
-            if _watches.get(key) is ref:
-                del _watches[key]
-            if not _watches:
-                _unwrap()
+            with _changing:
+                if _watches.get(key) is ref:
+                    del _watches[key]
+                if not _watches:
+                    _unwrap()
 
-        if not _watches:
+        with _changing:
+            # First itself: while methods are wrapped, an older one may turn out to be the last.
+            _watches[key] = weakref.ref(self, gone)
             _wrap()
-        _watches[key] = weakref.ref(self, gone)
 
     def mark(self) -> int:
         """The present place in the notes, for `take_back`."""
@@ -279,7 +285,9 @@ def _watch_of(env: Any) -> Watch | None:
 
 
 def _wrap() -> None:
-    """Put the wrappers in place; torch leaves them out when it says which line asks for a guard."""
+    """Put the wrappers in place, unless they are; torch leaves them out when it says which line asks for a guard."""
+    if _wrapped:
+        return
     uninteresting_files().add(__file__)
     made: list[tuple[type[Any], str, Callable[[Any], Any]]] = [
         (SymNode, "__init__", _noting_nodes),

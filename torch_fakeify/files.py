@@ -3,28 +3,79 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
 from .codec import Decoder, Encoder
-from .container import Limits, read_container, write_container
+from .container import VERSION, Limits, read_container, write_container
 from .desc_frame import CaptureDesc
+from .errors import FormatError, LimitError, WriteError
+from .versions import PRODUCER, is_newer, refusal_of_newer
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Callable, Mapping
 
-PRODUCER = "torch_fakeify 0.1"
 _MEMBER = "capture"
 
 
-def write_capture(path: str | os.PathLike[str], desc: CaptureDesc) -> int:
-    """Write a capture file, whole or not at all, and return its size in bytes.
+def _members_of_version_1(desc: CaptureDesc) -> dict[str, bytes]:
+    return Encoder().add(_MEMBER, desc).members()
+
+
+WRITERS: Mapping[int, Callable[[CaptureDesc], dict[str, bytes]]] = MappingProxyType(
+    {1: _members_of_version_1}
+)
+"""What makes a file's members of a record, by format version.
+
+An older version's writer says a record in the words of that version, and refuses by name, with a
+``WriteError``, what that version has no words for.
+"""
+
+
+class CaptureFile(NamedTuple):
+    """What a capture file holds, and who wrote it."""
+
+    desc: CaptureDesc
+    producer: str
+    """The release of this package, as ``torch_fakeify 0.1.0``."""
+
+
+def check_version(version: int) -> None:
+    """Refuse a format version that this release does not write.
 
     Raises:
-        WriteError: the file cannot be written; what was there before is untouched.
+        WriteError: there is no writer for it.
     """
-    members = Encoder().add(_MEMBER, desc).members()
-    write_container(path, members, producer=PRODUCER, torch=desc.torch_version)
-    return Path(path).stat().st_size
+    if version not in WRITERS:
+        known = ", ".join(map(str, sorted(WRITERS)))
+        raise WriteError(
+            "this release cannot write that format version",
+            expected=f"one of {known}" if len(WRITERS) > 1 else f"format version {known}",
+            found=repr(version),
+            fix="Ask for another one, or write the file with a release that has it",
+        )
+
+
+def write_capture(
+    path: str | os.PathLike[str], desc: CaptureDesc, *, version: int = VERSION
+) -> int:
+    """Write a capture file, whole or not at all, and return its size in bytes.
+
+    Args:
+        path: where.
+        desc: the frame.
+        version: of the format, for a reader that knows no later one.
+
+    Raises:
+        WriteError: the file cannot be written, or not in this version; what was there before is
+            untouched.
+    """
+    check_version(version)
+    members = WRITERS[version](desc)
+    return write_container(
+        path, members, version=version, producer=PRODUCER, torch=desc.torch_version
+    )
 
 
 def read_capture(path: str | os.PathLike[str], *, limits: Limits | None = None) -> CaptureDesc:
@@ -36,14 +87,28 @@ def read_capture(path: str | os.PathLike[str], *, limits: Limits | None = None) 
 
     Raises:
         FormatError: no such file, not a capture, truncated, or ill-typed.
-        VersionError: it needs a format version or a feature that is not known here.
+        VersionError: a newer release wrote it, with what is not known here.
         LimitError: it asks for more than ``limits`` allow.
     """
+    return read_file(path, limits=limits).desc
+
+
+def read_file(path: str | os.PathLike[str], *, limits: Limits | None = None) -> CaptureFile:
+    """As ``read_capture``, with the release that wrote the file."""
     limits = limits or Limits()
-    members = read_container(path, limits=limits).members
-    decoder = Decoder(members, limits.expr_nodes)
-    del members["tables.json"]  # read, and large
-    desc = decoder.get(_MEMBER, CaptureDesc)
-    if desc.shape_env is not None:
-        decoder.check_exponents(desc.shape_env)
-    return desc
+    manifest, members = read_container(path, limits=limits)
+    try:
+        decoder = Decoder(members, limits.expr_nodes)
+        del members["tables.json"]  # read, and large
+        desc = decoder.get(_MEMBER, CaptureDesc)
+        if desc.shape_env is not None:
+            decoder.check_exponents(desc.shape_env)
+        return CaptureFile(desc, manifest.producer)
+    except LimitError:
+        raise
+    except FormatError as error:
+        if not is_newer(manifest.producer):
+            raise
+        raise refusal_of_newer(
+            error, str(Path(path)), producer=manifest.producer, torch=manifest.torch
+        ) from error

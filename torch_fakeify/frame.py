@@ -15,14 +15,15 @@ import msgspec
 import torch
 
 from . import _torch
+from .container import VERSION
 from .convert import MetaConverter
 from .desc_frame import CaptureDesc, FailureDesc, FakeModeDesc, InputDesc
 from .desc_graph import GraphModuleDesc, NodeDesc
 from .describe import MetaTensorDescriber
-from .errors import CaptureError
+from .errors import CaptureError, UnknownNameError
 from .exprs import check_sym, decode_expr
 from .fake_modes import describe_fake_mode, make_fake_mode
-from .files import read_capture, write_capture
+from .files import read_file, write_capture
 from .fingerprint import fingerprint
 from .frame_inputs import describe_inputs
 from .graph import decode_graph, encode_graph
@@ -37,6 +38,7 @@ from .scalars import without_scalars
 from .shape_env import encode_stack, restore, snapshot
 from .sources import DecodeMemo, decode_context, decode_source, encode_source
 from .values import decode_value
+from .versions import is_newer, warn_of_torch, written_by
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -120,10 +122,16 @@ def _frame_name(tracing_context: Any | None) -> str | None:
 
 
 class Capture:
-    """A captured frame. ``desc`` is all of its state."""
+    """A captured frame. ``desc`` is all of its state.
 
-    def __init__(self, desc: CaptureDesc) -> None:
+    Attributes:
+        desc: the record.
+        producer: the release that wrote the file it was read from; empty if it was not read.
+    """
+
+    def __init__(self, desc: CaptureDesc, *, producer: str = "") -> None:
         self.desc = desc
+        self.producer = producer
 
     def __repr__(self) -> str:
         desc = self.desc
@@ -133,17 +141,24 @@ class Capture:
             f"{len(desc.inputs)} inputs, {guards} guards>"
         )
 
-    def save(self, path: str | Path) -> int:
+    def save(self, path: str | Path, *, version: int = VERSION) -> int:
         """Write the capture to a file, whole or not at all, and return its size in bytes.
 
+        Args:
+            path: the file.
+            version: of the format; an older one for a reader that knows no later one.
+
         Raises:
-            WriteError: the file cannot be written; what was there before is untouched.
+            WriteError: the file cannot be written, or not in this version; what was there before
+                is untouched.
         """
-        return write_capture(path, self.desc)
+        return write_capture(path, self.desc, version=version)
 
     @classmethod
     def load(cls, path: str | Path, *, limits: Limits | None = None) -> Capture:
         """Read a capture. Runs no code of the file.
+
+        Warns with ``TorchVersionWarning`` if it was recorded with another version of torch.
 
         Args:
             path: the file.
@@ -153,7 +168,9 @@ class Capture:
             FormatError: not a capture, truncated, or ill-typed; ``VersionError``, ``LimitError``
                 and ``UnknownNameError`` are its special cases.
         """
-        return cls(read_capture(path, limits=limits))
+        desc, producer = read_file(path, limits=limits)
+        warn_of_torch(desc.torch_version, _torch.torch_version(), stacklevel=2)
+        return cls(desc, producer=producer)
 
     def with_failure(
         self,
@@ -206,7 +223,19 @@ class Capture:
             ShapeEnvError: the recorded facts contradict one another (``fresh``).
             UnknownNameError: an operator, function or class is not known or not allowed here.
         """
-        return Instance(self.desc, Retarget.parse(device, self.desc), fresh=fresh)
+        try:
+            return Instance(self.desc, Retarget.parse(device, self.desc), fresh=fresh)
+        except UnknownNameError as error:
+            self._tell_writer(error)
+            raise
+
+    def _tell_writer(self, error: UnknownNameError) -> None:
+        """Say of a name that is not known here who wrote it, if that was not this release."""
+        recorded, running = self.desc.torch_version, _torch.torch_version()
+        if not is_newer(self.producer) and recorded in ("", running):
+            return
+        writer = f"{written_by(self.producer, recorded)} wrote the file, this is torch {running}"
+        error.fix = f"{(error.fix or 'Use the versions that wrote it').rstrip('.')}: {writer}"
 
     def compile(
         self,

@@ -6,13 +6,17 @@ of ``WeakIdKeyDictionary``, which hashes and compares through a wrapper around e
 An entry goes away with its object, so a number is never given to another object, even if
 Python reuses the address. A Python wrapper that torch keeps for a tensor or storage which
 lives on in C++ keeps its address and its weak references, and so its number.
+
+Threads may share a table: an entry is complete before anybody sees it, and the first one to put it
+there wins, so that an object has one number however many threads see it first. No lock is taken, so
+that a child forked while another thread describes finds the tables usable.
 """
 
 from __future__ import annotations
 
 import itertools
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .desc import MetaStorageDesc
 
@@ -24,27 +28,41 @@ if TYPE_CHECKING:
     from .desc import IntLike
     from .symbols import SymMemo
 
-__all__ = ["StorageRecords", "TensorNumbers"]
+__all__ = ["Entry", "StorageRecords", "TensorNumbers", "forgetting"]
 
 
-class _Entry(weakref.ref[Any]):
+class Entry(weakref.ref[Any]):
     """A weak reference to an object, and what is known of it."""
 
     __slots__ = ("key", "value")
 
     key: int
-    """The ``id()`` of the object."""
+    """By which it is in its table: the ``id()`` of the object, if nothing else is said."""
     value: Any
 
 
-def _forgetting(entries: dict[int, _Entry]) -> Callable[[_Entry], None]:
-    """The callback of the entries of a dictionary: the object of one is gone."""
+_E = TypeVar("_E", bound=Entry)
 
-    def forget(entry: _Entry) -> None:
+
+def forgetting(entries: dict[int, _E]) -> Callable[[_E], None]:
+    """The callback of a table's entries: the object of one is gone, which may have a successor."""
+
+    def forget(entry: _E) -> None:
         if entries.get(entry.key) is entry:
             del entries[entry.key]
 
     return forget
+
+
+def _settled(entries: dict[int, Entry], known: Entry, entry: Entry) -> Entry:
+    """The entry that holds for an object where another one was found in the place of its own.
+
+    It is that of a thread that was faster, or of a dead object whose callback was interrupted.
+    """
+    while known is not entry and known() is not entry():
+        forgetting(entries)(known)
+        known = entries.setdefault(entry.key, entry)
+    return known
 
 
 class TensorNumbers:
@@ -53,9 +71,9 @@ class TensorNumbers:
     __slots__ = ("_count", "_forget", "entries")
 
     def __init__(self) -> None:
-        self.entries: dict[int, _Entry] = {}
+        self.entries: dict[int, Entry] = {}
         self._count = itertools.count()
-        self._forget: Any = _forgetting(self.entries)
+        self._forget: Any = forgetting(self.entries)
 
     def of(self, t: torch.Tensor) -> int:
         """The number of a tensor, a new one at first sight."""
@@ -63,16 +81,18 @@ class TensorNumbers:
         entry = self.entries.get(key)
         if entry is not None and entry() is t:
             return entry.value
-        self.entries[key] = entry = _Entry(t, self._forget)
+        entry = Entry(t, self._forget)
         entry.key = key
-        entry.value = number = next(self._count)
-        return number
+        entry.value = next(self._count)
+        known = self.entries.setdefault(key, entry)
+        return entry.value if known is entry else _settled(self.entries, known, entry).value
 
     def give(self, t: torch.Tensor, number: int) -> None:
         """Let a tensor have the number of another one."""
-        self.entries[id(t)] = entry = _Entry(t, self._forget)
+        entry = Entry(t, self._forget)
         entry.key = id(t)
         entry.value = number
+        self.entries[id(t)] = entry
 
 
 class StorageRecords:
@@ -81,9 +101,9 @@ class StorageRecords:
     __slots__ = ("_count", "_forget", "_syms", "entries")
 
     def __init__(self, syms: SymMemo) -> None:
-        self.entries: dict[int, _Entry] = {}
+        self.entries: dict[int, Entry] = {}
         self._count = itertools.count()
-        self._forget: Any = _forgetting(self.entries)
+        self._forget: Any = forgetting(self.entries)
         self._syms = syms
 
     def of(self, storage: torch.UntypedStorage) -> MetaStorageDesc:
@@ -98,10 +118,13 @@ class StorageRecords:
         key = id(storage)
         entry = self.entries.get(key)
         if entry is None or entry() is not storage:
-            self.entries[key] = entry = _Entry(storage, self._forget)
+            entry = Entry(storage, self._forget)
             entry.key = key
             entry.value = record = MetaStorageDesc(id=next(self._count), nbytes=nbytes)
-            return record
+            known = self.entries.setdefault(key, entry)
+            if known is entry:
+                return record
+            entry = _settled(self.entries, known, entry)
         record = entry.value
         if record.nbytes is not nbytes and record.nbytes != nbytes:
             entry.value = record = MetaStorageDesc(id=record.id, nbytes=nbytes)

@@ -6,18 +6,24 @@ memory takes nothing with it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
+
+from .watching import watch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from .watching import Ending
 
 _PACKAGE_PARENT = str(Path(__file__).resolve().parent.parent)
 _KEPT = 12
@@ -30,7 +36,8 @@ _BEFORE = 4
 class Answer:
     """How a child ended."""
 
-    ending: Literal["replied", "hung", "crashed", "exited"]
+    ending: Literal["replied", "hung", "out of memory", "crashed", "exited"]
+    """``crashed`` by a signal, ``exited`` without a reply; the others by a limit."""
     reply: Mapping[str, Any]
     """What it wrote; empty unless ``ending`` is ``replied``."""
     status: int
@@ -47,37 +54,87 @@ class Answer:
             return f"signal {-self.status}"
 
 
-def ask(request: Mapping[str, Any], *, timeout: float) -> Answer:
+def ask(request: Mapping[str, Any], *, timeout: float, memory: int | None = None) -> Answer:
     """Have a fresh interpreter carry out a request.
+
+    Whatever becomes of it (an error, a hang, a signal, memory without end), the caller gets an answer.
 
     Args:
         request: for ``child.py``; paths in it must be absolute.
         timeout: seconds after which the child and all its processes are killed.
+        memory: bytes; they are killed when they hold more. ``None`` lets them.
     """
     with tempfile.TemporaryDirectory(prefix="torch-fakeify-") as name:
-        directory = Path(name)
-        asked, answered, log = (directory / part for part in ("request", "reply", "log"))
-        asked.write_text(json.dumps(dict(request)), encoding="utf-8")
-        command = [sys.executable, "-X", "faulthandler", "-m", "torch_fakeify.child"]
-        with log.open("wb") as output:
-            child = subprocess.Popen(
-                [*command, str(asked), str(answered)],
+        files = Files(Path(name))
+        files.ask(request)
+        with files.log.open("wb") as output:
+            child = start(
+                [str(files.asked), str(files.answered)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                cwd=directory,
-                env=_environment(),
-                start_new_session=True,
+                cwd=files.directory,
             )
-            hung = _wait(child, timeout)
-        tail = last_words(log.read_text(encoding="utf-8", errors="replace").splitlines())
-        if hung:
-            return Answer("hung", {}, child.returncode, tail)
-        if child.returncode == 0 and answered.exists():
-            reply = json.loads(answered.read_text(encoding="utf-8"))
-            return Answer("replied", reply, 0, tail)
-        ending = "crashed" if child.returncode < 0 else "exited"
-        return Answer(ending, {}, child.returncode, tail)
+            ending = _wait(child, timeout, memory)
+        return answer_of(ending, child.returncode, files)
+
+
+class Files:
+    """The files through which a child is asked and answers."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.asked, self.answered, self.log = (
+            directory / part for part in ("request", "reply", "log")
+        )
+
+    def ask(self, request: Mapping[str, Any]) -> None:
+        """Put down what is asked."""
+        self.asked.write_text(json.dumps(dict(request)), encoding="utf-8")
+
+    def tail(self) -> tuple[str, ...]:
+        """What the child printed last."""
+        if not self.log.exists():
+            return ()
+        return last_words(self.log.read_text(encoding="utf-8", errors="replace").splitlines())
+
+    def names(self) -> dict[str, str]:
+        """Their absolute paths by name."""
+        return {name: str(path) for name, path in vars(self).items()}
+
+
+def start(
+    arguments: Sequence[str],
+    *,
+    stdin: int,
+    stdout: int | IO[bytes],
+    stderr: int | IO[bytes],
+    cwd: Path,
+) -> subprocess.Popen[bytes]:
+    """Start ``child.py`` in a session of its own; it dumps no core, however it ends."""
+    child = subprocess.Popen(
+        [sys.executable, "-X", "faulthandler", "-m", "torch_fakeify.child", *arguments],
+        env=_environment(),
+        start_new_session=True,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        cwd=cwd,
+    )
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            resource.prlimit(child.pid, resource.RLIMIT_CORE, (0, 0))
+    return child
+
+
+def answer_of(ending: Ending, status: int, files: Files) -> Answer:
+    """What a child answered that ended so."""
+    if ending != "ended":
+        return Answer(ending, {}, status, files.tail())
+    if status == 0 and files.answered.exists():
+        reply = json.loads(files.answered.read_text(encoding="utf-8"))
+        return Answer("replied", reply, 0, files.tail())
+    return Answer("crashed" if status < 0 else "exited", {}, status, files.tail())
 
 
 def last_words(lines: Sequence[str]) -> tuple[str, ...]:
@@ -91,14 +148,16 @@ def last_words(lines: Sequence[str]) -> tuple[str, ...]:
     return tuple(lines[start : start + _KEPT])
 
 
-def _wait(child: subprocess.Popen[bytes], timeout: float) -> bool:
-    """Wait for the child, and tell whether it had to be killed."""
+def _wait(child: subprocess.Popen[bytes], timeout: float, memory: int | None) -> Ending:
+    """Wait for the child; an exception here, such as ``KeyboardInterrupt``, takes it along."""
+
+    def ended(seconds: float) -> bool:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(seconds)
+        return child.returncode is not None
+
     try:
-        child.wait(timeout)
-    except subprocess.TimeoutExpired:
-        return True
-    else:
-        return False
+        return watch(child.pid, ended, timeout=timeout, memory=memory)
     finally:
         if child.returncode is None:
             os.killpg(child.pid, signal.SIGKILL)

@@ -8,6 +8,7 @@ runs in for each number, so that no tensor of that process is taken for one of t
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,6 +43,7 @@ class NestedIntNumbers:
 
     def __init__(self, *, keep: bool = False) -> None:
         self._numbers: dict[int, int] = {}
+        self._count = itertools.count()
         self._keep = keep
 
     def encode(self, n: torch.SymInt) -> NestedIntDesc:
@@ -49,7 +51,9 @@ class NestedIntNumbers:
         sym_node: Any = n.node
         number = int(sym_node.nested_int())
         if not self._keep:
-            number = self._numbers.setdefault(number, len(self._numbers))
+            known = self._numbers.get(number)
+            # Of two threads that see it first, one is told what the other one put down.
+            number = self._numbers.setdefault(number, next(self._count)) if known is None else known
         return NestedIntDesc(number, int(sym_node.nested_int_coeff()))
 
 

@@ -237,8 +237,9 @@ def _mentions_path(desc: CaptureDesc) -> bool:
                     parts.append(value)
             if n.stack is not None:
                 stacks[id(n.stack)] = n.stack
-    frames = [f for stack in stacks.values() for f in stack.frames]
-    parts.extend((f.file, f.function, f.code) for f in frames)
+    # Stacks share most of their frames.
+    frames = {id(frame): frame for stack in stacks.values() for frame in stack.frames}
+    parts.extend(frames.values())
     text = msgspec.json.encode(parts)
     return any(sign in text for sign in _DRIVES_AND_SHARES) or _IN_JSON.search(text) is not None
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from . import _torch
 from .backend import Compiled, Compiler, Constants, FrameReport, Paths, Recorder, error_summary
+from .container import VERSION
 from .errors import ScriptError
 from .page import table_lines
 
@@ -62,6 +63,7 @@ def run_script(
     backend: str | None = None,
     constants: Constants = "none",
     paths: Paths = "short",
+    version: int = VERSION,
 ) -> ScriptReport:
     """Run a script as ``__main__`` and save a capture of every frame that it compiles.
 
@@ -72,9 +74,11 @@ def run_script(
         backend: compiles every frame instead of the backend that the script asks for.
         constants: as for `capture`.
         paths: as for `capture`.
+        version: of the files' format, as for `Capture.save`.
 
     Raises:
-        WriteError: the directory cannot be written; the script has not been started.
+        WriteError: the directory cannot be written, or there is no writer for the version; the
+            script has not been started.
         CaptureError: no backend has that name; the script has not been started.
         ScriptError: there is no such script, or it ended with an error before it compiled anything.
     """
@@ -82,7 +86,7 @@ def run_script(
         raise ScriptError("there is no such script", where=str(script), fix="Check the path")
     override = None if backend is None else _torch.resolve_backend(backend)
     recorder = ScriptRecorder(
-        Path(directory).absolute(), override, constants=constants, paths=paths
+        Path(directory).absolute(), override, constants=constants, paths=paths, version=version
     )
     report = ScriptReport(recorder.frames)
     path = Path(script).absolute()
@@ -161,6 +165,7 @@ class ScriptRecorder(Recorder):
         override: compiles every frame instead of the script's own backend.
         constants: as for `capture`.
         paths: as for `capture`.
+        version: as for `Capture.save`.
     """
 
     def __init__(
@@ -170,8 +175,9 @@ class ScriptRecorder(Recorder):
         *,
         constants: Constants = "none",
         paths: Paths = "short",
+        version: int = VERSION,
     ) -> None:
-        super().__init__(directory, constants=constants, paths=paths)
+        super().__init__(directory, constants=constants, paths=paths, version=version)
         self.override = override
 
     def call(

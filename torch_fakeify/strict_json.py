@@ -19,7 +19,7 @@ import msgspec
 from .errors import FormatError, LimitError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 __all__ = ["MAX_DEPTH", "check_text", "decode", "too_deep"]
 
@@ -89,7 +89,12 @@ def _pieces(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def decode(
-    decoder: msgspec.json.Decoder[Any], data: bytes | memoryview, where: str, *, whole: bool = True
+    decoder: msgspec.json.Decoder[Any],
+    data: bytes | memoryview,
+    where: str,
+    *,
+    whole: bool = True,
+    strict: Callable[[], msgspec.json.Decoder[Any]] | None = None,
 ) -> Any:
     """Parse and validate text that ``check_text`` let pass.
 
@@ -99,6 +104,7 @@ def decode(
         where: put before the path in an error.
         whole: whether the type has all of the text; where it has only a part of it, duplicate
             keys are not looked for.
+        strict: gives the decoder that refuses what ``decoder`` would pass over, if it would.
 
     Raises:
         FormatError: not JSON, ill-typed, or a key occurs twice in one object.
@@ -107,8 +113,10 @@ def decode(
     try:
         found = decoder.decode(data)
         if whole and not _is_canonical(found, data):
-            # Not as we write it, perhaps edited. That is fine, but duplicate keys are not.
+            # Not as we write it, perhaps edited. That is fine, but other keys and duplicates are not.
             found = None  # two trees of a large text would take twice the memory
+            if strict is not None:
+                strict().decode(data)
             json.loads(bytes(data), object_pairs_hook=functools.partial(_refuse_duplicates, where))
             found = decoder.decode(data)
     except msgspec.ValidationError as error:

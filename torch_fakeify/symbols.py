@@ -48,7 +48,7 @@ class SymMemo:
         self._equal_groups: dict[tuple[sympy.Symbol, ...], tuple[sympy.Symbol, ...]] = {}
         self._facts: dict[sympy.Symbol, tuple[tuple[Any, ...], SymbolFactDesc]] = {}
         self._envs: weakref.WeakKeyDictionary[ShapeEnv, int] = weakref.WeakKeyDictionary()
-        self._env_count = 0
+        self._env_count = itertools.count()
         # Inside of `settled`: records by the id of a ``SymNode``, which the entry keeps alive, and
         # facts by the ids of a ``ShapeEnv`` and of a tuple in ``_groups``.
         self._settled: dict[int, tuple[Any, IntLike]] | None = None
@@ -121,8 +121,7 @@ class SymMemo:
         """The number of a ``ShapeEnv``, in the order seen; never given to another one."""
         known = self._envs.get(env)
         if known is None:
-            known = self._envs[env] = self._env_count
-            self._env_count += 1
+            known = self._envs.setdefault(env, next(self._env_count))
         return known
 
     def facts_of_records(

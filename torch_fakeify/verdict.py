@@ -11,6 +11,7 @@ from .errors import CaptureError, ConvertError, FakeifyError, UnknownNameError
 from .files import read_capture
 from .isolation import Answer, ask
 from .paths import short_message
+from .watching import can_count_memory, free_memory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,7 +36,12 @@ class Verdict:
 
 
 def replay(
-    path: str | Path, *, backend: str, device: str | None = None, timeout: float = 600.0
+    path: str | Path,
+    *,
+    backend: str,
+    device: str | None = None,
+    timeout: float = 600.0,
+    memory: int | None = None,
 ) -> Verdict:
     """Compile a capture in a fresh interpreter and compare with its record.
 
@@ -47,10 +53,13 @@ def replay(
         backend: name of a Dynamo backend.
         device: as of ``Capture.instantiate``.
         timeout: seconds after which the compilation counts as hanging.
+        memory: bytes that the compilation may hold, with all its processes; by default nine tenths
+            of what is free now. Where memory cannot be counted, there is no default.
 
     Raises:
         FormatError: the file is no capture.
-        FakeifyError: the frame cannot be rebuilt here, or there is no such backend.
+        FakeifyError: the frame cannot be rebuilt here, there is no such backend, or memory is to be
+            counted where it cannot be.
     """
     desc = read_capture(path)
     request = {
@@ -59,10 +68,29 @@ def replay(
         "backend": backend,
         "device": device,
     }
-    return judge(desc, ask(request, timeout=timeout), timeout=timeout)
+    memory = _allowed(memory)
+    answer = ask(request, timeout=timeout, memory=memory)
+    return judge(desc, answer, timeout=timeout, memory=memory)
 
 
-def judge(desc: CaptureDesc, answer: Answer, *, timeout: float) -> Verdict:
+def _allowed(memory: int | None) -> int | None:
+    if not can_count_memory():
+        if memory is None:
+            return None
+        raise FakeifyError(
+            "the memory of a process cannot be counted on this system",
+            expected="Linux, with /proc",
+            fix="Give no limit of memory",
+        )
+    if memory is not None:
+        return memory
+    free = free_memory()
+    return None if free is None else free // 10 * 9
+
+
+def judge(
+    desc: CaptureDesc, answer: Answer, *, timeout: float, memory: int | None = None
+) -> Verdict:
     """The verdict on what a child answered.
 
     Raises:
@@ -70,6 +98,9 @@ def judge(desc: CaptureDesc, answer: Answer, *, timeout: float) -> Verdict:
     """
     if answer.ending == "hung":
         return Verdict("hangs", False, (f"killed after {timeout:g} s", *answer.tail))
+    if answer.ending == "out of memory":
+        limit = f"killed at more than {(memory or 0) >> 20} MiB"
+        return Verdict("out of memory", False, (limit, *answer.tail))
     if answer.ending == "crashed" and answer.signal_name == "SIGKILL":
         details = ("the process was killed from outside (SIGKILL), as when memory runs out",)
         return Verdict("out of memory", False, (*details, *answer.tail))
@@ -83,6 +114,10 @@ def judge(desc: CaptureDesc, answer: Answer, *, timeout: float) -> Verdict:
     match reply["outcome"]:
         case "refused":
             raise _refusal(reply["error"])(reply["message"])
+        case "raised":
+            word = "out of memory" if reply["memory"] else "crashes"
+            frames = (f"  {frame}" for frame in reply["frames"])
+            return Verdict(word, False, (*_indented(reply["type"], reply["message"]), *frames))
         case "compiled":
             return _on_success(desc.failure, reply["milliseconds"])
         case _:

@@ -9,16 +9,34 @@ can differ; the rest is copied as it is.
 from __future__ import annotations
 
 import functools
-import math
-import operator
-import threading
 import types
 import typing
-from collections.abc import Callable
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, Union
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar, Union
 
 import msgspec
 
+from .closures import (
+    Closure,
+    Fault,
+    decode_float,
+    dispatch,
+    each,
+    each_pair,
+    encode_float,
+    finite_float,
+    getter,
+    normalized,
+    once_decoder,
+    once_encoder,
+    once_text,
+    row_decoder,
+    row_of_dict,
+    same,
+    step_decoder,
+    struct_decoder,
+    struct_encoder,
+    zipped,
+)
 from .desc import (
     ExprDesc,
     MetaStorageDesc,
@@ -29,7 +47,11 @@ from .desc import (
     SymbolFactDesc,
     SymDesc,
 )
-from .errors import FakeifyError, LimitError, UnknownNameError
+from .errors import UnknownNameError
+from .fork_locks import fork_safe_lock
+
+if typing.TYPE_CHECKING:
+    from collections.abc import Callable
 
 SHARED: tuple[type[Record], ...] = (
     ExprDesc,
@@ -49,65 +71,42 @@ None of them holds one of another of them.
 TABLES = ("exprs", "stacks", "sources", "storages", "tensors")
 """The names of their tables."""
 
-MAX_NESTING = 100
-"""Levels of records, values and rows inside one another."""
+STEPPED: tuple[type[Record], ...] = (SourceDesc, MetaStorageDesc, MetaTensorDesc)
+"""Those to which most references go one by one: such a reference is written as the step from the
+last one, so that what is alike is written alike and is small when compressed.
+
+Steps are counted in each member, and in the table of tensors. Rows of sources and what is `FREQUENT`
+have positions.
+"""
 
 Position = Annotated[int, msgspec.Meta(ge=0)]
 """Stands on the wire for an object of a shared type."""
 
 RECORD_MODULES = ("desc", "desc_env", "desc_graph", "desc_frame")
 _NON_FINITE = Literal["inf", "-inf", "nan"]
-_Closure = Callable[[Any, Any], Any]
 _T = TypeVar("_T")
-
-
-class Fault(Exception):  # noqa: N818 - never leaves the package
-    """An error on its way out, to which each level adds its part of the path.
-
-    Args:
-        what: as ``FakeifyError``, like ``expected`` and ``found``.
-        kind: the error to raise in the end, if not the one for its direction.
-    """
-
-    def __init__(
-        self,
-        what: str,
-        expected: str | None = None,
-        found: str | None = None,
-        *,
-        kind: type[FakeifyError] | None = None,
-    ) -> None:
-        super().__init__(what)
-        self.what, self.expected, self.found, self.kind = what, expected, found, kind
-        self.path: list[str] = []
-
-    def at(self, part: str) -> Fault:
-        """Put ``part`` before the path."""
-        self.path.append(part)
-        return self
-
-    def error(self, where: str, kind: type[FakeifyError]) -> FakeifyError:
-        """The public error at ``where`` and this path."""
-        where += "".join(reversed(self.path))
-        return (self.kind or kind)(self.what, where=where, expected=self.expected, found=self.found)
 
 
 class Swap(NamedTuple):
     """How values of one type cross: the wire type, and the closures ``(state, value) -> value``."""
 
     wire: Any
-    encode: _Closure
-    decode: _Closure
+    encode: Closure
+    decode: Closure
 
 
 class Plan:
     """How one record type crosses. Filled in two steps, because record types are recursive."""
 
-    __slots__ = ("chain", "children", "decode", "encode", "plain", "wire")
+    __slots__ = ("chain", "children", "decode", "decode_row", "encode", "plain", "row", "wire")
 
     wire: Any
-    encode: _Closure
-    decode: _Closure
+    encode: Closure
+    decode: Closure
+    row: Any
+    """Of a shared type: the wire type as a dictionary of the fields that are written."""
+    decode_row: Closure
+    """What reads such a dictionary."""
     chain: tuple[str, ...]
     """Fields that hold the type itself or None."""
     children: Callable[[Any], tuple[Any, ...]]
@@ -118,13 +117,13 @@ class Plan:
 
 def plan_of(cls: type[Any]) -> Plan:
     """The plan of a record type, compiled on first use."""
-    return _compiler().plan(cls)
+    return _COMPILER.plan(cls)
 
 
 @functools.cache
 def swap_of(hint: Any) -> Swap:
     """How values of any type that a record field may have cross."""
-    return _compiler().swap(hint)
+    return _COMPILER.swap(hint)
 
 
 @functools.cache
@@ -182,22 +181,13 @@ def _record_module(name: str) -> types.ModuleType:
     return found
 
 
-@functools.cache
-def _compiler() -> Compiler:
-    return Compiler()
-
-
-def _same(_state: Any, value: Any) -> Any:
-    return value
-
-
 class Compiler:
     """Derives plans; one for the process."""
 
     def __init__(self) -> None:
         self._plans: dict[type, Plan] = {}
         self._partial: dict[type, Plan] = {}
-        self._lock = threading.RLock()
+        self._lock = fork_safe_lock()
 
     def plan(self, cls: type[Any]) -> Plan:
         """The plan of a record type."""
@@ -230,23 +220,27 @@ class Compiler:
             for field in fields
             if table_of(cls) is not None and set(typing.get_args(field.type)) == {cls, type(None)}
         )
-        plan.children = _getter(list(plan.chain))
+        plan.children = getter(list(plan.chain))
         swaps = {field.name: self._swap(field.type) for field in fields}
         # msgspec reads annotations when the first decoder is made: here recursion closes.
         plan.wire.__annotations__ = {name: swap.wire for name, swap in swaps.items()}
-        plan.encode = _struct_encoder(cls, _field_encoders(fields, swaps))
-        plan.decode = _struct_decoder(cls, _field_decoders(fields, swaps))
+        plan.encode = struct_encoder(cls, _field_encoders(fields, swaps))
+        decoders = _field_decoders(fields, swaps)
+        plan.decode = struct_decoder(cls, decoders)
+        if table_of(cls) is not None:
+            plan.row = _dictionary(cls, swaps)
+            plan.decode_row = row_of_dict(cls, decoders)
         plan.plain = cls.__struct_config__.forbid_unknown_fields and all(
-            swap.encode is _same and not _needs_care(field.default)
+            swap.encode is same and not _needs_care(field.default)
             for field, swap in zip(fields, swaps.values(), strict=True)
         )
         return plan
 
     def _swap(self, hint: Any) -> Swap:
-        """The swap of a field's type; ``_same`` where nothing below it can differ."""
+        """The swap of a field's type; ``same`` where nothing below it can differ."""
         origin, args = typing.get_origin(hint), typing.get_args(hint)
         if hint is float:
-            return Swap(float | _NON_FINITE, _encode_float, _decode_float)
+            return Swap(float | _NON_FINITE, encode_float, decode_float)
         if origin is Annotated:
             inner = self._swap(args[0])
             return Swap(Annotated[(inner.wire, *hint.__metadata__)], inner.encode, inner.decode)
@@ -258,17 +252,17 @@ class Compiler:
             raise TypeError(f"records hold tuples, not {hint}")
         if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
             return self._struct(hint)
-        return Swap(hint, _same, _same)
+        return Swap(hint, same, same)
 
     def _struct(self, cls: type[Any]) -> Swap:
         table = table_of(cls)
         if table is not None:
-            return Swap(Position, lambda state, obj: state.put(table, obj), _row_decoder(table))
+            return _reference(cls, table)
         plan = self._plan(cls)
         if getattr(plan, "plain", False):
-            return Swap(cls, _same, _same)
+            return Swap(cls, same, same)
         if cls in FREQUENT:
-            return Swap(plan.wire, _once_encoder(plan.encode), _once_decoder(plan.decode))
+            return Swap(plan.wire, once_encoder(plan.encode), once_decoder(plan.decode))
         if not hasattr(plan, "encode"):
             return Swap(
                 plan.wire,
@@ -280,372 +274,93 @@ class Compiler:
     def _tuple(self, args: tuple[Any, ...]) -> Swap:
         if len(args) == 2 and args[1] is Ellipsis:
             item = self._swap(args[0])
-            encode, decode = self._pairs(args[0]) or _each(item.encode), _each(item.decode)
+            encode, decode = self._pairs(args[0]) or each(item.encode), each(item.decode)
             if not set(FREQUENT).isdisjoint((args[0], *typing.get_args(args[0]))):
-                encode, decode = _once_encoder(encode), _once_decoder(decode)
+                encode, decode = once_encoder(encode), once_text(tuple[item.wire, ...], decode)
+                return Swap(msgspec.Raw, encode, decode)
             return Swap(tuple[item.wire, ...], encode, decode)
         items = [self._swap(arg) for arg in args]
         wire = tuple[tuple(item.wire for item in items)]  # pyright: ignore[reportInvalidTypeForm]
-        if all(item.encode is _same for item in items):
-            return Swap(wire, _same, _same)
+        if all(item.encode is same for item in items):
+            return Swap(wire, same, same)
         return Swap(
             wire,
-            _zipped([item.encode for item in items]),
-            _zipped([item.decode for item in items]),
+            zipped([item.encode for item in items]),
+            zipped([item.decode for item in items]),
         )
 
-    def _pairs(self, hint: Any) -> _Closure | None:
+    def _pairs(self, hint: Any) -> Closure | None:
         """What encodes a tuple of such pairs; ``None`` if they are none, or are written as they are."""
         args = typing.get_args(hint)
         if typing.get_origin(hint) is not tuple or len(args) != 2 or args[1] is Ellipsis:
             return None
         first, second = (self._swap(arg).encode for arg in args)
-        return None if first is second is _same else _each_pair(first, second)
+        return None if first is second is same else each_pair(first, second)
 
     def _union(self, args: tuple[Any, ...]) -> Swap:
-        encoders: dict[type, _Closure] = {}
-        decoders: dict[type, _Closure] = {}
+        encoders: dict[type, Closure] = {}
+        decoders: dict[type, Closure] = {}
         wires: list[Any] = []
         has_text = any(_runtime_type(arg) is str for arg in args)
         for arg in args:
             swap = self._swap(arg)
             if arg is float and has_text:
-                swap = Swap(float, _finite_float, _same)
+                swap = Swap(float, finite_float, same)
             elif arg is float:
                 # JSON has no infinities: their names stand for them.
                 wires.append(_NON_FINITE)
-                decoders[str] = _decode_float
-                swap = Swap(float, _encode_float, _same)
+                decoders[str] = decode_float
+                swap = Swap(float, encode_float, same)
             value_type, wire_type = _runtime_type(arg), _runtime_type(swap.wire)
             if value_type in encoders or wire_type in decoders:
                 raise TypeError(f"{arg} looks like another member of the union {args}")
             encoders[value_type], decoders[wire_type] = swap.encode, swap.decode
             wires.append(swap.wire)
         wire = Union[tuple(wires)]  # noqa: UP007 - built from a list
-        return Swap(wire, _dispatch(encoders), _dispatch(decoders))
+        return Swap(wire, dispatch(encoders), dispatch(decoders))
 
 
-def _wrong_type(closures: dict[type, _Closure], value: object) -> Fault:
-    names = " | ".join(sorted({kind.__name__ for kind in closures}))
-    return Fault("a value has the wrong type", names, type(value).__qualname__)
+_COMPILER = Compiler()
+"""Made before any thread can ask: plans of two of them would not fit together."""
 
 
-# --- closures -------------------------------------------------------------------------------------
+def _reference(cls: type[Any], table: int) -> Swap:
+    """How an object of a shared type is referred to."""
+    name = TABLES[table]
+    if cls in STEPPED:
+        return Swap(int, lambda state, obj: state.step(table, obj), step_decoder(table, name))
+    return Swap(Position, lambda state, obj: state.put(table, obj), row_decoder(table, name))
 
 
-def _encode_float(_state: Any, value: float) -> float | str:
-    if math.isfinite(value):
-        return value
-    return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
-
-
-def _decode_float(_state: Any, wire: float | str) -> float:
-    return float(wire)
-
-
-def _finite_float(_state: Any, value: float) -> float:
-    if not math.isfinite(value):
-        raise Fault("JSON has no such number", "a finite float or a FloatValue", repr(value))
-    return value
-
-
-class _Dispatch(NamedTuple):
-    """The closures of a union by the value's exact type."""
-
-    closures: dict[type, _Closure]
-
-    def of(self, value: object) -> _Closure:
-        """The closure for a value."""
-        closure = self.closures.get(type(value))
-        if closure is None:
-            raise _wrong_type(self.closures, value)
-        return closure
-
-    def __call__(self, state: Any, value: Any) -> Any:
-        return self.of(value)(state, value)
-
-
-def _dispatch(closures: dict[type, _Closure]) -> _Closure:
-    """Choose by the value's exact type."""
-    if all(closure is _same for closure in closures.values()):
-        return _same
-    if len(closures) == 2 and type(None) in closures:
-        (closure,) = (closure for kind, closure in closures.items() if kind is not type(None))
-        return lambda state, value: None if value is None else closure(state, value)
-    return _Dispatch(closures)
-
-
-def _by_type(closure: _Closure) -> dict[type, _Closure]:
-    """The closures of a union, to choose from without a call; none of other types."""
-    return closure.closures if isinstance(closure, _Dispatch) else {}
-
-
-def _each(closure: _Closure) -> _Closure:
-    """Apply to every item of a tuple."""
-    if closure is _same:
-        return _same
-    # Most items of sizes and arguments are plain: one call less for each of them.
-    closures = _by_type(closure)
-
-    def convert(state: Any, items: Any) -> tuple[Any, ...]:
-        out: list[Any] = []
-        changed = False
-        try:
-            for item in items:
-                found = closures.get(type(item), closure)
-                if found is _same:
-                    out.append(item)
-                    continue
-                new = found(state, item)
-                changed = changed or new is not item
-                out.append(new)
-        except Fault as fault:
-            raise fault.at(f"[{len(out)}]") from fault.__cause__
-        return tuple(out) if changed else items
-
-    return convert
-
-
-def _each_pair(first: _Closure, second: _Closure) -> _Closure:
-    """Apply to every item of a tuple of pairs."""
-    firsts, seconds = _by_type(first), _by_type(second)
-
-    def convert(state: Any, items: Any) -> tuple[Any, ...]:
-        out: list[Any] = []
-        changed = False
-        part = ""
-        try:
-            for pair in items:
-                part = ""
-                if len(pair) != 2:
-                    raise Fault("a tuple has the wrong length", "2", str(len(pair)))
-                key, value = pair
-                part = "[0]"
-                found = firsts.get(type(key), first)
-                new_key = key if found is _same else found(state, key)
-                part = "[1]"
-                found = seconds.get(type(value), second)
-                new = value if found is _same else found(state, value)
-                if new is not value or new_key is not key:
-                    changed = True
-                    pair = (new_key, new)
-                out.append(pair)
-        except Fault as fault:
-            if part:
-                fault.at(part)
-            raise fault.at(f"[{len(out)}]") from fault.__cause__
-        return tuple(out) if changed else items
-
-    return convert
-
-
-def _zipped(closures: list[_Closure]) -> _Closure:
-    """Apply one closure to each item of a tuple of fixed length."""
-    if len(closures) == 2 and closures[0] is _same:
-        return _named(closures[1])
-
-    def convert(state: Any, items: Any) -> tuple[Any, ...]:
-        out: list[Any] = []
-        if len(items) != len(closures):
-            raise Fault("a tuple has the wrong length", str(len(closures)), str(len(items)))
-        try:
-            for closure, item in zip(closures, items, strict=True):
-                out.append(closure(state, item))
-        except Fault as fault:
-            raise fault.at(f"[{len(out)}]") from fault.__cause__
-        return tuple(out)
-
-    return convert
-
-
-def _named(closure: _Closure) -> _Closure:
-    """Apply to the second item of a pair, as records have for named values."""
-    closures = _by_type(closure)
-
-    def convert(state: Any, items: Any) -> tuple[Any, ...]:
-        if len(items) != 2:
-            raise Fault("a tuple has the wrong length", "2", str(len(items)))
-        name, value = items
-        try:
-            found = closures.get(type(value), closure)
-            if found is _same:
-                return items
-            new = found(state, value)
-            return items if new is value else (name, new)
-        except Fault as fault:
-            raise fault.at("[1]") from fault.__cause__
-
-    return convert
-
-
-def _struct_encoder(cls: type[Any], fields: list[tuple[str, _Closure, Any]]) -> _Closure:
-    """Puts the wire form of fields into a copy of the record, which JSON writes as the wire type.
-
-    A record of which no field changes is its own wire form.
-    """
-    if len(fields) == 1:
-        return _field_encoder(cls, *fields[0])
-    replace = msgspec.structs.replace
-    values_of = _getter([name for name, _, _ in fields])
-    visited = [(name, _by_type(closure), closure, default) for name, closure, default in fields]
-
-    def encode(state: Any, record: Any) -> Any:
-        if type(record) is not cls:
-            raise Fault("a value has the wrong type", cls.__name__, type(record).__qualname__)
-        state.level = level = state.level + 1
-        if level > MAX_NESTING:
-            raise too_nested()
-        changes: dict[str, Any] = {}
-        name = ""
-        try:
-            for value, (name, kinds, closure, default) in zip(values_of(record), visited):  # noqa: B905
-                if value is not default:
-                    found = kinds.get(type(value), closure)
-                    if found is not _same:
-                        wire = found(state, value)
-                        if wire is not value:
-                            changes[name] = wire
-        except Fault as fault:
-            raise fault.at(f".{name}") from fault.__cause__
-        state.level = level - 1
-        return replace(record, **changes) if changes else record
-
-    return encode
-
-
-def _field_encoder(cls: type[Any], name: str, closure: _Closure, default: Any) -> _Closure:
-    """The encoder of a record with one field to visit, as most values of graphs have."""
-    replace = msgspec.structs.replace
-    value_of = operator.attrgetter(name)
-    kinds = _by_type(closure)
-
-    def encode(state: Any, record: Any) -> Any:
-        if type(record) is not cls:
-            raise Fault("a value has the wrong type", cls.__name__, type(record).__qualname__)
-        state.level = level = state.level + 1
-        if level > MAX_NESTING:
-            raise too_nested()
-        wire = value = value_of(record)
-        if value is not default:
-            try:
-                found = kinds.get(type(value), closure)
-                if found is not _same:
-                    wire = found(state, value)
-            except Fault as fault:
-                raise fault.at(f".{name}") from fault.__cause__
-        state.level = level - 1
-        return record if wire is value else replace(record, **{name: wire})
-
-    return encode
-
-
-def _getter(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
-    """All of these attributes at once, a single one twice: a pair is what C gives at once."""
-    if not names:
-        return lambda _record: ()
-    return operator.attrgetter(*(names if len(names) > 1 else names * 2))
-
-
-def _struct_decoder(cls: type[Any], fields: list[tuple[str, _Closure, Any]]) -> _Closure:
-    asdict = msgspec.structs.asdict
-    values_of = _getter([name for name, _, _ in fields])
-    visited = [(name, _by_type(closure), closure, default) for name, closure, default in fields]
-
-    def decode(state: Any, wire: Any) -> Any:
-        state.level = level = state.level + 1
-        if level > MAX_NESTING:
-            raise too_nested()
-        values = asdict(wire)
-        name = ""
-        try:
-            for value, (name, kinds, closure, default) in zip(values_of(wire), visited):  # noqa: B905
-                if value is not default:
-                    found = kinds.get(type(value), closure)
-                    if found is not _same:
-                        values[name] = found(state, value)
-        except Fault as fault:
-            raise fault.at(f".{name}") from fault.__cause__
-        state.level = level - 1
-        try:
-            return cls(**values)
-        except (FakeifyError, TypeError, ValueError) as error:
-            raise Fault(f"not a valid {cls.__name__}: {error}") from None
-
-    return decode
-
-
-def _row_decoder(table: int) -> _Closure:
-    """Gives the object of a position, and notes how long the chain of rows below it is."""
-
-    def decode(state: Any, position: int) -> Any:
-        rows = state.rows[table]
-        if not 0 <= position < len(rows):
-            raise no_row(TABLES[table], position, len(rows))
-        depth = state.depths[table][position]
-        if depth > state.deepest:
-            state.deepest = depth
-        return rows[position]
-
-    return decode
-
-
-def no_row(table: str, position: int, below: int) -> Fault:
-    """The error for a position at which nothing stands."""
-    expected = f"a position below {below}" if below else "no position, as there are no rows"
-    return Fault(f"there is no such row of {table} yet", expected, str(position))
-
-
-def _once_encoder(encode: _Closure) -> _Closure:
-    return lambda state, value: state.once(encode, value)
-
-
-def _once_decoder(decode: _Closure) -> _Closure:
-    return lambda state, wire: state.once(decode, wire)
-
-
-def too_nested() -> Fault:
-    """The error for more than ``MAX_NESTING`` levels, which closures and their callers count."""
-    return Fault(f"records are nested deeper than {MAX_NESTING} levels", kind=LimitError)
-
+# --- fields ----------------------------------------------------------------------------------------
 
 _Fields: TypeAlias = "tuple[msgspec.structs.FieldInfo, ...]"
 
 
-def _field_encoders(fields: _Fields, swaps: dict[str, Swap]) -> list[tuple[str, _Closure, Any]]:
+def _field_encoders(fields: _Fields, swaps: dict[str, Swap]) -> list[tuple[str, Closure, Any]]:
     """The fields to visit on the way out, each with its closure and default."""
-    found: list[tuple[str, _Closure, Any]] = []
+    found: list[tuple[str, Closure, Any]] = []
     for field in fields:
         closure = swaps[field.name].encode
         if _needs_care(field.default):
-            closure = _normalized(closure, field.default)
-        if closure is not _same:
+            closure = normalized(closure, field.default)
+        if closure is not same:
             found.append((field.name, closure, field.default))
     return found
 
 
-def _field_decoders(fields: _Fields, swaps: dict[str, Swap]) -> list[tuple[str, _Closure, Any]]:
+def _field_decoders(fields: _Fields, swaps: dict[str, Swap]) -> list[tuple[str, Closure, Any]]:
     """The fields to visit on the way in."""
     return [
         (field.name, swaps[field.name].decode, field.default)
         for field in fields
-        if swaps[field.name].decode is not _same
+        if swaps[field.name].decode is not same
     ]
 
 
 def _needs_care(default: object) -> bool:
     """Whether equal values may be other objects: msgspec omits a default by identity."""
     return isinstance(default, (str, float)) or (type(default) is int and not -5 <= default <= 256)
-
-
-def _normalized(closure: _Closure, default: Any) -> _Closure:
-    """Give the default itself for what equals it, so that equal records give equal bytes."""
-
-    def encode(state: Any, value: Any) -> Any:
-        if type(value) is type(default) and value == default and repr(value) == repr(default):
-            return default
-        return closure(state, value)
-
-    return encode
 
 
 def _shell(cls: type[Any], fields: _Fields) -> type[Any]:
@@ -668,6 +383,12 @@ def _shell(cls: type[Any], fields: _Fields) -> type[Any]:
         array_like=config.array_like,
         gc=False,
     )
+
+
+def _dictionary(cls: type[Any], swaps: dict[str, Swap]) -> Any:
+    """The wire type as a dictionary; msgspec passes over keys that it does not have."""
+    hints = {name: swap.wire for name, swap in swaps.items()}
+    return TypedDict(cls.__name__, hints, total=False)  # pyright: ignore[reportArgumentType,reportGeneralTypeIssues]
 
 
 def _runtime_type(hint: Any) -> type:

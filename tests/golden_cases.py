@@ -1,0 +1,95 @@
+"""What the golden corpus holds: a capture of every kind, by name."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import hostile_seeds
+import torch
+from golden_records import record_cases
+from golden_tensors import tensor_cases
+from model_zoo import MODELS
+
+import torch_fakeify as tfk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PROGRAMS = (
+    *hostile_seeds.ZOO,
+    *("two_tensors", "jagged", "sparse", "aten", "failed", "functorch"),
+    *("mark_unbacked_shared", "static_address", "float_item", "tolist", "nested_compile"),
+    *("outputs_of_every_kind", "automatic_dynamic", "module_hooks", "item_equals_input_size"),
+)
+"""What is recorded of the table of programs and of the kinds beside it."""
+
+MODEL_NAMES = ("llama", "gpt2", "bert", "vit", "mamba")
+
+_MADE_UP = "its facts are made up, and do not hold of its input"
+_BATCHED = "torch has no batching rule for `sym_size`, by which the facts are learned"
+
+NOT_FRESH = {
+    "environment": _MADE_UP,
+    "environment_orders": _MADE_UP,
+    "program_functorch": _BATCHED,
+    "transform_vmap": _BATCHED,
+    "transform_vmap_in_jvp": _BATCHED,
+    "transform_vmap_of_grad": _BATCHED,
+    "transform_vmap_with_random_numbers": _BATCHED,
+    "transform_vmap_with_the_same_random_numbers": _BATCHED,
+}
+"""What has no instance in a fresh ``ShapeEnv``, and why."""
+
+
+def cases() -> dict[str, Callable[[], Any]]:
+    """The maker of each capture by name."""
+    found = dict(tensor_cases())
+    found.update(record_cases())
+    for name in PROGRAMS:
+        found[f"program_{name}"] = lambda name=name: hostile_seeds._capture(name)
+    for name in MODEL_NAMES:
+        found[f"model_{name}"] = lambda name=name: _model(name)
+    found["model_step_forward"] = lambda: _training_step()[0]
+    found["model_step_backward"] = lambda: _training_step()[1]
+    return found
+
+
+def _model(name: str) -> Any:
+    """The largest frame of a model in inference, with dynamic sizes."""
+    torch.manual_seed(0)
+    model, inputs = MODELS[name]()
+    found: list[Any] = []
+
+    def backend(gm: Any, example_inputs: Any) -> Any:
+        found.append(tfk.capture(gm, example_inputs))
+        return gm.forward
+
+    torch._dynamo.reset()
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        torch.compile(model.eval(), backend=backend, dynamic=True)(**inputs)
+    torch._dynamo.reset()
+    return max(found, key=lambda capture: len(capture.desc.graph.nodes))
+
+
+def _training_step() -> list[Any]:
+    """What AOTAutograd makes of a small model: a forward and a backward graph of ATen operators."""
+    from torch._dynamo.backends.common import aot_autograd
+
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(4, 8), torch.nn.LayerNorm(8), torch.nn.GELU(), torch.nn.Linear(8, 2)]
+    found: list[Any] = []
+
+    def compiler(gm: Any, example_inputs: Any) -> Any:
+        found.append(tfk.capture(gm, example_inputs))
+        return gm.forward
+
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        backend = aot_autograd(fw_compiler=compiler, bw_compiler=compiler)
+        model = torch.compile(torch.nn.Sequential(*layers), backend=backend, dynamic=True)
+        model(torch.randn(3, 4)).sum().backward()
+    torch._dynamo.reset()
+    return found
