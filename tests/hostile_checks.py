@@ -11,6 +11,7 @@ import resource
 import signal
 import sys
 import traceback
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -126,8 +127,12 @@ def address_space() -> int:
 
 
 def _load(path: Path) -> Any:
-    capture = tfk.Capture.load(path)
-    repr(capture)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", tfk.TorchVersionWarning)
+        capture = tfk.Capture.load(path)
+    for text in (repr(capture), *(str(one.message) for one in told)):
+        assert text.isprintable(), "a text is not printable"
+        assert len(text) < LONGEST, "a text is long"
     return capture
 
 

@@ -223,6 +223,20 @@ def test_every_control_character_is_escaped() -> None:
         assert shown.isprintable()
 
 
+def test_the_name_of_a_frame_is_shown_without_controls(folder: Path) -> None:
+    """Also in a debugger, and by a warning of another version of torch."""
+    desc = tfk.Capture.load(folder / "static.fkf").desc
+    evil = msgspec.structs.replace(desc, frame="f\x1b[2J\u202e", torch_version="9.9\x9b2J" * 99)
+    shown = repr(tfk.Capture(evil))
+    assert shown.startswith("<Capture f\\x1b[2J\\u202e: ")
+    assert shown.isprintable()
+    tfk.Capture(evil).save(folder.parent / "evil.fkf")
+    with pytest.warns(tfk.TorchVersionWarning) as told:
+        tfk.Capture.load(folder.parent / "evil.fkf")
+    assert str(told[0].message).isprintable()
+    assert len(str(told[0].message)) < 500
+
+
 @pytest.mark.parametrize("kind", list(FRAMES))
 def test_what_is_printed_has_no_controls(
     folder: Path, kind: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

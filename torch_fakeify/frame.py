@@ -37,6 +37,7 @@ from .retarget import Retarget
 from .scalars import without_scalars
 from .shape_env import encode_stack, restore, snapshot
 from .sources import DecodeMemo, decode_context, decode_source, encode_source
+from .text import clip, escape
 from .values import decode_value
 from .versions import is_newer, warn_of_torch, written_by
 
@@ -137,7 +138,7 @@ class Capture:
         desc = self.desc
         guards = 0 if desc.shape_env is None else len(desc.shape_env.guards)
         return (
-            f"<Capture {desc.frame or 'frame'}: {len(desc.graph.nodes)} nodes, "
+            f"<Capture {escape(clip(desc.frame or 'frame', 80))}: {len(desc.graph.nodes)} nodes, "
             f"{len(desc.inputs)} inputs, {guards} guards>"
         )
 
