@@ -305,6 +305,40 @@ def test_what_was_found_is_refused(
     assert len(outcome.text) < hostile_checks.LONGEST
 
 
+def _dangling_dim(tables: dict[str, Any], body: dict[str, Any]) -> None:
+    for row in tables["sources"]:
+        if row["cls"] == "TensorPropertySource":
+            row["fields"] = [[name, -1 if name == "idx" else v] for name, v in row["fields"]]
+
+
+def _view_of_less(tables: dict[str, Any], body: dict[str, Any]) -> None:
+    for row in tables["tensors"]:
+        if "base" in row:
+            row["size"] = [-3]
+
+
+@pytest.mark.parametrize(
+    ("stage", "seed", "edit"),
+    [("fresh", "duck_shapes", _dangling_dim), ("materialize", "base_and_view", _view_of_less)],
+)
+def test_what_torch_raises_of_a_record_is_one_error(
+    stage: str,
+    seed: str,
+    edit: Callable[[dict[str, Any], dict[str, Any]], None],
+    valid: dict[str, bytes],
+    watch: hostile_checks.Watch,
+    tmp_path: Path,
+) -> None:
+    """A frame in a new environment, and real inputs, of records that cannot be."""
+    path = tmp_path / "c.fkf"
+    path.write_bytes(valid[seed])
+    hostile_checks.warm_up(path, stage)
+    path.write_bytes(edited(valid[seed], edit))
+    outcome = hostile_checks.examine(path, stage, watch)
+    assert outcome.word == "refused", outcome.text
+    assert "torch cannot rebuild what the capture says" in outcome.text
+
+
 @pytest.mark.parametrize("opening", ["[", '{"a":', '[{"a":', "[[],[],["])
 @pytest.mark.parametrize("depth", [399, 100_000])
 def test_depth_takes_no_time(opening: str, depth: int, watch: hostile_checks.Watch) -> None:
@@ -470,17 +504,29 @@ def test_values_are_bounded_before_they_are_computed(nodes: list[Any], fits: boo
 # --- the fuzzers ----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("stage", "examples"), [("instantiate", 200), ("fresh", 60), ("materialize", 60)]
+)
 def test_hostile_files_are_refused(
-    valid: dict[str, bytes], examine: Callable[[bytes], hostile_checks.Outcome]
+    stage: str,
+    examples: int,
+    valid: dict[str, bytes],
+    watch: hostile_checks.Watch,
+    tmp_path: Path,
 ) -> None:
-    """A short run of the structure-aware fuzzer."""
+    """A short run of the structure-aware fuzzer, with all that is done with a capture."""
     captures = [valid[name] for name in FEW]
     words: set[str] = set()
+    path = tmp_path / "c.fkf"
+    for data in captures:
+        path.write_bytes(data)
+        hostile_checks.warm_up(path, stage)
 
-    @settings(max_examples=200, database=None)
+    @settings(max_examples=examples, database=None)
     @given(st.sampled_from(captures), st.randoms(use_true_random=False))
     def one(data: bytes, choices: random.Random) -> None:
-        outcome = examine(Mutator(choices, captures).mutate(data))
+        path.write_bytes(Mutator(choices, captures).mutate(data))
+        outcome = hostile_checks.examine(path, stage, watch)
         words.add(outcome.word)
         assert outcome.word != "finding", f"{outcome.kind}\n{outcome.text}"
 
