@@ -115,6 +115,11 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("file", metavar="FILE")
     replay.set_defaults(command=_replay)
 
+    diff = commands.add_parser("diff", help="why two frames are not one")
+    diff.add_argument("a", metavar="A")
+    diff.add_argument("b", metavar="B")
+    diff.set_defaults(command=_diff)
+
     demo = commands.add_parser("demo", help="record a small decoder, rebuild and run it elsewhere")
     demo.add_argument("--backend", default="inductor", metavar="NAME", help="default: %(default)s")
     demo.set_defaults(command=_demo)
@@ -196,6 +201,14 @@ def _replay(args: argparse.Namespace) -> int:
     )
     _print([verdict.word, *(f"  {line}" for line in verdict.details)])
     return DONE if verdict.holds else DOES_NOT_HOLD
+
+
+def _diff(args: argparse.Namespace) -> int:
+    from .diff import difference_lines, differences
+
+    found = differences(read_capture(args.a), read_capture(args.b))
+    _print(difference_lines(found) or ["one frame"])
+    return DOES_NOT_HOLD if found else DONE
 
 
 def _demo(args: argparse.Namespace) -> int:

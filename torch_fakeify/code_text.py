@@ -73,9 +73,9 @@ def _graph_lines(graph: GraphModuleDesc, name: str) -> Iterator[str]:
         if place and place != last:
             yield f"    # {place}"
             last = place
-        statement = clip(_statement(fx_node, names), _WIDEST)
+        line = clip(statement(fx_node, names), _WIDEST)
         shape = clip(_shape(fx_node, graph), _WIDEST)
-        yield f"    {statement}" + (f"  # {shape}" if shape else "")
+        yield f"    {line}" + (f"  # {shape}" if shape else "")
 
 
 class Origins:
@@ -154,7 +154,8 @@ def _signature(name: str, inputs: Sequence[str]) -> list[str]:
     return [f"def {name}(", *(f"        {part}" for part in wrapped), "):"]
 
 
-def _statement(fx_node: NodeDesc, names: tuple[str, ...]) -> str:
+def statement(fx_node: NodeDesc, names: tuple[str, ...]) -> str:
+    """One node as a line of code, other nodes by their names."""
     args = [value_text(arg, names=names) for arg in fx_node.args]
     kwargs = [f"{key}={value_text(value, names=names)}" for key, value in fx_node.kwargs]
     target = fx_node.target.name if isinstance(fx_node.target, FunctionValue) else fx_node.target

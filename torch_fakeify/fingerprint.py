@@ -34,23 +34,29 @@ if TYPE_CHECKING:
     from .desc_frame import CaptureDesc, InputDesc
     from .desc_graph import GraphModuleDesc, NodeDesc
 
-_COMMUTATIVE = frozenset(
+COMMUTATIVE = frozenset(
     {"Add", "Mul", "And", "Or", "Xor", "Min", "Max", "Eq", "Ne", "Equality", "Unequality"}
 )
+"""Functions whose arguments stand in the order of the symbols' names, which says nothing."""
 
 _ASSERTS = frozenset({"aten._assert_scalar.default", "torch._check", "torch._assert_scalar"})
 
 
 def fingerprint(desc: CaptureDesc) -> str:
     """SHA-256 of the frame's canonical form, in hexadecimal."""
+    form = canonical_form(desc)
+    return hashlib.sha256(msgspec.json.encode(form, order="deterministic")).hexdigest()
+
+
+def canonical_form(desc: CaptureDesc) -> dict[str, Any]:
+    """What the fingerprint is of: plain values, the same for frames that are the same."""
     canonical = _Canonical()
-    form = {
+    return {
         "inputs": [canonical.input(entry) for entry in desc.inputs],
         "graph": canonical.graph(desc.graph),
         "modes": canonical.value(desc.modes),
         "shape_env": canonical.shape_env(desc.shape_env),
     }
-    return hashlib.sha256(msgspec.json.encode(form, order="deterministic")).hexdigest()
 
 
 class _Canonical:
@@ -83,7 +89,7 @@ class _Canonical:
                     form = msgspec.json.encode(expr_node).decode()
                 case _:
                     args = [forms[i] for i in expr_node.args]
-                    if expr_node.function in _COMMUTATIVE:
+                    if expr_node.function in COMMUTATIVE:
                         args.sort()
                     form = f"{expr_node.function}({','.join(args)})"
             if len(form) > 64:

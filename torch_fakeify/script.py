@@ -25,6 +25,7 @@ from .backend import Compiled, Compiler, Constants, FrameReport, Paths, Recorder
 from .container import VERSION
 from .errors import ScriptError
 from .page import table_lines
+from .recompiles import recompile_lines
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -48,11 +49,13 @@ class ScriptReport:
     """Its exception in one line."""
 
     def lines(self) -> list[str]:
-        """The frames as a table."""
+        """The frames as a table, and why functions were compiled again."""
         if not self.frames:
             return []
         head = "file function nodes inputs symbols guards asserts bytes ms result"
-        return table_lines([head.split(), *(_row(frame) for frame in self.frames)])
+        rows = [_row(frame) for frame in self.frames]
+        again = recompile_lines([frame.path for frame in self.frames if frame.path is not None])
+        return [*table_lines([head.split(), *rows]), *again]
 
 
 def run_script(

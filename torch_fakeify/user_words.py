@@ -1,0 +1,123 @@
+"""Sources, sizes and conditions in the words of the user's program.
+
+Torch calls the weight of a layer ``L['self']._modules['fc']._parameters['weight']``, and the first
+size of an argument ``s18`` or ``L['x'].size()[0]``. Here they are ``self.fc.weight`` and ``x.size(0)``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import TYPE_CHECKING
+
+from .desc import ApplyNode, ExprDesc, SymbolNode, SymDesc
+from .fingerprint import COMMUTATIVE
+from .text import expr_text, int_text
+
+if TYPE_CHECKING:
+    from .desc import IntLike
+    from .desc_frame import CaptureDesc
+
+__all__ = ["Words", "source_words"]
+
+_REWRITES = tuple(
+    (re.compile(pattern), words)
+    for pattern, words in (
+        (r"^[LG]\['(\w+)'\]", r"\1"),
+        (r"\._modules\['(\d+)'\]", r"[\1]"),
+        (r"\._(?:modules|parameters|buffers)\['(\w+)'\]", r".\1"),
+        (r"\.(size|stride)\(\)\[(\d+)\]", r".\1(\2)"),
+    )
+)
+
+
+def source_words(name: str) -> str:
+    """A source's name as the user writes it, as far as it is a way through attributes and items."""
+    for pattern, words in _REWRITES:
+        name = pattern.sub(words, name)
+    return name
+
+
+class Words:
+    """The words for the symbols of one frame.
+
+    A symbol is called by the first of its sources; one without a source, which is unbacked, by its
+    number among those.
+    """
+
+    def __init__(self, desc: CaptureDesc) -> None:
+        self._names: dict[str, str] = {}
+        unbacked = 0
+        for symbol in desc.shape_env.symbols if desc.shape_env is not None else ():
+            if symbol.sources:
+                words = source_words(symbol.sources[0].name)
+            else:
+                words = f"{symbol.name.rstrip('0123456789')}{unbacked}"
+                unbacked += 1
+            self._names[symbol.name] = words
+
+    def symbol(self, name: str) -> str:
+        """The words for a symbol."""
+        return self._names.get(name, name)
+
+    def expr(self, expr: ExprDesc) -> str:
+        """An expression, the same however torch named its symbols."""
+        return expr_text(self._renamed(expr))
+
+    def number(self, n: IntLike) -> str:
+        """A size or stride."""
+        if isinstance(n, SymDesc):
+            return self.expr(n.expr)
+        return int_text(n) if isinstance(n, int) else f"a nested int of {n.id}"
+
+    def _renamed(self, expr: ExprDesc) -> ExprDesc:
+        nodes = [
+            SymbolNode(self.symbol(node.name), node.assumptions)
+            if isinstance(node, SymbolNode)
+            else node
+            for node in expr.nodes
+        ]
+        if not nodes:
+            return expr
+        order: list[int] = []  # of the nodes as they are written again
+        place: dict[int, int] = {}
+        texts: list[str] = []
+        for node in nodes:
+            texts.append(_sort_key(node, texts))
+        stack = [len(nodes) - 1]
+        while stack:
+            at = stack[-1]
+            node = nodes[at]
+            args = _sorted_args(node, texts) if isinstance(node, ApplyNode) else ()
+            pending = [arg for arg in args if arg not in place]
+            if pending and at not in place:
+                stack.extend(reversed(pending))
+                continue
+            stack.pop()
+            if at not in place:
+                place[at] = len(order)
+                order.append(at)
+        written = [nodes[at] for at in order]
+        for i, at in enumerate(order):
+            node = nodes[at]
+            if isinstance(node, ApplyNode):
+                args = tuple([place[arg] for arg in _sorted_args(node, texts)])
+                written[i] = ApplyNode(node.function, args)
+        return ExprDesc(nodes=tuple(written))
+
+
+def _sort_key(node: object, texts: list[str]) -> str:
+    """What tells nodes apart, of bounded length however much is shared."""
+    if isinstance(node, ApplyNode):
+        args = [texts[at] for at in node.args]
+        if node.function in COMMUTATIVE:
+            args.sort()
+        text = f"{node.function}({','.join(args)})"
+        return text if len(text) <= 200 else hashlib.sha256(text.encode()).hexdigest()
+    return repr(node)
+
+
+def _sorted_args(node: ApplyNode, texts: list[str]) -> tuple[int, ...]:
+    if node.function in COMMUTATIVE:
+        return tuple(sorted(node.args, key=lambda at: texts[at]))
+    return node.args
