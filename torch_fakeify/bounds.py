@@ -97,17 +97,11 @@ def tree_nodes(
     return min(total, most + 1)
 
 
-def check_tables(
-    tables: Mapping[str, Sequence[Any]],
-    roots: Sequence[int | tuple[int, ...]],
-    found: tuple[int, int],
-    where: str,
-) -> None:
+def check_tables(tables: Mapping[str, Sequence[Any]], found: tuple[int, int], where: str) -> None:
     """Refuse tables that can be written, read and shown, but not walked.
 
     Args:
         tables: the rows by the name of their table.
-        roots: of each expression the position of its root, or those of all its nodes.
         found: how many nodes the expressions have as trees, and how many they may have.
         where: the document.
 
@@ -122,7 +116,6 @@ def check_tables(
             expected=f"at most {most} nodes together",
         )
     check_numbers(tables["nodes"], f"{where}.nodes")
-    check_products(tables, roots, where)
     check_tensors(tables["tensors"], f"{where}.tensors")
 
 

@@ -509,11 +509,20 @@ class Decoder:
         document = _read_document(text, where)
         bounds.check_count(len(document.nodes), expr_nodes, f"{where}.nodes")
         self._reader = Reader(document, len(text), where)
-        bounds.check_tables(self._reader.tables, self._reader.roots, self._reader.tree_nodes, where)
+        bounds.check_tables(self._reader.tables, self._reader.tree_nodes, where)
 
-    def check_exponents(self, env: ShapeEnvDesc) -> None:
-        """Refuse expressions that are too large with the numbers that a member has for symbols."""
-        bounds.check_exponents(self._reader.tables["nodes"], env, "tables.json $.nodes")
+    def check_frame(self, env: ShapeEnvDesc) -> None:
+        """Refuse expressions that are too large for a ``ShapeEnv``.
+
+        Args:
+            env: what a member has for their symbols.
+
+        Raises:
+            LimitError: one is too large multiplied out, or with numbers for its symbols.
+        """
+        tables, where = self._reader.tables, "tables.json $"
+        bounds.check_products(tables, self._reader.roots, where)
+        bounds.check_exponents(tables["nodes"], env, f"{where}.nodes")
 
     def get(self, name: str, cls: type[_T]) -> _T:
         """The object of a member.

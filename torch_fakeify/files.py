@@ -101,8 +101,8 @@ def read_file(path: str | os.PathLike[str], *, limits: Limits | None = None) -> 
         decoder = Decoder(members, limits.expr_nodes)
         del members["tables.json"]  # read, and large
         desc = decoder.get(_MEMBER, CaptureDesc)
-        if desc.shape_env is not None:
-            decoder.check_exponents(desc.shape_env)
+        if desc.shape_env is not None:  # nothing else asks about expressions
+            decoder.check_frame(desc.shape_env)
         return CaptureFile(desc, manifest.producer)
     except LimitError:
         raise
