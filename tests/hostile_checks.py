@@ -11,6 +11,7 @@ import resource
 import signal
 import sys
 import traceback
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,6 +29,8 @@ SECONDS = 2.0
 """Of processor time, for one file and one step."""
 MEMORY = 300 << 20
 """Bytes of address space beyond what the process has before the file."""
+MADE = 1 << 20
+"""Bytes of the tensors that are made of one file."""
 LONGEST = 4000
 """Characters of an error."""
 
@@ -42,8 +45,11 @@ _RUNS = (
     *("subprocess.Popen", "pickle.find_class", "code.__new__", "ctypes.dlopen", "os.chdir"),
     *("os.kill", "urllib.Request"),
 )
-_EVALUATES = ("/msgspec/_utils.py", "/typing.py", "/dataclasses.py", "/collections/__init__.py")
-"""Modules that evaluate the annotations of a class, or make one."""
+_EVALUATES = (
+    *("/msgspec/_utils.py", "/typing.py", "/dataclasses.py", "/collections/__init__.py"),
+    "/torch/fx/operator_schemas.py",
+)
+"""Modules that evaluate the annotations of a class or of an operator that there is, or make one."""
 _PREFIXES = ("shutil.", "tempfile.", "socket.", "pty.", "sqlite3.", "webbrowser.", "ftplib.")
 _KNOWN = {*sys.stdlib_module_names, "torch", "torch_fakeify", "sympy", "mpmath", "numpy", "msgspec"}
 
@@ -121,8 +127,12 @@ def address_space() -> int:
 
 
 def _load(path: Path) -> Any:
-    capture = tfk.Capture.load(path)
-    repr(capture)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", tfk.TorchVersionWarning)
+        capture = tfk.Capture.load(path)
+    for text in (repr(capture), *(str(one.message) for one in told)):
+        assert text.isprintable(), "a text is not printable"
+        assert len(text) < LONGEST, "a text is long"
     return capture
 
 
@@ -143,6 +153,8 @@ STEPS: dict[str, tuple[Callable[[Any], Any], ...]] = {
         lambda capture: capture.fingerprint(),
         lambda capture: capture.instantiate(),
     ),
+    "fresh": (lambda capture: capture.instantiate(fresh=True),),
+    "materialize": (lambda capture: capture.materialize(max_bytes=MADE),),
 }
 """What is done with a capture that loads, by stage."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import json
 import struct
 import zipfile
@@ -272,6 +273,28 @@ def zip_bytes(entries: Sequence[Entry], **end: Any) -> bytes:
     out += directory
     out += struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, count, count, len(directory), start, 0)
     return bytes(out + end.get("after", b""))
+
+
+def pairs_of_one_hash(count: int) -> list[tuple[int, int]]:
+    """Pairs of numbers below 2**61 whose hash as a tuple is one.
+
+    Method: ``tuplehash`` of CPython 3.8 and later (xxHash of 64 bits), solved for the second number.
+    """
+    first, second, start, size = (
+        *(11400714785074694791, 14029467366897019727, 2870177450012600261),
+        2**64,
+    )
+    inverse = pow(second, -1, size)
+    found: list[tuple[int, int]] = []
+    for x in itertools.count(1):
+        lane = (start + x * second) % size
+        lane = (lane << 31 | lane >> 33) * first % size
+        y = (12345 - lane) * inverse % size
+        if y < 2**61 - 1:
+            found.append((x, y))
+            if len(found) == count:
+                return found
+    raise AssertionError
 
 
 def _deflate(data: bytes) -> bytes:

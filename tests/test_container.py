@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import errno
 import hashlib
 import io
 import json
 import os
+import random
 import stat
 import struct
 import subprocess
@@ -132,8 +134,14 @@ def test_tensor_data_needs_its_feature(tmp_path: Path) -> None:
     for members, features in ((data, []), (MEMBERS, ["data"])):
         with pytest.raises(WriteError, match="tensor data and the feature 'data' go together"):
             pack_container(members, features=features)
+    with pytest.raises(FormatError, match="packed in a way that captures are not"):
+        read(tmp_path, capture({"data.safetensors": b"1"}))  # deflated: it may be a bomb
+    stored = archive(
+        [("manifest.json", manifest_for({"data.safetensors": b"1"})), ("data.safetensors", b"1")],
+        zipfile.ZIP_STORED,
+    )
     with pytest.raises(FormatError, match="tensor data and the feature 'data' go together"):
-        read(tmp_path, capture({"data.safetensors": b"1"}))
+        read(tmp_path, stored)
     with pytest.raises(FormatError, match="tensor data and the feature 'data' go together"):
         read(tmp_path, capture(features=["data"]))
 
@@ -399,6 +407,16 @@ def test_sizes_in_the_headers_are_not_trusted(tmp_path: Path) -> None:
     raw[entry + 24 : entry + 28] = struct.pack("<L", 10)
     with pytest.raises(FormatError):
         read(tmp_path, bytes(raw))
+
+
+def test_limits_hold_for_files_of_any_size(tmp_path: Path) -> None:
+    """A large file may have more values than a small one, up to a number of them."""
+    blob = base64.b64encode(random.Random(0).randbytes(1 << 20))
+    large = pack_container({"a.json": b'["' + blob + b'"' + b",[]" * 300_000 + b"]"})
+    assert read(tmp_path, large)
+    for limit, found in (("containers", 300_001), ("values", 600_001)):
+        with pytest.raises(LimitError, match=rf"at most 1000; found {found}\. If you trust it"):
+            read(tmp_path, large, **{limit: 1000})
 
 
 def test_limits_are_the_callers(tmp_path: Path) -> None:

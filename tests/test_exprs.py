@@ -496,7 +496,13 @@ GT = (X, IntNode(3), ApplyNode("Gt", (0, 1)))
         (
             (SymbolNode("", ()),),
             FormatError,
-            "$.nodes[0]: a symbol without a name; expected a non-empty string; found ''",
+            "$.nodes[0]: a symbol without a name; expected a printable text, not empty; found ''",
+        ),
+        (
+            (SymbolNode("s\x1b[2J", ()),),
+            FormatError,
+            "$.nodes[0]: a symbol without a name; expected a printable text, not empty; "
+            "found 's\\x1b[2J'",
         ),
         (
             (IntNode(True),),

@@ -675,3 +675,26 @@ def test_every_program_is_the_same_frame_in_a_fresh_environment(tmp_path: Path) 
     found = found_elsewhere(tmp_path, "--run")
     assert len(found) >= len(chosen)
     assert {name: wrong for name, wrong in found.items() if wrong} == {}
+
+
+def test_tensors_inside_a_transform_keep_their_facts() -> None:
+    """No operator reads their sizes outside of it: what is known of these is stated instead."""
+    found: list[tfk.Capture] = []
+
+    def body(x: Any, y: Any) -> Any:
+        if x.shape[0] > 3:
+            y = y * 2
+        found.append(tfk.capture(torch.fx.symbolic_trace(lambda a, b: a + b.sin()), [x, y]))
+        return (x * y).sum()
+
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    x, y = mode.from_tensor(torch.randn(3, 4)), mode.from_tensor(torch.randn(4))
+    with mode:
+        torch.func.vmap(torch.func.grad(body), in_dims=(0, None))(x, y)
+    kept, fresh = found[0].instantiate(), found[0].instantiate(fresh=True)
+    ranges = [
+        {str(s): (str(r.lower), str(r.upper)) for s, r in env_of(i).var_to_range.items()}
+        for i in (kept, fresh)
+    ]
+    assert ranges[0] == ranges[1]
+    assert ("4", "int_oo") in ranges[0].values()

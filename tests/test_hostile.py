@@ -6,11 +6,25 @@ by hand. ``hostile_checks`` says what must hold of every file.
 
 from __future__ import annotations
 
+import base64
+import json
+import random
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import hostile_checks
 import pytest
-from hostile_files import Entry, Mutator, Parts, minimize, repack, unpack, zip_bytes
+from hostile_files import (
+    Entry,
+    Mutator,
+    Parts,
+    minimize,
+    pairs_of_one_hash,
+    repack,
+    unpack,
+    zip_bytes,
+)
 from hostile_seeds import FEW, seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,7 +34,6 @@ from torch_fakeify import bounds
 from torch_fakeify.desc import ApplyNode, IntNode, RationalNode, SymbolNode
 
 if TYPE_CHECKING:
-    import random
     from collections.abc import Callable
     from pathlib import Path
 
@@ -112,6 +125,52 @@ def _one_hash_of_a_set(tables: dict[str, Any], body: dict[str, Any]) -> None:
     body["graph"]["nodes"][-1]["args"] = [{"type": "set", "items": items}]
 
 
+def _pairs(count: int = 20_000) -> list[dict[str, Any]]:
+    return [{"type": "tuple", "items": [*pair]} for pair in pairs_of_one_hash(count)]
+
+
+def _one_hash_of_tuples(tables: dict[str, Any], body: dict[str, Any]) -> None:
+    body["graph"]["nodes"][-1]["args"] = [{"type": "set", "items": _pairs()}]
+
+
+def _one_hash_of_keys(tables: dict[str, Any], body: dict[str, Any]) -> None:
+    items = [[key, 0] for key in _pairs()]
+    body["graph"]["nodes"][-1]["args"] = [{"type": "dict", "items": items}]
+
+
+def _one_hash_of_complex_numbers(tables: dict[str, Any], body: dict[str, Any]) -> None:
+    args = [{"type": "complex", "real": 1000003.0 * k, "imag": -1.0 * k} for k in range(5000)]
+    body["graph"]["nodes"][-1]["args"] = [{"type": "set", "items": args}]
+
+
+def _many_sums(tables: dict[str, Any], body: dict[str, Any]) -> None:
+    rows = [["s", "q", []], ["i", 7], ["a", "Add", [0, 1]], ["a", "Abs", [2]]]
+    expr = _add_expression(tables, *rows, ["a", "Mul", [3] * 60])
+    body["shape_env"]["guards"] = [{"expr": expr}]
+
+
+def _many_dims(tables: dict[str, Any], body: dict[str, Any]) -> None:
+    symbols = [["s", f"q{i}", []] for i in range(24)]
+    sizes = [
+        {
+            "expr": _add_expression(tables, *symbols[i : i + 4], ["a", "Add", [0, 1, 2, 3]]),
+            "hint": 9,
+        }
+        for i in range(0, 24, 4)
+    ]
+    for row in tables["tensors"]:
+        row["size"] = row["stride"] = sizes
+
+
+def _power_of_a_hint(tables: dict[str, Any], body: dict[str, Any]) -> None:
+    at = next(i for i, row in enumerate(tables["nodes"]) if row[0] == "s")
+    tables["nodes"] += [["i", 10**11], ["a", "Pow", [len(tables["nodes"]), at]]]
+    tables["exprs"] += [len(tables["nodes"]) - 2, len(tables["nodes"]) - 1]
+    for symbol in body["shape_env"]["symbols"]:
+        symbol["hint"] = len(tables["exprs"]) - 2
+    body["shape_env"]["guards"] = [{"expr": len(tables["exprs"]) - 1}]
+
+
 def _one_hash_of_names(tables: dict[str, Any], body: dict[str, Any]) -> None:
     body["shape_env"]["unique_ids"] = [_M61 * k for k in range(20_000)]
 
@@ -184,6 +243,30 @@ FOUND: dict[str, tuple[str, Any, str, str]] = {
         *("duck_shapes", _one_hash_of_names, "LimitError"),
         "the file has too many JSON integers of 20 digits and more; expected at most 4000",
     ),
+    "tuples of one hash as a set": (
+        *("cond", _one_hash_of_tuples, "LimitError"),
+        ".args[0]: too many keys have one hash; expected at most 64; found 20000",
+    ),
+    "tuples of one hash as keys": (
+        *("cond", _one_hash_of_keys, "LimitError"),
+        "too many keys have one hash; expected at most 64; found 20000",
+    ),
+    "complex numbers of one hash": (
+        *("cond", _one_hash_of_complex_numbers, "LimitError"),
+        "too many keys have one hash; expected at most 64; found ",
+    ),
+    "a product of sixty sums": (
+        *("duck_shapes", _many_sums, "LimitError"),
+        "tables.json $.exprs: the products of sums are too large multiplied out; expected at most",
+    ),
+    "a tensor of sums of sizes": (
+        *("duck_shapes", _many_dims, "LimitError"),
+        "tables.json $.exprs: the products of sums are too large multiplied out; expected at most",
+    ),
+    "a power of a recorded size": (
+        *("duck_shapes", _power_of_a_hint, "LimitError"),
+        "an expression has a value that is too large; expected at most 262144 bits",
+    ),
     "wrappers that hold one tensor twice": (
         *("two_tensors", _doubled_wrappers, "LimitError"),
         "the tensors hold too many others, each counted as often as it is held; expected at most",
@@ -220,6 +303,40 @@ def test_what_was_found_is_refused(
     assert (outcome.word, outcome.kind.partition(" ")[0]) == ("refused", kind), outcome.text
     assert text in outcome.text
     assert len(outcome.text) < hostile_checks.LONGEST
+
+
+def _dangling_dim(tables: dict[str, Any], body: dict[str, Any]) -> None:
+    for row in tables["sources"]:
+        if row["cls"] == "TensorPropertySource":
+            row["fields"] = [[name, -1 if name == "idx" else v] for name, v in row["fields"]]
+
+
+def _view_of_less(tables: dict[str, Any], body: dict[str, Any]) -> None:
+    for row in tables["tensors"]:
+        if "base" in row:
+            row["size"] = [-3]
+
+
+@pytest.mark.parametrize(
+    ("stage", "seed", "edit"),
+    [("fresh", "duck_shapes", _dangling_dim), ("materialize", "base_and_view", _view_of_less)],
+)
+def test_what_torch_raises_of_a_record_is_one_error(
+    stage: str,
+    seed: str,
+    edit: Callable[[dict[str, Any], dict[str, Any]], None],
+    valid: dict[str, bytes],
+    watch: hostile_checks.Watch,
+    tmp_path: Path,
+) -> None:
+    """A frame in a new environment, and real inputs, of records that cannot be."""
+    path = tmp_path / "c.fkf"
+    path.write_bytes(valid[seed])
+    hostile_checks.warm_up(path, stage)
+    path.write_bytes(edited(valid[seed], edit))
+    outcome = hostile_checks.examine(path, stage, watch)
+    assert outcome.word == "refused", outcome.text
+    assert "torch cannot rebuild what the capture says" in outcome.text
 
 
 @pytest.mark.parametrize("opening", ["[", '{"a":', '[{"a":', "[[],[],["])
@@ -273,9 +390,69 @@ def test_a_capture_of_a_hundred_megabytes_is_read_when_asked(
     path.write_bytes(
         repack(Parts(parts.manifest, {**parts.members, "x.json": 0}), **{"x.json": blanks})
     )
-    with pytest.raises(tfk.LimitError, match="unpacks to far more than its size"):
+    with pytest.raises(tfk.LimitError, match="a member is too large"):
         tfk.Capture.load(path)
-    assert tfk.Capture.load(path, limits=tfk.Limits(ratio=2000)).desc.frame is not None
+    limits = tfk.Limits(member_bytes=200 << 20, total_bytes=200 << 20)
+    with pytest.raises(tfk.LimitError, match="unpacks to far more than its size"):
+        tfk.Capture.load(path, limits=limits)
+    with pytest.raises(tfk.LimitError, match="a member is too large; expected at most 67108864"):
+        tfk.Capture.load(path, limits=tfk.Limits(ratio=2000))
+    limits = tfk.Limits(ratio=2000, member_bytes=200 << 20, total_bytes=200 << 20)
+    assert tfk.Capture.load(path, limits=limits).desc.frame is not None
+
+
+_LARGEST = {
+    "rows of nodes": ("tables.json", "nodes", b'["i",%d]'),
+    "rows of frames": ("tables.json", "frames", b'["%x",1,"",""]'),
+    "empty rows": ("tables.json", "stacks", b"[]"),
+    "lists": ("capture.json", "args", b'{"type":"list","items":[]}'),
+    "numbers": ("capture.json", "args", b"%d"),
+}
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("what", _LARGEST)
+def test_a_large_file_takes_no_more_than_a_small_one(
+    what: str, valid: dict[str, bytes], tmp_path: Path
+) -> None:
+    """Twenty megabytes that ask for as much as a file may, measured in a process of its own."""
+    member, field, row = _LARGEST[what]
+    parts = unpack(valid["cond"])
+    assert parts is not None
+    limits = tfk.Limits()
+    containers = row.count(b"[") + row.count(b"{")
+    count = limits.values // (containers + row.count(b",") + 1)
+    count = min(count, limits.containers // max(containers, 1))
+    rows = b",".join(row % i if b"%" in row else row for i in range(count - 2000))
+    tables, body = parts.members["tables.json"], parts.members["capture.json"]["body"]
+    if member == "tables.json":
+        tables[field] = ["@"]
+        tables.setdefault("frames", []).append(["@blob@", 1, "", ""])
+    else:
+        body["graph"]["nodes"][-1][field] = ["@"]
+        body["frame"] = "@blob@"
+    text = json.dumps(parts.members[member], separators=(",", ":")).encode()
+    blob = base64.b64encode(random.Random(0).randbytes(15 << 20))
+    texts = {member: text.replace(b'"@"', rows).replace(b"@blob@", blob)}
+    path = tmp_path / "large.fkf"
+    path.write_bytes(repack(parts, **texts))
+    assert path.stat().st_size > 15 << 20
+    program = (
+        "import sys, time; import torch_fakeify as tfk\n"
+        "from torch_fakeify.files import read_capture\n"
+        "def peak(): return int(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])\n"
+        "before, start = peak(), time.process_time()\n"
+        "try: read_capture(sys.argv[1])\n"
+        "except tfk.FormatError as error: print(error, file=sys.stderr)\n"
+        "print(peak() - before, time.process_time() - start)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, path], capture_output=True, text=True, check=True
+    )
+    assert "too many JSON" not in done.stderr  # it is read as far as that
+    kilobytes, seconds = map(float, done.stdout.split())
+    assert kilobytes * 1024 < hostile_checks.MEMORY
+    assert seconds < 3 * hostile_checks.SECONDS  # 2.2 s at most where this was measured
 
 
 def test_a_member_cannot_claim_to_be_packed_larger_than_the_file(
@@ -327,17 +504,29 @@ def test_values_are_bounded_before_they_are_computed(nodes: list[Any], fits: boo
 # --- the fuzzers ----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("stage", "examples"), [("instantiate", 200), ("fresh", 60), ("materialize", 60)]
+)
 def test_hostile_files_are_refused(
-    valid: dict[str, bytes], examine: Callable[[bytes], hostile_checks.Outcome]
+    stage: str,
+    examples: int,
+    valid: dict[str, bytes],
+    watch: hostile_checks.Watch,
+    tmp_path: Path,
 ) -> None:
-    """A short run of the structure-aware fuzzer."""
+    """A short run of the structure-aware fuzzer, with all that is done with a capture."""
     captures = [valid[name] for name in FEW]
     words: set[str] = set()
+    path = tmp_path / "c.fkf"
+    for data in captures:
+        path.write_bytes(data)
+        hostile_checks.warm_up(path, stage)
 
-    @settings(max_examples=200, database=None)
+    @settings(max_examples=examples, database=None)
     @given(st.sampled_from(captures), st.randoms(use_true_random=False))
     def one(data: bytes, choices: random.Random) -> None:
-        outcome = examine(Mutator(choices, captures).mutate(data))
+        path.write_bytes(Mutator(choices, captures).mutate(data))
+        outcome = hostile_checks.examine(path, stage, watch)
         words.add(outcome.word)
         assert outcome.word != "finding", f"{outcome.kind}\n{outcome.text}"
 

@@ -96,6 +96,8 @@ LAYERS = {
     "wrapped": (4, 0),
     "static_fakes": (3, 3),
     "record_checks": (4, 1),
+    "refusing": (1, 0),
+    "scalars": (2, 0),
     "convert": (4, 2),
     "describe": (4, 1),
     "shape_env": (4, 1),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor
 
 import torch_fakeify as tfk
@@ -173,6 +174,19 @@ def test_unknown_symbols_are_refused() -> None:
     capture = one(_sized, torch.randn(7, 3), torch.randn(3, 7), dynamic=True)
     with pytest.raises(tfk.CaptureError, match="the frame has no such symbol; expected one of"):
         capture.materialize(sizes={"nope": 4})
+
+
+def test_no_more_memory_is_taken_than_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each storage counts once; what has none counts by its elements."""
+    x = torch.zeros(10, 10)
+    fakes = map(FakeTensorMode().from_tensor, (x, x.t(), torch.eye(5).to_sparse_coo()))
+    capture = tfk.capture(torch.fx.symbolic_trace(lambda x, y, z: (x + y, z)), list(fakes))
+    assert len(capture.materialize(max_bytes=500)) == 3
+    with pytest.raises(tfk.CaptureError, match="expected at most 499 bytes; found 500"):
+        capture.materialize(max_bytes=499)
+    monkeypatch.setattr("os.sysconf", lambda name: {"SC_PAGE_SIZE": 7}.get(name, 70))
+    with pytest.raises(tfk.CaptureError, match="expected at most 490 bytes; found 500"):
+        capture.materialize()
 
 
 def test_a_device_that_is_not_here_is_refused() -> None:

@@ -9,16 +9,18 @@ import os
 import subprocess
 import sys
 import types
+import unicodedata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 import torch
+from hostile_records import exchanged, places
 from torch.testing._internal.two_tensor import TwoTensor
 
 import torch_fakeify as tfk
-from torch_fakeify import name_lists, names
+from torch_fakeify import cli, name_lists, names
 from torch_fakeify._torch import function_modules, late_function_modules
 from torch_fakeify.desc import (
     DictValue,
@@ -31,6 +33,7 @@ from torch_fakeify.desc import (
 )
 from torch_fakeify.desc_graph import NodeDesc
 from torch_fakeify.errors import FakeifyError, FormatError, UnknownNameError, UnsupportedValueError
+from torch_fakeify.text import escape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -120,6 +123,12 @@ def frames() -> dict[str, tfk.Capture]:
     }
 
 
+FRAMES = (
+    *("static", "dynamic", "views", "subclass", "jagged", "branches", "data", "settings"),
+    *("structured", "failed"),
+)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a file of each."""
@@ -190,6 +199,60 @@ def test_no_text_in_a_file_becomes_code(report: dict[str, Any]) -> None:
         "cls", "fields", "backend", "arguments", "meta", "items",
     }  # fmt: skip
     assert refused > 500 < loaded
+
+
+# --- what is printed ------------------------------------------------------------------------------
+
+CONTROLS = "".join(
+    char for char in map(chr, range(0x110000)) if unicodedata.category(char) in ("Cc", "Cf", "Cs")
+)
+"""C0 and C1 controls, those of the direction of text and other invisible ones, surrogates."""
+
+
+def test_every_control_character_is_escaped() -> None:
+    """Also those of right-to-left text, and what ends a line somewhere."""
+    others = [c for c in map(chr, range(0x110000)) if unicodedata.category(c) in ("Zl", "Zp")]
+    assert len(CONTROLS) > 65 + 12 + 2048
+    assert {"\x1b", "\x9b", "\x7f", "\u202e", "\u2066", "\u061c", "\u200f", "\ufeff"} <= set(
+        CONTROLS
+    )
+    for char in (*CONTROLS, *others):
+        shown = escape(char)
+        assert shown[0] == "\\", hex(ord(char))
+        assert shown.isascii()
+        assert shown.isprintable()
+
+
+def test_the_name_of_a_frame_is_shown_without_controls(folder: Path) -> None:
+    """Also in a debugger, and by a warning of another version of torch."""
+    desc = tfk.Capture.load(folder / "static.fkf").desc
+    evil = msgspec.structs.replace(desc, frame="f\x1b[2J\u202e", torch_version="9.9\x9b2J" * 99)
+    shown = repr(tfk.Capture(evil))
+    assert shown.startswith("<Capture f\\x1b[2J\\u202e: ")
+    assert shown.isprintable()
+    tfk.Capture(evil).save(folder.parent / "evil.fkf")
+    with pytest.warns(tfk.TorchVersionWarning) as told:
+        tfk.Capture.load(folder.parent / "evil.fkf")
+    assert str(told[0].message).isprintable()
+    assert len(str(told[0].message)) < 500
+
+
+@pytest.mark.parametrize("kind", list(FRAMES))
+def test_what_is_printed_has_no_controls(
+    folder: Path, kind: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each kind of text that a file has, exchanged for controls: `show` prints none of them."""
+    frame = tfk.Capture.load(folder / f"{kind}.fkf").desc
+    evil = "a" + "".join(sorted(set(CONTROLS) & set(map(chr, range(0x2100))))) + "\ufeff b"
+    for what, place in places(frame, 1):
+        # No JSON has a lone surrogate.
+        for flags, text in (([], f"\udc9b{evil}"), (["--privacy"], evil), (["--json"], evil)):
+            desc = exchanged(frame, place, lambda _, text=text: text)
+            monkeypatch.setattr(cli, "read_capture", lambda _, desc=desc: desc)
+            assert cli.main(["show", *flags, "FILE"]) == cli.DONE, what
+            captured = capsys.readouterr()
+            for line in (captured.out + captured.err).split("\n"):
+                assert line.isprintable(), (what, flags)
 
 
 # --- what a graph may not name --------------------------------------------------------------------

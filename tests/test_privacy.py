@@ -17,8 +17,8 @@ from hostile_records import exchanged, places, texts
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import torch_fakeify as tfk
-from torch_fakeify import cli, paths, privacy
-from torch_fakeify.desc import FrameDesc, StackDesc
+from torch_fakeify import cli, paths, privacy, scalars
+from torch_fakeify.desc import FloatNode, FrameDesc, StackDesc
 from torch_fakeify.files import read_capture
 from torch_fakeify.page import show_lines
 from torch_fakeify.privacy import privacy_lines
@@ -354,6 +354,20 @@ def test_no_text_of_a_file_controls_a_terminal(home: Path, lines_of: Callable[..
         (r"C:\Users\bob\x.dll failed", ".../x.dll failed"),
         ("C:/Users/bob/x.dll", ".../x.dll"),
         (r"\\server\share\x.dll", ".../x.dll"),
+        ("L['/data/my files/x.bin']", "L['.../x.bin']"),
+        ('open "/data/my files/a b.bin" failed', 'open ".../a b.bin" failed'),
+        ("/data/bob smith/x.bin", ".../x.bin"),
+        ("/data/bob smith/of ours.bin", ".../of ours.bin"),
+        ("/home/josé/été/ß.bin not found", ".../ß.bin not found"),
+        ("/データ/ボブ/x", ".../x"),
+        (r"in C:\Users\Bob Smith\x.dll at 3", "in .../x.dll at 3"),
+        (r"'C:\\Users\\Bob Smith\\x.dll'", "'.../x.dll'"),
+        ("C:/Users/Bob Smith/x.dll", ".../x.dll"),
+        (r"D:\josé\x.dll", ".../x.dll"),
+        (r"\\server\bob smith\x.dll is old", ".../x.dll is old"),
+        ("file:///home/bob%20smith/x.py", "file://.../x.py"),
+        ("'/'.join(a) + '/b'", "'/'.join(a) + '/b'"),
+        ("/ 2 / 3", "/ 2 / 3"),
         ("http://example.org/a/b", "http://example.org/a/b"),
         ("a/b/c", "a/b/c"),
         ("x.shape[0]/y.shape[0]/2", "x.shape[0]/y.shape[0]/2"),
@@ -377,6 +391,28 @@ def test_the_home_itself_is_a_tilde(monkeypatch: pytest.MonkeyPatch) -> None:
         assert paths.Shortener().text(f"in /mnt/x/{USER}") == "in ~"
     finally:
         paths._home.cache_clear()
+
+
+@pytest.mark.parametrize("folder", ["Alice von Q7x", "alice,q7x (work)", "álice {q7x}"])
+def test_a_home_may_have_any_name(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blanks and brackets end no path that begins with the user's own folder."""
+    paths._home.cache_clear()
+    monkeypatch.setenv("HOME", f"/home/{folder}")
+    try:
+        shorten = paths.Shortener().text
+        assert shorten(f"no /home/{folder}/a/b.bin there") == "no .../b.bin there"
+        assert shorten(f"see /home/{folder}, please") == "see ~, please"
+        assert shorten(f"see /home/{folder}s/x now").endswith("x now")
+        assert paths.short_message(f"at /home/{folder}/x.bin, line 3") == "at .../x.bin, line 3"
+    finally:
+        paths._home.cache_clear()
+
+
+def test_a_file_of_windows_is_its_last_part() -> None:
+    """On another system, whatever its folders are called."""
+    paths.short_path.cache_clear()
+    for file in (r"C:\Users\Bob Smith\my file.py", r"\\server\of bob\my file.py"):
+        assert paths.short_path(file) == "my file.py"
 
 
 def test_a_working_directory_above_the_homes_is_no_project(
@@ -433,6 +469,80 @@ def test_help_says_what_the_flags_add(capsys: pytest.CaptureFixture[str]) -> Non
         text = re.sub(r"\s+", " ", capsys.readouterr().out)
         for word in words:
             assert word in text
+
+
+# --- elements of inputs ---------------------------------------------------------------------------
+
+NUMBER, FRACTION = 123456789, 0.8172635
+
+
+def scalar_frame(fn: Callable[..., Any], **options: Any) -> Any:
+    """The record of a frame whose inputs have two 0-dim tensors."""
+    found: list[Any] = []
+
+    def backend(gm: Any, inputs: Any) -> Any:
+        found.append(tfk.capture(gm, inputs, **options).desc)
+        return gm.forward
+
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        args = torch.tensor(NUMBER), torch.tensor(FRACTION, dtype=torch.float64)
+        torch.compile(fn, backend=backend, dynamic=True)(torch.ones(5, 4), *args)
+    (desc,) = found
+    return desc
+
+
+def numbers_of(value: Any) -> set[float]:
+    """Every number in a record."""
+    if isinstance(value, FloatNode):
+        return {value.mantissa * 2.0**value.exponent}
+    if isinstance(value, (int, float)):
+        return {value}
+    if isinstance(value, msgspec.Struct):
+        value = [getattr(value, name) for name in value.__struct_fields__]
+    parts: Any = value if isinstance(value, (tuple, list)) else ()
+    return set[float]().union(*map(numbers_of, parts))
+
+
+def test_elements_that_nothing_asks_for_are_not_recorded() -> None:
+    """Torch tracks each 0-dim tensor as a symbol, whose hint is its element."""
+
+    def unasked(x: Any, n: Any, f: Any) -> Any:
+        return x[:, 1:] * n + f
+
+    plain, kept = scalar_frame(unasked), scalar_frame(unasked, constants="small")
+    assert numbers_of(plain) & {NUMBER, FRACTION} == set()
+    assert numbers_of(kept) >= {NUMBER, FRACTION}
+    assert [s.name for s in plain.shape_env.symbols] == [s.name for s in kept.shape_env.symbols]
+    assert plain.shape_env.guards == kept.shape_env.guards
+    for capture in map(tfk.Capture, (plain, kept)):
+        for instance in (capture.instantiate(), capture.instantiate(fresh=True)):
+            again = tfk.capture(instance.gm, instance.inputs, constants="small")
+            assert again.fingerprint() == capture.fingerprint()
+    x, n, f = tfk.Capture(plain).materialize()[-3:]
+    assert (x.shape, n.item(), f.item()) == ((5, 4), 2, 0.5)
+
+
+def test_elements_that_a_frame_asks_for_are_hints() -> None:
+    """A guard holds for the element alone, and a graph that takes it out goes on with it."""
+    desc = scalar_frame(lambda x, n, f: x * n.item() + f if n.item() > 7 else x)
+    assert numbers_of(desc) & {NUMBER, FRACTION} == {NUMBER}
+    assert tfk.Capture(desc).instantiate()
+    lines = privacy_lines(desc)
+    assert lines[lines.index("data (2)") + 1 :][:2] == [
+        "  L['n'].item() = 123456789",
+        "  L['f'].item() = 0.5",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "other"),
+    [(0, 0), (1, 1), (-1, -1), (7, 2), (-7, -2), (0.0, 0.0), (1.0, 1.0), (0.3, 0.5), (-9.5, -2.0)],
+)
+def test_an_element_is_exchanged_for_its_like(value: float, other: float) -> None:
+    """Sign and size are what an operator may ask about; done again it changes nothing."""
+    assert scalars.like(value) == other == scalars.like(other)
+    assert type(scalars.like(value)) is type(value)
 
 
 def test_with_data_records_small_constants(tmp_path: Path) -> None:

@@ -66,7 +66,8 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--with-data",
         action="store_true",
-        help="also record the elements of tensors of at most 4096 bytes that a graph itself holds",
+        help="also record the elements of tensors of at most 4096 bytes that a graph itself holds, "
+        "and of 0-dim inputs",
     )
     run.add_argument(
         "--with-paths",

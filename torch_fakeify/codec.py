@@ -57,6 +57,8 @@ from .wire import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from .desc_env import ShapeEnvDesc
+
 __all__ = ["FORMAT", "VERSION", "Decoder", "Encoder", "dumps", "loads"]
 
 FORMAT = "torch_fakeify.records"
@@ -490,6 +492,7 @@ class Decoder:
 
     Args:
         members: their bytes by name; the tables are read and validated at once.
+        expr_nodes: how many distinct nodes the expressions may have.
 
     Raises:
         FormatError: as ``loads``, with the member's name before the path.
@@ -497,14 +500,29 @@ class Decoder:
         LimitError: as ``loads``.
     """
 
-    def __init__(self, members: Mapping[str, bytes]) -> None:
+    def __init__(self, members: Mapping[str, bytes], expr_nodes: int = MAX_EXPR_NODES) -> None:
         self._members = members
         if "tables.json" not in members:
             raise FormatError("the member is missing", where="tables.json")
         where = "tables.json $"
         text = members["tables.json"]
-        self._reader = Reader(_read_document(text, where), len(text), where)
+        document = _read_document(text, where)
+        bounds.check_count(len(document.nodes), expr_nodes, f"{where}.nodes")
+        self._reader = Reader(document, len(text), where)
         bounds.check_tables(self._reader.tables, self._reader.tree_nodes, where)
+
+    def check_frame(self, env: ShapeEnvDesc) -> None:
+        """Refuse expressions that are too large for a ``ShapeEnv``.
+
+        Args:
+            env: what a member has for their symbols.
+
+        Raises:
+            LimitError: one is too large multiplied out, or with numbers for its symbols.
+        """
+        tables, where = self._reader.tables, "tables.json $"
+        bounds.check_products(tables, self._reader.roots, where)
+        bounds.check_exponents(tables["nodes"], env, f"{where}.nodes")
 
     def get(self, name: str, cls: type[_T]) -> _T:
         """The object of a member.

@@ -5,6 +5,9 @@ One base class, one shape of message: where, what was expected, what was found, 
 
 from __future__ import annotations
 
+TRUST = "If you trust it, read it with higher `limits`"
+"""What to do where a file asks for more than a reader allows."""
+
 
 class FakeifyError(Exception):
     """Base of every error that this package raises on purpose.

@@ -411,8 +411,9 @@ def _decode_one(record: ExprNode, built: list[sympy.Basic], where: str) -> sympy
 
 
 def _decode_symbol(record: SymbolNode, where: str) -> sympy.Symbol:
-    if type(record.name) is not str or not record.name:
-        _fail(where, "a symbol without a name", "a non-empty string", repr(record.name))
+    if type(record.name) is not str or not record.name or not record.name.isprintable():
+        # Torch logs it as it is.
+        _fail(where, "a symbol without a name", "a printable text, not empty", repr(record.name))
     names = [name for name, _ in record.assumptions]
     if names != sorted(set(names)):
         _fail(where, "assumptions out of order", "sorted distinct names", ", ".join(names))

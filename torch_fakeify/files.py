@@ -95,11 +95,15 @@ def read_capture(path: str | os.PathLike[str], *, limits: Limits | None = None) 
 
 def read_file(path: str | os.PathLike[str], *, limits: Limits | None = None) -> CaptureFile:
     """As ``read_capture``, with the release that wrote the file."""
+    limits = limits or Limits()
     manifest, members = read_container(path, limits=limits)
     try:
-        decoder = Decoder(members)
+        decoder = Decoder(members, limits.expr_nodes)
         del members["tables.json"]  # read, and large
-        return CaptureFile(decoder.get(_MEMBER, CaptureDesc), manifest.producer)
+        desc = decoder.get(_MEMBER, CaptureDesc)
+        if desc.shape_env is not None:  # nothing else asks about expressions
+            decoder.check_frame(desc.shape_env)
+        return CaptureFile(desc, manifest.producer)
     except LimitError:
         raise
     except FormatError as error:

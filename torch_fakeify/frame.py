@@ -20,7 +20,7 @@ from .convert import MetaConverter
 from .desc_frame import CaptureDesc, FailureDesc, FakeModeDesc, InputDesc
 from .desc_graph import GraphModuleDesc, NodeDesc
 from .describe import MetaTensorDescriber
-from .errors import CaptureError, FakeifyError, UnknownNameError
+from .errors import CaptureError, UnknownNameError
 from .exprs import check_sym, decode_expr
 from .fake_modes import describe_fake_mode, make_fake_mode
 from .files import read_file, write_capture
@@ -31,10 +31,13 @@ from .materialize import materialize
 from .modes import apply_modes, describe_modes
 from .paths import short_message, short_path, short_paths, without_paths
 from .record_checks import where_of
+from .refusing import refusing
 from .renaming import rename_symbols
 from .retarget import Retarget
+from .scalars import without_scalars
 from .shape_env import encode_stack, restore, snapshot
 from .sources import DecodeMemo, decode_context, decode_source, encode_source
+from .text import clip, escape
 from .values import decode_value
 from .versions import is_newer, warn_of_torch, written_by
 
@@ -59,14 +62,16 @@ def capture(
 
     Inside a Dynamo backend the inputs are the real tensors that the frame began with, and their
     symbols come from the frame's symbolic contexts; elsewhere they may be fake tensors of one mode.
-    Nothing is changed: no guard is added, no tensor data is read.
+    Nothing is changed: no guard is added; of tensor data nothing is read but the elements of 0-dim
+    tensors that torch tracks as symbols.
 
     Args:
         gm: the graph, at torch level (Dynamo's) or at ATen level.
         example_inputs: one for each placeholder.
         constants: ``"small"`` also records the data of tensors of at most 4096 bytes that the graph
             itself holds, as ``make_fx`` makes them; without it such a graph compiles from its
-            capture but does not run.
+            capture but does not run. It also keeps the values of 0-dim tensors among the inputs
+            that nothing in the frame asks for; else they become other numbers (`scalars`).
         paths: ``"full"`` keeps absolute paths as they are, in stacks and in all texts.
 
     Raises:
@@ -92,6 +97,8 @@ def capture(
         torch_version=_torch.torch_version(),
         frame=_frame_name(tracing_context),
     )
+    if constants == "none":
+        desc = without_scalars(desc)
     return Capture(desc if paths == "full" else without_paths(desc))
 
 
@@ -131,7 +138,7 @@ class Capture:
         desc = self.desc
         guards = 0 if desc.shape_env is None else len(desc.shape_env.guards)
         return (
-            f"<Capture {desc.frame or 'frame'}: {len(desc.graph.nodes)} nodes, "
+            f"<Capture {escape(clip(desc.frame or 'frame', 80))}: {len(desc.graph.nodes)} nodes, "
             f"{len(desc.inputs)} inputs, {guards} guards>"
         )
 
@@ -254,6 +261,7 @@ class Capture:
         *,
         sizes: Mapping[str, int] | None = None,
         device: str | torch.device | None = None,
+        max_bytes: int | None = None,
     ) -> list[Any]:
         """Real inputs that respect dtypes, strides, aliasing and guards.
 
@@ -262,11 +270,14 @@ class Capture:
                 non-negative, so that they are valid indices.
             sizes: values for symbols, by name; the others keep their hints.
             device: where to make them; ``None`` means the recorded device.
+            max_bytes: what they may have together; by default as much as this machine has memory.
+                To make them takes some times more for a while.
 
         Raises:
-            CaptureError: a size violates a guard or a range, or a device is not here.
+            CaptureError: a size violates a guard or a range, a device is not here, or they have
+                more than ``max_bytes``.
         """
-        return materialize(self.desc, seed=seed, sizes=sizes, device=device)
+        return materialize(self.desc, seed=seed, sizes=sizes, device=device, max_bytes=max_bytes)
 
 
 class Instance:
@@ -296,11 +307,12 @@ class Instance:
             known = Instance(_inputs_alone(desc), Retarget({}))
             from .fresh_env import FreshEnv  # what learns is not loaded to replay a frame
 
-            pupil = FreshEnv(known.shape_env)
+            with refusing("$.shape_env"):
+                pupil = FreshEnv(known.shape_env)
             shape_env = pupil.env
             desc = rename_symbols(msgspec.structs.replace(desc, shape_env=None), pupil.names)
         elif desc.shape_env is not None:
-            with _refusing("$.shape_env"):
+            with refusing("$.shape_env"):
                 shape_env = restore(desc.shape_env)
         self.fake_mode = make_fake_mode(desc.fake_mode, shape_env)
         self._converter = MetaConverter(
@@ -311,9 +323,10 @@ class Instance:
         with nullcontext() if shape_env is None else shape_env.suppress_guards():
             self.inputs = [self._convert_input(i, d) for i, d in enumerate(desc.inputs)]
         if known is not None and pupil is not None:
-            pupil.learn(known.gm, known.inputs, self.inputs)
+            with refusing("$.shape_env"):
+                pupil.learn(known.gm, known.inputs, self.inputs)
         guards = nullcontext() if shape_env is None else shape_env.suppress_guards()
-        with guards, _refusing("$.graph"):
+        with guards, refusing("$.graph"):
             self.gm = decode_graph(
                 desc.graph,
                 convert=self._convert,
@@ -322,10 +335,11 @@ class Instance:
                 sources=self._sources,
             )
         self.tracing_context = _torch.TracingContext(self.fake_mode)
-        with _refusing("$.inputs"):
+        with refusing("$.inputs"):
             self._dress_graph()
         if pupil is not None:
-            pupil.assert_in(self.gm)
+            with refusing("$.graph"):
+                pupil.assert_in(self.gm)
 
     @property
     def shape_env(self) -> Any | None:
@@ -385,7 +399,7 @@ class Instance:
         return _torch.CompileId(frame_id=0, frame_compile_id=0)
 
     def _convert(self, desc: MetaTensorDesc) -> torch.Tensor:
-        with _refusing(where_of(desc)):
+        with refusing(where_of(desc)):
             return self._converter.from_desc(self._retarget.tensor(desc))
 
     def _make_sym(self, desc: SymDesc) -> Any:
@@ -403,7 +417,7 @@ class Instance:
         if desc.tensor is not None:
             return self._convert(desc.tensor)
         where = f"$.inputs[{position}]"
-        with _refusing(where):
+        with refusing(where):
             if desc.sym is not None:
                 return self._make_sym(desc.sym)
             return decode_value(desc.value, where=f"{where}.value")
@@ -444,26 +458,6 @@ class Instance:
         marks = desc.tensor.marks
         if marks is not None and marks.static_input_type is not None:
             fx_node.meta["tensor_dict"] = {"_dynamo_static_input_type": marks.static_input_type}
-
-
-@contextmanager
-def _refusing(where: str) -> Generator[None, None, None]:
-    """Says of whatever torch or a tensor subclass raises which part of the capture it is about.
-
-    Each room checks what it can know of a record. What is left is known to torch's own code alone,
-    which does not expect to be called with such values and fails in any way.
-    """
-    try:
-        yield
-    except (FakeifyError, MemoryError):
-        raise
-    except Exception as error:
-        raise CaptureError(
-            "torch cannot rebuild what the capture says",
-            where=where,
-            found=f"{type(error).__name__}: {error}",
-            fix="The file is damaged, or made for another version of torch",
-        ) from error
 
 
 def _inputs_alone(desc: CaptureDesc) -> CaptureDesc:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,8 @@ from .errors import CaptureError
 from .exprs import decode_expr
 from .materialize_kinds import make_mkldnn, make_sparse, make_view, make_wrapper, refuse_wrapped
 from .meshes import Meshes
-from .text import expr_text
+from .refusing import refusing
+from .text import expr_text, int_text
 from .values import decode_value
 
 if TYPE_CHECKING:
@@ -31,6 +34,7 @@ def materialize(
     seed: int = 0,
     sizes: Mapping[str, int] | None = None,
     device: str | torch.device | None = None,
+    max_bytes: int | None = None,
 ) -> list[Any]:
     """Real inputs for a captured frame, in placeholder order.
 
@@ -43,19 +47,45 @@ def materialize(
         seed: of the generator.
         sizes: values by symbol name or by source name; other symbols keep their hints.
         device: where to make the tensors; ``None`` means each one's recorded device.
+        max_bytes: of all tensors together; ``None`` means the memory of this machine.
 
     Raises:
-        CaptureError: unknown symbol, violated guard or range, or a device that is not here.
+        CaptureError: unknown symbol, violated guard or range, a device that is not here, or more
+            bytes than ``max_bytes``.
     """
     sizes = dict(sizes or {})
-    symbols = Symbols(desc.shape_env, sizes)
-    if sizes:
-        symbols.check_guards()
+    with refusing("$.shape_env"):
+        symbols = Symbols(desc.shape_env, sizes)
+        if sizes:
+            symbols.check_guards()
     maker = _Maker(symbols, seed, None if device is None else torch.device(device))
-    maker.plan(desc.inputs)
-    inputs = [maker.make_input(i, d) for i, d in enumerate(desc.inputs)]
-    maker.release_storages()
+    inputs: list[Any] = []
+    with refusing("$.inputs"):
+        _check_bytes(maker.plan(desc.inputs), max_bytes)
+        for i, entry in enumerate(desc.inputs):
+            with refusing(f"$.inputs[{i}]"):
+                inputs.append(maker.make_input(i, entry))
+        maker.release_storages()
     return inputs
+
+
+def _check_bytes(nbytes: int, most: int | None) -> None:
+    most = _memory() if most is None else most
+    if most is not None and nbytes > most:
+        raise CaptureError(
+            "the inputs are too large",
+            expected=f"at most {most} bytes",
+            found=int_text(nbytes),
+            fix="Choose smaller sizes, or a larger `max_bytes` if there is room for them",
+        )
+
+
+def _memory() -> int | None:
+    """Bytes of memory that this machine has, where the system tells."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
 
 
 class Symbols:
@@ -197,16 +227,28 @@ class _Maker:
         self.meshes = Meshes()
         self.offsets: dict[int, MetaTensorDesc] = {}
 
-    def plan(self, inputs: tuple[InputDesc, ...]) -> None:
-        """Find how many bytes each storage needs, over all tensors on it."""
+    def plan(self, inputs: tuple[InputDesc, ...]) -> int:
+        """Find how many bytes each storage needs, over all tensors on it, and all together."""
+        recorded: dict[int, int] = {}
+        others = 0
         for entry in inputs:
             for desc in _with_parts(entry.tensor):
                 if desc.nested_int is not None:
                     self.offsets[desc.nested_int] = desc
-                if desc.storage is not None and desc.subclass is None:
+                if desc.subclass is not None:
+                    continue
+                if desc.layout != "strided":
+                    others += self._elements(desc) * _dtype(desc).itemsize
+                elif desc.storage is not None:
+                    storage_id, nbytes = desc.storage.id, desc.storage.nbytes
                     needed = self._extent(desc)
-                    storage_id = desc.storage.id
                     self.extents[storage_id] = max(self.extents.get(storage_id, 0), needed)
+                    recorded[storage_id] = nbytes if isinstance(nbytes, int) else 0
+        return others + sum(max(n, recorded[at]) for at, n in self.extents.items())
+
+    def _elements(self, desc: MetaTensorDesc) -> int:
+        """Of a tensor without strides, which is made of a dense one."""
+        return math.prod(self.symbols.integer(n, f"tensor {desc.id}") for n in desc.size)
 
     def _extent(self, desc: MetaTensorDesc) -> int:
         size, stride, offset = self._layout(desc)

@@ -35,13 +35,23 @@ _INSTALLED = re.compile(r".*[\\/](?:site|dist)-packages[\\/]")
 _STANDARD = re.compile(r".*[\\/]lib[\\/]python\d+(?:\.\d+)*t?[\\/]")
 
 _PART = r"[^\s\\/:*?\"'<>|,;(){}\[\]`]+"
+_SPACED = rf"{_PART}(?: +{_PART})*"
+_BEFORE = r"(?<![\w.)\]}/~])"
 ABSOLUTE = re.compile(
-    rf"(?<![\w.)\]}}/~])/(?:{_PART}/)+(?:{_PART})?"
+    rf"(?<=')/(?:[^'/\n]+/)+[^'/\n]*(?=')"
+    rf'|(?<=")/(?:[^"/\n]+/)+[^"/\n]*(?=")'
+    rf"|\A/(?:{_SPACED}/)+{_SPACED}\Z"
+    rf"|{_BEFORE}/(?:{_PART}/)+(?:{_PART})?"
     rf"|(?<=file://)/(?:{_PART}/)*{_PART}"
-    rf"|(?<![\w])[A-Za-z]:[\\/]+(?:{_PART}[\\/]+)*(?:{_PART})?"
-    rf"|(?<![\w\\])\\\\{_PART}(?:\\{_PART})+"
+    rf"|(?<![\w])[A-Za-z]:[\\/]+(?:{_SPACED}[\\/]+)*(?:{_PART})?"
+    rf"|(?<![\w\\])\\\\{_PART}(?:\\+{_SPACED}(?=\\))*(?:\\+{_PART})+"
 )
-"""An absolute path in a text: of POSIX with two parts or more, of Windows, or of a share."""
+"""An absolute path in a text: of POSIX with two parts or more, of Windows, or of a share.
+
+Folders may have blanks in their names on Windows, and elsewhere between quotes or where the path is
+the whole text. `Shortener` knows the home and the working directory besides.
+"""
+_OF_WINDOWS = re.compile(r"[A-Za-z]:[\\/]|\\\\")
 
 _OTHER = re.compile(r"[^A-Za-z0-9]+")
 
@@ -68,7 +78,7 @@ def short_path(file: str) -> str:
     path = PurePath(file)
     if not path.is_absolute():
         # Of another system, such as a share of Windows: its last part.
-        return re.split(r"[\\/]", file)[-1] if ABSOLUTE.fullmatch(file) else file
+        return re.split(r"[\\/]", file)[-1] if _OF_WINDOWS.match(file) else file
     here = _project()
     if here is not None and path != here and path.is_relative_to(here):
         return str(path.relative_to(here))
@@ -92,10 +102,22 @@ def _home() -> Path:
     return Path(os.path.expanduser("~"))  # noqa: PTH111 - `Path.home` raises where there is none
 
 
+@functools.lru_cache(maxsize=16)
+def _with_folders(*folders: Path | None) -> re.Pattern[str]:
+    """An absolute path, also one below a folder whose name has blanks or other signs in it."""
+    known = [
+        str(f) for f in folders if f is not None and not re.fullmatch(rf"(?:/{_PART})*/?", f"{f}")
+    ]
+    longest = sorted(map(re.escape, known), key=len, reverse=True)
+    below = "".join(rf"{_BEFORE}{folder}(?!{_PART})(?:[\\/]{_PART})*|" for folder in longest)
+    return re.compile(below + ABSOLUTE.pattern)
+
+
 class Shortener:
     """Shortens the paths in texts; what was different stays so, within one record."""
 
     def __init__(self) -> None:
+        self._pattern = _with_folders(_home(), _project())
         self._short: dict[str, str] = {}
         self._taken: set[str] = set()
 
@@ -103,7 +125,7 @@ class Shortener:
         """The text with every absolute path in it shortened."""
         if "/" not in text and "\\" not in text:
             return text
-        return ABSOLUTE.sub(lambda match: self._path(match[0]), text)
+        return self._pattern.sub(lambda match: self._path(match[0]), text)
 
     def _path(self, path: str) -> str:
         known = self._short.get(path)

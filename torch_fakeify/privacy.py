@@ -1,6 +1,6 @@
 """Every text in a capture that comes from the program that was recorded: ``show --privacy``.
 
-A text is listed unless it stands where only words of torch's own stand, and is such a word. So
+Of numbers it has the elements of tensors that the file holds, and the hints that may be ones. A text is listed unless it stands where only words of torch's own stand, and is such a word. So
 what this module does not know yet is listed, under ``other``.
 """
 
@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from .desc import EnumValue, FunctionValue, NamedTupleValue, OpaqueValue
-from .text import escape
+from .desc_env import SymbolDesc
+from .scalars import ITEM
+from .text import escape, expr_text
 
 if TYPE_CHECKING:
     from .desc_frame import CaptureDesc
@@ -149,6 +151,11 @@ class _Texts:
 
     def _struct(self, value: msgspec.Struct, heading: str) -> None:
         kind = type(value).__name__
+        if isinstance(value, SymbolDesc) and value.hint is not None:
+            hint = expr_text(value.hint)
+            for source in value.sources:
+                if source.cls == ITEM:
+                    self._put("data", f"{source.name} = {hint}")
         for name in value.__struct_fields__:
             field = f"{kind}.{name}"
             part = getattr(value, name)

@@ -97,7 +97,8 @@ class Reader:
         self.tables: dict[str, list[Any]] = {}
         self._depths: dict[str, list[int]] = {}
         self._fill("nodes", document.nodes, Reader._read_node, where)
-        self.tree_nodes = bounds.tree_nodes(self._args, document.exprs, allowed), allowed
+        self.roots = document.exprs
+        self.tree_nodes = bounds.tree_nodes(self._args, self.roots, allowed), allowed
         self._fill("frames", document.frames, swap_of(FrameDesc).decode, where)
         # By text: numbers can be chosen so that all have one hash.
         if len(set(map(self._write, self.tables["nodes"]))) != len(self.tables["nodes"]):

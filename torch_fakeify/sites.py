@@ -2,7 +2,8 @@
 
 The sites are those that ``ShapeEnv.produce_guards`` tracks (torch 2.13): scalars, sizes, strides
 and storage offsets of tensors, also of the inner tensors of wrapper subclasses, and what ``item()``
-of a tensor gives. A frontend may have changed an input while it traced (``resize_``,
+of a tensor gives. A tensor that functorch has wrapped has none: no operator reads its sizes outside
+of its transform. A frontend may have changed an input while it traced (``resize_``,
 ``transpose_``); there the sources of the symbols tell the sites, not the fake tensor.
 """
 
@@ -91,6 +92,8 @@ def _sites_of(
     told = [] if source is None else by_source.get(source.name, [])
     if not isinstance(value, torch.Tensor):
         return [_checked(site, value, env) for site in _scalar_sites(placeholder, value)]
+    if _torch.is_functorch_wrapped(value) and _torch.peek_interpreter_stack() is None:
+        return []
     sites = list(_tensor_sites(placeholder, (), value, env))
     seen = {(site.prop, site.dim): site.expr for site in sites if not site.path}
     known = {(s.prop, s.dim): s.expr for s in told}

@@ -114,9 +114,11 @@ def decode(
         found = decoder.decode(data)
         if whole and not _is_canonical(found, data):
             # Not as we write it, perhaps edited. That is fine, but other keys and duplicates are not.
+            found = None  # two trees of a large text would take twice the memory
             if strict is not None:
                 strict().decode(data)
             json.loads(bytes(data), object_pairs_hook=functools.partial(_refuse_duplicates, where))
+            found = decoder.decode(data)
     except msgspec.ValidationError as error:
         _raise_invalid(str(error), where)
     except msgspec.DecodeError as error:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, WrapperDescriptorType
 from typing import Any, NamedTuple, TypeAlias, assert_never
 
@@ -67,6 +68,10 @@ class Located(NamedTuple):
 
 MAX_DEPTH = 64
 """How deep containers may be nested in one another."""
+
+MAX_EQUAL_HASHES = 64
+"""Keys of a dictionary, or items of a set, with one hash. A number of 64 bits has that of up to eight
+others, and of some 33 floats."""
 
 _PLAIN = frozenset({type(None), bool, int})
 _SCALARS = _PLAIN | {float, str}
@@ -379,8 +384,29 @@ def _decode_size(items: list[Any], where: str) -> torch.Size:
     return torch.Size(items)
 
 
+def _check_hashes(keys: Sequence[Any], where: str) -> None:
+    """Refuse keys that were chosen to have one hash: a dictionary of them takes for ever.
+
+    Python hashes strings and bytes by a secret, but not tuples of numbers.
+
+    Raises:
+        TypeError: one of them has no hash.
+    """
+    if len(keys) <= MAX_EQUAL_HASHES:
+        return
+    ((_, most),) = Counter(map(hash, keys)).most_common(1)
+    if most > MAX_EQUAL_HASHES:
+        raise LimitError(
+            "too many keys have one hash",
+            where=where,
+            expected=f"at most {MAX_EQUAL_HASHES}",
+            found=str(most),
+        )
+
+
 def _decode_set(v: SetValue, items: list[Any], where: str) -> set[Any] | frozenset[Any]:
     try:
+        _check_hashes(items, where)
         found = frozenset(items)
     except TypeError as error:
         raise FormatError(f"not the items of a set: {error}", where=where) from error
@@ -394,10 +420,12 @@ def _decode_dict(v: DictValue, where: str, hook: DecodeHook | None, depth: int) 
         path = f"{where}.items[{i}][{side}]"
         return decode_value(item, where=path, hook=hook, _depth=depth + 1)
 
+    keys = [k if type(k) in _SCALARS else part(k, i, 0) for i, (k, _) in enumerate(v.items)]
     result: dict[Any, Any] = {}
-    for i, (key_value, item) in enumerate(v.items):
-        key = key_value if type(key_value) in _SCALARS else part(key_value, i, 0)
+    for i, (key, (_, item)) in enumerate(zip(keys, v.items, strict=True)):
         try:
+            if i == MAX_EQUAL_HASHES:
+                _check_hashes(keys, where)
             known = key in result
         except TypeError as error:
             raise FormatError(f"not a key: {error}", where=f"{where}.items[{i}][0]") from error

@@ -31,7 +31,7 @@ def warn_of_torch(recorded: str, running: str, *, stacklevel: int) -> None:
     """
     if recorded and recorded != running:
         warnings.warn(
-            f"the capture was recorded with torch {recorded!r}, and this is torch {running!r}: "
+            f"the capture was recorded with torch {recorded[:80]!r}, and this is torch {running!r}: "
             "operators, classes and what torch makes of them may differ",
             TorchVersionWarning,
             stacklevel=stacklevel + 1,
