@@ -787,3 +787,19 @@ def test_the_child_tells_a_difference(dynamic: Path) -> None:
     request = {"file": str(dynamic), "backend": "off_by_a_half", "sizes": [{}], "absent": []}
     (run,) = run_capture(request)["runs"]
     assert run["difference"] == pytest.approx(0.5)
+
+
+def test_a_file_that_asks_for_much_has_to_be_trusted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Text that packs better than that of a frame, as a decompression bomb does."""
+    text = tfk.capture(
+        torch.fx.symbolic_trace(lambda x, note: x + 1), [torch.ones(2), "a" * (4 << 20)]
+    )
+    path = str(tmp_path / "much.fkf")
+    text.save(path)
+    for command in (["show"], ["replay", "--backend", "eager"], ["fuzz", "--backend", "eager"]):
+        assert cli.main([*command, path]) == cli.BAD
+        assert "`--trust` on the command line" in capsys.readouterr().err
+        assert cli.main([*command, "--trust", path]) == cli.DONE
+    assert cli.main(["diff", "--trust", path, path]) == cli.DONE

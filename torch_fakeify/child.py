@@ -22,6 +22,7 @@ import torch
 
 from . import _torch
 from .comparing import first_mismatch
+from .container import Limits
 from .errors import CaptureError, FakeifyError
 from .frame import Capture
 
@@ -31,17 +32,23 @@ if TYPE_CHECKING:
 Reply: TypeAlias = dict[str, Any]
 
 
+def _load(request: Mapping[str, Any]) -> Capture:
+    """The capture that a request is about, without limits if it is trusted."""
+    return Capture.load(request["file"], limits=Limits.none() if request.get("trust") else None)
+
+
 def compile_capture(request: Mapping[str, Any]) -> Reply:
     """Rebuild a frame and compile it.
 
     Args:
-        request: ``file``, ``backend`` and ``device`` (or ``None``).
+        request: ``file``, ``backend`` and ``device`` (or ``None``); ``trust`` if it is to have no
+            limits, here as everywhere.
 
     Returns:
         ``outcome``: ``compiled``; or ``failed`` with what `_told` says of the backend's exception.
     """
     compiler_fn = _torch.resolve_backend(request["backend"])
-    instance = Capture.load(request["file"]).instantiate(request["device"])
+    instance = _load(request).instantiate(request["device"])
     started = time.perf_counter()
     try:
         instance.compile(compiler_fn)
@@ -88,7 +95,7 @@ def run_capture(request: Mapping[str, Any]) -> Reply:
         outputs and inputs, because a frame may write into its inputs.
     """
     started = time.perf_counter()
-    capture = Capture.load(request["file"])
+    capture = _load(request)
     instance = capture.instantiate()
     load = _milliseconds(started)
     started = time.perf_counter()
@@ -144,7 +151,7 @@ def run_sizes(request: Mapping[str, Any]) -> Reply:
         is ``same``, ``wrong`` or ``raises``; an error of eager's too is the same.
         ``failed``, as `compile_capture`, if the frame does not compile.
     """
-    capture = Capture.load(request["file"])
+    capture = _load(request)
     eager = capture.compile("eager")
     try:
         compiled = capture.compile(request["backend"])

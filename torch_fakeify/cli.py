@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from . import __version__
 from .codec import dumps
-from .container import VERSION
+from .container import VERSION, Limits
 from .errors import FakeifyError, ScriptError
 from .files import read_capture
 from .page import show_lines
@@ -23,6 +23,8 @@ from .text import escape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from .desc_frame import CaptureDesc
 
 DONE, DOES_NOT_HOLD, BAD = 0, 1, 2
 
@@ -131,6 +133,12 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser("demo", help="record a small decoder, rebuild and run it elsewhere")
     demo.add_argument("--backend", default="inductor", metavar="NAME", help="default: %(default)s")
     demo.set_defaults(command=_demo)
+    for command in (show, replay, diff, fuzz):
+        command.add_argument(
+            "--trust",
+            action="store_true",
+            help="read a file that asks for more than a capture of its size needs",
+        )
     return parser
 
 
@@ -177,7 +185,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    desc = read_capture(args.file)
+    desc = _read(args.file, args)
     if args.json:
         _print([_escape_json(dumps(desc).decode("utf-8"))])
     elif args.privacy:
@@ -185,6 +193,10 @@ def _show(args: argparse.Namespace) -> int:
     else:
         _print(show_lines(desc))
     return DONE
+
+
+def _read(path: str, args: argparse.Namespace) -> CaptureDesc:
+    return read_capture(path, limits=Limits.none() if args.trust else None)
 
 
 def _escape_json(text: str) -> str:
@@ -206,6 +218,7 @@ def _replay(args: argparse.Namespace) -> int:
         device=args.device,
         timeout=args.timeout,
         memory=args.memory,
+        trust=args.trust,
     )
     _print([verdict.word, *(f"  {line}" for line in verdict.details)])
     return DONE if verdict.holds else DOES_NOT_HOLD
@@ -214,7 +227,7 @@ def _replay(args: argparse.Namespace) -> int:
 def _diff(args: argparse.Namespace) -> int:
     from .diff import difference_lines, differences
 
-    found = differences(read_capture(args.a), read_capture(args.b))
+    found = differences(_read(args.a, args), _read(args.b, args))
     _print(difference_lines(found) or ["one frame"])
     return DOES_NOT_HOLD if found else DONE
 
@@ -224,11 +237,12 @@ def _fuzz(args: argparse.Namespace) -> int:
 
     report = fuzz(
         args.file,
-        read_capture(args.file),
+        _read(args.file, args),
         backend=args.backend,
         runs=args.runs,
         seed=args.seed,
         timeout=args.timeout,
+        trust=args.trust,
     )
     _print(report.lines())
     return DONE if report.smallest is None else DOES_NOT_HOLD

@@ -97,6 +97,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     expr_nodes: int = 250_000
     """Distinct nodes of expressions: each is looked at most often."""
 
+    @classmethod
+    def none(cls) -> Limits:
+        """For a file that is trusted: what it asks for, it gets."""
+        return cls(**dict.fromkeys(cls.__struct_fields__, _LARGEST))
+
 
 class MemberDesc(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the manifest says of a member."""

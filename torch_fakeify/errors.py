@@ -5,7 +5,7 @@ One base class, one shape of message: where, what was expected, what was found, 
 
 from __future__ import annotations
 
-TRUST = "If you trust it, read it with higher `limits`"
+TRUST = "If you trust it, read it with higher `limits`, or `--trust` on the command line"
 """What to do where a file asks for more than a reader allows."""
 
 

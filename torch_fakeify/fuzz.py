@@ -79,6 +79,7 @@ def fuzz(
     seed: int = 0,
     timeout: float = 600.0,
     memory: int | None = None,
+    trust: bool = False,
 ) -> FuzzReport:
     """Run a frame at other sizes that its guards admit, compiled and in eager mode.
 
@@ -90,6 +91,7 @@ def fuzz(
         seed: of the choice of sizes, and of the inputs' data.
         timeout: seconds for each batch of sizes, compiling included.
         memory: bytes that a process may hold; ``None`` for no limit.
+        trust: let the file ask for whatever it wants.
 
     Raises:
         CaptureError: the frame cannot be run at all: it has tensors whose data is not on record, or
@@ -99,7 +101,8 @@ def fuzz(
     words = Words(desc)
     report = FuzzReport({name: words.symbol(name) for name in _names(desc)})
     with ForkServer() as server:
-        runner = _Runner(server, Path(path), backend, seed, timeout, memory)
+        request = {"backend": backend, "seed": seed, "trust": trust}
+        runner = _Runner(server, Path(path), request, timeout, memory)
         sizes = iter(islice(search, runs))
         while batch := list(islice(sizes, _BATCH)):
             report.tried += len(batch)
@@ -129,14 +132,13 @@ class _Runner:
         self,
         server: ForkServer,
         path: Path,
-        backend: str,
-        seed: int,
+        request: dict[str, Any],
         timeout: float,
         memory: int | None,
     ) -> None:
         self._server = server
         self._file = str(path.absolute())
-        self._request = {"task": "sizes", "file": self._file, "backend": backend, "seed": seed}
+        self._request = {"task": "sizes", "file": self._file, **request}
         self._timeout = timeout
         self._memory = memory
 
