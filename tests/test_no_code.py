@@ -248,7 +248,7 @@ def test_what_is_printed_has_no_controls(
         # No JSON has a lone surrogate.
         for flags, text in (([], f"\udc9b{evil}"), (["--privacy"], evil), (["--json"], evil)):
             desc = exchanged(frame, place, lambda _, text=text: text)
-            monkeypatch.setattr(cli, "read_capture", lambda _, desc=desc: desc)
+            monkeypatch.setattr(cli, "read_capture", lambda _, limits, desc=desc: desc)
             assert cli.main(["show", *flags, "FILE"]) == cli.DONE, what
             captured = capsys.readouterr()
             for line in (captured.out + captured.err).split("\n"):

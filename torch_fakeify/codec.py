@@ -120,7 +120,7 @@ def _document_decoder(*, strict: bool = False) -> msgspec.json.Decoder[Any]:
         forbid_unknown_fields=True,
         gc=False,
     )
-    return msgspec.json.Decoder(document)
+    return decoder(document)
 
 
 def _source_row(row: Any, *, strict: bool) -> Any:

@@ -147,6 +147,10 @@ class _Header(msgspec.Struct):
         return written_by(*known)
 
 
+_HEADER = msgspec.json.Decoder(_Header)
+_MANIFEST_DECODER = msgspec.json.Decoder(Manifest)
+
+
 # --- writing --------------------------------------------------------------------------------------
 
 
@@ -449,7 +453,7 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
 
 def _read_manifest(data: bytes, where: str) -> Manifest:
     strict_json.check_text(data, f"{where} $")
-    header: Any = strict_json.decode(msgspec.json.Decoder(_Header), data, f"{where} $", whole=False)
+    header: Any = strict_json.decode(_HEADER, data, f"{where} $", whole=False)
     if header.format != FORMAT:
         raise FormatError("not a capture file", where=where, expected=FORMAT, found=header.format)
     unknown = [feature for feature in header.features if feature not in FEATURES]
@@ -472,4 +476,4 @@ def _read_manifest(data: bytes, where: str) -> Manifest:
             found=f"{', '.join(unknown)}, written by {header.written_by()}",
             fix="Upgrade torch_fakeify",
         )
-    return strict_json.decode(msgspec.json.Decoder(Manifest), data, f"{where} $")
+    return strict_json.decode(_MANIFEST_DECODER, data, f"{where} $")

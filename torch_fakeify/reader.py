@@ -25,6 +25,7 @@ from .desc import (
     StackDesc,
 )
 from .errors import FormatError, LimitError
+from .fork_locks import fork_safe_lock
 from .strict_json import decode, too_deep
 from .wire import SHARED, TABLES, plan_of, record_type, swap_of, table_of
 
@@ -265,10 +266,18 @@ class Reader:
             raise fault.at(".body") from None
 
 
+_MAKING = fork_safe_lock()
+
+
 @functools.cache
 def decoder(hint: Any) -> msgspec.json.Decoder[Any]:
-    """The decoder of a wire type."""
-    return msgspec.json.Decoder(hint)
+    """The decoder of a wire type.
+
+    msgspec notes with a type what it finds out about it, and another thread that makes a decoder of
+    the same type then would find half of that: one after the other.
+    """
+    with _MAKING:
+        return msgspec.json.Decoder(hint)
 
 
 def _typed(hint: Any, text: bytes | msgspec.Raw) -> Any:
