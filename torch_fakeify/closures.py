@@ -284,30 +284,8 @@ def struct_decoder(cls: type[Any], fields: list[tuple[str, Closure, Any]]) -> Cl
     if len(fields) == 1:
         return _field_decoder(cls, *fields[0])
     asdict = msgspec.structs.asdict
-    values_of = getter([name for name, _, _ in fields])
-    visited = [(name, _by_type(closure), closure, default) for name, closure, default in fields]
-
-    def decode(state: Any, wire: Any) -> Any:
-        state.level = level = state.level + 1
-        if level > MAX_NESTING:
-            raise too_nested()
-        values = asdict(wire)
-        name = ""
-        try:
-            for value, (name, kinds, closure, default) in zip(values_of(wire), visited):  # noqa: B905
-                if value is not default:
-                    found = kinds.get(type(value), closure)
-                    if found is not same:
-                        values[name] = found(state, value)
-        except Fault as fault:
-            raise fault.at(f".{name}") from fault.__cause__
-        state.level = level - 1
-        try:
-            return cls(**values)
-        except (FakeifyError, TypeError, ValueError) as error:
-            raise Fault(f"not a valid {cls.__name__}: {error}") from None
-
-    return decode
+    decode_row = row_of_dict(cls, fields)
+    return lambda state, wire: decode_row(state, asdict(wire))
 
 
 def _field_decoder(cls: type[Any], name: str, closure: Closure, default: Any) -> Closure:
@@ -339,11 +317,11 @@ def _field_decoder(cls: type[Any], name: str, closure: Closure, default: Any) ->
 
 
 def row_of_dict(cls: type[Any], fields: list[tuple[str, Closure, Any]]) -> Closure:
-    """As `struct_decoder`, of a row that was read as a dictionary of the fields it has.
+    """Makes the record of a row that was read as a dictionary of the fields it has.
 
     Of the many fields of a tensor most are not written. The dictionary is used up.
     """
-    visited = [(name, _by_type(closure), closure) for name, closure, _ in fields]
+    visited = [(name, _by_type(closure), closure, default) for name, closure, default in fields]
 
     def decode(state: Any, row: dict[str, Any]) -> Any:
         state.level = level = state.level + 1
@@ -351,9 +329,9 @@ def row_of_dict(cls: type[Any], fields: list[tuple[str, Closure, Any]]) -> Closu
             raise too_nested()
         name = ""
         try:
-            for name, kinds, closure in visited:
-                if name in row:
-                    value = row[name]
+            for name, kinds, closure, default in visited:
+                value = row.get(name, default)
+                if value is not default:
                     found = kinds.get(type(value), closure)
                     if found is not same:
                         row[name] = found(state, value)
