@@ -561,12 +561,12 @@ def test_the_default_is_a_part_of_what_is_free(monkeypatch: pytest.MonkeyPatch) 
     assert free is not None
     assert 0 < free < 1 << 50
     monkeypatch.setattr(verdict, "free_memory", lambda: 1000)
-    assert verdict._allowed(None) == 900
-    assert verdict._allowed(5) == 5
+    assert verdict.allowed_memory(None) == 900
+    assert verdict.allowed_memory(5) == 5
     monkeypatch.setattr(verdict, "can_count_memory", lambda: False)
-    assert verdict._allowed(None) is None
+    assert verdict.allowed_memory(None) is None
     with pytest.raises(tfk.FakeifyError, match="memory of a process cannot be counted"):
-        verdict._allowed(5)
+        verdict.allowed_memory(5)
 
 
 def test_the_free_memory_of_a_group(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import select
 import signal
 import sys
 import time
@@ -213,7 +214,22 @@ def _milliseconds(started: float) -> float:
     return (time.perf_counter() - started) * 1e3
 
 
+def find_backend(request: Mapping[str, Any]) -> Reply:
+    """Find a backend.
+
+    Args:
+        request: ``backend``, its name.
+
+    Returns:
+        ``outcome``: ``found``; a name that is none is refused.
+    """
+    _torch.resolve_backend(request["backend"])
+    return {"outcome": "found"}
+
+
 _TASKS: Mapping[str, Callable[[Mapping[str, Any]], Reply]] = {
+    "none": dict,
+    "backend": find_backend,
     "compile": compile_capture,
     "run": run_capture,
     "sizes": run_sizes,
@@ -224,7 +240,7 @@ def main(argv: Sequence[str]) -> int:
     """Carry out the request and write the reply; an exception is a reply, too."""
     request = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
     try:
-        reply = {"pid": os.getpid(), **_TASKS[request["task"]](request)}
+        reply = {"pid": os.getpid(), "torch": torch.__version__, **_TASKS[request["task"]](request)}
     except FakeifyError as error:
         reply = {"outcome": "refused", "error": type(error).__name__, "message": str(error)}
     except Exception as error:  # noqa: BLE001 - whoever asked wants to know which
@@ -251,12 +267,32 @@ def serve() -> int:
             os.close(said)
             _carry_out(json.loads(line))
         os.write(said, b"%d\n" % pid)
+        _end_with_whoever_asks(pid)
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         with suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)  # what it leaves behind, while its number is its own
         _, status = os.waitpid(pid, 0)
         os.write(said, b"%d\n" % os.waitstatus_to_exitcode(status))
     return 0
+
+
+def _end_with_whoever_asks(pid: int) -> None:
+    """Wait for a child, and kill it if nobody is there any more to be told how it ends.
+
+    Only Linux has a way to wait for both; elsewhere its answer comes too late.
+    """
+    try:
+        child = os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return
+    poll = select.poll()
+    poll.register(child, select.POLLIN)
+    poll.register(0, 0)  # that the other end of a pipe is closed is told unasked
+    if child not in dict(poll.poll()):
+        os.kill(
+            pid, signal.SIGKILL
+        )  # it may have no group yet; it is not waited for, so it is there
+    os.close(child)
 
 
 def _carry_out(job: Mapping[str, str]) -> NoReturn:

@@ -10,6 +10,7 @@ import argparse
 import io
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import __version__
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from .desc_frame import CaptureDesc
 
 DONE, DOES_NOT_HOLD, BAD = 0, 1, 2
+INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -100,7 +102,12 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("file", metavar="FILE")
     show.set_defaults(command=_show)
 
-    replay = commands.add_parser("replay", help="compile a capture in a fresh interpreter")
+    replay = commands.add_parser(
+        "replay",
+        help="compile a capture, or a corpus of them, in fresh interpreters",
+        epilog="Exit status: 0 all hold; 1 some do not: with --against, some that held earlier or were "
+        "not there; 2 bad usage, or a capture has no verdict, as a bad file; 130 interrupted.",
+    )
     replay.add_argument(
         "--backend", default="inductor", metavar="NAME", help="default: %(default)s"
     )
@@ -114,8 +121,32 @@ def _parser() -> argparse.ArgumentParser:
         metavar="MIB",
         help="that the compilation may hold; default: nine tenths of what is free",
     )
-    replay.add_argument("file", metavar="FILE")
-    replay.set_defaults(command=_replay)
+    replay.add_argument("files", nargs="+", metavar="FILE|DIR")
+    corpus = replay.add_argument_group("for a directory, or several files")
+    corpus.add_argument(
+        "--jobs", type=_count, metavar="N", help="captures at a time; default: one a core"
+    )
+    corpus.add_argument(
+        "--jsonl", metavar="OUT", help="write a JSON object a capture, as soon as there is one"
+    )
+    corpus.add_argument("--junit", metavar="OUT", help="write JUnit XML")
+    corpus.add_argument(
+        "--against",
+        metavar="EARLIER",
+        help="compare with the --jsonl of an earlier run: what newly fails decides the exit status",
+    )
+    corpus.add_argument(
+        "--resume", action="store_true", help="take over what the file of --jsonl has already"
+    )
+    corpus.add_argument(
+        "--all", action="store_true", help="compile every capture, also several of one frame"
+    )
+    corpus.add_argument(
+        "--dask",
+        metavar="ADDRESS",
+        help="of a Dask scheduler, whose workers compile (extra: dask)",
+    )
+    replay.set_defaults(command=_replay, parser=replay)
 
     diff = commands.add_parser("diff", help="why two frames are not one")
     diff.add_argument("a", metavar="A")
@@ -154,6 +185,13 @@ def _mebibytes(text: str) -> int:
     if value <= 0:
         raise argparse.ArgumentTypeError("must be a positive number of MiB")
     return value << 20
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError("must be a positive number")
+    return value
 
 
 # --- commands -----------------------------------------------------------------------------------
@@ -212,8 +250,10 @@ def _escape_json(text: str) -> str:
 def _replay(args: argparse.Namespace) -> int:
     from .verdict import replay
 
+    if _is_corpus(args):
+        return _replay_corpus(args)
     verdict = replay(
-        args.file,
+        args.files[0],
         backend=args.backend,
         device=args.device,
         timeout=args.timeout,
@@ -222,6 +262,52 @@ def _replay(args: argparse.Namespace) -> int:
     )
     _print([verdict.word, *(f"  {line}" for line in verdict.details)])
     return DONE if verdict.holds else DOES_NOT_HOLD
+
+
+def _is_corpus(args: argparse.Namespace) -> bool:
+    asked = ("jobs", "jsonl", "junit", "against", "resume", "all", "dask")
+    several = len(args.files) > 1 or Path(args.files[0]).is_dir()
+    return several or any(getattr(args, name) for name in asked)
+
+
+def _replay_corpus(args: argparse.Namespace) -> int:
+    from .corpus_jobs import Job
+    from .corpus_run import Outputs, replay_corpus
+
+    if args.resume and args.jsonl is None:
+        args.parser.error("--resume needs --jsonl")
+    if args.dask is not None and args.jobs is not None:
+        args.parser.error("--jobs is of this machine: a Dask cluster has as many as its threads")
+    report = replay_corpus(
+        args.files,
+        Job(
+            "compile",
+            args.backend,
+            device=args.device,
+            timeout=args.timeout,
+            memory=args.memory,
+            trust=args.trust,
+        ),
+        jobs=args.jobs or _cores(),
+        dask=args.dask,
+        every=args.all,
+        outputs=Outputs(args.jsonl, args.junit, args.against, args.resume),
+    )
+    _print(report.lines())
+    sys.stdout.flush()
+    if report.stopped is not None:
+        error = report.stopped if isinstance(report.stopped, FakeifyError) else "interrupted"
+        again = "--resume" if args.jsonl else "--jsonl OUT --resume"
+        _print_error(f"torch-fakeify: {error}; run it with {again} to go on from there")
+        return BAD if isinstance(error, FakeifyError) else INTERRUPTED
+    if any(row.is_error for row in report.wrong):
+        return BAD
+    return DOES_NOT_HOLD if report.wrong else DONE
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def _diff(args: argparse.Namespace) -> int:

@@ -21,13 +21,17 @@ if TYPE_CHECKING:
 
 __all__ = ["ForkServer"]
 
+_READY = 600.0
+"""Seconds for a request that only waits for the interpreter."""
+
 
 class ForkServer:
     """Carries out requests as `isolation.ask` does, each in a forked child of one interpreter.
 
     A child begins where torch is imported and nothing else has happened. Whatever becomes of one, the
     next one begins there again; the interpreter itself is started at the first request, and again
-    if something has killed it. Threads that share a server wait for one another.
+    if something has killed it. Threads that share a server wait for one another. If the process that
+    asks is killed, the interpreter ends, and with it the child.
 
     In a ``with`` statement the interpreter ends with the block.
     """
@@ -35,6 +39,7 @@ class ForkServer:
     def __init__(self) -> None:
         self._server: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
+        self._stopped = False
 
     def ask(
         self, request: Mapping[str, Any], *, timeout: float, memory: int | None = None
@@ -45,6 +50,8 @@ class ForkServer:
         """
         with self._lock, tempfile.TemporaryDirectory(prefix="torch-fakeify-") as name:
             files = Files(Path(name))
+            if self._stopped:
+                return Answer("crashed", {}, -signal.SIGKILL, ())
             files.ask(request)
             server = self._started()
             try:
@@ -65,6 +72,24 @@ class ForkServer:
                 self._end()
                 raise
             return answer_of(ending, job.status, files)
+
+    def start(self) -> None:
+        """Have the interpreter ready, so that the next request does not wait for it."""
+        with self._lock:
+            if self._server is not None and self._server.poll() is None:
+                return
+        self.ask({"task": "none"}, timeout=_READY)
+
+    def stop(self) -> None:
+        """End it for good, from any thread: a request that it carries out ends at once.
+
+        What that answers, and what later ones do, is that the process was killed.
+        """
+        self._stopped = True
+        server = self._server
+        if server is not None:
+            server.kill()
+        self.close()
 
     def close(self) -> None:
         """End the interpreter; another request starts another one."""
@@ -87,6 +112,8 @@ class ForkServer:
                 stderr=subprocess.DEVNULL,
                 cwd=Path(tempfile.gettempdir()),
             )
+            if self._stopped:  # while it was started
+                self._server.kill()
         return self._server
 
     def _end(self) -> None:

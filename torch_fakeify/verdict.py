@@ -72,12 +72,17 @@ def replay(
         "device": device,
         "trust": trust,
     }
-    memory = _allowed(memory)
+    memory = allowed_memory(memory)
     answer = ask(request, timeout=timeout, memory=memory)
     return judge(desc, answer, timeout=timeout, memory=memory)
 
 
-def _allowed(memory: int | None) -> int | None:
+def allowed_memory(memory: int | None) -> int | None:
+    """Bytes that a compilation may hold: what is asked for, or nine tenths of what is free now.
+
+    Raises:
+        FakeifyError: memory cannot be counted here, and a limit is asked for.
+    """
     if not can_count_memory():
         if memory is None:
             return None

@@ -1,0 +1,253 @@
+"""A pytest plugin: ``pytest --fakeify-corpus DIR`` makes each capture below a directory a test.
+
+Without the option it does nothing, and imports nothing. Captures of one frame are compiled once.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from .corpus_jobs import Job
+    from .desc_frame import CaptureDesc
+
+__all__ = ["CaptureFile", "CaptureItem"]
+
+_OPTION = "--fakeify-corpus"
+_KEYS = "fakeify_keys"
+"""Where the process that hands out tests to others (pytest-xdist) says which frames there are."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the options, whose names begin with ``--fakeify-``."""
+    group = parser.getgroup("fakeify", "captures of torch.compile frames (torch_fakeify)")
+    group.addoption(
+        _OPTION,
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="make each capture (*.fkf) in DIR and below a test: it passes if it compiles, or fails as "
+        "it was recorded. Alone on the command line, there are no other tests; may be repeated",
+    )
+    group.addoption(
+        "--fakeify-backend",
+        default="inductor",
+        metavar="NAME",
+        help="that compiles the captures; default: inductor",
+    )
+    group.addoption("--fakeify-device", metavar="D", help="put what was on an accelerator there")
+    group.addoption(
+        "--fakeify-timeout",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="seconds for one capture; default: 600",
+    )
+    group.addoption(
+        "--fakeify-memory",
+        type=int,
+        metavar="MIB",
+        help="that one compilation may hold; default: a part of what is free",
+    )
+    group.addoption(
+        "--fakeify-trust",
+        action="store_true",
+        help="read files that ask for more than captures of their size need",
+    )
+    group.addoption(
+        "--fakeify-all",
+        action="store_true",
+        help="compile every capture, also several of one frame",
+    )
+
+
+@dataclass
+class _Corpus:
+    """What the options ask for."""
+
+    job: Job
+    every: bool
+    files: set[Path]
+    folders: set[Path]
+    """Directories that have captures in them or below."""
+    keys: dict[str, str] = field(default_factory=dict[str, str])
+    """By file, what is the same for captures of one frame."""
+
+    def keys_of(self, files: Iterable[Path]) -> dict[str, str]:
+        from .corpus_files import read_keyed
+        from .errors import FormatError
+
+        for file in files:
+            if str(file) not in self.keys:
+                try:
+                    key = repr(read_keyed(file, limits=_limits(self.job))[1])
+                except FormatError:
+                    key = ""
+                self.keys[str(file)] = key
+        return self.keys
+
+
+_CORPUS = pytest.StashKey[_Corpus]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Finds the captures, and has pytest look where they are."""
+    option: Any = config.option
+    if not option.fakeify_corpus:
+        return
+    from .corpus_files import find_captures
+    from .corpus_jobs import Job
+    from .errors import FormatError
+
+    roots = [_absolute(config, path) for path in option.fakeify_corpus]
+    for root in roots:
+        if not root.is_dir():
+            raise pytest.UsageError(f"{_OPTION}: no such directory: {root}")
+    try:
+        found = [file.path for root in roots for file in find_captures([root])]
+    except FormatError as error:
+        raise pytest.UsageError(f"{_OPTION}: {error}") from error
+    worker: dict[str, Any] = getattr(config, "workerinput", {})
+    memory: int | None = option.fakeify_memory
+    job = Job(
+        "compile",
+        option.fakeify_backend,
+        device=option.fakeify_device,
+        timeout=option.fakeify_timeout,
+        memory=None if memory is None else memory << 20,
+        share=worker.get("workercount", 1),
+        trust=option.fakeify_trust,
+    )
+    folders = {folder for file in found for folder in file.parents}
+    corpus = _Corpus(job, option.fakeify_all, set(found), folders)
+    corpus.keys.update(worker.get(_KEYS, {}))
+    config.stash[_CORPUS] = corpus
+    if not worker:  # which is told where to look
+        config.args[:] = _places(config, roots)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Ends the interpreter in which captures are compiled."""
+    if config.stash.get(_CORPUS, None) is not None:
+        from .corpus_jobs import end_server
+
+        end_server()
+
+
+def _places(config: pytest.Config, roots: list[Path]) -> list[str]:
+    """Where to look for tests: a part of a corpus that is asked for is not joined by the whole."""
+    explicit = config.args_source is pytest.Config.ArgsSource.ARGS
+    typed = any(str(arg).startswith(_OPTION) for arg in config.invocation_params.args)
+    places = [] if typed and not explicit else config.args
+    known = [_absolute(config, place.partition("::")[0]) for place in places]
+    more = [
+        str(root)
+        for root in roots
+        if not any(root.is_relative_to(path) or path.is_relative_to(root) for path in known)
+    ]
+    return [*places, *more]
+
+
+def _absolute(config: pytest.Config, path: str) -> Path:
+    """The path as pytest has it: links stay."""
+    return Path(os.path.abspath(config.invocation_params.dir / path))  # noqa: PTH100
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tells a worker of pytest-xdist which frames there are: each capture is read once."""
+    corpus = node.config.stash.get(_CORPUS, None)
+    if corpus is not None and not corpus.every:
+        node.workerinput[_KEYS] = corpus.keys_of(sorted(corpus.files))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Goes into every directory of a corpus, whatever its name, unless one is to be ignored."""
+    corpus = config.stash.get(_CORPUS, None)
+    if corpus is None or config.getoption("ignore") or config.getoption("ignore_glob"):
+        return None
+    return False if collection_path in corpus.folders else None
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """Makes a capture of a corpus a file of tests."""
+    corpus = parent.config.stash.get(_CORPUS, None)
+    if corpus is None or file_path not in corpus.files:
+        return None
+    return CaptureFile.from_parent(parent, path=file_path)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Skips a capture if the frame is that of another one that is selected."""
+    corpus = session.config.stash.get(_CORPUS, None)
+    if corpus is None or corpus.every:
+        return
+    items = [item for item in session.items if isinstance(item, CaptureItem)]
+    keys = corpus.keys_of(item.path for item in items)
+    first: dict[str, CaptureItem] = {}
+    for item in items:
+        key = keys[str(item.path)]
+        if key and (other := first.setdefault(key, item)) is not item:
+            item.add_marker(pytest.mark.skip(reason=f"the same frame as {other.nodeid}"))
+
+
+class CaptureFile(pytest.File):
+    """A capture, which is one test."""
+
+    def collect(self) -> Iterable[pytest.Item]:
+        """The test, named for the backend."""
+        yield CaptureItem.from_parent(self, name=self.config.stash[_CORPUS].job.backend)
+
+
+class CaptureItem(pytest.Item):
+    """The compilation of a capture, in a process of its own."""
+
+    _desc: CaptureDesc | None = None
+
+    def setup(self) -> None:
+        """Read the capture; a file that is none is an error, no failure of the backend."""
+        from .errors import FormatError
+        from .files import read_capture
+
+        problem = ""
+        try:
+            self._desc = read_capture(self.path, limits=_limits(self.config.stash[_CORPUS].job))
+        except FormatError as error:
+            problem = str(error)
+        if problem:
+            pytest.fail(f"bad file\n  {problem}", pytrace=False)
+
+    def runtest(self) -> None:
+        """Compile it; the failure is the verdict, without a traceback."""
+        from dataclasses import replace
+
+        from .corpus import judged
+        from .corpus_files import frame_key
+        from .corpus_jobs import carry_out
+
+        job = self.config.stash[_CORPUS].job
+        desc, self._desc = self._desc, None
+        assert desc is not None
+        done = carry_out(replace(job, file=str(self.path)))
+        row = judged(self.nodeid, desc, frame_key(desc), job, done)
+        self.user_properties.append(("verdict", row.verdict))
+        if not row.holds:
+            text = "\n".join([row.verdict, *(f"  {line}" for line in row.details)])
+            pytest.fail(text, pytrace=False)
+
+    def reportinfo(self) -> tuple[Path, int, str]:
+        """The capture, by its place."""
+        return self.path, 0, self.nodeid
+
+
+def _limits(job: Job) -> Any:
+    from .container import Limits
+
+    return Limits.none() if job.trust else None
