@@ -49,6 +49,8 @@ class FrameReport:
     """What the backend raised, in one line."""
     problem: str | None = None
     """Why the frame could not be recorded."""
+    fingerprint: str | None = None
+    """Of the frame, if it was recorded."""
 
 
 class Recorder:
@@ -145,7 +147,8 @@ class Recorder:
         report.function = captured.desc.frame or "frame"
         report.counts = _counts(captured.desc)
         function = re.sub(r"\W+", "_", report.function)
-        name = f"{len(self.frames):03d}-{function}-{captured.fingerprint()[:8]}.fkf"
+        report.fingerprint = captured.fingerprint()
+        name = f"{len(self.frames):03d}-{function}-{report.fingerprint[:8]}.fkf"
         path = self.directory / name
         report.bytes = captured.save(path, version=self.version)
         report.path = path

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Cluster", "dask_cluster"]
 
+_CONNECTING = 30.0
+"""Seconds for it."""
 _AHEAD = 4
 """Jobs on their way for each thread of the cluster: a worker has the next one when it needs it."""
 _LEAST = 64
@@ -32,7 +34,7 @@ class Cluster:
 
 
 @contextmanager
-def dask_cluster(address: str, *, timeout: float = 30.0) -> Generator[Cluster]:
+def dask_cluster(address: str) -> Generator[Cluster]:
     """Connect to a cluster.
 
     Jobs of a worker that is killed begin again on another one; a job that `distributed` has seen kill
@@ -40,7 +42,6 @@ def dask_cluster(address: str, *, timeout: float = 30.0) -> Generator[Cluster]:
 
     Args:
         address: of the scheduler, as ``tcp://host:8786``.
-        timeout: seconds for connecting.
 
     Raises:
         FakeifyError: `distributed` is not installed, nobody is at the address, or there are no workers.
@@ -52,7 +53,7 @@ def dask_cluster(address: str, *, timeout: float = 30.0) -> Generator[Cluster]:
             "Dask is not installed", fix="Install it: pip install 'torch_fakeify[dask]'"
         ) from error
     try:
-        client = Client(address, timeout=timeout, set_as_default=False)
+        client = Client(address, timeout=_CONNECTING, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
         raise FakeifyError(
             "there is no Dask scheduler",

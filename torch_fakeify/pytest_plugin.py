@@ -244,7 +244,8 @@ class CaptureItem(pytest.Item):
 
     def reportinfo(self) -> tuple[Path, int, str]:
         """The capture, by its place."""
-        return self.path, 0, self.nodeid
+        place = self.nodeid.removesuffix(f"::{self.name}")
+        return self.path, 0, f"{place} with {self.name}"
 
 
 def _limits(job: Job) -> Any:

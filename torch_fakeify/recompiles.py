@@ -1,4 +1,4 @@
-"""Why a program compiled one function more than once."""
+"""Why a program compiled one function more than once, and which frames were on record before."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 from .diff import difference_lines, differences
 from .errors import FakeifyError
 from .files import read_capture
+from .fingerprint import fingerprint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from .desc_frame import CaptureDesc
 
-__all__ = ["recompile_lines"]
+__all__ = ["recompile_lines", "same_frames"]
 
 _MOST = 8
 
@@ -57,3 +58,34 @@ def _code(desc: CaptureDesc) -> tuple[object, ...]:
         desc.frame,
         *(fields.get(name) for name in ("co_name", "co_filename", "co_firstlineno")),
     )
+
+
+def same_frames(recorded: Mapping[Path, str]) -> dict[Path, Path]:
+    """For each new capture of a frame that is on record already, the capture that has it.
+
+    That is an earlier one of the same run, or one that was in the directory before.
+
+    Args:
+        recorded: fingerprints by file, in the order in which the files were made.
+    """
+    first: dict[str, Path] = {}
+    found: dict[Path, Path] = {}
+    for path, key in recorded.items():
+        other = first.setdefault(key, path)
+        known = other if other != path else _found_before(path, key, recorded)
+        if known is not None:
+            found[path] = known
+    return found
+
+
+def _found_before(path: Path, key: str, recorded: Mapping[Path, str]) -> Path | None:
+    """A file of another run with the same frame: its name ends as this one's does."""
+    for other in sorted(path.parent.glob(f"*-{key[:8]}.fkf")):
+        if other in recorded:
+            continue
+        try:
+            if fingerprint(read_capture(other)) == key:
+                return other
+        except FakeifyError:  # it has the name of a capture, and is none
+            continue
+    return None

@@ -25,10 +25,10 @@ from .backend import Compiled, Compiler, Constants, FrameReport, Paths, Recorder
 from .container import VERSION
 from .errors import ScriptError
 from .page import table_lines
-from .recompiles import recompile_lines
+from .recompiles import recompile_lines, same_frames
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Generator, Mapping, Sequence
 
     import torch
 
@@ -53,7 +53,9 @@ class ScriptReport:
         if not self.frames:
             return []
         head = "file function nodes inputs symbols guards asserts bytes ms result"
-        rows = [_row(frame) for frame in self.frames]
+        recorded = {f.path: f.fingerprint for f in self.frames if f.path and f.fingerprint}
+        same = same_frames(recorded)
+        rows = [_row(frame, same) for frame in self.frames]
         again = recompile_lines([frame.path for frame in self.frames if frame.path is not None])
         return [*table_lines([head.split(), *rows]), *again]
 
@@ -208,11 +210,18 @@ class ScriptRecorder(Recorder):
             return None
 
 
-def _row(report: FrameReport) -> list[str]:
-    """A frame as a row of the table."""
+def _row(report: FrameReport, same: Mapping[Path, Path]) -> list[str]:
+    """A frame as a row of the table.
+
+    Args:
+        report: of the frame.
+        same: captures that have the frame of another one.
+    """
     result = "compiled" if report.failure is None else f"failed: {report.failure}"
     if report.problem is not None:
         result += f"; not recorded: {report.problem}"
+    if report.path is not None and report.path in same:
+        result += f"; the same frame as {same[report.path].name}"
     name = "-" if report.path is None else report.path.name
     numbers = [*report.counts, report.bytes, round(report.milliseconds)]
     return [name, report.function, *map(str, numbers), result]
