@@ -123,18 +123,11 @@ def test_pytest_chooses(run: Run, pytester: pytest.Pytester) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        (["--fakeify-corpus", "nowhere"], "no such directory: *nowhere"),
-        (["--fakeify-corpus", "planted"], "*planted: no captures in this directory*"),
-    ],
-)
-def test_bad_usage(run: Run, options: list[str], error: str) -> None:
-    """A corpus that is not there is an error, no empty success."""
-    result = run(*options)
+def test_a_directory_that_is_not_there(run: Run) -> None:
+    """It is an error, no empty success."""
+    result = run("--fakeify-corpus", "nowhere")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"ERROR: --fakeify-corpus: {error}"])
+    result.stderr.fnmatch_lines(["ERROR: --fakeify-corpus: no such directory: */nowhere"])
 
 
 def test_without_the_option_nothing_happens(run: Run, pytester: pytest.Pytester) -> None:
