@@ -139,7 +139,7 @@ def test_a_corpus_through_the_command(tmp_path: Path, capsys: pytest.CaptureFixt
     assert [line.split("  ")[0] for line in lines[:4]] == [
         "file", "bad.fkf", "program_failed.fkf", "sub/program_custom_op.fkf",
     ]  # fmt: skip
-    assert "3 have the frame of another one, and its verdict" in lines
+    assert "3 of them are the same frame as another one" in lines
     assert all(line.isprintable() for line in (*lines, *said.err.splitlines()))
     assert said.err.splitlines()[-1] == "10 of 10, 3 do not hold"
 
@@ -413,6 +413,37 @@ def test_an_executor_that_stops(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert len(other.asked) == 3, "another backend, and so nothing is taken over"
 
 
+def test_what_is_not_reached_again_stays(tmp_path: Path) -> None:
+    """A run that goes on, and is ended before it comes to what was done, has not lost it."""
+    place = corpus(tmp_path / "c", "aliases", "boxed", "callables")
+    command = ["replay", str(place), "--jobs", "1", "--jsonl", str(tmp_path / "r"), "--resume"]
+    with pretending(Pretended()):
+        assert cli.main(command) == 0
+    rows = read_rows(tmp_path / "r")
+    with ResultFile(tmp_path / "r", [row.file for row in rows]) as result:
+        result.add(rows[-1])
+    with pretending(executor := Pretended(0, {"aliases": "stops", "boxed": "stops"})):
+        assert cli.main(command) == 2
+    assert read_rows(tmp_path / "r") == rows[-1:]
+    assert executor.asked
+
+
+def test_ctrl_c_before_there_is_anything(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The earlier results stay as they are."""
+
+    def interrupted(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(corpus_run, "check_backend", interrupted)
+    (tmp_path / "r").write_text("as it was")
+    with pretending(Pretended()):
+        assert cli.main(["replay", str(GOLDEN), "--jsonl", str(tmp_path / "r")]) == 130
+    assert capsys.readouterr().err == "torch-fakeify: interrupted\n"
+    assert (tmp_path / "r").read_text() == "as it was"
+
+
 def test_what_newly_fails_decides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Against an earlier result, only that makes the status 1; without one, any failure does."""
     place = corpus(tmp_path / "c", "aliases", "boxed")
@@ -463,6 +494,7 @@ def test_results_that_cannot_be_read_or_written(
     for options, error in (
         ([str(GOLDEN), "--against", str(tmp_path / "r")], "r: the result cannot be read"),
         ([str(GOLDEN), "--jsonl", str(tmp_path / "no" / "r")], "r: the file cannot be written"),
+        ([str(GOLDEN), "--junit", str(tmp_path / "no" / "x")], "x: the file cannot be written"),
         ([str(tmp_path / "c")], "c: no captures in this directory"),
     ):
         with pretending(Pretended()):

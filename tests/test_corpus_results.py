@@ -15,7 +15,7 @@ from xml.etree import ElementTree as ET
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import torch_fakeify as tfk
@@ -105,7 +105,8 @@ ROWS = st.builds(
 )
 
 
-@given(rows=st.lists(ROWS, max_size=4))
+@settings(max_examples=30)
+@given(rows=st.lists(ROWS, max_size=4, unique_by=lambda row: row.file))
 def test_rows_survive_their_file(rows: list[Row], tmp_path_factory: pytest.TempPathFactory) -> None:
     """What is written is read back; each line is an object with every field."""
     path = tmp_path_factory.mktemp("rows") / "r.jsonl"

@@ -1,7 +1,8 @@
 """The command line: reads arguments, calls one function, prints what it returns.
 
-Exit status 0 done, 1 the thing checked does not hold, 2 bad usage or bad file. What needs torch is
-imported by the command that needs it, so that ``show`` and ``--help`` answer at once.
+Exit status 0 done, 1 the thing checked does not hold, 2 bad usage or bad file, 130 a corpus was
+interrupted. What needs torch is imported by the command that needs it, so that ``show`` and ``--help``
+answer at once.
 """
 
 from __future__ import annotations
@@ -278,21 +279,25 @@ def _replay_corpus(args: argparse.Namespace) -> int:
         args.parser.error("--resume needs --jsonl")
     if args.dask is not None and args.jobs is not None:
         args.parser.error("--jobs is of this machine: a Dask cluster has as many as its threads")
-    report = replay_corpus(
-        args.files,
-        Job(
-            "compile",
-            args.backend,
-            device=args.device,
-            timeout=args.timeout,
-            memory=args.memory,
-            trust=args.trust,
-        ),
-        jobs=args.jobs or _cores(),
-        dask=args.dask,
-        every=args.all,
-        outputs=Outputs(args.jsonl, args.junit, args.against, args.resume),
-    )
+    try:
+        report = replay_corpus(
+            args.files,
+            Job(
+                "compile",
+                args.backend,
+                device=args.device,
+                timeout=args.timeout,
+                memory=args.memory,
+                trust=args.trust,
+            ),
+            jobs=args.jobs or _cores(),
+            dask=args.dask,
+            every=args.all,
+            outputs=Outputs(args.jsonl, args.junit, args.against, args.resume),
+        )
+    except KeyboardInterrupt:  # before there was any result
+        _print_error("torch-fakeify: interrupted")
+        return INTERRUPTED
     _print(report.lines())
     sys.stdout.flush()
     if report.stopped is not None:

@@ -72,17 +72,18 @@ class ResultFile:
     Args:
         path: where; a file that is there is replaced.
         names: of the captures, in their order.
+        kept: rows that stay until the capture has another one.
 
     Raises:
         WriteError: the file cannot be written.
     """
 
-    def __init__(self, path: str | Path, names: Iterable[str]) -> None:
+    def __init__(self, path: str | Path, names: Iterable[str], kept: Iterable[Row] = ()) -> None:
         self._path = Path(path)
         self._order = {name: number for number, name in enumerate(names)}
-        self._rows: list[Row] = []
+        self._rows = {row.file: row for row in kept if row.file in self._order}
         self._file: BinaryIO | None = None
-        write_whole(path, b"")
+        write_whole(path, self._lines())
         try:
             self._file = self._path.open("ab")
         except OSError as error:
@@ -95,7 +96,9 @@ class ResultFile:
             WriteError: the file cannot be written.
         """
         assert self._file is not None
-        self._rows.append(row)
+        if self._rows.get(row.file) == row:
+            return
+        self._rows[row.file] = row
         try:
             self._file.write(_line(row))
             self._file.flush()
@@ -114,8 +117,11 @@ class ResultFile:
         """Put the lines in order."""
         assert self._file is not None
         self._file.close()
-        self._rows.sort(key=lambda row: self._order.get(row.file, len(self._order)))
-        write_whole(self._path, b"".join(map(_line, self._rows)))
+        write_whole(self._path, self._lines())
+
+    def _lines(self) -> bytes:
+        rows = sorted(self._rows.values(), key=lambda row: self._order.get(row.file, -1))
+        return b"".join(map(_line, rows))
 
     def _refusal(self, error: OSError) -> WriteError:
         return WriteError(

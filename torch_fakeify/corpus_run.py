@@ -79,9 +79,10 @@ class CorpusReport:
         done = (
             str(self.total) if len(self.rows) == self.total else f"{len(self.rows)} of {self.total}"
         )
-        lines.append(f"{done} captures in {self.seconds:.1f} s, {len(bad)} do not hold")
+        noun = "capture" if self.total == 1 else "captures"
+        lines.append(f"{done} {noun} in {self.seconds:.1f} s, {len(bad)} do not hold")
         if copies:
-            lines.append(f"{copies} have the frame of another one, and its verdict")
+            lines.append(f"{copies} of them are the same frame as another one")
         counts = Counter(row.verdict for row in self.rows)
         width = max(map(len, counts), default=0)
         lines += [f"  {word:{width}}  {n:>6}" for word, n in sorted(counts.items())]
@@ -143,7 +144,12 @@ def replay_corpus(
             every=every,
             known=known,
         )
-        _collect(rows, report, names, outputs.jsonl)
+        if outputs.junit is not None:
+            write_whole(outputs.junit, junit_xml([], backend=job.backend))  # that it can be
+        result = None
+        if outputs.jsonl is not None:
+            result = stack.enter_context(ResultFile(outputs.jsonl, names, known.values()))
+        _collect(rows, report, result)
     report.seconds = time.monotonic() - started
     order = {name: number for number, name in enumerate(names)}
     report.rows.sort(key=lambda row: order[row.file])
@@ -154,13 +160,9 @@ def replay_corpus(
     return report
 
 
-def _collect(
-    rows: Iterable[Row], report: CorpusReport, names: Sequence[str], jsonl: str | None
-) -> None:
+def _collect(rows: Iterable[Row], report: CorpusReport, result: ResultFile | None) -> None:
     """Take the rows as they come, until there are no more or the run is ended."""
-    with ExitStack() as stack:
-        result = None if jsonl is None else stack.enter_context(ResultFile(jsonl, names))
-        step = stack.enter_context(progress(len(names)))
+    with progress(report.total) as step:
         try:
             for row in rows:
                 report.rows.append(row)
