@@ -31,6 +31,7 @@ from .errors import FakeifyError, NotFailingError
 from .failures import failure_of
 from .files import read_capture, write_capture
 from .fork_server import ForkServer
+from .graph_edits import operations
 from .paths import short_message
 from .reductions import STEPS, extent
 from .repro_script import check_script, script_of
@@ -160,14 +161,18 @@ def _write_script(
 ) -> None:
     """Write the frame as a script beside the output, and see what it does."""
     path = output.with_suffix(".py")
-    try:
-        write_whole(path, script_of(report.desc, report.failure, backend, seed=seed).encode())
-    except FakeifyError as error:
-        report.script_state = f"none: {error}"
-        return
-    report.script = path
-    instead = check_script(path, report.failure, timeout=timeout + _START)
-    report.script_state = "fails in the same way" if instead is None else instead
+    for direct in (False, True):
+        try:
+            text = script_of(report.desc, report.failure, backend, seed=seed, direct=direct)
+        except FakeifyError as error:
+            report.script_state = f"none: {error}"
+            return
+        write_whole(path, text.encode())
+        report.script = path
+        instead = check_script(path, report.failure, timeout=timeout + _START)
+        report.script_state = "fails in the same way" if instead is None else instead
+        if instead is None:
+            return
 
 
 class _Search:
@@ -278,6 +283,8 @@ class _Search:
             return None
         if not is_bound(desc) and is_bound(self._best):
             return None
+        if not operations(desc.graph) and operations(self._best.graph):
+            return None  # Dynamo gives no backend an empty graph
         return _Candidate(desc, constants, _digest(desc, constants))
 
     def _first(self, candidates: Iterable[_Candidate | None]) -> int | None:

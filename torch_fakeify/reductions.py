@@ -37,6 +37,7 @@ from .size_edits import (
     contiguous,
     drop_facts,
     drop_symbols,
+    has_number,
     is_plain,
     shared_storages,
     specialize,
@@ -334,7 +335,7 @@ class _Symbols:
 
     def items(self, desc: CaptureDesc) -> list[str]:
         env = desc.shape_env
-        return [] if env is None else [s.name for s in env.symbols if s.hint is not None]
+        return [] if env is None else [s.name for s in env.symbols if has_number(s)]
 
     def without(self, desc: CaptureDesc, items: Sequence[str]) -> CaptureDesc | None:
         return specialize(desc, items)

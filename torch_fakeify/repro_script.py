@@ -1,8 +1,9 @@
 """A frame as a Python script that uses torch alone, for people who do not have this package.
 
 The graph is a module, the inputs are made up, dims that were dynamic are marked so, and guards are
-conditions of the program; `torch.compile` traces it again. Whether it then fails as the frame does is
-for the one who asks to find out: `check_script` runs it.
+conditions of the program; ``torch.compile`` traces it again. Where Dynamo would make another graph of
+it (one without an unused input, say) the script can call the backend itself, as Dynamo does. Whether it
+fails as the frame does is for the one who asks to find out: `check_script` runs it.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ _RELEASES = re.compile(r";  (?:\w+ = )+None(?=$|  #)")
 """What FX writes to let go of values that nothing needs any more."""
 
 
-def script_of(desc: CaptureDesc, failure: Failure, backend: str, *, seed: int = 0) -> str:
+def script_of(
+    desc: CaptureDesc, failure: Failure, backend: str, *, seed: int = 0, direct: bool = False
+) -> str:
     """The text of a script that compiles the frame with a backend, and fails as it does.
 
     Args:
@@ -56,16 +59,20 @@ def script_of(desc: CaptureDesc, failure: Failure, backend: str, *, seed: int = 
         failure: how it fails.
         backend: name of a Dynamo backend.
         seed: of the inputs' data.
+        direct: call the backend without Dynamo.
 
     Raises:
         UnsupportedValueError: an input is of a kind that a few lines of torch do not make, or the
             graph calls what is no part of torch.
     """
-    return _Script(desc, failure, backend, seed).text()
+    return _Script(desc, failure, backend, seed, direct).text()
 
 
 class _Script:
-    def __init__(self, desc: CaptureDesc, failure: Failure, backend: str, seed: int) -> None:
+    def __init__(
+        self, desc: CaptureDesc, failure: Failure, backend: str, seed: int, direct: bool
+    ) -> None:
+        self._direct = direct
         self._desc = desc
         self._failure = failure
         self._backend = backend
@@ -202,11 +209,16 @@ class _Script:
         if env is not None and env.settings.allow_dynamic_output_shape_ops:
             lines.append("torch._dynamo.config.capture_dynamic_output_shape_ops = True")
         dynamic = ", dynamic=True" if self._lone else ""
-        lines.append(f"compiled = torch.compile(program, backend={self._backend!r}{dynamic})")
         if not desc.modes.grad_enabled:
             lines.append("torch.set_grad_enabled(False)")
         guards = [*self._guards()]
         names = [e.name for e in desc.inputs if self._binder_of(e) is None]
+        if self._direct:
+            dims = {e.name: _dynamic_dims(e) for e in desc.inputs if _dynamic_dims(e)}
+            lines += [f"dynamic = {dims!r}", *_DIRECT]
+            lines.append(f"compiled = direct({self._backend!r}, frame, inputs())")
+        else:
+            lines.append(f"compiled = torch.compile(program, backend={self._backend!r}{dynamic})")
         program = [
             f"def program({', '.join(names)}):",
             *(f"    {line}" for line in guards),
@@ -254,6 +266,45 @@ for function, results in ((compiled, found), (frame, expected)):
 for one, other in zip(found, expected, strict=True):
     if isinstance(one, torch.Tensor):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3, equal_nan=True)
+""".splitlines()
+
+
+_DIRECT = """\
+
+def direct(backend, frame, args):
+    from torch._dynamo.backends.registry import lookup_backend
+    from torch._dynamo.source import LocalSource
+    from torch._guards import TracingContext, tracing
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import (
+        DimDynamic, ShapeEnv, StatelessSymbolicContext,
+    )
+
+    gm = torch.fx.symbolic_trace(frame)
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    nodes, fakes = gm.graph.find_nodes(op="placeholder"), []
+    for node, arg in zip(nodes, args, strict=True):
+        if isinstance(arg, torch.Tensor):
+            sizes = [
+                DimDynamic.DYNAMIC if dim in dynamic.get(node.name, ()) else DimDynamic.STATIC
+                for dim in range(arg.ndim)
+            ]
+            context = StatelessSymbolicContext(dynamic_sizes=sizes)
+            source = LocalSource(node.name, is_input=True)
+            arg = mode.from_tensor(arg, source=source, symbolic_context=context)
+        fakes.append(arg)
+    with mode:
+        program(*fakes)  # its conditions are guards
+        values = dict(zip(nodes, fakes, strict=True))
+        for node in gm.graph.nodes:
+            if node.op not in ("placeholder", "output", "get_attr"):
+                values[node] = getattr(torch.fx.Interpreter(gm), node.op)(
+                    node.target, *torch.fx.node.map_arg((node.args, node.kwargs), values.get)
+                )
+            node.meta["example_value"] = values.get(node)
+    with tracing(TracingContext(mode)):
+        return lookup_backend(backend)(gm, fakes)
+
 """.splitlines()
 
 
@@ -329,6 +380,11 @@ def _marks(entry: InputDesc, static_too: bool) -> Iterator[str]:
             yield f"torch._dynamo.mark_dynamic({entry.name}, {dim})  # {expr_text(n.expr)}"
         elif static_too:
             yield f"torch._dynamo.mark_static({entry.name}, {dim})"
+
+
+def _dynamic_dims(entry: InputDesc) -> tuple[int, ...]:
+    sizes = () if entry.tensor is None else entry.tensor.size
+    return tuple(dim for dim, n in enumerate(sizes) if isinstance(n, SymDesc))
 
 
 def _names_in(text: str) -> set[str] | None:

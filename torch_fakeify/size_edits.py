@@ -13,14 +13,17 @@ import sympy
 from .desc import (
     ApplyNode,
     ExprDesc,
+    FloatNode,
+    IntNode,
     MetaTensorDesc,
+    RationalNode,
     SymbolFactDesc,
     SymbolNode,
     SymDesc,
     SymValue,
 )
 from .exprs import decode_expr, encode_expr
-from .graph_edits import FreshIds, remove_nodes, replace_nodes
+from .graph_edits import FreshIds, replace_nodes
 from .rewriting import Rewriter, parts_of
 
 if TYPE_CHECKING:
@@ -107,7 +110,7 @@ def specialize(desc: CaptureDesc, names: Collection[str]) -> CaptureDesc | None:
     values: dict[Any, Any] = {}
     for symbol in env.symbols:
         if symbol.name in names:
-            if symbol.hint is None:
+            if symbol.hint is None or not has_number(symbol):
                 return None
             values[_sympy_symbol(symbol)] = decode_expr(symbol.hint)
     by_symbol = [
@@ -124,6 +127,14 @@ def specialize(desc: CaptureDesc, names: Collection[str]) -> CaptureDesc | None:
         desc, inputs=rewrite(desc.inputs), graph=rewrite(desc.graph), shape_env=facts
     )
     return _without_constant_inputs(desc)
+
+
+def has_number(symbol: SymbolDesc) -> bool:
+    """Whether a symbol's hint is a number, and not that of a ragged dim."""
+    return symbol.hint is not None and isinstance(symbol.hint.nodes[-1], _NUMBERS)
+
+
+_NUMBERS = (IntNode, FloatNode, RationalNode)
 
 
 def _without_constant_inputs(desc: CaptureDesc) -> CaptureDesc | None:
@@ -416,17 +427,11 @@ def drop_symbols(desc: CaptureDesc, names: Collection[str]) -> CaptureDesc | Non
     return None if made is None else msgspec.structs.replace(desc, shape_env=made)
 
 
-def without_inputs(desc: CaptureDesc, positions: Collection[int]) -> CaptureDesc | None:
-    """The frame without inputs that nothing uses and that bind no symbol which the rest needs."""
-    made = remove_nodes(desc, positions)
-    if made is None:
-        return None
-    return made if is_bound(made) else None
-
-
 def is_bound(desc: CaptureDesc) -> bool:
-    """Whether every symbol of the graph has something that binds it."""
-    return used_symbols(desc) <= bound_symbols(desc) | _replaced(desc)
+    """Whether every symbol of the graph, and of guards and runtime asserts, has what binds it."""
+    env = desc.shape_env
+    facts = () if env is None else (env.guards, env.runtime_asserts)
+    return used_symbols(desc) | names_in(facts) <= bound_symbols(desc) | _replaced(desc)
 
 
 def _replaced(desc: CaptureDesc) -> set[str]:
