@@ -476,7 +476,7 @@ def test_what_newly_fails_decides(tmp_path: Path, capsys: pytest.CaptureFixture[
     [
         (["--resume"], "--resume needs --jsonl"),
         (["--dask", "tcp://h:1", "--jobs", "2"], "--jobs is of this machine"),
-        (["--jobs", "0"], "must be a positive number"),
+        (["--jobs", "0"], "must be at least 1"),
     ],
 )
 def test_bad_usage(options: list[str], error: str, capsys: pytest.CaptureFixture[str]) -> None:
