@@ -428,6 +428,23 @@ def test_what_is_not_reached_again_stays(tmp_path: Path) -> None:
     assert executor.asked
 
 
+def test_what_has_no_verdict_of_its_own_is_compiled_again(tmp_path: Path) -> None:
+    """A lost job, and a copy whose first capture is gone."""
+    place = corpus(tmp_path / "c", "aliases", "tensor_detached", "tensor_strided")
+    command = ["replay", str(place), "--jsonl", str(tmp_path / "r"), "--resume"]
+    with pretending(Pretended(0, {"aliases": "dies"})):
+        assert cli.main(command) == 2
+    (place / "tensor_detached.fkf").unlink()
+    with pretending(again := Pretended()):
+        assert cli.main(command) == 0
+    assert sorted(again.asked) == ["aliases", "tensor_strided"]
+    rows = read_rows(tmp_path / "r")
+    assert [(row.file, row.same_as) for row in rows] == [
+        ("aliases.fkf", None),
+        ("tensor_strided.fkf", None),
+    ]
+
+
 def test_ctrl_c_before_there_is_anything(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

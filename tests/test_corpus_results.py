@@ -23,8 +23,10 @@ from torch_fakeify.corpus_files import CorpusFile, find_captures, frame_key
 from torch_fakeify.corpus_results import ResultFile, Row, compare, read_rows
 from torch_fakeify.desc_frame import FailureDesc
 from torch_fakeify.files import read_capture
+from torch_fakeify.fingerprint import fingerprint
 from torch_fakeify.junit import junit_xml
 from torch_fakeify.progress import progress
+from torch_fakeify.recompiles import same_frames
 
 GOLDEN = Path(__file__).parent / "golden" / "v1"
 
@@ -84,6 +86,23 @@ def test_captures_of_one_frame_have_one_key() -> None:
         return frame_key(msgspec.structs.replace(desc, failure=failure))
 
     assert failed("at 0x12") == failed("at 0xab") != failed("elsewhere") != frame_key(desc)
+
+
+def test_a_frame_that_is_on_record(tmp_path: Path) -> None:
+    """An earlier one of the run has it, or a file of an earlier run; not one that is just called so."""
+    key, other = (fingerprint(read_capture(GOLDEN / f"{n}.fkf")) for n in ("aliases", "boxed"))
+
+    def put(number: int, name: str, key: str) -> Path:
+        path = tmp_path / f"{number:03d}-f-{key[:8]}.fkf"
+        shutil.copy(GOLDEN / f"{name}.fkf", path)
+        return path
+
+    before = put(7, "aliases", key)
+    put(8, "callables", other)
+    (tmp_path / f"009-f-{other[:8]}.fkf").write_text("no capture")
+    first, again = put(0, "aliases", key), put(1, "aliases", key)
+    recorded = {first: key, again: key, put(2, "boxed", other): other}
+    assert same_frames(recorded) == {first: before, again: first}
 
 
 # --- JSON lines -----------------------------------------------------------------------------------
