@@ -10,12 +10,13 @@ import argparse
 import io
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import __version__
 from .codec import dumps
 from .container import VERSION, Limits
-from .errors import FakeifyError, ScriptError
+from .errors import FakeifyError, ScriptError, WriteError
 from .files import read_capture
 from .page import show_lines
 from .privacy import privacy_lines
@@ -130,10 +131,17 @@ def _parser() -> argparse.ArgumentParser:
     fuzz.add_argument("file", metavar="FILE")
     fuzz.set_defaults(command=_fuzz)
 
+    report = commands.add_parser("report", help="a capture as one page for a browser")
+    report.add_argument(
+        "-o", "--out", metavar="PAGE", help="default: FILE with .html, in the same directory"
+    )
+    report.add_argument("file", metavar="FILE")
+    report.set_defaults(command=_report)
+
     demo = commands.add_parser("demo", help="record a small decoder, rebuild and run it elsewhere")
     demo.add_argument("--backend", default="inductor", metavar="NAME", help="default: %(default)s")
     demo.set_defaults(command=_demo)
-    for command in (show, replay, diff, fuzz):
+    for command in (show, replay, diff, fuzz, report):
         command.add_argument(
             "--trust",
             action="store_true",
@@ -246,6 +254,17 @@ def _fuzz(args: argparse.Namespace) -> int:
     )
     _print(report.lines())
     return DONE if report.smallest is None else DOES_NOT_HOLD
+
+
+def _report(args: argparse.Namespace) -> int:
+    from .report import write_report
+
+    out = args.out or Path(args.file).with_suffix(".html")
+    if Path(out).exists() and Path(out).samefile(args.file):
+        raise WriteError("that is the capture itself", where=str(out), fix="Give -o another path")
+    size = write_report(out, _read(args.file, args))
+    _print([f"{out}, {size:,} bytes"])
+    return DONE
 
 
 def _demo(args: argparse.Namespace) -> int:
