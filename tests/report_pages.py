@@ -118,7 +118,7 @@ class Browser:
 
     def wait(self, holds: Callable[[], Any]) -> Any:
         """What ``holds`` gives once that is true."""
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while time.monotonic() < end:
             if found := holds():
                 return found

@@ -244,7 +244,7 @@ def checked_but_links(page: str) -> Page:
 # --- hostile captures -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ("environment", "program_tolist", *FEW[1:]))
+@pytest.mark.parametrize("name", ["environment", "program_tolist", *FEW[1:]])
 def test_no_text_of_a_capture_is_markup(name: str) -> None:
     """Whatever text of a file is exchanged, the page has the same elements and policy."""
     desc = golden(name)

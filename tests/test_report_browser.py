@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import socket
+import socketserver
+import threading
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,6 +26,10 @@ if TYPE_CHECKING:
 
 POISON = "</script><img src=x onerror=pwned()><svg onload=pwned()>\"'&<!--`${pwned()}"
 NARROW = 360
+SIDEWAYS = """
+const page = document.documentElement;
+return page.scrollWidth - page.clientWidth;
+"""
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +63,29 @@ def llama(browser: Browser, pages: Path) -> Browser:
     return browser
 
 
+@pytest.fixture
+def server() -> Generator[tuple[str, list[bytes]]]:
+    """The address of a server on this machine, and what it was sent."""
+    heard: list[bytes] = []
+    connections: list[socket.socket] = []
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            connections.append(self.request)
+            if data := self.request.recv(1000):
+                heard.append(data)
+
+    with socketserver.ThreadingTCPServer(("localhost", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://localhost:{server.server_address[1]}/", heard
+        server.shutdown()
+        thread.join()
+        for connection in connections:  # the browser keeps them for later
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+
 # --- seen -----------------------------------------------------------------------------------------
 
 
@@ -67,11 +99,15 @@ def test_a_page_asks_for_nothing(browser: Browser, pages: Path) -> None:
         assert browser.said() == [page.as_uri()]
 
 
-def test_nothing_else_can_run_or_be_asked_for(browser: Browser, pages: Path) -> None:
+def test_nothing_else_can_run_or_be_asked_for(
+    browser: Browser, pages: Path, server: tuple[str, list[bytes]]
+) -> None:
     """The policy of the page holds: no request, no other script, no handler, no markup from text."""
+    address, heard = server
     browser.open(page_of("aliases", pages))
     refused = browser.js(
         """
+        const home = arguments[0];
         const refused = [];
         document.addEventListener("securitypolicyviolation", (e) => refused.push(e.effectiveDirective));
         const add = (name, set) => {
@@ -79,21 +115,22 @@ def test_nothing_else_can_run_or_be_asked_for(browser: Browser, pages: Path) -> 
           for (const key in set) made.setAttribute(key, set[key]);
           document.body.append(made);
         };
-        add("img", {src: "http://localhost:9/a.png"});
-        add("link", {rel: "stylesheet", href: "http://localhost:9/a.css"});
-        add("iframe", {src: "http://localhost:9/"});
+        add("img", {src: `${home}a.png`});
+        add("link", {rel: "stylesheet", href: `${home}a.css`});
+        add("iframe", {src: home});
         add("p", {style: "color: red"});
-        fetch("http://localhost:9/").catch(() => {});
+        fetch(home).catch(() => {});
         let marked = "allowed";
         try { document.body.innerHTML = "<p>"; } catch { marked = "refused"; }
         return new Promise((done) => setTimeout(() => done([...refused, marked].sort()), 200));
-        """
+        """,
+        address,
     )
     assert sorted(set(refused)) == [
         *("connect-src", "frame-src", "img-src", "refused", "require-trusted-types-for"),
         *("style-src-attr", "style-src-elem"),
     ]
-    assert not [said for said in browser.said() if said.startswith("http:")]
+    assert heard == [], "a connection may be prepared, but nothing is said on it"
 
 
 def test_storages_are_drawn_to_scale(browser: Browser, pages: Path) -> None:
@@ -156,7 +193,8 @@ def test_search(llama: Browser) -> None:
     assert llama.status() == f"{total} of {total} hits"
     llama.one("#query").send_keys("zzz")
     assert (llama.status(), llama.texts(".hit, .now")) == ("no hit", [])
-    llama.one("#query").clear()
+    llama.keys(Keys.CONTROL, "a")
+    llama.keys(Keys.DELETE)
     assert (llama.status(), llama.texts(".hit, .now")) == ("", [])
 
 
@@ -202,7 +240,7 @@ def test_a_guard_leads_to_its_line(llama: Browser) -> None:
     llama.one("#g1 .place p a:nth-of-type(4)").click()
     llama.wait(lambda: llama.texts(".defined"))
     row = llama.texts(".defined")[0]
-    assert row.startswith(f"{links[3]} = torch._C._nn.scaled_dot_product_attention(")
+    assert row.startswith(f"{links[3]} = torch.nn.functional.scaled_dot_product_attention(")
     assert llama.is_seen(".defined")
     badge = llama.js(
         "return document.querySelector('.defined').closest('.l').querySelector('a.badge')"
@@ -322,7 +360,7 @@ def test_a_narrow_screen_needs_no_scrolling_sideways(
     """At 360 pixels everything unfolded is within the page, or scrolls in a box of its own."""
     browser.open(page_of(name, pages), width=NARROW, height=640)
     browser.js("document.querySelectorAll('details').forEach(e => { e.open = true })")
-    assert browser.js("return document.documentElement.scrollWidth") == NARROW
+    assert browser.js(SIDEWAYS) == 0
     wide = browser.js(
         """
         const out = [];
@@ -425,7 +463,7 @@ def test_a_screen_reader_finds_its_way(browser: Browser, pages: Path) -> None:
         )
         assert levels[0] == 1
         assert levels.count(1) == 1
-        assert all(b <= a + 1 for a, b in zip(levels, levels[1:], strict=False))
+        assert all(b <= a + 1 for a, b in pairwise(levels))
         assert (
             browser.js(
                 'return document.querySelectorAll(\'[tabindex]:not([tabindex="0"]):not([tabindex="-1"])\').length'
@@ -443,17 +481,17 @@ def test_a_screen_reader_finds_its_way(browser: Browser, pages: Path) -> None:
 def test_five_thousand_nodes(browser: Browser, tmp_path: Path) -> None:
     """A large graph is painted in less than two seconds, and searched all the same.
 
-    The best of three, as other work may have the processor: it takes a fifth of a second.
+    The better of two, as other work may have the processor: it takes a fifth of a second.
     """
     write_capture(tmp_path / "large.fkf", large_capture(5000))
     assert cli.main(["report", str(tmp_path / "large.fkf")]) == cli.DONE
     paints = []
-    for _ in range(3):
+    for _ in range(2):
         browser.open(tmp_path / "large.html")
         paint = "return performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
         paints.append(browser.wait(lambda paint=paint: browser.js(paint)))
     assert min(paints) < 2000
-    assert len(browser.texts(".r")) == 5000
+    assert browser.js("return document.querySelectorAll('.r').length") == 5000
     browser.one("#query").send_keys("add_4321 ")
     assert browser.status() == "1 of 2 hits"
     assert browser.is_seen(".now")
@@ -482,4 +520,4 @@ def test_a_hostile_capture_runs_nothing(name: str, browser: Browser, tmp_path: P
     assert browser.js("return document.querySelectorAll('script').length") == 2
     assert browser.said() == [page.as_uri()]
     browser.screen(NARROW, 640)
-    assert browser.js("return document.documentElement.scrollWidth") == NARROW
+    assert browser.js(SIDEWAYS) == 0
