@@ -24,6 +24,7 @@ from write_golden import ROOT
 import torch_fakeify as tfk
 from torch_fakeify import cli, report_graph
 from torch_fakeify.desc import MetaStorageDesc, MetaTensorDesc, SymDesc
+from torch_fakeify.desc_graph import GraphModuleDesc, NodeDesc
 from torch_fakeify.files import read_capture, write_capture
 from torch_fakeify.html_text import Html, data_block, digest, lines, tag
 from torch_fakeify.outline import Group, Line, outline, outline_lines
@@ -241,6 +242,20 @@ def checked_but_links(page: str) -> Page:
     return Page(page)
 
 
+def test_two_names_of_one_graph() -> None:
+    """What reads a body by another name leads to it all the same."""
+    desc = large_capture(20)
+    body = desc.graph
+    nodes = [NodeDesc("get_attr", name, name) for name in ("body", "again", "none")]
+    graph = GraphModuleDesc(
+        nodes=(*desc.graph.nodes[:1], *nodes, NodeDesc("output", "output", "output")),
+        submodules=(("body", body),),
+        submodule_aliases=(("again", "body"), ("none", "nowhere")),
+    )
+    page = checked(html_page(replace(desc, graph=graph)))
+    assert [link for link in page.values("href") if "graph1" in link] == ["#graph1"] * 2
+
+
 # --- hostile captures -----------------------------------------------------------------------------
 
 
@@ -378,7 +393,7 @@ def paths(parts: list[Any], depth: int = 0) -> list[str]:
     found: list[str] = []
     for part in parts:
         if isinstance(part, Group):
-            found.append(f"{'  ' * depth}{part.name} {part.cls.rpartition('.')[2]} {part.count}")
+            found.append(f"{'  ' * depth}{part.name} {part.cls.rpartition('.')[2]} {part.total}")
             found.extend(paths(part.parts, depth + 1))
     return found
 

@@ -49,10 +49,10 @@ class Group(NamedTuple):
     parts: list[Group | Line]
 
     @property
-    def count(self) -> int:
+    def total(self) -> int:
         """Nodes in it."""
         return sum(
-            part.count if isinstance(part, Group) else len(part.nodes) for part in self.parts
+            part.total if isinstance(part, Group) else len(part.nodes) for part in self.parts
         )
 
 

@@ -69,7 +69,7 @@ def html_page(desc: CaptureDesc) -> str:
 
 @cache
 def _part(name: str) -> str:
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+    return files("torch_fakeify").joinpath(name).read_text(encoding="utf-8")
 
 
 class _Condition(NamedTuple):
@@ -88,7 +88,7 @@ class _Condition(NamedTuple):
 class _Section(NamedTuple):
     id: str
     title: str
-    count: int | None
+    total: int | None
     content: Html
 
 
@@ -407,8 +407,8 @@ def _section_html(section: _Section) -> Html:
 
 def _titled(section: _Section) -> list[Html]:
     parts = [joined([section.title])]
-    if section.count is not None:
-        parts += [Html(" "), tag("span", str(section.count), class_="count")]
+    if section.total is not None:
+        parts += [Html(" "), tag("span", str(section.total), class_="count")]
     return parts
 
 

@@ -42,7 +42,7 @@ class NamedGraph(NamedTuple):
 
     name: str
     graph: GraphModuleDesc
-    inner: Mapping[str, int]
+    inner: dict[str, int]
     """Numbers of the graphs that it calls, by the attribute."""
 
 
@@ -57,19 +57,18 @@ class Page(NamedTuple):
 def all_graphs(graph: GraphModuleDesc) -> list[NamedGraph]:
     """A graph and those inside it, each before what it calls."""
     found: list[NamedGraph] = []
-    todo: list[tuple[str, GraphModuleDesc, dict[str, int] | None, str]] = [("", graph, None, "")]
+    todo: list[tuple[str, GraphModuleDesc, dict[str, int], str]] = [("", graph, {}, "")]
     while todo:
         name, graph, outer, attribute = todo.pop()
-        if outer is not None:
-            outer[attribute] = len(found)
+        outer[attribute] = len(found)
         inner: dict[str, int] = {}
         found.append(NamedGraph(name, graph, inner))
         for key, body in reversed(graph.submodules):
             todo.append((f"{name}.{key}" if name else key, body, inner, key))
-    for _, graph, inner in found:
-        for alias, key in graph.submodule_aliases:
-            if key in inner:
-                inner.setdefault(alias, inner[key])
+    for each in found:
+        for alias, key in each.graph.submodule_aliases:
+            if key in each.inner:
+                each.inner.setdefault(alias, each.inner[key])
     return found
 
 
@@ -148,7 +147,7 @@ class _Rows:
         if not isinstance(part, Group):
             return self._line(part)
         inside = [self._part(each, depth + 1, has_modules) for each in part.parts]
-        count = part.count
+        count = part.total
         is_open = self.is_small or depth == 0 or (depth < 2 and count <= _FEW)
         cls = clip(part.cls.rpartition(".")[2], LONGEST)
         name = clip(source_words(part.name), LONGEST) or cls
