@@ -42,6 +42,8 @@ _UNFOLDED = 24
 """Rows of a table that is unfolded when the page opens."""
 _MENTIONED = 40
 """Symbols of a condition, conditions of a symbol, nodes of a line, that are named."""
+_ABOUT = 8
+"""Symbols of a condition that lead to their rows."""
 _SOURCES = 4
 """Sources of a symbol that are shown at once."""
 _MESSAGE = 200_000
@@ -104,6 +106,7 @@ class _Report:
         self.asserts = [] if env is None else self._asserts(env)
         symbols = () if env is None else env.symbols[:_ROWS]
         self.symbols = {symbol.name: at for at, symbol in enumerate(symbols)}
+        self._texts: dict[int, tuple[str, str]] = {}
         self.symbols_of: dict[str, list[str]] = {}
         nodes = enumerate(desc.graph.nodes)
         self.placeholders = [at for at, fx_node in nodes if fx_node.op == "placeholder"]
@@ -293,21 +296,30 @@ class _Report:
         return _Section(name, title, count, tag("ol", *rows, class_="conditions"))
 
     def _condition(self, condition: _Condition, width: int) -> Html:
-        words, theirs = self._words(condition.expr, width), clip(expr_text(condition.expr), width)
+        words, theirs = self._both(condition.expr, width)
         head = [
             tag("a", _label(condition.id), class_="number", href=f"#{condition.id}"),
             " ",
             _twice(words, theirs),
         ]
         head += [tag("span", note, class_="badge") for note in condition.notes]
+        known = [name for name in self.symbols_of[condition.id] if name in self.symbols]
         symbols = [
-            tag("a", self.words.symbol(name), href=f"#s{self.symbols[name]}")
-            for name in self.symbols_of[condition.id]
-            if name in self.symbols
+            tag("a", clip(self.words.symbol(name), LONGEST // 4), href=f"#s{self.symbols[name]}")
+            for name in known[:_ABOUT]
         ]
+        symbols += [joined(["..."])] if len(known) > _ABOUT else []
         if symbols:
             head.append(tag("span", "on ", joined(symbols, ", "), class_="about"))
         return tag("li", tag("div", *head), self._origin(condition), id=condition.id)
+
+    def _both(self, expr: ExprDesc, width: int) -> tuple[str, str]:
+        """A condition in the user's words and in torch's; many may share one expression."""
+        known = self._texts.get(id(expr))
+        if known is None:
+            known = self._words(expr, width), clip(expr_text(expr), width)
+            self._texts[id(expr)] = known
+        return known
 
     def _origin(self, condition: _Condition) -> Html:
         """The user's line with its stack, what torch did there, and the nodes that come from it."""
@@ -326,11 +338,14 @@ class _Report:
         frame = user_frame(stack)
         return Html() if frame is None else self.stacks.unfolding(frame, stack, *more)
 
+    def _name(self, node: NodeAt) -> str:
+        return self.graphs[node.graph].graph.nodes[node.position].name
+
     def _nodes(self, nodes: Sequence[NodeAt]) -> Html:
         links = [
             tag(
                 "a",
-                tag("code", self.graphs[node.graph].graph.nodes[node.position].name),
+                tag("code", clip(self._name(node), LONGEST)),
                 href=f"#{node_id(node)}",
             )
             for node in nodes[:_MENTIONED]

@@ -106,7 +106,7 @@ class _Rows:
         self.width = width
         self.most = most
         self.is_small = is_small
-        self.names = tuple([fx_node.name for fx_node in self.graph.nodes])
+        self.names = tuple([clip(fx_node.name, LONGEST) for fx_node in self.graph.nodes])
         self.marked = tuple([f"\x00{at}\x00" for at in range(len(self.names))])
 
     def html(self) -> Html:
@@ -211,12 +211,12 @@ class _Rows:
         return tag("li", *parts, class_="r", id=node_id(NodeAt(self.number, at)))
 
     def _code(self, at: int, fx_node: NodeDesc) -> Iterator[str]:
-        own = tag("a", fx_node.name, class_="d", href=self._href(at))
+        own = tag("a", self.names[at], class_="d", href=self._href(at))
         if fx_node.op == "placeholder":
             yield own
             if fx_node.source is not None:
                 yield tag(
-                    "span", f" {clip(source_words(fx_node.source.name), LONGEST)}", class_="m"
+                    "span", f" {source_words(clip(fx_node.source.name, LONGEST))}", class_="m"
                 )
             elif fx_node.args:
                 yield clip(f" = {value_text(fx_node.args[0])}", self.width)

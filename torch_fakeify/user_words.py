@@ -54,7 +54,8 @@ class Words:
         unbacked = 0
         for symbol in desc.shape_env.symbols if desc.shape_env is not None else ():
             if symbol.sources:
-                words = source_words(symbol.sources[0].name)
+                name = symbol.sources[0].name
+                words = source_words(name if longest is None else clip(name, 4 * longest))
             else:
                 words = f"{symbol.name.rstrip('0123456789')}{unbacked}"
                 unbacked += 1
