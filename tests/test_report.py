@@ -23,12 +23,13 @@ from write_golden import ROOT
 
 import torch_fakeify as tfk
 from torch_fakeify import cli, report_graph
-from torch_fakeify.desc import MetaStorageDesc, MetaTensorDesc, SymDesc
+from torch_fakeify.desc import FrameDesc, MetaStorageDesc, MetaTensorDesc, SymDesc
 from torch_fakeify.desc_graph import GraphModuleDesc, NodeDesc
 from torch_fakeify.files import read_capture, write_capture
 from torch_fakeify.html_text import Html, data_block, digest, lines, tag
 from torch_fakeify.outline import Group, Line, outline, outline_lines
 from torch_fakeify.report import html_page
+from torch_fakeify.report_lines import NodesOfLines
 from torch_fakeify.storage_map import itemsize, place_of, storages
 
 if TYPE_CHECKING:
@@ -97,6 +98,8 @@ def checked(page: str) -> Page:
     attributes = {name for _, a in found.elements for name in a}
     assert not {name for name in attributes if name.startswith("on") or name in ("style", "src")}
     assert {tag for tag, _ in found.elements} <= ELEMENTS
+    for name, role in (("table", "table"), ("tr", "row"), ("th", "columnheader"), ("td", "cell")):
+        assert {a.get("role") for tag, a in found.elements if tag == name} <= {role}, "as cards too"
     ids = found.values("id")
     assert len(ids) == len(set(ids))
     links = found.values("href")
@@ -193,6 +196,25 @@ def test_runtime_asserts_and_what_finds_a_number_have_lines() -> None:
     assert "asserts" in page.values("id")
     assert len(page.values("data-stack")) > len([i for i in page.values("id") if i[0] == "a"])
     assert re.search(r"\d+ nodes? comes? from this line: ", "".join(page.text))
+
+
+def test_nodes_of_a_line() -> None:
+    """A line is an entry of a node's stack, whose file may be written shorter, but not another."""
+    graph = golden("model_llama").graph
+    name = "sdpa_attention_forward"
+    for file, count in (
+        ("transformers/integrations/sdpa_attention.py", 6),
+        ("integrations/sdpa_attention.py", 6),
+        ("grations/sdpa_attention.py", 0),
+        ("other/sdpa_attention.py", 0),
+    ):
+        frame = FrameDesc(file, 193, name, "")
+        found = NodesOfLines([graph], [frame, None]).find(frame)
+        assert len(found) == count
+        assert [node.graph for node in found] == [0] * count
+    for other in (FrameDesc(file, 194, name, ""), FrameDesc(file, 193, "forward", "")):
+        assert NodesOfLines([graph], [other]).find(other) == []
+    assert NodesOfLines([graph], []).find(None) == []
 
 
 @pytest.mark.parametrize("name", FEW)

@@ -219,6 +219,10 @@ def test_a_name_leads_to_its_node_and_what_uses_it(llama: Browser) -> None:
     count = len(llama.texts(f'.s a[href="{target}"]:not(.d)'))
     assert len(llama.texts("a.use")) == count > 0
     used = len(llama.texts(".used"))
+    assert used == llama.js(
+        "return new Set([...document.querySelectorAll(arguments[0])].map(e => e.closest('.r'))).size",
+        f'.s a[href="{target}"]:not(.d)',
+    )
     assert llama.status() == f"{name}: used by {used} node{'' if used == 1 else 's'}"
     assert llama.focused() == name
 

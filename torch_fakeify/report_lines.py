@@ -108,5 +108,5 @@ def _key(frame: FrameDesc) -> tuple[str, int, str]:
     return frame.file.rpartition("/")[2], frame.line, frame.function
 
 
-def _fits(a: str, b: str) -> bool:
-    return a == b or a.endswith(f"/{b}") or b.endswith(f"/{a}")
+def _fits(path: str, shortened: str) -> bool:
+    return path == shortened or path.endswith(f"/{shortened}")
