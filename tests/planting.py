@@ -20,11 +20,16 @@ def plant(folder: Path, source: str, patch: pytest.MonkeyPatch) -> None:
         source: Python code.
         patch: takes it back.
     """
-    (folder / "planted_backends.py").write_text(source)
+    paths = [plant_in(folder, source), *filter(None, [os.environ.get("PYTHONPATH")])]
+    patch.setenv("PYTHONPATH", os.pathsep.join(paths))
+
+
+def plant_in(folder: Path, source: str) -> str:
+    """Put such backends into a folder, and give what has to be in ``PYTHONPATH``."""
     info = folder / "planted-1.dist-info"
-    info.mkdir()
+    info.mkdir(parents=True)
+    (folder / "planted_backends.py").write_text(source)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 1\n")
     points = [f"{name}=planted_backends:{name}" for name in re.findall(r"def (\w+)\(gm", source)]
     (info / "entry_points.txt").write_text("\n".join(["[torch_dynamo_backends]", *points, ""]))
-    paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
-    patch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    return str(folder)

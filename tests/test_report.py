@@ -466,7 +466,7 @@ def test_the_command_writes_beside_the_file(
     assert cli.main(["report", "frame.one.fkf"]) == cli.DONE
     page = Path("frame.one.html").read_bytes()
     assert page.decode() == html_page(golden("aliases"))
-    assert capsys.readouterr().out == f"frame.one.html, {len(page):,} bytes\n"
+    assert capsys.readouterr().out == "wrote frame.one.html\n"
     assert cli.main(["report", "--trust", "frame.one.fkf", "-o", "other.html"]) == cli.DONE
     assert Path("other.html").read_bytes() == page
     assert sorted(map(str, Path().iterdir())) == [
@@ -482,8 +482,8 @@ def test_the_command_writes_beside_the_file(
         (["none.fkf"], "none.fkf: the file cannot be read; found No such file or directory"),
         (["a.fkf", "-o", "none/a.html"], "none/a.html: the file cannot be written; found No such "
          "file or directory. Make the directory first"),
-        (["a.fkf", "-o", "a.fkf"], "a.fkf: that is the capture itself. Give -o another path"),
-        (["page.html"], "page.html: that is the capture itself. Give -o another path"),
+        (["a.fkf", "-o", "a.fkf"], "a.fkf: that is the capture itself. Give another path"),
+        (["page.html"], "page.html: that is the capture itself. Give another path"),
     ],
     ids=["no file", "no directory", "itself", "itself by default"],
 )  # fmt: skip

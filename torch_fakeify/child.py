@@ -25,6 +25,8 @@ from .comparing import first_mismatch
 from .container import Limits
 from .errors import CaptureError, FakeifyError
 from .frame import Capture
+from .telling import told
+from .trials import propagated, run_trial
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -45,7 +47,7 @@ def compile_capture(request: Mapping[str, Any]) -> Reply:
             limits, here as everywhere.
 
     Returns:
-        ``outcome``: ``compiled``; or ``failed`` with what `_told` says of the backend's exception.
+        ``outcome``: ``compiled``; or ``failed`` with what `telling.told` says of the backend's exception.
     """
     compiler_fn = _torch.resolve_backend(request["backend"])
     instance = _load(request).instantiate(request["device"])
@@ -53,32 +55,8 @@ def compile_capture(request: Mapping[str, Any]) -> Reply:
     try:
         instance.compile(compiler_fn)
     except BaseException as error:  # noqa: BLE001 - whatever a backend ends with is the answer
-        return {"outcome": "failed", **_told(error)}
+        return {"outcome": "failed", **told(error)}
     return {"outcome": "compiled", "milliseconds": _milliseconds(started)}
-
-
-def _told(error: BaseException) -> Reply:
-    """An exception's ``type`` and ``message``, whether it is for lack of ``memory``, and ``frames``.
-
-    The innermost ones of its traceback, the innermost last.
-    """
-    kind = type(error)
-    frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
-    return {
-        "type": f"{kind.__module__}.{kind.__qualname__}",
-        "message": str(error),
-        "memory": _is_lack_of_memory(error),
-        "frames": [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames],
-    }
-
-
-_FRAMES = 8
-_LACKS = ("DefaultCPUAllocator: can't allocate memory", "std::bad_alloc")
-
-
-def _is_lack_of_memory(error: BaseException) -> bool:
-    known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
-    return known or any(lack in str(error) for lack in _LACKS)
 
 
 def run_capture(request: Mapping[str, Any]) -> Reply:
@@ -156,7 +134,7 @@ def run_sizes(request: Mapping[str, Any]) -> Reply:
     try:
         compiled = capture.compile(request["backend"])
     except Exception as error:  # noqa: BLE001 - whatever a backend ends with is the answer
-        return {"outcome": "failed", **_told(error)}
+        return {"outcome": "failed", **told(error)}
     results = [
         _beside_eager(capture, compiled, eager, sizes, request["seed"])
         for sizes in request["sizes"]
@@ -187,8 +165,8 @@ def _beside_eager(
     try:
         found = run(compiled, seed)
     except Exception as error:  # noqa: BLE001 - whatever the code raises is the answer
-        told = _told(error)
-        return "raises", f"{told['type']}: {told['message']}"
+        text = told(error)
+        return "raises", f"{text['type']}: {text['message']}"
     text = first_mismatch(found, expected)
     return ("same", "") if text is None else ("wrong", text)
 
@@ -213,10 +191,33 @@ def _milliseconds(started: float) -> float:
     return (time.perf_counter() - started) * 1e3
 
 
+def try_capture(request: Mapping[str, Any]) -> Reply:
+    """Compile a frame, and run it if that is asked for; see `trials.run_trial`.
+
+    Args:
+        request: ``file``, ``backend``, ``seed``, ``runs``: whether to run it, and ``sizes`` to run it
+            at by symbol name; ``constants``, if the values in the graph are to be computed again before
+            anything else, with these in the place of others, and ``saved``: where the frame goes then.
+    """
+    capture = _load(request)
+    if request.get("constants") is not None:
+        constants = {int(old): new for old, new in request["constants"].items()}
+        propagated(capture, constants).save(request["saved"])
+        capture = Capture.load(request["saved"])
+    return run_trial(
+        capture,
+        request["backend"],
+        runs=request["runs"],
+        sizes=request["sizes"],
+        seed=request["seed"],
+    )
+
+
 _TASKS: Mapping[str, Callable[[Mapping[str, Any]], Reply]] = {
     "compile": compile_capture,
     "run": run_capture,
     "sizes": run_sizes,
+    "try": try_capture,
 }
 
 
@@ -228,7 +229,7 @@ def main(argv: Sequence[str]) -> int:
     except FakeifyError as error:
         reply = {"outcome": "refused", "error": type(error).__name__, "message": str(error)}
     except Exception as error:  # noqa: BLE001 - whoever asked wants to know which
-        reply = {"outcome": "raised", **_told(error)}
+        reply = {"outcome": "raised", **told(error)}
     Path(argv[1]).write_text(json.dumps(reply), encoding="utf-8")
     return 0
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING
 from . import __version__
 from .codec import dumps
 from .container import VERSION, Limits
-from .errors import FakeifyError, ScriptError, WriteError
+from .errors import FakeifyError, NotFailingError, ScriptError, WriteError
 from .files import read_capture
 from .page import show_lines
 from .privacy import privacy_lines
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from .desc_frame import CaptureDesc
+    from .minify import Progress
 
 DONE, DOES_NOT_HOLD, BAD = 0, 1, 2
 
@@ -128,20 +131,46 @@ def _parser() -> argparse.ArgumentParser:
     fuzz.add_argument("--runs", type=int, default=60, metavar="N", help="sizes; default: 60")
     fuzz.add_argument("--seed", type=int, default=0, metavar="S", help="default: 0")
     fuzz.add_argument("--timeout", type=_seconds, default=600.0, metavar="S", help="default: 600")
+    fuzz.add_argument("--memory", type=_mebibytes, metavar="MIB", help="that a batch may hold")
+    fuzz.add_argument("--save", metavar="JSON", help="where the sizes go that fail")
     fuzz.add_argument("file", metavar="FILE")
     fuzz.set_defaults(command=_fuzz)
 
     report = commands.add_parser("report", help="a capture as one page for a browser")
-    report.add_argument(
-        "-o", "--out", metavar="PAGE", help="default: FILE with .html, in the same directory"
-    )
+    report.add_argument("-o", "--output", metavar="OUT", help="default: FILE with .html")
     report.add_argument("file", metavar="FILE")
     report.set_defaults(command=_report)
+
+    minify = commands.add_parser("minify", help="the smallest frame that fails in the same way")
+    minify.add_argument(
+        "--backend", default="inductor", metavar="NAME", help="default: %(default)s"
+    )
+    minify.add_argument("-o", "--output", metavar="OUT", help="default: FILE with .min.fkf")
+    minify.add_argument(
+        "--accuracy",
+        action="store_true",
+        help="also run what was compiled, forward and backward, and compare with eager",
+    )
+    minify.add_argument(
+        "--sizes",
+        type=_sizes,
+        default={},
+        metavar="NAME=N,...",
+        help="to run it at, or the file that `fuzz --save` wrote; default: as recorded",
+    )
+    minify.add_argument("--seed", type=int, default=0, metavar="S", help="default: 0")
+    minify.add_argument(
+        "--timeout", type=_seconds, default=600.0, metavar="S", help="for one try; default: 600"
+    )
+    minify.add_argument("--memory", type=_mebibytes, metavar="MIB", help="that one try may hold")
+    minify.add_argument("--jobs", type=_count, default=1, metavar="N", help="default: 1")
+    minify.add_argument("file", metavar="FILE")
+    minify.set_defaults(command=_minify)
 
     demo = commands.add_parser("demo", help="record a small decoder, rebuild and run it elsewhere")
     demo.add_argument("--backend", default="inductor", metavar="NAME", help="default: %(default)s")
     demo.set_defaults(command=_demo)
-    for command in (show, replay, diff, fuzz, report):
+    for command in (show, replay, diff, fuzz, minify, report):
         command.add_argument(
             "--trust",
             action="store_true",
@@ -162,6 +191,26 @@ def _mebibytes(text: str) -> int:
     if value <= 0:
         raise argparse.ArgumentTypeError("must be a positive number of MiB")
     return value << 20
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def _sizes(text: str) -> dict[str, int]:
+    if "=" not in text:
+        try:
+            found = json.loads(Path(text).read_text(encoding="utf-8"))["smallest"]["sizes"]
+            return {str(name): int(value) for name, value in found.items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise argparse.ArgumentTypeError(
+                f"{text}: neither NAME=N nor a file of `fuzz --save`"
+            ) from error
+    pairs = [part.partition("=") for part in text.split(",")]
+    return {name.strip(): int(value) for name, _, value in pairs}
 
 
 # --- commands -----------------------------------------------------------------------------------
@@ -250,8 +299,11 @@ def _fuzz(args: argparse.Namespace) -> int:
         runs=args.runs,
         seed=args.seed,
         timeout=args.timeout,
+        memory=args.memory,
         trust=args.trust,
     )
+    if args.save is not None:
+        report.save(args.save, backend=args.backend)
     _print(report.lines())
     return DONE if report.smallest is None else DOES_NOT_HOLD
 
@@ -259,12 +311,51 @@ def _fuzz(args: argparse.Namespace) -> int:
 def _report(args: argparse.Namespace) -> int:
     from .report import write_report
 
-    out = args.out or Path(args.file).with_suffix(".html")
-    if Path(out).exists() and Path(out).samefile(args.file):
-        raise WriteError("that is the capture itself", where=str(out), fix="Give -o another path")
-    size = write_report(out, _read(args.file, args))
-    _print([f"{out}, {size:,} bytes"])
+    output = Path(args.output or Path(args.file).with_suffix(".html"))
+    desc = _read(args.file, args)
+    if output.exists() and output.samefile(args.file):
+        raise WriteError("that is the capture itself", where=str(output), fix="Give another path")
+    write_report(output, desc)
+    _print([f"wrote {output}"])
     return DONE
+
+
+def _minify(args: argparse.Namespace) -> int:
+    from .minify import minify
+
+    output = Path(args.output or Path(args.file).with_suffix(".min.fkf"))
+    try:
+        report = minify(
+            args.file,
+            output,
+            backend=args.backend,
+            accuracy=args.accuracy,
+            sizes=args.sizes,
+            seed=args.seed,
+            timeout=args.timeout,
+            memory=args.memory,
+            jobs=args.jobs,
+            trust=args.trust,
+            progress=_progress_line if sys.stderr.isatty() else None,
+        )
+    except NotFailingError as error:
+        _print_error(f"torch-fakeify: {error}")
+        return DOES_NOT_HOLD
+    finally:
+        if sys.stderr.isatty():
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+    _print([*report.lines(), f"wrote {output}"])
+    if report.script is not None:
+        _print([f"wrote {report.script}"])
+    return DONE if report.finished else DOES_NOT_HOLD
+
+
+def _progress_line(now: Progress) -> None:
+    """The state of a search, in the last line of a terminal."""
+    size = ", ".join(f"{n} {name}" for name, n in zip(now.extent._fields, now.extent, strict=True))
+    text = f"{now.tried} tried; {size}; {now.step}"
+    columns = shutil.get_terminal_size().columns
+    print(f"\r\x1b[K{text[: columns - 1]}", end="", file=sys.stderr, flush=True)
 
 
 def _demo(args: argparse.Namespace) -> int:

@@ -102,6 +102,10 @@ class CaptureError(FakeifyError):
     """A frame cannot be captured, instantiated, compiled or materialized."""
 
 
+class NotFailingError(CaptureError):
+    """A frame was to fail, and does not, or not in the same way each time."""
+
+
 class WriteError(FakeifyError):
     """An output file or directory cannot be written; what was there before is untouched."""
 

@@ -71,6 +71,12 @@ class ForkServer:
         with self._lock:
             self._end()
 
+    def kill(self) -> None:
+        """End the interpreter also while another thread waits for an answer, which is then a crash."""
+        server = self._server
+        if server is not None:
+            server.kill()
+
     def __enter__(self) -> ForkServer:
         return self
 

@@ -7,7 +7,8 @@ a process of its own. What fails is made small.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,6 +17,7 @@ from .errors import CaptureError
 from .fork_server import ForkServer
 from .size_search import SizeSearch
 from .user_words import Words
+from .whole_files import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -64,6 +66,17 @@ class FuzzReport:
             *(f"  {line}" for line in f"{first.kind}: {first.text}".splitlines()),
             *(f"also: {self._sizes(each)}" for each in self.failures[:8] if each != first),
         ]
+
+    def save(self, path: str | Path, *, backend: str) -> None:
+        """Write what fails as JSON: ``backend``, ``smallest`` and ``failures``, each with ``sizes``.
+
+        Raises:
+            WriteError: the file cannot be written.
+        """
+        smallest = None if self.smallest is None else asdict(self.smallest)
+        failures = [asdict(failure) for failure in self.failures]
+        told = {"backend": backend, "tried": self.tried, "smallest": smallest, "failures": failures}
+        write_whole(path, (json.dumps(told, indent=1) + "\n").encode())
 
     def _sizes(self, failure: SizeFailure) -> str:
         named = {self.words[name]: value for name, value in failure.sizes.items()}

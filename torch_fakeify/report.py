@@ -49,8 +49,8 @@ _SOURCES = 4
 _MESSAGE = 200_000
 
 
-def write_report(path: str | os.PathLike[str], desc: CaptureDesc) -> int:
-    """Write the page of a capture, whole or not at all, and return its size in bytes.
+def write_report(path: str | os.PathLike[str], desc: CaptureDesc) -> None:
+    """Write the page of a capture, whole or not at all.
 
     Args:
         path: where.
@@ -59,9 +59,7 @@ def write_report(path: str | os.PathLike[str], desc: CaptureDesc) -> int:
     Raises:
         WriteError: the file cannot be written; what was there before is untouched.
     """
-    data = html_page(desc).encode()
-    write_whole(path, data)
-    return len(data)
+    write_whole(path, html_page(desc).encode())
 
 
 def html_page(desc: CaptureDesc) -> str:
