@@ -159,7 +159,7 @@ def test_storages_are_drawn_to_scale(browser: Browser, pages: Path) -> None:
 def test_a_failure_is_seen_first(browser: Browser, pages: Path) -> None:
     """The exception, its message and its stack stand at the top of the page."""
     browser.open(page_of("program_failed", pages))
-    assert browser.is_seen("#failure pre")
+    assert browser.wait(lambda: browser.is_seen("#failure pre"))
     assert browser.js("return document.querySelector('main').firstElementChild.id") == "failure"
     assert browser.texts("#failure pre")[0] == "no such kernel\nof two lines"
     assert (
@@ -181,7 +181,7 @@ def test_search(llama: Browser) -> None:
     seen = []
     for _ in range(total):
         assert len(llama.texts(".now")) == 1
-        assert llama.is_seen(".now")
+        assert llama.wait(lambda: llama.is_seen(".now"))
         seen.append(llama.status())
         llama.keys(Keys.ENTER)
     assert seen == [f"{at} of {total} hits" for at in range(1, total + 1)]
@@ -214,7 +214,7 @@ def test_a_name_leads_to_its_node_and_what_uses_it(llama: Browser) -> None:
     target, name = link.get_attribute("hash"), link.text
     link.click()
     llama.wait(lambda: llama.status().startswith(name))
-    assert llama.is_seen(target)
+    assert llama.wait(lambda: llama.is_seen(target))
     assert llama.texts(".defined .d") == [name]
     count = len(llama.texts(f'.s a[href="{target}"]:not(.d)'))
     assert len(llama.texts("a.use")) == count > 0
@@ -245,7 +245,7 @@ def test_a_guard_leads_to_its_line(llama: Browser) -> None:
     llama.wait(lambda: llama.texts(".defined"))
     row = llama.texts(".defined")[0]
     assert row.startswith(f"{links[3]} = torch.nn.functional.scaled_dot_product_attention(")
-    assert llama.is_seen(".defined")
+    assert llama.wait(lambda: llama.is_seen(".defined"))
     badge = llama.js(
         "return document.querySelector('.defined').closest('.l').querySelector('a.badge')"
     )
@@ -272,7 +272,7 @@ def test_bodies_of_higher_order_operators(browser: Browser, pages: Path) -> None
     browser.open(page_of("program_cond", pages), height=500)
     assert browser.texts("h3") == ["graph self.cond_true_0", "graph self.cond_false_0"]
     browser.one('a[href="#graph2"]').click()
-    assert browser.is_seen("#graph2 h3")
+    assert browser.wait(lambda: browser.is_seen("#graph2 h3"))
     rows = browser.js("return [...document.querySelectorAll('.graph')].map(e => e.innerText)")
     assert len(rows) == 3
     assert "sin" in rows[2]
@@ -498,10 +498,10 @@ def test_five_thousand_nodes(browser: Browser, tmp_path: Path) -> None:
     assert browser.js("return document.querySelectorAll('.r').length") == 5000
     browser.one("#query").send_keys("add_4321 ")
     assert browser.status() == "1 of 2 hits"
-    assert browser.is_seen(".now")
+    assert browser.wait(lambda: browser.is_seen(".now"))
     browser.one("#unfold").click()
     browser.keys(Keys.ENTER)
-    assert browser.is_seen(".now")
+    assert browser.wait(lambda: browser.is_seen(".now"))
     hidden = "return [...document.querySelectorAll('.r')].filter(e => !e.checkVisibility({contentVisibilityAuto: true})).length"
     assert browser.js(hidden) > 4000, "what is out of sight is not laid out"
 

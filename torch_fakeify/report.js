@@ -37,10 +37,17 @@
     return inside.closest("details:not([open])") !== null;
   };
 
+  let revealed = null;
   const reveal = (el) => {
     const inside = el.tagName === "SUMMARY" ? el.parentElement.parentElement : el;
     for (let up = inside.closest("details"); up; up = up.parentElement.closest("details")) up.open = true;
+    revealed = el;
     el.scrollIntoView({ block: "center" });
+    // What comes into sight is laid out in the next frame, and may be of another height.
+    requestAnimationFrame(() => requestAnimationFrame(() => {
+      if (revealed === el) el.scrollIntoView({ block: "center" });
+      if (revealed === el) revealed = null;
+    }));
   };
 
   let stops = null; // what the arrows move through: names of nodes, modules, lines
