@@ -145,8 +145,8 @@ BUGS = (
     Bug("bug_wrong_gradient", True, 1),
     Bug("bug_raises_when_run", True, 1),
     Bug("bug_dynamic_only", False, 1),
-    Bug("bug_aliased_only", False, 0),
-    Bug("bug_guard_only", False, 0),
+    Bug("bug_aliased_only", False, 1),
+    Bug("bug_guard_only", False, 1),
 )
 
 

@@ -164,6 +164,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     minify.add_argument("--memory", type=_mebibytes, metavar="MIB", help="that one try may hold")
     minify.add_argument("--jobs", type=_count, default=1, metavar="N", help="default: 1")
+    minify.add_argument("--no-script", action="store_true", help="write the capture alone")
     minify.add_argument("file", metavar="FILE")
     minify.set_defaults(command=_minify)
 
@@ -335,6 +336,7 @@ def _minify(args: argparse.Namespace) -> int:
             timeout=args.timeout,
             memory=args.memory,
             jobs=args.jobs,
+            script=not args.no_script,
             trust=args.trust,
             progress=_progress_line if sys.stderr.isatty() else None,
         )
