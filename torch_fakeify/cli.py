@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from . import __version__
 from .codec import dumps
 from .container import VERSION, Limits
-from .errors import FakeifyError, NotFailingError, ScriptError
+from .errors import FakeifyError, NotFailingError, ScriptError, WriteError
 from .files import read_capture
 from .page import show_lines
 from .privacy import privacy_lines
@@ -136,6 +136,11 @@ def _parser() -> argparse.ArgumentParser:
     fuzz.add_argument("file", metavar="FILE")
     fuzz.set_defaults(command=_fuzz)
 
+    report = commands.add_parser("report", help="a capture as one page for a browser")
+    report.add_argument("-o", "--output", metavar="OUT", help="default: FILE with .html")
+    report.add_argument("file", metavar="FILE")
+    report.set_defaults(command=_report)
+
     minify = commands.add_parser("minify", help="the smallest frame that fails in the same way")
     minify.add_argument(
         "--backend", default="inductor", metavar="NAME", help="default: %(default)s"
@@ -166,7 +171,7 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser("demo", help="record a small decoder, rebuild and run it elsewhere")
     demo.add_argument("--backend", default="inductor", metavar="NAME", help="default: %(default)s")
     demo.set_defaults(command=_demo)
-    for command in (show, replay, diff, fuzz, minify):
+    for command in (show, replay, diff, fuzz, minify, report):
         command.add_argument(
             "--trust",
             action="store_true",
@@ -302,6 +307,18 @@ def _fuzz(args: argparse.Namespace) -> int:
         report.save(args.save, backend=args.backend)
     _print(report.lines())
     return DONE if report.smallest is None else DOES_NOT_HOLD
+
+
+def _report(args: argparse.Namespace) -> int:
+    from .report import write_report
+
+    output = Path(args.output or Path(args.file).with_suffix(".html"))
+    desc = _read(args.file, args)
+    if output.exists() and output.samefile(args.file):
+        raise WriteError("that is the capture itself", where=str(output), fix="Give another path")
+    write_report(output, desc)
+    _print([f"wrote {output}"])
+    return DONE
 
 
 def _minify(args: argparse.Namespace) -> int:
