@@ -1,7 +1,8 @@
 """Ten planted bugs, made small by torch's minifier and by ``torch-fakeify minify``.
 
 Run: ``python -m benchmarks.minifiers [BUG...]``; it needs a checkout: the bugs and the model are those of the
-tests. Each tool gets the same program and the same backend, and 300 s. Torch's is used as its manual
+tests. Each tool gets the same program and the same backend, and 300 s; sizes are symbols only where the
+bug needs it, because torch's minifier loses most frames that have any. Torch's is used as its manual
 says: ``TORCHDYNAMO_REPRO_AFTER=dynamo`` with level 2, for wrong numbers level 4, then the launcher that
 it writes. A bug counts as found if what the tool leaves (of torch's: ``repro.py``, else the smallest
 checkpoint) fails in the same way when it is run; the size is the number of operations in it. Times
@@ -19,10 +20,13 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from planted_bugs import Bug
 
 TESTS = Path(__file__).parents[1] / "tests"
 LIMIT = 300.0
@@ -46,12 +50,12 @@ import torch
 from planted_bugs import example
 
 model, inputs = example()
-backend = sys.argv[1]
-if len(sys.argv) > 2:
+backend, dynamic = sys.argv[1], True if sys.argv[2] == "dynamic" else None
+if len(sys.argv) > 3:
     import torch_fakeify
-    backend = torch_fakeify.record(sys.argv[2])
-outputs = torch.compile(model, backend=backend, dynamic=True)(*inputs)
-if len(sys.argv) <= 2:
+    backend = torch_fakeify.record(sys.argv[3])
+outputs = torch.compile(model, backend=backend, dynamic=dynamic)(*inputs)
+if len(sys.argv) <= 3:
     outputs[0].sum().backward()
 """
 
@@ -84,14 +88,14 @@ def run(
         return subprocess.CompletedProcess(command, 124, "", "")
 
 
-def ours(bug: str, accuracy: bool, folder: Path, program: Path) -> Result:
+def ours(bug: Bug, folder: Path, program: list[str]) -> Result:
     """`torch-fakeify minify` on a capture of the frame."""
     start = time.monotonic()
-    run(str(program), bug, str(folder / "captures"), folder=folder)
+    run(*program, str(folder / "captures"), folder=folder)
     (capture,) = (folder / "captures").glob("*.fkf")
-    extra = ["--accuracy"] if accuracy else []
-    extra += ["--timeout", "5"] if bug == "bug_hangs" else []
-    command = ["-m", "torch_fakeify", "minify", str(capture), "--backend", bug, *extra]
+    extra = ["--accuracy"] if bug.accuracy else []
+    extra += ["--timeout", "5"] if bug.backend == "bug_hangs" else []
+    command = ["-m", "torch_fakeify", "minify", str(capture), "--backend", bug.backend, *extra]
     done = run(*command, "-o", str(folder / "small.fkf"), folder=folder)
     seconds = time.monotonic() - start
     found = re.search(r"operations: \d+ -> (\d+)", done.stdout)
@@ -101,17 +105,17 @@ def ours(bug: str, accuracy: bool, folder: Path, program: Path) -> Result:
     return Result(True, int(found[1]), seconds, "" if same else "no script")
 
 
-def torchs(bug: str, accuracy: bool, folder: Path, program: Path) -> Result:
+def torchs(bug: Bug, folder: Path, program: list[str]) -> Result:
     """Torch's minifier, from the program."""
     start = time.monotonic()
-    level = "4" if accuracy else "2"
+    level = "4" if bug.accuracy else "2"
     environment = {
         "TORCHDYNAMO_REPRO_AFTER": "dynamo",
         "TORCHDYNAMO_REPRO_LEVEL": level,
         "TORCH_COMPILE_DEBUG_DIR": str(folder),
     }
-    limit = 30.0 if bug == "bug_hangs" else LIMIT
-    run(str(program), bug, folder=folder, limit=limit, **environment)
+    limit = 30.0 if bug.backend == "bug_hangs" else LIMIT
+    run(*program, folder=folder, limit=limit, **environment)
     launchers = sorted(folder.rglob("minifier_launcher.py"))
     if not launchers:
         return Result(False, None, time.monotonic() - start, "no launcher is written")
@@ -121,7 +125,7 @@ def torchs(bug: str, accuracy: bool, folder: Path, program: Path) -> Result:
     repro = [*home.rglob("repro.py"), *folder.rglob("repro.py")][:1]
     checkpoints = sorted(home.rglob("minified_*_nodes.py"), key=_operations)
     for path in [*repro, *checkpoints]:
-        if _fails(path, bug, accuracy):
+        if _fails(path, bug.backend, bug.accuracy):
             return Result(True, _operations(path), seconds, "" if path in repro else "checkpoint")
     return Result(False, None, seconds, "what is left does not fail" if repro else "nothing left")
 
@@ -170,7 +174,8 @@ def main() -> None:
             for tool in (torchs, ours):
                 folder = root / f"{bug.backend}-{tool.__name__}"
                 folder.mkdir()
-                result = tool(bug.backend, bug.accuracy, folder, program)
+                how = "dynamic" if bug.dynamic else "static"
+                result = tool(bug, folder, [str(program), bug.backend, how])
                 shutil.rmtree(folder)
                 word = "yes" if result.found else "no"
                 cells.append(f"{word} ({result.note})" if result.note else word)

@@ -21,6 +21,7 @@ import torch_fakeify as tfk
 from torch_fakeify.cli import _escape_json
 from torch_fakeify.codec import dumps
 from torch_fakeify.page import show_lines
+from torch_fakeify.report import html_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -33,6 +34,9 @@ MADE = 1 << 20
 """Bytes of the tensors that are made of one file."""
 LONGEST = 4000
 """Characters of an error."""
+
+LARGEST = 100 << 20
+"""Characters of a page."""
 
 PACKAGE = str(Path(tfk.__file__).parent)
 
@@ -141,12 +145,18 @@ def _show(capture: Any) -> None:
         assert line.isprintable(), "a line of the page is not printable"
 
 
+def _report(capture: Any) -> None:
+    page = html_page(capture.desc)
+    assert len(page) < LARGEST, "a page is large"
+    assert page.count("<script") == 2, "a page has a script of another's"
+
+
 def _show_json(capture: Any) -> None:
     assert _escape_json(dumps(capture.desc).decode()).isprintable(), "the JSON is not printable"
 
 
 STEPS: dict[str, tuple[Callable[[Any], Any], ...]] = {
-    "load": (_show,),
+    "load": (_show, _report),
     "instantiate": (
         _show,
         _show_json,

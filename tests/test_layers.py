@@ -39,6 +39,9 @@ LAYERS = {
     "codec": (2, 3),
     "container": (2, 1),
     "page": (2, 2),
+    "html_text": (2, 1),
+    "outline": (2, 2),
+    "storage_map": (2, 0),
     "privacy": (2, 2),
     "exprs": (3, 0),
     "files": (3, 0),
@@ -155,6 +158,10 @@ LAYERS = {
     "isolation": (8, 0),
     "fork_server": (8, 1),
     "diff": (8, 0),
+    "report_lines": (8, 0),
+    "report_graph": (8, 1),
+    "report_storage": (8, 1),
+    "report": (8, 2),
     "size_search": (6, 0),
     "comparing": (5, 0),
     "telling": (5, 0),
@@ -184,7 +191,7 @@ LAYERS = {
 TORCH_FREE = {
     name
     for name, (layer, _) in LAYERS.items()
-    if (layer <= 2 and name != "_torch") or name in {"files", "__init__"}
+    if (layer <= 2 and name != "_torch") or name in {"files", "__init__", "report"}
 }
 
 PRIVATE = re.compile(
@@ -279,7 +286,7 @@ def test_private_torch_only_in_one_room(module: str) -> None:
 
 @pytest.mark.parametrize("module", sorted(TORCH_FREE & set(MODULES)))
 def test_light_rooms_are_torch_free(module: str) -> None:
-    """The rooms that ``show`` needs import neither torch nor sympy, directly or through others."""
+    """The rooms that ``show`` and ``report`` need import neither torch nor sympy, directly or through others."""
     seen: set[str] = set()
     todo = [module]
     while todo:

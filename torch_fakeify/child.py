@@ -27,7 +27,6 @@ from .container import Limits
 from .errors import CaptureError, FakeifyError
 from .frame import Capture
 from .telling import told
-from .trials import propagated, run_trial
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -213,6 +212,8 @@ def try_capture(request: Mapping[str, Any]) -> Reply:
             at by symbol name; ``constants``, if the values in the graph are to be computed again before
             anything else, with these in the place of others, and ``saved``: where the frame goes then.
     """
+    from .trials import propagated, run_trial  # what it takes is not loaded to replay a frame
+
     capture = _load(request)
     if request.get("constants") is not None:
         constants = {int(old): new for old, new in request["constants"].items()}

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from . import __version__
 from .codec import dumps
 from .container import VERSION, Limits
-from .errors import FakeifyError, NotFailingError, ScriptError
+from .errors import FakeifyError, NotFailingError, ScriptError, WriteError
 from .files import read_capture
 from .page import show_lines
 from .privacy import privacy_lines
@@ -167,6 +167,11 @@ def _parser() -> argparse.ArgumentParser:
     fuzz.add_argument("file", metavar="FILE")
     fuzz.set_defaults(command=_fuzz)
 
+    report = commands.add_parser("report", help="a capture as one page for a browser")
+    report.add_argument("-o", "--output", metavar="OUT", help="default: FILE with .html")
+    report.add_argument("file", metavar="FILE")
+    report.set_defaults(command=_report)
+
     minify = commands.add_parser("minify", help="the smallest frame that fails in the same way")
     minify.add_argument(
         "--backend", default="inductor", metavar="NAME", help="default: %(default)s"
@@ -190,13 +195,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     minify.add_argument("--memory", type=_mebibytes, metavar="MIB", help="that one try may hold")
     minify.add_argument("--jobs", type=_count, default=1, metavar="N", help="default: 1")
+    minify.add_argument("--no-script", action="store_true", help="write the capture alone")
     minify.add_argument("file", metavar="FILE")
     minify.set_defaults(command=_minify)
 
     demo = commands.add_parser("demo", help="record a small decoder, rebuild and run it elsewhere")
     demo.add_argument("--backend", default="inductor", metavar="NAME", help="default: %(default)s")
     demo.set_defaults(command=_demo)
-    for command in (show, replay, diff, fuzz, minify):
+    for command in (show, replay, diff, fuzz, minify, report):
         command.add_argument(
             "--trust",
             action="store_true",
@@ -386,6 +392,18 @@ def _fuzz(args: argparse.Namespace) -> int:
     return DONE if report.smallest is None else DOES_NOT_HOLD
 
 
+def _report(args: argparse.Namespace) -> int:
+    from .report import write_report
+
+    output = Path(args.output or Path(args.file).with_suffix(".html"))
+    desc = _read(args.file, args)
+    if output.exists() and output.samefile(args.file):
+        raise WriteError("that is the capture itself", where=str(output), fix="Give another path")
+    write_report(output, desc)
+    _print([f"wrote {output}"])
+    return DONE
+
+
 def _minify(args: argparse.Namespace) -> int:
     from .minify import minify
 
@@ -401,6 +419,7 @@ def _minify(args: argparse.Namespace) -> int:
             timeout=args.timeout,
             memory=args.memory,
             jobs=args.jobs,
+            script=not args.no_script,
             trust=args.trust,
             progress=_progress_line if sys.stderr.isatty() else None,
         )

@@ -74,7 +74,7 @@ def _graph_lines(graph: GraphModuleDesc, name: str) -> Iterator[str]:
             yield f"    # {place}"
             last = place
         line = clip(statement(fx_node, names), _WIDEST)
-        shape = clip(_shape(fx_node, graph), _WIDEST)
+        shape = clip(result_text(fx_node, graph), _WIDEST)
         yield f"    {line}" + (f"  # {shape}" if shape else "")
 
 
@@ -86,19 +86,23 @@ class Origins:
 
     def __init__(self, graph: GraphModuleDesc) -> None:
         self._ids: dict[object, int] = {}
-        self._places: dict[int, str] = {}
+        self._stacks: dict[int, StackDesc] = {}
         for fx_node in graph.nodes:
             expr = _symbolic_result(fx_node)
-            if expr is not None and (place := user_line(stack_of(fx_node))):
-                self._places.setdefault(self._id(expr), place)
+            if expr is not None and (stack := stack_of(fx_node)) and stack.frames:
+                self._stacks.setdefault(self._id(expr), stack)
         for fx_node in graph.nodes:
             expr = _asserted(fx_node, graph)
-            if expr is not None and (place := user_line(stack_of(fx_node))):
-                self._places[self._id(expr)] = place
+            if expr is not None and (stack := stack_of(fx_node)) and stack.frames:
+                self._stacks[self._id(expr)] = stack
 
     def find(self, expr: ExprDesc) -> str | None:
         """The line that an expression, or one with its sides swapped, comes from."""
-        return self._places.get(self._id(expr))
+        return user_line(self.stack(expr)) or None
+
+    def stack(self, expr: ExprDesc) -> StackDesc | None:
+        """The stack of that line."""
+        return self._stacks.get(self._id(expr))
 
     def _id(self, expr: ExprDesc) -> int:
         """One number for all ways to write an expression: ``a <= b`` is ``b >= a``."""
@@ -208,7 +212,7 @@ def _index_text(value: Value, names: tuple[str, ...]) -> str:
             return value_text(value, names=names)
 
 
-def _shape(fx_node: NodeDesc, graph: GraphModuleDesc) -> str:
+def result_text(fx_node: NodeDesc, graph: GraphModuleDesc) -> str:
     """Dtype and sizes of the result, as far as they were recorded."""
     for key, value in fx_node.meta:
         if key in _RESULTS:

@@ -27,7 +27,7 @@ import msgspec
 
 from .container import Limits
 from .desc_frame import FailureDesc
-from .errors import FakeifyError, NotFailingError
+from .errors import CaptureError, FakeifyError, NotFailingError
 from .failures import failure_of
 from .files import read_capture, write_capture
 from .fork_server import ForkServer
@@ -109,6 +109,7 @@ def minify(
     timeout: float = 600.0,
     memory: int | None = None,
     jobs: int = 1,
+    script: bool = True,
     trust: bool = False,
     progress: Callable[[Progress], None] | None = None,
 ) -> MinifyReport:
@@ -128,10 +129,12 @@ def minify(
         timeout: seconds for compiling, and running, the frame once.
         memory: bytes that a process may hold; ``None`` for no limit.
         jobs: how many candidates to try at a time.
+        script: whether to write a script, too, and run it.
         trust: let the file ask for whatever it wants.
         progress: called now and then.
 
     Raises:
+        CaptureError: the frame cannot be rebuilt here, or there is no such backend.
         NotFailingError: the frame does not fail, or not each time in the same way.
         FormatError: the file is no capture.
         WriteError: the output cannot be written.
@@ -151,7 +154,7 @@ def minify(
         journal = stack.enter_context(_Journal(Path(output), [_digest(desc), request, failure.key]))
         search = _Search(trials, failure, Path(output), journal, progress)
         report = search.run(desc, trust=trust)
-    if report.finished:
+    if report.finished and script:
         _write_script(report, Path(output), backend, seed=seed, timeout=trials.timeout)
     return report
 
@@ -370,6 +373,8 @@ class _Trials:
         started = time.monotonic()
         answer, failure, _ = self._ask(_Candidate(desc, None, ""))
         took = time.monotonic() - started
+        if answer.reply.get("outcome") in ("refused", "raised"):
+            raise CaptureError(str(answer.reply["message"]))
         if failure is None:
             raise NotFailingError(
                 "the frame does not fail",
@@ -445,8 +450,6 @@ class _Trials:
 
 def _told(answer: Answer) -> str:
     """What a trial without failure found."""
-    if answer.reply.get("outcome") in ("refused", "raised"):
-        return str(answer.reply["message"])
     return "it compiles" if answer.reply.get("stage") == "compile" else "it compiles and runs right"
 
 

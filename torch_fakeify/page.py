@@ -38,7 +38,7 @@ def show_lines(desc: CaptureDesc) -> list[str]:
     ]
     if desc.shape_env is not None:
         sections.extend(_environment_sections(desc.shape_env, Origins(desc.graph)))
-    sections.append(_section("modes", _mode_rows(desc.modes)))
+    sections.append(_section("modes", mode_rows(desc.modes)))
     sections.append(_section("code", [(line,) for line in code_lines(desc.graph)]))
     if desc.failure is not None:
         sections.append(_failure_section(desc.failure))
@@ -106,14 +106,17 @@ def _count(number: int, thing: str) -> str:
 def _input_rows(inputs: Sequence[InputDesc]) -> Iterable[tuple[str, str, str]]:
     for entry in inputs:
         source = "" if entry.source is None else entry.source.name
-        if entry.tensor is not None:
-            text = tensor_text(entry.tensor)
-        elif entry.sym is not None:
-            hint = "unbacked" if entry.sym.hint is None else f"hint {entry.sym.hint}"
-            text = f"{entry.sym.kind} {sym_text(entry.sym)}, {hint}"
-        else:
-            text = _value_text(entry.value)
-        yield entry.name, clip(text, _WIDEST), source
+        yield entry.name, clip(input_text(entry), _WIDEST), source
+
+
+def input_text(entry: InputDesc) -> str:
+    """What an input is, in one line."""
+    if entry.tensor is not None:
+        return tensor_text(entry.tensor)
+    if entry.sym is not None:
+        hint = "unbacked" if entry.sym.hint is None else f"hint {entry.sym.hint}"
+        return f"{entry.sym.kind} {sym_text(entry.sym)}, {hint}"
+    return _value_text(entry.value)
 
 
 def _aliasing_rows(inputs: Sequence[InputDesc]) -> Iterable[tuple[str, str]]:
@@ -166,20 +169,28 @@ def _environment_sections(env: ShapeEnvDesc, origins: Origins) -> list[list[str]
 
 
 def _symbol_row(symbol: SymbolDesc, origins: Origins) -> tuple[str, str, str, str]:
-    if symbol.hint is not None:
-        hint = f"hint {_expr(symbol.hint)}"
-    elif symbol.hint_override is not None:
-        hint = f"hint override {int_text(symbol.hint_override)}"
-    else:
-        hint = "unbacked"
-    lower = "?" if symbol.lower is None else _expr(symbol.lower)
-    upper = "?" if symbol.upper is None else _expr(symbol.upper)
     expr = ExprDesc(nodes=(SymbolNode(symbol.name, symbol.assumptions),))
     origin = ", ".join(source.name for source in symbol.sources)
     origin = origin or origins.find(expr) or user_line(symbol.stack)
     notes = ["size-like"] if symbol.size_like else []
     notes += [origin] if origin else []
-    return symbol.name, hint, f"[{lower}, {upper}]", "; ".join(notes)
+    return symbol.name, hint_text(symbol), range_text(symbol), "; ".join(notes)
+
+
+def hint_text(symbol: SymbolDesc) -> str:
+    """What is known of a symbol's value."""
+    if symbol.hint is not None:
+        return f"hint {_expr(symbol.hint)}"
+    if symbol.hint_override is not None:
+        return f"hint override {int_text(symbol.hint_override)}"
+    return "unbacked"
+
+
+def range_text(symbol: SymbolDesc) -> str:
+    """A symbol's value range, both ends inclusive."""
+    lower = "?" if symbol.lower is None else _expr(symbol.lower)
+    upper = "?" if symbol.upper is None else _expr(symbol.upper)
+    return f"[{lower}, {upper}]"
 
 
 def _guard_row(guard: GuardDesc) -> tuple[str, str]:
@@ -204,7 +215,7 @@ def location_text(location: LocationDesc | None) -> str:
 # --- modes and failure --------------------------------------------------------------------------
 
 
-def _mode_rows(modes: ModesDesc) -> Iterable[tuple[str, str]]:
+def mode_rows(modes: ModesDesc) -> Iterable[tuple[str, str]]:
     """What is not torch's default."""
     default = type(modes)()
     for name in modes.__struct_fields__:

@@ -405,6 +405,35 @@ def _keywords(desc: CaptureDesc) -> list[tuple[str, str]]:
     return [(n.name, key) for n in desc.graph.nodes for key, _ in n.kwargs]
 
 
+class _Optional:
+    """Inputs among the arguments of a call, by node and position: it gets ``None``."""
+
+    name, propagates = "optional arguments", True
+
+    def items(self, desc: CaptureDesc) -> list[tuple[str, int]]:
+        nodes = desc.graph.nodes
+        return [
+            (n.name, at)
+            for n in nodes
+            if n.op == "call_function"
+            for at, arg in enumerate(n.args)
+            if at and isinstance(arg, NodeValue) and nodes[arg.index].op == "placeholder"
+        ]
+
+    def without(self, desc: CaptureDesc, items: Sequence[tuple[str, int]]) -> CaptureDesc | None:
+        gone = set(items)
+        unused = set(_Inputs().items(desc))
+
+        def change(fx_node: NodeDesc) -> NodeDesc:
+            args = tuple(
+                None if (fx_node.name, at) in gone else arg for at, arg in enumerate(fx_node.args)
+            )
+            return msgspec.structs.replace(fx_node, args=args)
+
+        made = with_nodes(desc, change)
+        return _Inputs().without(made, [n for n in _Inputs().items(made) if n not in unused])
+
+
 class _Floats:
     """Floats among the arguments, by node: they become 1."""
 
@@ -480,6 +509,7 @@ STEPS: tuple[Step, ...] = (
     _Unused(),
     _Features(),
     _Keywords(),
+    _Optional(),
     _Floats(),
     _Modes(),
 )

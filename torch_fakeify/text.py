@@ -398,14 +398,20 @@ def stack_lines(stack: StackDesc) -> list[str]:
 
 
 def user_line(stack: StackDesc | None) -> str:
-    """The user's innermost entry of a stack in one line, empty without a stack.
+    """The user's innermost entry of a stack in one line, empty without a stack."""
+    frame = user_frame(stack)
+    return "" if frame is None else place_text(frame)
+
+
+def user_frame(stack: StackDesc | None) -> FrameDesc | None:
+    """The user's innermost entry of a stack.
 
     An entry inside torch counts only where there is no other.
     """
     if stack is None or not stack.frames:
-        return ""
-    own = [frame for frame in stack.frames if not _FRAMEWORK.search(frame.file)]
-    return place_text(own[-1] if own else stack.frames[-1])
+        return None
+    own = (frame for frame in reversed(stack.frames) if not _FRAMEWORK.search(frame.file))
+    return next(own, stack.frames[-1])
 
 
 def place_text(frame: FrameDesc) -> str:

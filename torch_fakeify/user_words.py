@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from .desc import ApplyNode, ExprDesc, SymbolNode, SymDesc
 from .fingerprint import COMMUTATIVE
-from .text import expr_text, int_text
+from .text import clip, expr_text, int_text
 
 if TYPE_CHECKING:
     from .desc import IntLike
@@ -43,18 +43,23 @@ class Words:
 
     A symbol is called by the first of its sources; one without a source, which is unbacked, by its
     number among those.
+
+    Args:
+        desc: the frame.
+        longest: characters of a symbol's words, for text that is shown and not compared.
     """
 
-    def __init__(self, desc: CaptureDesc) -> None:
+    def __init__(self, desc: CaptureDesc, longest: int | None = None) -> None:
         self._names: dict[str, str] = {}
         unbacked = 0
         for symbol in desc.shape_env.symbols if desc.shape_env is not None else ():
             if symbol.sources:
-                words = source_words(symbol.sources[0].name)
+                name = symbol.sources[0].name
+                words = source_words(name if longest is None else clip(name, 4 * longest))
             else:
                 words = f"{symbol.name.rstrip('0123456789')}{unbacked}"
                 unbacked += 1
-            self._names[symbol.name] = words
+            self._names[symbol.name] = words if longest is None else clip(words, longest)
 
     def symbol(self, name: str) -> str:
         """The words for a symbol."""
