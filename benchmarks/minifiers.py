@@ -108,7 +108,7 @@ def ours(bug: Bug, folder: Path, program: list[str]) -> Result:
 def torchs(bug: Bug, folder: Path, program: list[str]) -> Result:
     """Torch's minifier, from the program."""
     start = time.monotonic()
-    level = "4" if bug.accuracy else "2"
+    level = "4" if bug.accuracy and not MARKS[bug.backend] else "2"
     environment = {
         "TORCHDYNAMO_REPRO_AFTER": "dynamo",
         "TORCHDYNAMO_REPRO_LEVEL": level,

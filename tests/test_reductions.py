@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from torch_fakeify.reductions import Step
 
 GOLDEN = Path(__file__).parent / "golden" / "v1"
-EVERY = pytest.mark.parametrize("every", [12, pytest.param(1, marks=pytest.mark.sweep)])
+EVERY = pytest.mark.parametrize("every", [12, pytest.param(3, marks=pytest.mark.sweep)])
 
 
 @functools.cache

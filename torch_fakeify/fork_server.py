@@ -86,19 +86,15 @@ class ForkServer:
         What that answers, and what later ones do, is that the process was killed.
         """
         self._stopped = True
-        self.kill()
+        server = self._server
+        if server is not None:
+            server.kill()
         self.close()
 
     def close(self) -> None:
         """End the interpreter; another request starts another one."""
         with self._lock:
             self._end()
-
-    def kill(self) -> None:
-        """End the interpreter also while another thread waits for an answer, which is then a crash."""
-        server = self._server
-        if server is not None:
-            server.kill()
 
     def __enter__(self) -> ForkServer:
         return self

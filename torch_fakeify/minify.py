@@ -37,6 +37,7 @@ from .reductions import STEPS, extent
 from .repro_script import check_script, script_of
 from .size_edits import is_bound, rehint, resize, static_sizes
 from .size_search import SizeSearch
+from .verdict import allowed_memory
 from .whole_files import write_whole
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def minify(
         sizes: at which to run it, by symbol name; as recorded where not given.
         seed: of the inputs' data.
         timeout: seconds for compiling, and running, the frame once.
-        memory: bytes that a process may hold; ``None`` for no limit.
+        memory: bytes that a process may hold; by default nine tenths of what is free now.
         jobs: how many candidates to try at a time.
         script: whether to write a script, too, and run it.
         trust: let the file ask for whatever it wants.
@@ -149,7 +150,7 @@ def minify(
         "trust": True,
     }
     with ExitStack() as stack:
-        trials = stack.enter_context(_Trials(request, jobs, timeout, memory))
+        trials = stack.enter_context(_Trials(request, jobs, timeout, allowed_memory(memory)))
         failure = trials.first(desc, str(path))
         journal = stack.enter_context(_Journal(Path(output), [_digest(desc), request, failure.key]))
         search = _Search(trials, failure, Path(output), journal, progress)
@@ -363,10 +364,8 @@ class _Trials:
 
     def __exit__(self, *args: object) -> None:
         for server in self._servers:
-            server.kill()
+            server.stop()
         self._pool.shutdown(cancel_futures=True)
-        for server in self._servers:
-            server.close()
 
     def first(self, desc: CaptureDesc, where: str) -> Failure:
         """How the frame itself fails, twice in the same way."""
