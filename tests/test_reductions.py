@@ -14,7 +14,7 @@ import torch_fakeify as tfk
 from torch_fakeify.desc import ExprDesc, IntNode, MetaTensorDesc, SymDesc
 from torch_fakeify.errors import FakeifyError
 from torch_fakeify.files import read_capture
-from torch_fakeify.graph_edits import operations, remove_nodes
+from torch_fakeify.graph_edits import inline_body, operations, remove_nodes
 from torch_fakeify.materialize import Symbols
 from torch_fakeify.reductions import STEPS, extent
 from torch_fakeify.rewriting import parts_of
@@ -143,6 +143,20 @@ def test_removed_nodes_become_inputs_with_their_value() -> None:
         assert value.is_leaf
     ids = [t.id for e in made.inputs if (t := e.tensor) is not None]
     assert len(set(ids)) == len(ids)
+
+
+def test_a_body_in_the_place_of_its_call() -> None:
+    """The frame computes the same, without the operator; then the other steps can get at its nodes."""
+    desc = read_capture(GOLDEN / "program_checkpointing.fkf")
+    (call,) = [i for i in operations(desc.graph) if inline_body(desc, i) is not None]
+    made = inline_body(desc, call)
+    assert made is not None
+    assert not made.graph.submodules
+    assert extent(made) < extent(desc)
+    inputs = tfk.Capture(desc).materialize()
+    results = [tfk.Capture(d).compile("eager")(*inputs) for d in (desc, made)]
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
 # --- sizes ----------------------------------------------------------------------------------------

@@ -208,7 +208,7 @@ def try_capture(request: Mapping[str, Any]) -> Reply:
     """Compile a frame, and run it if that is asked for; see `trials.run_trial`.
 
     Args:
-        request: ``file``, ``backend``, ``seed``, ``runs``: whether to run it, and ``sizes`` to run it
+        request: ``file``, ``backend``, ``seed``, ``device`` (or ``None``), ``runs``: whether to run it, and ``sizes`` to run it
             at by symbol name; ``constants``, if the values in the graph are to be computed again before
             anything else, with these in the place of others, and ``saved``: where the frame goes then.
     """
@@ -225,6 +225,7 @@ def try_capture(request: Mapping[str, Any]) -> Reply:
         runs=request["runs"],
         sizes=request["sizes"],
         seed=request["seed"],
+        device=request["device"],
     )
 
 

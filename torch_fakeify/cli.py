@@ -190,6 +190,7 @@ def _parser() -> argparse.ArgumentParser:
         help="to run it at, or the file that `fuzz --save` wrote; default: as recorded",
     )
     minify.add_argument("--seed", type=int, default=0, metavar="S", help="default: 0")
+    minify.add_argument("--device", help="put what was on an accelerator there, e.g. cpu")
     minify.add_argument(
         "--timeout", type=_seconds, default=600.0, metavar="S", help="for one try; default: 600"
     )
@@ -416,6 +417,7 @@ def _minify(args: argparse.Namespace) -> int:
             accuracy=args.accuracy,
             sizes=args.sizes,
             seed=args.seed,
+            device=args.device,
             timeout=args.timeout,
             memory=args.memory,
             jobs=args.jobs,

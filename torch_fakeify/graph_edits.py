@@ -38,6 +38,7 @@ __all__ = [
     "FreshIds",
     "drop_outputs",
     "graph_outputs",
+    "inline_body",
     "operations",
     "plain_tensor",
     "remove_nodes",
@@ -140,6 +141,100 @@ def replace_nodes(desc: CaptureDesc, by: Mapping[int, Value]) -> CaptureDesc | N
     if returned is None:
         return None
     return _rebuilt(desc, set(by), {}, dict(by), returned)
+
+
+def inline_body(desc: CaptureDesc, position: int) -> CaptureDesc | None:
+    """The frame with the nodes of a body in the place of the operator that calls it.
+
+    Of ``cond`` it is the body of the first branch.
+
+    Returns:
+        The frame; ``None`` if the node calls no body, not one by one, or the body holds attributes.
+    """
+    graph = desc.graph
+    found = _call_of_body(graph, position)
+    returned = graph_outputs(graph)
+    if found is None or returned is None:
+        return None
+    body, operands = found
+    inner = graph_outputs(body)
+    takes = sum(1 for n in body.nodes if n.op == "placeholder")
+    held = (body.tensors, body.values, body.submodules)
+    if inner is None or takes != len(operands) or any(held):
+        return None
+    names = {n.name for n in graph.nodes}
+    start, shared = len(graph.nodes), len(graph.shared)
+
+    def changed(part: Any) -> Any:
+        if isinstance(part, NodeValue):
+            at = part.index
+            return operands[at] if at < takes else NodeValue(index=start + at - takes)
+        if isinstance(part, OpaqueValue) and part.kind == "shared" and isinstance(part.data, int):
+            return OpaqueValue(kind="shared", data=part.data + shared)
+        return part
+
+    rewrite = Rewriter(changed)
+    extra: list[NodeDesc] = []
+    for fx_node in body.nodes[takes:-1]:
+        name = fx_node.name
+        while name in names:
+            name = f"{fx_node.name}_{len(names)}"
+        names.add(name)
+        extra.append(
+            msgspec.structs.replace(
+                fx_node,
+                name=name,
+                args=rewrite(fx_node.args),
+                kwargs=tuple((key, rewrite(value)) for key, value in fx_node.kwargs),
+                users=None,
+                meta=tuple((key, rewrite(value)) for key, value in fx_node.meta),
+            )
+        )
+    results = [rewrite(value) for value in inner]
+    by: dict[int, Value] = {position: None}
+    for user, fx_node in enumerate(graph.nodes):
+        if position not in uses_of(fx_node):
+            continue
+        item = fx_node.args[1] if _is_item(fx_node) and len(fx_node.args) == 2 else None
+        if not isinstance(item, int) or not 0 <= item < len(results):
+            return None
+        by[user] = results[item]
+    users = _users(graph)
+    for at in uses_of(graph.nodes[position]):
+        if graph.nodes[at].op == "get_attr" and users[at] == {position}:
+            by[at] = None
+    whole = msgspec.structs.replace(
+        graph,
+        shared=(*graph.shared, *(rewrite(value) for value in body.shared)),
+    )
+    desc = msgspec.structs.replace(desc, graph=whole)
+    return _rebuilt(desc, set(by), {}, by, returned, {position: extra})
+
+
+_BODY_AND_OPERANDS = {"tag_activation_checkpoint": 1, "wrap": 1, "invoke_subgraph": 2}
+"""Higher-order operators whose first argument is a body, and where its operands begin."""
+
+
+def _call_of_body(
+    graph: GraphModuleDesc, position: int
+) -> tuple[GraphModuleDesc, tuple[Value, ...]] | None:
+    """The body that a node calls, and what it is called with."""
+    target, args = graph.nodes[position].target, graph.nodes[position].args
+    if not isinstance(target, FunctionValue) or target.kind != "hop":
+        return None
+    operands: tuple[Value, ...]
+    if target.name == "cond" and len(args) == 4 and isinstance(args[3], (TupleValue, ListValue)):
+        called, operands = args[1], args[3].items
+    elif target.name in _BODY_AND_OPERANDS and args:
+        called, operands = args[0], args[_BODY_AND_OPERANDS[target.name] :]
+    else:
+        return None
+    if not isinstance(called, NodeValue):
+        return None
+    name = str(graph.nodes[called.index].target)
+    name = dict(graph.submodule_aliases).get(name, name)
+    body = dict(graph.submodules).get(name)
+    return None if body is None else (body, operands)
 
 
 def drop_outputs(desc: CaptureDesc, positions: Collection[int]) -> CaptureDesc | None:
@@ -246,13 +341,21 @@ def _rebuilt(
     inputs: Mapping[int, InputDesc],
     by: Mapping[int, Value],
     returned: Iterable[Value],
+    extra: Mapping[int, list[NodeDesc]] | None = None,
 ) -> CaptureDesc:
-    """The frame without the nodes ``gone``, with new ``inputs`` for some, values ``by`` for others."""
+    """The frame without the nodes ``gone``, with new ``inputs`` for some, values ``by`` for others.
+
+    ``extra`` nodes stand in the place of one that is gone; they are counted on from the graph's own.
+    """
     nodes = desc.graph.nodes
     first = sum(1 for fx_node in nodes if fx_node.op == "placeholder")
     order = [i for i in range(first) if i not in gone]
     order += sorted(inputs)
-    order += [i for i in range(first, len(nodes)) if i not in gone]
+    for i in range(first, len(nodes)):
+        order += (
+            [i] if i not in gone else range(len(nodes), len(nodes) + len((extra or {}).get(i, ())))
+        )
+    nodes = (*nodes, *(fx_node for some in (extra or {}).values() for fx_node in some))
     place = {old: new for new, old in enumerate(order)}
 
     def changed(part: Any) -> Any:

@@ -107,6 +107,7 @@ def minify(
     accuracy: bool = False,
     sizes: Mapping[str, int] | None = None,
     seed: int = 0,
+    device: str | None = None,
     timeout: float = 600.0,
     memory: int | None = None,
     jobs: int = 1,
@@ -127,6 +128,8 @@ def minify(
             it only compiling can fail.
         sizes: at which to run it, by symbol name; as recorded where not given.
         seed: of the inputs' data.
+        device: where candidates compile and run what was on an accelerator, as of
+            ``Capture.instantiate``; what is left is still on that.
         timeout: seconds for compiling, and running, the frame once.
         memory: bytes that a process may hold; by default nine tenths of what is free now.
         jobs: how many candidates to try at a time.
@@ -147,6 +150,7 @@ def minify(
         "runs": accuracy,
         "sizes": dict(sizes or {}),
         "seed": seed,
+        "device": device,
         "trust": True,
     }
     with ExitStack() as stack:
@@ -219,12 +223,13 @@ class _Search:
         return self._report
 
     def _earlier(self, trust: bool) -> CaptureDesc | None:
-        if not self._journal.count or not self._output.exists():
+        if self._journal.best is None:
             return None
         try:
-            return read_capture(self._output, limits=Limits.none() if trust else None)
+            desc = read_capture(self._output, limits=Limits.none() if trust else None)
         except FakeifyError:
             return None
+        return desc if _digest(desc) == self._journal.best else None
 
     def _round(self) -> bool:
         """Whether any step took something away."""
@@ -295,8 +300,8 @@ class _Search:
         """The position of the first candidate that fails as the frame does; it is the best now."""
         for at, candidate, made in self._trials.in_order(candidates, self._journal):
             failure = made[0]
+            self._journal.add(candidate.digest)
             if failure is None or not failure.same_as(self._failure):
-                self._journal.add(candidate.digest)
                 self._tell()
                 continue
             self._keep(made[1])
@@ -307,6 +312,7 @@ class _Search:
     def _keep(self, desc: CaptureDesc) -> None:
         self._best = with_failure(desc, self._failure, self._trials.backend)
         write_capture(self._output, self._best)
+        self._journal.keep(_digest(self._best))
 
     def _tell(self) -> None:
         if self._progress is not None:
@@ -455,8 +461,11 @@ def _told(answer: Answer) -> str:
 # --- the journal ----------------------------------------------------------------------------------
 
 
+_KEPT = "best "
+
+
 class _Journal:
-    """What has been tried in vain, in a file beside the output, until the search is at its end.
+    """What has been tried, in a file beside the output, until the search is at its end.
 
     Args:
         output: the output; the journal is ``OUTPUT.journal``.
@@ -467,13 +476,17 @@ class _Journal:
         self._path = output.with_name(output.name + ".journal")
         self._head = hashlib.sha256(json.dumps(head, sort_keys=True).encode()).hexdigest()
         self._seen: set[str] = set()
+        self.best: str | None = None
+        """The digest of the best frame of an earlier search."""
 
     def __enter__(self) -> _Journal:
         lines: list[str] = []
         if self._path.exists():
             lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines()
         if lines[:1] == [self._head]:
-            self._seen = set(lines[1:])
+            kept = [line for line in lines[1:] if line.startswith(_KEPT)]
+            self._seen = set(lines[1:]).difference(kept)
+            self.best = kept[-1].removeprefix(_KEPT) if kept else None
             self._file = self._path.open("a", encoding="utf-8")
         else:
             self._file = self._path.open("w", encoding="utf-8")
@@ -488,13 +501,17 @@ class _Journal:
 
     @property
     def count(self) -> int:
-        """How many candidates have been tried in vain."""
+        """How many candidates have been tried."""
         return len(self._seen)
 
     def add(self, digest: str) -> None:
-        """A candidate that does not fail as the frame does."""
+        """A candidate that has been tried."""
         self._seen.add(digest)
         self._write(digest)
+
+    def keep(self, digest: str) -> None:
+        """The best frame so far, which is in the output."""
+        self._write(_KEPT + digest)
 
     def remove(self) -> None:
         """The search is at its end."""

@@ -24,6 +24,7 @@ from .graph_edits import (
     FreshIds,
     drop_outputs,
     graph_outputs,
+    inline_body,
     operations,
     plain_tensor,
     remove_nodes,
@@ -174,6 +175,22 @@ def _kind_of(graph: GraphModuleDesc, position: int) -> Any:
             return sym
         case _:
             return None
+
+
+class _Calls:
+    """Operators that call a body, by name: the body takes their place."""
+
+    name, propagates = "bodies inlined", False
+
+    def items(self, desc: CaptureDesc) -> list[str]:
+        graph = desc.graph
+        return [graph.nodes[i].name for i in operations(graph) if inline_body(desc, i) is not None]
+
+    def without(self, desc: CaptureDesc, items: Sequence[str]) -> CaptureDesc | None:
+        made: CaptureDesc | None = desc
+        for name in items:
+            made = None if made is None else inline_body(made, _positions(made.graph)[name])
+        return made
 
 
 class _Bodies:
@@ -502,6 +519,7 @@ STEPS: tuple[Step, ...] = (
     _Outputs(),
     _Inputs(),
     _Bypasses(),
+    _Calls(),
     _Bodies(),
     _Symbols(),
     _Guards(),

@@ -37,6 +37,7 @@ def run_trial(
     runs: bool,
     sizes: Mapping[str, int] | None = None,
     seed: int = 0,
+    device: str | None = None,
 ) -> dict[str, Any]:
     """Compile a frame; then run it on made-up inputs and compare.
 
@@ -46,20 +47,21 @@ def run_trial(
         runs: whether to run it.
         sizes: at which, by symbol name; other symbols have their hints.
         seed: of the data.
+        device: where to put what was on an accelerator.
 
     Returns:
         ``outcome``: ``passed``, also where eager fails; ``wrong`` with a ``text``; ``failed`` with
         what `telling.told` says. ``stage`` is ``compile``, ``forward`` or ``backward``.
     """
     compiler_fn = _torch.resolve_backend(backend)
-    instance = frame.instantiate()
+    instance = frame.instantiate(device)
     try:
         compiled = instance.compile(compiler_fn)
     except Exception as error:  # noqa: BLE001 - whatever a backend ends with is the answer
         return {"outcome": "failed", "stage": "compile", **told(error)}
     if not runs:
         return {"outcome": "passed", "stage": "compile"}
-    trial = _Trial(frame, dict(sizes or {}), seed)
+    trial = _Trial(frame, dict(sizes or {}), seed, device)
     try:
         expected = trial.eager()
     except Exception:  # noqa: BLE001 - the program is wrong here, not the compiler
@@ -121,19 +123,22 @@ def _weights(value: torch.Tensor) -> torch.Tensor:
 class _Trial:
     """What a frame gives in eager mode on some inputs."""
 
-    def __init__(self, frame: Capture, sizes: dict[str, int], seed: int) -> None:
+    def __init__(
+        self, frame: Capture, sizes: dict[str, int], seed: int, device: str | None
+    ) -> None:
+        self._device = device
         self._frame = frame
         self._sizes = sizes
         self._seed = seed
         self._exact: _Run | None = None
 
     def inputs(self) -> list[Any]:
-        return self._frame.materialize(seed=self._seed, sizes=self._sizes)
+        return self._frame.materialize(seed=self._seed, sizes=self._sizes, device=self._device)
 
     def eager(self) -> _Run:
         """The frame run in eager mode."""
         run = _Run(self.inputs(), self._frame.desc.modes.grad_enabled)
-        function = self._frame.compile("eager")
+        function = self._frame.compile("eager", device=self._device)
         run.forward(function)
         run.backward(function)
         return run
@@ -155,14 +160,14 @@ class _Trial:
         """Whether eager gives something else each time: a compiler draws other random numbers."""
         torch.manual_seed(17)
         with torch.set_grad_enabled(self._frame.desc.modes.grad_enabled):
-            again = list(self._frame.compile("eager")(*self.inputs()))
+            again = list(self._frame.compile("eager", device=self._device)(*self.inputs()))
         return first_mismatch(again, expected[: len(again)]) is not None
 
     def _in_double(self) -> _Run | None:
         """The frame run in eager mode and double precision, if it can be."""
         if self._exact is None:
             try:
-                gm = _doubled(self._frame.instantiate().gm)
+                gm = _doubled(self._frame.instantiate(self._device).gm)
                 run = _Run(map(_double, self.inputs()), self._frame.desc.modes.grad_enabled)  # pyright: ignore[reportArgumentType]
                 run.forward(gm)
                 run.backward(gm)
