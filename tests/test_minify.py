@@ -337,6 +337,34 @@ def test_double_precision_is_the_judge(
     assert told["stage"] == ("forward" if outcome == "wrong" else "backward")
 
 
+class _Halved(torch.autograd.Function):
+    """The sine, and half of its derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return grad * x.cos() / 2
+
+
+@pytest.mark.parametrize(("function", "outcome"), [(_Halved.apply, "wrong"), (torch.sin, "passed")])
+def test_gradients_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: Any, outcome: str
+) -> None:
+    """Values that are right do not make the derivative so."""
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: x.sin(), backend=tfk.record(tmp_path))
+    compiled(torch.ones(8, requires_grad=True))
+    frame = tfk.Capture.load(next(tmp_path.glob("*.fkf")))
+    backends(monkeypatch, other=lambda _gm, _inputs: lambda x: [function(x)])
+    told = run_trial(frame, "other", runs=True)
+    assert (told["outcome"], told["stage"]) == (outcome, "backward")
+
+
 def backends(patch: pytest.MonkeyPatch, **named: Any) -> None:
     """Make functions backends in this process; any other name is eager."""
 

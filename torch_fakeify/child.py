@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 import torch
 
 from . import _torch
-from .comparing import first_mismatch
 from .container import Limits
 from .errors import CaptureError, FakeifyError
 from .frame import Capture
@@ -129,46 +128,29 @@ def run_sizes(request: Mapping[str, Any]) -> Reply:
         is ``same``, ``wrong`` or ``raises``; an error of eager's too is the same.
         ``failed``, as `compile_capture`, if the frame does not compile.
     """
+    from .trials import BesideEager  # what it takes is not loaded to replay a frame
+
     capture = _load(request)
-    eager = capture.compile("eager")
     try:
         compiled = capture.compile(request["backend"])
     except Exception as error:  # noqa: BLE001 - whatever a backend ends with is the answer
         return {"outcome": "failed", **told(error)}
-    results = [
-        _beside_eager(capture, compiled, eager, sizes, request["seed"])
-        for sizes in request["sizes"]
-    ]
-    return {"outcome": "ran", "results": results}
+    beside = BesideEager(capture, seed=request["seed"])
+    return {
+        "outcome": "ran",
+        "results": [_in_words(beside.run(compiled, sizes)) for sizes in request["sizes"]],
+    }
 
 
-def _beside_eager(
-    capture: Capture,
-    compiled: Callable[..., Any],
-    eager: Callable[..., Any],
-    sizes: Mapping[str, int],
-    seed: int,
-) -> tuple[str, str]:
-    def run(function: Callable[..., Any], number: int) -> list[Any]:
-        inputs = capture.materialize(seed=seed, sizes=sizes)
-        torch.manual_seed(number)
-        with torch.set_grad_enabled(capture.desc.modes.grad_enabled):
-            results = list(function(*inputs))
-        return [*results, *inputs]  # a frame may write into its inputs
-
-    try:
-        expected = run(eager, seed)
-    except Exception:  # noqa: BLE001 - the program is wrong at this size, not the compiler
-        return "same", ""
-    if first_mismatch(run(eager, seed + 1), expected) is not None:
-        return "same", ""  # it draws random numbers, and a compiler draws others
-    try:
-        found = run(compiled, seed)
-    except Exception as error:  # noqa: BLE001 - whatever the code raises is the answer
-        text = told(error)
-        return "raises", f"{text['type']}: {text['message']}"
-    text = first_mismatch(found, expected)
-    return ("same", "") if text is None else ("wrong", text)
+def _in_words(trial: Mapping[str, Any]) -> tuple[str, str]:
+    where = "in the backward pass: " if trial["stage"] == "backward" else ""
+    match trial["outcome"]:
+        case "passed":
+            return "same", ""
+        case "wrong":
+            return "wrong", where + trial["text"]
+        case _:
+            return "raises", f"{where}{trial['type']}: {trial['message']}"
 
 
 def _timed(function: Callable[..., Any], args: Sequence[Any]) -> tuple[list[Any], float]:

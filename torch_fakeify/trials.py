@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from .frame import Compiled
 
-__all__ = ["propagated", "run_trial"]
+__all__ = ["BesideEager", "propagated", "run_trial"]
 
 _FARTHER = 10.0
 """So many times eager's own distance from double precision is no fault of a compiler's."""
@@ -61,45 +61,105 @@ def run_trial(
         return {"outcome": "failed", "stage": "compile", **told(error)}
     if not runs:
         return {"outcome": "passed", "stage": "compile"}
-    trial = _Trial(frame, dict(sizes or {}), seed, device)
-    try:
-        expected = trial.eager()
-    except Exception:  # noqa: BLE001 - the program is wrong here, not the compiler
-        return {"outcome": "passed", "stage": "forward"}
-    run = _Run(trial.inputs(), frame.desc.modes.grad_enabled)
-    for stage, step in (("forward", run.forward), ("backward", run.backward)):
+    return BesideEager(frame, seed=seed, device=device).run(compiled, sizes or {})
+
+
+class BesideEager:
+    """Compiled code of a frame, run on made-up inputs beside eager.
+
+    Args:
+        frame: the frame.
+        seed: of the data.
+        device: where to put what was on an accelerator.
+    """
+
+    def __init__(self, frame: Capture, *, seed: int, device: str | None = None) -> None:
+        self._frame = frame
+        self._seed = seed
+        self._device = device
+        self._eager = frame.compile("eager", device=device)
+        self._double: torch.fx.GraphModule | None = None
+
+    def run(self, compiled: Compiled, sizes: Mapping[str, int]) -> dict[str, Any]:
+        """How compiled code does at some sizes, forward and backward; see `run_trial`."""
         try:
-            step(compiled)
-        except Exception as error:  # noqa: BLE001 - whatever the code raises is the answer
-            return {"outcome": "failed", "stage": stage, **told(error)}
-        text = trial.judge(getattr(run, stage + "_values"), getattr(expected, stage + "_values"))
-        if text is not None:
-            return {"outcome": "wrong", "stage": stage, "text": text}
-    return {"outcome": "passed", "stage": "backward"}
+            expected = self._run(self._eager, self._inputs(sizes))
+        except Exception:  # noqa: BLE001 - the program is wrong here, not the compiler
+            return {"outcome": "passed", "stage": "forward"}
+        found = _Run(self._inputs(sizes), self._grad_enabled)
+        for stage, step in (("forward", found.forward), ("backward", found.backward)):
+            try:
+                step(compiled)
+            except Exception as error:  # noqa: BLE001 - whatever the code raises is the answer
+                return {"outcome": "failed", "stage": stage, **told(error)}
+            text = self._judge(stage, found, expected, sizes)
+            if text is not None:
+                return {"outcome": "wrong", "stage": stage, "text": text}
+        return {"outcome": "passed", "stage": "backward"}
+
+    @property
+    def _grad_enabled(self) -> bool:
+        return self._frame.desc.modes.grad_enabled
+
+    def _inputs(self, sizes: Mapping[str, int]) -> list[Any]:
+        return self._frame.materialize(seed=self._seed, sizes=sizes, device=self._device)
+
+    def _run(self, function: Compiled, inputs: Sequence[Any], *, seed: int = 0) -> _Run:
+        run = _Run(inputs, self._grad_enabled, seed=seed)
+        run.forward(function)
+        run.backward(function)
+        return run
+
+    def _judge(
+        self, stage: str, found: _Run, expected: _Run, sizes: Mapping[str, int]
+    ) -> str | None:
+        """How values are wrong, in words; ``None`` if they are as good as eager's."""
+        text = first_mismatch(found.values[stage], expected.values[stage])
+        if text is None:
+            return None
+        again = self._run(self._eager, self._inputs(sizes), seed=17)
+        if first_mismatch(again.values["forward"], expected.values["forward"]) is not None:
+            return None  # it draws random numbers, and a compiler draws others
+        exact = self._exactly(sizes)
+        if exact is None or len(exact.values[stage]) != len(expected.values[stage]):
+            return text
+        trio = (found.values[stage], expected.values[stage], exact.values[stage])
+        return None if _as_good(*trio) else text
+
+    def _exactly(self, sizes: Mapping[str, int]) -> _Run | None:
+        """The frame run in eager mode and double precision, if it can be."""
+        try:
+            if self._double is None:
+                self._double = _doubled(self._frame.instantiate(self._device).gm)
+            return self._run(self._double, [_double(value) for value in self._inputs(sizes)])
+        except Exception:  # noqa: BLE001 - a graph may insist on a dtype
+            return None
 
 
 class _Run:
     """One call of a frame, and of its backward pass.
 
     Attributes:
-        forward_values: outputs and inputs, because a frame may write into its inputs.
-        backward_values: gradients of the inputs that have one.
+        values: by ``forward`` outputs and inputs, because a frame may write into its inputs; by
+            ``backward`` the gradients of the inputs that have one.
     """
 
-    def __init__(self, inputs: Sequence[Any], grad_enabled: bool) -> None:
-        self._inputs = list(inputs)
+    def __init__(self, inputs: Sequence[Any], grad_enabled: bool, *, seed: int = 0) -> None:
+        self._inputs = inputs
         self._grad_enabled = grad_enabled
+        self._seed = seed
         self._outputs: list[Any] = []
-        self.forward_values: list[Any] = []
-        self.backward_values: list[Any] = []
+        self.values: dict[str, list[Any]] = {"forward": [], "backward": []}
 
     def forward(self, function: Compiled) -> None:
-        torch.manual_seed(0)
+        """Call it."""
+        torch.manual_seed(self._seed)
         with torch.set_grad_enabled(self._grad_enabled):
             self._outputs = list(function(*self._inputs))
-        self.forward_values = [*self._outputs, *self._inputs]
+        self.values["forward"] = [*self._outputs, *self._inputs]
 
     def backward(self, _function: Compiled) -> None:
+        """Go back through what the call made."""
         outputs = [v for v in self._outputs if _differentiable(v) and not v.is_leaf]
         inputs = [v for v in self._inputs if _differentiable(v) and v.is_leaf]
         if not outputs or not inputs:
@@ -107,7 +167,7 @@ class _Run:
         torch.manual_seed(1)
         weights = [_weights(v) for v in outputs]
         grads: tuple[Any, ...] = torch.autograd.grad(outputs, inputs, weights, allow_unused=True)
-        self.backward_values = [g for g in grads if g is not None]
+        self.values["backward"] = [g for g in grads if g is not None]
 
 
 def _differentiable(value: Any) -> bool:
@@ -118,63 +178,6 @@ def _weights(value: torch.Tensor) -> torch.Tensor:
     """The same numbers in every precision."""
     made = torch.rand(value.shape, dtype=torch.float32, device="cpu")
     return made.to(device=value.device, dtype=value.dtype)
-
-
-class _Trial:
-    """What a frame gives in eager mode on some inputs."""
-
-    def __init__(
-        self, frame: Capture, sizes: dict[str, int], seed: int, device: str | None
-    ) -> None:
-        self._device = device
-        self._frame = frame
-        self._sizes = sizes
-        self._seed = seed
-        self._exact: _Run | None = None
-
-    def inputs(self) -> list[Any]:
-        return self._frame.materialize(seed=self._seed, sizes=self._sizes, device=self._device)
-
-    def eager(self) -> _Run:
-        """The frame run in eager mode."""
-        run = _Run(self.inputs(), self._frame.desc.modes.grad_enabled)
-        function = self._frame.compile("eager", device=self._device)
-        run.forward(function)
-        run.backward(function)
-        return run
-
-    def judge(self, found: list[Any], expected: list[Any]) -> str | None:
-        """How values are wrong, in words; ``None`` if they are as good as eager's."""
-        text = first_mismatch(found, expected)
-        if text is None or self._is_random(expected):
-            return None
-        exact = self._in_double()
-        if exact is None:
-            return text
-        for values in (exact.forward_values, exact.backward_values):
-            if len(values) == len(expected) and _as_good(found, expected, values):
-                return None
-        return text
-
-    def _is_random(self, expected: list[Any]) -> bool:
-        """Whether eager gives something else each time: a compiler draws other random numbers."""
-        torch.manual_seed(17)
-        with torch.set_grad_enabled(self._frame.desc.modes.grad_enabled):
-            again = list(self._frame.compile("eager", device=self._device)(*self.inputs()))
-        return first_mismatch(again, expected[: len(again)]) is not None
-
-    def _in_double(self) -> _Run | None:
-        """The frame run in eager mode and double precision, if it can be."""
-        if self._exact is None:
-            try:
-                gm = _doubled(self._frame.instantiate(self._device).gm)
-                run = _Run(map(_double, self.inputs()), self._frame.desc.modes.grad_enabled)  # pyright: ignore[reportArgumentType]
-                run.forward(gm)
-                run.backward(gm)
-            except Exception:  # noqa: BLE001 - a graph may insist on a dtype
-                return None
-            self._exact = run
-        return self._exact
 
 
 def _as_good(found: list[Any], expected: list[Any], exact: list[Any]) -> bool:
