@@ -11,6 +11,7 @@ import sys
 import time
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -201,14 +202,17 @@ def test_an_interrupted_run_goes_on(planted: Path, tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # A shell's background job ignores the signal, and so would all that it starts.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
-    try:
-        until((planted / "waits").exists)
-        until(lambda: (tmp_path / "r").read_bytes().count(b"\n") == 4)
-        run.send_signal(signal.SIGINT)
-        out, err = run.communicate()
-    finally:
-        run.kill()
+    with run:
+        try:
+            until((planted / "waits").exists)
+            until(lambda: (tmp_path / "r").read_bytes().count(b"\n") == 4)
+            run.send_signal(signal.SIGINT)
+            out, err = run.communicate(timeout=120)
+        finally:
+            run.kill()
     assert run.returncode == 130, err
     assert f"4 of {total} captures" in out
     assert err.splitlines()[-1] == (
