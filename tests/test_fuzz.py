@@ -28,7 +28,7 @@ import os, signal, time
 
 def _at(gm, holds, act):
     def call(*args):
-        sizes = [a.shape[0] for a in args if hasattr(a, "shape")]
+        sizes = [a.shape[0] for a in args if getattr(a, "ndim", 0)]
         return act(gm(*args)) if any(map(holds, sizes)) else gm(*args)
     return call
 
@@ -215,3 +215,29 @@ def test_results_are_compared_but_for_rounding(found: Any, expected: Any, text: 
     """Tensors by shape, dtype and elements, numbers by type and value."""
     said = first_mismatch([found], [expected])
     assert said == (None if text is None else f"result 0: {text}")
+
+
+# --- a real model ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["model_llama", "model_bert", "model_vit"])
+def test_a_real_model_has_other_sizes(name: str) -> None:
+    """Beside sizes it has floats that are known, which are no sizes."""
+    search = SizeSearch(read_capture(GOLDEN / f"{name}.fkf"))
+    found = list(itertools.islice(search, 8))
+    assert len(found) == 8
+    assert found[0].items() >= search.example.items()
+    assert len({tuple(sizes[n] for n in search.example) for sizes in found}) == 8
+
+
+def test_a_real_model_is_fuzzed(frame: Path) -> None:
+    """Llama: what is right is found right, what is wrong at some lengths is found, and made small."""
+    del frame  # its planted backends
+    path = GOLDEN / "model_llama.fkf"
+    desc = read_capture(path)
+    right = fuzz(path, desc, backend="planted_right", runs=6)
+    assert (right.tried, right.failures) == (6, [])
+    wrong = fuzz(path, desc, backend="planted_wrong", runs=40)
+    assert wrong.smallest is not None
+    assert wrong.smallest.kind == "wrong"
+    assert any(n % 8 and n > 10 for n in wrong.smallest.sizes.values())

@@ -102,11 +102,14 @@ class SizeSearch:
     def completed(self, chosen: dict[str, int]) -> dict[str, int] | None:
         """All sizes, those that follow too; ``None`` if the frame was not compiled for them."""
         found: dict[str, int] = dict(chosen)
-        values = {name: sympy.Integer(value) for name, value in chosen.items()}
+        values: dict[str, Any] = {n: sympy.Integer(value) for n, value in chosen.items()}
         for name, expr in self._replaced.items():
             value = expr.xreplace(
                 {s: values[s.name] for s in expr.free_symbols if s.name in values}
             )
+            if getattr(value, "is_Float", False):
+                values[name] = value  # a scalar of the program, and no size
+                continue
             if not getattr(value, "is_Integer", False):
                 return None
             found[name], values[name] = int(value), value
