@@ -24,14 +24,15 @@ from .desc import NestedIntDesc, SymDesc
 from .errors import UnsupportedValueError
 from .failures import essence, masked_line
 from .frame import Capture
-from .size_edits import is_plain, item_bytes
+from .size_edits import contiguous, is_plain
+from .storage_map import itemsize
 from .text import expr_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from .desc import IntLike
+    from .desc import IntLike, MetaTensorDesc
     from .desc_frame import CaptureDesc, InputDesc
     from .failures import Failure
 
@@ -158,9 +159,8 @@ class _Script:
         lines = [f"    torch.manual_seed({self._seed})"]
         names: list[str] = []
         storages = _shared(self._desc)
-        for number, (identity, dtype, count) in storages.items():
+        for number, (dtype, count) in storages.items():
             lines.append(f"    storage_{number} = {_filled(dtype, (count,))}")
-            del identity
         for entry in self._desc.inputs:
             if self._binder_of(entry) is not None:
                 continue
@@ -187,7 +187,7 @@ class _Script:
         if storage in storages:
             offset = _int(tensor.storage_offset)
             text = f"storage_{storage}.as_strided({size}, {stride}, {offset})"
-        elif is_plain(tensor) and stride != _row_major(size):
+        elif is_plain(tensor) and not _is_row_major(tensor):
             empty = f"torch.empty_strided({size}, {stride}, dtype=torch.{tensor.dtype})"
             text = f"{empty}.copy_({_filled(tensor.dtype, size)})"
         else:
@@ -342,19 +342,19 @@ def _member(name: str, tensor: torch.Tensor) -> str:
     return f'self.register_buffer("{name}", {made})'
 
 
-def _shared(desc: CaptureDesc) -> dict[int, tuple[int, str, int]]:
-    """Storages that several inputs have: id, dtype and number of elements."""
-    found: dict[int, tuple[int, str, int]] = {}
+def _shared(desc: CaptureDesc) -> dict[int, tuple[str, int]]:
+    """Storages that several inputs have, by id: dtype and number of elements."""
+    found: dict[int, tuple[str, int]] = {}
     seen: set[int] = set()
     for entry in desc.inputs:
         tensor = entry.tensor
-        if tensor is None or tensor.storage is None or item_bytes(tensor.dtype) is None:
+        if tensor is None or tensor.storage is None:
             continue
         identity = tensor.storage.id
         if identity in seen or tensor.base is not None:
             nbytes = _int(tensor.storage.nbytes)
-            count = nbytes // (item_bytes(tensor.dtype) or 1)
-            found.setdefault(identity, (identity, tensor.dtype, count))
+            count = nbytes // itemsize(tensor.dtype)
+            found.setdefault(identity, (tensor.dtype, count))
         seen.add(identity)
     return found
 
@@ -431,17 +431,13 @@ def _int(n: IntLike) -> int:
     return n.hint if isinstance(n.hint, int) else 2
 
 
+def _is_row_major(tensor: MetaTensorDesc) -> bool:
+    row_major = contiguous(tensor)
+    return row_major is None or _ints(row_major.stride) == _ints(tensor.stride)
+
+
 def _ints(numbers: tuple[IntLike, ...]) -> tuple[int, ...]:
     return tuple(map(_int, numbers))
-
-
-def _row_major(size: tuple[int, ...]) -> tuple[int, ...]:
-    strides: list[int] = []
-    step = 1
-    for n in reversed(size):
-        strides.append(step)
-        step *= max(n, 1)
-    return tuple(reversed(strides))
 
 
 # --- whether it does ------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from .desc import (
 from .exprs import decode_expr, encode_expr
 from .graph_edits import FreshIds, replace_nodes
 from .rewriting import Rewriter, parts_of
+from .storage_map import hint_of, itemsize
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -349,10 +350,7 @@ def with_bytes(tensor: MetaTensorDesc) -> MetaTensorDesc | None:
             extent = 0
             break
         extent += (_hint(n) - 1) * _hint(step)
-    item = item_bytes(tensor.dtype)
-    if item is None:
-        return None
-    storage = msgspec.structs.replace(tensor.storage, nbytes=extent * item)
+    storage = msgspec.structs.replace(tensor.storage, nbytes=extent * itemsize(tensor.dtype))
     return msgspec.structs.replace(tensor, storage=storage)
 
 
@@ -365,18 +363,10 @@ def is_plain(tensor: MetaTensorDesc) -> bool:
     return tensor.layout == "strided" and not any(part is not None for part in others)
 
 
-def item_bytes(dtype: str) -> int | None:
-    """Bytes of an element."""
-    if dtype == "bool":
-        return 1
-    digits = dtype.split("_")[0].lstrip("abcdefghijklmnopqrstuvwxyz")
-    return int(digits) // 8 if digits.isdigit() and int(digits) >= 8 else None
-
-
 def _hint(n: IntLike) -> int:
-    if isinstance(n, SymDesc):
-        return n.hint if isinstance(n.hint, int) else 1
-    return n if isinstance(n, int) else 1
+    """A size as a number; 1 where there is none."""
+    known = hint_of(n)
+    return 1 if known is None else known
 
 
 # --- facts ----------------------------------------------------------------------------------------
