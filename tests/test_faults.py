@@ -97,6 +97,7 @@ def end_writers(
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
+        start_new_session=True,
     )
     assert server.stdin is not None
     assert server.stdout is not None
@@ -115,6 +116,7 @@ def end_writers(
             assert all(LEFTOVER.fullmatch(name) for name in left)
             middle += len(left)
     finally:
+        os.killpg(server.pid, signal.SIGKILL)  # the writer too: one that lives on would write for ever
         server.stdin.close()
         server.wait()
         server.stdout.close()
