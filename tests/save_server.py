@@ -26,12 +26,16 @@ def main(first: str, second: str, path: str) -> None:
     """Read both captures, and fork a writer for each line."""
     captures = [Path(first).read_bytes(), Path(second).read_bytes()]
     write_whole(path, captures[0])
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # before there is a writer to interrupt
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # before there is a writer to interrupt
     for _ in sys.stdin:
         pid = os.fork()
         if pid == 0:
             try:
-                os.write(1, b"%d\n" % os.getpid())  # by itself: a fork forgets signals that come early
+                os.write(
+                    1, b"%d\n" % os.getpid()
+                )  # by itself: a fork forgets signals that come early
                 save_forever(captures, path)
             finally:
                 os._exit(1)

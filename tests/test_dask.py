@@ -68,9 +68,21 @@ def started(module: str, *args: str) -> subprocess.Popen[bytes]:
 Cluster = tuple[str, dict[int, "subprocess.Popen[bytes]"]]
 
 
+def ended(*processes: subprocess.Popen[bytes]) -> None:
+    """End programs, and wait for that."""
+    for process in processes:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+LOCAL = ("--host", "127.0.0.1", "--no-dashboard")
+
+
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Cluster]:
-    """Address of a scheduler, and its two workers by process number; they have the backend."""
+def scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[str]:
+    """Address of a scheduler without workers; those that this process starts have the backend."""
     folder = tmp_path / "planted"
     folder.mkdir()
     plant(folder, BACKEND, monkeypatch)
@@ -79,22 +91,25 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Cluste
     monkeypatch.setenv("PLANTED_FOLDER", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     where = tmp_path / "scheduler.json"
-    local = ("--host", "127.0.0.1", "--no-dashboard")
     file = ("--scheduler-file", str(where))
-    scheduler = started("distributed.cli.dask_scheduler", *local, "--port", "0", *file)
-    workers: list[subprocess.Popen[bytes]] = []
+    process = started("distributed.cli.dask_scheduler", *LOCAL, "--port", "0", *file)
     try:
-        until(lambda: where.exists() and where.stat().st_size > 0, scheduler)
-        address = json.loads(where.read_text())["address"]
-        one = ("--no-nanny", "--nthreads", "1", "--memory-limit", "0")
-        workers += [started("distributed.cli.dask_worker", address, *local, *one) for _ in range(2)]
-        yield address, {worker.pid: worker for worker in workers}
+        until(lambda: where.exists() and where.stat().st_size > 0, process)
+        yield json.loads(where.read_text())["address"]
     finally:
-        for process in (*workers, scheduler):
-            process.kill()
-            process.wait()
-            assert process.stdout is not None
-            process.stdout.close()
+        ended(process)
+
+
+@pytest.fixture
+def cluster(scheduler: str) -> Generator[Cluster]:
+    """Address of a scheduler, and its two workers by process number; they may join in a moment."""
+    one = ("--no-nanny", "--nthreads", "1", "--memory-limit", "0")
+    worker = ("distributed.cli.dask_worker", scheduler, *LOCAL, *one)
+    workers = [started(*worker) for _ in range(2)]
+    try:
+        yield scheduler, {worker.pid: worker for worker in workers}
+    finally:
+        ended(*workers)
 
 
 def is_there(pid: int) -> bool:
@@ -123,7 +138,7 @@ def test_a_worker_that_is_killed_loses_nothing(cluster: Cluster, tmp_path: Path)
         workers[worker].send_signal(signal.SIGKILL)
         out, _ = run.communicate()
     finally:
-        run.kill()
+        ended(run)
     assert run.returncode == 2, out.decode()  # there is a bad file
     rows = {row.file.removesuffix(".fkf"): row for row in read_rows(tmp_path / "r.jsonl")}
     assert list(rows) == sorted([*FILES, "bad", "tensor_detached"])
@@ -155,6 +170,15 @@ def test_no_cluster(
     monkeypatch.setattr(dask_cluster, "_CONNECTING", 0.2)
     assert cli.main(["replay", str(GOLDEN), "--dask", address]) == 2
     assert error in capsys.readouterr().err
+
+
+def test_no_workers(
+    scheduler: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message says how to start one."""
+    monkeypatch.setattr(dask_cluster, "_JOINING", 0.2)
+    assert cli.main(["replay", str(GOLDEN), "--dask", scheduler]) == 2
+    assert f"Start some: dask worker {scheduler}" in capsys.readouterr().err
 
 
 def test_dask_is_not_installed(

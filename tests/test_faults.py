@@ -116,7 +116,9 @@ def end_writers(
             assert all(LEFTOVER.fullmatch(name) for name in left)
             middle += len(left)
     finally:
-        os.killpg(server.pid, signal.SIGKILL)  # the writer too: one that lives on would write for ever
+        os.killpg(
+            server.pid, signal.SIGKILL
+        )  # the writer too: one that lives on would write for ever
         server.stdin.close()
         server.wait()
         server.stdout.close()

@@ -16,6 +16,8 @@ __all__ = ["Cluster", "dask_cluster"]
 
 _CONNECTING = 30.0
 """Seconds for it."""
+_JOINING = 30.0
+"""Seconds for the first worker: a cluster that has just been started has none yet."""
 _AHEAD = 4
 """Jobs on their way for each thread of the cluster: a worker has the next one when it needs it."""
 _LEAST = 64
@@ -62,13 +64,15 @@ def dask_cluster(address: str) -> Generator[Cluster]:
             fix="Start one: dask scheduler",
         ) from error
     with client:
-        threads: Any = client.nthreads()
-        if not threads:
+        try:
+            client.wait_for_workers(1, timeout=_JOINING)
+        except TimeoutError as error:
             raise FakeifyError(
                 "the Dask cluster has no workers",
                 where=address,
                 fix=f"Start some: dask worker {address}",
-            )
+            ) from error
+        threads: Any = client.nthreads()
         on_host: dict[str, int] = {}
         for worker, count in threads.items():
             host = worker.rpartition(":")[0]
