@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from torch_fakeify._torch import WHOLE_STORAGES
 from torch_fakeify.desc import MetaStorageDesc, MetaTensorDesc, NestedIntDesc
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ def canonical(records: Sequence[MetaTensorDesc]) -> list[Any]:
 
     def rewrite_struct(value: Any) -> Any:
         changed = dict(NOT_OF_FAKES) if isinstance(value, MetaTensorDesc) else {}
+        if WHOLE_STORAGES and isinstance(value, MetaTensorDesc) and value.subclass is not None:
+            changed["storage"] = None  # as of torch 2.14 a fake wrapper shares none
         if isinstance(value, MetaTensorDesc):
             changed["id"] = number("tensor", value.id)
             if value.nested_int is not None:

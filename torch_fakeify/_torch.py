@@ -278,6 +278,7 @@ def numpy_wrappers() -> NumpyWrappers:
 _c: Any = torch._C
 
 dispatch_keys = _c._dispatch_keys
+dispatch_key_of = _c._dispatch_key_parse
 torch_function_depth = _c._len_torch_function_stack
 DisableTorchFunction = _c.DisableTorchFunction
 no_dispatch_guard = _c._DisableTorchDispatch

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ._torch import dim_range_class
+from ._torch import DispatchKey, DispatchKeySet, FakeTensor, dim_range_class, dispatch_key_of
 from .conditions import DIM, RecordedCondition, evaluate_condition
 from .desc import ExprDesc, MarksDesc
 from .errors import ShapeEnvError, UnsupportedTensorError
@@ -18,13 +18,27 @@ from .exprs import decode_expr, encode_expr
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-__all__ = ["LACKS", "decode_marks", "encode_marks"]
+    from .desc import MetaTensorDesc
+
+__all__ = ["LACKS", "decode_marks", "encode_marks", "note_lacks"]
 
 LACKS = "_fakeify_lacks"
 """On a fake tensor: the layout and whether the memory is pinned, of the tensor that it stands for.
 
-Torch's fake tensors can be neither mkldnn tensors nor in pinned memory.
+Torch's fake tensors cannot be in pinned memory, and up to torch 2.13 no mkldnn tensors.
 """
+
+
+def note_lacks(made: Any, d: MetaTensorDesc) -> None:
+    """Notes on a fake tensor what it cannot be; where it can be an mkldnn tensor, it becomes one."""
+    setattr(made, LACKS, (d.layout, d.is_pinned))
+    if d.layout == "_mkldnn" and "is_mkldnn" in vars(FakeTensor):
+        keys = DispatchKeySet(dispatch_key_of("MkldnnCPU"))
+        if not d.is_inference:
+            keys |= DispatchKeySet(DispatchKey.ADInplaceOrView)
+            keys |= DispatchKeySet(DispatchKey.AutogradOther)
+        made.dispatch_keys = keys
+
 
 _INDICES = {
     "_dynamo_dynamic_indices": "dynamic",
