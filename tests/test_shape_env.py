@@ -12,7 +12,6 @@ import msgspec
 import pytest
 import sympy
 import torch
-from attribute_scan import attributes_in_source
 from env_attributes import CARRIED, assert_same_attributes, comparable
 from hypothesis import given, settings
 from hypothesis import strategies as st

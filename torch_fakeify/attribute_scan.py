@@ -15,15 +15,22 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+__all__ = ["attributes_in_source"]
+
 
 def attributes_in_source(cls: type) -> set[str]:
-    """Names that the class and its bases give to an instance, or as data to all instances."""
+    """Names that the class and its bases give to an instance, or as data to all instances.
+
+    One that the source computes is there as ``computed: `` and the expression.
+
+    Raises:
+        OSError: the source is not at hand.
+    """
     found: set[str] = set()
     for base in cls.__mro__:
         if base is object:
             continue
-        tree = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
-        assert isinstance(tree, ast.ClassDef)
+        tree: Any = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
         found |= set(_set_in_methods(tree)) | set(_declared(tree, base))
     if dataclasses.is_dataclass(cls):
         found |= {field.name for field in dataclasses.fields(cls)}
@@ -54,8 +61,7 @@ def _is_self(target: ast.expr) -> bool:
 
 
 def _constant(name: ast.expr) -> str:
-    assert isinstance(name, ast.Constant), f"a computed attribute name: {ast.unparse(name)}"
-    return str(name.value)
+    return str(name.value) if isinstance(name, ast.Constant) else f"computed: {ast.unparse(name)}"
 
 
 def _declared(tree: ast.ClassDef, cls: type) -> Iterator[str]:
