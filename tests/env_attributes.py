@@ -44,3 +44,7 @@ def assert_same_attributes(env: Any, restored: Any) -> None:
         before, after = getattr(env, name), getattr(restored, name)
         assert comparable(name, after) == comparable(name, before), name
         assert type(after) is type(before), name
+    by_name = getattr(
+        env, "name_to_symbol", {}
+    )  # derived from the symbols, in torches that have it
+    assert getattr(restored, "name_to_symbol", {}) == by_name

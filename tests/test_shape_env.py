@@ -481,7 +481,7 @@ def test_unknown_attribute_is_refused_by_name() -> None:
         snapshot(env)
     assert str(info.value) == (
         "the ShapeEnv has an attribute that a snapshot does not know; expected the attributes of "
-        "torch 2.13's ShapeEnv; found new_in_some_torch. Remove the attribute, or use a version "
+        "torch's ShapeEnv; found new_in_some_torch. Remove the attribute, or use a version "
         "of torch_fakeify for this torch."
     )
 

@@ -214,44 +214,24 @@ def variable_functions() -> Any:
     return c._VariableFunctions
 
 
+_FUNCTION_MODULES = """
+    builtins math operator torch torch.nn.functional torch.nn.init torch.functional torch.linalg
+    torch.fft torch.special torch.sparse torch.nested torch.signal.windows.windows torch.masked._ops
+    torch.nested._internal.nested_tensor torch.nn.grad torch.nn.modules.activation torch._utils
+    torch.xpu torch.cpu torch.random torch.cuda torch.cuda.random torch.accelerator torch.autograd
+    torch.autograd.forward_ad torch.autograd.grad_mode torch.autograd.graph torch.amp.autocast_mode
+    torch._lowrank torch._linalg_utils torch._lobpcg torch._refs torch._prims
+    torch._functorch.eager_transforms torch._functorch.predispatch torch._functorch.vmap
+    torch.fx.experimental.symbolic_shapes
+"""
+
+
 @functools.cache
 def function_modules() -> dict[str, ModuleType]:
     """The modules that graphs call functions of, as far as they are cheap to import."""
-    import builtins
-    import math
-    import operator
-
-    import torch._functorch.eager_transforms
-    import torch._functorch.predispatch
-    import torch._functorch.vmap
-    import torch._linalg_utils
-    import torch._lobpcg
-    import torch._lowrank
-    import torch._prims
-    import torch._refs
-    import torch.amp.autocast_mode
-    import torch.autograd.forward_ad
-    import torch.autograd.grad_mode
-    import torch.autograd.graph
-    import torch.fx.experimental.symbolic_shapes
-    import torch.masked._ops
-    import torch.nested._internal.nested_tensor
-    import torch.nn.grad
-    import torch.nn.modules.activation
-    import torch.signal.windows.windows
-    from torch import _utils
-
     c: Any = torch._C
-    modules: list[Any] = [
-        builtins, math, operator, torch, torch.nn.functional, torch.nn.init, torch.functional,
-        torch.linalg, torch.fft, torch.special, torch.sparse, torch.nested,
-        torch.signal.windows.windows, torch.masked._ops, torch.nested._internal.nested_tensor,
-        torch.nn.grad, torch.nn.modules.activation, _utils, torch.xpu, torch.cpu,
-        torch.random, torch.cuda, torch.cuda.random, torch.accelerator, torch.autograd,
-        torch.autograd.forward_ad, torch.autograd.grad_mode, torch.autograd.graph,
-        torch.amp.autocast_mode, torch._lowrank, torch._linalg_utils, torch._lobpcg, torch._refs,
-        torch._prims, torch._functorch.eager_transforms, torch._functorch.predispatch,
-        torch._functorch.vmap, torch.fx.experimental.symbolic_shapes,
+    modules = [
+        *map(import_module, _FUNCTION_MODULES.split()),
         c, c._nn, c._linalg, c._fft, c._special, c._sparse, c._nested, c._functorch, c._autograd,
     ]  # fmt: skip
     return {module.__name__: module for module in modules}
@@ -535,6 +515,12 @@ def new_nested_int(mode: Any) -> int:
 def make_size_symbol(number: int) -> Any:
     """The symbol that a ``ShapeEnv`` makes for a size that is at least one."""
     return make_symbol(SymT.SIZE, number, positive=True, integer=True)
+
+
+def note_symbol(shape_env: Any, symbol: Any) -> None:
+    """Enters a new symbol where a ``ShapeEnv`` finds symbols by their names, as of torch 2.15."""
+    if (by_name := getattr(shape_env, "name_to_symbol", None)) is not None:
+        by_name[symbol.name] = symbol
 
 
 def is_float_symbol(symbol: Any) -> bool:

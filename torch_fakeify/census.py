@@ -1,7 +1,7 @@
 """The census: every attribute of the objects of torch that a frame is rebuilt with.
 
-For each of ``ShapeEnv``, ``FakeTensorMode``, ``SymNode`` and ``TrackedFake`` of torch 2.13 a table
-says how each attribute crosses from the process that records a frame to the one that rebuilds it.
+For each of ``ShapeEnv``, ``FakeTensorMode``, ``SymNode`` and ``TrackedFake`` of torch 2.13 to 2.15 a
+table says how each attribute crosses from the process that records a frame to the one that rebuilds it.
 What writes and what reads the records stands elsewhere; these tables are what they are held to: a
 test compares them with torch's classes, live and in source, and rebuilt objects with the originals.
 """
@@ -34,6 +34,8 @@ class Attribute(NamedTuple):
     how: Literal["carried", "derived", "dropped"]
     why: str
     """The fields that carry it, what it is derived from, or the reason it is dropped."""
+    everywhere: bool = True
+    """Whether each torch that is known has it; else some of them."""
 
 
 def unknown_attributes(obj: object, table: Mapping[str, Attribute]) -> list[str]:
@@ -51,6 +53,10 @@ def _derived(source: str) -> Attribute:
 
 def _dropped(reason: str) -> Attribute:
     return Attribute("dropped", reason)
+
+
+def _in_some(attribute: Attribute) -> Attribute:
+    return attribute._replace(everywhere=False)
 
 
 _EVENTS = "records calls for torch's check of itself; a restored environment has no such history"
@@ -111,6 +117,11 @@ SHAPE_ENV_ATTRIBUTES: Mapping[str, Attribute] = MappingProxyType(
         "dim_constraints": _derived("guards; each produce_guards makes it anew"),
         "_equality_graph": _derived("runtime_asserts, on first use: a cache"),
         "_unbacked_replacements": _derived("runtime_asserts, on first use: a cache"),
+        "name_to_symbol": _in_some(_derived("symbols.name")),
+        "_symop_cache": _in_some(_dropped("a cache of operators' results, by the replacements")),
+        "foreign_unbacked_symbol_cache": _in_some(
+            _dropped("by the address of another environment, which only its own process has")
+        ),
         "fake_tensor_cache": _dropped("a cache of operator outputs, keyed by live objects"),
         "tracked_fakes": _dropped("the frame's tensors, which a capture records; see _EVENTS"),
         "_expr_sym_node_id": _dropped("an address of the expression evaluated last, for the log"),
@@ -160,7 +171,7 @@ FAKE_MODE_ATTRIBUTES: Mapping[str, Attribute] = MappingProxyType(
         "_dispatch_key": _derived("torch gives none to a FakeTensorMode"),
         "supports_higher_order_operators": _derived("a constant of the class"),
         "lift_fns": _derived("a constant of the class"),
-        "_cpp_meta_supports_symint": _derived("a constant of the class"),
+        "_cpp_meta_supports_symint": _in_some(_derived("a constant of the class")),
         "_can_run_unsafe_fallback_allowed_namespaces": _derived("a constant of the class"),
         "_unbacked_special_fake_handling_ops": _derived("a constant of the class"),
     }

@@ -14,6 +14,7 @@ from ._torch import (
     ValueRanges,
     ValueRangesSLoc,
     make_nested_int,
+    note_symbol,
     reserve_nested_int,
     unvalidated_shape_env,
 )
@@ -85,6 +86,7 @@ class _Restore:
             self._records[key] = record
             self._symbols[key] = self.symbol(key, where)
             self._alive.append(key)
+            note_symbol(env, self._symbols[key])
             if record.size_like:
                 env.size_like.add(self._symbols[key])
         orders = self.orders()

@@ -33,10 +33,13 @@ _CHANGING = frozenset(
 
 FLAT = frozenset(
     {
+        "_symop_cache",
         "axioms",
         "backed_var_to_val",
         "fake_tensor_cache",
+        "foreign_unbacked_symbol_cache",
         "guards",
+        "name_to_symbol",
         "replacements",
         "replacements_slocs",
         "source_name_to_debug_name",

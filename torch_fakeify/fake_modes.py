@@ -20,8 +20,8 @@ def describe_fake_mode(mode: FakeTensorMode) -> FakeModeDesc:
     """The record of a mode's settings.
 
     Raises:
-        CaptureError: the mode is of a class of its own, or has an attribute that is not torch
-            2.13's; nothing is dropped in silence.
+        CaptureError: the mode is of a class of its own, or has an attribute that no torch
+            known here has; nothing is dropped in silence.
     """
     if type(mode) is not FakeTensorMode:
         raise CaptureError(
@@ -34,7 +34,7 @@ def describe_fake_mode(mode: FakeTensorMode) -> FakeModeDesc:
     if unknown:
         raise CaptureError(
             "the FakeTensorMode has an attribute that a record does not know",
-            expected="the attributes of torch 2.13's FakeTensorMode",
+            expected="the attributes of torch's FakeTensorMode",
             found=", ".join(unknown),
             fix="Remove the attribute, or use a version of torch_fakeify for this torch",
         )

@@ -27,6 +27,7 @@ from ._torch import (
     dynamo_source,
     experimental_config,
     make_size_symbol,
+    note_symbol,
     shape_events_log,
     trace_log,
 )
@@ -290,6 +291,7 @@ class FreshSizes:
             slocs.append(env._get_sloc(reason) if isinstance(reason, str) else env._get_sloc())
             slocs.append(env._get_sloc())
         symbol = make_size_symbol(self._ids.new(source.name))
+        note_symbol(env, symbol)
         env.source_to_var[source.name] = symbol
         env.backed_var_to_val[symbol] = sympy.Integer(value)
         env.var_to_sources[symbol] = []

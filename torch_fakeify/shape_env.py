@@ -1,6 +1,6 @@
 """``snapshot`` and ``restore`` of a ``ShapeEnv``: its whole state as a record, and back.
 
-`census.SHAPE_ENV_ATTRIBUTES` classifies every attribute that a ``ShapeEnv`` of torch 2.13 has. A
+`census.SHAPE_ENV_ATTRIBUTES` classifies every attribute that a ``ShapeEnv`` of torch has. A
 snapshot reads attributes and calls nothing that learns: no guard is added, no counter moves. A restored
 environment is torch's own ``ShapeEnv``, new, that answers as the original would have: the same
 simplifications, the same duck shapes, the same names for the next fresh symbols, the same guards
@@ -56,7 +56,7 @@ def snapshot(env: Any) -> ShapeEnvDesc:
     """The state of a ``ShapeEnv`` as a record; the environment is not changed.
 
     Raises:
-        ShapeEnvError: the environment has an attribute that is not torch 2.13's, or an entry of
+        ShapeEnvError: the environment has an attribute that no torch known here has, or an entry of
             a type that torch never makes; nothing is dropped in silence.
         UnsupportedValueError: an expression or a source has no record.
     """
@@ -68,7 +68,7 @@ def snapshot(env: Any) -> ShapeEnvDesc:
     if unknown:
         raise ShapeEnvError(
             "the ShapeEnv has an attribute that a snapshot does not know",
-            expected="the attributes of torch 2.13's ShapeEnv",
+            expected="the attributes of torch's ShapeEnv",
             found=", ".join(unknown),
             fix="Remove the attribute, or use a version of torch_fakeify for this torch.",
         )

@@ -40,7 +40,7 @@ RENDERED_RAW: Mapping[tuple[str, str], Callable[[str], bool]] = types.MappingPro
 def is_a(value: object, hint: Any) -> bool:
     """Whether a value has the annotated type, exactly."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if hint is Any:
+    if hint is Any or hint is object:
         return True
     if origin in (typing.Union, types.UnionType):
         return any(is_a(value, arg) for arg in args)
