@@ -15,6 +15,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
+
+from . import torch_gate
+
+torch_gate.check(torch.__version__)  # before anything private is asked for
+
 import torch._subclasses.meta_utils as meta_utils
 from torch._C import DispatchKey, DispatchKeySet, _is_view_replay_enabled
 from torch._C._autograd import CreationMeta

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
+import warnings
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["GoneError", "find", "gone_names", "private_names", "used_names"]
+__all__ = ["GoneError", "find", "gone_names", "is_there", "private_names", "used_names"]
 
 _SOURCE = Path(__file__).with_name("_torch.py")
-_PROBES = ("getattr", "hasattr", "import_module", "find_spec")
+_DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
 _MISSING = object()
 _DISTRIBUTED = ("torch.distributed.", "torch._C._distributed")
 
@@ -66,7 +68,9 @@ def find(dotted: str) -> Any:
 
 def _imported(module: str) -> Any:
     try:
-        return import_module(module)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # those of a module are for who imports it to use it
+            return import_module(module)
     except ModuleNotFoundError as error:
         if error.name != module and not module.startswith(f"{error.name}."):
             raise GoneError(f"{module}: cannot be imported, {error}") from error
@@ -76,8 +80,17 @@ def _imported(module: str) -> Any:
         raise GoneError(f"{module}: cannot be imported, {text}") from error
 
 
+def is_there(dotted: str) -> bool:
+    """Whether torch has something of a dotted name."""
+    try:
+        find(dotted)
+    except GoneError:
+        return False
+    return True
+
+
 def gone_names(names: Iterable[str]) -> list[str]:
-    """A line for each of these dotted names of torch that is not there; one for what it lies below.
+    """A line for each of these dotted names of torch that is not there, or for what it lies in.
 
     What belongs to ``torch.distributed`` may be missing where torch is built without it.
     """
@@ -157,6 +170,8 @@ class _Reader:
                     parts += [*statement.args.defaults, *filter(None, statement.args.kw_defaults)]
                 self._expressions(parts, scope)
                 inner.append(statement)
+            case ast.Expr(value=ast.Constant()):  # a docstring
+                pass
             case ast.If() if ast.unparse(statement.test).endswith("TYPE_CHECKING"):
                 pass
             case ast.If() if _asks(statement.test):
@@ -223,11 +238,18 @@ class _Reader:
                 dotted = self._dotted(entry, scope)
                 if dotted is not None:
                     self._need(dotted)
+                elif isinstance(entry, ast.Constant):
+                    self._listed(entry.value)
                 elif not _is_probe(entry):
-                    self._expressions(
-                        (e for e in _expressions_in(entry)),
-                        scope,
-                    )
+                    self._expressions(_expressions_in(entry), scope)
+
+    def _listed(self, value: object) -> None:
+        """Names that a string has, and nothing else."""
+        words = value.split() if isinstance(value, str) else ()
+        if all(_DOTTED.fullmatch(word) for word in words):
+            for word in words:
+                if self._is_torchs(word):
+                    self._need(word)
 
     @staticmethod
     def _outermost(part: ast.expr) -> Iterator[ast.expr]:
@@ -243,9 +265,9 @@ class _Reader:
             case ast.Attribute(value=value, attr=attr):
                 outer = self._dotted(value, scope)
                 return None if outer is None else f"{outer}.{attr}"
-            case ast.Call(args=[ast.Constant(value=str() as module)]) if (
-                ast.unparse(entry.func) == "import_module" and self._is_torchs(module)
-            ):
+            case ast.Call(args=[ast.Constant(value=str() as module)]) if ast.unparse(
+                entry.func
+            ) == "import_module" and self._is_torchs(module):
                 return module
             case _:
                 return None

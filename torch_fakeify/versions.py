@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import warnings
-
 from typing import Literal, TypeAlias
 
 from . import __version__
