@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import inspect
-import textwrap
+import linecache
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 if TYPE_CHECKING:
@@ -30,11 +31,39 @@ def attributes_in_source(cls: type) -> set[str]:
     for base in cls.__mro__:
         if base is object:
             continue
-        tree: Any = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+        tree = _class_tree(base)
         found |= set(_set_in_methods(tree)) | set(_declared(tree, base))
     if dataclasses.is_dataclass(cls):
         found |= {field.name for field in dataclasses.fields(cls)}
     return found | set(getattr(cls, "__slots__", ()))
+
+
+def _class_tree(cls: type) -> ast.ClassDef:
+    """The syntax tree of a class; a file is parsed once, which ``inspect.getsource`` does each time."""
+    file = inspect.getsourcefile(cls)
+    tree = None if file is None else _classes_of(file).get(cls.__qualname__)
+    if tree is None:
+        raise OSError(f"there is no source of {cls.__qualname__}")
+    return tree
+
+
+@functools.lru_cache(maxsize=8)
+def _classes_of(file: str) -> dict[str, ast.ClassDef]:
+    """The classes that a file defines, by their qualified names."""
+    found: dict[str, ast.ClassDef] = {}
+
+    def walk(entry: ast.AST, prefix: str) -> None:
+        for part in ast.iter_child_nodes(entry):
+            if isinstance(part, ast.ClassDef):
+                found.setdefault(f"{prefix}{part.name}", part)
+                walk(part, f"{prefix}{part.name}.")
+            elif isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                walk(part, f"{prefix}{part.name}.<locals>.")
+            elif isinstance(part, (ast.stmt, ast.ExceptHandler)):
+                walk(part, prefix)
+
+    walk(ast.parse("".join(linecache.getlines(file))), "")
+    return found
 
 
 def _set_in_methods(tree: ast.ClassDef) -> Iterator[str]:

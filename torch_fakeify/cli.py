@@ -458,7 +458,7 @@ def _doctor(args: argparse.Namespace) -> int:
 
     found = doctor()
     if args.json:
-        _print([_escape_json(json.dumps(found.as_json(), indent=1, ensure_ascii=False))])
+        _print(map(_escape_json, json.dumps(found.as_json(), indent=1).splitlines()))
     else:
         _print(found.lines())
     return DONE if found.is_well else DOES_NOT_HOLD

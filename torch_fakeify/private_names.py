@@ -182,6 +182,8 @@ class _Reader:
                 self._bind(name, value, scope)
             case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
                 self._bind(name, value, scope)
+            case ast.AnnAssign(value=None):  # annotations are not evaluated
+                pass
             case _:
                 self._parts(statement, scope, inner)
 
@@ -226,6 +228,8 @@ class _Reader:
 
     def _bind(self, name: str, value: ast.expr, scope: dict[str, str]) -> None:
         self._expressions([value], scope)
+        if isinstance(value, ast.Constant) and isinstance(value.value, str):
+            self._listed(value.value.split())
         dotted = self._dotted(value, scope)
         if dotted is None:
             scope.pop(name, None)
@@ -239,17 +243,15 @@ class _Reader:
                 if dotted is not None:
                     self._need(dotted)
                 elif isinstance(entry, ast.Constant):
-                    self._listed(entry.value)
+                    self._listed([str(entry.value)])
                 elif not _is_probe(entry):
                     self._expressions(_expressions_in(entry), scope)
 
-    def _listed(self, value: object) -> None:
-        """Names that a string has, and nothing else."""
-        words = value.split() if isinstance(value, str) else ()
+    def _listed(self, words: list[str]) -> None:
+        """Names that a string has and nothing else: one, or a list of them in a variable."""
         if all(_DOTTED.fullmatch(word) for word in words):
-            for word in words:
-                if self._is_torchs(word):
-                    self._need(word)
+            for word in filter(self._is_torchs, words):
+                self._need(word)
 
     @staticmethod
     def _outermost(part: ast.expr) -> Iterator[ast.expr]:

@@ -152,8 +152,9 @@ def _compiler() -> tuple[bool, str]:
     path = shutil.which(name)
     if path is None:
         return False, f"there is no {name}; CXX names another one"
+    name = Path(path).name  # the folder is this machine's
     if Path(path).stem.lower() == "cl":
-        return True, path
+        return True, name
     with tempfile.TemporaryDirectory(prefix="torch-fakeify-") as folder:
         source = Path(folder) / "probe.cpp"
         source.write_text("#include <cmath>\ndouble f(double x) { return std::exp(x); }\n")
@@ -165,11 +166,11 @@ def _compiler() -> tuple[bool, str]:
             check=False,
         )
     if done.returncode:
-        return False, _one_line(f"{path} fails: {done.stderr}")
+        return False, _one_line(f"{name} fails: {done.stderr or f'status {done.returncode}'}")
     said = subprocess.run(
         [path, "--version"], capture_output=True, text=True, timeout=_COMPILING, check=False
     )
-    return True, _one_line(said.stdout.partition("\n")[0]) or path
+    return True, _one_line(said.stdout.partition("\n")[0]) or name
 
 
 def _installed(package: str, extra: str | None = None) -> Callable[[], tuple[bool, str]]:
