@@ -60,7 +60,7 @@ def other(n):
 
 NEEDED = """
 torch._C torch._C._g.h torch._C.deleted torch._C.entered torch._C.kw torch._C.later torch._a.b
-torch._a.b.s torch._a.c torch._a.c.r torch._decorated torch._late torch._late.name torch._m torch._n.o
+torch._a.b.s torch._a.c torch._a.c.r torch._decorated torch._late.name torch._m torch._n.o
 torch._n.o.p torch._s.t torch._w.x torch.v torch._y.z torch._y.z.one torch._y.z.one.two torch._z.Case
 """
 
