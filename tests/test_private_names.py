@@ -34,6 +34,8 @@ w = getattr(x, "_k", None)
 v = x._k.l if w else [e for e in torch._s.t]
 u = x.u if hasattr(x, "u1") else None
 LISTED = "math torch.v torch._w.x"
+for name in LISTED.split():
+    import_module(name)
 TOLD = "there is no torch.told here"
 
 class K(NamedTuple):

@@ -43,7 +43,7 @@ def used_names(source: str) -> tuple[str, ...]:
         source: of the module.
     """
     tree = ast.parse(source)
-    reader = _Reader(_asked_for(tree))
+    reader = _Reader(_asked_for(tree), _split(tree))
     reader.block(tree.body, {})
     return tuple(sorted(reader.names))
 
@@ -57,7 +57,10 @@ def find(dotted: str) -> Any:
     done, found = "torch", _imported("torch")
     for part in dotted.split(".")[1:]:
         done = f"{done}.{part}"
-        value = getattr(found, part, _MISSING)
+        try:
+            value = getattr(found, part, _MISSING)
+        except Exception as error:  # a module may compute its attributes, and fail
+            raise GoneError(f"{done}: cannot be read, {type(error).__name__}: {error}") from error
         if value is _MISSING and isinstance(found, type(ast)):
             value = _imported(done)
         if value is _MISSING:
@@ -95,7 +98,8 @@ def gone_names(names: Iterable[str]) -> list[str]:
     What belongs to ``torch.distributed`` may be missing where torch is built without it.
     """
     found: dict[str, None] = {}
-    optional = () if find("torch.distributed").is_available() else _DISTRIBUTED
+    available = "torch.distributed.is_available"
+    optional = _DISTRIBUTED if is_there(available) and not find(available)() else ()
     for name in names:
         if name.startswith(optional):
             continue
@@ -120,6 +124,16 @@ def _asked_for(tree: ast.Module) -> frozenset[str]:
     )
 
 
+def _split(tree: ast.Module) -> frozenset[str]:
+    """The variables with lists of names as one string."""
+    return frozenset(
+        entry.value.id
+        for entry in ast.walk(tree)
+        if isinstance(entry, ast.Attribute) and entry.attr == "split"
+        if isinstance(entry.value, ast.Name)
+    )
+
+
 def _is_probe(entry: ast.AST) -> bool:
     if not isinstance(entry, ast.Call):
         return False
@@ -139,9 +153,10 @@ def _may_fail(entry: ast.Try) -> bool:
 class _Reader:
     """Walks a module; a scope knows which dotted names of torch its own names stand for."""
 
-    def __init__(self, optional: frozenset[str]) -> None:
+    def __init__(self, optional: frozenset[str], lists: frozenset[str]) -> None:
         self.names: set[str] = set()
         self._optional = optional
+        self._lists = lists
 
     def block(self, body: Iterable[ast.stmt], scope: dict[str, str]) -> None:
         inner: list[ast.FunctionDef | ast.ClassDef] = []
@@ -228,8 +243,8 @@ class _Reader:
 
     def _bind(self, name: str, value: ast.expr, scope: dict[str, str]) -> None:
         self._expressions([value], scope)
-        if isinstance(value, ast.Constant) and isinstance(value.value, str):
-            self._listed(value.value.split())
+        if name in self._lists and isinstance(value, ast.Constant):
+            self._listed(str(value.value).split())
         dotted = self._dotted(value, scope)
         if dotted is None:
             scope.pop(name, None)
