@@ -256,7 +256,7 @@ def late_function_modules() -> dict[str, ModuleType]:
     names = _LATE_FUNCTION_MODULES.split()
     if torch.distributed.is_available():
         names.append("torch.distributed._functional_collectives")
-    return {name: import_module(name) for name in names}
+    return {module.__name__: module for module in map(import_module, names)}
 
 
 class NumpyWrappers(NamedTuple):
