@@ -13,6 +13,10 @@ from unknown_torch import FINDINGS, NEWER, OLDER, PLANTED, fresh
 
 import torch_fakeify as tfk
 from torch_fakeify import cli, torch_census, torch_gate
+from torch_fakeify.desc_env import ShapeEnvSettingsDesc
+from torch_fakeify.known_fields import RECORD_FIELDS, SOURCE_FIELDS
+from torch_fakeify.source_fields import RENDERED_RAW
+from torch_fakeify.sources import _FIELDS_OF_KIND
 from torch_fakeify.torch_census import Census
 from torch_fakeify.versions import KNOWN_TORCH, known_torch_text, standing_of
 
@@ -330,3 +334,16 @@ def test_each_kind_of_change_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         "torch._guards.compile_context: a name that is gone",
         "torch.utils._sympy.value_ranges.ValueRanges: a name that is gone",
     ]
+
+
+def test_the_tables_have_what_the_encoders_have() -> None:
+    """Of contexts, settings and sources, whose encoders have lists of fields of their own."""
+    shapes = "torch.fx.experimental.symbolic_shapes"
+    for kind, fields in _FIELDS_OF_KIND.items():
+        name = {"symint": "SymInt"}.get(kind, kind.capitalize())
+        known = RECORD_FIELDS[f"{shapes}.{name}SymbolicContext"]
+        assert known - {"shape_env_to_source_to_symbol_cache"} == set(fields)
+    assert RECORD_FIELDS[f"{shapes}.ShapeEnvSettings"] == set(
+        ShapeEnvSettingsDesc.__struct_fields__
+    )
+    assert all(field in SOURCE_FIELDS[name] for name, field in RENDERED_RAW)

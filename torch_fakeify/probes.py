@@ -113,8 +113,17 @@ def _cuda() -> tuple[bool, str]:
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         return True, ", ".join(names)
     built: Any = torch.version
-    build = built.cuda or built.hip
+    build = f"CUDA {built.cuda}" if built.cuda else built.hip and f"ROCm {built.hip}"
     return False, f"no device; torch is built for {build}" if build else "torch is built without"
+
+
+def _triton() -> tuple[bool, str]:
+    import torch
+
+    found = package_version("triton") or package_version("pytorch-triton-xpu")
+    there = torch.cuda.is_available() or torch.xpu.is_available()
+    said = "triton is not installed" if found is None else f"triton {found}"
+    return found is not None and there, said if there else f"{said}, no device"
 
 
 def _other_accelerator() -> tuple[bool, str]:
@@ -139,6 +148,7 @@ _WITH_TORCH: Mapping[str, Callable[[], tuple[bool, str]]] = {
     "drop-in": _drop_in,
     "torch.distributed": _distributed,
     "CUDA": _cuda,
+    "inductor on a GPU": _triton,
     "other accelerator": _other_accelerator,
 }
 
@@ -196,7 +206,6 @@ def _forking() -> tuple[bool, str]:
 
 _WITHOUT_TORCH: Mapping[str, Callable[[], tuple[bool, str]]] = {
     "inductor on the CPU": _compiler,
-    "inductor on a GPU": _installed("triton"),
     "replay of a corpus": _forking,
     "replay --memory": _limits,
     "replay --dask": _installed("distributed", "dask"),
