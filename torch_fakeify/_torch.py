@@ -47,9 +47,7 @@ from torch._library.fake_class_registry import (
     maybe_to_fake_obj,
     maybe_unwrap_fake_script_object,
 )
-from torch._library.opaque_object import is_opaque_value
 from torch._logging._internal import LazyTraceHandler, trace_log, trace_structured
-from torch._opaque_base import OpaqueBase
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket, _OpNamespace
 from torch._ops import _higher_order_ops as _hop_table
 from torch._prims_common import make_contiguous_strides_for
@@ -129,6 +127,11 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
     from types import ModuleType
+
+_opaque: Any = import_module("torch._library.opaque_object")
+is_custom_class_obj = getattr(_opaque, "is_custom_class_obj", None) or _opaque.is_opaque_value
+CustomClassBase: Any = vars(meta_utils).get("CustomClassBase") or vars(meta_utils)["OpaqueBase"]
+"""Of opaque objects; ``OpaqueBase`` in torch 2.13."""
 
 _SYM_TYPES = {
     "int": (torch.SymInt, int),
@@ -535,26 +538,23 @@ unwrap_script_object: Callable[[Any], Any] = maybe_unwrap_fake_script_object
 """The object behind the stand-in that torch traces with, or the object itself."""
 
 
+_OWN_SUBCLASSES = """
+    torch.nested._internal.nested_tensor.NestedTensor torch.distributed.tensor.DTensor
+    torch.distributed._functional_collectives.AsyncCollectiveTensor
+    torch._subclasses.complex_tensor.ComplexTensor torch.testing._internal.two_tensor.TwoTensor
+"""
+
+
 def own_subclass(name: str) -> type | None:
     """One of torch's own traceable wrapper subclasses by its qualified name, else ``None``.
 
     They are imported here, since a reader's program need not know that a file has them.
     """
-    distributed = torch.distributed.is_available()
-    match name:
-        case "torch.nested._internal.nested_tensor.NestedTensor":
-            return import_module("torch.nested._internal.nested_tensor").NestedTensor
-        case "torch.distributed.tensor.DTensor" if distributed:
-            return import_module("torch.distributed.tensor").DTensor
-        case "torch.distributed._functional_collectives.AsyncCollectiveTensor" if distributed:
-            home = import_module("torch.distributed._functional_collectives")
-            return home.AsyncCollectiveTensor
-        case "torch._subclasses.complex_tensor.ComplexTensor":
-            return import_module("torch._subclasses.complex_tensor").ComplexTensor
-        case "torch.testing._internal.two_tensor.TwoTensor":
-            return import_module("torch.testing._internal.two_tensor").TwoTensor
-        case _:
-            return None
+    is_there = torch.distributed.is_available() or not name.startswith("torch.distributed.")
+    if name not in _OWN_SUBCLASSES.split() or not is_there:
+        return None
+    home, _, cls = name.rpartition(".")
+    return getattr(import_module(home), cls)
 
 
 class DeviceMeshes(NamedTuple):
