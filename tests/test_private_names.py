@@ -32,6 +32,7 @@ if hasattr(x, "_i"):
     z = x._i.j
 w = getattr(x, "_k", None)
 v = x._k.l if w else [e for e in torch._s.t]
+t = getattr(x, "t1", None) or x.t2
 u = x.u if hasattr(x, "u1") else None
 LISTED = "math torch.v torch._w.x"
 for name in LISTED.split():

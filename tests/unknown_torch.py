@@ -18,18 +18,18 @@ NEWER = "import torch; torch.__version__ = '2.17.0.dev20270101+cpu'\n"
 """Nothing is unknown in it."""
 
 PLANTED = """
-import torch._library.opaque_object, torch._functorch.aot_autograd
+import torch._functorch.aot_autograd
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 def planted(self, *args, known=ShapeEnv.__init__, **more):
     known(self, *args, **more)
     self.tempo = 3
 ShapeEnv.__init__ = planted
-del torch._library.opaque_object.is_opaque_value
+del torch._logging._internal.LazyTraceHandler
 """
 """After `NEWER`: an attribute that no table has, and a private name that is gone."""
 
 FINDINGS = (
-    "torch._library.opaque_object.is_opaque_value: a name that is gone",
+    "torch._logging._internal.LazyTraceHandler: a name that is gone",
     "ShapeEnv.tempo: an attribute that no table has",
 )
 """What the census says of `PLANTED`."""

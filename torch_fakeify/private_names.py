@@ -271,7 +271,11 @@ class _Reader:
     @staticmethod
     def _outermost(part: ast.expr) -> Iterator[ast.expr]:
         """The expression, unless what it is depends on what torch is asked."""
-        if not (isinstance(part, ast.IfExp) and _asks(part.test)):
+        if isinstance(part, ast.IfExp):
+            depends = _asks(part.test)
+        else:
+            depends = isinstance(part, ast.BoolOp) and any(map(_asks, part.values))
+        if not depends:
             yield part
 
     def _dotted(self, entry: ast.expr, scope: dict[str, str]) -> str | None:
