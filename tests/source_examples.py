@@ -18,6 +18,7 @@ ARGUMENTS: dict[str, list[dict[str, Any]]] = {
     "CellContentsSource": [{"member": "cell_contents", "freevar_name": "free"}],
     "ConstDictKeySource": [{"index": 0}],
     "ConstantSource": [{"source_name": "sym_0"}],
+    "ContextVarGetSource": [{}, {"has_default": True, "default_value": "a{}"}],  # as of torch 2.14
     "CurrentStreamSource": [{"device": torch.device("cuda", 1)}, {"device": torch.device("cpu")}],
     "DefaultsSource": [{"idx_key": 1}, {"idx_key": "key", "is_kw": True}],
     "DictGetItemSource": [{"index": "k"}, {"index": KEY}, {"index": True}, {"index": None}],

@@ -125,11 +125,18 @@ def canonical(d: MetaTensorDesc) -> MetaTensorDesc:
     )
 
 
+def without_number(fake: Any) -> Any:
+    """A fake without the value that a mode without symbols keeps, as of torch 2.14; records have none."""
+    if isinstance(fake.item_memo, (int, float)):
+        fake.item_memo = None
+    return fake
+
+
 @given(tensor_groups(resize=False, dtypes=DTYPES), st.booleans())
 def test_static_fakes_equal_torchs(group: list[torch.Tensor], fast: bool) -> None:
     """Law 3, static shapes: metadata, bases, gradients, aliasing and object identity."""
     mode = FakeTensorMode()
-    theirs = [mode.from_tensor(t) for t in group]
+    theirs = [without_number(mode.from_tensor(t)) for t in group]
     describer = MetaTensorDescriber()
     converter = MetaConverter(FakeTensorMode(), fast=fast)
     ours = [converter.from_desc(describer.describe_tensor(t)) for t in group]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from strategies import DTYPES, Group, any_groups, tensor_groups
 from torch._dynamo.source import LocalSource, RandomValueSource
@@ -68,6 +68,8 @@ def test_the_fast_path_can_be_switched_off() -> None:
 @pytest.mark.filterwarnings(r"ignore:The \.grad attribute of a Tensor:UserWarning")  # torch's own
 def test_both_paths_agree_on_fake_tensors(group: Group, symbolic: bool) -> None:
     """The fast path gives the record of a fake tensor that the plain path gives."""
+    # As of torch 2.14 a mode without symbols reads the value of a scalar.
+    assume(symbolic or not any(t.dim() == 0 and t.untyped_storage().nbytes() == 0 for t in group))
     mode = FakeTensorMode(shape_env=ShapeEnv() if symbolic else None)
     describer = MetaTensorDescriber()
     for i, t in enumerate(group):

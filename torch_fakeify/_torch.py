@@ -9,6 +9,7 @@ as long to import as a good part of torch itself, so they are reached through fu
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
@@ -133,11 +134,8 @@ is_custom_class_obj = getattr(_opaque, "is_custom_class_obj", None) or _opaque.i
 CustomClassBase: Any = vars(meta_utils).get("CustomClassBase") or vars(meta_utils)["OpaqueBase"]
 """Of opaque objects; ``OpaqueBase`` in torch 2.13."""
 
-_SYM_TYPES = {
-    "int": (torch.SymInt, int),
-    "float": (torch.SymFloat, float),
-    "bool": (torch.SymBool, bool),
-}
+_INT, _FLOAT, _BOOL = (torch.SymInt, int), (torch.SymFloat, float), (torch.SymBool, bool)
+_SYM_TYPES = {"int": _INT, "float": _FLOAT, "bool": _BOOL}
 
 
 def torch_version() -> str:
@@ -239,27 +237,28 @@ _FUNCTION_MODULES = """
 @functools.cache
 def function_modules() -> dict[str, ModuleType]:
     """The modules that graphs call functions of, as far as they are cheap to import."""
+    import torch.nested._internal.nested_tensor  # the others are there by now
+
     c: Any = torch._C
     modules = [
-        *map(import_module, _FUNCTION_MODULES.split()),
+        *(sys.modules[name] for name in _FUNCTION_MODULES.split()),
         c, c._nn, c._linalg, c._fft, c._special, c._sparse, c._nested, c._functorch, c._autograd,
     ]  # fmt: skip
     return {module.__name__: module for module in modules}
 
 
-_LATE_FUNCTION_MODULES = """
-    torch._dynamo.external_utils torch._dynamo.utils torch._numpy torch._numpy.fft
-    torch._numpy.linalg torch._numpy.random
-"""
-
-
 @functools.cache
 def late_function_modules() -> dict[str, ModuleType]:
     """More of them, which are slow to import: Dynamo's helpers and the NumPy that it traces."""
-    names = _LATE_FUNCTION_MODULES.split()
+    import torch._dynamo.external_utils as external_utils
+    import torch._numpy.fft
+    from torch._dynamo import utils
+
+    numpy = torch._numpy
+    modules: list[Any] = [external_utils, utils, numpy, numpy.fft, numpy.linalg, numpy.random]
     if torch.distributed.is_available():
-        names.append("torch.distributed._functional_collectives")
-    return {module.__name__: module for module in map(import_module, names)}
+        modules.append(import_module("torch.distributed._functional_collectives"))
+    return {module.__name__: module for module in modules}
 
 
 class NumpyWrappers(NamedTuple):
@@ -538,23 +537,26 @@ unwrap_script_object: Callable[[Any], Any] = maybe_unwrap_fake_script_object
 """The object behind the stand-in that torch traces with, or the object itself."""
 
 
-_OWN_SUBCLASSES = """
-    torch.nested._internal.nested_tensor.NestedTensor torch.distributed.tensor.DTensor
-    torch.distributed._functional_collectives.AsyncCollectiveTensor
-    torch._subclasses.complex_tensor.ComplexTensor torch.testing._internal.two_tensor.TwoTensor
-"""
-
-
 def own_subclass(name: str) -> type | None:
     """One of torch's own traceable wrapper subclasses by its qualified name, else ``None``.
 
     They are imported here, since a reader's program need not know that a file has them.
     """
-    is_there = torch.distributed.is_available() or not name.startswith("torch.distributed.")
-    if name not in _OWN_SUBCLASSES.split() or not is_there:
-        return None
-    home, _, cls = name.rpartition(".")
-    return getattr(import_module(home), cls)
+    distributed = torch.distributed.is_available()
+    match name:
+        case "torch.nested._internal.nested_tensor.NestedTensor":
+            return import_module("torch.nested._internal.nested_tensor").NestedTensor
+        case "torch.distributed.tensor.DTensor" if distributed:
+            return import_module("torch.distributed.tensor").DTensor
+        case "torch.distributed._functional_collectives.AsyncCollectiveTensor" if distributed:
+            home = import_module("torch.distributed._functional_collectives")
+            return home.AsyncCollectiveTensor
+        case "torch._subclasses.complex_tensor.ComplexTensor":
+            return import_module("torch._subclasses.complex_tensor").ComplexTensor
+        case "torch.testing._internal.two_tensor.TwoTensor":
+            return import_module("torch.testing._internal.two_tensor").TwoTensor
+        case _:
+            return None
 
 
 class DeviceMeshes(NamedTuple):
@@ -614,8 +616,6 @@ sync_functional: Any = _functions._sync
 mirror_autograd_meta: Any = _functions._mirror_autograd_meta_to
 view_func_of = meta_utils.ViewFunc.from_tensor
 """Torch's own classes of view functions serve as they are: they only call a function."""
-
-
 clone_real_storage: Any = getattr(meta_utils, "_clone_real_storage_from_tensor", None)
 """A copy of the storage of a tensor, of a fake one the storage of its real tensor."""
 WHOLE_STORAGES = clone_real_storage is not None
@@ -624,24 +624,19 @@ WHOLE_STORAGES = clone_real_storage is not None
 A storage that is known by a tensor of only a part of it is made as large as it is, and a real copy
 has all its bytes; a wrapper subclass has no storage to share, its inner tensors have.
 """
-_FOREIGN_OVERRIDES = (
-    "hint_overrides" in signature(ShapeEnv.transfer_symbols_from_foreign_shape_env).parameters
-)
-"""Whether hints for unbacked sizes are handed over, as in 2.13; later they are the foreign one's."""
-
-
 without_functional: Any = getattr(meta_utils, "_unwrap_python_functional_tensor", lambda t: t)
 """What a ``FunctionalTensor`` has inside, where torch's describer looks there for the data."""
 
 
-def transfer_symbols(
-    shape_env: Any, geometry: Any, source: Any, context: Any, hint_overrides: dict[int, int]
-) -> Any:
-    """Sizes, strides and storage offset of a fake tensor of another ``ShapeEnv`` in this one."""
-    options = {"hint_overrides": hint_overrides} if _FOREIGN_OVERRIDES else {}
-    return shape_env.transfer_symbols_from_foreign_shape_env(
-        *geometry, source, symbolic_context=context, **options
-    )
+def transfer_symbols(env: Any, geometry: Any, source: Any, context: Any, overrides: Any) -> Any:
+    """Sizes, strides and storage offset of a fake tensor of another ``ShapeEnv`` in this one.
+
+    In torch 2.13 it takes the hints for unbacked sizes; later they are the other environment's.
+    """
+    transfer = env.transfer_symbols_from_foreign_shape_env
+    takes_hints = "hint_overrides" in signature(transfer).parameters
+    options = {"hint_overrides": overrides} if takes_hints else {}
+    return transfer(*geometry, source, symbolic_context=context, **options)
 
 
 def custom_view_func(t: torch.Tensor) -> Any:
