@@ -11,7 +11,6 @@ import msgspec
 import pytest
 import sympy
 import torch
-from attribute_scan import attributes_in_source
 from env_attributes import assert_same_attributes
 from torch._dynamo.source import AttrSource, LocalSource
 from torch._functorch import config as functorch_config
@@ -25,6 +24,7 @@ from torch.nested._internal import nested_tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 import torch_fakeify as tfk
+from torch_fakeify.attribute_scan import attributes_in_source
 from torch_fakeify.census import (
     FAKE_MODE_ATTRIBUTES,
     SHAPE_ENV_ATTRIBUTES,

@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 
 import torch_fakeify as tfk
+from torch_fakeify.dropin_sites import DROPIN_SITES
+from torch_fakeify.known_fields import ENUM_MEMBERS, RECORD_FIELDS, SOURCE_MODULES
+from torch_fakeify.private_names import private_names
+from torch_fakeify.torch_census import TABLES
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "torch_fakeify"
@@ -61,7 +65,7 @@ LAYERS = {
     "env_state": (3, 0),
     "env_watch": (3, 1),
     "nested_ints": (3, 0),
-    "census": (3, 0),
+    "census": (1, 0),
     "fake_modes": (3, 1),
     "interpreters": (3, 0),
     "conditions": (3, 1),
@@ -104,6 +108,13 @@ LAYERS = {
     "static_fakes": (3, 3),
     "record_checks": (4, 1),
     "refusing": (1, 0),
+    "attribute_scan": (1, 0),
+    "known_fields": (1, 0),
+    "private_names": (1, 0),
+    "dropin_sites": (1, 0),
+    "torch_refused": (1, 0),
+    "torch_census": (1, 1),
+    "torch_gate": (1, 2),
     "scalars": (2, 0),
     "convert": (4, 2),
     "describe": (4, 1),
@@ -154,6 +165,8 @@ LAYERS = {
     "dropin_convert": (7, 3),
     "dropin": (7, 4),
     "demo_model": (8, 0),
+    "probes": (8, 0),
+    "diagnosis": (8, 1),
     "watching": (7, 0),
     "isolation": (8, 0),
     "fork_server": (8, 1),
@@ -315,12 +328,23 @@ def test_nothing_that_runs_a_file(module: str) -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_no_module_is_imported_by_a_computed_name(module: str) -> None:
-    """Only the package's own table of names imports what is not written out in the source."""
-    if module == "__init__":
+    """Only the package's own table of names imports what is not written out in the source.
+
+    And `private_names`, which imports what the source of ``_torch`` has, and the tables of the census.
+    """
+    if module in ("__init__", "private_names"):
         return
     for entry in ast.walk(tree_of(module)):
         if isinstance(entry, ast.Call) and "import_module" in ast.unparse(entry.func):
             assert all(isinstance(arg, ast.Constant) for arg in entry.args), entry.lineno
+
+
+def test_what_is_looked_up_in_torch_is_what_one_room_imports() -> None:
+    """The census reaches no private module that ``_torch`` does not, but those of the drop-in's sites."""
+    needed = [*private_names(), *(f"{site}." for site in DROPIN_SITES)]
+    tables = [*TABLES, *RECORD_FIELDS, *ENUM_MEMBERS, *SOURCE_MODULES]
+    modules = {name if name in SOURCE_MODULES else name.rpartition(".")[0] for name in tables}
+    assert {m for m in modules if not any(f"{n}.".startswith(f"{m}.") for n in needed)} == set()
 
 
 def test_every_name_of_torchs_private_modules_is_used() -> None:

@@ -12,7 +12,6 @@ import msgspec
 import pytest
 import sympy
 import torch
-from attribute_scan import attributes_in_source
 from env_attributes import CARRIED, assert_same_attributes, comparable
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,6 +31,7 @@ from torch.utils._sympy.singleton_int import SingletonInt
 from torch.utils._sympy.value_ranges import ValueRanges
 from torch.utils._traceback import CapturedTraceback
 
+from torch_fakeify.attribute_scan import attributes_in_source
 from torch_fakeify.codec import dumps, loads
 from torch_fakeify.desc import ApplyNode, ExprDesc, FrameDesc, IntNode, StackDesc, SymbolNode
 from torch_fakeify.desc_env import (

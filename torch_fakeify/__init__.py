@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from .describe import (
         describe_tensor as describe_tensor,
     )
+    from .diagnosis import Diagnosis as Diagnosis
+    from .diagnosis import doctor as doctor
     from .errors import (
         CaptureError as CaptureError,
     )
@@ -88,6 +90,7 @@ _HOME = {
     "CaptureError": "errors",
     "Checkpoint": "checkpoints",
     "ConvertError": "errors",
+    "Diagnosis": "diagnosis",
     "FakeifyError": "errors",
     "FormatError": "errors",
     "Instance": "frame",
@@ -110,6 +113,7 @@ _HOME = {
     "check_bindings": "binding_checks",
     "checkpoint": "checkpoints",
     "describe_tensor": "describe",
+    "doctor": "diagnosis",
     "dumps": "codec",
     "from_trace_log": "trace_log",
     "handoff": "handoffs",
@@ -133,6 +137,7 @@ __all__ = [
     "CaptureError",
     "Checkpoint",
     "ConvertError",
+    "Diagnosis",
     "FakeifyError",
     "FormatError",
     "Instance",
@@ -156,6 +161,7 @@ __all__ = [
     "check_bindings",
     "checkpoint",
     "describe_tensor",
+    "doctor",
     "dumps",
     "from_trace_log",
     "handoff",
@@ -188,5 +194,15 @@ def __dir__() -> list[str]:
     return list(__all__)
 
 
+def _install_dropin() -> None:
+    """Where torch is refused or missing, a warning: what needs no torch is to work all the same."""
+    try:
+        import_module(f"{__name__}.dropin").install()
+    except (import_module(f"{__name__}.errors").VersionError, ImportError) as error:
+        import warnings
+
+        warnings.warn(f"TORCH_FAKEIFY_DROPIN: it is not installed: {error}", stacklevel=2)
+
+
 if os.environ.get("TORCH_FAKEIFY_DROPIN", "") not in ("", "0"):
-    import_module(f"{__name__}.dropin").install()
+    _install_dropin()

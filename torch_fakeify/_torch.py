@@ -17,6 +17,11 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
+
+from . import torch_gate
+
+torch_gate.check(torch.__version__)  # before anything private is asked for
+
 import torch._subclasses.meta_utils as meta_utils
 from torch._C import DispatchKey, DispatchKeySet, _is_view_replay_enabled
 from torch._C._autograd import CreationMeta
@@ -106,8 +111,8 @@ from torch.utils._pytree import (
     tree_map_with_path,
     tree_structure,
     tree_unflatten,
-    treespec_leaf,
 )
+from torch.utils._pytree import treespec_leaf as leaf_spec
 from torch.utils._sympy import functions as sympy_functions
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.singleton_int import SingletonInt
@@ -368,11 +373,6 @@ def no_fake_mode() -> AbstractContextManager[Any]:
 # --- structures of inputs and outputs (graph_calling.py) -------------------------------------------
 
 
-def leaf_spec() -> TreeSpec:
-    """The structure of a single value."""
-    return treespec_leaf()
-
-
 def tree_type(cls: type) -> type:
     """What a ``TreeSpec`` of a named tuple has as its type."""
     fields = [0] * field_count(cls)
@@ -483,9 +483,7 @@ def make_nested_int(number: int, coeff: int) -> torch.SymInt:
 
 def reserve_nested_int(number: int) -> None:
     """Keeps jagged tensors that this process makes from here on from getting the number."""
-    from torch.nested._internal import nested_tensor
-
-    counters: Any = nested_tensor
+    counters: Any = import_module("torch.nested._internal.nested_tensor")
     counters._tensor_id_counter = max(counters._tensor_id_counter, number + 1)
 
 
@@ -497,9 +495,7 @@ def nested_int_of_offsets(offsets: torch.Tensor) -> torch.SymInt:
 
 def new_nested_int(mode: Any) -> int:
     """A number that no nested int of this process has, nor one of the mode's intermediates."""
-    from torch.nested._internal import nested_tensor
-
-    counters: Any = nested_tensor
+    counters: Any = import_module("torch.nested._internal.nested_tensor")
     number = max(counters._tensor_id_counter, mode.nt_tensor_id_counter)
     counters._tensor_id_counter = mode.nt_tensor_id_counter = number + 1
     return number

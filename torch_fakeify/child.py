@@ -19,13 +19,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
-import torch
-
-from . import _torch
 from .container import Limits
-from .errors import CaptureError, FakeifyError
-from .frame import Capture
-from .telling import told
+from .errors import CaptureError, FakeifyError, VersionError
+from .torch_refused import answer_refusal
+
+try:
+    import torch
+
+    from . import _torch
+    from .frame import Capture
+    from .telling import told
+except VersionError as error:
+    if __name__ != "__main__":
+        raise
+    sys.exit(answer_refusal(error, sys.argv[1:]))
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

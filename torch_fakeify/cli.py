@@ -200,6 +200,14 @@ def _parser() -> argparse.ArgumentParser:
     minify.add_argument("file", metavar="FILE")
     minify.set_defaults(command=_minify)
 
+    doctor = commands.add_parser(
+        "doctor",
+        help="versions, what is unknown of the torch here, and what works",
+        epilog="Exit status: 0 all is known; 1 something is not, or torch is refused or missing.",
+    )
+    doctor.add_argument("--json", action="store_true", help="the same as a JSON object")
+    doctor.set_defaults(command=_doctor)
+
     demo = commands.add_parser("demo", help="record a small decoder, rebuild and run it elsewhere")
     demo.add_argument("--backend", default="inductor", metavar="NAME", help="default: %(default)s")
     demo.set_defaults(command=_demo)
@@ -443,6 +451,17 @@ def _progress_line(now: Progress) -> None:
     text = f"{now.tried} tried; {size}; {now.step}"
     columns = shutil.get_terminal_size().columns
     print(f"\r\x1b[K{text[: columns - 1]}", end="", file=sys.stderr, flush=True)
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from .diagnosis import doctor
+
+    found = doctor()
+    if args.json:
+        _print(map(_escape_json, json.dumps(found.as_json(), indent=1).splitlines()))
+    else:
+        _print(found.lines())
+    return DONE if found.is_well else DOES_NOT_HOLD
 
 
 def _demo(args: argparse.Namespace) -> int:

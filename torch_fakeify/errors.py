@@ -83,7 +83,7 @@ class FormatError(FakeifyError):
 
 
 class VersionError(FormatError):
-    """A file needs a format version or a feature that this reader does not know."""
+    """A file needs a format version or a feature, or torch is a version, that is not known here."""
 
 
 class LimitError(FormatError):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .container import Limits
-from .errors import CaptureError, ConvertError, FakeifyError, UnknownNameError
+from .errors import CaptureError, ConvertError, FakeifyError, UnknownNameError, VersionError
 from .files import read_capture
 from .isolation import Answer, ask
 from .paths import short_message
@@ -134,7 +134,7 @@ def judge(
 
 
 def _refusal(name: str) -> type[FakeifyError]:
-    known = (CaptureError, ConvertError, UnknownNameError)
+    known = (CaptureError, ConvertError, UnknownNameError, VersionError)
     return next((cls for cls in known if cls.__name__ == name), FakeifyError)
 
 

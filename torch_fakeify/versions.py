@@ -4,11 +4,35 @@ from __future__ import annotations
 
 import re
 import warnings
+from typing import Literal, TypeAlias
 
 from . import __version__
 from .errors import FormatError, VersionError
 
-__all__ = ["PRODUCER", "TorchVersionWarning", "is_newer", "refusal_of_newer", "warn_of_torch"]
+__all__ = [
+    "KNOWN_TORCH",
+    "PRODUCER",
+    "Standing",
+    "TorchVersionWarning",
+    "is_newer",
+    "known_torch_text",
+    "refusal_of_newer",
+    "standing_of",
+    "warn_of_torch",
+]
+
+KNOWN_TORCH = ((2, 13), (2, 14), (2, 15))
+"""The releases of torch that this release is made for and tested with, oldest first.
+
+They are named nowhere else in the package; each has all its patch releases.
+"""
+
+Standing: TypeAlias = Literal["known", "older", "unknown"]
+"""What a version of torch is to this release."""
+
+_TORCH = re.compile(
+    r"\s*v?(?:\d{1,6}!)?(\d{1,6})\.(\d{1,6})(?:\.\d{1,6})*(?P<post>[-_.]?post\d{0,6})?(?P<rest>[^+]*)"
+)
 
 PRODUCER = f"torch_fakeify {__version__}"
 """What this release writes into the manifest of a file."""
@@ -17,7 +41,31 @@ _RELEASE = re.compile(r"torch_fakeify (\d{1,6}(?:\.\d{1,6}){0,3})")
 
 
 class TorchVersionWarning(UserWarning):
-    """A capture is read with another version of torch than it was recorded with."""
+    """A capture is read with another torch than it was recorded with, or torch is one too new to know."""
+
+
+def standing_of(torch: str) -> Standing:
+    """Whether a version of torch is a known release, older than all of these, or neither.
+
+    A build suffix and the patch number do not matter. What comes before a release, such as a nightly
+    or a build from source, is not that release, and what is no version is not known.
+
+    Args:
+        torch: as ``torch.__version__`` has it, such as ``2.16.0.dev20261101+cu132``.
+    """
+    found = _TORCH.match(torch)
+    if found is None:
+        return "unknown"
+    release = int(found[1]), int(found[2])
+    if release < KNOWN_TORCH[0]:
+        return "older"
+    return "known" if release in KNOWN_TORCH and not found["rest"].strip() else "unknown"
+
+
+def known_torch_text() -> str:
+    """The known releases of torch in words."""
+    *first, last = (f"{major}.{minor}" for major, minor in KNOWN_TORCH)
+    return f"torch {', '.join(first)} or {last}"
 
 
 def warn_of_torch(recorded: str, running: str, *, stacklevel: int) -> None:

@@ -8,26 +8,62 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import inspect
-import textwrap
+import linecache
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+__all__ = ["attributes_in_source"]
+
 
 def attributes_in_source(cls: type) -> set[str]:
-    """Names that the class and its bases give to an instance, or as data to all instances."""
+    """Names that the class and its bases give to an instance, or as data to all instances.
+
+    One that the source computes is there as ``computed: `` and the expression.
+
+    Raises:
+        OSError: the source is not at hand.
+    """
     found: set[str] = set()
     for base in cls.__mro__:
         if base is object:
             continue
-        tree = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
-        assert isinstance(tree, ast.ClassDef)
+        tree = _class_tree(base)
         found |= set(_set_in_methods(tree)) | set(_declared(tree, base))
     if dataclasses.is_dataclass(cls):
         found |= {field.name for field in dataclasses.fields(cls)}
     return found | set(getattr(cls, "__slots__", ()))
+
+
+def _class_tree(cls: type) -> ast.ClassDef:
+    """The syntax tree of a class; a file is parsed once, which ``inspect.getsource`` does each time."""
+    file = inspect.getsourcefile(cls)
+    tree = None if file is None else _classes_of(file).get(cls.__qualname__)
+    if tree is None:
+        raise OSError(f"there is no source of {cls.__qualname__}")
+    return tree
+
+
+@functools.lru_cache(maxsize=8)
+def _classes_of(file: str) -> dict[str, ast.ClassDef]:
+    """The classes that a file defines, by their qualified names."""
+    found: dict[str, ast.ClassDef] = {}
+
+    def walk(entry: ast.AST, prefix: str) -> None:
+        for part in ast.iter_child_nodes(entry):
+            if isinstance(part, ast.ClassDef):
+                found.setdefault(f"{prefix}{part.name}", part)
+                walk(part, f"{prefix}{part.name}.")
+            elif isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                walk(part, f"{prefix}{part.name}.<locals>.")
+            elif isinstance(part, (ast.stmt, ast.ExceptHandler)):
+                walk(part, prefix)
+
+    walk(ast.parse("".join(linecache.getlines(file))), "")
+    return found
 
 
 def _set_in_methods(tree: ast.ClassDef) -> Iterator[str]:
@@ -54,8 +90,7 @@ def _is_self(target: ast.expr) -> bool:
 
 
 def _constant(name: ast.expr) -> str:
-    assert isinstance(name, ast.Constant), f"a computed attribute name: {ast.unparse(name)}"
-    return str(name.value)
+    return str(name.value) if isinstance(name, ast.Constant) else f"computed: {ast.unparse(name)}"
 
 
 def _declared(tree: ast.ClassDef, cls: type) -> Iterator[str]:
