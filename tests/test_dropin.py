@@ -42,6 +42,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from torch_fakeify import dropin, dropin_convert, dropin_desc, dropin_describe, rebuild
+from torch_fakeify._torch import WHOLE_STORAGES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -242,6 +243,8 @@ def test_signatures_are_torchs(name: str) -> None:
         except ValueError:  # a method of C that every class has
             continue
         found = inspect.signature(mine).parameters.values()
+        if (name, attribute) == ("MetaTensorDescriber", "describe_storage"):
+            found = [p for p in found if p.name != "data" or WHOLE_STORAGES]  # torch 2.13 has none
         assert [(p.name, p.kind, p.default) for p in found] == [
             (p.name, p.kind, p.default) for p in expected
         ], attribute
