@@ -299,6 +299,8 @@ _CALLED: dict[str, Any] = {
     "math.floor": torch_functions.FloorToInt,
     "math.ceil": torch_functions.CeilToInt,
     "math.trunc": torch_functions.TruncToInt,
+    "torch.sym_max": torch_functions.Max,
+    "torch.sym_min": torch_functions.Min,
     "torch.sym_float": torch_functions.ToFloat,
     "torch._sym_sqrt": torch_functions.OpaqueUnaryFn_sqrt,
     "IsNonOverlappingAndDenseIndicator": torch_functions.IsNonOverlappingAndDenseIndicator,

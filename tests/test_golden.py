@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import golden_text  # noqa: F401, it imports the classes of the corpus
 import pytest
 from golden_cases import NOT_FRESH, cases
 from golden_coverage import expected, observed
@@ -27,6 +28,14 @@ UNREACHABLE = {
     "ContextDesc.dynamic_strides = 'UNBACKED'": "torch refuses it",
 }
 """What the types of records allow and nothing makes, and why."""
+
+NEWER = {
+    "dtype bcomplex32",
+    "source ContextVarGetSource",
+    "source ListReverseIteratorBackingListSource",
+    "source UnwrapCollectiveTensorSource",
+}
+"""Of torch 2.14 and 2.15: no file has them that torch 2.13 can read."""
 
 
 def load(name: str) -> tfk.Capture:
@@ -75,7 +84,7 @@ def test_a_golden_file_has_a_fresh_instance(name: str) -> None:
 def test_every_kind_is_in_the_corpus() -> None:
     """A record, field, function, source or other kind that the code has is in some golden file."""
     found = observed(read_capture(ROOT / f"{name}.fkf") for name in NAMES)
-    missing = expected() - found - set(UNREACHABLE)
+    missing = expected() - found - set(UNREACHABLE) - NEWER
     assert not missing, "write a file with `python tests/write_golden.py NAME` for: " + str(
         sorted(missing)
     )

@@ -641,7 +641,7 @@ def test_a_map_to_no_device_is_an_error():
 
 NOT_OF_NODES = {
     # of inductor's kernel templates and of Triton
-    "ACC_TYPE", "kpack", "matrix_instr_nonkdim", "waves_per_eu",
+    "ACC_TYPE", "HOST_SIDE_TMA", "kpack", "matrix_instr_nonkdim", "waves_per_eu",
 }  # fmt: skip
 """Keys of other things that are called `meta`."""
 

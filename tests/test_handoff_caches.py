@@ -338,7 +338,9 @@ def test_what_a_backend_leaves_in_its_context_is_in_dynamos(fails: bool) -> None
     if fails:  # torch asks where it was
         left["frame_summary_stack"] = []
         left["loc_in_frame"] = ("f.py", 1, "f")
-        left["loc_in_frame_positions"] = SimpleNamespace(col_offset=0, end_col_offset=0)
+        left["loc_in_frame_positions"] = SimpleNamespace(
+            col_offset=0, end_col_offset=0, end_lineno=None
+        )
 
     def inner(gm: torch.fx.GraphModule, _: Any) -> Any:
         context = TracingContext.get()

@@ -694,7 +694,7 @@ OF_INPUTS = {
 """What Dynamo says when it makes the inputs of a frame; its symbols are not made by a backend."""
 
 OF_SYMBOLS = {
-    "ignorable_fresh_unbacked_symbols", "pending_fresh_unbacked_symbols",
+    "ignorable_fresh_unbacked_symbols", "name_to_symbol", "pending_fresh_unbacked_symbols",
     "real_tensor_prop_unbacked_vals", "unbacked_alloc_order", "unbacked_renamings",
     "unbacked_symfloat_counter", "unbacked_symint_counter", "unique_ids", "var_to_stack",
 }  # fmt: skip
@@ -703,9 +703,9 @@ OF_SYMBOLS = {
 ITS_OWN = {
     "_equality_graph", "_error_on_new_guards", "_expr_sym_node_id", "_prev_cache_key",
     "_replacements_version_counter", "_resimplify_floor_div_axioms",
-    "_translation_validation_enabled", "_unbacked_replacements", "_version_counter",
-    "check_recorded_events", "counter", "dim_constraints", "events", "fake_tensor_cache", "frozen",
-    "fx_node_cache", "graph", "is_recording", "log", "name_to_node", "runtime_asserts_frozen",
+    "_symop_cache", "_translation_validation_enabled", "_unbacked_replacements", "_version_counter",
+    "check_recorded_events", "counter", "dim_constraints", "events", "fake_tensor_cache",
+    "foreign_unbacked_symbol_cache", "frozen", "fx_node_cache", "graph", "is_recording", "log", "name_to_node", "runtime_asserts_frozen",
     "should_record_events", "symbol_guard_counter", "tracked_fakes", "validator",
 }  # fmt: skip
 """Caches, counters, histories, and whether it still learns."""

@@ -17,7 +17,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from torch_fakeify import codec
 from torch_fakeify.desc import DictValue, OpaqueValue, TupleValue, Value
-from torch_fakeify.errors import FormatError, UnsupportedValueError
+from torch_fakeify.errors import FormatError, UnknownNameError, UnsupportedValueError
 from torch_fakeify.meshes import Meshes, encode_mesh
 from torch_fakeify.subclass_context import decode_context_value, encode_context_value
 from torch_fakeify.subclasses import decode_opaques, encode_subclass
@@ -56,6 +56,19 @@ def changed(mesh: Any, **fields: Value) -> OpaqueValue:
 
 
 # --- meshes ---------------------------------------------------------------------------------------
+
+
+def test_a_mesh_that_preserves_the_order_of_its_ranks(mesh: DeviceMesh) -> None:
+    """As of torch 2.15 there are such; what has none of them says so."""
+    record = changed(mesh, preserve_rank_order=True)
+    if "_preserve_rank_order" not in DeviceMesh.__annotations__:
+        with pytest.raises(UnknownNameError, match="preserves the order of its ranks"):
+            Meshes().decode(record, where="m")
+        return
+    made = Meshes().decode(record, where="m")
+    assert made._preserve_rank_order is True
+    assert encode_mesh(made, where="m") == record
+    assert there_and_back(mesh)._preserve_rank_order is False
 
 
 def test_every_attribute_of_a_mesh(mesh: DeviceMesh) -> None:

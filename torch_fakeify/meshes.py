@@ -18,7 +18,7 @@ import torch
 
 from . import _torch
 from .desc import DictValue, OpaqueValue, TupleValue, Value
-from .errors import FormatError, UnsupportedValueError
+from .errors import FormatError, UnknownNameError, UnsupportedValueError
 
 __all__ = [
     "MESH",
@@ -38,6 +38,8 @@ PLACEMENT = "placement"
 EncodePart: TypeAlias = Callable[[object, str], Value]
 DecodePart: TypeAlias = Callable[[Value, str], Any]
 
+_ORDER = "_preserve_rank_order"
+"""As of torch 2.15; a record has it where it is true."""
 _CARRIED = frozenset(
     [
         "_device_type",
@@ -48,6 +50,7 @@ _CARRIED = frozenset(
         "_flatten_mapping",
         "_dim_group_names",
         "_rank",
+        _ORDER,
     ]
 )
 # Made anew: the ranks as a tensor, groups by name, the coordinates of the rank, the hash, the id
@@ -129,6 +132,7 @@ def _encode_one(mesh: Any, where: str) -> dict[str, Value]:
     layout = tuple(
         TupleValue(items=(_plain(axis.shape), _plain(axis.stride))) for axis in mesh._layout.axes
     )
+    order: dict[str, Value] = {"preserve_rank_order": True} if vars(mesh).get(_ORDER) else {}
     return {
         "device_type": mesh._device_type,
         "rank": mesh._rank,
@@ -136,6 +140,7 @@ def _encode_one(mesh: Any, where: str) -> dict[str, Value]:
         "layout": TupleValue(items=layout),
         "dim_names": None if names is None else _plain(names),
         "groups": None if groups is None else _plain(groups),
+        **order,
     }
 
 
@@ -164,6 +169,7 @@ class Meshes:
 
         Raises:
             FormatError: the ranks, layout and names do not fit together.
+            UnknownNameError: this torch has no such mesh.
         """
         found = self._known.get(v)
         if found is None:
@@ -297,6 +303,7 @@ def _build_one(fields: _Fields, root: Any) -> Any:
         _coordinate_on_dim=_coordinates(layout, rank_map, rank, api, where),
         _hash=None,
     )
+    _set_order(mesh, fields)
     if groups is not None:
         mesh._dim_group_names = groups
         target = (mesh if root is None else root)._pg_registry
@@ -305,6 +312,21 @@ def _build_one(fields: _Fields, root: Any) -> Any:
             if group is not None and group.size() == axis.numel():
                 target[name] = group
     return mesh
+
+
+def _set_order(mesh: Any, fields: _Fields) -> None:
+    order = fields.has("preserve_rank_order")
+    if order and fields.get("preserve_rank_order") is not True:
+        raise FormatError("not true", where=f"{fields.where}.preserve_rank_order")
+    if _ORDER in type(mesh).__annotations__:
+        vars(mesh)[_ORDER] = order
+    elif order:
+        raise UnknownNameError(
+            "a device mesh that preserves the order of its ranks",
+            where=fields.where,
+            expected="a mesh that this torch has",
+            fix="Use torch 2.15 or later",
+        )
 
 
 def _decode_layout(fields: _Fields, world: int, api: Any) -> Any:
