@@ -12,6 +12,7 @@ import functools
 import threading
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
+from inspect import signature
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -57,6 +58,7 @@ from torch._subclasses.fake_tensor import (
     maybe_get_fake_mode,
     unset_fake_temporarily,
 )
+from torch._subclasses.meta_utils import MetaStorageDesc as TorchStorageDesc
 from torch._subclasses.meta_utils import assert_eq, assert_metadata_eq, safe_grad
 from torch._subclasses.meta_utils import tls as _meta_tls
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
@@ -237,24 +239,19 @@ def function_modules() -> dict[str, ModuleType]:
     return {module.__name__: module for module in modules}
 
 
+_LATE_FUNCTION_MODULES = """
+    torch._dynamo.external_utils torch._dynamo.utils torch._numpy torch._numpy.fft
+    torch._numpy.linalg torch._numpy.random
+"""
+
+
 @functools.cache
 def late_function_modules() -> dict[str, ModuleType]:
     """More of them, which are slow to import: Dynamo's helpers and the NumPy that it traces."""
-    import torch._dynamo.external_utils
-    import torch._dynamo.utils
-    import torch._numpy.fft
-    import torch._numpy.linalg
-    import torch._numpy.random
-
-    modules: list[Any] = [
-        torch._dynamo.external_utils, torch._dynamo.utils, torch._numpy, torch._numpy.fft,
-        torch._numpy.linalg, torch._numpy.random,
-    ]  # fmt: skip
+    names = _LATE_FUNCTION_MODULES.split()
     if torch.distributed.is_available():
-        import torch.distributed._functional_collectives as collectives
-
-        modules.append(collectives)
-    return {module.__name__: module for module in modules}
+        names.append("torch.distributed._functional_collectives")
+    return {name: import_module(name) for name in names}
 
 
 class NumpyWrappers(NamedTuple):
@@ -387,15 +384,8 @@ def field_count(cls: Any) -> int:
 
 # --- notes in the metadata of FX nodes (graph_meta.py) ---------------------------------------------
 
-PATH_KEYS = (
-    "SequenceKey",
-    "MappingKey",
-    "GetAttrKey",
-    "ConvertIntKey",
-    "CallMethodKey",
-    "InnerTensorKey",
-    "DivideByKey",
-)
+_KEYS = "Sequence Mapping GetAttr ConvertInt CallMethod InnerTensor DivideBy"
+PATH_KEYS = tuple(f"{name}Key" for name in _KEYS.split())
 """The classes of which paths to unbacked symbols are made."""
 
 
@@ -633,6 +623,34 @@ sync_functional: Any = _functions._sync
 mirror_autograd_meta: Any = _functions._mirror_autograd_meta_to
 view_func_of = meta_utils.ViewFunc.from_tensor
 """Torch's own classes of view functions serve as they are: they only call a function."""
+
+
+clone_real_storage: Any = getattr(meta_utils, "_clone_real_storage_from_tensor", None)
+"""A copy of the storage of a tensor, of a fake one the storage of its real tensor."""
+WHOLE_STORAGES = clone_real_storage is not None
+"""Whether torch's converter, as of 2.14, makes storages whole.
+
+A storage that is known by a tensor of only a part of it is made as large as it is, and a real copy
+has all its bytes; a wrapper subclass has no storage to share, its inner tensors have.
+"""
+_FOREIGN_OVERRIDES = (
+    "hint_overrides" in signature(ShapeEnv.transfer_symbols_from_foreign_shape_env).parameters
+)
+"""Whether hints for unbacked sizes are handed over, as in 2.13; later they are the foreign one's."""
+
+
+without_functional: Any = getattr(meta_utils, "_unwrap_python_functional_tensor", lambda t: t)
+"""What a ``FunctionalTensor`` has inside, where torch's describer looks there for the data."""
+
+
+def transfer_symbols(
+    shape_env: Any, geometry: Any, source: Any, context: Any, hint_overrides: dict[int, int]
+) -> Any:
+    """Sizes, strides and storage offset of a fake tensor of another ``ShapeEnv`` in this one."""
+    options = {"hint_overrides": hint_overrides} if _FOREIGN_OVERRIDES else {}
+    return shape_env.transfer_symbols_from_foreign_shape_env(
+        *geometry, source, symbolic_context=context, **options
+    )
 
 
 def custom_view_func(t: torch.Tensor) -> Any:

@@ -93,7 +93,10 @@ class MetaConverter(Generic[_TensorT]):
         ).untyped_storage()
         if self.copy_data:
             with torch.no_grad(), no_dispatch():
-                set_real_storage(made, there(s.data, "s.data").clone())
+                data = there(s.data, "s.data")
+                of_tensor = isinstance(data, torch.Tensor)
+                real = _torch.clone_real_storage(data) if of_tensor else data.clone()
+                set_real_storage(made, real)
         self.set_storage_memo(s, made)
         return made
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
 
-from ._torch import CreationMeta
+from ._torch import CreationMeta, TorchStorageDesc
 
 if TYPE_CHECKING:
     import builtins
@@ -42,12 +42,12 @@ class MetaStorageDesc:
 
     id: int
     size: int
-    data: torch.UntypedStorage | None
+    data: torch.UntypedStorage | torch.Tensor | None
 
     def as_json(self, describer_id: int) -> dict[str, object]:
-        """What the trace event ``describe_storage`` says."""
-        size = self.size if isinstance(self.size, int) else repr(self.size)
-        return {"id": self.id, "describer_id": describer_id, "size": size}
+        """What the trace event ``describe_storage`` says, as torch's own class words it."""
+        torchs: Any = TorchStorageDesc
+        return torchs(self.id, self.size, None).as_json(describer_id)
 
 
 @dataclass(frozen=True)

@@ -71,16 +71,22 @@ class MetaTensorDescriber:
             self.next_storage_id += 1
         return number
 
-    def describe_storage(self, s: torch.UntypedStorage, *, trace: bool = False) -> MetaStorageDesc:
+    def describe_storage(
+        self,
+        s: torch.UntypedStorage,
+        *,
+        data: torch.Tensor | None = None,
+        trace: bool = False,
+    ) -> MetaStorageDesc:
         """The description of a storage.
 
         Args:
             s: the storage.
+            data: a tensor on it, which the description holds in its place.
             trace: whether to write the event, once for each storage.
         """
-        d = MetaStorageDesc(
-            id=self.get_storage_id(s), size=s.size(), data=s if self.copy_data else None
-        )
+        held: Any = s if self.copy_data and data is None else data
+        d = MetaStorageDesc(id=self.get_storage_id(s), size=s.size(), data=held)
         if trace and d.id not in self.traced_storages:
             trace_structured("describe_storage", metadata_fn=lambda: d.as_json(self.id))
             self.traced_storages.add(d.id)
@@ -152,6 +158,7 @@ class MetaTensorDescriber:
         return fields
 
     def _any(self, t: torch.Tensor, recurse: bool, trace: bool) -> dict[str, Any]:
+        data = _torch.without_functional(t) if self.copy_data else None
         leaf = facts.is_leaf(t)
         view = t._is_view()
         layout = t.layout
@@ -178,7 +185,8 @@ class MetaTensorDescriber:
             or fields["is_functorch_wrapped"]
             or fields["is_legacy_batchedtensor"]
         ):
-            fields["storage"] = self.describe_storage(t.untyped_storage(), trace=trace)
+            held = data if _torch.WHOLE_STORAGES else None
+            fields["storage"] = self.describe_storage(t.untyped_storage(), data=held, trace=trace)
             fields["storage_offset"] = t.storage_offset()
         if not shapeless:
             fields["stride"] = t.stride()
@@ -215,8 +223,7 @@ class MetaTensorDescriber:
         if view:
             self._view(t, fields, recurse, trace)
         fields["fake_mode"] = maybe_get_fake_mode(t)
-        if self.copy_data:
-            fields["data"] = t
+        fields["data"] = data
         return fields
 
     def _unwrapped(self, t: torch.Tensor, fields: dict[str, Any], trace: bool) -> None:

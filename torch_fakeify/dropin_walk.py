@@ -105,16 +105,9 @@ class Walk(Rebuilder):
             )
         if mode.shape_env is env or (context is None and not _is_symbolic(d)):
             return Geometry(d.size, stride, d.storage_offset)
-        return Geometry(
-            *env.transfer_symbols_from_foreign_shape_env(
-                d.size,
-                stride,
-                d.storage_offset,
-                source,
-                symbolic_context=context,
-                hint_overrides=d.dynamo_hint_overrides,
-            )
-        )
+        here = d.size, stride, d.storage_offset
+        overrides = d.dynamo_hint_overrides
+        return Geometry(*_torch.transfer_symbols(env, here, source, context, overrides))
 
     def _sparse_size(
         self, d: MetaTensorDesc[Any], source: Source | None, context: SymbolicContext | None
@@ -211,7 +204,8 @@ class Walk(Rebuilder):
         geometry = self._geometry(d, source, context)
         made = self._checked(self._empty_wrapper(d, geometry, source, context))
         made = self._with_grad(d, made, None)
-        self._settle(d, made, geometry)
+        if not _torch.WHOLE_STORAGES:
+            self._settle(d, made, geometry)
         return made
 
     def _settle(
@@ -233,9 +227,11 @@ class Walk(Rebuilder):
             else made.is_nested or _lies_as(made, geometry)
         ):
             own = made.untyped_storage()
+            if not made.is_nested:
+                self._make_whole(own, storage.size)
             converter.set_storage_memo(storage, own)
             if self._copy_data:
-                set_real_storage(own, _real(made).untyped_storage())
+                self._share_real(d, made, own)
             return
         shared = converter.meta_storage(storage, callback=partial(self._callback, device=d.device))
         mode = _torch.maybe_get_fake_mode(made)
@@ -249,6 +245,20 @@ class Walk(Rebuilder):
                 with torch.no_grad(), no_dispatch():
                     stride = there(d.stride, "t.stride")
                     _real(made).set_(_get_real_storage(shared), d.storage_offset, d.size, stride)
+
+    @staticmethod
+    def _share_real(d: MetaTensorDesc[Any], made: Any, own: torch.UntypedStorage) -> None:
+        """Gives the storage of a fake tensor the real one, on which its real tensor is then."""
+        real, storage = _real(made), there(d.storage, "t.storage", "")
+        if not _torch.WHOLE_STORAGES or (isinstance(storage.size, int) and storage.size == 0):
+            set_real_storage(own, real.untyped_storage())
+            return
+        size, stride = there(d.size, "t.size"), there(d.stride, "t.stride")
+        data: Any = there(d.data, "t.data")
+        with torch.no_grad(), no_dispatch():
+            whole = _torch.clone_real_storage(data)
+            set_real_storage(own, whole)
+            real.set_(whole, d.storage_offset, size, stride)
 
     # --- how tensors are made -------------------------------------------------------------------
 

@@ -264,6 +264,7 @@ class Rebuilder(ABC):
             if meta is None:
                 meta = empty_strided(size, stride, dtype=dtype, device=META)
             shared = meta.untyped_storage()
+            self._make_whole(shared, self._nbytes(d))
         else:
             if shared is None:
                 shared = self._new_storage(d)
@@ -273,6 +274,14 @@ class Rebuilder(ABC):
                 meta.set_(shared, offset, size, stride)
         self._keep_storage(d, shared)
         return meta
+
+    @staticmethod
+    def _make_whole(own: torch.UntypedStorage, nbytes: Any) -> None:
+        """Gives the storage that came with a tensor the bytes of the one that it stands for."""
+        if _torch.WHOLE_STORAGES and isinstance(nbytes, int) and nbytes:
+            size: Any = own.size()
+            if isinstance(size, int) and size < nbytes:
+                own.resize_(nbytes)
 
     def _new_storage(self, d: Any) -> torch.UntypedStorage:
         nbytes = self._nbytes(d)
@@ -358,7 +367,8 @@ class Rebuilder(ABC):
         """A wrapper subclass that is no view."""
         geometry = self._geometry(d, source, context)
         made = self._with_grad(d, self._empty_wrapper(d, geometry, source, context), None)
-        self._on_storage(d, made, geometry)
+        if not _torch.WHOLE_STORAGES:
+            self._on_storage(d, made, geometry)
         return made
 
     def _on_storage(self, d: Any, made: Any, geometry: Geometry) -> None:
@@ -606,7 +616,7 @@ class Rebuilder(ABC):
         if not _fits_base(context, grad):
             return False
         if not isinstance(context, _torch.SubclassSymbolicContext):
-            return True
+            return not (_torch.WHOLE_STORAGES and self._kind(grad) is Kind.SUBCLASS)
         inner = dict(self._inner(grad))
         return all(
             attribute in inner
