@@ -539,26 +539,23 @@ unwrap_script_object: Callable[[Any], Any] = maybe_unwrap_fake_script_object
 """The object behind the stand-in that torch traces with, or the object itself."""
 
 
+_OWN_SUBCLASSES = """
+    torch.nested._internal.nested_tensor.NestedTensor torch.distributed.tensor.DTensor
+    torch.distributed._functional_collectives.AsyncCollectiveTensor
+    torch._subclasses.complex_tensor.ComplexTensor torch.testing._internal.two_tensor.TwoTensor
+"""
+
+
 def own_subclass(name: str) -> type | None:
     """One of torch's own traceable wrapper subclasses by its qualified name, else ``None``.
 
     They are imported here, since a reader's program need not know that a file has them.
     """
-    distributed = torch.distributed.is_available()
-    match name:
-        case "torch.nested._internal.nested_tensor.NestedTensor":
-            return import_module("torch.nested._internal.nested_tensor").NestedTensor
-        case "torch.distributed.tensor.DTensor" if distributed:
-            return import_module("torch.distributed.tensor").DTensor
-        case "torch.distributed._functional_collectives.AsyncCollectiveTensor" if distributed:
-            home = import_module("torch.distributed._functional_collectives")
-            return home.AsyncCollectiveTensor
-        case "torch._subclasses.complex_tensor.ComplexTensor":
-            return import_module("torch._subclasses.complex_tensor").ComplexTensor
-        case "torch.testing._internal.two_tensor.TwoTensor":
-            return import_module("torch.testing._internal.two_tensor").TwoTensor
-        case _:
-            return None
+    module, _, cls = name.rpartition(".")
+    known = name in _OWN_SUBCLASSES.split()
+    if not known or ("distributed" in module and not torch.distributed.is_available()):
+        return None
+    return getattr(import_module(module), cls)
 
 
 class DeviceMeshes(NamedTuple):
@@ -602,9 +599,9 @@ def device_meshes() -> DeviceMeshes:
         is_threaded = distributed.is_initialized() and distributed.get_backend() == "threaded"
         return threading.get_ident() if is_threaded else None
 
-    may_keep_order = "_preserve_rank_order" in DeviceMesh.__annotations__
+    order = "_preserve_rank_order" in DeviceMesh.__annotations__
     return DeviceMeshes(
-        DeviceMesh, _MeshLayout, _FlatLayout, placements, find_group, thread_id, may_keep_order
+        DeviceMesh, _MeshLayout, _FlatLayout, placements, find_group, thread_id, order
     )
 
 
