@@ -20,6 +20,7 @@ import sys
 import time
 import warnings
 from collections import Counter
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -75,14 +76,14 @@ def model_frames(name: str) -> list[Any]:
 
 
 def write(directory: Path, names: Iterable[str] = ()) -> dict[str, str]:
-    """Write captures, all or some; returns the errors of those that cannot be made, by name."""
+    """Write captures, all or those with names like these; returns the errors of others, by name."""
     import torch
 
-    wanted = set(names)
+    wanted = list(names)
     directory.mkdir(parents=True, exist_ok=True)
     failed: dict[str, str] = {}
     for name, make in makers().items():
-        if wanted and name not in wanted:
+        if wanted and not any(fnmatchcase(name, pattern) for pattern in wanted):
             continue
         torch._dynamo.reset()
         try:
@@ -115,18 +116,13 @@ def read(paths: Iterable[Path]) -> Iterator[Row]:
 
 def _warm_up() -> None:
     """Import what every child needs: torch's compilers, and the classes and operators of the corpus."""
-    import golden_tensors  # and with it golden_subclass
-    import program_ops
+    import golden_text  # imports what has classes and operators of the corpus
     import torch
-    import torch.testing._internal.common_subclass
-    import torch.testing._internal.custom_tensor
-    import torch.testing._internal.subclasses
 
     import torch_fakeify.trials
     from torch_fakeify import _torch
 
-    assert golden_tensors
-    assert program_ops
+    assert golden_text
     assert torch_fakeify.trials
     for backend in ("eager", "aot_eager"):
         torch.compile(lambda x: x + 1, backend=backend, dynamic=True)(torch.ones(3))
