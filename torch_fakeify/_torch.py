@@ -42,9 +42,7 @@ from torch._library.fake_class_registry import (
     maybe_to_fake_obj,
     maybe_unwrap_fake_script_object,
 )
-from torch._library.opaque_object import is_opaque_value
 from torch._logging._internal import LazyTraceHandler, trace_log, trace_structured
-from torch._opaque_base import OpaqueBase
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket, _OpNamespace
 from torch._ops import _higher_order_ops as _hop_table
 from torch._prims_common import make_contiguous_strides_for
@@ -124,6 +122,11 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
     from types import ModuleType
+
+_opaque: Any = import_module("torch._library.opaque_object")
+is_custom_class_obj = getattr(_opaque, "is_custom_class_obj", None) or _opaque.is_opaque_value
+CustomClassBase: Any = vars(meta_utils).get("CustomClassBase") or vars(meta_utils)["OpaqueBase"]
+"""Of opaque objects; ``OpaqueBase`` in torch 2.13."""
 
 _SYM_TYPES = {
     "int": (torch.SymInt, int),
@@ -551,11 +554,11 @@ def own_subclass(name: str) -> type | None:
 
     They are imported here, since a reader's program need not know that a file has them.
     """
-    module, _, cls = name.rpartition(".")
-    known = name in _OWN_SUBCLASSES.split()
-    if not known or ("distributed" in module and not torch.distributed.is_available()):
+    is_there = torch.distributed.is_available() or not name.startswith("torch.distributed.")
+    if name not in _OWN_SUBCLASSES.split() or not is_there:
         return None
-    return getattr(import_module(module), cls)
+    home, _, cls = name.rpartition(".")
+    return getattr(import_module(home), cls)
 
 
 class DeviceMeshes(NamedTuple):
