@@ -13,7 +13,8 @@ from module_examples import example, variant
 from subclass_examples import one_process
 from torch import nn
 from torch._library.opaque_object import MemberType, get_opaque_type_name, register_opaque_type
-from torch._opaque_base import OpaqueBase
+
+from torch_fakeify._torch import CustomClassBase
 
 ROWS = (2, 5, 3)
 
@@ -21,7 +22,7 @@ ROWS = (2, 5, 3)
 # --- classes and operators ------------------------------------------------------------------------
 
 
-class Scales(OpaqueBase):
+class Scales(CustomClassBase):
     """Numbers that only an operator sees, and one that the trace may."""
 
     def __init__(self, *numbers: float) -> None:

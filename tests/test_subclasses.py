@@ -19,7 +19,6 @@ import torch
 from subclass_zoo import describe, facts, rebuild
 from torch._library.fake_class_registry import maybe_to_fake_obj
 from torch._library.opaque_object import register_opaque_type
-from torch._opaque_base import OpaqueBase
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.masked import masked_tensor
@@ -28,6 +27,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import torch_fakeify as tfk
 from torch_fakeify import subclass_registry
+from torch_fakeify._torch import CustomClassBase
 from torch_fakeify.desc import OpaqueValue, SubclassDesc, TensorValue, TupleValue
 from torch_fakeify.errors import (
     FormatError,
@@ -93,7 +93,7 @@ class Kind(enum.Enum):
     A = 1
 
 
-class Handle(OpaqueBase):
+class Handle(CustomClassBase):
     """An opaque object of a user."""
 
     def __init__(self, number: int) -> None:

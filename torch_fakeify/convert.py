@@ -598,7 +598,7 @@ class MetaConverter(Rebuilder):
             made = super()._inner_wrapper(d, source, context)
         if d.requires_grad:
             made.requires_grad = True
-        self._on_storage(d, made, Geometry(made.size(), made.stride(), made.storage_offset()))
+        self._join(d, made, Geometry(made.size(), made.stride(), made.storage_offset()))
         self._finish(d, made, source)
         if self._shape_env is None:  # else it may get symbols of its own, as a tensor by itself
             self._remember(d, made, None)

@@ -12,7 +12,7 @@ import torch
 
 from . import _torch, facts
 from ._torch import (
-    OpaqueBase,
+    CustomClassBase,
     WeakIdKeyDictionary,
     custom_view_func,
     maybe_get_fake_mode,
@@ -261,10 +261,12 @@ class MetaTensorDescriber:
             part = getattr(t, name)
             if isinstance(part, _Tensor):
                 attrs[name] = self.describe_tensor(part, trace=trace)
-            elif isinstance(part, OpaqueBase):
+            elif isinstance(part, CustomClassBase):
                 opaque_attrs[name] = maybe_unwrap_fake_script_object(part)
             else:
-                raise AssertionError(f"expected Tensor or OpaqueBase, got {type(part)}")
+                raise AssertionError(
+                    f"expected Tensor or {CustomClassBase.__name__}, got {type(part)}"
+                )
         fields["opaque_attrs"] = opaque_attrs or None
         fields["type"] = type(t)
 

@@ -247,6 +247,14 @@ class Walk(Rebuilder):
                     _real(made).set_(_get_real_storage(shared), d.storage_offset, d.size, stride)
 
     @staticmethod
+    def _make_whole(own: torch.UntypedStorage, nbytes: Any) -> None:
+        """Gives the storage that came with a tensor the bytes of the one that it stands for."""
+        if _torch.WHOLE_STORAGES and isinstance(nbytes, int) and nbytes:
+            size: Any = own.size()
+            if isinstance(size, int) and size < nbytes:
+                own.resize_(nbytes)
+
+    @staticmethod
     def _share_real(d: MetaTensorDesc[Any], made: Any, own: torch.UntypedStorage) -> None:
         """Gives the storage of a fake tensor the real one, on which its real tensor is then."""
         real, storage = _real(made), there(d.storage, "t.storage", "")

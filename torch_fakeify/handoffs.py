@@ -191,6 +191,7 @@ def _rebuilt(
             _input(converter, fresh, record, value)
             for record, value in zip(renamed, example_inputs, strict=True)
         ]
+    inputs = _sharing_sizes(inputs)
     moved.stand_for(values, records, inputs)
     return fresh, new_mode, moved.graph_module(gm, listed.inputs(inputs)), inputs
 
@@ -203,6 +204,31 @@ def _input(converter: MetaConverter, fresh: FreshEnv, record: InputDesc, value: 
         expr = decode_expr(sym.expr)
         return _torch.make_sym(sym.kind, expr, fresh.env, sym.hint, constant=sym.constant)
     return value
+
+
+def _sharing_sizes(inputs: list[Any]) -> list[Any]:
+    """The inputs, of which a number that is the size of a tensor is that very object.
+
+    So it is in Dynamo's frames. As of torch 2.15 a trace finds it where it has seen another number
+    over the same symbol since only then.
+    """
+    wanted = {value.node._expr for value in inputs if isinstance(value, torch.SymInt)}
+    if not wanted:
+        return inputs
+    held: dict[Any, Any] = {}
+    for value in inputs:
+        if not isinstance(value, torch.Tensor):
+            continue
+        sizes = list(value.shape)
+        if value.layout is torch.strided and not value.is_nested:
+            sizes += [*value.stride(), value.storage_offset()]
+        for size in sizes:
+            if isinstance(size, torch.SymInt) and size.node._expr in wanted:
+                held.setdefault(size.node._expr, size)
+    return [
+        held.get(value.node._expr, value) if isinstance(value, torch.SymInt) else value
+        for value in inputs
+    ]
 
 
 def _has_record(value: Any) -> bool:

@@ -264,7 +264,6 @@ class Rebuilder(ABC):
             if meta is None:
                 meta = empty_strided(size, stride, dtype=dtype, device=META)
             shared = meta.untyped_storage()
-            self._make_whole(shared, self._nbytes(d))
         else:
             if shared is None:
                 shared = self._new_storage(d)
@@ -274,14 +273,6 @@ class Rebuilder(ABC):
                 meta.set_(shared, offset, size, stride)
         self._keep_storage(d, shared)
         return meta
-
-    @staticmethod
-    def _make_whole(own: torch.UntypedStorage, nbytes: Any) -> None:
-        """Gives the storage that came with a tensor the bytes of the one that it stands for."""
-        if _torch.WHOLE_STORAGES and isinstance(nbytes, int) and nbytes:
-            size: Any = own.size()
-            if isinstance(size, int) and size < nbytes:
-                own.resize_(nbytes)
 
     def _new_storage(self, d: Any) -> torch.UntypedStorage:
         nbytes = self._nbytes(d)
@@ -367,12 +358,13 @@ class Rebuilder(ABC):
         """A wrapper subclass that is no view."""
         geometry = self._geometry(d, source, context)
         made = self._with_grad(d, self._empty_wrapper(d, geometry, source, context), None)
-        if not _torch.WHOLE_STORAGES:
-            self._on_storage(d, made, geometry)
+        self._join(d, made, geometry)
         return made
 
-    def _on_storage(self, d: Any, made: Any, geometry: Geometry) -> None:
-        """Puts a wrapper on the storage of its number."""
+    def _join(self, d: Any, made: Any, geometry: Geometry) -> None:
+        """Puts a wrapper on the storage of its number, where torch does so."""
+        if _torch.WHOLE_STORAGES:
+            return
         shared = self._known_storage(d)
         if shared is None and _has_geometry(made, geometry):
             self._keep_storage(d, made.untyped_storage())

@@ -173,7 +173,7 @@ def encode_subclass(
         inner = _torch.unwrap_script_object(getattr(t, attribute))
         if isinstance(inner, torch.Tensor):
             tensors.append((attribute, part(inner, attribute)))
-        elif _torch.is_opaque_value(inner):
+        elif _torch.is_custom_class_obj(inner):
             opaques.append((attribute, _encode_opaque(inner, at, name, encode)))
         else:
             raise UnsupportedTensorError(
