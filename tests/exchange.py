@@ -108,10 +108,19 @@ def captures(paths: Iterable[Path]) -> list[Path]:
 
 
 def read(paths: Iterable[Path]) -> Iterator[Row]:
-    """Read captures, each in a process forked from this one."""
+    """Read captures, each in a process forked from this one; what is one frame compiles once."""
     _warm_up()
+    compiled: dict[str, Row] = {}
     for path in paths:
-        yield {"folder": path.parent.name, "name": path.stem, **_in_a_fork(path)}
+        row = _in_a_fork(path, compiled)
+        if fingerprint := row.pop("fingerprint", None):
+            compiled.setdefault(fingerprint, _compiling(row))
+        yield {"folder": path.parent.name, "name": path.stem, **row}
+
+
+def _compiling(row: Row) -> Row:
+    """The part of a row that is of the frame, whatever file it comes from."""
+    return {key: row[key] for key in ("verdict", "error", "text", "run") if key in row}
 
 
 def _warm_up() -> None:
@@ -134,13 +143,19 @@ def _warm_up() -> None:
     gc.freeze()
 
 
-def read_one(path: Path) -> Iterator[Row]:
+def read_one(path: Path, compiled: Mapping[str, Row]) -> Iterator[Row]:
     """How one capture goes, in parts, as they become known.
 
-    ``writer`` is the version of torch that wrote it. ``verdict`` is ``compiles``; ``refused`` by an
-    error of the package; ``fails``, where the compiler does; or ``raises`` anything else. ``error``
-    and ``text`` are the exception's. ``again`` says of the instance, captured again, whether it is the
-    same frame. ``run`` says of what was compiled whether it does as eager does.
+    Args:
+        path: the capture.
+        compiled: what became of frames that were compiled, by their fingerprints.
+
+    Yields:
+        parts of a row: ``writer`` is the version of torch that wrote it. ``verdict`` is
+        ``compiles``; ``refused`` by an error of the package; ``fails``, where the compiler does; or
+        ``raises`` anything else. ``error`` and ``text`` are the exception's. ``again`` says of the
+        instance, captured again, whether it is the same frame. ``run`` says of what was compiled
+        whether it does as eager does.
     """
     import torch_fakeify as tfk
     from torch_fakeify.trials import BesideEager
@@ -148,6 +163,11 @@ def read_one(path: Path) -> Iterator[Row]:
     try:
         frame = tfk.Capture.load(path)
         yield {"writer": frame.desc.torch_version, "again": _again(frame)}
+        fingerprint = frame.fingerprint()
+        yield {"fingerprint": fingerprint}
+        if fingerprint in compiled:
+            yield compiled[fingerprint]
+            return
         instance = frame.instantiate()
         try:
             compiled = instance.compile("aot_eager")
@@ -208,12 +228,12 @@ def _form(frame: Any) -> Any:
     ]
 
 
-def _in_a_fork(path: Path) -> Row:
+def _in_a_fork(path: Path, compiled: Mapping[str, Row]) -> Row:
     ours, theirs = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(ours)
-        _answer(path, theirs)
+        _answer(path, compiled, theirs)
     os.close(theirs)
     data = b""
     until = time.monotonic() + _TIMEOUT
@@ -229,17 +249,17 @@ def _in_a_fork(path: Path) -> Row:
     for line in data.decode().splitlines():
         part: Row = json.loads(line)
         if "verdict" in part:
-            found = {key: found[key] for key in found.keys() & {"writer", "again"}}
+            found = {key: found[key] for key in found.keys() - {"error", "text"}}
         found |= part
     return found
 
 
-def _answer(path: Path, pipe: int) -> None:
+def _answer(path: Path, compiled: Mapping[str, Row], pipe: int) -> None:
     """What the child does: it never comes back."""
     status = 1
     try:
         warnings.simplefilter("ignore")
-        for part in read_one(path):
+        for part in read_one(path, compiled):
             os.write(pipe, json.dumps(part).encode() + b"\n")
         status = 0
     finally:

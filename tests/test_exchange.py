@@ -178,3 +178,21 @@ def test_sources_have_the_names_that_this_torch_gives_them() -> None:
     assert found.source_to_var == env.source_to_var
     assert [s.name for sources in found.var_to_sources.values() for s in sources] == [size]
     assert tfk.snapshot(found) == tfk.snapshot(env)
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_the_fake_of_an_mkldnn_tensor(inference: bool) -> None:
+    """It is one itself as of torch 2.14, ours and torch's; either is described as such a tensor."""
+    with torch.inference_mode(inference):
+        tensor = torch.ones(4, 3).to_mkldnn()
+    record = tfk.describe_tensor(tensor)
+    assert record.layout == "_mkldnn"
+    fake = tfk.MetaConverter(FakeTensorMode()).from_desc(record)
+    theirs = FakeTensorMode().from_tensor(tensor)
+    assert fake.layout == theirs.layout
+    assert fake.is_mkldnn == theirs.is_mkldnn
+    assert str(getattr(fake, "dispatch_keys", None)) == str(theirs.dispatch_keys)
+    again = msgspec.structs.replace(record, is_fake=True)
+    assert tfk.describe_tensor(fake) == again
+    if theirs.is_mkldnn:
+        assert tfk.describe_tensor(theirs) == again

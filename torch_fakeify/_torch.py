@@ -326,6 +326,13 @@ def functional_tensor(elem: torch.Tensor) -> Any:
     return FunctionalTensor(elem, FunctionalTensorMode() if mode is None else mode)
 
 
+def mkldnn_keys(inference: bool) -> Any | None:
+    """What the fake of an mkldnn tensor has as ``dispatch_keys``; ``None`` before torch 2.14."""
+    names = ["MkldnnCPU"] if inference else ["MkldnnCPU", "ADInplaceOrView", "AutogradOther"]
+    keys = (DispatchKeySet(_c._dispatch_key_parse(name)) for name in names)
+    return functools.reduce(lambda a, b: a | b, keys) if "is_mkldnn" in vars(FakeTensor) else None
+
+
 get_creation_meta = _c._autograd._get_creation_meta
 set_creation_meta = _c._autograd._set_creation_meta
 set_conj = _c._set_conj

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from . import _torch
 from ._torch import dim_range_class
 from .conditions import DIM, RecordedCondition, evaluate_condition
 from .desc import ExprDesc, MarksDesc
@@ -18,12 +19,14 @@ from .exprs import decode_expr, encode_expr
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-__all__ = ["LACKS", "decode_marks", "encode_marks"]
+    from .desc import MetaTensorDesc
+
+__all__ = ["LACKS", "decode_marks", "encode_marks", "mark_lacks"]
 
 LACKS = "_fakeify_lacks"
 """On a fake tensor: the layout and whether the memory is pinned, of the tensor that it stands for.
 
-Torch's fake tensors can be neither mkldnn tensors nor in pinned memory.
+Torch's fake tensors cannot be in pinned memory, and before torch 2.14 no mkldnn tensors.
 """
 
 _INDICES = {
@@ -166,3 +169,12 @@ def decode_marks(marks: MarksDesc) -> dict[str, Any]:
     if dims_marked:
         out["_has_dynamo_dim_marking"] = True
     return out
+
+
+def mark_lacks(d: MetaTensorDesc, fake: Any) -> None:
+    """Make a fake tensor one of an mkldnn or pinned tensor, as far as torch can; note what it lacks."""
+    keys = _torch.mkldnn_keys(d.is_inference) if d.layout == "_mkldnn" else None
+    if keys is not None:
+        fake.dispatch_keys = keys
+    if keys is None or d.is_pinned:
+        setattr(fake, LACKS, (d.layout, d.is_pinned))

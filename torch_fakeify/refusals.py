@@ -193,7 +193,7 @@ def _refuse_keys(t: torch.Tensor, where: Where) -> None:
 def _refuse_unsupported_fake(t: Any, where: Where) -> None:
     if t.pytype is not None and t.pytype is not _Tensor:
         where.refuse("pytype", "a fake of a plain tensor", class_name(t.pytype), None)
-    if t.dispatch_keys is not None:
+    if t.dispatch_keys is not None and not t.is_mkldnn:
         where.refuse("dispatch_keys", "none of its own", t.dispatch_keys, None)
 
 
