@@ -28,6 +28,7 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 
 import torch_fakeify as tfk
+from torch_fakeify.desc import FunctionValue
 from torch_fakeify.desc_env import ShapeEnvDesc
 
 HERE = ".".join(torch.__version__.split(".")[:2])
@@ -178,6 +179,30 @@ def test_sources_have_the_names_that_this_torch_gives_them() -> None:
     assert found.source_to_var == env.source_to_var
     assert [s.name for sources in found.var_to_sources.values() for s in sources] == [size]
     assert tfk.snapshot(found) == tfk.snapshot(env)
+
+
+def test_an_operator_of_torchs_own_that_this_version_has_not() -> None:
+    """No package would bring it: the error says which versions have it, and not to import any."""
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.output((graph.call_function(torch.ops.aten.alias.default, (x,)),))
+    gm = torch.fx.GraphModule(torch.nn.Module(), graph)
+    desc = tfk.capture(gm, [FakeTensorMode().from_tensor(torch.zeros(3))]).desc
+    nodes = tuple(
+        msgspec.structs.replace(node, target=FunctionValue(kind="op", name="aten.new.default"))
+        if node.op == "call_function"
+        else node
+        for node in desc.graph.nodes
+    )
+    graph_desc = msgspec.structs.replace(desc.graph, nodes=nodes)
+    desc = msgspec.structs.replace(desc, graph=graph_desc, torch_version="2.99.0")
+    with pytest.raises(tfk.UnknownNameError) as caught:
+        tfk.Capture(desc).instantiate()
+    running = torch.__version__.partition("+")[0]
+    assert str(caught.value) == (
+        "$.nodes[1].target: torch.ops.aten.new is not registered in this process. Use the versions "
+        f"that wrote it: an unknown release with torch 2.99.0 wrote the file, this is torch {running}"
+    )
 
 
 @pytest.mark.parametrize("inference", [False, True])

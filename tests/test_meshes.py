@@ -240,6 +240,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"ranks": TupleValue(items=(2**31,))},
         "m.ranks: not a rank or a size; expected an integer below 2**31",
     ),
+    "field of a newer release": ({"shiny": 1}, "m: no such field of a device mesh; found shiny"),
     "order of another type": ({"keeps_rank_order": 1}, "m.keeps_rank_order: not a boolean"),
     "ranks of another type": ({"ranks": 3}, "m.ranks: not a tuple; found int"),
     "huge layout": (

@@ -19,7 +19,7 @@ import torch
 
 from . import _torch
 from .desc import DictValue, OpaqueValue, TupleValue, Value
-from .errors import ConvertError, FormatError, UnsupportedValueError
+from .errors import ConvertError, FormatError, UnknownNameError, UnsupportedValueError
 
 __all__ = [
     "MESH",
@@ -58,6 +58,19 @@ _DERIVED = frozenset(["_rank_map", "_pg_registry", "_coordinate_on_dim", "_hash"
 
 _KEEPS_ORDER = "keeps_rank_order"
 """The field of a mesh whose groups have the ranks in its own order; a mesh without it sorts them."""
+_FIELDS = frozenset(
+    [
+        "device_type",
+        "rank",
+        "ranks",
+        "layout",
+        "dim_names",
+        "groups",
+        "root",
+        "flattened",
+        _KEEPS_ORDER,
+    ]
+)
 
 
 def is_mesh(obj: object) -> bool:
@@ -172,6 +185,7 @@ class Meshes:
 
         Raises:
             FormatError: the ranks, layout and names do not fit together.
+            UnknownNameError: a field is not known here.
             ConvertError: this torch has no such mesh.
         """
         found = self._known.get(v)
@@ -265,6 +279,11 @@ def _items(v: Value, where: str) -> tuple[Value, ...]:
 def _build_one(fields: _Fields, root: Any) -> Any:
     api = _torch.device_meshes()
     where = fields.where
+    unknown = sorted(name for name, _ in fields.items() if name not in _FIELDS)
+    if unknown:
+        raise UnknownNameError(
+            "no such field of a device mesh", where=where, found=", ".join(unknown)
+        )
     device_type = fields.text("device_type")
     try:
         torch.device(device_type)
