@@ -17,7 +17,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from torch_fakeify import codec
 from torch_fakeify.desc import DictValue, OpaqueValue, TupleValue, Value
-from torch_fakeify.errors import FormatError, UnknownNameError, UnsupportedValueError
+from torch_fakeify.errors import ConvertError, FormatError, UnsupportedValueError
 from torch_fakeify.meshes import Meshes, encode_mesh
 from torch_fakeify.subclass_context import decode_context_value, encode_context_value
 from torch_fakeify.subclasses import decode_opaques, encode_subclass
@@ -58,19 +58,6 @@ def changed(mesh: Any, **fields: Value) -> OpaqueValue:
 # --- meshes ---------------------------------------------------------------------------------------
 
 
-def test_a_mesh_that_preserves_the_order_of_its_ranks(mesh: DeviceMesh) -> None:
-    """As of torch 2.15 there are such; what has none of them says so."""
-    record = changed(mesh, preserve_rank_order=True)
-    if "_preserve_rank_order" not in DeviceMesh.__annotations__:
-        with pytest.raises(UnknownNameError, match="preserves the order of its ranks"):
-            Meshes().decode(record, where="m")
-        return
-    made = Meshes().decode(record, where="m")
-    assert made._preserve_rank_order is True
-    assert encode_mesh(made, where="m") == record
-    assert there_and_back(mesh)._preserve_rank_order is False
-
-
 def test_every_attribute_of_a_mesh(mesh: DeviceMesh) -> None:
     """A rebuilt mesh has the attributes of the original, and torch takes them for equal."""
     for original in (mesh, mesh["tp"], mesh["dp"], mesh._flatten_mapping["all"]):
@@ -85,6 +72,26 @@ def test_every_attribute_of_a_mesh(mesh: DeviceMesh) -> None:
         assert found.get_all_groups() == original.get_all_groups()
         assert found._root_mesh == original._root_mesh
         assert found._pg_registry == original._pg_registry
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_mesh_that_keeps_the_order_of_its_ranks(mesh: DeviceMesh, keeps: bool) -> None:
+    """It is rebuilt as it was where a mesh of this torch can be so, and refused where none can."""
+    record: Any = changed(mesh, keeps_rank_order=keeps)
+    if not keeps or "_preserve_rank_order" in DeviceMesh.__annotations__:
+        found = Meshes().decode(record, where="m")
+        assert getattr(found, "_preserve_rank_order", False) is keeps
+        again: Any = encode_mesh(found, where="m")
+        usual = {} if keeps else {"keeps_rank_order": False}  # which is not on record
+        assert {**dict(again.data.items), **usual} == dict(record.data.items)
+        return
+    with pytest.raises(ConvertError) as caught:
+        Meshes().decode(record, where="m")
+    assert str(caught.value) == (
+        "m: the device mesh keeps the order of its ranks, as no mesh of this torch can; expected a "
+        "torch whose DeviceMesh takes `preserve_rank_order`; found torch "
+        f"{torch.__version__.partition('+')[0]}. Use the version that recorded it"
+    )
 
 
 def test_a_part_of_a_rebuilt_mesh(mesh: DeviceMesh) -> None:
@@ -233,6 +240,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"ranks": TupleValue(items=(2**31,))},
         "m.ranks: not a rank or a size; expected an integer below 2**31",
     ),
+    "field of a newer release": ({"shiny": 1}, "m: no such field of a device mesh; found shiny"),
+    "order of another type": ({"keeps_rank_order": 1}, "m.keeps_rank_order: not a boolean"),
     "ranks of another type": ({"ranks": 3}, "m.ranks: not a tuple; found int"),
     "huge layout": (
         {"layout": axes(((BIG, BIG), (1, 1)))},

@@ -572,6 +572,8 @@ class DeviceMeshes(NamedTuple):
     """The process group of that name in this process, or ``None``."""
     thread_id: Callable[[], int | None]
     """What a mesh made in this thread has as its ``_thread_id``."""
+    may_keep_order: bool
+    """Whether a mesh may keep the order of its ranks, as of torch 2.15."""
 
 
 @functools.cache
@@ -599,7 +601,9 @@ def device_meshes() -> DeviceMeshes:
         is_threaded = distributed.is_initialized() and distributed.get_backend() == "threaded"
         return threading.get_ident() if is_threaded else None
 
-    return DeviceMeshes(DeviceMesh, _MeshLayout, _FlatLayout, placements, find_group, thread_id)
+    classes = DeviceMesh, _MeshLayout, _FlatLayout
+    may_keep_order = "_preserve_rank_order" in DeviceMesh.__annotations__
+    return DeviceMeshes(*classes, placements, find_group, thread_id, may_keep_order)
 
 
 # --- the drop-in (dropin.py) ------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from .identities import Entry, forgetting
 from .interpreters import Interpreters
 from .kept_fakes import KeptFakes
 from .layouts import Layouts
-from .marks import decode_marks, note_lacks
+from .marks import decode_marks, mark_lacks
 from .meshes import Meshes
 from .nested_ints import NestedInts
 from .rebuild import Kind, Rebuilder, SparseFacts
@@ -586,7 +586,7 @@ class MetaConverter(Rebuilder):
         if d.nested_int is not None:
             made.nested_int_memo = self._nested_ints.symbol(d.nested_int)
         if d.layout == "_mkldnn" or d.is_pinned:
-            note_lacks(made, d)
+            mark_lacks(d, made)
 
     def _inner_wrapper(
         self, d: MetaTensorDesc, source: Source | None, context: SymbolicContext | None

@@ -24,7 +24,7 @@ from .desc_env import IMPLIED_KEYS, ShapeEnvDesc, SymbolDesc
 from .errors import FormatError
 from .exprs import decode_expr
 from .nested_ints import MAX_NESTED_INT
-from .sources import decode_source
+from .sources import decode_source, name_of
 from .stacks import decode_location, decode_stack
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ class _Restore:
         self._records: dict[ExprDesc, SymbolDesc] = {}
         self._symbols: dict[ExprDesc, sympy.Symbol] = {}
         self._alive: list[ExprDesc] = []
+        self._names: dict[str, str] = {}
 
     def env(self) -> Any:
         d = self.d
@@ -187,7 +188,9 @@ class _Restore:
             env.val_to_var[key] = self.symbol(symbol, f"{where}[1]")
         env.source_to_var.update(self.named(d.source_to_var, "$.source_to_var"))
         env.source_to_symbol.update(self.named(d.source_to_symbol, "$.source_to_symbol"))
-        env.source_name_to_debug_name.update(d.source_name_to_debug_name)
+        env.source_name_to_debug_name.update(
+            (self._names.get(name, name), debug) for name, debug in d.source_name_to_debug_name
+        )
         env._shape_id_to_unbacked_symbol.update(self.named(d.shape_ids, "$.shape_ids"))
         env._spec_symbol_to_compile_symbol.update(self.pairs(d.spec_symbols, "$.spec_symbols"))
         for i, record in enumerate(d.specializations):
@@ -263,9 +266,17 @@ class _Restore:
 
     def source(self, d: SourceDesc, where: str) -> Any:
         try:
-            return decode_source(d, memo=self._sources)
+            found: Any = decode_source(d, memo=self._sources)
         except FormatError as error:
             raise _under(where, error) from None
+        # Not every version of torch writes the name of an element of a set in the same way.
+        source = found
+        while d.name != (name := name_of(found)):
+            self._names[d.name] = name
+            if d.base is None:
+                break
+            d, found = d.base, found.base
+        return source
 
     def location(self, d: LocationDesc | None) -> Any:
         if id(d) not in self._locations:
@@ -284,7 +295,11 @@ class _Restore:
         }
 
     def named(self, table: Iterable[tuple[str, ExprDesc]], where: str) -> dict[str, sympy.Basic]:
-        return {name: self.expr(value, f"{where}[{i}][1]") for i, (name, value) in enumerate(table)}
+        """Entries by names of sources, which are written anew: of symbols, so once these are there."""
+        return {
+            self._names.get(name, name): self.expr(value, f"{where}[{i}][1]")
+            for i, (name, value) in enumerate(table)
+        }
 
 
 def _python_number(number: sympy.Basic, where: str) -> Any:

@@ -20,25 +20,13 @@ if TYPE_CHECKING:
 
     from .desc import MetaTensorDesc
 
-__all__ = ["LACKS", "decode_marks", "encode_marks", "note_lacks"]
+__all__ = ["LACKS", "decode_marks", "encode_marks", "mark_lacks"]
 
 LACKS = "_fakeify_lacks"
 """On a fake tensor: the layout and whether the memory is pinned, of the tensor that it stands for.
 
-Torch's fake tensors cannot be in pinned memory, and up to torch 2.13 no mkldnn tensors.
+Torch's fake tensors cannot be in pinned memory, and before torch 2.14 no mkldnn tensors.
 """
-
-
-def note_lacks(made: Any, d: MetaTensorDesc) -> None:
-    """Notes on a fake tensor what it cannot be; where it can be an mkldnn tensor, it becomes one."""
-    setattr(made, LACKS, (d.layout, d.is_pinned))
-    if d.layout == "_mkldnn" and "is_mkldnn" in vars(FakeTensor):
-        keys = DispatchKeySet(dispatch_key_of("MkldnnCPU"))
-        if not d.is_inference:
-            keys |= DispatchKeySet(DispatchKey.ADInplaceOrView)
-            keys |= DispatchKeySet(DispatchKey.AutogradOther)
-        made.dispatch_keys = keys
-
 
 _INDICES = {
     "_dynamo_dynamic_indices": "dynamic",
@@ -180,3 +168,15 @@ def decode_marks(marks: MarksDesc) -> dict[str, Any]:
     if dims_marked:
         out["_has_dynamo_dim_marking"] = True
     return out
+
+
+def mark_lacks(d: MetaTensorDesc, fake: Any) -> None:
+    """Make a fake tensor one of an mkldnn or pinned tensor, as far as torch can; note what it lacks."""
+    is_mkldnn = d.layout == "_mkldnn" and "is_mkldnn" in vars(FakeTensor)
+    if is_mkldnn:
+        fake.dispatch_keys = DispatchKeySet(dispatch_key_of("MkldnnCPU"))
+        if not d.is_inference:
+            fake.dispatch_keys |= DispatchKeySet(DispatchKey.ADInplaceOrView)
+            fake.dispatch_keys |= DispatchKeySet(DispatchKey.AutogradOther)
+    if not is_mkldnn or d.is_pinned:
+        setattr(fake, LACKS, (d.layout, d.is_pinned))

@@ -5,7 +5,8 @@ rebuilt without a process group, as ``DeviceMesh.__setstate__`` does it: the gro
 name among those that the process has, and none is made. The rank is the writer's, since the sizes
 of the local tensors are. Placements are made by torch's own constructors.
 
-Method: ``DeviceMesh.__init__`` and ``__setstate__`` of torch 2.13.
+Method: ``DeviceMesh.__init__`` and ``__setstate__`` of torch 2.13. A mesh of torch 2.15 may keep the order
+of its ranks; that is on record where it does, and refused where torch cannot.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 
 from . import _torch
 from .desc import DictValue, OpaqueValue, TupleValue, Value
-from .errors import FormatError, UnknownNameError, UnsupportedValueError
+from .errors import ConvertError, FormatError, UnknownNameError, UnsupportedValueError
 
 __all__ = [
     "MESH",
@@ -38,8 +39,6 @@ PLACEMENT = "placement"
 EncodePart: TypeAlias = Callable[[object, str], Value]
 DecodePart: TypeAlias = Callable[[Value, str], Any]
 
-_ORDER = "_preserve_rank_order"
-"""As of torch 2.15; a record has it where it is true."""
 _CARRIED = frozenset(
     [
         "_device_type",
@@ -50,12 +49,28 @@ _CARRIED = frozenset(
         "_flatten_mapping",
         "_dim_group_names",
         "_rank",
-        _ORDER,
+        "_preserve_rank_order",
     ]
 )
 # Made anew: the ranks as a tensor, groups by name, the coordinates of the rank, the hash, the id
 # of the thread (only of the backend ``threaded``).
 _DERIVED = frozenset(["_rank_map", "_pg_registry", "_coordinate_on_dim", "_hash", "_thread_id"])
+
+_KEEPS_ORDER = "keeps_rank_order"
+"""The field of a mesh whose groups have the ranks in its own order; a mesh without it sorts them."""
+_FIELDS = frozenset(
+    [
+        "device_type",
+        "rank",
+        "ranks",
+        "layout",
+        "dim_names",
+        "groups",
+        "root",
+        "flattened",
+        _KEEPS_ORDER,
+    ]
+)
 
 
 def is_mesh(obj: object) -> bool:
@@ -132,16 +147,17 @@ def _encode_one(mesh: Any, where: str) -> dict[str, Value]:
     layout = tuple(
         TupleValue(items=(_plain(axis.shape), _plain(axis.stride))) for axis in mesh._layout.axes
     )
-    order: dict[str, Value] = {"preserve_rank_order": True} if vars(mesh).get(_ORDER) else {}
-    return {
+    fields: dict[str, Value] = {
         "device_type": mesh._device_type,
         "rank": mesh._rank,
         "ranks": _plain(mesh._flatten_rank_map),
         "layout": TupleValue(items=layout),
         "dim_names": None if names is None else _plain(names),
         "groups": None if groups is None else _plain(groups),
-        **order,
     }
+    if getattr(mesh, "_preserve_rank_order", False):
+        fields[_KEEPS_ORDER] = True
+    return fields
 
 
 def _plain(items: Any) -> Value:
@@ -169,7 +185,8 @@ class Meshes:
 
         Raises:
             FormatError: the ranks, layout and names do not fit together.
-            UnknownNameError: this torch has no such mesh.
+            UnknownNameError: a field is not known here.
+            ConvertError: this torch has no such mesh.
         """
         found = self._known.get(v)
         if found is None:
@@ -262,6 +279,11 @@ def _items(v: Value, where: str) -> tuple[Value, ...]:
 def _build_one(fields: _Fields, root: Any) -> Any:
     api = _torch.device_meshes()
     where = fields.where
+    unknown = sorted(name for name, _ in fields.items() if name not in _FIELDS)
+    if unknown:
+        raise UnknownNameError(
+            "no such field of a device mesh", where=where, found=", ".join(unknown)
+        )
     device_type = fields.text("device_type")
     try:
         torch.device(device_type)
@@ -274,6 +296,17 @@ def _build_one(fields: _Fields, root: Any) -> Any:
         ranks = root._flatten_rank_map
     else:
         raise FormatError("a device mesh has no ranks", where=where)
+    keeps_order = fields.get(_KEEPS_ORDER) if fields.has(_KEEPS_ORDER) else False
+    if not isinstance(keeps_order, bool):
+        raise FormatError("not a boolean", where=f"{where}.{_KEEPS_ORDER}")
+    if keeps_order and not api.may_keep_order:
+        raise ConvertError(
+            "the device mesh keeps the order of its ranks, as no mesh of this torch can",
+            where=where,
+            expected="a torch whose DeviceMesh takes `preserve_rank_order`",
+            found=f"torch {_torch.torch_version()}",
+            fix="Use the version that recorded it",
+        )
     layout = _decode_layout(fields, len(ranks), api)
     names = fields.texts("dim_names")
     groups = fields.texts("groups")
@@ -303,7 +336,8 @@ def _build_one(fields: _Fields, root: Any) -> Any:
         _coordinate_on_dim=_coordinates(layout, rank_map, rank, api, where),
         _hash=None,
     )
-    _set_order(mesh, fields)
+    if api.may_keep_order:
+        mesh._preserve_rank_order = keeps_order
     if groups is not None:
         mesh._dim_group_names = groups
         target = (mesh if root is None else root)._pg_registry
@@ -312,21 +346,6 @@ def _build_one(fields: _Fields, root: Any) -> Any:
             if group is not None and group.size() == axis.numel():
                 target[name] = group
     return mesh
-
-
-def _set_order(mesh: Any, fields: _Fields) -> None:
-    order = fields.has("preserve_rank_order")
-    if order and fields.get("preserve_rank_order") is not True:
-        raise FormatError("not true", where=f"{fields.where}.preserve_rank_order")
-    if _ORDER in type(mesh).__annotations__:
-        vars(mesh)[_ORDER] = order
-    elif order:
-        raise UnknownNameError(
-            "a device mesh that preserves the order of its ranks",
-            where=fields.where,
-            expected="a mesh that this torch has",
-            fix="Use torch 2.15 or later",
-        )
 
 
 def _decode_layout(fields: _Fields, world: int, api: Any) -> Any:

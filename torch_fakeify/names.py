@@ -240,6 +240,10 @@ def hasattr_static(cls: type, name: str) -> bool:
     return any(name in vars(base) for base in cls.__mro__)
 
 
+_TORCHS_OWN = frozenset(
+    ["aten", "prims", "prim", "c10d", "_c10d_functional", "mkldnn", "quantized"]
+)
+"""Namespaces of which only another version of torch has an operator that this one has not."""
 _ADVICE = "If it is yours, register it as an operator with torch.library.custom_op."
 
 # --- functions ------------------------------------------------------------------------------------
@@ -536,7 +540,9 @@ def _operator(kind: str, name: str, where: str) -> Any:
         raise UnknownNameError(
             f"torch.ops.{namespace}.{op} is not registered in this process",
             where=where,
-            fix=f"Import the package that registers the operators of {namespace!r} first.",
+            fix=None  # another version of torch has it
+            if namespace in _TORCHS_OWN
+            else f"Import the package that registers the operators of {namespace!r} first.",
         )
     if kind == "packet":
         return packet

@@ -49,6 +49,7 @@ __all__ = [
     "decode_source",
     "encode_context",
     "encode_source",
+    "name_of",
     "source_of",
 ]
 
@@ -199,7 +200,7 @@ def _encode_link(
     if known is None or known.cls is not cls:
         raise UnsupportedValueError(
             "a source class has no record",
-            where=_name_of(source),
+            where=name_of(source),
             expected="a class of torch._dynamo.source",
             found=f"{cls.__module__}.{cls.__qualname__}",
             fix="Give the source as one of torch's own classes",
@@ -214,7 +215,7 @@ def _encode_link(
         default = known.defaults.get(name, dataclasses.MISSING)
         if type(value) is type(default) and value == default:
             continue
-        where = f"{_name_of(source)} ({cls.__name__}.{name})"
+        where = f"{name_of(source)} ({cls.__name__}.{name})"
         check = RENDERED_RAW.get((cls.__name__, name))
         if check is not None and isinstance(value, str) and not check(value):
             # What no reader would take is better refused here.
@@ -222,7 +223,7 @@ def _encode_link(
                 "a field of a source is no identifier", where=where, found=repr(value)
             )
         fields.append((name, _encode_field(value, where, memo, left)))
-    return SourceDesc(cls=cls.__name__, name=_name_of(source), base=base, fields=tuple(fields))
+    return SourceDesc(cls=cls.__name__, name=name_of(source), base=base, fields=tuple(fields))
 
 
 def _encode_field(value: object, where: str, memo: EncodeMemo | None, left: int) -> Value:
@@ -243,7 +244,7 @@ def _encode_field(value: object, where: str, memo: EncodeMemo | None, left: int)
     return encode_value(value, where=where, hook=own)
 
 
-def _name_of(source: Any) -> str:
+def name_of(source: Any) -> str:
     """Torch's rendering, or the class name where torch has none."""
     try:
         name = source.name
