@@ -443,7 +443,7 @@ def check_law(settings_: dict[str, Any], program: list[Any], last: list[Any]) ->
     for session, answers, detours in ((went, a := [], True), (straight, b := [], False)):
         run_steps(session, steps, answers, detours=detours)
     assert a == b
-    for name in FLAT:
+    for name in FLAT & vars(went.env).keys():  # not every torch has each
         value = getattr(went.env, name)
         entries = value.values() if isinstance(value, dict) else value
         assert all(map(never_changes, entries)), name
