@@ -130,6 +130,7 @@ def photo_and_record(env: Any) -> Callable[[], None]:
 def learned(env: Any) -> dict[str, Any]:
     """Every attribute as text, but for objects that two equal environments do not share."""
     own = {"_version_counter", "_replacements_version_counter", "_expr_sym_node_id", "log"}
+    own.add("_symop_cache")  # it is by versions
     found: dict[str, Any] = {}
     for name, value in vars(env).items():
         if name in own:
