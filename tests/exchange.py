@@ -108,13 +108,17 @@ def captures(paths: Iterable[Path]) -> list[Path]:
 
 
 def read(paths: Iterable[Path]) -> Iterator[Row]:
-    """Read captures, each in a process forked from this one; what is one frame compiles once."""
+    """Read captures, each in a process forked from this one.
+
+    What has one name and is one frame, whoever wrote it, compiles once.
+    """
     _warm_up()
-    compiled: dict[str, Row] = {}
+    compiled: dict[str, dict[str, Row]] = {}
     for path in paths:
-        row = _in_a_fork(path, compiled)
+        known = compiled.setdefault(path.stem, {})
+        row = _in_a_fork(path, known)
         if fingerprint := row.pop("fingerprint", None):
-            compiled.setdefault(fingerprint, _compiling(row))
+            known.setdefault(fingerprint, _compiling(row))
         yield {"folder": path.parent.name, "name": path.stem, **row}
 
 
@@ -210,6 +214,8 @@ def _again(frame: Any) -> str:
 
 def _form(frame: Any) -> Any:
     """What a fingerprint is of, with sources as they are made: versions write some of them otherwise."""
+    from msgspec.structs import replace
+
     from torch_fakeify import fingerprint
     from torch_fakeify.desc import SourceDesc
 
@@ -221,7 +227,8 @@ def _form(frame: Any) -> Any:
 
     canonical, desc = Canonical(), frame.desc
     return [
-        [canonical.input(entry) for entry in desc.inputs],
+        [canonical.value(entry.source) for entry in desc.inputs],
+        [canonical.input(replace(entry, source=None)) for entry in desc.inputs],
         canonical.graph(desc.graph),
         canonical.value(desc.modes),
         canonical.shape_env(desc.shape_env),
