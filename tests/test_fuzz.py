@@ -110,6 +110,8 @@ def test_sizes_satisfy_every_guard_of_torchs(every: int) -> None:
             for guard in env.guards:
                 assert guard.expr.xreplace(known) != False, (path.stem, sizes)  # noqa: E712
             for symbol, expr in env.replacements.items():
+                if not symbol.is_integer:
+                    continue  # known floats are no sizes
                 assert symbol.xreplace(known) - expr.xreplace(known) == 0
             for symbol, n in known.items():
                 bounds = env.var_to_range[symbol]

@@ -230,7 +230,6 @@ _FUNCTION_MODULES = """
     torch.autograd.forward_ad torch.autograd.grad_mode torch.autograd.graph torch.amp.autocast_mode
     torch._lowrank torch._linalg_utils torch._lobpcg torch._refs torch._prims
     torch._functorch.eager_transforms torch._functorch.predispatch torch._functorch.vmap
-    torch.fx.experimental.symbolic_shapes
 """
 
 
@@ -242,6 +241,7 @@ def function_modules() -> dict[str, ModuleType]:
     c: Any = torch._C
     modules = [
         *(sys.modules[name] for name in _FUNCTION_MODULES.split()),
+        _symbolic_shapes, *filter(None, [getattr(torch, "foreach", None)]),  # as of torch 2.15
         c, c._nn, c._linalg, c._fft, c._special, c._sparse, c._nested, c._functorch, c._autograd,
     ]  # fmt: skip
     return {module.__name__: module for module in modules}
@@ -593,7 +593,7 @@ def device_meshes() -> DeviceMeshes:
     def find_group(name: str) -> Any:
         try:
             return _resolve_process_group(cast("Any", name))
-        except RuntimeError:  # there is none of that name
+        except RuntimeError:
             return None
 
     def thread_id() -> int | None:

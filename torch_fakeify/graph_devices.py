@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .errors import ConvertError, FormatError
+from .names import encode_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,16 +103,22 @@ class Devices:
 
     def _move_function(self, function: Any, where: str) -> Any:
         """A function of ``torch.cuda`` as that of the same name for the new type of device."""
-        _, home, *rest = str(function.__module__).split(".")
-        if home not in _ACCELERATORS or rest:
+        name = f"{function.__module__}.{function.__name__}"
+        if (
+            function.__module__ == "torch._C"
+        ):  # a build with the device has some of its functions there
+            name = encode_function(function, where=where).name
+        path, _, attribute = name.rpartition(".")
+        home = path.removeprefix("torch.")
+        if home not in _ACCELERATORS:
             return function
         new = self.move(home, where).partition(":")[0]
         if new == home:
             return function
-        moved = getattr(getattr(torch, new, None), function.__name__, None)
+        moved = getattr(getattr(torch, new, None), attribute, None)
         if moved is None:
             raise ConvertError(
-                f"torch.{home}.{function.__name__} has no counterpart for {new!r}",
+                f"{name} has no counterpart for {new!r}",
                 where=where,
                 fix="Instantiate the frame on the recorded devices",
             )

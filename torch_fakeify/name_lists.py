@@ -11,6 +11,7 @@ WHOLE = (
     "math",
     "torch.nn.functional",
     "torch.functional",
+    "torch.foreach",
     "torch.linalg",
     "torch.fft",
     "torch.special",
