@@ -374,7 +374,8 @@ class Trace:
         self._asserted = {symbol: len(group) for symbol, group in groups.items()}
         compile_id = _torch.CompileContext(_torch.CompileId(frame_id=0, frame_compile_id=0))
         began = self._began()
-        lending = handed_over(gm, self._records, began, began, self._context, self._describer)
+        describer, context = self._describer, self._context
+        lending = handed_over(gm, self._records, began, began, context, describer, share_sizes=True)
         with _torch.scalar_specializations() as (restart, symbols):
             before = frozenset(symbols)
             try:

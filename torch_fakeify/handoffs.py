@@ -125,6 +125,8 @@ def handed_over(
     context: Any,
     describer: MetaTensorDescriber,
     listed: ListedInputs | None = None,
+    *,
+    share_sizes: bool = False,
 ) -> Generator[tuple[torch.fx.GraphModule, list[Any]], None, None]:
     """Around a backend: gives it fresh state, and what it has learned comes back at the end.
 
@@ -139,6 +141,8 @@ def handed_over(
         context: the frontend's ``TracingContext``. Inside, another one is active.
         describer: of the records.
         listed: the lists among the graph's inputs; records, values and example inputs are its rows.
+        share_sizes: whether an input that is the size of a tensor becomes the very object that the
+            tensor has. Dynamo's are as Dynamo has them.
 
     Raises:
         ShapeEnvError: the facts contradict one another, or the backend assumed something that has
@@ -146,7 +150,7 @@ def handed_over(
     """
     listed = listed or ListedInputs(gm, example_inputs)
     fresh, mode, lent, inputs = _rebuilt(
-        gm, records, values, example_inputs, context.fake_mode, describer, listed
+        gm, records, values, example_inputs, context.fake_mode, describer, listed, share_sizes
     )
     describer.forget()
     before = Knowledge.of(fresh.env)
@@ -178,6 +182,7 @@ def _rebuilt(
     mode: Any,
     describer: MetaTensorDescriber,
     listed: ListedInputs,
+    share_sizes: bool,
 ) -> tuple[FreshEnv, Any, torch.fx.GraphModule, list[Any]]:
     """Graph and inputs in a fresh mode, whose environment knows what that of the mode does."""
     fresh = FreshEnv(mode.shape_env)
@@ -191,7 +196,8 @@ def _rebuilt(
             _input(converter, fresh, record, value)
             for record, value in zip(renamed, example_inputs, strict=True)
         ]
-    inputs = _sharing_sizes(inputs)
+    if share_sizes:
+        inputs = _sharing_sizes(inputs)
     moved.stand_for(values, records, inputs)
     return fresh, new_mode, moved.graph_module(gm, listed.inputs(inputs)), inputs
 
@@ -209,8 +215,8 @@ def _input(converter: MetaConverter, fresh: FreshEnv, record: InputDesc, value: 
 def _sharing_sizes(inputs: list[Any]) -> list[Any]:
     """The inputs, of which a number that is the size of a tensor is that very object.
 
-    So it is in Dynamo's frames. As of torch 2.15 a trace finds it where it has seen another number
-    over the same symbol since only then.
+    As of torch 2.15 AOTAutograd adds to the offset of a view of a shared storage: a trace that does
+    not know the offset by the object looks for its symbol, and finds the sum, which asks for it again.
     """
     wanted = {value.node._expr for value in inputs if isinstance(value, torch.SymInt)}
     if not wanted:
