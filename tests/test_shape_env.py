@@ -289,8 +289,10 @@ def observed_attributes() -> set[str]:
 
 
 def test_every_attribute_of_a_shape_env_is_classified() -> None:
-    """The table has exactly the attributes that torch's environments have, in every mode."""
-    assert observed_attributes() == set(ATTRIBUTES)
+    """The table has the attributes that torch's environments have, in every mode."""
+    found = observed_attributes()
+    assert found <= set(ATTRIBUTES)
+    assert {name for name, known in ATTRIBUTES.items() if known.everywhere} <= found
     assert attributes_in_source(ShapeEnv) <= set(ATTRIBUTES)
 
 
