@@ -544,6 +544,9 @@ def reachable() -> Iterator[tuple[str, Any]]:
     """Every function that a graph may name, with its name."""
     modules = {**function_modules(), **late_function_modules()}
     for module in ("torch", *name_lists.WHOLE, *name_lists.LISTED):
+        if module not in modules:
+            assert module == "torch.foreach", "a listed module that this torch lacks"  # of 2.15
+            continue
         for name, fn in names._listed(module, modules[module]):
             yield f"{module}.{name}", fn
     for name in dir(torch.Tensor):
