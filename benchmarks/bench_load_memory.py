@@ -125,7 +125,7 @@ def _peak(path: str) -> int:
 
 
 def _load(path: str) -> None:
-    kept = tfk.Capture.load(path) if path else None
+    kept = tfk.Capture.load(path, limits=tfk.Limits.none()) if path else None
     print(high_water())
     del kept
 

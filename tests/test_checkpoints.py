@@ -409,7 +409,7 @@ PROGRAMS = {
 
 
 @given(**PROGRAMS)
-@settings(max_examples=30)
+@settings(max_examples=15)
 def test_law_rollback_restores_every_attribute(settings_, program, last) -> None:
     """Each rollback is exact, and afterwards all is as if the detour had never been taken."""
     check_law(settings_, program, last)

@@ -755,14 +755,19 @@ for mode in (FakeTensorMode(), FakeTensorMode(shape_env=ShapeEnv())):
 
 
 def test_a_fresh_process_rebuilds_what_was_described_here() -> None:
-    """Bytes alone carry the tensors: the other interpreter gives the same fakes."""
+    """Bytes alone carry the tensors: the other interpreter gives the same fakes.
+
+    The first is a view on a device that this machine lacks: nothing has prepared torch for it.
+    """
+    away = torch.nn.Parameter(torch.empty(4, 4)).t()
     p = torch.nn.Parameter(torch.empty(6, 4))
     p.grad = torch.empty(6, 4)
-    group = [p, p.t(), p.split(2)[1], p * 2, p.detach(), torch.tensor(3), torch.empty(0, 2)]
+    group = [away, p, p.t(), p.split(2)[1], p * 2, p.detach(), torch.tensor(3), torch.empty(0, 2)]
     describer = MetaTensorDescriber()
     records = [
         describer.describe_tensor(t, source=LocalSource(f"x{i}")) for i, t in enumerate(group)
     ]
+    records[0] = with_device(records[0], "cuda:0")
     done = subprocess.run(
         [sys.executable, "-c", CHILD], input=tfk.dumps(records), capture_output=True, check=False
     )

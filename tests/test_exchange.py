@@ -67,6 +67,7 @@ def said_by(python: str, folders: list[Path], file: Path) -> dict[str, Any]:
     return json.loads(file.read_text(encoding="utf-8"))
 
 
+@pytest.mark.sweep
 def test_this_version_reads_what_it_writes(tmp_path: Path) -> None:
     """Frames of many kinds, those of its own included, are the same ones in another process."""
     names = [*FEW, *(f"feature_{name}" for name in FEATURES)]
@@ -181,7 +182,25 @@ def test_sources_have_the_names_that_this_torch_gives_them() -> None:
     assert tfk.snapshot(found) == tfk.snapshot(env)
 
 
-def test_an_operator_of_torchs_own_that_this_version_has_not() -> None:
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (
+            {"target": FunctionValue(kind="op", name="aten.new.default")},
+            "$.nodes[1].target: torch.ops.aten.new is not registered in this process. Use the "
+            "versions that wrote it",
+        ),
+        (
+            {"kwargs": (("block_table", None),)},
+            "$.nodes[1].kwargs: torch.ops.aten.alias.default has no argument 'block_table'; expected "
+            "self. Use the versions that wrote it",
+        ),
+    ],
+    ids=["operator", "argument"],
+)
+def test_an_operator_of_torchs_own_that_this_version_has_not(
+    changed: dict[str, Any], said: str
+) -> None:
     """No package would bring it: the error says which versions have it, and not to import any."""
     graph = torch.fx.Graph()
     x = graph.placeholder("x")
@@ -189,9 +208,7 @@ def test_an_operator_of_torchs_own_that_this_version_has_not() -> None:
     gm = torch.fx.GraphModule(torch.nn.Module(), graph)
     desc = tfk.capture(gm, [FakeTensorMode().from_tensor(torch.zeros(3))]).desc
     nodes = tuple(
-        msgspec.structs.replace(node, target=FunctionValue(kind="op", name="aten.new.default"))
-        if node.op == "call_function"
-        else node
+        msgspec.structs.replace(node, **changed) if node.op == "call_function" else node
         for node in desc.graph.nodes
     )
     graph_desc = msgspec.structs.replace(desc.graph, nodes=nodes)
@@ -200,8 +217,7 @@ def test_an_operator_of_torchs_own_that_this_version_has_not() -> None:
         tfk.Capture(desc).instantiate()
     running = torch.__version__.partition("+")[0]
     assert str(caught.value) == (
-        "$.nodes[1].target: torch.ops.aten.new is not registered in this process. Use the versions "
-        f"that wrote it: an unknown release with torch 2.99.0 wrote the file, this is torch {running}"
+        f"{said}: an unknown release with torch 2.99.0 wrote the file, this is torch {running}"
     )
 
 

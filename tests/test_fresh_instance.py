@@ -5,9 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +14,7 @@ import sympy
 import torch
 from fresh_checks import differences, env_of, guard_code, named
 from guard_code import evaluate_code
-from program_zoo import programs
+from program_runs import FAST, SLOW, python, recorded
 from torch._dynamo.decorators import mark_unbacked
 from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 from torch._dynamo.source import LocalSource
@@ -36,7 +33,6 @@ from torch_fakeify.fresh_env import FreshEnv
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-HERE = Path(__file__).parent
 CONFIG = {
     "capture_scalar_outputs": True,
     "capture_dynamic_output_shape_ops": True,
@@ -288,20 +284,6 @@ def found_elsewhere(directory: Path, *options: str) -> dict[str, list[str]]:
     files = sorted(map(str, directory.glob("*.fkf")))
     found = json.loads(python("fresh_checks.py", *options, *files).splitlines()[-1])
     return {Path(path).stem: differences for path, differences in found.items()}
-
-
-def python(script: str, *args: str) -> str:
-    """What a script of this directory prints."""
-    done = subprocess.run(
-        [sys.executable, str(HERE / script), *args],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        cwd=HERE,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -668,12 +650,13 @@ def test_where_guards_are_written_alike_the_fingerprint_is_the_same() -> None:
 
 @pytest.mark.sweep
 @pytest.mark.timeout(1800)
-def test_every_program_is_the_same_frame_in_a_fresh_environment(tmp_path: Path) -> None:
+@pytest.mark.parametrize("slow", [False, True])
+def test_every_program_is_the_same_frame_in_a_fresh_environment(
+    slow: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """All frames of the program zoo: what is known, and what AOTAutograd's code computes."""
-    chosen = [p.name for p in programs().values() if p.refused is None]
-    python("program_record.py", str(tmp_path), *chosen)
-    found = found_elsewhere(tmp_path, "--run")
-    assert len(found) >= len(chosen)
+    found = found_elsewhere(recorded(tmp_path_factory, slow=slow), "--run")
+    assert len(found) >= sum(p.refused is None for p in (SLOW if slow else FAST))
     assert {name: wrong for name, wrong in found.items() if wrong} == {}
 
 

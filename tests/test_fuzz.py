@@ -93,7 +93,7 @@ def frame(tmp_path_factory: pytest.TempPathFactory) -> Generator[Path]:
 # --- sizes ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("every", [8, pytest.param(1, marks=[pytest.mark.sweep, pytest.mark.long])])
 def test_sizes_satisfy_every_guard_of_torchs(every: int) -> None:
     """Over the golden corpus: what torch's own restored environment says of each choice."""
     tried = 0
@@ -140,6 +140,30 @@ def test_sizes_are_where_code_is_likely_to_be_wrong(frame: Path) -> None:
         assert x.shape == y.shape == (sizes[rows], sizes[columns])
 
 
+def hard(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    """One choice of sizes in about fifty satisfies these guards, and two are equations."""
+    a, b, c = x.shape[0], y.shape[0], z.shape[0]
+    if (a * b) % c == 5 and a // 3 == b // 5 and a * a > b + c * 2:
+        return x.sum() + y.sum() + z.sum()
+    return x.sum()
+
+
+def test_sizes_that_few_guards_admit_are_found(tmp_path: Path) -> None:
+    """The program takes the branch of the example at each, small and large."""
+    path = record(hard, tmp_path, *(torch.ones(n) for n in (7, 10, 13)))
+    search = SizeSearch(read_capture(path))
+    names = list(search.example)
+    found = list(itertools.islice(search, 60))
+    assert len({tuple(sizes.values()) for sizes in found}) == len(found) == 60
+    for sizes in found:
+        a, b, c = (sizes[name] for name in names)
+        assert (a * b) % c == 5
+        assert a // 3 == b // 5
+        assert a * a > b + c * 2
+    for name in names:
+        assert max(sizes[name] for sizes in found) > 100, name
+
+
 # --- what is found --------------------------------------------------------------------------------
 
 
@@ -178,6 +202,7 @@ def test_the_smallest_sizes_at_which_code_is_wrong(
 
 
 @pytest.mark.sweep
+@pytest.mark.long
 def test_a_hang_is_found(frame: Path) -> None:
     """It costs the time that a batch is given, once for each half of the batch."""
     report = run(frame, "planted_hangs", runs=18, timeout=4)

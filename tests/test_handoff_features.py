@@ -30,9 +30,20 @@ for _room in ROOMS:
     import_module(_room)
 
 
+COMPILED = ("mutated", "specialize_on", "donated_buffers")
+"""The features of all backends that ``.ci/run`` compiles with inductor, too."""
+
+
+def is_long(one: Feature, name: str) -> bool:
+    """Whether ``.ci/run`` has no room for it."""
+    return name == "inductor" and "aot_eager" in one.backends and one.name not in COMPILED
+
+
 def _cases(*, plain: bool) -> list[Any]:
     return [
-        pytest.param(one, name, id=f"{one.name}-{name}")
+        pytest.param(
+            one, name, id=f"{one.name}-{name}", marks=pytest.mark.long if is_long(one, name) else ()
+        )
         for one in FEATURES.values()
         for name in one.backends
         if plain == (one.plain and name == "aot_eager")

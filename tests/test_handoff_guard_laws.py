@@ -239,7 +239,9 @@ def run_programs(number: int, count: int) -> Counter[str]:
 
 @pytest.mark.sweep
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("shard", range(SHARDS))
+@pytest.mark.parametrize(
+    "shard", [0, *(pytest.param(i, marks=pytest.mark.long) for i in range(1, SHARDS))]
+)
 def test_random_programs_are_guarded_the_same(
     shard: int, record_property: Callable[[str, object], None]
 ) -> None:

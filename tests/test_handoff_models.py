@@ -66,7 +66,9 @@ def same_results(ours: Run, direct: Run) -> None:
 
 
 FEW = ("resnet",)
-INFERRED = ("mixtral", "qwen3", "gemma2", "mamba", "clip", "unet_condition", "autoencoder")
+TRAINED = ("bert",)
+"""Those that ``.ci/run`` trains, too."""
+INFERRED = ("clip", "mixtral", "qwen3", "gemma2", "mamba", "unet_condition", "autoencoder")
 """Of these the sweep compiles the forward alone, which is enough to tell them from the others."""
 
 
@@ -77,20 +79,30 @@ def test_a_model_is_trained_as_without_the_handoff(name: str) -> None:
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("name", [name for name in MODELS if name not in (*FEW, *INFERRED)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in TRAINED else pytest.mark.long)
+        for name in MODELS
+        if name not in (*FEW, *INFERRED)
+    ],
+)
 def test_every_model_is_trained_as_without_the_handoff(name: str) -> None:
     """Forward and backward, sizes made dynamic by their changing."""
     check(name, "aot_eager", training=True)
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("name", INFERRED)
+@pytest.mark.parametrize(
+    "name", [INFERRED[0], *(pytest.param(name, marks=pytest.mark.long) for name in INFERRED[1:])]
+)
 def test_models_infer_as_without_the_handoff(name: str) -> None:
     """Forward alone, without gradients."""
     check(name, "aot_eager", training=False)
 
 
 @pytest.mark.sweep
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["qwen3"])
 def test_models_of_dynamic_sizes_are_trained_as_without_the_handoff(name: str) -> None:
     """Every size dynamic from the first compilation on."""
@@ -98,6 +110,7 @@ def test_models_of_dynamic_sizes_are_trained_as_without_the_handoff(name: str) -
 
 
 @pytest.mark.sweep
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["bert"])
 def test_inductor_runs_models_as_without_the_handoff(name: str) -> None:
     """Kernels of inductor, which makes guards of its own; nothing is found in its caches."""

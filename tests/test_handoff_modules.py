@@ -33,6 +33,9 @@ PLAIN = frozenset({
     "nested_two_tensors", "opaque_reference", "torchbind_queue",
 })  # fmt: skip
 
+LONG = frozenset({"dropout_inductor", "gru", "jagged_attention_inductor"})
+"""Those that ``.ci/run`` has no room for."""
+
 # They enter their examples in the table when they are imported.
 ROOMS = (jagged_examples, opaque_examples, subclass_examples)
 
@@ -51,7 +54,13 @@ def test_an_example_is_compiled_as_without_the_handoff(name: str) -> None:
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("name", sorted(EXAMPLES.keys() - PLAIN))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.long if name in LONG else ())
+        for name in sorted(EXAMPLES.keys() - PLAIN)
+    ],
+)
 def test_every_example_is_compiled_as_without_the_handoff(name: str) -> None:
     """Results, graphs, breaks, recompiles and guards of all others."""
     checked(name)

@@ -7,6 +7,7 @@ by hand. ``hostile_checks`` says what must hold of every file.
 from __future__ import annotations
 
 import base64
+import gc
 import json
 import random
 import subprocess
@@ -35,7 +36,7 @@ from torch_fakeify.desc import ApplyNode, IntNode, RationalNode, SymbolNode
 from torch_fakeify.errors import TRUST
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
     from pathlib import Path
 
 _M61 = 2**61 - 1
@@ -51,13 +52,19 @@ def valid() -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def watch(
     valid: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory
-) -> hostile_checks.Watch:
-    """Listens to the interpreter; what is imported on first use is so already."""
+) -> Generator[hostile_checks.Watch]:
+    """Listens to the interpreter; what is imported on first use is so already.
+
+    What other tests have left is kept from the collector, whose time would be counted.
+    """
     path = tmp_path_factory.mktemp("valid") / "c.fkf"
     for data in valid.values():
         path.write_bytes(data)
         hostile_checks.warm_up(path, "instantiate")
-    return hostile_checks.Watch()
+    gc.collect()
+    gc.freeze()
+    yield hostile_checks.Watch()
+    gc.unfreeze()
 
 
 @pytest.fixture

@@ -30,8 +30,10 @@ from torch_fakeify.verdict import replay
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-QUICK = ("bug_rejects_pattern", "bug_guard_only")
+QUICK = ("bug_guard_only",)
 """Those that the default run has."""
+SWEPT = ("bug_rejects_pattern", "bug_segfaults", "bug_wrong_gradient", "bug_dynamic_only")
+"""Those that ``.ci/run`` has, too."""
 GOLDEN = Path(__file__).parent / "golden" / "v1"
 
 MORE = '''
@@ -81,12 +83,19 @@ def fails(server: ForkServer, path: Path, bug: Bug) -> Failure | None:
     return failure_of(server.ask(request, timeout=3.0 if bug.backend == "bug_hangs" else 60.0))
 
 
+def marks_of(bug: Bug) -> list[pytest.MarkDecorator]:
+    """When a bug is minified."""
+    if bug.backend in QUICK:
+        return []
+    return [pytest.mark.sweep] if bug.backend in SWEPT else [pytest.mark.sweep, pytest.mark.long]
+
+
 # --- ten bugs -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "bug",
-    [pytest.param(bug, marks=() if bug.backend in QUICK else pytest.mark.sweep) for bug in BUGS],
+    [pytest.param(bug, marks=marks_of(bug)) for bug in BUGS],
     ids=lambda bug: bug.backend.removeprefix("bug_"),
 )
 def test_what_is_left_of_a_planted_bug(frame: Path, tmp_path: Path, bug: Bug) -> None:

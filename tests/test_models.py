@@ -16,8 +16,7 @@ pytest.importorskip("transformers", reason="needs the `models` extra: pip instal
 pytestmark = [pytest.mark.models, pytest.mark.timeout(900)]
 
 HERE = Path(__file__).parent
-FAST = ("llama", "bert")
-SLOW = ("mixtral", "vit", "t5", "mamba")
+MODELS = ["bert", "t5", "llama", "mixtral", "vit", "mamba"]
 
 
 def _python(script: str, *args: str) -> str:
@@ -34,18 +33,6 @@ def _python(script: str, *args: str) -> str:
     return done.stdout
 
 
-def _check(directory: Path, models: tuple[str, ...]) -> None:
-    _python("model_record.py", str(directory), *models)
-    captures = sorted(str(p) for p in directory.glob("*.fkf"))
-    assert len(captures) >= 2 * len(models)
-    replayed = [
-        json.loads(line) for line in _python("model_replay.py", "aot_eager", *captures).splitlines()
-    ]
-    assert [r["capture"] for r in replayed] == [Path(c).name for c in captures]
-    for result in replayed:
-        _check_replayed(result)
-
-
 def _check_replayed(result: dict[str, Any]) -> None:
     name = result["capture"]
     assert not result["transformers"], name
@@ -56,19 +43,25 @@ def _check_replayed(result: dict[str, Any]) -> None:
     assert result["fingerprint_kept"], name
 
 
-def test_models_replay_in_a_process_without_their_code(tmp_path: Path) -> None:
-    """Outputs, gradients and guards of two models equal eager's and process A's."""
-    _check(tmp_path, FAST)
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    "model", [*MODELS[:2], *(pytest.param(name, marks=pytest.mark.long) for name in MODELS[2:])]
+)
+def test_a_model_replays_in_a_process_without_its_code(model: str, tmp_path: Path) -> None:
+    """Outputs, gradients and guards of a model equal eager's and process A's."""
+    _python("model_record.py", str(tmp_path), model)
+    captures = sorted(str(p) for p in tmp_path.glob("*.fkf"))
+    assert len(captures) >= 2
+    replayed = [
+        json.loads(line) for line in _python("model_replay.py", "aot_eager", *captures).splitlines()
+    ]
+    assert [r["capture"] for r in replayed] == [Path(c).name for c in captures]
+    for result in replayed:
+        _check_replayed(result)
 
 
 @pytest.mark.sweep
-def test_more_models_replay_in_a_process_without_their_code(tmp_path: Path) -> None:
-    """Outputs, gradients and guards of the other models equal eager's and process A's."""
-    _check(tmp_path, SLOW)
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("model", ["llama", "bert"])
+@pytest.mark.parametrize("model", ["bert", pytest.param("llama", marks=pytest.mark.long)])
 def test_models_compile_with_inductor_without_their_code(model: str, tmp_path: Path) -> None:
     """A capture compiled by inductor in another process gives eager's outputs and gradients."""
     _python("model_record.py", str(tmp_path), model)

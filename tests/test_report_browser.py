@@ -8,7 +8,7 @@ import socket
 import socketserver
 import threading
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hostile_records import exchanged, places
@@ -440,14 +440,28 @@ def test_paper(browser: Browser, pages: Path) -> None:
     browser.screen(1280, 900)
 
 
+LANDMARKS = ("banner", "navigation", "main", "search", "contentinfo")
+
+
+def perceived(browser: Browser) -> list[Any]:
+    """What a screen reader has of a page by now: Chromium makes it bit by bit."""
+    nodes = browser.cdp("Accessibility.getFullAXTree")["nodes"]
+    return [node for node in nodes if not node["ignored"]]
+
+
+def role_of(node: Any) -> str:
+    """What an element is to a screen reader."""
+    return node["role"]["value"]
+
+
 def test_a_screen_reader_finds_its_way(browser: Browser, pages: Path) -> None:
     """Language, title, landmarks, one first heading, no level left out, a name for each control."""
     for name in ("model_llama", "program_failed", "program_cond", "aliases"):
         browser.open(page_of(name, pages))
-        tree = browser.cdp("Accessibility.getFullAXTree")["nodes"]
-        shown = [node for node in tree if not node["ignored"]]
-        roles = [node["role"]["value"] for node in shown]
-        for role in ("banner", "navigation", "main", "search", "contentinfo"):
+        browser.wait(lambda: set(LANDMARKS) <= set(map(role_of, perceived(browser))))
+        shown = perceived(browser)
+        roles = list(map(role_of, shown))
+        for role in LANDMARKS:
             assert roles.count(role) == 1, role
         named = {
             "link",
@@ -459,7 +473,7 @@ def test_a_screen_reader_finds_its_way(browser: Browser, pages: Path) -> None:
             "table",
             "DisclosureTriangle",
         }
-        nameless = [n for n in shown if n["role"]["value"] in named and not n["name"].get("value")]
+        nameless = [n for n in shown if role_of(n) in named and not n["name"].get("value")]
         assert nameless == []
         assert browser.js("return document.documentElement.lang") == "en"
         levels = browser.js(
@@ -475,8 +489,9 @@ def test_a_screen_reader_finds_its_way(browser: Browser, pages: Path) -> None:
             == 0
         )
     browser.screen(NARROW, 640)
-    roles = [n["role"]["value"] for n in browser.cdp("Accessibility.getFullAXTree")["nodes"]]
-    assert {"table", "row", "cell", "columnheader"} <= set(roles), "cards are a table still"
+    assert {"table", "row", "cell", "columnheader"} <= set(map(role_of, perceived(browser))), (
+        "cards are a table still"
+    )
 
 
 # --- large, hostile -------------------------------------------------------------------------------

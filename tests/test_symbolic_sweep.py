@@ -170,7 +170,10 @@ def check(infos: list[Any], samples: int, way: str) -> Tally:
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way",
+    [pytest.param(way, marks=() if way == "aot_autograd" else pytest.mark.long) for way in WAYS],
+)
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_traces(shard: int, way: str, record_property: Any) -> None:
     """A sample of every operator."""

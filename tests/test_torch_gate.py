@@ -228,6 +228,17 @@ def test_what_asks_a_child_says_why_it_is_refused(
         assert out == ""
 
 
+def test_what_asks_a_child_warns_of_an_unknown_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The process that asks imports no torch: it hears of it from the child."""
+    (tmp_path / "sitecustomize.py").write_text(NEWER)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.warns(tfk.TorchVersionWarning, match=r"'2.17.0.dev20270101\+cpu'.*so it is used"):
+        assert cli.main(["replay", "--backend", "eager", str(GOLDEN / "model_bert.fkf")]) == 0
+    assert capsys.readouterr().out.startswith("compiles\n")
+
+
 WITHOUT = """
 import json, sys, warnings
 sys.modules["torch"] = None

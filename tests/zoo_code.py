@@ -103,7 +103,7 @@ def scan() -> tuple[Any, ...]:
     return f, (torch.zeros(3), torch.randn(4, 3))
 
 
-@program()
+@program(slow=True)
 def associative_scan() -> tuple[Any, ...]:
     """A cumulative sum as an associative scan."""
     from torch._higher_order_ops import associative_scan as scan_
@@ -218,7 +218,7 @@ def grad_transform() -> tuple[Any, ...]:
     return f, (torch.randn(3), torch.randn(4, 3))
 
 
-@program()
+@program(slow=True)
 def jacobians() -> tuple[Any, ...]:
     """jacrev, jacfwd and a hessian."""
 
@@ -475,7 +475,7 @@ def _optimizer(make: Any) -> tuple[Any, ...]:
     return opt, params
 
 
-@program(grad=True)
+@program(grad=True, slow=True)
 def adam_step() -> tuple[Any, ...]:
     """A compiled step of Adam over several parameters at once."""
     opt, _ = _optimizer(lambda p: torch.optim.Adam(p, lr=0.1, foreach=True))
@@ -494,7 +494,7 @@ def sgd_step() -> tuple[Any, ...]:
     return f, ()
 
 
-@program(grad=True, frames=2)
+@program(grad=True, frames=2, slow=True)
 def adamw_capturable() -> tuple[Any, ...]:
     """A compiled step of AdamW with clipped gradients."""
     opt, params = _optimizer(lambda p: torch.optim.AdamW(p, amsgrad=True, foreach=False))

@@ -18,7 +18,7 @@ def lstm() -> tuple[Any, ...]:
     return nn.LSTM(4, 3, num_layers=2, bidirectional=True), (torch.randn(5, 2, 4),)
 
 
-@program(config=_RNN)
+@program(config=_RNN, slow=True)
 def lstm_inference() -> tuple[Any, ...]:
     """A two-layer LSTM with projections in inference."""
     return nn.LSTM(4, 3, num_layers=2, proj_size=2).eval(), (torch.randn(5, 2, 4),)
@@ -44,7 +44,7 @@ def rnn_cell() -> tuple[Any, ...]:
     return f, (torch.randn(4, 2, 4),)
 
 
-@program(grad=True, dynamic=True)
+@program(grad=True, dynamic=True, slow=True)
 def multihead_attention() -> tuple[Any, ...]:
     """Attention with weights returned and a key padding mask."""
     m = nn.MultiheadAttention(8, 2, batch_first=True)
@@ -65,7 +65,7 @@ def encoder_fast_path() -> tuple[Any, ...]:
     return nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval(), (torch.randn(2, 3, 8),)
 
 
-@program(grad=True)
+@program(grad=True, slow=True)
 def transformer() -> tuple[Any, ...]:
     """Encoder and decoder with causal mask, in training without dropout."""
     m = nn.Transformer(8, 2, 1, 1, 16, dropout=0.0, batch_first=True)
@@ -84,7 +84,7 @@ def batchnorm_train() -> tuple[Any, ...]:
     )
 
 
-@program(dynamic=True)
+@program(dynamic=True, slow=True)
 def batchnorm_eval() -> tuple[Any, ...]:
     """Convolution and batch norm in inference."""
     m = nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.BatchNorm2d(4)).eval()
@@ -127,7 +127,7 @@ def embedding() -> tuple[Any, ...]:
     return (lambda i: m(i) * 2), (torch.tensor([[0, 2], [9, 1]]),)
 
 
-@program(dynamic=True)
+@program(dynamic=True, slow=True)
 def interpolate() -> tuple[Any, ...]:
     """Resizing by factor and to a symbolic size, in several modes."""
 

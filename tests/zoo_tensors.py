@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from program_zoo import program
 
 
-@program(grad=True, dynamic=True)
+@program(grad=True, dynamic=True, slow=True)
 def einsum() -> tuple[Any, ...]:
     """Einsum with ellipsis, a trace and a sum of three."""
 
@@ -235,7 +235,7 @@ def making_tensors() -> tuple[Any, ...]:
     return (lambda x: [t for t in f(x) if isinstance(t, torch.Tensor)]), (torch.randn(4),)
 
 
-@program(dynamic=True)
+@program(dynamic=True, slow=True)
 def shapes() -> tuple[Any, ...]:
     """Operators on shapes: reshape, flatten, split, chunk, cat, stack, roll, unfold, movedim."""
 

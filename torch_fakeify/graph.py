@@ -531,6 +531,8 @@ class _Decoder:
         target: Any = desc.target
         if desc.op == "call_function":
             target = self._decode_function(target, f"{where}.target")
+            if desc.kwargs and type(target) is _torch.OpOverload:
+                names.check_keywords(target, dict(desc.kwargs), where=f"{where}.kwargs")
         args: tuple[Any, ...] = tuple([
             arg if type(arg) in _PLAIN
             else hook(arg) if type(arg) is NodeValue

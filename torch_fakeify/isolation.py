@@ -14,10 +14,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
+from .versions import TorchVersionWarning, accepted_text, standing_of
 from .watching import watch
 
 if TYPE_CHECKING:
@@ -128,11 +130,13 @@ def start(
 
 
 def answer_of(ending: Ending, status: int, files: Files) -> Answer:
-    """What a child answered that ended so."""
+    """What a child answered that ended so; that its torch is not a known one is a warning here too."""
     if ending != "ended":
         return Answer(ending, {}, status, files.tail())
     if status == 0 and files.answered.exists():
         reply = json.loads(files.answered.read_text(encoding="utf-8"))
+        if standing_of(torch := reply.get("torch", "")) == "unknown" and torch:
+            warnings.warn(accepted_text(torch), TorchVersionWarning, stacklevel=2)
         return Answer("replied", reply, 0, files.tail())
     return Answer("crashed" if status < 0 else "exited", {}, status, files.tail())
 

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
 __all__ = [
     "check_attribute",
     "check_identifier",
+    "check_keywords",
     "check_method",
     "check_path",
     "decode_class",
@@ -553,6 +554,27 @@ def _operator(kind: str, name: str, where: str) -> Any:
             expected=", ".join(sorted(packet.overloads())),
         )
     return getattr(packet, parts[2])
+
+
+@functools.lru_cache(maxsize=4096)
+def _argument_names(op: OpOverload[..., Any]) -> frozenset[str]:
+    return frozenset(argument.name for argument in op._schema.arguments)
+
+
+def check_keywords(op: OpOverload[..., Any], keywords: Iterable[str], *, where: str) -> None:
+    """Whether an operator has arguments of these names: versions of torch add some, and rename.
+
+    Raises:
+        UnknownNameError: there is none of a name.
+    """
+    known = _argument_names(op)
+    for name in keywords:
+        if name not in known:
+            raise UnknownNameError(
+                f"torch.ops.{op} has no argument {name!r}",
+                where=where,
+                expected=", ".join(sorted(known)),
+            )
 
 
 def _higher_order(name: str, where: str) -> Any:

@@ -11,7 +11,7 @@ import warnings
 from pathlib import Path
 
 from .errors import VersionError
-from .versions import TorchVersionWarning, known_torch_text, standing_of
+from .versions import TorchVersionWarning, accepted_text, known_torch_text, standing_of
 
 __all__ = ["check", "refusal_of"]
 
@@ -40,13 +40,7 @@ def check(torch: str) -> None:
     if error is not None:
         raise error
     filename, line = _caller()
-    warnings.warn_explicit(
-        f"this is torch {torch!r}, and this release knows {known_torch_text()}: the census finds "
-        "nothing unknown in it, so it is used; torch-fakeify doctor says more",
-        TorchVersionWarning,
-        filename,
-        line,
-    )
+    warnings.warn_explicit(accepted_text(torch), TorchVersionWarning, filename, line)
 
 
 def refusal_of(torch: str) -> VersionError | None:

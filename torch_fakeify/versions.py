@@ -14,6 +14,7 @@ __all__ = [
     "PRODUCER",
     "Standing",
     "TorchVersionWarning",
+    "accepted_text",
     "is_newer",
     "known_torch_text",
     "refusal_of_newer",
@@ -66,6 +67,14 @@ def known_torch_text() -> str:
     """The known releases of torch in words."""
     *first, last = (f"{major}.{minor}" for major, minor in KNOWN_TORCH)
     return f"torch {', '.join(first)} or {last}"
+
+
+def accepted_text(torch: str) -> str:
+    """What is said of a torch that is not known and in which the census finds nothing unknown."""
+    return (
+        f"this is torch {torch[:80]!r}, and this release knows {known_torch_text()}: the census finds "
+        "nothing unknown in it, so it is used; torch-fakeify doctor says more"
+    )
 
 
 def warn_of_torch(recorded: str, running: str, *, stacklevel: int) -> None:

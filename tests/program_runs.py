@@ -1,0 +1,70 @@
+"""The small programs' recordings, each made once for all tests and all workers of pytest.
+
+A recording is the folder that ``program_record.py`` fills in a process of its own; what
+``program_replay.py`` finds of it in another one stands beside it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from filelock import FileLock
+from program_zoo import programs
+
+if TYPE_CHECKING:
+    import pytest
+
+HERE = Path(__file__).parent
+FAST = [p for p in programs().values() if not p.slow]
+SLOW = [p for p in programs().values() if p.slow]
+
+
+def python(script: str, *args: str) -> str:
+    """What a script of this directory prints."""
+    done = subprocess.run(
+        [sys.executable, str(HERE / script), *args],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        cwd=HERE,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+def _in_halves(script: str, directory: Path, entries: list[str]) -> None:
+    """Runs a script over the entries in two processes, while the workers of pytest wait for it."""
+    with ThreadPoolExecutor(2) as pool:
+        halves = (entries[::2], entries[1::2])
+        list(pool.map(lambda half: python(script, str(directory), *half), halves))
+
+
+def recorded(factory: pytest.TempPathFactory, *, slow: bool) -> Path:
+    """The recording of the programs that are slow, or of the others."""
+    base = factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    directory = shared / ("slow_programs" if slow else "programs")
+    directory.mkdir(exist_ok=True)
+    with FileLock(directory / "recording"):
+        if not (directory / "recorded").exists():
+            _in_halves("program_record.py", directory, [p.name for p in (SLOW if slow else FAST)])
+            (directory / "recorded").touch()
+    return directory
+
+
+def replayed(factory: pytest.TempPathFactory, *, slow: bool) -> Path:
+    """The same, with what another process made of it."""
+    directory = recorded(factory, slow=slow)
+    with FileLock(directory / "replaying"):
+        if not (directory / "replayed").exists():
+            chosen = SLOW if slow else FAST
+            entries = [f"{p.name}:{p.backend}:{'ops' if p.ops else ''}" for p in chosen]
+            _in_halves("program_replay.py", directory, entries)
+            (directory / "replayed").touch()
+    return directory
