@@ -306,9 +306,9 @@ def test_keys_alone(llama: Browser) -> None:
     assert llama.status().startswith("3 of ")
     llama.keys("N", "N")
     assert llama.status().startswith("1 of ")
-    llama.keys(Keys.ENTER)
     name = llama.focused()
-    llama.wait(lambda: llama.texts(".used"))
+    llama.keys(Keys.ENTER)
+    llama.wait(lambda: llama.texts(".used") and llama.focused() == name)
     llama.keys(Keys.ARROW_DOWN)
     assert llama.focused() != name
     llama.keys(Keys.ARROW_UP)

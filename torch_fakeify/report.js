@@ -148,6 +148,10 @@
     for (const row of users) mark(row, "used");
     reveal(target);
     focusOn(target);
+    // The browser takes the focus off when it goes to a row, before or after this.
+    requestAnimationFrame(() => {
+      if (document.activeElement === document.body) focusOn(target);
+    });
     const name = target.querySelector(".d").textContent;
     status.textContent = `${name}: used by ${users.size} ${users.size === 1 ? "node" : "nodes"}`;
   };
