@@ -63,13 +63,14 @@ def lines(kind: str, count: int, rounds: int) -> Iterator[Row]:
 def rows(rounds: int, counts: Sequence[int] = COUNTS) -> Iterator[Row]:
     """Every line of the table."""
     for kind in KINDS:
-        for count in counts:
-            yield from lines(kind, count, rounds)
         yield growth(
             f"rebuild {kind}, static",
             lambda count, kind=kind: rebuild(make_tensors(kind, count)),
             rounds,
         )
+    for kind in KINDS:
+        for count in counts:
+            yield from lines(kind, count, rounds)
 
 
 if __name__ == "__main__":

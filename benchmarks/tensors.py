@@ -42,11 +42,11 @@ def make_tensors(kind: str, count: int, *, distinct: bool = False) -> list[torch
     return tensors
 
 
-def context_of(t: torch.Tensor) -> Any:
-    """Every dim dynamic, as by `dynamic=True`: equal sizes share a symbol."""
+def context_of(t: torch.Tensor, *, own: bool = False) -> Any:
+    """Every dim dynamic, as by `dynamic=True`: equal sizes share a symbol, unless each has its own."""
     return StatelessSymbolicContext(
-        dynamic_sizes=[DimDynamic.DUCK] * t.ndim,
-        view_base_context=context_of(t._base) if t._is_view() else None,
+        dynamic_sizes=[DimDynamic.DYNAMIC if own else DimDynamic.DUCK] * t.ndim,
+        view_base_context=context_of(t._base, own=own) if t._is_view() else None,
     )
 
 
