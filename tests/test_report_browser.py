@@ -224,7 +224,7 @@ def test_a_name_leads_to_its_node_and_what_uses_it(llama: Browser) -> None:
         f'.s a[href="{target}"]:not(.d)',
     )
     assert llama.status() == f"{name}: used by {used} node{'' if used == 1 else 's'}"
-    assert llama.focused() == name
+    assert llama.wait(lambda: llama.focused() == name)
 
 
 def test_a_guard_leads_to_its_line(llama: Browser) -> None:
@@ -488,10 +488,9 @@ def test_a_screen_reader_finds_its_way(browser: Browser, pages: Path) -> None:
             )
             == 0
         )
-    browser.screen(NARROW, 640)
-    assert {"table", "row", "cell", "columnheader"} <= set(map(role_of, perceived(browser))), (
-        "cards are a table still"
-    )
+    browser.screen(NARROW, 640)  # the tables become cards
+    cells = {"table", "row", "cell", "columnheader"}
+    assert browser.wait(lambda: cells <= set(map(role_of, perceived(browser))))
 
 
 # --- large, hostile -------------------------------------------------------------------------------
