@@ -123,6 +123,7 @@ LAYERS = {
     "frame_inputs": (5, 0),
     "listed_inputs": (5, 0),
     "graph_calling": (5, 0),
+    "graph_checks": (5, 0),
     "graph_devices": (5, 0),
     "graph_meta": (5, 0),
     "graph_modules": (5, 0),

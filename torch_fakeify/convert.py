@@ -150,8 +150,8 @@ class MetaConverter(Rebuilder):
                     return fake
         elif self._fast:
             source = source or self._source_of(d)
-            fake = self._plain_symbolic(d, source, symbolic_context or self._policy_of(d))
-            if fake is not None:
+            policy = None if self._leaves is None else symbolic_context or self._policy_of(d)
+            if (fake := self._plain_symbolic(d, source, policy)) is not None:
                 return fake
         with self._ambience():
             if self._shape_env is not None:
@@ -225,12 +225,12 @@ class MetaConverter(Rebuilder):
         meta = None if base is None else self._tensors[record.id].meta
         if base is None or meta is None or meta.untyped_storage() is not base.untyped_storage():
             return None  # before symbols are noted for it
-        source, leaves = source or self._name_source(d), self._leaves
-        layout: Any = None if leaves is None else leaves.view(d, source, policy)
+        source = source or self._name_source(d)
+        layout: Any = None if self._leaves is None else self._leaves.view(d, source, policy)
         with self._suppressed():
             if layout is None:
                 known = self._context_of(d) if isinstance(policy, ContextDesc) else policy
-                layout = self._geometry(d, source, None if leaves is None else known)
+                layout = self._geometry(d, source, known)
             fake = make_view(d, base, meta, self._device(d), self._views, layout)
         return None if fake is None else (fake, None)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence, Set
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -20,7 +20,7 @@ from .convert import MetaConverter
 from .desc_frame import CaptureDesc, FailureDesc, FakeModeDesc, InputDesc
 from .desc_graph import GraphModuleDesc, NodeDesc
 from .describe import MetaTensorDescriber
-from .errors import CaptureError, UnknownNameError
+from .errors import CaptureError, FakeifyError, UnknownNameError
 from .exprs import check_sym, decode_expr
 from .fake_modes import describe_fake_mode, make_fake_mode
 from .files import read_file, write_capture
@@ -319,6 +319,8 @@ class Instance:
             self.fake_mode, symbols="keep", keep_nested_ints=True, sources=self._sources
         )
         self._retarget = retarget
+        # One kind of work after the other, each in a short loop: the processor keeps its code.
+        self._decode_sources(desc)
         # Torch asks about sizes when a tensor is made. The frame has all its guards already.
         with nullcontext() if shape_env is None else shape_env.suppress_guards():
             self.inputs = [self._convert_input(i, d) for i, d in enumerate(desc.inputs)]
@@ -397,6 +399,13 @@ class Instance:
 
     def _compile_id(self) -> Any:
         return _torch.CompileId(frame_id=0, frame_compile_id=0)
+
+    def _decode_sources(self, desc: CaptureDesc) -> None:
+        """Those of the inputs; one that cannot be decoded is told where it is needed."""
+        with suppress(FakeifyError):
+            for each in desc.inputs:
+                if each.tensor is not None and each.tensor.source is not None:
+                    decode_source(each.tensor.source, memo=self._sources)
 
     def _convert(self, desc: MetaTensorDesc) -> torch.Tensor:
         with refusing(where_of(desc)):

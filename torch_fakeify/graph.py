@@ -9,12 +9,12 @@ Python source, so every one of them must be an identifier before it gets there.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import sympy
 import torch
-from torch.fx.graph import inplace_methods, magic_methods
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from . import _torch, names
@@ -36,9 +36,23 @@ from .desc import (
     Value,
 )
 from .desc_graph import GraphModuleDesc, NodeDesc
-from .errors import FormatError, LimitError, UnknownNameError, UnsupportedValueError
+from .errors import (
+    FakeifyError,
+    FormatError,
+    LimitError,
+    UnknownNameError,
+    UnsupportedTensorError,
+    UnsupportedValueError,
+)
 from .exprs import decode_expr, encode_expr, encode_sym
 from .graph_calling import decode_calling, encode_calling
+from .graph_checks import (
+    MAX_NESTING,
+    READS_ATTRIBUTE,
+    check_attributes,
+    check_node,
+    check_order,
+)
 from .graph_devices import Devices
 from .graph_meta import (
     MODULE_CARRIED,
@@ -50,20 +64,16 @@ from .graph_meta import (
     encode_note,
 )
 from .graph_modules import attach, collect, read_tensors
-from .name_lists import CALLS_ARGUMENTS, DENIED_KEYWORDS
 from .sources import DecodeMemo, decode_source, encode_source, source_of
 from .values import decode_value, encode_value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from .desc import MetaTensorDesc, SourceDesc, SymDesc
     from .describe import MetaTensorDescriber
 
 __all__ = ["decode_graph", "encode_graph"]
-
-MAX_NESTING = 32
-"""How deep graphs may be nested in graphs."""
 
 _CLASS_NAME = re.compile(r"[A-Za-z_<][A-Za-z0-9_.<>]*")
 
@@ -75,9 +85,6 @@ _PLAIN = frozenset({type(None), bool, int})
 
 _CONTAINERS = frozenset({TupleValue, ListValue, DictValue, SizeValue, FunctionValue})
 """Records that the hook does not own, but for their parts."""
-
-_TEMPLATES = {**magic_methods, **inplace_methods}
-"""How FX prints the functions of ``operator``."""
 
 
 # --- encode ---------------------------------------------------------------------------------------
@@ -115,6 +122,10 @@ def _first_seq_nr(gm: torch.fx.GraphModule) -> int:
     return min((n for n in numbers if type(n) is int), default=0)
 
 
+_Call: TypeAlias = tuple[Value, tuple[Value, ...], tuple[tuple[str, Value], ...]]
+"""The target of a node and its arguments."""
+
+
 class _Encoder:
     def __init__(
         self, describer: MetaTensorDescriber, constants: Literal["none", "small"], meta: MetaEncoder
@@ -134,12 +145,17 @@ class _Encoder:
         shared = SharedValues()
         positions = {fx_node: i for i, fx_node in enumerate(gm.graph.nodes)}
         hook = self._hook(positions)
-        nodes = tuple(
-            self._encode_node(fx_node, positions, hook, shared, f"{where}.nodes[{i}]")
-            for i, fx_node in enumerate(gm.graph.nodes)
-        )
+        fx_nodes = tuple(gm.graph.nodes)
+        # One kind of work after the other, each in a short loop: the processor keeps its code.
+        self._describe_values(fx_nodes)
+        calls = [
+            self._encode_call(fx_node, positions, hook, f"{where}.nodes[{i}]")
+            for i, fx_node in enumerate(fx_nodes)
+        ]
+        metas = [self.meta.encode(fx_node.meta, hook, shared) for fx_node in fx_nodes]
+        nodes = tuple(map(self._node, fx_nodes, calls, metas, itertools.repeat(positions)))
         try:
-            _check_attributes(nodes, tuple(gm.graph.nodes), where)
+            check_attributes(nodes, fx_nodes, where)
         except UnknownNameError as error:
             raise UnsupportedValueError(f"a node cannot be recorded: {error}") from error
         meta, dropped = self.meta.encode(
@@ -202,14 +218,21 @@ class _Encoder:
 
         return hook
 
-    def _encode_node(
+    def _describe_values(self, fx_nodes: tuple[torch.fx.Node, ...]) -> None:
+        """The describer knows them then; what cannot be described is told where it stands."""
+        for fx_node in fx_nodes:
+            value = fx_node.meta.get("example_value", fx_node.meta.get("val"))
+            if isinstance(value, torch.Tensor):
+                with contextlib.suppress(UnsupportedTensorError):
+                    self._describe(value)
+
+    def _encode_call(
         self,
         fx_node: torch.fx.Node,
         positions: dict[torch.fx.Node, int],
         hook: Callable[[object], Value],
-        shared: SharedValues,
         where: str,
-    ) -> NodeDesc:
+    ) -> _Call:
         try:
             args = self._encode_args(fx_node, positions, hook, where)
             kwargs = tuple([
@@ -217,10 +240,20 @@ class _Encoder:
                 for key, arg in fx_node.kwargs.items()
             ])  # fmt: skip
             target = self._encode_target(fx_node, f"{where}.target")
-            _check_node(fx_node.op, fx_node.name, target, args, kwargs, where)
+            check_node(fx_node.op, fx_node.name, target, args, kwargs, where)
         except FormatError as error:
             raise UnsupportedValueError(f"a node cannot be recorded: {error}") from error
-        meta, dropped = self.meta.encode(fx_node.meta, hook, shared)
+        return target, args, kwargs
+
+    def _node(
+        self,
+        fx_node: torch.fx.Node,
+        call: _Call,
+        encoded: tuple[tuple[tuple[str, Value], ...], tuple[tuple[str, str], ...]],
+        positions: dict[torch.fx.Node, int],
+    ) -> NodeDesc:
+        target, args, kwargs = call
+        meta, dropped = encoded
         stack = self.meta.stack(fx_node.meta.get("stack_trace"))
         node_type, lost_type = _encode_type(fx_node.type)
         return NodeDesc(
@@ -305,118 +338,6 @@ def _class_name(gm: torch.fx.GraphModule, where: str) -> str:
     if _CLASS_NAME.fullmatch(name) is None:
         raise UnsupportedValueError("not a class name", where=where, found=repr(name))
     return name
-
-
-# --- what both directions check -------------------------------------------------------------------
-
-
-def _check_node(
-    op: str,
-    name: str,
-    target: Value,
-    args: tuple[Value, ...],
-    kwargs: tuple[tuple[str, Value], ...],
-    where: str,
-) -> None:
-    """Raise a ``FormatError`` if a part of a node could not stand in generated code."""
-    names.check_identifier(name, where=f"{where}.name")
-    for key, _ in kwargs:
-        names.check_identifier(key, where=f"{where}.kwargs[{key!r}]")
-    if len({key for key, _ in kwargs}) != len(kwargs):
-        raise FormatError("a keyword is given twice", where=f"{where}.kwargs")
-    if op == "call_function":
-        if not isinstance(target, FunctionValue):
-            raise FormatError("not a function", where=f"{where}.target", found=repr(target))
-        return _check_call(target, args, kwargs, where)
-    if not isinstance(target, str):
-        raise FormatError("not a name", where=f"{where}.target", found=type(target).__name__)
-    match op:
-        case "placeholder":
-            names.check_identifier(re.sub(r"^\*{1,2}", "", target), where=f"{where}.target")
-            if target == "self" or len(args) > 1 or kwargs:
-                raise FormatError("not a placeholder", where=where, found=repr(target))
-        case "call_method":
-            names.check_method(target, where=f"{where}.target")
-            if not args:
-                raise FormatError("a method has no object", where=f"{where}.args")
-        case "output":
-            if target != "output" or len(args) != 1 or kwargs:
-                raise FormatError("not an output", where=where, found=repr(target))
-        case _:
-            names.check_path(target, where=f"{where}.target")
-    return None
-
-
-def _check_call(
-    target: FunctionValue,
-    args: tuple[Value, ...],
-    kwargs: tuple[tuple[str, Value], ...],
-    where: str,
-) -> None:
-    module, _, function = target.name.rpartition(".")
-    if target.name in _READS_ATTRIBUTE:
-        attribute = args[1] if len(args) > 1 else None
-        if kwargs or not isinstance(args[0] if args else None, NodeValue):
-            raise FormatError("not the reading of an attribute", where=f"{where}.args")
-        if not isinstance(attribute, str):
-            raise FormatError(
-                "not the name of an attribute", where=f"{where}.args[1]", found=repr(attribute)
-            )
-        names.check_identifier(attribute, where=f"{where}.args[1]")
-    called = DENIED_KEYWORDS.get(target.name)
-    if called is not None and any(key == called for key, _ in kwargs):
-        raise UnknownNameError(f"{target.name} may not be given a function", where=where)
-    if target.kind == "hop" or target.name in CALLS_ARGUMENTS:
-        for i, arg in enumerate((*args, *(arg for _, arg in kwargs))):
-            if _holds_class(arg, 0):
-                raise UnknownNameError(
-                    f"{target.name} may not be given a class", where=f"{where}.args[{i}]"
-                )
-    if module == "operator" and target.kind == "function":
-        template = _TEMPLATES.get(function)
-        # FX prints operators by these templates.
-        if template is not None and (kwargs or template.count("{}") != len(args)):
-            raise FormatError(f"wrong number of arguments for {target.name}", where=f"{where}.args")
-
-
-def _holds_class(value: Value, depth: int) -> bool:
-    """Whether a value is a class, or has one in it: what is called must be a graph or an operator."""
-    match value:
-        case TypeValue():
-            return True
-        case TupleValue(items=items) | ListValue(items=items) if depth < MAX_NESTING:
-            return any(_holds_class(item, depth + 1) for item in items)
-        case DictValue(items=pairs) if depth < MAX_NESTING:
-            return any(_holds_class(item, depth + 1) for _, item in pairs)
-        case _:
-            return False
-
-
-_READS_ATTRIBUTE = frozenset({
-    "builtins.getattr", "builtins.hasattr", "torch._dynamo.utils.numpy_attr_wrapper",
-})  # fmt: skip
-
-
-def _check_attributes(
-    nodes: Sequence[NodeDesc], fx_nodes: Sequence[torch.fx.Node], where: str
-) -> None:
-    """Raise an ``UnknownNameError`` if a node reads what a graph may not read."""
-    for i, desc in enumerate(nodes):
-        if not isinstance(desc.target, FunctionValue) or desc.target.name not in _READS_ATTRIBUTE:
-            continue
-        owner, attribute = fx_nodes[i].args[:2]
-        here = f"{where}.nodes[{i}].args[1]"
-        names.check_attribute(str(attribute), where=here, inner=_inner_names(owner))
-
-
-def _inner_names(owner: Any) -> Sequence[str]:
-    """The inner tensors of a node's value, as its class tells them."""
-    meta = owner.meta
-    value: Any = meta.get("example_value", meta.get("val"))
-    if not (isinstance(value, torch.Tensor) and hasattr(type(value), "__tensor_flatten__")):
-        return ()
-    wrapper: Any = value
-    return wrapper.__tensor_flatten__()[0]
 
 
 # --- decode ---------------------------------------------------------------------------------------
@@ -508,15 +429,41 @@ class _Decoder:
         scope = _Scope([], attributes, graphs)
         hook = self._hook(scope.nodes)
         meta = MetaDecoder(d.shared)
-        _check_order(d, where)
+        check_order(d, where)
+        # One kind of work after the other, each in a short loop: the processor keeps its code.
+        kept = self._converted(d)
         for i, desc in enumerate(d.nodes):
             here = f"{where}.nodes[{i}]"
-            fx_node = self._decode_node(graph, desc, scope, hook, here)
-            scope.nodes.append(fx_node)
-            self._decode_notes(fx_node, desc, meta, hook, here)
-        _check_attributes(d.nodes, scope.nodes, where)
+            check_node(desc.op, desc.name, desc.target, desc.args, desc.kwargs, here)
+        for i, desc in enumerate(d.nodes):
+            scope.nodes.append(self._decode_node(graph, desc, scope, hook, f"{where}.nodes[{i}]"))
+        known: list[torch.fx.Node] = []
+        hook = self._hook(known)
+        for i, (fx_node, desc) in enumerate(zip(scope.nodes, d.nodes, strict=True)):
+            known.append(fx_node)
+            here = f"{where}.nodes[{i}].meta"
+            fx_node.meta.update(meta.decode(desc.meta, where=here, hook=hook))
+        for fx_node, desc in zip(scope.nodes, d.nodes, strict=True):
+            if desc.stack is not None:
+                fx_node.meta["stack_trace"] = meta.stack(desc.stack)
+        for fx_node, desc in zip(scope.nodes, d.nodes, strict=True):
+            if desc.source is not None:
+                source = decode_source(desc.source, memo=self.sources)
+                fx_node._dynamo_source = source  # pyright: ignore[reportAttributeAccessIssue]
+        del kept
+        check_attributes(d.nodes, scope.nodes, where)
         _restore_users(d, scope.nodes, where)
         return graph
+
+    def _converted(self, d: GraphModuleDesc) -> list[torch.Tensor]:
+        """The tensors that are the values of nodes; what cannot be converted is told at its node."""
+        tensors = [v.tensor for n in d.nodes for _, v in n.meta if type(v) is TensorValue]
+        tensors.sort(key=lambda t: t.is_view)  # their bases among them come first
+        made: list[torch.Tensor] = []
+        with contextlib.suppress(FakeifyError):
+            for tensor in tensors:
+                made.append(self.convert(tensor))  # noqa: PERF401
+        return made
 
     def _decode_node(
         self,
@@ -526,7 +473,6 @@ class _Decoder:
         hook: Callable[[Value], object],
         where: str,
     ) -> torch.fx.Node:
-        _check_node(desc.op, desc.name, desc.target, desc.args, desc.kwargs, where)
         self._check_reference(desc, scope, where)
         target: Any = desc.target
         if desc.op == "call_function":
@@ -577,28 +523,13 @@ class _Decoder:
             raise FormatError(
                 "the module has no such submodule", where=f"{where}.target", found=repr(desc.target)
             )
-        if isinstance(desc.target, FunctionValue) and desc.target.name in _READS_ATTRIBUTE:
+        if isinstance(desc.target, FunctionValue) and desc.target.name in READS_ATTRIBUTE:
             owner = desc.args[0]
             assert isinstance(owner, NodeValue)
             if 0 <= owner.index < len(scope.nodes):
                 fx_node = scope.nodes[owner.index]
                 if fx_node.op == "get_attr" and fx_node.target in scope.graphs:
                     raise FormatError("an attribute of a graph is read", where=f"{where}.args[0]")
-
-    def _decode_notes(
-        self,
-        fx_node: torch.fx.Node,
-        desc: NodeDesc,
-        meta: MetaDecoder,
-        hook: Callable[[Value], object],
-        where: str,
-    ) -> None:
-        fx_node.meta.update(meta.decode(desc.meta, where=f"{where}.meta", hook=hook))
-        if desc.stack is not None:
-            fx_node.meta["stack_trace"] = meta.stack(desc.stack)
-        if desc.source is not None:
-            source = decode_source(desc.source, memo=self.sources)
-            fx_node._dynamo_source = source  # pyright: ignore[reportAttributeAccessIssue]
 
     def _hook(self, nodes: list[torch.fx.Node]) -> Callable[[Value], object]:
         def decode(v: Value) -> Any:
@@ -633,24 +564,6 @@ class _Decoder:
             return NotImplemented
 
         return hook
-
-
-def _check_order(d: GraphModuleDesc, where: str) -> None:
-    """Placeholders stand first, one output last, and no name stands twice."""
-    seen: set[str] = set()
-    targets: set[Value] = set()
-    for i, desc in enumerate(d.nodes):
-        if desc.name in seen:
-            raise FormatError(
-                "two nodes have one name", where=f"{where}.nodes[{i}].name", found=repr(desc.name)
-            )
-        seen.add(desc.name)
-        if desc.op == "output" and i + 1 != len(d.nodes):
-            raise FormatError("an output is not the last node", where=f"{where}.nodes[{i}]")
-        if desc.op == "placeholder":
-            if desc.target in targets:
-                raise FormatError("two inputs have one name", where=f"{where}.nodes[{i}].target")
-            targets.add(desc.target)
 
 
 def _restore_users(d: GraphModuleDesc, nodes: list[torch.fx.Node], where: str) -> None:

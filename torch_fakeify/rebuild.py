@@ -646,7 +646,8 @@ class Rebuilder(ABC):
     # --- parts ----------------------------------------------------------------------------------
 
     def _suppressed(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self._shape_env is None else self._shape_env.suppress_guards()
+        env: Any = self._shape_env
+        return nullcontext() if env is None or env._suppress_guards_tls() else env.suppress_guards()
 
 
 def _has_geometry(made: Any, geometry: Geometry) -> bool:

@@ -1,0 +1,154 @@
+"""What must hold of the nodes of a graph, written or read, before FX makes Python source of them."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx.graph import inplace_methods, magic_methods
+
+from . import names
+from .desc import DictValue, FunctionValue, ListValue, NodeValue, TupleValue, TypeValue, Value
+from .errors import FormatError, UnknownNameError
+from .name_lists import CALLS_ARGUMENTS, DENIED_KEYWORDS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .desc_graph import GraphModuleDesc, NodeDesc
+
+__all__ = ["MAX_NESTING", "READS_ATTRIBUTE", "check_attributes", "check_node", "check_order"]
+
+MAX_NESTING = 32
+"""How deep graphs may be nested in graphs."""
+
+READS_ATTRIBUTE = frozenset({
+    "builtins.getattr", "builtins.hasattr", "torch._dynamo.utils.numpy_attr_wrapper",
+})  # fmt: skip
+"""Functions that read an attribute by name."""
+
+_TEMPLATES = {**magic_methods, **inplace_methods}
+"""How FX prints the functions of ``operator``."""
+
+
+def check_node(
+    op: str,
+    name: str,
+    target: Value,
+    args: tuple[Value, ...],
+    kwargs: tuple[tuple[str, Value], ...],
+    where: str,
+) -> None:
+    """Raise a ``FormatError`` if a part of a node could not stand in generated code."""
+    names.check_identifier(name, where=f"{where}.name")
+    for key, _ in kwargs:
+        names.check_identifier(key, where=f"{where}.kwargs[{key!r}]")
+    if len({key for key, _ in kwargs}) != len(kwargs):
+        raise FormatError("a keyword is given twice", where=f"{where}.kwargs")
+    if op == "call_function":
+        if not isinstance(target, FunctionValue):
+            raise FormatError("not a function", where=f"{where}.target", found=repr(target))
+        return _check_call(target, args, kwargs, where)
+    if not isinstance(target, str):
+        raise FormatError("not a name", where=f"{where}.target", found=type(target).__name__)
+    match op:
+        case "placeholder":
+            names.check_identifier(re.sub(r"^\*{1,2}", "", target), where=f"{where}.target")
+            if target == "self" or len(args) > 1 or kwargs:
+                raise FormatError("not a placeholder", where=where, found=repr(target))
+        case "call_method":
+            names.check_method(target, where=f"{where}.target")
+            if not args:
+                raise FormatError("a method has no object", where=f"{where}.args")
+        case "output":
+            if target != "output" or len(args) != 1 or kwargs:
+                raise FormatError("not an output", where=where, found=repr(target))
+        case _:
+            names.check_path(target, where=f"{where}.target")
+    return None
+
+
+def _check_call(
+    target: FunctionValue,
+    args: tuple[Value, ...],
+    kwargs: tuple[tuple[str, Value], ...],
+    where: str,
+) -> None:
+    module, _, function = target.name.rpartition(".")
+    if target.name in READS_ATTRIBUTE:
+        attribute = args[1] if len(args) > 1 else None
+        if kwargs or not isinstance(args[0] if args else None, NodeValue):
+            raise FormatError("not the reading of an attribute", where=f"{where}.args")
+        if not isinstance(attribute, str):
+            raise FormatError(
+                "not the name of an attribute", where=f"{where}.args[1]", found=repr(attribute)
+            )
+        names.check_identifier(attribute, where=f"{where}.args[1]")
+    called = DENIED_KEYWORDS.get(target.name)
+    if called is not None and any(key == called for key, _ in kwargs):
+        raise UnknownNameError(f"{target.name} may not be given a function", where=where)
+    if target.kind == "hop" or target.name in CALLS_ARGUMENTS:
+        for i, arg in enumerate((*args, *(arg for _, arg in kwargs))):
+            if _holds_class(arg, 0):
+                raise UnknownNameError(
+                    f"{target.name} may not be given a class", where=f"{where}.args[{i}]"
+                )
+    if module == "operator" and target.kind == "function":
+        template = _TEMPLATES.get(function)
+        # FX prints operators by these templates.
+        if template is not None and (kwargs or template.count("{}") != len(args)):
+            raise FormatError(f"wrong number of arguments for {target.name}", where=f"{where}.args")
+
+
+def _holds_class(value: Value, depth: int) -> bool:
+    """Whether a value is a class, or has one in it: what is called must be a graph or an operator."""
+    match value:
+        case TypeValue():
+            return True
+        case TupleValue(items=items) | ListValue(items=items) if depth < MAX_NESTING:
+            return any(_holds_class(item, depth + 1) for item in items)
+        case DictValue(items=pairs) if depth < MAX_NESTING:
+            return any(_holds_class(item, depth + 1) for _, item in pairs)
+        case _:
+            return False
+
+
+def check_attributes(
+    nodes: Sequence[NodeDesc], fx_nodes: Sequence[torch.fx.Node], where: str
+) -> None:
+    """Raise an ``UnknownNameError`` if a node reads what a graph may not read."""
+    for i, desc in enumerate(nodes):
+        if not isinstance(desc.target, FunctionValue) or desc.target.name not in READS_ATTRIBUTE:
+            continue
+        owner, attribute = fx_nodes[i].args[:2]
+        here = f"{where}.nodes[{i}].args[1]"
+        names.check_attribute(str(attribute), where=here, inner=_inner_names(owner))
+
+
+def _inner_names(owner: Any) -> Sequence[str]:
+    """The inner tensors of a node's value, as its class tells them."""
+    meta = owner.meta
+    value: Any = meta.get("example_value", meta.get("val"))
+    if not (isinstance(value, torch.Tensor) and hasattr(type(value), "__tensor_flatten__")):
+        return ()
+    wrapper: Any = value
+    return wrapper.__tensor_flatten__()[0]
+
+
+def check_order(d: GraphModuleDesc, where: str) -> None:
+    """Placeholders stand first, one output last, and no name stands twice."""
+    seen: set[str] = set()
+    targets: set[Value] = set()
+    for i, desc in enumerate(d.nodes):
+        if desc.name in seen:
+            raise FormatError(
+                "two nodes have one name", where=f"{where}.nodes[{i}].name", found=repr(desc.name)
+            )
+        seen.add(desc.name)
+        if desc.op == "output" and i + 1 != len(d.nodes):
+            raise FormatError("an output is not the last node", where=f"{where}.nodes[{i}]")
+        if desc.op == "placeholder":
+            if desc.target in targets:
+                raise FormatError("two inputs have one name", where=f"{where}.nodes[{i}].target")
+            targets.add(desc.target)
