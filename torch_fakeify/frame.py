@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence, Set
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -20,7 +20,7 @@ from .convert import MetaConverter
 from .desc_frame import CaptureDesc, FailureDesc, FakeModeDesc, InputDesc
 from .desc_graph import GraphModuleDesc, NodeDesc
 from .describe import MetaTensorDescriber
-from .errors import CaptureError, FakeifyError, UnknownNameError
+from .errors import CaptureError, UnknownNameError
 from .exprs import check_sym, decode_expr
 from .fake_modes import describe_fake_mode, make_fake_mode
 from .files import read_file, write_capture
@@ -401,8 +401,8 @@ class Instance:
         return _torch.CompileId(frame_id=0, frame_compile_id=0)
 
     def _decode_sources(self, desc: CaptureDesc) -> None:
-        """Those of the inputs; one that cannot be decoded is told where it is needed."""
-        with suppress(FakeifyError):
+        """Those of the inputs, which then are known."""
+        with refusing("$.inputs"):
             for each in desc.inputs:
                 if each.tensor is not None and each.tensor.source is not None:
                     decode_source(each.tensor.source, memo=self._sources)

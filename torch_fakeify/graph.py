@@ -37,7 +37,6 @@ from .desc import (
 )
 from .desc_graph import GraphModuleDesc, NodeDesc
 from .errors import (
-    FakeifyError,
     FormatError,
     LimitError,
     UnknownNameError,
@@ -223,7 +222,7 @@ class _Encoder:
         for fx_node in fx_nodes:
             value = fx_node.meta.get("example_value", fx_node.meta.get("val"))
             if isinstance(value, torch.Tensor):
-                with contextlib.suppress(UnsupportedTensorError):
+                with contextlib.suppress(UnsupportedTensorError, UnsupportedValueError):
                     self._describe(value)
 
     def _encode_call(
@@ -456,14 +455,10 @@ class _Decoder:
         return graph
 
     def _converted(self, d: GraphModuleDesc) -> list[torch.Tensor]:
-        """The tensors that are the values of nodes; what cannot be converted is told at its node."""
+        """The tensors that are the values of nodes, to be kept until these have them."""
         tensors = [v.tensor for n in d.nodes for _, v in n.meta if type(v) is TensorValue]
         tensors.sort(key=lambda t: t.is_view)  # their bases among them come first
-        made: list[torch.Tensor] = []
-        with contextlib.suppress(FakeifyError):
-            for tensor in tensors:
-                made.append(self.convert(tensor))  # noqa: PERF401
-        return made
+        return list(map(self.convert, tensors))
 
     def _decode_node(
         self,
