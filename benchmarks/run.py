@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
+import multiprocessing
 import platform
 import time
 import warnings
@@ -16,8 +18,9 @@ from .table import Row, as_data, print_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
+    from multiprocessing.connection import Connection
 
-__all__ = ["ROUNDS", "main", "show"]
+__all__ = ["ROUNDS", "alone", "main", "show"]
 
 ROUNDS = 5
 
@@ -41,6 +44,41 @@ def main(doc: str | None, rows: Callable[..., Iterable[Row]], *, counts: bool = 
     show({parser.prog: lambda rounds: rows(rounds, **some)}, args.rounds, as_json=args.json)
 
 
+def alone(module: str) -> Callable[[int], Iterator[Row]]:
+    """What gives the lines of a script of this folder from a process of its own, as they come."""
+
+    def rows(rounds: int) -> Iterator[Row]:
+        spawning = multiprocessing.get_context("spawn")
+        lines, sender = spawning.Pipe(duplex=False)
+        process = spawning.Process(target=_send, args=(module, rounds, sender))
+        process.start()
+        sender.close()
+        try:
+            while True:
+                yield lines.recv()
+        except EOFError:
+            process.join()
+        finally:
+            process.kill()
+        if process.exitcode:
+            raise SystemExit(f"{module} ended with status {process.exitcode}")
+
+    return rows
+
+
+def _send(module: str, rounds: int, sender: Connection) -> None:
+    _settle()
+    script: Any = importlib.import_module(f".{module}", __package__)
+    for row in script.rows(rounds):
+        sender.send(row)
+
+
+def _settle() -> None:
+    """One thread, and no warnings among the lines."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+
+
 def show(
     scripts: Mapping[str, Callable[[int], Iterable[Row]]], rounds: int, *, as_json: bool
 ) -> list[Row]:
@@ -51,8 +89,7 @@ def show(
         rounds: how often each side of a line runs.
         as_json: print one JSON object at the end in place of the table.
     """
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
+    _settle()
     about: dict[str, Any] = {
         "torch": torch.__version__,
         "python": platform.python_version(),
