@@ -13,7 +13,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT))
 
-from benchmarks.table import (  # noqa: E402 - a checkout's folder, which is not installed
+from benchmarks.__main__ import SCRIPTS  # noqa: E402 - a checkout's folder, which is not installed
+from benchmarks.run import alone  # noqa: E402
+from benchmarks.table import (  # noqa: E402
     Figure,
     Row,
     as_data,
@@ -98,9 +100,14 @@ def _run(*args: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.sweep
-def test_a_script_runs() -> None:
+@pytest.mark.parametrize(
+    "script",
+    [("benchmarks.bench_memory",), ("benchmarks", "memory")],
+    ids=["alone", "in the table"],
+)
+def test_a_script_runs(script: tuple[str, ...]) -> None:
     """As JSON, with every line asked for; nothing of the progress is among it."""
-    done = _run("benchmarks.bench_memory", "--rounds", "1", "--json")
+    done = _run(*script, "--rounds", "1", "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["rounds"] == 1
@@ -112,3 +119,15 @@ def test_an_unknown_script_is_refused() -> None:
     done = _run("benchmarks", "--rounds", "1", "no_such")
     assert done.returncode == 2
     assert "no such script: no_such; there are describe, static, dynamic" in done.stderr
+
+
+def test_the_table_has_every_script() -> None:
+    """Each file of a benchmark is run for it."""
+    files = (ROOT / "benchmarks").glob("bench_*.py")
+    assert {f"bench_{name}" for name in SCRIPTS} == {file.stem for file in files}
+
+
+def test_a_script_that_fails_ends_the_table() -> None:
+    """Its lines would be missing without a word."""
+    with pytest.raises(SystemExit, match="no_such ended with status 1"):
+        list(alone("no_such")(1))
