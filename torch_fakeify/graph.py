@@ -221,7 +221,7 @@ class _Encoder:
         """The describer knows them then; what cannot be described is told where it stands."""
         for fx_node in fx_nodes:
             value = fx_node.meta.get("example_value", fx_node.meta.get("val"))
-            if type(value) is _torch.FakeTensor:  # of others the describer keeps no record
+            if isinstance(value, torch.Tensor):
                 with contextlib.suppress(UnsupportedTensorError, UnsupportedValueError):
                     self._describe(value)
 
