@@ -31,7 +31,7 @@ def python(script: str, *args: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
         cwd=HERE,
     )
     assert done.returncode == 0, done.stderr[-4000:]

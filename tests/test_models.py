@@ -3,34 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from program_runs import python
 
 pytest.importorskip("transformers", reason="needs the `models` extra: pip install '.[models]'")
 
 pytestmark = [pytest.mark.models, pytest.mark.timeout(900)]
 
-HERE = Path(__file__).parent
 MODELS = ["bert", "t5", "llama", "mixtral", "vit", "mamba"]
-
-
-def _python(script: str, *args: str) -> str:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, str(HERE / script), *args],
-        capture_output=True,
-        text=True,
-        env=environment,
-        cwd=HERE,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
 
 
 def _check_replayed(result: dict[str, Any]) -> None:
@@ -49,11 +32,11 @@ def _check_replayed(result: dict[str, Any]) -> None:
 )
 def test_a_model_replays_in_a_process_without_its_code(model: str, tmp_path: Path) -> None:
     """Outputs, gradients and guards of a model equal eager's and process A's."""
-    _python("model_record.py", str(tmp_path), model)
+    python("model_record.py", str(tmp_path), model)
     captures = sorted(str(p) for p in tmp_path.glob("*.fkf"))
     assert len(captures) >= 2
     replayed = [
-        json.loads(line) for line in _python("model_replay.py", "aot_eager", *captures).splitlines()
+        json.loads(line) for line in python("model_replay.py", "aot_eager", *captures).splitlines()
     ]
     assert [r["capture"] for r in replayed] == [Path(c).name for c in captures]
     for result in replayed:
@@ -64,9 +47,9 @@ def test_a_model_replays_in_a_process_without_its_code(model: str, tmp_path: Pat
 @pytest.mark.parametrize("model", ["bert", pytest.param("llama", marks=pytest.mark.long)])
 def test_models_compile_with_inductor_without_their_code(model: str, tmp_path: Path) -> None:
     """A capture compiled by inductor in another process gives eager's outputs and gradients."""
-    _python("model_record.py", str(tmp_path), model)
+    python("model_record.py", str(tmp_path), model)
     captures = sorted(str(p) for p in tmp_path.glob("*.fkf"))
-    for line in _python("model_replay.py", "inductor", *captures).splitlines():
+    for line in python("model_replay.py", "inductor", *captures).splitlines():
         result = json.loads(line)
         assert result["same_results"], result["capture"]
         assert not result["transformers"]
