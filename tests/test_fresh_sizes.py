@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import re
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._dynamo.source import AttrSource, EphemeralSource, LocalSource
+from torch._guards import TracingContext, tracing
 from torch._logging._internal import LazyTraceHandler, trace_log
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import (
@@ -93,6 +95,70 @@ def test_the_short_way_gives_what_the_plain_way_gives(
     assert envs[0].symbol_guard_counter == envs[1].symbol_guard_counter
     assert list(envs[0].unique_ids) == list(envs[1].unique_ids)
     assert list(envs[0].backed_var_to_val) == list(envs[1].backed_var_to_val)
+
+
+def test_many_symbols_are_those_of_the_plain_way() -> None:
+    """Also once the low numbers are taken, and after a rollback has given many back."""
+    envs = []
+    describer = tfk.MetaTensorDescriber()
+    policy = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * 2)
+    records = [
+        describer.describe_tensor(torch.empty(4, 5), source=LocalSource(f"x{i}"))
+        for i in range(200)
+    ]
+    for fast in (False, True):
+        mode = FakeTensorMode(shape_env=ShapeEnv())
+        converter = MetaConverter(mode, fast=fast)
+        kept = [converter.from_desc(d, symbolic_context=policy) for d in records[:100]]
+        before = tfk.checkpoint(mode.shape_env)
+        for d in records[100:]:
+            converter.from_desc(d, symbolic_context=policy)
+        before.rollback()
+        kept += [converter.from_desc(d, symbolic_context=policy) for d in records[100:]]
+        envs.append(mode.shape_env)
+    assert envs[0].unique_ids == envs[1].unique_ids
+    assert len(envs[0].backed_var_to_val) > 390
+    assert list(envs[0].backed_var_to_val) == list(envs[1].backed_var_to_val)
+    assert state(envs[0]) == state(envs[1])
+
+
+def test_symbols_tell_the_users_line() -> None:
+    """Of the tensor that was made while a frontend knew it, and of no other."""
+    told = []
+    for fast in (False, True):
+        mode = FakeTensorMode(shape_env=ShapeEnv())
+        converter, describer = MetaConverter(mode, fast=fast), tfk.MetaTensorDescriber()
+        policy = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * 2)
+        for i, line in enumerate((None, 3, 4, None)):
+            d = describer.describe_tensor(torch.empty(6, 7), source=LocalSource(f"x{i}"))
+            with ExitStack() as stack:
+                if line is not None:
+                    stack.enter_context(tracing(TracingContext(mode)))
+                    TracingContext.set_current_loc("theirs.py", line, "forward")
+                converter.from_desc(d, symbolic_context=policy)
+        slocs = mode.shape_env.var_to_range_sloc.values()
+        told.append([(of.lower.maybe_user_loc, of.upper.maybe_user_loc) for of in slocs])
+    assert told[0] == told[1]
+    assert [lower is None for lower, _ in told[1]] == [True] * 2 + [False] * 4 + [True] * 2
+
+
+def test_sizes_that_were_replaced_are_replaced_in_storages() -> None:
+    """Once a guard has made two symbols one, storages are of that one, as in the plain way."""
+    made = []
+    for fast in (False, True):
+        mode = FakeTensorMode(shape_env=ShapeEnv())
+        converter, describer = MetaConverter(mode, fast=fast), tfk.MetaTensorDescriber()
+        fakes = []
+        for i, kind in enumerate((DimDynamic.DYNAMIC, DimDynamic.DUCK, DimDynamic.DUCK)):
+            t = torch.empty([6] * (i + 1))
+            d = describer.describe_tensor(t, source=LocalSource(f"x{i}"))
+            policy = StatelessSymbolicContext(dynamic_sizes=[kind] * t.ndim)
+            fakes.append(converter.from_desc(d, symbolic_context=policy))
+            assert fakes[0].size(0) == fakes[-1].size(0)
+        assert mode.shape_env.replacements
+        made.append((layout(fakes[-1]), fakes[-1].untyped_storage().nbytes().node._expr))
+        made[-1] += (state(mode.shape_env),)
+    assert made[0] == made[1]
 
 
 def make_two(mode: FakeTensorMode, **more: Any) -> list[Any]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
+import pytest
 import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torch_fakeify._torch import make_size_symbol
-from torch_fakeify.size_exprs import product, storage_size
+from torch_fakeify.size_exprs import product, storage_size, symbols_like
 
 SYMBOLS = [make_size_symbol(number) for number in (3, 27, 77, 5, 100)]
 NUMBERS = st.integers(0, 6)
@@ -51,3 +53,25 @@ def test_a_storage_size_is_what_sympy_makes(dims: list[tuple[Any, Any]], itemsiz
 def test_a_product_is_what_sympy_makes(a: Any, b: Any) -> None:
     """Also where a symbol occurs in both."""
     assert tree(product(a, b)) == tree(a * b)
+
+
+@pytest.mark.parametrize(
+    "assumed", [{"positive": True, "integer": True}, {"real": True}, {"commutative": True}, {}]
+)
+def test_symbols_made_alike_are_sympys(assumed: dict[str, bool]) -> None:
+    """Equal in every way in which sympy tells symbols apart, and in what they make."""
+    make = symbols_like(sympy.Symbol("a", **assumed))
+    assert make is not None
+    symbol, expected = make("x9"), sympy.Symbol("x9", **assumed)
+    assert tree(symbol) == tree(expected)
+    assert symbol == expected
+    assert sympy.srepr(symbol) == sympy.srepr(expected)
+    assert symbol.assumptions0 == expected.assumptions0
+    assert symbol.sort_key() == expected.sort_key()
+    assert {symbol: 1}[expected] == 1
+    assert symbol - expected == 0
+    assert symbol.free_symbols == {expected}
+    assert (symbol.is_positive, symbol.is_nonzero) == (expected.is_positive, expected.is_nonzero)
+    assert (symbol + 1).subs(expected, 3) == 4
+    assert copy.deepcopy(symbol) == expected
+    assert make("x10") != expected

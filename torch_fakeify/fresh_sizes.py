@@ -23,6 +23,7 @@ from ._torch import (
     StatefulSymbolicContext,
     StatelessSymbolicContext,
     SymNode,
+    TracingContext,
     ValueRangesSLoc,
     dynamo_source,
     experimental_config,
@@ -31,7 +32,7 @@ from ._torch import (
     shape_events_log,
     trace_log,
 )
-from .size_exprs import product
+from .size_exprs import product, symbols_like
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from ._torch import Source, SymbolicContext
 
 __all__ = [
+    "Dims",
     "FreshGeometry",
     "FreshSizes",
     "Part",
@@ -49,6 +51,7 @@ __all__ = [
 
 _STATIC, _DUCK, _DYNAMIC = DimDynamic.STATIC, DimDynamic.DUCK, DimDynamic.DYNAMIC
 _INFER_STRIDE = DimDynamic.INFER_STRIDE
+Dims = tuple[DimDynamic, ...]
 _Cache = dict[str, Any]
 _new = object.__new__
 
@@ -107,6 +110,8 @@ class FreshGeometry(NamedTuple):
     storage_offset: Any
     parts: tuple[Part, ...]
     """In the order in which it asks; without those of 0 and 1."""
+    exprs: tuple[Sequence[Any], Sequence[Any]]
+    """Of the sizes and of the strides."""
 
 
 class _Asked(NamedTuple):
@@ -116,7 +121,7 @@ class _Asked(NamedTuple):
     cache: _Cache | None
     """Of a stateful context, by the name of a source."""
     parts: list[Part]
-    slocs: list[Any]
+    slocs: list[tuple[Any, Any]]
     """Where the symbols of this tensor come from, once one was made."""
 
 
@@ -127,6 +132,8 @@ class FreshSizes:
         self._env: Any = shape_env
         self._range: Any = None
         """Of every symbol, once one was made."""
+        self._own_slocs: tuple[Any, Any] | None = None
+        """Where its bounds come from while there is no ``TracingContext``."""
         self._ids = _UniqueIds(shape_env)
         sources = dynamo_source()
         self._property_source: Any = sources.TensorPropertySource
@@ -146,27 +153,44 @@ class FreshSizes:
 
         Method: ``ShapeEnv._create_symbolic_sizes_strides_storage_offset``, torch 2.13.
         """
-        env = self._env
         ndim = len(size)
-        if type(env) is not ShapeEnv or symbols_are_watched(env):
-            return None
         cache: _Cache | None = None
-        kinds: Sequence[DimDynamic] = (_DUCK,) * ndim
+        dims: Dims | None = (_DUCK,) * ndim
         if context is not None:
-            common = common_dims(context, ndim)
-            if common is None:
+            dims = common_dims(context, ndim)
+            if dims is None:
                 return None
-            kinds = common
-            if type(context) is StatefulSymbolicContext:
-                cache = context.shape_env_to_source_to_symbol_cache.setdefault(id(env), {})
-                if cache:
-                    return None  # made before: torch looks its symbols up
-        rest = _STATIC if all(kind is _STATIC for kind in kinds) else _DUCK
+            cache = self.cache_of(context)
+        return self.make_dims(size, stride, storage_offset, source, dims, cache)
+
+    def make_dims(
+        self,
+        size: Sequence[int],
+        stride: Sequence[int],
+        storage_offset: int,
+        source: Source,
+        dims: Dims,
+        cache: _Cache | None,
+    ) -> FreshGeometry | None:
+        """The same where the context asks for no more than which dims are dynamic.
+
+        Args:
+            size: the sizes.
+            stride: the strides.
+            storage_offset: the storage offset.
+            source: of the tensor.
+            dims: which of them are dynamic.
+            cache: of a stateful context, by the name of a source.
+        """
+        env = self._env
+        if cache or type(env) is not ShapeEnv or symbols_are_watched(env):
+            return None  # if made before, torch looks its symbols up
+        rest = _STATIC if all(dim is _STATIC for dim in dims) else _DUCK
         prop = self._property
         asked = _Asked(source, cache, [], [])
         sizes = [
             self._expr(n, kind, prop.SIZE, i, asked)
-            for i, (n, kind) in enumerate(zip(size, kinds, strict=True))
+            for i, (n, kind) in enumerate(zip(size, dims, strict=True))
         ]
         strides = self._strides(size, stride, sizes, rest, asked)
         offset = self._expr(storage_offset, rest, prop.STORAGE_OFFSET, None, asked)
@@ -175,7 +199,14 @@ class FreshSizes:
             tuple([self._wrap(expr, n) for expr, n in zip(strides, stride, strict=True)]),
             self._wrap(offset, storage_offset),
             tuple(asked.parts),
+            (sizes, strides),
         )
+
+    def cache_of(self, context: Any) -> _Cache | None:
+        """The symbols that a stateful context has for this environment, by the name of a source."""
+        if type(context) is not StatefulSymbolicContext:
+            return None
+        return context.shape_env_to_source_to_symbol_cache.setdefault(id(self._env), {})
 
     def would_be(self, parts: tuple[Part, ...]) -> bool:
         """Whether equal numbers get these very symbols, where equal sizes share them."""
@@ -282,15 +313,13 @@ class FreshSizes:
             found = self._suffixes[key] = name.removeprefix(example.name)
         return found
 
-    def _new_symbol(self, value: int, source: Any, duck: bool, slocs: list[Any]) -> Any:
+    def _new_symbol(self, value: int, source: Any, duck: bool, slocs: list[tuple[Any, Any]]) -> Any:
         env = self._env
         if self._range is None:
             self._range = env._default_value_range(False)
         if not slocs:
-            reason = _lower_reason(env.specialize_zero_one)
-            slocs.append(env._get_sloc(reason) if isinstance(reason, str) else env._get_sloc())
-            slocs.append(env._get_sloc())
-        symbol = make_size_symbol(self._ids.new(source.name))
+            slocs.append(self._slocs())
+        symbol = _symbol(self._ids.new(source.name))
         note_symbol(env, symbol)
         env.source_to_var[source.name] = symbol
         env.backed_var_to_val[symbol] = sympy.Integer(value)
@@ -298,10 +327,23 @@ class FreshSizes:
         if duck:
             env.val_to_var[value] = symbol
         env.var_to_range[symbol] = self._range
-        env.var_to_range_sloc[symbol] = ValueRangesSLoc(*slocs)
+        env.var_to_range_sloc[symbol] = ValueRangesSLoc(*slocs[0])
         env.counter["create_symbol"] += 1
         self._add_source(symbol, source)
         return symbol
+
+    def _slocs(self) -> tuple[Any, Any]:
+        """Where the bounds of a symbol come from: these lines, and the user's where he is known."""
+        is_known = TracingContext.try_get() is not None
+        if self._own_slocs is not None and not is_known:
+            return self._own_slocs
+        env = self._env
+        reason = _lower_reason(env.specialize_zero_one)
+        upper = env._get_sloc()
+        found = env._get_sloc(reason) if isinstance(reason, str) else upper, upper
+        if not is_known:
+            self._own_slocs = found
+        return found
 
     def _add_source(self, symbol: sympy.Symbol, source: Any) -> None:
         env = self._env
@@ -318,6 +360,22 @@ class FreshSizes:
         return torch.SymInt(SymNode(expr, self._env, int, hint))
 
 
+_MOST_SHARED = 300
+"""So many symbols are sympy's own: it keeps the thousand that it made last, and expressions over them,
+and equal ones of two environments should be one object in it. Beyond that they would only push one
+another out."""
+
+_EXAMPLE = make_size_symbol(_MOST_SHARED)
+_unshared = symbols_like(_EXAMPLE)
+_PREFIX = _EXAMPLE.name.removesuffix(str(_MOST_SHARED))
+
+
+def _symbol(number: int) -> Any:
+    if number < _MOST_SHARED or _unshared is None:
+        return make_size_symbol(number)
+    return _unshared(f"{_PREFIX}{number}")
+
+
 class _UniqueIds:
     """The numbers in the names of a ``ShapeEnv``'s symbols, found without trying each that is taken.
 
@@ -332,11 +390,13 @@ class _UniqueIds:
     def new(self, source_name: str) -> int:
         """As ``ShapeEnv._generate_unique_id``."""
         taken: set[int] = self._env.unique_ids
-        found = int(hashlib.sha256(source_name.encode()).hexdigest(), 16) % _STARTS
-        while found in taken:
-            found += 1
-            if found == _STARTS:
+        found = int.from_bytes(hashlib.sha256(source_name.encode()).digest(), "big") % _STARTS
+        if found in taken:
+            if taken.issuperset(_FROM[found]):
                 found = self._first_free(taken)
+            else:
+                while found in taken:
+                    found += 1
         taken.add(found)
         return found
 
@@ -351,6 +411,8 @@ class _UniqueIds:
 
 
 _STARTS = 100
+_FROM = [frozenset(range(start, _STARTS)) for start in range(_STARTS)]
+"""The numbers below 100 that are tried from each on."""
 
 
 @functools.cache
@@ -361,7 +423,7 @@ def _lower_reason(specialize_zero_one: bool) -> Any:
     return env.var_to_range_sloc[symbol].lower.framework_loc
 
 
-def common_dims(context: Any, ndim: int) -> tuple[DimDynamic, ...] | None:
+def common_dims(context: Any, ndim: int) -> Dims | None:
     """Which dims are dynamic, if that is all that a symbolic context asks for."""
     kind = type(context)
     if kind is StatefulSymbolicContext:

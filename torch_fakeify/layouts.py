@@ -26,6 +26,8 @@ from .size_exprs import storage_size
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from .fresh_sizes import FreshGeometry
+
 __all__ = ["Layouts", "Shell", "meta_of"]
 
 _SymInt = torch.SymInt
@@ -111,37 +113,54 @@ class Layouts:
         expr, hint = known
         return meta_of(size, stride, dtype, _SymInt(SymNode(expr, self._env, int, hint)))
 
+    def fresh(
+        self, made: FreshGeometry, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype
+    ) -> torch.Tensor | None:
+        """The same of sizes that have just been made for these numbers, while nobody watches."""
+        if self._env.replacements:
+            return self.meta(made.size, made.stride, dtype)
+        sizes, steps = ([int(n) if n.is_Integer else n for n in exprs] for exprs in made.exprs)
+        known = self._total(sizes, steps, dtype.itemsize, size, stride)
+        if known is None:
+            return None
+        nbytes = _SymInt(SymNode(known[0], self._env, int, known[1]))
+        return meta_of(made.size, made.stride, dtype, nbytes)
+
     def _computed(
         self, size: Sequence[Any], stride: Sequence[Any], itemsize: int
     ) -> tuple[Any, int] | None:
         """The storage's size in bytes and its hint, if no check of torch's could add a guard."""
-        sizes: list[Any] = []
-        steps: list[Any] = []
+        numbers = [
+            [(n, n) if type(n) is int else (n.node.expr, n.node.hint) for n in of]
+            for of in (size, stride)
+        ]
+        (sizes, hints), (steps, step_hints) = (zip(*of, strict=True) for of in numbers)
+        return self._total(sizes, steps, itemsize, hints, step_hints)
+
+    def _total(
+        self,
+        sizes: Sequence[Any],
+        steps: Sequence[Any],
+        itemsize: int,
+        hints: Sequence[int],
+        step_hints: Sequence[int],
+    ) -> tuple[Any, int] | None:
+        """The same of integers and expressions."""
+        for n in sizes:
+            if n < 1 if type(n) is int else not self._is_positive(n):
+                return None
         hint = 1
-        for n, step in zip(size, stride, strict=True):
-            if type(n) is int:
-                if n < 1:
-                    return None
-                n_expr, n_hint = n, n
-            else:
-                n_expr, n_hint = n.node.expr, n.node.hint
-                if not self._is_positive(n_expr):
-                    return None
-            step_expr, step_hint = (
-                (step, step) if type(step) is int else (step.node.expr, step.node.hint)
-            )
-            sizes.append(n_expr)
-            steps.append(step_expr)
-            hint += step_hint * (n_hint - 1)
+        for n, step in zip(hints, step_hints, strict=True):
+            hint += step * (n - 1)
         total = storage_size(sizes, steps, itemsize)
         if total is None:
             total = 1
             for n, step in zip(sizes, steps, strict=True):
                 total = total + step * (n - 1)
             total = total * itemsize
-        if not isinstance(total, sympy.Expr) or total.is_number:
-            return None
-        return total, hint * itemsize
+            if not isinstance(total, sympy.Expr) or total.is_number:
+                return None
+        return None if isinstance(total, sympy.Integer) else (total, hint * itemsize)
 
     def _is_positive(self, expr: Any) -> bool:
         if not isinstance(expr, sympy.Symbol) or expr not in self._env.backed_var_to_val:

@@ -7,22 +7,54 @@ their coefficients are added up, and their parts put into sympy's order.
 from __future__ import annotations
 
 import functools
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import sympy
 from sympy.core.basic import Basic
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-__all__ = ["product", "storage_size"]
+__all__ = ["product", "storage_size", "symbols_like"]
 
 _Factors = tuple[Any, ...]
 """Of a product without its coefficient, in sympy's order."""
 
 _Symbol, _Integer, _Add, _Mul = sympy.Symbol, sympy.Integer, sympy.Add, sympy.Mul
 _ONE, _MINUS_ONE = sympy.Integer(1), sympy.Integer(-1)
+_new = object.__new__
 _ORDER: Any = functools.cmp_to_key(Basic.compare)
+
+
+def symbols_like(example: sympy.Symbol) -> Callable[[str], sympy.Symbol] | None:
+    """What makes symbols of other names and the same assumptions, which are worked out once.
+
+    They equal those that sympy makes, but are not the same objects: sympy does not see them. ``None``
+    where this sympy keeps more in a symbol than its name and assumptions.
+    """
+    kind = type(example)
+    slots = [slot for base in kind.__mro__ for slot in getattr(base, "__slots__", ())]
+    if set(slots) != {
+        "name",
+        "_assumptions",
+        "_assumptions0",
+        "_assumptions_orig",
+        "_args",
+        "_mhash",
+    }:
+        return None
+    common: Any = attrgetter("_assumptions", "_assumptions0", "_assumptions_orig")(example)
+
+    def make(name: str) -> Any:
+        symbol: Any = _new(kind)
+        symbol.name = name
+        symbol._assumptions, symbol._assumptions0, symbol._assumptions_orig = common
+        symbol._args = ()
+        symbol._mhash = None
+        return symbol
+
+    return make
 
 
 def product(a: Any, b: Any) -> Any:

@@ -41,12 +41,11 @@ if TYPE_CHECKING:
     from ._torch import ShapeEnv, Source, SymbolicContext
     from .desc import MetaTensorDesc
     from .fakes import FakeDevice
-    from .fresh_sizes import FreshGeometry, FreshSizes, Part
+    from .fresh_sizes import Dims, FreshGeometry, FreshSizes, Part
     from .layouts import Layouts
 
 __all__ = ["SymbolicLeaves"]
 
-_Dims = tuple[DimDynamic, ...]
 _Key = tuple[Any, Any, torch.dtype, int | None]
 """Sizes, strides, dtype, and the storage offset of a view."""
 _Layout = tuple[Any, Any, Any]
@@ -99,7 +98,7 @@ class _Prototype(NamedTuple):
 class _Group(NamedTuple):
     """The layouts of one policy."""
 
-    dims: _Dims
+    dims: Dims
     known: dict[_Key, _Prototype]
     seen: set[_Key]
     """The second tensor of a layout becomes its prototype."""
@@ -112,7 +111,7 @@ class SymbolicLeaves:
         self._env: Any = shape_env
         self._fresh = fresh
         self._layouts = layouts
-        self._groups: dict[_Dims, _Group] = {}
+        self._groups: dict[Dims, _Group] = {}
         self._group_of: dict[ContextDesc | int, _Group | None] = {}
         """By the record of a policy; without one, every dim is as large as others that are equal."""
 
@@ -163,22 +162,17 @@ class SymbolicLeaves:
         source: Source,
         policy: SymbolicContext | ContextDesc | None,
     ) -> torch.Tensor | None:
-        context = policy if isinstance(policy, StatelessSymbolicContext) else None
         group = self._group_for(d, policy)
         if group is None:
             return None
+        cache = self._fresh.cache_of(policy)
+        if cache:
+            return None  # made before: torch looks its symbols up
         key = (d.size, d.stride, dtype, None)
         known = group.known.get(key)
         if known is None or not self._serves(known):
-            return self._first(key, group, source, context)
-        if type(context) is StatefulSymbolicContext:
-            caches = context.shape_env_to_source_to_symbol_cache
-            cache = caches.setdefault(id(self._env), {})
-            if cache:
-                return None  # made before: torch looks its symbols up
-            self._fresh.again(known.parts, source, cache)
-        else:
-            self._fresh.again(known.symbolic, source, None)
+            return self._first(key, group, source, cache)
+        self._fresh.again(known.symbolic if cache is None else known.parts, source, cache)
         return _alias(known, key)
 
     def takes(self, d: MetaTensorDesc, policy: SymbolicContext | ContextDesc | None) -> bool:
@@ -207,8 +201,7 @@ class SymbolicLeaves:
                 return known.shape[...]
         if not all(type(n) is int and 0 <= n <= _MAX_INT for n in (*size, *stride, offset)):
             return None
-        context = StatelessSymbolicContext(dynamic_sizes=list(group.dims))
-        made = self._fresh.make(size, stride, offset, source, context)
+        made = self._fresh.make_dims(size, stride, offset, source, group.dims, None)
         if made is None:
             return None
         if key not in group.seen:
@@ -238,7 +231,7 @@ class SymbolicLeaves:
 
     def _group(self, ndim: int, policy: SymbolicContext | ContextDesc | None) -> _Group | None:
         """The prototypes of a policy; ``None`` if it asks for more than which dims are dynamic."""
-        dims: _Dims | None = (DimDynamic.DUCK,) * ndim
+        dims: Dims | None = (DimDynamic.DUCK,) * ndim
         if policy is not None:
             context = decode_context(policy) if type(policy) is ContextDesc else policy
             dims = common_dims(context, len(getattr(context, "dynamic_sizes", ())))
@@ -254,7 +247,7 @@ class SymbolicLeaves:
         )
 
     def _first(
-        self, key: _Key, group: _Group, source: Source, context: SymbolicContext | None
+        self, key: _Key, group: _Group, source: Source, cache: dict[str, Any] | None
     ) -> torch.Tensor | None:
         """A meta tensor without a prototype, of which one is made if it can be."""
         size, stride, dtype, _ = key
@@ -262,14 +255,12 @@ class SymbolicLeaves:
             type(n) is int and 0 <= n <= _MAX_INT for n in (*size, *stride)
         ):
             return None
-        if context is None:
-            context = StatelessSymbolicContext(dynamic_sizes=list(group.dims))
-        made = self._fresh.make(size, stride, 0, source, context)
+        made = self._fresh.make_dims(size, stride, 0, source, group.dims, cache)
         if made is None:
             return None
         guard = no_dispatch_guard()
         try:
-            meta = self._layouts.meta(made.size, made.stride, dtype)
+            meta = self._layouts.fresh(made, size, stride, dtype)
             if meta is None:
                 meta = empty_strided(made.size, made.stride, dtype=dtype, device=META)
             if key not in group.seen:
