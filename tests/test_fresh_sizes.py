@@ -114,6 +114,7 @@ def test_many_symbols_are_those_of_the_plain_way() -> None:
         for d in records[100:]:
             converter.from_desc(d, symbolic_context=policy)
         before.rollback()
+        before.commit()
         kept += [converter.from_desc(d, symbolic_context=policy) for d in records[100:]]
         envs.append(mode.shape_env)
     assert envs[0].unique_ids == envs[1].unique_ids
