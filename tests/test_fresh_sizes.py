@@ -265,3 +265,17 @@ def test_a_trace_that_nobody_asked_for_watches_nothing(monkeypatch: pytest.Monke
     monkeypatch.setattr(trace_log, "handlers", [logging.StreamHandler()])
     monkeypatch.delenv("MAST_HPC_JOB_NAME")
     assert fresh_sizes.symbols_are_watched(env)
+
+
+@given(st.lists(st.integers(0, 5), max_size=6))
+def test_numbers_that_were_given_back_are_given_again(rollbacks: list[int]) -> None:
+    """As torch numbers symbols, also when a ``ShapeEnv`` goes back to what it had before."""
+    theirs, ours = ShapeEnv(), ShapeEnv()
+    ids = fresh_sizes._UniqueIds(ours)
+    kept: list[set[int]] = []
+    for turn, back in enumerate(rollbacks):
+        kept.append(set(ours.unique_ids))
+        names = [f"L['x{turn}'].size()[{i}]" for i in range(70)]
+        assert [ids.new(name) for name in names] == list(map(theirs._generate_unique_id, names))
+        if back < len(kept):
+            theirs.unique_ids, ours.unique_ids = set(kept[back]), set(kept[back])
