@@ -94,7 +94,14 @@ def rows(rounds: int, counts: Sequence[int] = COUNTS) -> Iterator[Row]:
     for kind in KINDS:
         inputs = inputs_of(kind, COUNTS[1], distinct=False, own=True)
         what = f"rebuild {kind}, equal sizes with symbols of their own"
-        yield bench(what, _theirs(inputs), ours(inputs), rounds=rounds, count=COUNTS[1])
+        yield bench(
+            what,
+            _theirs(inputs),
+            ours(inputs),
+            rounds=rounds,
+            count=COUNTS[1],
+            budget=BUDGETS[False],
+        )
 
 
 if __name__ == "__main__":

@@ -138,8 +138,11 @@ class FreshSizes:
         sources = dynamo_source()
         self._property_source: Any = sources.TensorPropertySource
         self._property: Any = sources.TensorProperty
-        self._suffixes: dict[tuple[str, int | None], str] = {}
-        """What torch adds to the name of a tensor for that of a size, stride or offset."""
+        self._suffixes: dict[tuple[int, int | None], str] = {}
+        """What torch adds to the name of a tensor for that of a size, stride or offset.
+
+        By the ``id`` of the property: an enum finds its name or hash in Python.
+        """
 
     def make(
         self,
@@ -154,14 +157,10 @@ class FreshSizes:
         Method: ``ShapeEnv._create_symbolic_sizes_strides_storage_offset``, torch 2.13.
         """
         ndim = len(size)
-        cache: _Cache | None = None
-        dims: Dims | None = (_DUCK,) * ndim
-        if context is not None:
-            dims = common_dims(context, ndim)
-            if dims is None:
-                return None
-            cache = self.cache_of(context)
-        return self.make_dims(size, stride, storage_offset, source, dims, cache)
+        dims = (_DUCK,) * ndim if context is None else common_dims(context, ndim)
+        if dims is None:
+            return None
+        return self.make_dims(size, stride, storage_offset, source, dims, context)
 
     def make_dims(
         self,
@@ -170,7 +169,7 @@ class FreshSizes:
         storage_offset: int,
         source: Source,
         dims: Dims,
-        cache: _Cache | None,
+        context: object,
     ) -> FreshGeometry | None:
         """The same where the context asks for no more than which dims are dynamic.
 
@@ -180,11 +179,14 @@ class FreshSizes:
             storage_offset: the storage offset.
             source: of the tensor.
             dims: which of them are dynamic.
-            cache: of a stateful context, by the name of a source.
+            context: keeps the symbols if it is stateful.
         """
         env = self._env
-        if cache or type(env) is not ShapeEnv or symbols_are_watched(env):
-            return None  # if made before, torch looks its symbols up
+        if type(env) is not ShapeEnv or symbols_are_watched(env):
+            return None
+        cache = self.cache_of(context)
+        if cache:
+            return None  # made before: torch looks its symbols up
         rest = _STATIC if all(dim is _STATIC for dim in dims) else _DUCK
         prop = self._property
         asked = _Asked(source, cache, [], [])
@@ -203,7 +205,10 @@ class FreshSizes:
         )
 
     def cache_of(self, context: Any) -> _Cache | None:
-        """The symbols that a stateful context has for this environment, by the name of a source."""
+        """Where a stateful context keeps symbols of this environment, by the name of a source.
+
+        For symbols that nobody watches: a checkpoint notes what a context had before it got this.
+        """
         if type(context) is not StatefulSymbolicContext:
             return None
         return context.shape_env_to_source_to_symbol_cache.setdefault(id(self._env), {})
@@ -271,6 +276,8 @@ class FreshSizes:
         """The integer or the symbol for a number, as ``ShapeEnv.create_symbol`` chooses."""
         env = self._env
         source, cache = asked.source, asked.cache
+        if value in (0, 1) and kind is not _STATIC and env.specialize_zero_one:
+            return sympy.Integer(value)
         suffix = self._suffix(prop, index)
         if kind is _STATIC:
             out = sympy.Integer(value)
@@ -278,8 +285,6 @@ class FreshSizes:
                 cache[source.name + suffix] = out
             asked.parts.append(Part(prop, index, value, out, suffix))
             return out
-        if value in (0, 1) and env.specialize_zero_one:
-            return sympy.Integer(value)
         part = self._part(source, prop, index, suffix)
         duck = kind is _DUCK and env.duck_shape
         symbol = env.val_to_var.get(value) if duck else None
@@ -305,7 +310,7 @@ class FreshSizes:
         return part
 
     def _suffix(self, prop: Any, index: int | None) -> str:
-        key = prop.name, index
+        key = id(prop), index
         found = self._suffixes.get(key)
         if found is None:
             example = dynamo_source().ConstantSource("x")

@@ -1,4 +1,4 @@
-"""Sympy expressions of strides and storage sizes, put together as sympy itself would leave them.
+"""Symbols, strides and storage sizes, put together as sympy itself would leave them.
 
 Sympy finds out by many checks what it is given. Products of plain symbols and sums of them need none:
 their coefficients are added up, and their parts put into sympy's order.

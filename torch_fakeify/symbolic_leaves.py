@@ -165,13 +165,13 @@ class SymbolicLeaves:
         group = self._group_for(d, policy)
         if group is None:
             return None
-        cache = self._fresh.cache_of(policy)
-        if cache:
-            return None  # made before: torch looks its symbols up
         key = (d.size, d.stride, dtype, None)
         known = group.known.get(key)
         if known is None or not self._serves(known):
-            return self._first(key, group, source, cache)
+            return self._first(key, group, source, policy)
+        cache = self._fresh.cache_of(policy)
+        if cache:
+            return None  # made before: torch looks its symbols up
         self._fresh.again(known.symbolic if cache is None else known.parts, source, cache)
         return _alias(known, key)
 
@@ -247,7 +247,7 @@ class SymbolicLeaves:
         )
 
     def _first(
-        self, key: _Key, group: _Group, source: Source, cache: dict[str, Any] | None
+        self, key: _Key, group: _Group, source: Source, policy: object
     ) -> torch.Tensor | None:
         """A meta tensor without a prototype, of which one is made if it can be."""
         size, stride, dtype, _ = key
@@ -255,7 +255,7 @@ class SymbolicLeaves:
             type(n) is int and 0 <= n <= _MAX_INT for n in (*size, *stride)
         ):
             return None
-        made = self._fresh.make_dims(size, stride, 0, source, group.dims, cache)
+        made = self._fresh.make_dims(size, stride, 0, source, group.dims, policy)
         if made is None:
             return None
         guard = no_dispatch_guard()
