@@ -9,7 +9,6 @@ attributes of fake tensors that torch's own constructor made instead of calling 
 from __future__ import annotations
 
 import itertools
-import weakref
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ from .desc import ContextDesc, NestedIntDesc, SymDesc, SymValue
 from .dtype_views import can_be_viewed_as, layout_to_cast, viewed_as
 from .errors import ConvertError
 from .fakes import FakeDevice, Replay, dtype_of
-from .identities import Entry, forgetting
+from .identities import Entry, StoragesMade, forgetting
 from .interpreters import Interpreters
 from .kept_fakes import KeptFakes
 from .layouts import Layouts
@@ -91,9 +90,7 @@ class MetaConverter(Rebuilder):
         self._fast = fast and not _torch.FakeTensorConfig.debug
         self._tensors: dict[int, _Known] = {}
         self._forget: Any = forgetting(self._tensors)
-        self._storages: weakref.WeakValueDictionary[int, torch.UntypedStorage] = (
-            weakref.WeakValueDictionary()
-        )
+        self._storages = StoragesMade()
         self._devices: dict[str, FakeDevice] = {}
         self._sizes: SizeMaker | None = None
         self._kept: KeptFakes | None = None
@@ -355,7 +352,7 @@ class MetaConverter(Rebuilder):
 
     def _keep_storage(self, d: MetaTensorDesc, storage: torch.UntypedStorage) -> None:
         if d.storage is not None:
-            self._storages[d.storage.id] = storage
+            self._storages.add(d.storage.id, storage)
 
     def _creation_meta(self, d: MetaTensorDesc) -> Any:
         return getattr(_torch.CreationMeta, d.creation_meta or "DEFAULT")

@@ -138,6 +138,8 @@ class FreshSizes:
         sources = dynamo_source()
         self._property_source: Any = sources.TensorPropertySource
         self._property: Any = sources.TensorProperty
+        self._lasting: dict[int, Any] = {}
+        """First sources of symbols that are known to last, by ``id``."""
         self._suffixes: dict[tuple[int, int | None], str] = {}
         """What torch adds to the name of a tensor for that of a size, stride or offset.
 
@@ -188,6 +190,7 @@ class FreshSizes:
         if cache:
             return None  # made before: torch looks its symbols up
         rest = _STATIC if all(dim is _STATIC for dim in dims) else _DUCK
+        remember_name(source)
         prop = self._property
         asked = _Asked(source, cache, [], [])
         sizes = [
@@ -231,8 +234,9 @@ class FreshSizes:
         """
         env = self._env
         symbol_of, sources_of = env.source_to_var, env.var_to_sources
-        guard_counter = env.symbol_guard_counter
+        guard_counter, lasting = env.symbol_guard_counter, self._lasting
         lasts = not source.is_ephemeral()
+        remember_name(source)
         for prop, dim, _, symbol, suffix in parts:
             part = self._part(source, prop, dim, suffix)
             if cache is not None:
@@ -242,8 +246,11 @@ class FreshSizes:
             symbol_of[part.name] = symbol
             known = sources_of[symbol]
             known.append(part)
-            if lasts and known[0].is_ephemeral():
-                known[0], known[-1] = part, known[0]
+            if lasts and id(first := known[0]) not in lasting:
+                if first.is_ephemeral():
+                    known[0], known[-1] = part, first
+                else:
+                    lasting[id(first)] = first
             guard_counter[symbol] = 0
 
     def _strides(
@@ -363,6 +370,18 @@ class FreshSizes:
         if isinstance(expr, sympy.Integer):
             return int(expr)
         return torch.SymInt(SymNode(expr, self._env, int, hint))
+
+
+def remember_name(source: Any) -> None:
+    """Find the name of a source without the lock that ``cached_property`` takes before Python 3.12."""
+    known = source.__dict__
+    if "name" in known:
+        return
+    cls = type(source)
+    for attribute in ("_name_template", "name"):
+        found = getattr(cls, attribute)
+        if type(found) is functools.cached_property and attribute not in known:
+            known[attribute] = found.func(source)
 
 
 _MOST_SHARED = 300

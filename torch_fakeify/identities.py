@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .desc import IntLike
     from .symbols import SymMemo
 
-__all__ = ["Entry", "StorageRecords", "TensorNumbers", "forgetting"]
+__all__ = ["Entry", "StorageRecords", "StoragesMade", "TensorNumbers", "forgetting"]
 
 
 class Entry(weakref.ref[Any]):
@@ -93,6 +93,27 @@ class TensorNumbers:
         entry.key = id(t)
         entry.value = number
         self.entries[id(t)] = entry
+
+
+class StoragesMade:
+    """Storages by the numbers of their records."""
+
+    __slots__ = ("_forget", "entries")
+
+    def __init__(self) -> None:
+        self.entries: dict[int, Entry] = {}
+        """Without those that are gone."""
+        self._forget: Any = forgetting(self.entries)
+
+    def get(self, number: int) -> torch.UntypedStorage | None:
+        """The storage of a number, if it is alive."""
+        entry = self.entries.get(number)
+        return None if entry is None else entry()
+
+    def add(self, number: int, storage: torch.UntypedStorage) -> None:
+        """Let a number stand for a storage as long as it lives."""
+        self.entries[number] = entry = Entry(storage, self._forget)
+        entry.key = number
 
 
 class StorageRecords:

@@ -26,10 +26,11 @@ from .plain_fakes import fake_of, has_autograd, is_changed, is_plain_whole
 from .static_fakes import make_leaf
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, MutableMapping
+    from collections.abc import Callable
 
     from .desc import IntLike, MetaTensorDesc
     from .fakes import FakeDevice
+    from .identities import StoragesMade
 
 __all__ = ["KeptFakes"]
 
@@ -84,7 +85,7 @@ class KeptFakes:
         self,
         d: MetaTensorDesc,
         device: FakeDevice,
-        storages: MutableMapping[int, torch.UntypedStorage],
+        storages: StoragesMade,
     ) -> tuple[FakeTensor, torch.Tensor] | None:
         """A fake tensor and its meta tensor, or ``None`` where the plain path has to make them.
 
@@ -98,7 +99,7 @@ class KeptFakes:
         if not d.is_fake:
             # An input or parameter of static shape. Its marks are left to the caller.
             return make_leaf(d if d.marks is None else replace(d, marks=None), device, storages)
-        if not _is_usual(d) or d.storage is None or d.storage.id in storages:
+        if not _is_usual(d) or d.storage is None or d.storage.id in storages.entries:
             return None
         known = self._known.get(_key(d))
         if known is None and type(d.storage.nbytes) is int:
@@ -113,7 +114,7 @@ class KeptFakes:
             fake = fake_of(d, meta, device, requires_grad=d.requires_grad)
         finally:
             del guard
-        storages[d.storage.id] = meta.untyped_storage()
+        storages.add(d.storage.id, meta.untyped_storage())
         if not d.is_leaf:
             with torch.enable_grad():
                 fake = self._with_history(d, fake, meta)

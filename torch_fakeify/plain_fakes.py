@@ -68,7 +68,7 @@ def is_plain_whole(d: MetaTensorDesc) -> bool:
 
 def is_plain_leaf(d: MetaTensorDesc) -> bool:
     """The same of a leaf."""
-    return d.is_leaf and is_plain_whole(d)
+    return d.is_leaf and _of_whole(d) == _whole_values
 
 
 def is_changed() -> bool:

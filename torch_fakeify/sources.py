@@ -65,6 +65,8 @@ MAX_NESTING = 50
 _PROPERTY = "torch._dynamo.source.TensorProperty"
 _RECORD = "_fakeify_record"
 _new: Any = object.__new__
+_set_attribute = object.__setattr__
+"""Also of a frozen dataclass."""
 
 
 # --- the closed table of source classes -----------------------------------------------------------
@@ -273,14 +275,19 @@ def decode_source(d: SourceDesc, *, memo: DecodeMemo | None = None) -> _torch.So
 def _decode_source(d: SourceDesc, memo: DecodeMemo, left: int) -> _torch.Source:
     chain: list[SourceDesc] = []
     current: SourceDesc | None = d
-    while current is not None and id(current) not in memo:
+    source: Any = None
+    while current is not None:
+        known = memo.get(id(current))
+        if known is not None:
+            source = known[1]
+            break
         chain.append(current)
         current = current.base
-    source = None if current is None else memo[id(current)][1]
-    for link in reversed(chain):
+    while chain:
+        link = chain.pop()
         source = _decode_link(link, source, memo, left)
         memo[id(link)] = link, source
-    return typing.cast("_torch.Source", source)
+    return source
 
 
 def _decode_link(
@@ -299,6 +306,8 @@ def _decode_link(
         raise FormatError(
             "a source has the wrong base", where=_where_of(d), expected=expected, found=found
         )
+    if known.bare is not None and (source := _bare(known, known.bare, d.fields, base)) is not None:
+        return source
     values: dict[str, Any] = {} if base is None else {"base": base}
     is_plain = True
     for name, value in d.fields:
@@ -318,11 +327,28 @@ def _decode_link(
     if not known.required <= values.keys():
         missing = [name for name in known.fields if name in known.required - values.keys()]
         raise FormatError("a source lacks a field", where=_where_of(d), expected=missing[0])
-    if is_plain and known.bare is not None:
-        source = _new(known.cls)
-        source.__dict__.update(known.bare, **values)
-        return source
     return _construct(known, values, d, hashable=is_plain)
+
+
+def _bare(
+    known: _SourceClass, defaults: dict[str, Any], given: tuple[tuple[str, Value], ...], base: Any
+) -> Any:
+    """A source without its constructor; ``None`` unless all fields are there once and plain."""
+    values = defaults.copy()
+    if base is not None:
+        values["base"] = base
+    for name, value in given:
+        if type(value) is not known.plain.get(name):
+            return None
+        values[name] = value
+    for name in known.required:
+        if values[name] is dataclasses.MISSING:
+            return None
+    if len(given) > 1 and len(dict(given)) < len(given):
+        return None
+    source = _new(known.cls)
+    _set_attribute(source, "__dict__", values)
+    return source
 
 
 def _where_of(d: SourceDesc) -> str:

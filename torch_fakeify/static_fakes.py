@@ -23,10 +23,9 @@ from .fakes import DTYPES, META
 from .plain_fakes import fake_of, has_autograd, is_changed, is_plain, is_plain_leaf
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
-
     from .desc import MetaTensorDesc
     from .fakes import FakeDevice
+    from .identities import StoragesMade
 
 __all__ = ["Viewing", "can_be_viewed", "make_leaf", "make_view", "set_storage", "views_are_as_ever"]
 
@@ -66,7 +65,7 @@ class Viewing(_torch.TorchDispatchMode):
 
 
 def make_leaf(
-    d: MetaTensorDesc, device: FakeDevice, storages: MutableMapping[int, torch.UntypedStorage]
+    d: MetaTensorDesc, device: FakeDevice, storages: StoragesMade
 ) -> tuple[FakeTensor, torch.Tensor] | None:
     """A dense leaf on a storage of its own that it fills, and its meta tensor.
 
@@ -78,7 +77,7 @@ def make_leaf(
         storages: those that there are, by number; the new one is added.
     """
     storage = d.storage
-    if storage is None or storage.id in storages or not is_plain_leaf(d) or is_changed():
+    if storage is None or storage.id in storages.entries or not is_plain_leaf(d) or is_changed():
         return None
     dtype = DTYPES.get(d.dtype)
     if dtype is None:
@@ -94,7 +93,7 @@ def make_leaf(
     made = meta.untyped_storage()
     if made.nbytes() != storage.nbytes:
         return None
-    storages[storage.id] = made
+    storages.add(storage.id, made)
     return fake, meta
 
 

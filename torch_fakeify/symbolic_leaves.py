@@ -36,12 +36,13 @@ from .sources import decode_context
 from .static_fakes import set_storage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, MutableMapping
+    from collections.abc import Callable
 
     from ._torch import ShapeEnv, Source, SymbolicContext
     from .desc import MetaTensorDesc
     from .fakes import FakeDevice
     from .fresh_sizes import Dims, FreshGeometry, FreshSizes, Part
+    from .identities import StoragesMade
     from .layouts import Layouts
 
 __all__ = ["SymbolicLeaves"]
@@ -51,6 +52,7 @@ _Key = tuple[Any, Any, torch.dtype, int | None]
 _Layout = tuple[Any, Any, Any]
 """Sizes, strides and storage offset."""
 _MAX_INT = 2**63 - 1
+_new = object.__new__
 
 # Below them nothing of autograd, of a dispatch mode or of a Python dispatcher sees an operator.
 _ABOVE_META = (
@@ -69,14 +71,19 @@ class _Mold(SymNode):
     clones, but tracers tell the sizes of two tensors apart by their nodes.
     """
 
-    used = False
-    """Whether the prototype has been made, which takes the molds themselves."""
+    fields: dict[str, Any] | None = None
+    """Of a node, once the prototype has been made, which takes the molds themselves."""
 
     def clone(self) -> SymNode:
-        return SymNode(self._expr, self.shape_env, int, self._hint) if self.used else self
+        if self.fields is None:
+            return self
+        node = _new(SymNode)
+        node.__dict__ = self.fields.copy()  # without the constructor, which looks at each argument
+        return node
 
-    def maybe_as_int(self) -> int | None:
-        return None  # an expression over symbols, when the prototype was made and as long as it is used
+    # C++ asks each mold for both, and these answer in C: no constant, and true.
+    maybe_as_int: Any = [].clear
+    is_int: Any = True.__bool__
 
 
 class _Prototype(NamedTuple):
@@ -119,7 +126,7 @@ class SymbolicLeaves:
         self,
         d: MetaTensorDesc,
         device_of: Callable[[MetaTensorDesc], FakeDevice],
-        storages: MutableMapping[int, torch.UntypedStorage],
+        storages: StoragesMade,
         source: Source,
         policy: SymbolicContext | ContextDesc | None,
     ) -> tuple[FakeTensor, torch.Tensor] | None:
@@ -136,7 +143,7 @@ class SymbolicLeaves:
         if (
             storage is None
             or dtype is None
-            or storage.id in storages
+            or storage.id in storages.entries
             or d.is_fake
             or d.scalar_hint is not None
             or not is_plain_leaf(d)
@@ -152,7 +159,7 @@ class SymbolicLeaves:
         if meta is None:
             return None
         fake = fake_of(d, meta, device, requires_grad=d.requires_grad)
-        storages[storage.id] = meta.untyped_storage()
+        storages.add(storage.id, meta.untyped_storage())
         return fake, meta
 
     def _meta(
@@ -313,18 +320,21 @@ def _molded(made: FreshGeometry, dtype: torch.dtype) -> torch.Tensor:
     stride = tuple([mold(n) for n in made.stride])
     shape = meta_of(size, stride, dtype, 0, storage_offset=mold(made.storage_offset))
     for each in molds:
-        each.used = True
+        each.fields = vars(each).copy()
     return shape
 
 
 def _alias(known: _Prototype, key: _Key) -> torch.Tensor:
     """A meta tensor of the shape of a prototype, on a storage of its own."""
     size, stride, dtype, _ = key
-    with without_keys(_ABOVE_META):
+    guard = without_keys(_ABOVE_META)
+    try:
         if known.shape is None:
             return empty_strided(size, stride, dtype=dtype, device=META)
         # Below autograd this is no view: it has a version counter of its own.
         meta: torch.Tensor = known.shape[...]
+    finally:
+        del guard
     holder = make_wrapper_subclass(Shell, (0,), dtype=dtype, device=META, storage_size=known.nbytes)
     set_storage(meta, holder)
     return meta
