@@ -506,7 +506,7 @@ def test_equal_ids_give_the_same_fake_while_it_lives() -> None:
     del fake, view
     gc.collect()
     assert not converter._tensors
-    assert not converter._storages
+    assert not converter._storages.entries
     assert converter.from_desc(describer.describe_tensor(t)).shape == (4,)
 
 

@@ -31,8 +31,8 @@ from .nested_ints import NestedInts
 from .rebuild import Kind, Rebuilder, SparseFacts
 from .record_checks import KINDS, LAYOUTS, check_record, check_same, where_of
 from .sizes import Geometry, SizeMaker, all_static, concrete_int, with_strides
-from .sources import decode_context, decode_source
-from .static_fakes import Viewing, can_be_viewed, make_leaf, make_view, views_are_as_ever
+from .sources import base_source_of, decode_context, decode_source
+from .static_fakes import Viewing, can_be_viewed, is_untold, make_leaf, make_view, views_are_as_ever
 from .symbolic_leaves import SymbolicLeaves
 from .tracked_items import tracked_item
 from .wrapped import wrap_functional, wrap_functorch
@@ -216,14 +216,17 @@ class MetaConverter(Rebuilder):
             if unusual or not self._leaves.takes(d, policy):
                 return None
             if base is None:
-                base_source = dynamo_source().AttrSource(source, "_base")
+                base_source = base_source_of(source)
                 base_policy = getattr(policy, "view_base_context", None)
                 base = self._plain_symbolic(record, base_source, base_policy)
         meta = None if base is None else self._tensors[record.id].meta
         if base is None or meta is None or meta.untyped_storage() is not base.untyped_storage():
             return None  # before symbols are noted for it
         source = source or self._name_source(d)
-        layout: Any = None if self._leaves is None else self._leaves.view(d, source, policy)
+        layout: Any = None if self._leaves is None else self._leaves.view(d, meta, source, policy)
+        if isinstance(layout, torch.Tensor) and is_untold(d):
+            fake = make_view(d, base, meta, self._device(d), self._views, layout)
+            return None if fake is None else (fake, None)
         with self._suppressed():
             if layout is None:
                 known = self._context_of(d) if isinstance(policy, ContextDesc) else policy

@@ -237,13 +237,20 @@ class FreshSizes:
         guard_counter, lasting = env.symbol_guard_counter, self._lasting
         lasts = not source.is_ephemeral()
         remember_name(source)
+        source_name = source.name
         for prop, dim, _, symbol, suffix in parts:
-            part = self._part(source, prop, dim, suffix)
+            # As `_part`, in place.
+            part: Any = _new(self._property_source)
+            fields = part.__dict__
+            fields["base"] = source
+            fields["prop"] = prop
+            fields["idx"] = dim
+            fields["name"] = name = source_name + suffix
             if cache is not None:
-                cache[part.name] = symbol
+                cache[name] = symbol
                 if isinstance(symbol, sympy.Integer):
                     continue
-            symbol_of[part.name] = symbol
+            symbol_of[name] = symbol
             known = sources_of[symbol]
             known.append(part)
             if lasts and id(first := known[0]) not in lasting:
@@ -377,6 +384,8 @@ def remember_name(source: Any) -> None:
     known = source.__dict__
     if "name" in known:
         return
+    if "base" in known:
+        remember_name(known["base"])
     cls = type(source)
     for attribute in ("_name_template", "name"):
         found = getattr(cls, attribute)

@@ -40,29 +40,28 @@ def where_of(d: MetaTensorDesc) -> str:
 
 def check_record(d: MetaTensorDesc) -> None:
     """Raises for a record that no tensor can have given."""
-    where = where_of(d)
     if d.subclass is None and d.layout not in KINDS:
         raise ConvertError(
             "the layout is not handled",
-            where=where,
+            where=where_of(d),
             expected=", ".join(KINDS),
             found=d.layout,
         )
     if (d.sparse is not None) != d.layout.startswith("sparse_"):
         raise ConvertError(
             "a sparse layout and what a sparse tensor has belong together",
-            where=where,
+            where=where_of(d),
             expected="`sparse` of a sparse layout only",
             found=d.layout,
         )
     if d.sparse is not None:
-        _check_sparse(d, d.sparse, where)
+        _check_sparse(d, d.sparse, where_of(d))
     elif d.storage is None and d.layout == "strided" and d.functorch is None:
-        raise ConvertError("a strided tensor has a storage", where=where, found="none")
+        raise ConvertError("a strided tensor has a storage", where=where_of(d), found="none")
     if len(d.size) != len(d.stride) and d.sparse is None:
         raise ConvertError(
             "sizes and strides differ in number",
-            where=where,
+            where=where_of(d),
             expected=f"{len(d.size)} strides",
             found=f"{len(d.stride)}",
         )
@@ -70,19 +69,19 @@ def check_record(d: MetaTensorDesc) -> None:
     for n in (*d.size, *d.stride, d.storage_offset, nbytes):
         if isinstance(n, int) and not 0 <= n <= _MAX_INT:
             raise ConvertError(
-                "a size is out of range", where=where, expected="0 to 2**63 - 1", found=str(n)
+                "a size is out of range", where=where_of(d), expected="0 to 2**63 - 1", found=str(n)
             )
     if d.is_view != (d.base is not None):
-        raise ConvertError("a view and a base belong together", where=where)
+        raise ConvertError("a view and a base belong together", where=where_of(d))
     if not d.is_leaf and not d.requires_grad:
-        raise ConvertError("a tensor that is no leaf requires grad", where=where)
+        raise ConvertError("a tensor that is no leaf requires grad", where=where_of(d))
     if d.subclass is not None:
         for name, _ in (*d.subclass.tensors, *d.subclass.opaques):
-            _check_inner_name(name, where)
+            _check_inner_name(name, where_of(d))
     if d.creation_meta is not None and d.creation_meta not in _torch.CreationMeta.__members__:
         raise ConvertError(
             "the creation meta of the view is not known",
-            where=where,
+            where=where_of(d),
             expected=", ".join(_torch.CreationMeta.__members__),
             found=d.creation_meta,
         )

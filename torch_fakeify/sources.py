@@ -272,6 +272,20 @@ def decode_source(d: SourceDesc, *, memo: DecodeMemo | None = None) -> _torch.So
     return _decode_source(d, {} if memo is None else memo, MAX_NESTING)
 
 
+def base_source_of(source: _torch.Source) -> _torch.Source:
+    """The source of the base of a view."""
+    like = _base_of_example()
+    made = _new(type(like))
+    _set_attribute(made, "__dict__", {**vars(like), "base": source})
+    return made
+
+
+@functools.cache
+def _base_of_example() -> _torch.Source:
+    sources = _torch.dynamo_source()
+    return sources.AttrSource(sources.ConstantSource("x"), "_base")
+
+
 def _decode_source(d: SourceDesc, memo: DecodeMemo, left: int) -> _torch.Source:
     chain: list[SourceDesc] = []
     current: SourceDesc | None = d

@@ -27,7 +27,15 @@ if TYPE_CHECKING:
     from .fakes import FakeDevice
     from .identities import StoragesMade
 
-__all__ = ["Viewing", "can_be_viewed", "make_leaf", "make_view", "set_storage", "views_are_as_ever"]
+__all__ = [
+    "Viewing",
+    "can_be_viewed",
+    "is_untold",
+    "make_leaf",
+    "make_view",
+    "set_storage",
+    "views_are_as_ever",
+]
 
 _AS_STRIDED = torch.ops.aten.as_strided.default
 _torch_functions: Any = torch
@@ -127,6 +135,14 @@ def views_are_as_ever() -> bool:
     return has_autograd() and not is_changed()
 
 
+def is_untold(d: MetaTensorDesc) -> bool:
+    """Whether autograd notes neither a history of a view nor how to make it again.
+
+    Then nothing tells by which operator it was made.
+    """
+    return d.is_leaf and not _torch._is_view_replay_enabled()
+
+
 def make_view(
     d: MetaTensorDesc,
     base: FakeTensor,
@@ -143,8 +159,8 @@ def make_view(
         meta: the meta tensor on the storage of the base.
         device: of both.
         viewing: the mode in which views are made.
-        layout: sizes, strides and offset where they are symbolic, or a meta tensor that has them and
-            that may be used up; else those of the record.
+        layout: sizes, strides and offset where they are symbolic, or a meta tensor that has them, on
+            that storage, which may be used up; else those of the record.
     """
     assert d.storage is not None
     shared = meta.untyped_storage()
@@ -160,20 +176,17 @@ def make_view(
     try:
         guard = no_dispatch_guard()
         try:
-            if isinstance(layout, torch.Tensor):
-                view = layout
-                layout = (view.size(), view.stride(), view.storage_offset())
-                set_storage(view, meta)
-            else:
-                view = meta.as_strided(*layout)
+            view = layout if isinstance(layout, torch.Tensor) else meta.as_strided(*layout)
             fake = fake_of(d, view, device, requires_grad=False)
         finally:
             del guard
         viewing.fake, viewing.device = fake, device
-        # Where autograd notes neither a history nor how to make a view again, nothing tells by which
-        # operator it was made, and the one of fewest arguments takes the least time.
-        is_untold = d.is_leaf and not _torch._is_view_replay_enabled()
-        made: Any = base.unsqueeze(0) if is_untold else base.as_strided(*layout)
+        if is_untold(d):
+            made: Any = base.unsqueeze(0)  # of all, that of fewest arguments takes the least time
+        elif isinstance(layout, torch.Tensor):
+            made = base.as_strided(layout.size(), layout.stride(), layout.storage_offset())
+        else:
+            made = base.as_strided(*layout)
     except (RuntimeError, TypeError):
         return None  # the plain path says what is wrong with the record
     finally:

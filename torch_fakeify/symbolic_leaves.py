@@ -64,6 +64,11 @@ _ABOVE_META = (
 )
 
 
+# C++ asks nodes for them; these answer in C: ``None``, and ``True``.
+_NO_INT: Any = [].clear
+_YES: Any = True.__bool__
+
+
 class _Mold(SymNode):
     """A size or stride of a prototype, of which each alias gets a node of its own.
 
@@ -81,9 +86,58 @@ class _Mold(SymNode):
         node.__dict__ = self.fields.copy()  # without the constructor, which looks at each argument
         return node
 
-    # C++ asks each mold for both, and these answer in C: no constant, and true.
-    maybe_as_int: Any = [].clear
-    is_int: Any = True.__bool__
+    maybe_as_int, is_int = _NO_INT, _YES
+
+
+class _OffsetMold(_Mold):
+    """The same of a storage offset."""
+
+    last: _Offset | None = None
+    """The node that it made last."""
+
+    def clone(self) -> SymNode:
+        if self.fields is None:
+            return self
+        self.last = node = _new(_Offset)
+        node.__dict__ = self.fields.copy()
+        return node
+
+    def settle(self) -> None:
+        """Make an ordinary node of the last one."""
+        node: Any = self.last
+        if node is not None:
+            node.__class__ = SymNode
+            self.last = None
+
+
+class _Offset(SymNode):
+    """The offset of a view until it has the storage of its base.
+
+    C++ asks then whether it is negative, which no offset of a record is.
+    """
+
+    maybe_as_int, is_int = _NO_INT, _YES
+
+    def wrap_int(self, num: int) -> SymNode:
+        return _ZERO if num == 0 else super().wrap_int(num)
+
+    def ge(self, other: SymNode) -> SymNode:
+        return _HOLDS if other is _ZERO else SymNode.ge(self, other)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class _Holds(SymNode):
+    """A condition that holds."""
+
+    is_bool = _YES
+
+    def guard_or_true(self, file: str, line: int) -> bool:  # noqa: ARG002
+        return True
+
+    guard_bool = guard_or_false = expect_true = guard_or_true
+
+
+_ZERO = SymNode(sympy.Integer(0), None, int, 0, constant=0)
+_HOLDS = _Holds(sympy.true, None, bool, True, constant=True)
 
 
 class _Prototype(NamedTuple):
@@ -98,6 +152,8 @@ class _Prototype(NamedTuple):
     """Of what the ``ShapeEnv`` replaces in expressions."""
     shape: torch.Tensor | None
     """A meta tensor over molds; ``None`` where all sizes and strides are integers."""
+    offset: _OffsetMold | None
+    """That of its storage offset, if it is symbolic."""
     nbytes: Any
     """Of the storage."""
 
@@ -187,11 +243,15 @@ class SymbolicLeaves:
         return self._group_for(d, policy) is not None
 
     def view(
-        self, d: MetaTensorDesc, source: Source, policy: SymbolicContext | ContextDesc | None
+        self,
+        d: MetaTensorDesc,
+        meta: torch.Tensor,
+        source: Source,
+        policy: SymbolicContext | ContextDesc | None,
     ) -> torch.Tensor | _Layout | None:
         """What the view of a real tensor is to be like, once its symbols are noted.
 
-        A meta tensor of its shape on no storage that matters where there was such a view before;
+        A meta tensor of its shape on the storage of ``meta``, where there was such a view before;
         else sizes, strides and storage offset, or ``None`` where the plain path has to make them.
         """
         size: Any = d.size
@@ -204,8 +264,14 @@ class SymbolicLeaves:
         known = group.known.get(key)
         if known is not None and self._serves(known) and known.shape is not None:
             self._fresh.again(known.symbolic, source, None)
-            with without_keys(_ABOVE_META):
-                return known.shape[...]
+            try:
+                with without_keys(_ABOVE_META):
+                    view = known.shape[...]
+                    set_storage(view, meta)
+            finally:
+                if known.offset is not None:
+                    known.offset.settle()
+            return view
         if not all(type(n) is int and 0 <= n <= _MAX_INT for n in (*size, *stride, offset)):
             return None
         made = self._fresh.make_dims(size, stride, offset, source, group.dims, None)
@@ -289,13 +355,15 @@ class SymbolicLeaves:
             return
         if not all(_can_be_mold(node) for node in nodes):
             return
+        shape, offset_mold = _molded(made, key[2]) if nodes else (None, None)
         dims = zip(key[0], group.dims, strict=True)
         group.known[key] = _Prototype(
             parts=made.parts,
             symbolic=symbolic,
             has_zero_one=any(n < 2 and dim is not DimDynamic.STATIC for n, dim in dims),
             version=self._env._replacements_version_counter,
-            shape=_molded(made, key[2]) if nodes else None,
+            shape=shape,
+            offset=offset_mold,
             nbytes=nbytes,
         )
 
@@ -305,36 +373,37 @@ def _can_be_mold(node: Any) -> bool:
     return type(node) is SymNode and type(node.hint) is int and not node.expr.is_number
 
 
-def _molded(made: FreshGeometry, dtype: torch.dtype) -> torch.Tensor:
-    """A meta tensor whose aliases get nodes of their own; its storage is not used."""
+def _molded(made: FreshGeometry, dtype: torch.dtype) -> tuple[torch.Tensor, _OffsetMold | None]:
+    """A meta tensor whose aliases get nodes of their own, and the mold of its offset.
+
+    Its storage is not used.
+    """
     molds: list[_Mold] = []
 
-    def mold(n: Any) -> Any:
+    def mold(n: Any, cls: type[_Mold] = _Mold) -> Any:
         if type(n) is int:
             return n
         of = n.node
-        molds.append(_Mold(of._expr, of.shape_env, int, of.hint))
+        molds.append(cls(of._expr, of.shape_env, int, of.hint))
         return torch.SymInt(molds[-1])
 
     size = tuple([mold(n) for n in made.size])
     stride = tuple([mold(n) for n in made.stride])
-    shape = meta_of(size, stride, dtype, 0, storage_offset=mold(made.storage_offset))
+    offset = mold(made.storage_offset, _OffsetMold)
+    shape = meta_of(size, stride, dtype, 0, storage_offset=offset)
     for each in molds:
         each.fields = vars(each).copy()
-    return shape
+    return shape, None if type(offset) is int else offset.node
 
 
 def _alias(known: _Prototype, key: _Key) -> torch.Tensor:
     """A meta tensor of the shape of a prototype, on a storage of its own."""
     size, stride, dtype, _ = key
-    guard = without_keys(_ABOVE_META)
-    try:
+    with without_keys(_ABOVE_META):
         if known.shape is None:
             return empty_strided(size, stride, dtype=dtype, device=META)
         # Below autograd this is no view: it has a version counter of its own.
         meta: torch.Tensor = known.shape[...]
-    finally:
-        del guard
     holder = make_wrapper_subclass(Shell, (0,), dtype=dtype, device=META, storage_size=known.nbytes)
     set_storage(meta, holder)
     return meta
