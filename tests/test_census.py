@@ -32,13 +32,14 @@ from torch_fakeify.census import (
     TRACKED_FAKE_ATTRIBUTES,
     unknown_attributes,
 )
+from torch_fakeify.contexts import encode_context
 from torch_fakeify.desc import ExprDesc, IntNode, MetaTensorDesc, NestedIntDesc, SymDesc
 from torch_fakeify.desc_frame import FakeModeDesc, InputDesc
 from torch_fakeify.exprs import check_sym, encode_sym
 from torch_fakeify.fake_modes import describe_fake_mode, make_fake_mode
 from torch_fakeify.nested_ints import NestedInts
 from torch_fakeify.paths import short_paths
-from torch_fakeify.sources import encode_context, encode_source
+from torch_fakeify.sources import encode_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

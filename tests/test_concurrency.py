@@ -527,7 +527,7 @@ def test_short_lived_fake_tensors_leave_nothing(count: int) -> None:
     convert(range(count))
     assert len(describer._tensors.entries) <= 2
     assert len(converter._tensors) <= 2
-    assert len(converter._storages) <= 1
+    assert len(converter._storages.entries) <= 1
     assert held() - before < 4 << 20
 
 

@@ -88,6 +88,7 @@ LAYERS = {
     "symbolic_leaves": (3, 4),
     "modes": (3, 2),
     "sources": (3, 2),
+    "contexts": (3, 3),
     "dtype_views": (4, 0),
     "implied": (4, 0),
     "env_restore": (4, 0),

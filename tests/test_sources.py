@@ -32,6 +32,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from torch_fakeify.codec import dumps, loads
 from torch_fakeify.conditions import DIM
+from torch_fakeify.contexts import decode_context, encode_context
 from torch_fakeify.desc import (
     ConstraintDesc,
     ContextDesc,
@@ -50,7 +51,7 @@ from torch_fakeify.errors import (
     UnsupportedValueError,
 )
 from torch_fakeify.exprs import encode_expr
-from torch_fakeify.sources import decode_context, decode_source, encode_context, encode_source
+from torch_fakeify.sources import decode_source, encode_source
 
 
 def instances() -> list[Any]:

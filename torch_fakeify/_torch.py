@@ -349,10 +349,10 @@ empty_strided = _c._VariableFunctions.empty_strided
 make_subclass: Any = torch.Tensor._make_subclass
 make_wrapper_subclass: Any = torch.Tensor._make_wrapper_subclass
 
-
-def functionalize_included() -> bool:
-    """Whether functionalization is active in this thread."""
-    return _c._dispatch_tls_is_dispatch_key_included(DispatchKey.Functionalize)
+functionalize_included: Callable[[], bool] = functools.partial(
+    _c._dispatch_tls_is_dispatch_key_included, DispatchKey.Functionalize
+)
+"""Whether functionalization is active in this thread."""
 
 
 def inference_hidden() -> bool:

@@ -17,6 +17,7 @@ import torch
 
 from . import _torch
 from ._torch import FakeTensor, dynamo_source, no_dispatch_guard
+from .contexts import decode_context
 from .desc import ContextDesc, NestedIntDesc, SymDesc, SymValue
 from .dtype_views import can_be_viewed_as, layout_to_cast, viewed_as
 from .errors import ConvertError
@@ -31,7 +32,7 @@ from .nested_ints import NestedInts
 from .rebuild import Kind, Rebuilder, SparseFacts
 from .record_checks import KINDS, LAYOUTS, check_record, check_same, where_of
 from .sizes import Geometry, SizeMaker, all_static, concrete_int, with_strides
-from .sources import base_source_of, decode_context, decode_source
+from .sources import base_source_of, decode_source
 from .static_fakes import Viewing, can_be_viewed, is_untold, make_leaf, make_view, views_are_as_ever
 from .symbolic_leaves import SymbolicLeaves
 from .tracked_items import tracked_item
@@ -672,9 +673,7 @@ class MetaConverter(Rebuilder):
         if record is None:
             return None
         found = self._sources.get(id(record))
-        if found is None:
-            return decode_source(record, memo=self._sources)
-        return found[1]
+        return decode_source(record, memo=self._sources) if found is None else found[1]
 
     def _context_of(self, d: MetaTensorDesc) -> SymbolicContext | None:
         record = d.symbolic_context

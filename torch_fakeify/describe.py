@@ -563,7 +563,8 @@ def _encode_policy(
 ) -> tuple[SourceDesc | None, ContextDesc | None]:
     if source is None and symbolic_context is None:
         return None, None
-    from .sources import encode_context, encode_source
+    from .contexts import encode_context
+    from .sources import encode_source
 
     return (
         None if source is None else encode_source(source),

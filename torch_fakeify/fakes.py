@@ -70,8 +70,9 @@ class FakeDevice(NamedTuple):
                 where=where,
                 fix="Make the mode under torch._functorch.config.fake_tensor_allow_meta",
             )
-        with mode:
-            pass  # where there is no GPU, a build for GPUs gets a guard from this that asks for none
+        if device.type not in ("cpu", "meta"):
+            with mode:
+                pass  # where there is no GPU, a build for GPUs gets a guard from this that asks for none
         guard = no_dispatch_guard()
         try:
             example: Any = FakeTensor(mode, torch.empty(0, device=META), device=device)

@@ -16,6 +16,7 @@ import torch
 
 from . import _torch
 from .container import VERSION
+from .contexts import decode_context
 from .convert import MetaConverter
 from .desc_frame import CaptureDesc, FailureDesc, FakeModeDesc, InputDesc
 from .desc_graph import GraphModuleDesc, NodeDesc
@@ -36,7 +37,7 @@ from .renaming import rename_symbols
 from .retarget import Retarget
 from .scalars import without_scalars
 from .shape_env import encode_stack, restore, snapshot
-from .sources import DecodeMemo, decode_context, decode_source, encode_source
+from .sources import DecodeMemo, decode_source, encode_source
 from .text import clip, escape
 from .values import decode_value
 from .versions import is_newer, warn_of_torch, written_by

@@ -140,11 +140,6 @@ class FreshSizes:
         self._property: Any = sources.TensorProperty
         self._lasting: dict[int, Any] = {}
         """First sources of symbols that are known to last, by ``id``."""
-        self._suffixes: dict[tuple[int, int | None], str] = {}
-        """What torch adds to the name of a tensor for that of a size, stride or offset.
-
-        By the ``id`` of the property: an enum finds its name or hash in Python.
-        """
 
     def make(
         self,
@@ -292,7 +287,7 @@ class FreshSizes:
         source, cache = asked.source, asked.cache
         if value in (0, 1) and kind is not _STATIC and env.specialize_zero_one:
             return sympy.Integer(value)
-        suffix = self._suffix(prop, index)
+        suffix = _suffix(prop, index)
         if kind is _STATIC:
             out = sympy.Integer(value)
             if cache is not None:
@@ -322,15 +317,6 @@ class FreshSizes:
         fields["idx"] = index
         fields["name"] = source.name + suffix
         return part
-
-    def _suffix(self, prop: Any, index: int | None) -> str:
-        key = id(prop), index
-        found = self._suffixes.get(key)
-        if found is None:
-            example = dynamo_source().ConstantSource("x")
-            name: str = self._property_source(example, prop, index).name
-            found = self._suffixes[key] = name.removeprefix(example.name)
-        return found
 
     def _new_symbol(self, value: int, source: Any, duck: bool, slocs: list[tuple[Any, Any]]) -> Any:
         env = self._env
@@ -377,6 +363,22 @@ class FreshSizes:
         if isinstance(expr, sympy.Integer):
             return int(expr)
         return torch.SymInt(SymNode(expr, self._env, int, hint))
+
+
+_suffixes: dict[tuple[int, int | None], str] = {}
+"""By the ``id`` of the property: an enum finds its name or hash in Python."""
+
+
+def _suffix(prop: Any, index: int | None) -> str:
+    """What torch adds to the name of a tensor for that of a size, stride or offset."""
+    key = id(prop), index
+    found = _suffixes.get(key)
+    if found is None:
+        sources = dynamo_source()
+        example = sources.ConstantSource("x")
+        name: str = sources.TensorPropertySource(example, prop, index).name
+        found = _suffixes[key] = name.removeprefix(example.name)
+    return found
 
 
 def remember_name(source: Any) -> None:

@@ -46,6 +46,7 @@ import torch
 
 from . import _torch
 from ._torch import DimDynamic, aot_autograd, int_oo
+from .contexts import decode_context
 from .convert import MetaConverter
 from .desc_frame import InputDesc
 from .describe import MetaTensorDescriber
@@ -66,7 +67,7 @@ from .scopes import flatten, is_leaf, is_of_module, replaced, walk
 from .shape_guards import Number, numbers_of, shape_guards
 from .sizes import narrow_range
 from .source_guards import Guard, Guards, constant_guard, reader_of, type_guard
-from .sources import decode_context, encode_source
+from .sources import encode_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence, Set

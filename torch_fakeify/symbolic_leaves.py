@@ -27,12 +27,12 @@ from ._torch import (
     no_dispatch_guard,
     without_keys,
 )
+from .contexts import decode_context
 from .desc import ContextDesc
 from .fakes import DTYPES, META
 from .fresh_sizes import common_dims, reuse_is_watched
 from .layouts import Shell, meta_of
 from .plain_fakes import fake_of, is_changed, is_plain_leaf
-from .sources import decode_context
 from .static_fakes import set_storage
 
 if TYPE_CHECKING:
