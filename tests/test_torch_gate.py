@@ -13,10 +13,10 @@ from unknown_torch import FINDINGS, NEWER, OLDER, PLANTED, fresh
 
 import torch_fakeify as tfk
 from torch_fakeify import cli, torch_census, torch_gate
+from torch_fakeify.contexts import _FIELDS_OF_KIND
 from torch_fakeify.desc_env import ShapeEnvSettingsDesc
 from torch_fakeify.known_fields import RECORD_FIELDS, SOURCE_FIELDS
 from torch_fakeify.source_fields import RENDERED_RAW
-from torch_fakeify.sources import _FIELDS_OF_KIND
 from torch_fakeify.torch_census import Census
 from torch_fakeify.versions import KNOWN_TORCH, known_torch_text, standing_of
 
