@@ -110,7 +110,7 @@ def test_repeated_layouts_are_what_torch_makes(
     assert state(envs[1]) == state(envs[2])
 
 
-def test_the_third_of_a_layout_is_an_alias_of_the_prototype(
+def test_the_second_of_a_layout_is_an_alias_of_the_prototype(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No size is looked at again."""
@@ -119,7 +119,7 @@ def test_the_third_of_a_layout_is_an_alias_of_the_prototype(
     plain = symbolic_leaves._alias
     monkeypatch.setattr(symbolic_leaves, "_alias", lambda *args: calls.append(args) or plain(*args))
     fakes_of([torch.empty(4, 5) for _ in range(4)], env)
-    assert len(calls) == 2
+    assert len(calls) == 3
 
 
 def test_each_has_nodes_a_storage_and_a_version_of_its_own() -> None:

@@ -30,7 +30,7 @@ from .marks import decode_marks, mark_lacks
 from .meshes import Meshes
 from .nested_ints import NestedInts
 from .rebuild import Kind, Rebuilder, SparseFacts
-from .record_checks import KINDS, LAYOUTS, check_record, check_same, where_of
+from .record_checks import KINDS, LAYOUTS, check_numbers, check_record, check_same, where_of
 from .sizes import Geometry, SizeMaker, all_static, concrete_int, with_strides
 from .sources import base_source_of, decode_source
 from .static_fakes import Viewing, can_be_viewed, is_untold, make_leaf, make_view, views_are_as_ever
@@ -186,15 +186,15 @@ class MetaConverter(Rebuilder):
         self, d: MetaTensorDesc, source: Source | None, policy: SymbolicContext | ContextDesc | None
     ) -> FakeTensor | None:
         """A dense leaf over symbols that are made by a common policy, or that there are."""
-        device, made = self._devices.get(d.device), None
+        made, usable = None, self._leaves is not None
         if self._leaves is not None and source is not None:
             made = self._leaves.make(d, self._device, self._storages, source, policy)
-        elif device is not None and self._kept is not None:
+        elif self._kept is not None and (device := self._devices.get(d.device)) is not None:
             made = self._kept.make(d, device, self._storages)
             if made is not None and d.marks is not None:
                 self._mark(d.marks, made[0])
-        usable = self._kept is not None and d.is_fake and device is not None
-        if made is None and d.is_view and can_be_viewed(d) and (usable or self._leaves is not None):
+            usable = usable or d.is_fake
+        if made is None and usable and d.is_view and can_be_viewed(d):
             made = self._symbolic_view(d, source, policy)
         if made is None:
             return None
@@ -208,7 +208,7 @@ class MetaConverter(Rebuilder):
         record: Any = d.base
         if d.scalar_hint is not None or record.scalar_hint is not None or not views_are_as_ever():
             return None
-        check_record(d)
+        check_numbers(d)
         base: Any = self._recall(record)
         if self._kept is not None:
             base = self.from_desc(record) if base is None else base
@@ -669,11 +669,7 @@ class MetaConverter(Rebuilder):
     # --- parts ----------------------------------------------------------------------------------
 
     def _source_of(self, d: MetaTensorDesc) -> Source | None:
-        record = d.source
-        if record is None:
-            return None
-        found = self._sources.get(id(record))
-        return decode_source(record, memo=self._sources) if found is None else found[1]
+        return None if d.source is None else decode_source(d.source, memo=self._sources)
 
     def _context_of(self, d: MetaTensorDesc) -> SymbolicContext | None:
         record = d.symbolic_context

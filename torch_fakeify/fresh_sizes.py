@@ -54,6 +54,8 @@ _INFER_STRIDE = DimDynamic.INFER_STRIDE
 Dims = tuple[DimDynamic, ...]
 _Cache = dict[str, Any]
 _new = object.__new__
+_update: Any = dict.update
+"""Also of a ``Counter``, which has an ``update`` of its own."""
 
 
 def symbols_are_watched(shape_env: Any) -> bool:
@@ -211,29 +213,35 @@ class FreshSizes:
             return None
         return context.shape_env_to_source_to_symbol_cache.setdefault(id(self._env), {})
 
-    def would_be(self, parts: tuple[Part, ...]) -> bool:
-        """Whether equal numbers get these very symbols, where equal sizes share them."""
-        symbol_of = self._env.val_to_var.get
-        for part in parts:  # noqa: SIM110
-            if symbol_of(part.value) is not part.symbol:
-                return False
-        return True
-
-    def again(self, parts: tuple[Part, ...], source: Source, cache: dict[str, Any] | None) -> None:
+    def again(
+        self,
+        parts: tuple[Part, ...],
+        symbolic: tuple[Part, ...],
+        counts: dict[Any, int],
+        source: Source,
+        cache: dict[str, Any] | None,
+    ) -> None:
         """What the ``ShapeEnv`` notes of another tensor with these symbols.
 
         Args:
-            parts: of the first tensor; without static ones if there is no cache.
+            parts: of the first tensor.
+            symbolic: those of them that are symbols.
+            counts: a zero for each of the symbols.
             source: of the other tensor.
             cache: of a stateful context, by the name of a source.
         """
         env = self._env
         symbol_of, sources_of = env.source_to_var, env.var_to_sources
-        guard_counter, lasting = env.symbol_guard_counter, self._lasting
+        lasting = self._lasting
         lasts = not source.is_ephemeral()
-        remember_name(source)
-        source_name = source.name
-        for prop, dim, _, symbol, suffix in parts:
+        source_name = source.__dict__.get("name")
+        if source_name is None:
+            remember_name(source)
+            source_name = source.name
+        if cache is not None:
+            for each in parts:
+                cache[source_name + each.suffix] = each.symbol
+        for prop, dim, _, symbol, suffix in symbolic:
             # As `_part`, in place.
             part: Any = _new(self._property_source)
             fields = part.__dict__
@@ -241,10 +249,6 @@ class FreshSizes:
             fields["prop"] = prop
             fields["idx"] = dim
             fields["name"] = name = source_name + suffix
-            if cache is not None:
-                cache[name] = symbol
-                if isinstance(symbol, sympy.Integer):
-                    continue
             symbol_of[name] = symbol
             known = sources_of[symbol]
             known.append(part)
@@ -253,7 +257,8 @@ class FreshSizes:
                     known[0], known[-1] = part, first
                 else:
                     lasting[id(first)] = first
-            guard_counter[symbol] = 0
+        # From one dictionary to another no symbol is asked for its hash.
+        _update(env.symbol_guard_counter, counts)
 
     def _strides(
         self,
@@ -321,7 +326,7 @@ class FreshSizes:
     def _new_symbol(self, value: int, source: Any, duck: bool, slocs: list[tuple[Any, Any]]) -> Any:
         env = self._env
         if self._range is None:
-            self._range = env._default_value_range(False)
+            self._range = _default_range(env.specialize_zero_one)
         if not slocs:
             slocs.append(self._slocs())
         symbol = _symbol(self._ids.new(source.name))
@@ -448,6 +453,12 @@ class _UniqueIds:
 _STARTS = 100
 _FROM = [frozenset(range(start, _STARTS)) for start in range(_STARTS)]
 """The numbers below 100 that are tried from each on."""
+
+
+@functools.cache
+def _default_range(specialize_zero_one: bool) -> Any:
+    env: Any = ShapeEnv(specialize_zero_one=specialize_zero_one)
+    return env._default_value_range(False)
 
 
 @functools.cache

@@ -18,7 +18,15 @@ if TYPE_CHECKING:
     from .desc import MetaTensorDesc
     from .fakes import FakeDevice
 
-__all__ = ["fake_of", "has_autograd", "is_changed", "is_plain", "is_plain_leaf", "is_plain_whole"]
+__all__ = [
+    "fake_of",
+    "has_autograd",
+    "is_changed",
+    "is_plain",
+    "is_plain_leaf",
+    "is_plain_real_leaf",
+    "is_plain_whole",
+]
 
 # Fields and what they are where there is nothing of note; those that models have come first.
 _PLAIN = {
@@ -54,6 +62,8 @@ _NEEDED_KEYS = (
 # All in one call of C.
 _of_plain, _of_whole = attrgetter(*_PLAIN), attrgetter(*_WHOLE)
 _plain_values, _whole_values = tuple(_PLAIN.values()), tuple(_WHOLE.values())
+_REAL_LEAF = {"is_fake": False, "is_leaf": True, "scalar_hint": None, **_WHOLE}
+_of_real_leaf, _real_leaf_values = attrgetter(*_REAL_LEAF), tuple(_REAL_LEAF.values())
 
 
 def is_plain(d: MetaTensorDesc) -> bool:
@@ -69,6 +79,11 @@ def is_plain_whole(d: MetaTensorDesc) -> bool:
 def is_plain_leaf(d: MetaTensorDesc) -> bool:
     """The same of a leaf."""
     return d.is_leaf and _of_whole(d) == _whole_values
+
+
+def is_plain_real_leaf(d: MetaTensorDesc) -> bool:
+    """The same of a leaf that is no fake tensor and whose ``item()`` is not tracked."""
+    return _of_real_leaf(d) == _real_leaf_values
 
 
 def is_changed() -> bool:
@@ -106,9 +121,7 @@ def fake_of(
         dispatch_device=True,
         device_for_backend_keys=device.device,
     )
-    attributes = device.dress(fake)
-    if d.is_parameter:
-        attributes["_is_param"] = True
+    attributes = device.dress(fake, is_parameter=d.is_parameter)
     if d.is_buffer:
         attributes["_is_buffer"] = True
         if d.persistent is not None:

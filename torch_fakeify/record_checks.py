@@ -13,7 +13,7 @@ from .rebuild import Kind
 if TYPE_CHECKING:
     from .desc import MetaTensorDesc, SparseDesc
 
-__all__ = ["KINDS", "LAYOUTS", "check_record", "check_same", "where_of"]
+__all__ = ["KINDS", "LAYOUTS", "check_numbers", "check_record", "check_same", "where_of"]
 
 _MAX_INT = 2**63 - 1
 
@@ -58,19 +58,7 @@ def check_record(d: MetaTensorDesc) -> None:
         _check_sparse(d, d.sparse, where_of(d))
     elif d.storage is None and d.layout == "strided" and d.functorch is None:
         raise ConvertError("a strided tensor has a storage", where=where_of(d), found="none")
-    if len(d.size) != len(d.stride) and d.sparse is None:
-        raise ConvertError(
-            "sizes and strides differ in number",
-            where=where_of(d),
-            expected=f"{len(d.size)} strides",
-            found=f"{len(d.stride)}",
-        )
-    nbytes = 0 if d.storage is None else d.storage.nbytes
-    for n in (*d.size, *d.stride, d.storage_offset, nbytes):
-        if isinstance(n, int) and not 0 <= n <= _MAX_INT:
-            raise ConvertError(
-                "a size is out of range", where=where_of(d), expected="0 to 2**63 - 1", found=str(n)
-            )
+    check_numbers(d)
     if d.is_view != (d.base is not None):
         raise ConvertError("a view and a base belong together", where=where_of(d))
     if not d.is_leaf and not d.requires_grad:
@@ -84,6 +72,26 @@ def check_record(d: MetaTensorDesc) -> None:
             where=where_of(d),
             expected=", ".join(_torch.CreationMeta.__members__),
             found=d.creation_meta,
+        )
+
+
+def check_numbers(d: MetaTensorDesc) -> None:
+    """Raises for sizes, strides, an offset or a storage that no tensor can have."""
+    if len(d.size) != len(d.stride) and d.sparse is None:
+        raise ConvertError(
+            "sizes and strides differ in number",
+            where=where_of(d),
+            expected=f"{len(d.size)} strides",
+            found=f"{len(d.stride)}",
+        )
+    nbytes = 0 if d.storage is None else d.storage.nbytes
+    ints = [n for n in (*d.size, *d.stride, d.storage_offset, nbytes) if isinstance(n, int)]
+    if ints and (min(ints) < 0 or max(ints) > _MAX_INT):
+        raise ConvertError(
+            "a size is out of range",
+            where=where_of(d),
+            expected="0 to 2**63 - 1",
+            found=str(next(n for n in ints if not 0 <= n <= _MAX_INT)),
         )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import types
 import typing
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -77,6 +78,18 @@ class _SourceClass(msgspec.Struct, frozen=True):
     required: frozenset[str]
     bare: dict[str, Any] | None
     """Every field and its default, where all that the constructor does is to set them."""
+    naming: _Naming | None
+    """How an instance is named."""
+
+
+class _Naming(msgspec.Struct, frozen=True):
+    """How torch names a source of which one text says all, if that is an identifier."""
+
+    field: str
+    before: str
+    after: str
+    values: dict[str, Any]
+    """Of all fields, and of what torch caches of the name."""
 
 
 # Fields that torch annotates as what it does not put there: of which sizes a name was seen with.
@@ -111,9 +124,12 @@ def _inspect(cls: type[Any]) -> _SourceClass:
         field.name: field.default for field in taken if field.default is not dataclasses.MISSING
     }
     does_more = hasattr(cls, "__post_init__") or len(taken) < len(dataclasses.fields(cls))
+    bare = None if does_more else {field.name: field.default for field in taken}
+    chained = any(field.name == "base" for field in taken)
+    required = frozenset(fields) - frozenset(defaults)
     return _SourceClass(
         cls=cls,
-        chained=any(field.name == "base" for field in taken),
+        chained=chained,
         fields=fields,
         defaults=defaults,
         plain={
@@ -121,9 +137,26 @@ def _inspect(cls: type[Any]) -> _SourceClass:
             for name, hint in fields.items()
             if hint in (str, int, bool) and (cls.__name__, name) not in RENDERED_RAW
         },
-        required=frozenset(fields) - frozenset(defaults),
-        bare=None if does_more else {field.name: field.default for field in taken},
+        required=required,
+        bare=bare,
+        naming=None if bare is None or chained else _naming(cls, hints, required, bare),
     )
+
+
+def _naming(
+    cls: type[Any], hints: dict[str, Any], required: frozenset[str], bare: dict[str, Any]
+) -> _Naming | None:
+    name, template = cls.name, inspect.getattr_static(cls, "_name_template")
+    if not type(name) is type(template) is functools.cached_property or len(required) != 1:
+        return None
+    (field,) = required
+    example = "fakeify"
+    if hints[field] is not str:
+        return None
+    before, found, after = cls(**{field: example}).name.partition(f"'{example}'")
+    if not found:
+        return None
+    return _Naming(field, before + "'", "'" + after, {**bare, "_name_template": "", "name": ""})
 
 
 # --- sources --------------------------------------------------------------------------------------
@@ -260,21 +293,41 @@ def decode_source(d: SourceDesc, *, memo: DecodeMemo | None = None) -> _torch.So
         UnknownNameError: torch has no such source class.
         FormatError: a field is missing, unknown or has the wrong type.
     """
-    return _decode_source(d, {} if memo is None else memo, MAX_NESTING)
+    if memo is None:
+        memo = {}
+    known = memo.get(id(d))
+    if known is not None:
+        return known[1]
+    if d.base is not None:
+        return _decode_source(d, memo, MAX_NESTING)
+    source = _decode_link(d, None, memo, MAX_NESTING)
+    memo[id(d)] = d, source
+    return source
 
 
 def base_source_of(source: _torch.Source) -> _torch.Source:
     """The source of the base of a view."""
-    like = _base_of_example()
+    like, suffix = _base_of_example()
+    fields = {**vars(like), "base": source}
+    name = vars(source).get("name")
+    if name is not None:
+        fields["name"] = name + suffix
     made = _new(type(like))
-    _set_attribute(made, "__dict__", {**vars(like), "base": source})
+    _set_attribute(made, "__dict__", fields)
     return made
 
 
 @functools.cache
-def _base_of_example() -> _torch.Source:
+def _base_of_example() -> tuple[_torch.Source, str]:
+    """One such source, which knows its template, and what its name has after that of the tensor."""
     sources = _torch.dynamo_source()
-    return sources.AttrSource(sources.ConstantSource("x"), "_base")
+    example = sources.ConstantSource("x")
+    base = sources.AttrSource(example, "_base")
+    suffix = base.name.removeprefix(example.name)
+    made = sources.AttrSource(example, "_base")
+    if type(inspect.getattr_static(made, "_name_template")) is functools.cached_property:
+        made._name_template  # noqa: B018
+    return made, suffix
 
 
 def _decode_source(d: SourceDesc, memo: DecodeMemo, left: int) -> _torch.Source:
@@ -339,6 +392,16 @@ def _bare(
     known: _SourceClass, defaults: dict[str, Any], given: tuple[tuple[str, Value], ...], base: Any
 ) -> Any:
     """A source without its constructor; ``None`` unless all fields are there once and plain."""
+    naming = known.naming
+    if naming is not None and len(given) == 1:
+        ((field, text),) = given
+        if type(text) is str and field == naming.field and text.isascii() and text.isidentifier():
+            values = naming.values.copy()
+            values[field] = text
+            values["_name_template"] = values["name"] = f"{naming.before}{text}{naming.after}"
+            source = _new(known.cls)
+            _set_attribute(source, "__dict__", values)
+            return source
     values = defaults.copy()
     if base is not None:
         values["base"] = base

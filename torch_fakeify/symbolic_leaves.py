@@ -7,6 +7,7 @@ its sources, a storage of its own, and an alias of the first one's shape.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sympy
@@ -19,7 +20,6 @@ from ._torch import (
     DispatchKeySet,
     FakeTensor,
     StatefulSymbolicContext,
-    StatelessSymbolicContext,
     SymNode,
     empty_strided,
     experimental_config,
@@ -32,7 +32,7 @@ from .desc import ContextDesc
 from .fakes import DTYPES, META
 from .fresh_sizes import common_dims, reuse_is_watched
 from .layouts import Shell, meta_of
-from .plain_fakes import fake_of, is_changed, is_plain_leaf
+from .plain_fakes import fake_of, is_changed, is_plain_real_leaf
 from .static_fakes import set_storage
 
 if TYPE_CHECKING:
@@ -76,38 +76,64 @@ class _Mold(SymNode):
     clones, but tracers tell the sizes of two tensors apart by their nodes.
     """
 
-    fields: dict[str, Any] | None = None
-    """Of a node, once the prototype has been made, which takes the molds themselves."""
+    values: tuple[Any, ...] | None = None
+    """Of `_FIELDS`, once the prototype has been made, which takes the molds themselves."""
+    cast: type[SymNode] = SymNode
+    """The class of its nodes."""
 
     def clone(self) -> SymNode:
-        if self.fields is None:
+        if self.values is None:
             return self
-        node = _new(SymNode)
-        node.__dict__ = self.fields.copy()  # without the constructor, which looks at each argument
+        # Without the constructor, which looks at each argument; one by one, so that Python keeps
+        # them without a dictionary.
+        node: Any = _new(self.cast)
+        (
+            node._expr,
+            node.shape_env,
+            node.pytype,
+            node._optimized_summation,
+            node._expr_ver,
+            node._expr_cache,
+            node._hint,
+            node.constant,
+            node.fx_node,
+        ) = self.values
         return node
 
     maybe_as_int, is_int = _NO_INT, _YES
 
 
+_FIELDS = (
+    "_expr",
+    "shape_env",
+    "pytype",
+    "_optimized_summation",
+    "_expr_ver",
+    "_expr_cache",
+    "_hint",
+    "constant",
+    "fx_node",
+)
+"""The attributes of a node, as `_Mold.clone` sets them."""
+_FIELD_SET = frozenset(_FIELDS)
+
+
 class _OffsetMold(_Mold):
     """The same of a storage offset."""
 
-    last: _Offset | None = None
-    """The node that it made last."""
+    last: SymNode | None = None
+    """What it made last."""
 
     def clone(self) -> SymNode:
-        if self.fields is None:
-            return self
-        self.last = node = _new(_Offset)
-        node.__dict__ = self.fields.copy()
+        self.last = node = _Mold.clone(self)
         return node
 
     def settle(self) -> None:
         """Make an ordinary node of the last one."""
         node: Any = self.last
-        if node is not None:
-            node.__class__ = SymNode
-            self.last = None
+        if type(node) is _Offset:
+            node.__class__ = SymNode  # pyright: ignore[reportAttributeAccessIssue]
+        self.last = None
 
 
 class _Offset(SymNode):
@@ -123,6 +149,9 @@ class _Offset(SymNode):
 
     def ge(self, other: SymNode) -> SymNode:
         return _HOLDS if other is _ZERO else SymNode.ge(self, other)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+_OffsetMold.cast = _Offset
 
 
 class _Holds(SymNode):
@@ -143,9 +172,17 @@ _HOLDS = _Holds(sympy.true, None, bool, True, constant=True)
 class _Prototype(NamedTuple):
     """What the tensors of one layout have in common."""
 
+    key: _Key
+    takes_grad: bool
+    """Whether torch lets tensors of its dtype require grad."""
     parts: tuple[Part, ...]
     symbolic: tuple[Part, ...]
     """Those that are symbols."""
+    values: tuple[int, ...]
+    """Of the symbols."""
+    symbols: tuple[sympy.Symbol, ...]
+    counts: dict[sympy.Symbol, int]
+    """A zero for each symbol."""
     has_zero_one: bool
     """Whether a dim that could be dynamic is none because of its size."""
     version: int
@@ -158,13 +195,22 @@ class _Prototype(NamedTuple):
     """Of the storage."""
 
 
+class _Single(NamedTuple):
+    """The one tensor of a layout so far: most layouts of a model without duck sizes occur once."""
+
+    made: FreshGeometry
+    nbytes: Any
+    version: int
+    """As that of a prototype."""
+
+
 class _Group(NamedTuple):
     """The layouts of one policy."""
 
     dims: Dims
     known: dict[_Key, _Prototype]
-    seen: set[_Key]
-    """The second tensor of a layout becomes its prototype."""
+    singles: dict[_Key, _Single]
+    """Each becomes a prototype as the second tensor of its layout comes."""
 
 
 class SymbolicLeaves:
@@ -176,7 +222,9 @@ class SymbolicLeaves:
         self._layouts = layouts
         self._groups: dict[Dims, _Group] = {}
         self._group_of: dict[ContextDesc | int, _Group | None] = {}
-        """By the record of a policy; without one, every dim is as large as others that are equal."""
+        """By the record of a policy; without one, by the number of dims, which share symbols."""
+        self._served: dict[tuple[Any, ...], _Prototype] = {}
+        """By the record of a policy, and what a record has of `_Key`."""
 
     def make(
         self,
@@ -195,30 +243,38 @@ class SymbolicLeaves:
             source: of the tensor.
             policy: a symbolic context, or the record of one that is stateless.
         """
-        storage, dtype = d.storage, DTYPES.get(d.dtype)
+        storage, requires_grad = d.storage, d.requires_grad
         if (
             storage is None
-            or dtype is None
             or storage.id in storages.entries
-            or d.is_fake
-            or d.scalar_hint is not None
-            or not is_plain_leaf(d)
+            or not is_plain_real_leaf(d)
             or type(storage.nbytes) is not int
             or not 0 < storage.nbytes <= _MAX_INT
-            or (d.requires_grad and not (dtype.is_floating_point or dtype.is_complex))
             or is_changed()
             or _torch.torch_function_depth()
         ):
             return None
-        device = device_of(d)
-        meta = self._meta(d, dtype, source, policy)
-        if meta is None:
-            return None
-        fake = fake_of(d, meta, device, requires_grad=d.requires_grad)
+        known = None
+        if policy is None or type(policy) is ContextDesc:
+            known = self._served.get((policy, d.size, d.stride, d.dtype, None))
+        if known is not None and (known.takes_grad or not requires_grad) and self._serves(known):
+            device = device_of(d)
+            self._fresh.again(known.parts, known.symbolic, known.counts, source, None)
+            meta = _like(known)
+        else:
+            dtype = DTYPES.get(d.dtype)
+            if dtype is None or (requires_grad and not _takes_grad(dtype)):
+                return None
+            device = device_of(d)
+            made = self._by_policy(d, dtype, source, policy)
+            if made is None:
+                return None
+            meta = made
+        fake = fake_of(d, meta, device, requires_grad=requires_grad)
         storages.add(storage.id, meta.untyped_storage())
         return fake, meta
 
-    def _meta(
+    def _by_policy(
         self,
         d: MetaTensorDesc,
         dtype: torch.dtype,
@@ -229,14 +285,18 @@ class SymbolicLeaves:
         if group is None:
             return None
         key = (d.size, d.stride, dtype, None)
-        known = group.known.get(key)
+        known = group.known.get(key) or self._learned(key, group)
         if known is None or not self._serves(known):
             return self._first(key, group, source, policy)
-        cache = self._fresh.cache_of(policy)
-        if cache:
-            return None  # made before: torch looks its symbols up
-        self._fresh.again(known.symbolic if cache is None else known.parts, source, cache)
-        return _alias(known, key)
+        cache = None
+        if type(policy) is StatefulSymbolicContext:
+            cache = self._fresh.cache_of(policy)
+            if cache:
+                return None  # made before: torch looks its symbols up
+        self._fresh.again(known.parts, known.symbolic, known.counts, source, cache)
+        if policy is None or type(policy) is ContextDesc:
+            self._served[policy, d.size, d.stride, d.dtype, None] = known
+        return _like(known)
 
     def takes(self, d: MetaTensorDesc, policy: SymbolicContext | ContextDesc | None) -> bool:
         """Whether the policy asks for no more than which dims are dynamic."""
@@ -254,6 +314,27 @@ class SymbolicLeaves:
         A meta tensor of its shape on the storage of ``meta``, where there was such a view before;
         else sizes, strides and storage offset, or ``None`` where the plain path has to make them.
         """
+        known = None
+        if policy is None or type(policy) is ContextDesc:
+            known = self._served.get((policy, d.size, d.stride, d.dtype, d.storage_offset))
+        if known is None or not self._serves(known):
+            found = self._view_by_policy(d, source, policy)
+            if not isinstance(found, _Prototype):
+                return found
+            known = found
+        self._fresh.again(known.parts, known.symbolic, known.counts, source, None)
+        assert known.shape is not None
+        try:
+            view = _alias(known.shape)
+            set_storage(view, meta)
+        finally:
+            if known.offset is not None:
+                known.offset.settle()
+        return view
+
+    def _view_by_policy(
+        self, d: MetaTensorDesc, source: Source, policy: SymbolicContext | ContextDesc | None
+    ) -> _Prototype | _Layout | None:
         size: Any = d.size
         stride: Any = d.stride
         offset: Any = d.storage_offset
@@ -261,45 +342,30 @@ class SymbolicLeaves:
         if group is None or dtype is None or type(policy) is StatefulSymbolicContext:
             return None
         key = (size, stride, dtype, offset)
-        known = group.known.get(key)
+        known = group.known.get(key) or self._learned(key, group)
         if known is not None and self._serves(known) and known.shape is not None:
-            self._fresh.again(known.symbolic, source, None)
-            try:
-                with without_keys(_ABOVE_META):
-                    view = known.shape[...]
-                    set_storage(view, meta)
-            finally:
-                if known.offset is not None:
-                    known.offset.settle()
-            return view
+            if policy is None or type(policy) is ContextDesc:
+                self._served[policy, size, stride, d.dtype, offset] = known
+            return known
         if not all(type(n) is int and 0 <= n <= _MAX_INT for n in (*size, *stride, offset)):
             return None
         made = self._fresh.make_dims(size, stride, offset, source, group.dims, None)
         if made is None:
             return None
-        if key not in group.seen:
-            group.seen.add(key)
-        elif DimDynamic.DYNAMIC not in group.dims:
-            guard = no_dispatch_guard()
-            try:
-                self._learn(key, group, made, 0)
-            finally:
-                del guard
+        self._keep(key, group, made, 0)
         return made.size, made.stride, made.storage_offset
 
     def _group_for(
         self, d: MetaTensorDesc, policy: SymbolicContext | ContextDesc | None
     ) -> _Group | None:
         ndim = len(d.size)
-        if isinstance(policy, StatelessSymbolicContext):
-            group = self._group(ndim, policy)
-        else:
-            asked: Any = ndim if policy is None else policy
+        if policy is None or type(policy) is ContextDesc:
+            asked = ndim if policy is None else policy
             group = self._group_of.get(asked)
             if group is None:
-                group = self._group(ndim, policy)
-                if group is not None:
-                    self._group_of[asked] = group
+                group = self._group_of[asked] = self._group(ndim, policy)
+        else:
+            group = self._group(ndim, policy)
         return group if group is not None and len(group.dims) == ndim else None
 
     def _group(self, ndim: int, policy: SymbolicContext | ContextDesc | None) -> _Group | None:
@@ -308,13 +374,13 @@ class SymbolicLeaves:
         if policy is not None:
             context = decode_context(policy) if type(policy) is ContextDesc else policy
             dims = common_dims(context, len(getattr(context, "dynamic_sizes", ())))
-        return None if dims is None else self._groups.setdefault(dims, _Group(dims, {}, set()))
+        return None if dims is None else self._groups.setdefault(dims, _Group(dims, {}, {}))
 
     def _serves(self, known: _Prototype) -> bool:
         env = self._env
         return (
             known.version == env._replacements_version_counter
-            and self._fresh.would_be(known.symbolic)
+            and tuple(map(env.val_to_var.get, known.values)) == known.symbols
             and not reuse_is_watched(env)
             and not (known.has_zero_one and experimental_config.backed_size_oblivious)
         )
@@ -336,41 +402,63 @@ class SymbolicLeaves:
             meta = self._layouts.fresh(made, size, stride, dtype)
             if meta is None:
                 meta = empty_strided(made.size, made.stride, dtype=dtype, device=META)
-            if key not in group.seen:
-                group.seen.add(key)  # most layouts of a model without duck sizes occur once
-            elif DimDynamic.DYNAMIC not in group.dims:
-                self._learn(key, group, made, meta.untyped_storage().nbytes())
         finally:
             del guard
+        self._keep(key, group, made, meta.untyped_storage().nbytes())
         return meta
 
-    def _learn(self, key: _Key, group: _Group, made: FreshGeometry, nbytes: Any) -> None:
+    def _keep(self, key: _Key, group: _Group, made: FreshGeometry, nbytes: Any) -> None:
+        if DimDynamic.DYNAMIC not in group.dims:
+            group.known.pop(key, None)
+            version = self._env._replacements_version_counter
+            group.singles[key] = _Single(made, nbytes, version)
+
+    def _learned(self, key: _Key, group: _Group) -> _Prototype | None:
+        """The prototype that the one tensor of a layout gives, if it gives one."""
+        single = group.singles.pop(key, None)
+        if single is None:
+            return None
+        made, nbytes, version = single
         offset = made.storage_offset
         own: tuple[Any, ...] = () if key[3] is not None else (nbytes,)
         nodes = [n.node for n in (*made.size, *made.stride, offset, *own) if type(n) is not int]
         symbolic = tuple([part for part in made.parts if isinstance(part.symbol, sympy.Symbol)])
-        if not self._fresh.would_be(symbolic) or (own and type(offset) is not int):
-            return
-        if own and nodes and type(nbytes) is int:
-            return
-        if not all(_can_be_mold(node) for node in nodes):
-            return
+        values = tuple([part.value for part in symbolic])
+        symbols = tuple([part.symbol for part in symbolic])
+        if own and (type(offset) is not int or (nodes and type(nbytes) is int)):
+            return None
+        if not all(map(_can_be_mold, nodes)):
+            return None
         shape, offset_mold = _molded(made, key[2]) if nodes else (None, None)
         dims = zip(key[0], group.dims, strict=True)
-        group.known[key] = _Prototype(
+        known = _Prototype(
+            key=key,
+            takes_grad=_takes_grad(key[2]),
             parts=made.parts,
             symbolic=symbolic,
+            values=values,
+            symbols=symbols,
+            counts=dict.fromkeys(symbols, 0),
             has_zero_one=any(n < 2 and dim is not DimDynamic.STATIC for n, dim in dims),
-            version=self._env._replacements_version_counter,
+            version=version,
             shape=shape,
             offset=offset_mold,
             nbytes=nbytes,
         )
+        if not self._serves(known):
+            return None
+        group.known[key] = known
+        return known
 
 
 def _can_be_mold(node: Any) -> bool:
     """Whether it is symbolic, also after what the ``ShapeEnv`` replaces in expressions."""
-    return type(node) is SymNode and type(node.hint) is int and not node.expr.is_number
+    return (
+        type(node) is SymNode
+        and vars(node).keys() == _FIELD_SET
+        and type(node.hint) is int
+        and not node.expr.is_number
+    )
 
 
 def _molded(made: FreshGeometry, dtype: torch.dtype) -> tuple[torch.Tensor, _OffsetMold | None]:
@@ -379,6 +467,7 @@ def _molded(made: FreshGeometry, dtype: torch.dtype) -> tuple[torch.Tensor, _Off
     Its storage is not used.
     """
     molds: list[_Mold] = []
+    guard = no_dispatch_guard()
 
     def mold(n: Any, cls: type[_Mold] = _Mold) -> Any:
         if type(n) is int:
@@ -392,18 +481,42 @@ def _molded(made: FreshGeometry, dtype: torch.dtype) -> tuple[torch.Tensor, _Off
     offset = mold(made.storage_offset, _OffsetMold)
     shape = meta_of(size, stride, dtype, 0, storage_offset=offset)
     for each in molds:
-        each.fields = vars(each).copy()
+        each.values = tuple([vars(each)[name] for name in _FIELDS])
+    del guard
     return shape, None if type(offset) is int else offset.node
 
 
-def _alias(known: _Prototype, key: _Key) -> torch.Tensor:
-    """A meta tensor of the shape of a prototype, on a storage of its own."""
-    size, stride, dtype, _ = key
-    with without_keys(_ABOVE_META):
-        if known.shape is None:
+def _takes_grad(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def _alias(shape: torch.Tensor) -> torch.Tensor:
+    """A meta tensor of that shape."""
+    guard = without_keys(_ABOVE_META)
+    try:
+        return shape[...]  # below autograd this is no view: it has a version counter of its own
+    finally:
+        del guard
+
+
+def _like(known: _Prototype) -> torch.Tensor:
+    """A meta tensor like a prototype, on a storage of its own."""
+    if known.shape is None:
+        size, stride, dtype, _ = known.key
+        guard = without_keys(_ABOVE_META)
+        try:
             return empty_strided(size, stride, dtype=dtype, device=META)
-        # Below autograd this is no view: it has a version counter of its own.
-        meta: torch.Tensor = known.shape[...]
-    holder = make_wrapper_subclass(Shell, (0,), dtype=dtype, device=META, storage_size=known.nbytes)
-    set_storage(meta, holder)
+        finally:
+            del guard
+    meta = _alias(known.shape)
+    set_storage(meta, _holder(known.nbytes))
     return meta
+
+
+# By place: arguments by name are looked up one by one.
+_UP_TO_STORAGE_SIZE = (
+    *(Shell, (0,), None, None, None, torch.uint8, torch.strided, META),
+    *(False, False, None, False, False, None),
+)
+_holder = functools.partial(make_wrapper_subclass, *_UP_TO_STORAGE_SIZE)
+"""A tensor on a storage of that many bytes."""
