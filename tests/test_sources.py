@@ -30,6 +30,7 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.utils._sympy.value_ranges import ValueRanges
 
+from torch_fakeify import sources
 from torch_fakeify.codec import dumps, loads
 from torch_fakeify.conditions import DIM
 from torch_fakeify.contexts import decode_context, encode_context
@@ -581,8 +582,6 @@ def test_nested_contexts_are_bounded() -> None:
 
 def test_sources_without_their_constructors_are_what_these_make() -> None:
     """Every class of which the fields are set at once: equal fields, hashes and names."""
-    from torch_fakeify import sources
-
     seen = 0
     for known in sources._source_classes().values():
         if known.bare is None or not set(known.required) <= known.plain.keys():
@@ -601,3 +600,33 @@ def test_sources_without_their_constructors_are_what_these_make() -> None:
         assert hash(again) == hash(made)
         seen += 1
     assert seen > 10
+
+
+NAMES = ["x", "é", "a b", "it's", "{0}", 'a"b', "\\", "class", "", "x1", "\ufb01"]
+
+
+@pytest.mark.parametrize("text", NAMES)
+def test_a_source_is_named_as_torch_names_it(text: str) -> None:
+    """What is known of a name when a source is decoded is what torch finds for one of its own."""
+    count = 0
+    for name, known in sources._source_classes().items():
+        if known.naming is None:
+            continue
+        count += 1
+        made = known.cls(**{known.naming.field: text})
+        decoded = decode_source(loads(dumps(encode_source(made))))
+        expected = known.cls(**{known.naming.field: text})
+        assert expected.name == decoded.name, name
+        assert vars(decoded).items() <= vars(expected).items() | {("_fakeify_record", 0)}, name
+        base = sources.base_source_of(decoded)
+        assert base.name == sources._torch.dynamo_source().AttrSource(expected, "_base").name
+    assert count >= 3
+
+
+def test_a_source_with_more_than_a_name_is_named_as_torch_names_it() -> None:
+    """Fields beside the text change nothing that is known of the name."""
+    for is_input in (True, False):
+        made = S.LocalSource("x", is_input=is_input)
+        decoded = decode_source(loads(dumps(encode_source(made))))
+        assert decoded == made
+        assert decoded.name == made.name == "L['x']"
