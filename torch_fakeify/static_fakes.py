@@ -163,13 +163,14 @@ def make_view(
             that storage, which may be used up; else those of the record.
     """
     assert d.storage is not None
-    shared = meta.untyped_storage()
-    if shared is not base.untyped_storage():
-        return None
-    if layout is None:
-        if shared.nbytes() != d.storage.nbytes:
+    if not isinstance(layout, torch.Tensor):
+        shared = meta.untyped_storage()
+        if shared is not base.untyped_storage():
             return None
-        layout = (d.size, d.stride, d.storage_offset)
+        if layout is None:
+            if shared.nbytes() != d.storage.nbytes:
+                return None
+            layout = (d.size, d.stride, d.storage_offset)
     had_grad = torch.is_grad_enabled()
     set_grad_enabled(not d.is_leaf)
     push_dispatch_mode(viewing)
