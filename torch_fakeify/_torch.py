@@ -342,6 +342,7 @@ pop_dispatch_mode = _c._pop_torch_dispatch_stack
 key_excluded = _c._dispatch_tls_is_dispatch_key_excluded
 set_key_excluded = _c._dispatch_tls_set_dispatch_key_excluded
 set_grad_enabled = _c._set_grad_enabled
+dispatch_modes_active = _c._len_torch_dispatch_stack
 without_keys = _c.ExcludeDispatchKeyGuard
 DelayedError = _c._functions.DelayedError
 enable_python_dispatcher = _c._EnablePythonDispatcher
@@ -349,9 +350,8 @@ empty_strided = _c._VariableFunctions.empty_strided
 make_subclass: Any = torch.Tensor._make_subclass
 make_wrapper_subclass: Any = torch.Tensor._make_wrapper_subclass
 
-functionalize_included: Callable[[], bool] = functools.partial(
-    _c._dispatch_tls_is_dispatch_key_included, DispatchKey.Functionalize
-)
+key_included = _c._dispatch_tls_is_dispatch_key_included
+functionalize_included = functools.partial(key_included, DispatchKey.Functionalize)
 """Whether functionalization is active in this thread."""
 
 

@@ -21,10 +21,14 @@ from ._torch import (
     FakeTensor,
     StatefulSymbolicContext,
     SymNode,
+    dispatch_modes_active,
     empty_strided,
     experimental_config,
+    key_excluded,
+    key_included,
     make_wrapper_subclass,
     no_dispatch_guard,
+    set_key_excluded,
     without_keys,
 )
 from .contexts import decode_context
@@ -62,6 +66,9 @@ _ABOVE_META = (
     | DispatchKeySet(DispatchKey.PythonTLSSnapshot)
     | DispatchKeySet(DispatchKey.PythonDispatcher)
 )
+
+
+_VIEWS, _PYTHON_DISPATCHER = DispatchKey.ADInplaceOrView, DispatchKey.PythonDispatcher
 
 
 # C++ asks nodes for them; these answer in C: ``None``, and ``True``.
@@ -492,11 +499,18 @@ def _takes_grad(dtype: torch.dtype) -> bool:
 
 def _alias(shape: torch.Tensor) -> torch.Tensor:
     """A meta tensor of that shape."""
-    guard = without_keys(_ABOVE_META)
+    if key_excluded(_VIEWS) or dispatch_modes_active() or key_included(_PYTHON_DISPATCHER):
+        guard = without_keys(_ABOVE_META)
+        try:
+            return shape[...]  # below autograd this is no view: its version counter is its own
+        finally:
+            del guard
+    # Where nothing else sees the operator, without the guard: to make one takes as long as the alias.
+    set_key_excluded(_VIEWS, True)
     try:
-        return shape[...]  # below autograd this is no view: it has a version counter of its own
+        return shape[...]
     finally:
-        del guard
+        set_key_excluded(_VIEWS, False)
 
 
 def _like(known: _Prototype) -> torch.Tensor:
