@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_fresh_sizes import described, layout, state
+from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import LocalSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -242,13 +243,43 @@ def test_modes_around_the_call_see_nothing() -> None:
             return func(*args, **(kwargs or {}))
 
     tensors = [torch.empty(4, 5) for _ in range(4)]
-    with Dispatch(), torch._C._EnablePythonDispatcher():
-        env = ShapeEnv()
-        inside = fakes_of(tensors, env)
+    with Dispatch():
+        inside = fakes_of(tensors, ShapeEnv())
     assert not seen
     with torch.device("cpu"):
         within = fakes_of(tensors, ShapeEnv())
     assert [*map(attributes, inside)] == [*map(attributes, within)]
+
+
+def test_the_python_dispatcher_sees_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody looks up how an alias is made."""
+    alias: Any = torch.ops.aten.alias.default
+    asked: list[Any] = []
+    plain = alias._get_dispatch
+    monkeypatch.setattr(alias, "_get_dispatch", lambda key: asked.append(key) or plain(key))
+    tensors = [torch.empty(4, 5) for _ in range(4)]
+    with enable_python_dispatcher():
+        alias._dispatch_cache.clear()
+        torch.empty(3, device="meta")[...]
+        assert asked
+        asked.clear()
+        alias._dispatch_cache.clear()
+        fakes_of(tensors, ShapeEnv())
+    assert not asked
+
+
+def test_keys_that_are_excluded_stay_excluded() -> None:
+    """Those of the caller, and no others."""
+    key = torch._C.DispatchKey.ADInplaceOrView
+    tensors = [torch.empty(4, 5) for _ in range(4)]
+    for excluded in (False, True):
+        was = torch._C._dispatch_tls_is_dispatch_key_excluded(key)
+        torch._C._dispatch_tls_set_dispatch_key_excluded(key, excluded)
+        try:
+            fakes_of(tensors, ShapeEnv())
+            assert torch._C._dispatch_tls_is_dispatch_key_excluded(key) == excluded
+        finally:
+            torch._C._dispatch_tls_set_dispatch_key_excluded(key, was)
 
 
 def test_a_bad_record_is_refused_as_ever() -> None:
