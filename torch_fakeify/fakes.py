@@ -72,18 +72,19 @@ class FakeDevice(NamedTuple):
                 where=where,
                 fix="Make the mode under torch._functorch.config.fake_tensor_allow_meta",
             )
-        if device.type not in ("cpu", "meta"):
+        is_usual = device.type in ("cpu", "meta")
+        if not is_usual:
             with mode:
                 pass  # where there is no GPU, a build for GPUs gets a guard from this that asks for none
-        guard = no_dispatch_guard()
-        try:
-            example: Any = FakeTensor(mode, torch.empty(0, device=META), device=device)
-        finally:
-            del guard
-        # Pair by pair: a table without gaps is copied as a whole, which takes half the time.
-        attributes = dict(vars(example).items())
+        known = _EXAMPLES.get(name)
+        if known is None or _torch.FakeTensorConfig.debug:
+            known = _example(mode, device)
+            if is_usual and not _torch.FakeTensorConfig.debug:
+                _EXAMPLES[name] = known
+        example, has_guard = known
+        attributes: dict[str, Any] = {**example, "fake_mode": mode}
         of_parameter = {**attributes, "_is_param": True}
-        return cls(mode, attributes["_fake_device"], attributes, of_parameter, _has_guard(device))
+        return cls(mode, attributes["_fake_device"], attributes, of_parameter, has_guard)
 
     def wrap(self, meta: torch.Tensor, *, fast: bool = True) -> Any:
         """The fake tensor around a meta tensor."""
@@ -112,6 +113,21 @@ class FakeDevice(NamedTuple):
         attributes = fake.__dict__
         attributes.update(self.of_parameter if is_parameter else self.attributes)
         return attributes
+
+
+_EXAMPLES: dict[str, tuple[dict[str, Any], bool]] = {}
+"""By device: those of CPU and ``meta`` are the same in every mode."""
+
+
+def _example(mode: FakeTensorMode, device: torch.device) -> tuple[dict[str, Any], bool]:
+    """What torch's constructor puts on a tensor, without the mode, and whether there is a guard."""
+    guard = no_dispatch_guard()
+    try:
+        example: Any = FakeTensor(mode, torch.empty(0, device=META), device=device)
+    finally:
+        del guard
+    # Pair by pair: a table without gaps is copied as a whole, which takes half the time.
+    return dict({**vars(example), "fake_mode": None}.items()), _has_guard(device)
 
 
 def _has_guard(device: torch.device) -> bool:

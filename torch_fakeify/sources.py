@@ -127,31 +127,32 @@ def _inspect(cls: type[Any]) -> _SourceClass:
     bare = None if does_more else {field.name: field.default for field in taken}
     chained = any(field.name == "base" for field in taken)
     required = frozenset(fields) - frozenset(defaults)
+    plain = {
+        name: hint
+        for name, hint in fields.items()
+        if hint in (str, int, bool) and (cls.__name__, name) not in RENDERED_RAW
+    }
     return _SourceClass(
         cls=cls,
         chained=chained,
         fields=fields,
         defaults=defaults,
-        plain={
-            name: hint
-            for name, hint in fields.items()
-            if hint in (str, int, bool) and (cls.__name__, name) not in RENDERED_RAW
-        },
+        plain=plain,
         required=required,
         bare=bare,
-        naming=None if bare is None or chained else _naming(cls, hints, required, bare),
+        naming=None if bare is None or chained else _naming(cls, plain, required, bare),
     )
 
 
 def _naming(
-    cls: type[Any], hints: dict[str, Any], required: frozenset[str], bare: dict[str, Any]
+    cls: type[Any], plain: dict[str, type[Any]], required: frozenset[str], bare: dict[str, Any]
 ) -> _Naming | None:
     name, template = cls.name, inspect.getattr_static(cls, "_name_template")
     if not type(name) is type(template) is functools.cached_property or len(required) != 1:
         return None
     (field,) = required
     example = "fakeify"
-    if hints[field] is not str:
+    if plain.get(field) is not str:
         return None
     before, found, after = cls(**{field: example}).name.partition(f"'{example}'")
     if not found:
