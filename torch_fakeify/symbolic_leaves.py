@@ -66,10 +66,7 @@ _ABOVE_META = (
     | DispatchKeySet(DispatchKey.PythonTLSSnapshot)
     | DispatchKeySet(DispatchKey.PythonDispatcher)
 )
-
-
 _VIEWS, _PYTHON_DISPATCHER = DispatchKey.ADInplaceOrView, DispatchKey.PythonDispatcher
-
 
 # C++ asks nodes for them; these answer in C: ``None``, and ``True``.
 _NO_INT: Any = [].clear
