@@ -311,7 +311,9 @@ def base_source_of(source: _torch.Source) -> _torch.Source:
     like, suffix = _base_of_example()
     fields = {**vars(like), "base": source}
     name = vars(source).get("name")
-    if name is not None:
+    if name is None:
+        fields.pop("name", None)
+    else:
         fields["name"] = name + suffix
     made = _new(type(like))
     _set_attribute(made, "__dict__", fields)
@@ -320,15 +322,11 @@ def base_source_of(source: _torch.Source) -> _torch.Source:
 
 @functools.cache
 def _base_of_example() -> tuple[_torch.Source, str]:
-    """One such source, which knows its template, and what its name has after that of the tensor."""
+    """One such source, which knows its name, and what that has after the name of the tensor."""
     sources = _torch.dynamo_source()
     example = sources.ConstantSource("x")
     base = sources.AttrSource(example, "_base")
-    suffix = base.name.removeprefix(example.name)
-    made = sources.AttrSource(example, "_base")
-    if type(inspect.getattr_static(made, "_name_template")) is functools.cached_property:
-        made._name_template  # noqa: B018
-    return made, suffix
+    return base, base.name.removeprefix(example.name)
 
 
 def _decode_source(d: SourceDesc, memo: DecodeMemo, left: int) -> _torch.Source:

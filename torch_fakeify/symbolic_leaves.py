@@ -51,10 +51,12 @@ if TYPE_CHECKING:
 
 __all__ = ["SymbolicLeaves"]
 
-_Key = tuple[Any, Any, torch.dtype, int | None]
-"""Sizes, strides, dtype, and the storage offset of a view."""
+_Key = tuple["ContextDesc | Dims | None", Any, Any, torch.dtype, int | None]
+"""The record of a policy, or which dims are dynamic; sizes, strides, dtype, the offset of a view."""
 _Layout = tuple[Any, Any, Any]
 """Sizes, strides and storage offset."""
+_MORE: Any = object()
+"""Instead of what a policy asks for, where no prototype serves it."""
 _MAX_INT = 2**63 - 1
 _new = object.__new__
 
@@ -176,9 +178,6 @@ _HOLDS = _Holds(sympy.true, None, bool, True, constant=True)
 class _Prototype(NamedTuple):
     """What the tensors of one layout have in common."""
 
-    key: _Key
-    takes_grad: bool
-    """Whether torch lets tensors of its dtype require grad."""
     parts: tuple[Part, ...]
     symbolic: tuple[Part, ...]
     """Those that are symbols."""
@@ -202,19 +201,11 @@ class _Prototype(NamedTuple):
 class _Single(NamedTuple):
     """The one tensor of a layout so far: most layouts of a model without duck sizes occur once."""
 
+    dims: Dims
     made: FreshGeometry
     nbytes: Any
     version: int
     """As that of a prototype."""
-
-
-class _Group(NamedTuple):
-    """The layouts of one policy."""
-
-    dims: Dims
-    known: dict[_Key, _Prototype]
-    singles: dict[_Key, _Single]
-    """Each becomes a prototype as the second tensor of its layout comes."""
 
 
 class SymbolicLeaves:
@@ -224,11 +215,11 @@ class SymbolicLeaves:
         self._env: Any = shape_env
         self._fresh = fresh
         self._layouts = layouts
-        self._groups: dict[Dims, _Group] = {}
-        self._group_of: dict[ContextDesc | int, _Group | None] = {}
-        """By the record of a policy; without one, by the number of dims, which share symbols."""
-        self._served: dict[tuple[Any, ...], _Prototype] = {}
-        """By the record of a policy, and what a record has of `_Key`."""
+        self._known: dict[_Key, _Prototype] = {}
+        self._singles: dict[_Key, _Single] = {}
+        """Each becomes a prototype as the second tensor of its layout comes."""
+        self._dims: dict[ContextDesc, Dims | None] = {}
+        """Of the records of policies; ``None`` if they ask for more."""
 
     def make(
         self,
@@ -258,53 +249,40 @@ class SymbolicLeaves:
             or _torch.torch_function_depth()
         ):
             return None
-        known = None
-        if policy is None or type(policy) is ContextDesc:
-            known = self._served.get((policy, d.size, d.stride, d.dtype, None))
-        if known is not None and (known.takes_grad or not requires_grad) and self._serves(known):
-            device = device_of(d)
-            self._fresh.again(known.parts, known.symbolic, known.counts, source, None)
-            meta = _like(known)
-        else:
-            dtype = DTYPES.get(d.dtype)
-            if dtype is None or (requires_grad and not _takes_grad(dtype)):
-                return None
-            device = device_of(d)
-            made = self._by_policy(d, dtype, source, policy)
-            if made is None:
-                return None
-            meta = made
+        dtype = DTYPES.get(d.dtype)
+        if dtype is None or (requires_grad and not (dtype.is_floating_point or dtype.is_complex)):
+            return None
+        device = device_of(d)
+        meta = self._meta(d, dtype, source, policy)
+        if meta is None:
+            return None
         fake = fake_of(d, meta, device, requires_grad=requires_grad)
         storages.add(storage.id, meta.untyped_storage())
         return fake, meta
 
-    def _by_policy(
+    def _meta(
         self,
         d: MetaTensorDesc,
         dtype: torch.dtype,
         source: Source,
         policy: SymbolicContext | ContextDesc | None,
     ) -> torch.Tensor | None:
-        group = self._group_for(d, policy)
-        if group is None:
-            return None
-        key = (d.size, d.stride, dtype, None)
-        known = group.known.get(key) or self._learned(key, group)
+        key = (self._asked(d, policy), d.size, d.stride, dtype, None)
+        known = self._known.get(key) or self._learned(key)
         if known is None or not self._serves(known):
-            return self._first(key, group, source, policy)
+            dims = self._dims_of(d, policy)
+            return None if dims is None else self._first(key, dims, source, policy)
         cache = None
         if type(policy) is StatefulSymbolicContext:
             cache = self._fresh.cache_of(policy)
             if cache:
                 return None  # made before: torch looks its symbols up
         self._fresh.again(known.parts, known.symbolic, known.counts, source, cache)
-        if policy is None or type(policy) is ContextDesc:
-            self._served[policy, d.size, d.stride, d.dtype, None] = known
-        return _like(known)
+        return _like(known, key)
 
     def takes(self, d: MetaTensorDesc, policy: SymbolicContext | ContextDesc | None) -> bool:
         """Whether the policy asks for no more than which dims are dynamic."""
-        return self._group_for(d, policy) is not None
+        return self._dims_of(d, policy) is not None
 
     def view(
         self,
@@ -318,67 +296,56 @@ class SymbolicLeaves:
         A meta tensor of its shape on the storage of ``meta``, where there was such a view before;
         else sizes, strides and storage offset, or ``None`` where the plain path has to make them.
         """
-        known = None
-        if policy is None or type(policy) is ContextDesc:
-            known = self._served.get((policy, d.size, d.stride, d.dtype, d.storage_offset))
-        if known is None or not self._serves(known):
-            found = self._view_by_policy(d, source, policy)
-            if not isinstance(found, _Prototype):
-                return found
-            known = found
-        self._fresh.again(known.parts, known.symbolic, known.counts, source, None)
-        assert known.shape is not None
-        try:
-            view = _alias(known.shape)
-            set_storage(view, meta)
-        finally:
-            if known.offset is not None:
-                known.offset.settle()
-        return view
-
-    def _view_by_policy(
-        self, d: MetaTensorDesc, source: Source, policy: SymbolicContext | ContextDesc | None
-    ) -> _Prototype | _Layout | None:
         size: Any = d.size
         stride: Any = d.stride
         offset: Any = d.storage_offset
-        group, dtype = self._group_for(d, policy), DTYPES.get(d.dtype)
-        if group is None or dtype is None or type(policy) is StatefulSymbolicContext:
+        dtype = DTYPES.get(d.dtype)
+        if dtype is None or type(policy) is StatefulSymbolicContext:
             return None
-        key = (size, stride, dtype, offset)
-        known = group.known.get(key) or self._learned(key, group)
+        key = (self._asked(d, policy), size, stride, dtype, offset)
+        known = self._known.get(key) or self._learned(key)
         if known is not None and self._serves(known) and known.shape is not None:
-            if policy is None or type(policy) is ContextDesc:
-                self._served[policy, size, stride, d.dtype, offset] = known
-            return known
+            self._fresh.again(known.parts, known.symbolic, known.counts, source, None)
+            try:
+                view = _alias(known.shape)
+                set_storage(view, meta)
+            finally:
+                if known.offset is not None:
+                    known.offset.settle()
+            return view
+        dims = self._dims_of(d, policy)
+        if dims is None:
+            return None
         if not all(type(n) is int and 0 <= n <= _MAX_INT for n in (*size, *stride, offset)):
             return None
-        made = self._fresh.make_dims(size, stride, offset, source, group.dims, None)
+        made = self._fresh.make_dims(size, stride, offset, source, dims, None)
         if made is None:
             return None
-        self._keep(key, group, made, 0)
+        self._keep(key, dims, made, 0)
         return made.size, made.stride, made.storage_offset
 
-    def _group_for(
+    def _asked(
         self, d: MetaTensorDesc, policy: SymbolicContext | ContextDesc | None
-    ) -> _Group | None:
-        ndim = len(d.size)
+    ) -> ContextDesc | Dims | None:
+        """What tells a policy from others that ask for no more than which dims are dynamic."""
         if policy is None or type(policy) is ContextDesc:
-            asked = ndim if policy is None else policy
-            group = self._group_of.get(asked)
-            if group is None:
-                group = self._group_of[asked] = self._group(ndim, policy)
-        else:
-            group = self._group(ndim, policy)
-        return group if group is not None and len(group.dims) == ndim else None
+            return policy
+        dims = self._dims_of(d, policy)
+        return _MORE if dims is None else dims
 
-    def _group(self, ndim: int, policy: SymbolicContext | ContextDesc | None) -> _Group | None:
-        """The prototypes of a policy; ``None`` if it asks for more than which dims are dynamic."""
-        dims: Dims | None = (DimDynamic.DUCK,) * ndim
-        if policy is not None:
-            context = decode_context(policy) if type(policy) is ContextDesc else policy
-            dims = common_dims(context, len(getattr(context, "dynamic_sizes", ())))
-        return None if dims is None else self._groups.setdefault(dims, _Group(dims, {}, {}))
+    def _dims_of(
+        self, d: MetaTensorDesc, policy: SymbolicContext | ContextDesc | None
+    ) -> Dims | None:
+        """Which dims are dynamic; ``None`` if the policy asks for more, or of other tensors."""
+        ndim = len(d.size)
+        if policy is None:
+            return (DimDynamic.DUCK,) * ndim
+        if type(policy) is not ContextDesc:
+            return common_dims(policy, ndim)
+        if policy not in self._dims:
+            self._dims[policy] = common_dims(decode_context(policy), len(policy.dynamic_sizes))
+        dims = self._dims[policy]
+        return dims if dims is not None and len(dims) == ndim else None
 
     def _serves(self, known: _Prototype) -> bool:
         env = self._env
@@ -389,16 +356,14 @@ class SymbolicLeaves:
             and not (known.has_zero_one and experimental_config.backed_size_oblivious)
         )
 
-    def _first(
-        self, key: _Key, group: _Group, source: Source, policy: object
-    ) -> torch.Tensor | None:
+    def _first(self, key: _Key, dims: Dims, source: Source, policy: object) -> torch.Tensor | None:
         """A meta tensor without a prototype, of which one is made if it can be."""
-        size, stride, dtype, _ = key
+        _, size, stride, dtype, _ = key
         if len(size) != len(stride) or not all(
             type(n) is int and 0 <= n <= _MAX_INT for n in (*size, *stride)
         ):
             return None
-        made = self._fresh.make_dims(size, stride, 0, source, group.dims, policy)
+        made = self._fresh.make_dims(size, stride, 0, source, dims, policy)
         if made is None:
             return None
         guard = no_dispatch_guard()
@@ -408,23 +373,24 @@ class SymbolicLeaves:
                 meta = empty_strided(made.size, made.stride, dtype=dtype, device=META)
         finally:
             del guard
-        self._keep(key, group, made, meta.untyped_storage().nbytes())
+        self._keep(key, dims, made, meta.untyped_storage().nbytes())
         return meta
 
-    def _keep(self, key: _Key, group: _Group, made: FreshGeometry, nbytes: Any) -> None:
-        if DimDynamic.DYNAMIC not in group.dims:
-            group.known.pop(key, None)
+    def _keep(self, key: _Key, dims: Dims, made: FreshGeometry, nbytes: Any) -> None:
+        if DimDynamic.DYNAMIC not in dims:
+            self._known.pop(key, None)
             version = self._env._replacements_version_counter
-            group.singles[key] = _Single(made, nbytes, version)
+            self._singles[key] = _Single(dims, made, nbytes, version)
 
-    def _learned(self, key: _Key, group: _Group) -> _Prototype | None:
+    def _learned(self, key: _Key) -> _Prototype | None:
         """The prototype that the one tensor of a layout gives, if it gives one."""
-        single = group.singles.pop(key, None)
+        single = self._singles.pop(key, None)
         if single is None:
             return None
-        made, nbytes, version = single
+        _, size, _, dtype, view_offset = key
+        dims, made, nbytes, version = single
         offset = made.storage_offset
-        own: tuple[Any, ...] = () if key[3] is not None else (nbytes,)
+        own: tuple[Any, ...] = () if view_offset is not None else (nbytes,)
         nodes = [n.node for n in (*made.size, *made.stride, offset, *own) if type(n) is not int]
         symbolic = tuple([part for part in made.parts if isinstance(part.symbol, sympy.Symbol)])
         values = tuple([part.value for part in symbolic])
@@ -433,17 +399,16 @@ class SymbolicLeaves:
             return None
         if not all(map(_can_be_mold, nodes)):
             return None
-        shape, offset_mold = _molded(made, key[2]) if nodes else (None, None)
-        dims = zip(key[0], group.dims, strict=True)
+        shape, offset_mold = _molded(made, dtype) if nodes else (None, None)
         known = _Prototype(
-            key=key,
-            takes_grad=_takes_grad(key[2]),
             parts=made.parts,
             symbolic=symbolic,
             values=values,
             symbols=symbols,
             counts=dict.fromkeys(symbols, 0),
-            has_zero_one=any(n < 2 and dim is not DimDynamic.STATIC for n, dim in dims),
+            has_zero_one=any(
+                n < 2 and dim is not DimDynamic.STATIC for n, dim in zip(size, dims, strict=True)
+            ),
             version=version,
             shape=shape,
             offset=offset_mold,
@@ -451,7 +416,7 @@ class SymbolicLeaves:
         )
         if not self._serves(known):
             return None
-        group.known[key] = known
+        self._known[key] = known
         return known
 
 
@@ -490,10 +455,6 @@ def _molded(made: FreshGeometry, dtype: torch.dtype) -> tuple[torch.Tensor, _Off
     return shape, None if type(offset) is int else offset.node
 
 
-def _takes_grad(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point or dtype.is_complex
-
-
 def _alias(shape: torch.Tensor) -> torch.Tensor:
     """A meta tensor of that shape."""
     if key_excluded(_VIEWS) or dispatch_modes_active() or key_included(_PYTHON_DISPATCHER):
@@ -510,10 +471,10 @@ def _alias(shape: torch.Tensor) -> torch.Tensor:
         set_key_excluded(_VIEWS, False)
 
 
-def _like(known: _Prototype) -> torch.Tensor:
+def _like(known: _Prototype, key: _Key) -> torch.Tensor:
     """A meta tensor like a prototype, on a storage of its own."""
     if known.shape is None:
-        size, stride, dtype, _ = known.key
+        _, size, stride, dtype, _ = key
         guard = without_keys(_ABOVE_META)
         try:
             return empty_strided(size, stride, dtype=dtype, device=META)
