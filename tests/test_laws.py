@@ -211,4 +211,7 @@ def test_another_process_describes_the_same() -> None:
     collect()
     assert len(groups) > 30
     expected = [canonical(records) for records in groups]
-    assert in_another_process(REBUILD, tfk.dumps(groups)) == tfk.dumps(expected)
+    found = in_another_process(REBUILD, tfk.dumps(groups))
+    for one, other in zip(tfk.loads(found), expected, strict=True):
+        assert list(one) == list(other)  # says which record differs
+    assert found == tfk.dumps(expected)

@@ -132,6 +132,8 @@ class FreshSizes:
 
     def __init__(self, shape_env: ShapeEnv) -> None:
         self._env: Any = shape_env
+        self._range: Any = None
+        """Of every symbol, once one was made."""
         self._own_slocs: tuple[Any, Any] | None = None
         """Where its bounds come from while there is no ``TracingContext``."""
         self._ids = _UniqueIds(shape_env)
@@ -323,6 +325,8 @@ class FreshSizes:
 
     def _new_symbol(self, value: int, source: Any, duck: bool, slocs: list[tuple[Any, Any]]) -> Any:
         env = self._env
+        if self._range is None:
+            self._range = _default_range(env.specialize_zero_one)
         if not slocs:
             slocs.append(self._slocs())
         symbol = _symbol(self._ids.new(source.name))
@@ -332,7 +336,7 @@ class FreshSizes:
         env.var_to_sources[symbol] = []
         if duck:
             env.val_to_var[value] = symbol
-        env.var_to_range[symbol] = _default_range(env.specialize_zero_one)
+        env.var_to_range[symbol] = self._range
         env.var_to_range_sloc[symbol] = ValueRangesSLoc(*slocs[0])
         env.counter["create_symbol"] += 1
         self._add_source(symbol, source)
