@@ -12,6 +12,7 @@ tables (``Encoder``, ``Decoder``), which is what a capture file holds.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
@@ -33,6 +34,7 @@ from .desc import (
     StackDesc,
 )
 from .errors import FormatError, LimitError, UnsupportedValueError, VersionError
+from .fast_reader import FastReader, GaveUp
 from .reader import (
     MAX_EXPR_NODES,
     DictItem,
@@ -43,7 +45,7 @@ from .reader import (
     decoder,
     postorder,
 )
-from .strict_json import check_text, decode, too_deep
+from .strict_json import check_text, decode, is_canonical, too_deep
 from .wire import (
     SHARED,
     TABLES,
@@ -92,13 +94,15 @@ class _ShortSource(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
 
 
 @functools.cache
-def _document_decoder(*, strict: bool = False) -> msgspec.json.Decoder[Any]:
+def _document_decoder(*, strict: bool = False, fast: bool = False) -> msgspec.json.Decoder[Any]:
     """For the whole of a document, which msgspec validates in one pass.
 
     Args:
         strict: refuse unknown fields of rows too, which the other decoder passes over; it does
             not give what the tables are made of.
+        fast: for a `FastReader`.
     """
+    fast_types = FastReader.row_types() if fast else {}
     tables: list[Any] = [
         ("nodes", tuple[swap_of(ExprNode).wire, ...], ()),
         ("frames", tuple[swap_of(FrameDesc).wire, ...], ()),
@@ -111,6 +115,7 @@ def _document_decoder(*, strict: bool = False) -> msgspec.json.Decoder[Any]:
             row = tuple[Position, ...]
         elif cls is SourceDesc:
             row = _source_row(row, strict=strict)
+        row = fast_types.get(cls, row)
         tables.append((name, tuple[row, ...], ()))
     root = ("root", msgspec.Raw | msgspec.UnsetType, msgspec.UNSET)
     document = msgspec.defstruct(
@@ -132,11 +137,28 @@ def _source_row(row: Any, *, strict: bool) -> Any:
     return msgspec.defstruct("SourceRow", fields, forbid_unknown_fields=True)
 
 
-def _read_document(data: bytes, where: str) -> Any:
-    """The validated wire form of a document."""
-    check_text(data, where)
+def _read_tables(
+    text: bytes, where: str, expr_nodes: int = MAX_EXPR_NODES, *, fast: bool
+) -> Reader:
+    """The validated tables of a document."""
+    depth = check_text(text, where)
+    _check_header(text, where)
+    if fast and depth <= MAX_NESTING:
+        with contextlib.suppress(GaveUp, msgspec.MsgspecError, RecursionError):
+            document = _document_decoder(fast=True).decode(text)
+            bounds.check_count(len(document.nodes), expr_nodes, f"{where}.nodes")
+            if is_canonical(document, text):
+                return FastReader(document, len(text), where)
+    strict = functools.partial(_document_decoder, strict=True)
+    document = decode(_document_decoder(), text, where, strict=strict)
+    bounds.check_count(len(document.nodes), expr_nodes, f"{where}.nodes")
+    return Reader(document, len(text), where)
+
+
+def _check_header(text: bytes, where: str) -> None:
+    """Refuse what is no document, or one of a version that is not known."""
     try:
-        header = decode(decoder(_Header), data, where, whole=False)
+        header = decode(decoder(_Header), text, where, whole=False)
     except LimitError:
         raise
     except FormatError as error:
@@ -157,8 +179,6 @@ def _read_document(data: bytes, where: str) -> Any:
         )
     if header.version < 1:
         raise VersionError("no such version", where=where, found=str(header.version))
-    strict = functools.partial(_document_decoder, strict=True)
-    return decode(_document_decoder(), data, where, strict=strict)
 
 
 def dumps(obj: object) -> bytes:
@@ -178,18 +198,22 @@ def dumps(obj: object) -> bytes:
     return encoder.document(encoder.encode(obj))
 
 
-def loads(data: bytes | bytearray | memoryview) -> Any:
+def loads(data: bytes | bytearray | memoryview, *, fast: bool = True) -> Any:
     """Read what ``dumps`` wrote; objects that were shared come back shared.
+
+    Args:
+        data: the bytes.
+        fast: ``False`` takes the plain way for all of it; the results are equal.
 
     Raises:
         FormatError: the bytes are not a document, truncated, or ill-typed; names the ``$.path``.
         VersionError: a newer version wrote them.
         LimitError: they ask for more depth or expression nodes than allowed.
     """
-    document = _read_document(bytes(data), "$")
-    if document.root is msgspec.UNSET:
+    reader = _read_tables(bytes(data), "$", fast=fast)
+    if reader.root is msgspec.UNSET:
         raise FormatError("the document has no root", where="$")
-    return Reader(document, len(data), "$").tree(bytes(document.root), "$.root")
+    return reader.tree(bytes(reader.root), "$.root")
 
 
 # --- writing --------------------------------------------------------------------------------------
@@ -493,6 +517,7 @@ class Decoder:
     Args:
         members: their bytes by name; the tables are read and validated at once.
         expr_nodes: how many distinct nodes the expressions may have.
+        fast: as for ``loads``.
 
     Raises:
         FormatError: as ``loads``, with the member's name before the path.
@@ -500,15 +525,14 @@ class Decoder:
         LimitError: as ``loads``.
     """
 
-    def __init__(self, members: Mapping[str, bytes], expr_nodes: int = MAX_EXPR_NODES) -> None:
+    def __init__(
+        self, members: Mapping[str, bytes], expr_nodes: int = MAX_EXPR_NODES, *, fast: bool = True
+    ) -> None:
         self._members = members
         if "tables.json" not in members:
             raise FormatError("the member is missing", where="tables.json")
         where = "tables.json $"
-        text = members["tables.json"]
-        document = _read_document(text, where)
-        bounds.check_count(len(document.nodes), expr_nodes, f"{where}.nodes")
-        self._reader = Reader(document, len(text), where)
+        self._reader = _read_tables(members["tables.json"], where, expr_nodes, fast=fast)
         bounds.check_tables(self._reader.tables, self._reader.tree_nodes, where)
 
     def check_frame(self, env: ShapeEnvDesc) -> None:
@@ -534,8 +558,8 @@ class Decoder:
         if file not in self._members:
             raise FormatError("the member is missing", where=file)
         data = self._members[file]
-        check_text(data, f"{file} $")
-        obj = self._reader.tree(data, f"{file} $")
+        depth = check_text(data, f"{file} $")
+        obj = self._reader.tree(data, f"{file} $", depth)
         if not isinstance(obj, cls):
             expected, found = cls.__name__, type(obj).__name__
             raise FormatError(

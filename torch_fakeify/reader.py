@@ -86,6 +86,8 @@ class Reader:
         self.last: list[int] | None = None
         """The positions from which the next steps go, where references are steps."""
         self._characters = bounds.allowed_characters(size)
+        self.depth = 0
+        """Of the arrays and objects inside one another in a tree."""
         self.deepest = 0
         """Rows on the longest path of references from the row that is read."""
         self.rows: tuple[list[Any], ...] = tuple([] for _ in TABLES)
@@ -95,6 +97,8 @@ class Reader:
         self._write = msgspec.json.Encoder().encode
         self._known: dict[tuple[Callable[[Reader, Any], Any], bytes], tuple[Any, int]] = {}
         self._args: list[tuple[int, ...]] = []
+        self.root = document.root
+        """The tree of a document that stands alone, as text."""
         self.tables: dict[str, list[Any]] = {}
         self._depths: dict[str, list[int]] = {}
         self._fill("nodes", document.nodes, Reader._read_node, where)
@@ -104,18 +108,22 @@ class Reader:
         # By text: numbers can be chosen so that all have one hash.
         if len(set(map(self._write, self.tables["nodes"]))) != len(self.tables["nodes"]):
             raise FormatError("two expression nodes are equal", where=f"{where}.nodes")
+        for name, rows, depths in zip(TABLES, self.rows, self.depths, strict=True):
+            self.tables[name], self._depths[name] = rows, depths
+        for name, cls in zip(TABLES, SHARED, strict=True):
+            self.last = [0] * len(TABLES) if cls is MetaTensorDesc else None
+            self._read_table(cls, getattr(document, name), where)
+            setattr(document, name, ())  # its rows are records now
+
+    def _read_table(self, cls: type[Record], wires: Any, where: str) -> None:
+        """Read the rows of one shared type, the tables before it being there."""
         readers: dict[type[Record], Callable[[Any, Any], Any]] = {
             ExprDesc: Reader._read_expr,
             StackDesc: Reader._read_stack,
             SourceDesc: Reader._read_source,
         }
-        for name, rows, depths in zip(TABLES, self.rows, self.depths, strict=True):
-            self.tables[name], self._depths[name] = rows, depths
-        for name, cls in zip(TABLES, SHARED, strict=True):
-            self.last = [0] * len(TABLES) if cls is MetaTensorDesc else None
-            read = readers.get(cls, plan_of(cls).decode_row)
-            self._fill(name, getattr(document, name), read, where)
-            setattr(document, name, ())  # its rows are records now
+        read = readers.get(cls, plan_of(cls).decode_row)
+        self._fill(TABLES[SHARED.index(cls)], wires, read, where)
 
     def _fill(self, name: str, wires: Any, read: Callable[[Any, Any], Any], where: str) -> None:
         rows = self.tables.setdefault(name, [])
@@ -212,8 +220,16 @@ class Reader:
             raise Fault("an expression is empty or has two equal nodes")
         return ExprDesc(nodes=tuple(nodes))
 
-    def tree(self, data: bytes, where: str) -> Any:
-        """The object that a tree of JSON stands for."""
+    def tree(self, data: bytes, where: str, depth: int = 0) -> Any:
+        """The object that a tree of JSON stands for.
+
+        Args:
+            data: the tree.
+            where: put before the path in an error.
+            depth: of its arrays and objects inside one another, where it may be more than that of
+                the tables.
+        """
+        self.depth = depth
         self.level = self.deepest = 0
         self.last = [0] * len(TABLES)
         tree = decode(decoder(Tree), data, where)

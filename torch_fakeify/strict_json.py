@@ -21,7 +21,7 @@ from .errors import FormatError, LimitError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["MAX_DEPTH", "check_text", "decode", "too_deep"]
+__all__ = ["MAX_DEPTH", "check_text", "decode", "is_canonical", "too_deep"]
 
 MAX_DEPTH = 400
 """Arrays and objects inside one another."""
@@ -40,10 +40,11 @@ _NEITHER = bytes(byte for byte in range(256) if byte not in b'[]{}"')
 """What is neither a bracket nor a quote."""
 
 
-def check_text(data: bytes, where: str) -> None:
+def check_text(data: bytes, where: str) -> int:
     """Refuse what is not UTF-8, and what would overflow the C stack of a recursive parser.
 
-    Linear in the size, however the text is nested.
+    Linear in the size, however the text is nested. Returns how many arrays and objects are inside
+    one another, or more.
 
     Raises:
         FormatError: not UTF-8.
@@ -73,8 +74,10 @@ def check_text(data: bytes, where: str) -> None:
         levels += 1
     # What remains has `levels` more inside; most texts have nothing left.
     ups = accumulate(brackets.translate(_STEPS))
-    if levels + max(map(sub, ups, count(1)), default=0) > MAX_DEPTH:
+    depth = levels + max(map(sub, ups, count(1)), default=0)
+    if depth > MAX_DEPTH:
         raise LimitError(f"JSON is nested deeper than {MAX_DEPTH} levels", where=where)
+    return depth
 
 
 def _pieces(data: bytes) -> Iterator[tuple[int, bytes]]:
@@ -112,7 +115,7 @@ def decode(
     """
     try:
         found = decoder.decode(data)
-        if whole and not _is_canonical(found, data):
+        if whole and not is_canonical(found, data):
             # Not as we write it, perhaps edited. That is fine, but other keys and duplicates are not.
             found = None  # two trees of a large text would take twice the memory
             if strict is not None:
@@ -134,7 +137,7 @@ def decode(
     return found
 
 
-def _is_canonical(found: Any, data: bytes | memoryview) -> bool:
+def is_canonical(found: Any, data: bytes | memoryview) -> bool:
     """Whether the text is what this package writes for what was found in it.
 
     Large texts are compared part by part: a second copy of the whole is never made.
