@@ -6,6 +6,9 @@ torch's default is left out of a record; its symbol cache is no policy and stays
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+import operator
 import types
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 
     from .sources import DecodeMemo
 
-__all__ = ["decode_context", "encode_context"]
+__all__ = ["Contexts", "decode_context", "encode_context"]
 
 _KINDS: Mapping[type, Literal["stateless", "stateful", "subclass", "symint"]] = (
     types.MappingProxyType(
@@ -153,6 +156,61 @@ def decode_context(d: ContextDesc, *, memo: DecodeMemo | None = None) -> _torch.
             constraint lacks its range.
     """
     return _decode_context(d, "symbolic context", 0, memo)
+
+
+class Contexts:
+    """Makes symbolic contexts of records: those that differ in their source alone after one example.
+
+    Args:
+        memo: as for `decode_source`.
+    """
+
+    def __init__(self, memo: DecodeMemo) -> None:
+        self._memo = memo
+        self._examples: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+
+    def make(self, d: ContextDesc) -> _torch.SymbolicContext:
+        """As `decode_context`."""
+        if d.kind != "stateful" or d.tensor_source is None or d.view_base_context is not None:
+            return decode_context(d, memo=self._memo)
+        key = _all_but_source(d)
+        known = self._examples.get(key)
+        if known is None:
+            context = decode_context(d, memo=self._memo)
+            if not d.specialize_on:  # lists of functions, which belong to one context
+                self._examples[key] = tuple([_own(get(context)) for get, _ in _STATEFUL_SLOTS])
+            return context
+        made = object.__new__(_torch.StatefulSymbolicContext)
+        for (_, put), value in zip(_STATEFUL_SLOTS, known, strict=True):
+            put(made, value.copy() if type(value) in _OWNED else value)
+        _put_source(made, decode_source(d.tensor_source, memo=self._memo))
+        return made
+
+
+_OWNED = frozenset({list, dict})
+"""Types of which each context has an object of its own."""
+
+
+def _own(value: Any) -> Any:
+    return value.copy() if type(value) in _OWNED else value
+
+
+def _setter(cls: type, name: str) -> Callable[[Any, Any], None]:
+    """What sets a field of a frozen class: its slot, if it has one."""
+    put = getattr(inspect.getattr_static(cls, name, None), "__set__", None)
+    return put or (lambda made, value: object.__setattr__(made, name, value))
+
+
+_STATEFUL_SLOTS = tuple(
+    [
+        (operator.attrgetter(field.name), _setter(_torch.StatefulSymbolicContext, field.name))
+        for field in dataclasses.fields(_torch.StatefulSymbolicContext)
+    ]
+)
+_put_source = _setter(_torch.StatefulSymbolicContext, "tensor_source")
+_all_but_source = operator.attrgetter(
+    *[name for name in ContextDesc.__struct_fields__ if name != "tensor_source"]
+)
 
 
 def _decode_context(

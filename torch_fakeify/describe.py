@@ -52,7 +52,7 @@ from .refusals import (
 from .symbols import SymMemo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from ._torch import Source, SymbolicContext
@@ -136,6 +136,18 @@ class MetaTensorDescriber:
         The describer is one thread's then.
         """
         return self._fakes.settled()
+
+    def adopt(self, inputs: Iterable[tuple[Any, Any, MetaTensorDesc]]) -> None:
+        """Let the fakes of a frame's inputs have the records of these, inside of `settled`.
+
+        As in the frame, a graph that works on them then works on the inputs. A fake that tracing has
+        changed since it was made stays a tensor of its own.
+
+        Args:
+            inputs: for each the fake, the tensor that it stands for, and its record.
+        """
+        if self._fast:
+            self._fakes.adopt(inputs)
 
     def describe_storage(self, s: torch.UntypedStorage) -> MetaStorageDesc:
         """The record of an untyped storage: the same object as long as its size stays."""

@@ -17,6 +17,7 @@ from . import _torch, facts
 from ._torch import SymNode, dispatch_keys, torch_function_depth
 from .desc import MetaTensorDesc
 from .errors import UnsupportedValueError
+from .plain_fakes import is_plain_input
 from .refusals import NOT_PLAIN, PLAIN_INFERENCE, device_name, kind_of_keys, name_of
 
 if TYPE_CHECKING:
@@ -63,6 +64,19 @@ class _FakeLayout(NamedTuple):
     storage_offset: IntLike
     nbytes: IntLike
     symbols: tuple[SymbolFactDesc, ...]
+
+
+class _Facts(NamedTuple):
+    """What is to be known of a plain fake tensor."""
+
+    kind: int
+    dtype: str
+    layout: _FakeLayout
+    storage: torch.UntypedStorage
+    requires_grad: bool
+    is_leaf: bool
+    is_parameter: bool
+    base: torch.Tensor | None
 
 
 class _FakeLayouts:
@@ -185,9 +199,57 @@ class FakeRecords:
             self._known[id(t)] = (t, d)
         return d
 
+    def adopt(self, inputs: Iterable[tuple[Any, Any, MetaTensorDesc]]) -> None:
+        """Let the fakes of a frame's inputs have the records of these, inside of `settled`.
+
+        A fake that tracing has changed since it was made stays a tensor of its own.
+
+        Args:
+            inputs: for each a frontend's value for it, what it is, and its record.
+        """
+        storages: dict[int, torch.UntypedStorage] = {}
+        for t, value, d in inputs:
+            if type(t) is not _torch.FakeTensor:
+                continue
+            if t is not value:
+                found = self._read(t)
+                if found is None or not _is_as_it_began(t, found, d):
+                    continue
+                assert d.storage is not None
+                # One storage of the fakes for each of the inputs, or none of them tells.
+                if storages.setdefault(d.storage.id, found.storage) is not found.storage:
+                    continue
+                self._storages.give(found.storage, d.storage)
+            self._known[id(t)] = (t, d)
+
     def _describe(
         self, t: Any, path: str, part: Callable[[torch.Tensor, str], MetaTensorDesc]
     ) -> MetaTensorDesc | None:
+        found = self._read(t)
+        if found is None:
+            return None
+        base, layout = found.base, found.layout
+        return MetaTensorDesc(
+            id=self._tensors.of(t),
+            dtype=found.dtype,
+            device=device_name(t.device),
+            size=layout.size,
+            stride=layout.stride,
+            storage_offset=layout.storage_offset,
+            storage=self._storages.of_size(found.storage, layout.nbytes),
+            requires_grad=found.requires_grad,
+            is_leaf=found.is_leaf,
+            is_inference=found.kind == PLAIN_INFERENCE and not _torch.inference_hidden(),
+            is_parameter=found.is_parameter,
+            is_view=base is not None,
+            base=None if base is None else part(base, f"{path}.base"),
+            creation_meta=None if base is None else creation_meta(t),
+            is_fake=True,
+            symbols=layout.symbols,
+        )
+
+    def _read(self, t: Any) -> _Facts | None:
+        """What a record says of a plain fake tensor; ``None`` for any other."""
         attribute = t.__dict__.get
         kind = _kind(dispatch_keys(t).raw_repr())
         if (
@@ -216,21 +278,32 @@ class FakeRecords:
             layout = layouts.of(t.size(), t.stride(), t.storage_offset(), storage.nbytes())
         except UnsupportedValueError:
             return None  # the plain path names the tensor
-        return MetaTensorDesc(
-            id=self._tensors.of(t),
-            dtype=name_of(dtype),
-            device=device_name(t.device),
-            size=layout.size,
-            stride=layout.stride,
-            storage_offset=layout.storage_offset,
-            storage=self._storages.of_size(storage, layout.nbytes),
-            requires_grad=requires_grad,
-            is_leaf=is_leaf,
-            is_inference=kind == PLAIN_INFERENCE and not _torch.inference_hidden(),
-            is_parameter=bool(attribute("_is_param", False)),
-            is_view=base is not None,
-            base=None if base is None else part(base, f"{path}.base"),
-            creation_meta=None if base is None else creation_meta(t),
-            is_fake=True,
-            symbols=layout.symbols,
+        return _Facts(
+            kind,
+            name_of(dtype),
+            layout,
+            storage,
+            requires_grad,
+            is_leaf,
+            bool(attribute("_is_param", False)),
+            base,
         )
+
+
+def _is_as_it_began(t: Any, found: _Facts, d: MetaTensorDesc) -> bool:
+    """Whether a fake tensor is what a converter makes of the record of an input."""
+    layout, storage = found.layout, d.storage
+    return (
+        found.kind != PLAIN_INFERENCE
+        and found.base is None
+        and t._version == 0  # what changes its storage or data counts there
+        and storage is not None
+        and is_plain_input(d)
+        and (d.dtype, d.requires_grad, d.is_leaf, d.is_parameter)
+        == (found.dtype, found.requires_grad, found.is_leaf, found.is_parameter)
+        and d.device == device_name(t.device)
+        and d.size == layout.size
+        and d.stride == layout.stride
+        and layout.storage_offset == 0
+        and storage.nbytes == layout.nbytes
+    )

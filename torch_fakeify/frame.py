@@ -16,7 +16,7 @@ import torch
 
 from . import _torch
 from .container import VERSION
-from .contexts import decode_context
+from .contexts import Contexts
 from .convert import MetaConverter
 from .desc_frame import CaptureDesc, FailureDesc, FakeModeDesc, InputDesc
 from .desc_graph import GraphModuleDesc, NodeDesc
@@ -86,7 +86,13 @@ def capture(
     describer = MetaTensorDescriber(keep_nested_ints=True)
     placeholders = [fx_node for fx_node in gm.graph.nodes if fx_node.op == "placeholder"]
     inputs = describe_inputs(placeholders, example_inputs, describer, shape_env)
-    graph = encode_graph(gm, describer, constants=constants, file_name=_file_name(paths))
+    graph = encode_graph(
+        gm,
+        describer,
+        constants=constants,
+        file_name=_file_name(paths),
+        inputs=[(value, d.tensor) for value, d in zip(example_inputs, inputs, strict=True)],
+    )
     param_sources: Mapping[str, Any] = getattr(gm, "_param_name_to_source", None) or {}
     desc = CaptureDesc(
         graph=graph,
@@ -303,6 +309,7 @@ class Instance:
         self.desc = desc
         self.specialized: dict[str, float] = {}
         self._sources: DecodeMemo = {}
+        self._contexts = Contexts(self._sources)
         shape_env, known, pupil = None, None, None
         if desc.shape_env is not None and self._fresh:
             known = Instance(_inputs_alone(desc), Retarget({}))
@@ -409,8 +416,11 @@ class Instance:
                     decode_source(each.tensor.source, memo=self._sources)
 
     def _convert(self, desc: MetaTensorDesc) -> torch.Tensor:
-        with refusing(where_of(desc)):
+        try:
             return self._converter.from_desc(self._retarget.tensor(desc))
+        except Exception:
+            with refusing(where_of(desc)):
+                raise
 
     def _make_sym(self, desc: SymDesc) -> Any:
         expr = decode_expr(desc.expr)
@@ -462,7 +472,7 @@ class Instance:
         if desc.tensor is None:
             return
         if desc.tensor.symbolic_context is not None:
-            context = decode_context(desc.tensor.symbolic_context, memo=self._sources)
+            context = self._contexts.make(desc.tensor.symbolic_context)
             fx_node._fakeify_context = context  # pyright: ignore[reportAttributeAccessIssue]
             self.tracing_context.tensor_to_context[value] = context
         marks = desc.tensor.marks

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import operator
 import re
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import sympy
@@ -67,7 +69,7 @@ from .sources import DecodeMemo, decode_source, encode_source, source_of
 from .values import decode_value, encode_value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping
 
     from .desc import MetaTensorDesc, SourceDesc, SymDesc
     from .describe import MetaTensorDescriber
@@ -86,6 +88,11 @@ _CONTAINERS = frozenset({TupleValue, ListValue, DictValue, SizeValue, FunctionVa
 """Records that the hook does not own, but for their parts."""
 
 
+_NOTHING: Mapping[int, torch.Tensor] = MappingProxyType({})
+
+_is_view = operator.attrgetter("is_view")
+
+
 # --- encode ---------------------------------------------------------------------------------------
 
 
@@ -95,6 +102,7 @@ def encode_graph(
     *,
     constants: Literal["none", "small"] = "none",
     file_name: Callable[[str], str] | None = None,
+    inputs: Iterable[tuple[Any, MetaTensorDesc | None]] = (),
 ) -> GraphModuleDesc:
     """The record of a graph, with the graphs and tensors on its module.
 
@@ -104,14 +112,27 @@ def encode_graph(
         constants: whether to record the data of tensor constants of at most 4096 bytes.
             ``GraphModuleDesc.without_data`` names the tensors whose data is not there.
         file_name: applied to every file name in a stack, for example to make it relative.
+        inputs: of each placeholder in turn the input and, if it is a tensor, its record, which the
+            value of the placeholder then has too, unless tracing has changed it.
 
     Raises:
         UnsupportedValueError: a target or constant has no record; the error has its path.
         UnsupportedTensorError: a tensor on the module has no record.
     """
     meta = MetaEncoder(_first_seq_nr(gm), file_name or str)
+    placeholders = gm.graph.find_nodes(op="placeholder")
     with describer.settled():
+        describer.adopt(
+            (value_of(fx_node), value, d)
+            for fx_node, (value, d) in zip(placeholders, inputs)  # noqa: B905 - there may be none
+            if d is not None
+        )
         return _Encoder(describer, constants, meta).encode(gm, "$", 0)
+
+
+def value_of(fx_node: torch.fx.Node) -> Any:
+    """What a node gave when it was traced."""
+    return fx_node.meta.get("example_value", fx_node.meta.get("val"))
 
 
 def _first_seq_nr(gm: torch.fx.GraphModule) -> int:
@@ -220,7 +241,7 @@ class _Encoder:
     def _describe_values(self, fx_nodes: tuple[torch.fx.Node, ...]) -> None:
         """The describer knows them then; what cannot be described is told where it stands."""
         for fx_node in fx_nodes:
-            value = fx_node.meta.get("example_value", fx_node.meta.get("val"))
+            value = value_of(fx_node)
             if isinstance(value, torch.Tensor):
                 with contextlib.suppress(UnsupportedTensorError, UnsupportedValueError):
                     self._describe(value)
@@ -389,6 +410,7 @@ class _Decoder:
         self.sym = sym
         self.devices = devices
         self._functions: dict[tuple[str, str], Any] = {}
+        self._types: dict[str, Any] = {}
 
     def decode(self, d: GraphModuleDesc, where: str, depth: int) -> torch.fx.GraphModule:
         if depth > MAX_NESTING:
@@ -415,7 +437,7 @@ class _Decoder:
         if d.force_dynamic:
             vars(gm)["torchdynamo_force_dynamic"] = True
         gm.meta = MetaDecoder(d.shared).decode(
-            d.meta, where=f"{where}.meta", hook=self._hook([]), carried=MODULE_CARRIED
+            d.meta, where=where, hook=self._hook([]), carried=MODULE_CARRIED
         )
         return gm
 
@@ -431,16 +453,15 @@ class _Decoder:
         check_order(d, where)
         # One kind of work after the other, each in a short loop: the processor keeps its code.
         kept = self._converted(d)
-        for i, desc in enumerate(d.nodes):
-            here = f"{where}.nodes[{i}]"
+        places = [f"{where}.nodes[{i}]" for i in range(len(d.nodes))]
+        for here, desc in zip(places, d.nodes, strict=True):
             check_node(desc.op, desc.name, desc.target, desc.args, desc.kwargs, here)
-        for i, desc in enumerate(d.nodes):
-            scope.nodes.append(self._decode_node(graph, desc, scope, hook, f"{where}.nodes[{i}]"))
+        for here, desc in zip(places, d.nodes, strict=True):
+            scope.nodes.append(self._decode_node(graph, desc, scope, hook, here))
         known: list[torch.fx.Node] = []
-        hook = self._hook(known)
-        for i, (fx_node, desc) in enumerate(zip(scope.nodes, d.nodes, strict=True)):
+        hook = self._hook(known, kept)
+        for here, fx_node, desc in zip(places, scope.nodes, d.nodes, strict=True):
             known.append(fx_node)
-            here = f"{where}.nodes[{i}].meta"
             fx_node.meta.update(meta.decode(desc.meta, where=here, hook=hook))
         for fx_node, desc in zip(scope.nodes, d.nodes, strict=True):
             if desc.stack is not None:
@@ -449,16 +470,16 @@ class _Decoder:
             if desc.source is not None:
                 source = decode_source(desc.source, memo=self.sources)
                 fx_node._dynamo_source = source  # pyright: ignore[reportAttributeAccessIssue]
-        del kept
+        kept.clear()
         check_attributes(d.nodes, scope.nodes, where)
         _restore_users(d, scope.nodes, where)
         return graph
 
-    def _converted(self, d: GraphModuleDesc) -> list[torch.Tensor]:
-        """The tensors that are the values of nodes, to be kept until these have them."""
+    def _converted(self, d: GraphModuleDesc) -> dict[int, torch.Tensor]:
+        """The tensors that are the values of nodes, by the id of their records, which these keep."""
         tensors = [v.tensor for n in d.nodes for _, v in n.meta if type(v) is TensorValue]
-        tensors.sort(key=lambda t: t.is_view)  # their bases among them come first
-        return list(map(self.convert, tensors))
+        tensors.sort(key=_is_view)  # their bases among them come first
+        return {id(tensor): self.convert(tensor) for tensor in tensors}
 
     def _decode_node(
         self,
@@ -486,11 +507,7 @@ class _Decoder:
         }
         if self.devices:
             target, args, kwargs = self.devices.move_call(desc.op, target, args, kwargs, where)
-        annotation = None
-        if desc.type is not None:
-            annotation = decode_value(desc.type, where=f"{where}.type")
-        if annotation is not None and not isinstance(annotation, type):
-            raise FormatError("not an annotation", where=f"{where}.type", found=repr(annotation))
+        annotation = None if desc.type is None else self._decode_type(desc.type, f"{where}.type")
         # The arguments come second: `create_node` warns of symbolic scalars among them.
         fx_node = graph.create_node(desc.op, target, name=desc.name, type_expr=annotation)
         # An FX node would be taken out of the graph's table of operators and put back each time.
@@ -501,6 +518,17 @@ class _Decoder:
         if fx_node.name != desc.name:
             _rename(graph, fx_node, desc.name)
         return fx_node
+
+    def _decode_type(self, v: Value, where: str) -> type | None:
+        name = v.name if type(v) is TypeValue else None
+        known = None if name is None else self._types.get(name)
+        if known is None:
+            known = decode_value(v, where=where)
+            if known is not None and not isinstance(known, type):
+                raise FormatError("not an annotation", where=where, found=repr(known))
+            if name is not None:
+                self._types[name] = known
+        return known
 
     def _decode_function(self, v: FunctionValue, where: str) -> Any:
         known = self._functions.get((v.kind, v.name))
@@ -526,7 +554,9 @@ class _Decoder:
                 if fx_node.op == "get_attr" and fx_node.target in scope.graphs:
                     raise FormatError("an attribute of a graph is read", where=f"{where}.args[0]")
 
-    def _hook(self, nodes: list[torch.fx.Node]) -> Callable[[Value], object]:
+    def _hook(
+        self, nodes: list[torch.fx.Node], converted: Mapping[int, torch.Tensor] = _NOTHING
+    ) -> Callable[[Value], object]:
         def decode(v: Value) -> Any:
             return decode_value(v, hook=hook)
 
@@ -541,7 +571,8 @@ class _Decoder:
                     )
                 return nodes[v.index]
             if type(v) is TensorValue:
-                return self.convert(v.tensor)
+                made = converted.get(id(v.tensor))
+                return self.convert(v.tensor) if made is None else made
             if type(v) in _CONTAINERS:
                 return NotImplemented
             if isinstance(v, SymValue):

@@ -25,6 +25,7 @@ from .desc import (
     ListValue,
     OpaqueValue,
     StackDesc,
+    TensorValue,
     TupleValue,
     Value,
 )
@@ -177,6 +178,9 @@ _SHARED_KEYS = frozenset({
     "from_node", "output_stack_traces", "custom",
 })  # fmt: skip
 """Keys whose values many nodes have in common."""
+
+_CHECKED = frozenset({"from_node", "custom", "unbacked_bindings"})
+"""Keys whose values are read part by part, beside their type."""
 
 _VALUES = frozenset({"example_value", "val"})
 """Keys that nearly every node has; their values need nothing but their record."""
@@ -537,20 +541,28 @@ class MetaDecoder:
         hook: DecodeHook,
         carried: _Types = CARRIED,
     ) -> dict[str, Any]:
-        """A dictionary for ``Node.meta``.
+        """A dictionary for ``Node.meta``; ``where`` is the path of the node.
 
         Raises:
             FormatError: an entry is unknown or of the wrong type.
         """
         result: dict[str, Any] = {}
         for i, (key, record) in enumerate(meta):
-            shared = record if type(record) is OpaqueValue and record.kind == "shared" else None
+            kind = type(record)
+            shared = record if kind is OpaqueValue and record.kind == "shared" else None  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
             if shared is not None and type(shared.data) is int and key not in result:
                 known = self._decoded.get((key, shared.data))
                 if known is not None:
                     result[key] = _own(known)
                     continue
-            here = f"{where}[{i}]"
+            # What nearly every node has needs no more than this.
+            if kind is str and carried.get(key) is str and key not in result:
+                result[key] = record
+                continue
+            if kind is TensorValue and key in _VALUES and key in carried and key not in result:
+                result[key] = hook(record)
+                continue
+            here = f"{where}.meta[{i}]"
             if key not in carried or key in result:
                 raise FormatError("not a metadata key", where=here, found=repr(key))
             if shared is not None:
@@ -581,6 +593,8 @@ class MetaDecoder:
             raise FormatError(
                 f"metadata {key!r} has the wrong type", where=where, found=type(value).__name__
             )
+        if key not in _CHECKED:
+            return value
         if key == "from_node" and not all(isinstance(s, NodeSource) for s in value):
             raise FormatError("not the provenance of a node", where=where)
         if key == "custom" and not all(isinstance(k, str) for k in value):

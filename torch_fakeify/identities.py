@@ -127,6 +127,13 @@ class StorageRecords:
         self._forget: Any = forgetting(self.entries)
         self._syms = syms
 
+    def give(self, storage: torch.UntypedStorage, record: MetaStorageDesc) -> None:
+        """Let a storage have the record of another one."""
+        entry = Entry(storage, self._forget)
+        entry.key = id(storage)
+        entry.value = record
+        self.entries[entry.key] = entry
+
     def of(self, storage: torch.UntypedStorage) -> MetaStorageDesc:
         """The record of a storage, the same object until the storage is resized."""
         nbytes: IntLike = storage.nbytes()

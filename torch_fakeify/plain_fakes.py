@@ -23,6 +23,7 @@ __all__ = [
     "has_autograd",
     "is_changed",
     "is_plain",
+    "is_plain_input",
     "is_plain_leaf",
     "is_plain_real_leaf",
     "is_plain_whole",
@@ -66,6 +67,11 @@ _REAL_LEAF = {"is_fake": False, "is_leaf": True, "scalar_hint": None, **_WHOLE}
 _of_real_leaf, _real_leaf_values = attrgetter(*_REAL_LEAF), tuple(_REAL_LEAF.values())
 
 
+_INPUT = {**_REAL_LEAF, "is_buffer": False}
+del _INPUT["marks"]
+_of_input, _input_values = attrgetter(*_INPUT), tuple(_INPUT.values())
+
+
 def is_plain(d: MetaTensorDesc) -> bool:
     """Whether there is nothing of note besides its geometry, or what it is a view of."""
     return _of_plain(d) == _plain_values
@@ -84,6 +90,11 @@ def is_plain_leaf(d: MetaTensorDesc) -> bool:
 def is_plain_real_leaf(d: MetaTensorDesc) -> bool:
     """The same of a leaf that is no fake tensor and whose ``item()`` is not tracked."""
     return _of_real_leaf(d) == _real_leaf_values
+
+
+def is_plain_input(d: MetaTensorDesc) -> bool:
+    """The same of such a leaf that may have marks, but is no buffer."""
+    return _of_input(d) == _input_values
 
 
 def is_changed() -> bool:

@@ -76,6 +76,9 @@ others, and of some 33 floats."""
 _PLAIN = frozenset({type(None), bool, int})
 _SCALARS = _PLAIN | {float, str}
 
+_UNOWNED = frozenset({TupleValue, ListValue, DictValue})
+"""Records that no hook is asked about, but for their parts."""
+
 _CALLABLES = (
     BuiltinFunctionType,
     FunctionType,
@@ -282,15 +285,17 @@ def decode_value(
     Args:
         v: the record.
         where: the path of ``v``, for errors.
-        hook: asked first for each part that is a record, for the kinds that the caller owns.
+        hook: asked first for each part that is a record, for the kinds that the caller owns;
+            tuples, lists and dictionaries are nobody's.
 
     Raises:
         FormatError: the record says something that cannot be.
         UnknownNameError: a class or function is not known or not allowed here.
     """
-    if type(v) in _SCALARS:
+    kind = type(v)
+    if kind in _SCALARS:
         return v
-    if hook is not None:
+    if hook is not None and kind not in _UNOWNED:
         owned = hook.ask(v, where) if isinstance(hook, Located) else hook(v)
         if owned is not NotImplemented:
             return owned
@@ -299,10 +304,10 @@ def decode_value(
             "a constant is nested too deeply", where=where, expected=f"at most {MAX_DEPTH} levels"
         )
     # The most frequent ones first: they come with every node of a graph.
-    if type(v) is TupleValue:
-        return tuple(_parts(v.items, where, hook, _depth))
-    if type(v) is DictValue:
-        return _decode_dict(v, where, hook, _depth)
+    if kind is TupleValue:
+        return tuple(_parts(v.items, where, hook, _depth))  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
+    if kind is DictValue:
+        return _decode_dict(v, where, hook, _depth)  # pyright: ignore[reportArgumentType]
     return _decode_rare(v, where, hook, _depth)
 
 
@@ -420,6 +425,14 @@ def _decode_dict(v: DictValue, where: str, hook: DecodeHook | None, depth: int) 
         path = f"{where}.items[{i}][{side}]"
         return decode_value(item, where=path, hook=hook, _depth=depth + 1)
 
+    if all([type(key) is str for key, _ in v.items]):  # noqa: C419 - a list is faster
+        # The texts of a file cannot be chosen so that their hashes are equal.
+        named = {
+            key: item if type(item) in _SCALARS else part(item, i, 1)
+            for i, (key, item) in enumerate(v.items)
+        }
+        if len(named) == len(v.items):
+            return immutable_dict(named) if v.immutable else named
     keys = [k if type(k) in _SCALARS else part(k, i, 0) for i, (k, _) in enumerate(v.items)]
     result: dict[Any, Any] = {}
     for i, (key, (_, item)) in enumerate(zip(keys, v.items, strict=True)):
