@@ -28,6 +28,7 @@ from .desc import (
     ExprNode,
     FloatValue,
     FrameDesc,
+    MetaStorageDesc,
     MetaTensorDesc,
     Record,
     SourceDesc,
@@ -45,6 +46,7 @@ from .reader import (
     decoder,
     postorder,
 )
+from .row_texts import RowTexts
 from .strict_json import check_text, decode, is_canonical, too_deep
 from .wire import (
     SHARED,
@@ -69,6 +71,9 @@ VERSION = 1
 
 _NO_TABLE = len(TABLES)
 """Where a reference comes from that does not stand in a row: it may go to every table."""
+
+_LARGE = 1 << 63
+"""Numbers below it are written as they are."""
 
 _PLAIN = frozenset({type(None), bool, int, str})
 """Types whose values are written as they are."""
@@ -181,7 +186,7 @@ def _check_header(text: bytes, where: str) -> None:
         raise VersionError("no such version", where=where, found=str(header.version))
 
 
-def dumps(obj: object) -> bytes:
+def dumps(obj: object, *, fast: bool = True) -> bytes:
     """Write a record, or a list, tuple or dict of records and plain scalars, as bytes.
 
     Objects of the shared types that occur twice are written once. Equal input gives equal bytes.
@@ -189,12 +194,13 @@ def dumps(obj: object) -> bytes:
     Args:
         obj: any record; ``None``, ``bool``, ``int``, ``float``, ``str``; or a list, tuple or dict
             (keys ``str`` or ``int``) of these, nested.
+        fast: ``False`` takes the plain way for all of it; the bytes are equal.
 
     Raises:
         UnsupportedValueError: an object has no record, or a field has the wrong type.
         LimitError: nesting is deeper than a reader allows.
     """
-    encoder = Encoder()
+    encoder = Encoder(fast=fast)
     return encoder.document(encoder.encode(obj))
 
 
@@ -228,6 +234,8 @@ class _Table:
             ExprDesc: Encoder._add_expr,
             StackDesc: Encoder._add_stack,
             SourceDesc: Encoder._add_source,
+            MetaStorageDesc: Encoder._add_storage,
+            MetaTensorDesc: Encoder._add_tensor,
         }
         self.cls = cls
         self.chain = plan.chain
@@ -269,10 +277,15 @@ class Encoder:
 
     ``Encoder().add("graph", desc).add("inputs", descs).members()`` gives ``graph.json``,
     ``inputs.json`` and ``tables.json``.
+
+    Args:
+        fast: ``False`` takes the plain way for all rows; the bytes are equal.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, fast: bool = True) -> None:
         self.level = 0
+        self._fast = fast
+        self._texts = RowTexts()
         self._tables = tuple(map(_Table, SHARED))
         self._nodes: dict[ExprNode, int] = {}
         self._frames: dict[FrameDesc, int] = {}
@@ -458,7 +471,41 @@ class Encoder:
             raise too_long()
         return table.remember(obj, table.row_of(self._row(wire), depth))
 
-    def _add_record(self, index: int, table: _Table, obj: Any) -> int:
+    def _add_storage(self, index: int, table: _Table, obj: MetaStorageDesc) -> int:
+        """As `_add_record`: most storages have a number of bytes that is a number."""
+        number, nbytes = obj.id, obj.nbytes
+        if not self._fast or type(number) is not int or type(nbytes) is not int:
+            return self._add_record(index, table, obj)
+        if not (-_LARGE < number < _LARGE and -_LARGE < nbytes < _LARGE):
+            return self._add_record(index, table, obj)
+        return table.remember(obj, table.row_of(b'{"id":%d,"nbytes":%d}' % (number, nbytes), 1))
+
+    def _add_tensor(self, index: int, table: _Table, obj: MetaTensorDesc) -> int:
+        """As `_add_record`: most tensors are like an earlier one in all but what they refer to."""
+        texts = self._texts
+        key = texts.key(obj) if self._fast else None
+        if key is None or not -_LARGE < obj.id < _LARGE:
+            return self._add_record(index, table, obj)
+        template = texts.find(key)
+        if template is None:
+            return self._add_record(index, table, obj, key)
+        deepest, referrer, last = self._deepest, self._table, self._last
+        self._deepest, self._table, self._last = int(template.has_exprs), index, table.last
+        pieces = template.pieces
+        row = b"%b%d" % (pieces[0], obj.id)
+        for i, (place, get) in enumerate(zip(template.tables, template.references, strict=True), 1):
+            row += b"%b%d" % (pieces[i], self.step(place, get(obj)))
+        row += pieces[-1]
+        depth = self._deepest + 1
+        self._deepest, self._table, self._last = deepest, referrer, last
+        if depth > MAX_CHAIN:
+            raise too_long()
+        return table.remember(obj, table.row_of(row, depth))
+
+    def _add_record(
+        self, index: int, table: _Table, obj: Any, key: tuple[Any, ...] | None = None
+    ) -> int:
+        """Write any record; with ``key`` so that rows like it are known from now on."""
         deepest, referrer, last = self._deepest, self._table, self._last
         self._table = index
         while True:
@@ -471,6 +518,8 @@ class Encoder:
             # Steps are counted from the row before, which may have been written only now.
             if table.last is None or len(table.rows) == rows:
                 break
+        if key is not None:
+            self._texts.learn(key, obj, wire)
         depth = self._deepest + 1
         table.last = self._last
         self._deepest, self._table, self._last = deepest, referrer, last

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from .sources import DecodeMemo
 
-__all__ = ["Contexts", "decode_context", "encode_context"]
+__all__ = ["ContextRecords", "Contexts", "decode_context", "encode_context"]
 
 _KINDS: Mapping[type, Literal["stateless", "stateful", "subclass", "symint"]] = (
     types.MappingProxyType(
@@ -104,6 +104,44 @@ def _encode_context(ctx: Any, where: str, depth: int) -> ContextDesc:
             for name, inner in ctx.inner_contexts.items()
         )
     return ContextDesc(kind=kind, **fields)
+
+
+class ContextRecords:
+    """Records of symbolic contexts: those that differ in their source alone after one example."""
+
+    def __init__(self) -> None:
+        self._examples: dict[tuple[Any, ...], ContextDesc] = {}
+
+    def of(self, ctx: Any) -> ContextDesc:
+        """As `encode_context`."""
+        if type(ctx) is not _torch.StatefulSymbolicContext or not _is_simple(ctx):
+            return encode_context(ctx)
+        # Members of an enumeration live for ever, and their hashes are computed in Python.
+        key = (
+            tuple(map(id, ctx.dynamic_sizes)),
+            tuple(map(id, ctx.dynamic_strides)),
+            ctx.excluded_sizes,
+        )
+        known = self._examples.get(key)
+        if known is None:
+            known = self._examples[key] = encode_context(ctx)
+            return known
+        made = known.__copy__()
+        msgspec.structs.force_setattr(made, "tensor_source", encode_source(ctx.tensor_source))
+        return made
+
+
+def _is_simple(ctx: Any) -> bool:
+    """Whether it says no more than how each size and stride gets a symbol."""
+    return not (
+        any(ctx.constraint_sizes)
+        or any(ctx.constraint_strides)
+        or any(ctx.specialize_on)
+        or ctx.view_base_context is not None
+        or ctx.shape_ids is not None
+        or ctx.unbacked_bounds is not None
+        or type(ctx.excluded_sizes) is list
+    )
 
 
 def _unless_default(items: tuple[Any, ...], default: object) -> tuple[Any, ...]:

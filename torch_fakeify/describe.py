@@ -113,6 +113,7 @@ class MetaTensorDescriber:
         self._fakes = FakeRecords(self._tensors, self._storages, self._syms)
         self._sizes: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._known = KnownLayouts()
+        self._policies: tuple[Callable[..., SourceDesc], Callable[..., ContextDesc]] | None = None
         self._can_pin = torch.accelerator.is_available()
 
     def same(self, t: torch.Tensor, d: MetaTensorDesc) -> None:
@@ -173,7 +174,7 @@ class MetaTensorDescriber:
         d = self._describe_plain(t, "$") if self._fast else None
         if source is None and symbolic_context is None:
             return self._describe_any(t, "$") if d is None else d
-        policy = _encode_policy(source, symbolic_context)
+        policy = self._policy(source, symbolic_context)
         if d is None:
             return self._describe_any(t, "$", source, policy)
         return msgspec.structs.replace(
@@ -181,6 +182,22 @@ class MetaTensorDescriber:
             scalar_hint=None if d.storage is None else _scalar_hint(t, source, d.storage),
             source=policy[0],
             symbolic_context=policy[1],
+        )
+
+    def _policy(
+        self, source: Source | None, symbolic_context: SymbolicContext | None
+    ) -> tuple[SourceDesc | None, ContextDesc | None]:
+        policies = self._policies
+        if policies is None:
+            # Not needed to describe tensors alone.
+            from .contexts import ContextRecords
+            from .sources import encode_source
+
+            policies = self._policies = encode_source, ContextRecords().of
+        encode_source, encode_context = policies
+        return (
+            None if source is None else encode_source(source),
+            None if symbolic_context is None else encode_context(symbolic_context),
         )
 
     # --- the fast path --------------------------------------------------------------------------
@@ -568,20 +585,6 @@ def _persistent(attributes: Mapping[str, Any]) -> bool | None:
 
 def _grad_dtype_name(dtype: torch.dtype | None) -> str:
     return "any" if dtype is None else name_of(dtype)
-
-
-def _encode_policy(
-    source: Source | None, symbolic_context: SymbolicContext | None
-) -> tuple[SourceDesc | None, ContextDesc | None]:
-    if source is None and symbolic_context is None:
-        return None, None
-    from .contexts import encode_context
-    from .sources import encode_source
-
-    return (
-        None if source is None else encode_source(source),
-        None if symbolic_context is None else encode_context(symbolic_context),
-    )
 
 
 def _scalar_hint(

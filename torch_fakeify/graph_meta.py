@@ -303,9 +303,13 @@ class MetaEncoder:
     def _encode_entry(
         self, key: str, value: Any, hook: EncodeHook, lost: list[tuple[str, str]]
     ) -> Value:
+        if key in _VALUES and isinstance(value, torch.Tensor):
+            record = hook(value)
+            assert record is not None
+            return record
+        if key == "stack_trace" and type(value) is str:
+            return self.stack(value)  # pyright: ignore[reportReturnType]
         where = f"meta[{key!r}]"
-        if key in _VALUES:
-            return encode_value(value, where=where, hook=hook)
         match key:
             case "stack_trace" if isinstance(value, str):
                 return self.stack(value)  # pyright: ignore[reportReturnType]
@@ -324,6 +328,8 @@ class MetaEncoder:
                     for k in value
                     if k not in known
                 )
+                if all(type(v) is str and v.isascii() for v in known.values()):
+                    return self._once(("attributes", *known.items()), _attributes, known, hook)
                 return encode_value(known, where=where, hook=hook)
             case "custom" if _has_text_configs(value, 0):
                 raise UnsupportedValueError(
@@ -501,6 +507,10 @@ def _source_fn(fn: Any) -> Any:
         if isinstance(qualname, str):
             return f"{module}.{qualname}"
         return _ADDRESS.sub("", str(fn))
+
+
+def _attributes(known: dict[str, Any], hook: EncodeHook) -> Value:
+    return encode_value(known, where="meta['tensor_dict']", hook=hook)
 
 
 def _pair(entry: tuple[Any, Any], hook: EncodeHook) -> Value:

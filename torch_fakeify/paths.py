@@ -18,6 +18,7 @@ from .desc import (
     ExprDesc,
     FrameDesc,
     MetaTensorDesc,
+    SourceDesc,
     StackDesc,
     SymDesc,
     SymValue,
@@ -210,12 +211,21 @@ Each begins with one character, which is what makes the search fast.
 
 
 def _mentions_path(desc: CaptureDesc) -> bool:
-    sources = [entry.source for entry in desc.inputs] + [s for _, s in desc.parameter_sources]
-    parts: list[object] = [None if s is None else (s.name, s.fields) for s in sources]
-    parts.extend((i.name, i.value, _texts_of(i.tensor)) for i in desc.inputs)
-    parts += (desc.frame, desc.backend, desc.torch_version, desc.failure, desc.modes)
-    parts.extend(name for name, _ in desc.parameter_sources)
-    pending, stacks = [desc.graph], dict[int, StackDesc]()
+    # What many have in common is looked at once: by id, of parts that the frame keeps alive.
+    sources: dict[int, SourceDesc | None] = {}
+    tensors: dict[int, MetaTensorDesc | None] = {}
+    stacks: dict[int, StackDesc] = {}
+    parts: list[object] = [desc.frame, desc.backend, desc.torch_version, desc.failure, desc.modes]
+    for entry in desc.inputs:
+        parts.append(entry.name)
+        if entry.value is not None:
+            parts.append(entry.value)
+        sources[id(entry.source)] = entry.source
+        tensors[id(entry.tensor)] = entry.tensor
+    for name, source in desc.parameter_sources:
+        parts.append(name)
+        sources[id(source)] = source
+    pending = [desc.graph]
     while pending:
         graph = pending.pop()
         pending.extend(sub for _, sub in graph.submodules)
@@ -224,26 +234,35 @@ def _mentions_path(desc: CaptureDesc) -> bool:
             if name not in ("nodes", "submodules", "tensors", "tensor_data")
         )  # fmt: skip
         parts.extend(name for name, _ in graph.submodules)
-        parts.extend((name, _texts_of(tensor)) for name, tensor in graph.tensors)
+        parts.extend(name for name, _ in graph.tensors)
+        tensors.update([(id(tensor), tensor) for _, tensor in graph.tensors])
+        parts.extend(map(_TEXTS_OF_NODE, graph.nodes))
         for n in graph.nodes:
-            parts += (n.name, n.target, n.type, n.args, n.kwargs, n.dropped_meta)
             if n.source is not None:
-                parts += (n.source.name, n.source.fields)
-            for key, value in n.meta:
-                parts.append(key)
-                if type(value) is TensorValue:
-                    parts.append(_texts_of(value.tensor))
-                elif type(value) is not SymValue:
-                    parts.append(value)
+                sources[id(n.source)] = n.source
             if n.stack is not None:
                 stacks[id(n.stack)] = n.stack
+            for pair in n.meta:
+                value = pair[1]
+                if type(value) is TensorValue:
+                    tensors[id(value.tensor)] = value.tensor
+                    parts.append(pair[0])
+                elif type(value) is not SymValue:
+                    parts.append(pair)
+                else:
+                    parts.append(pair[0])
+    parts.extend(filter(None, map(_texts_of, tensors.values())))
+    parts.extend([(s.name, s.fields) for s in sources.values() if s is not None])
     # Stacks share most of their frames.
     frames = {id(frame): frame for stack in stacks.values() for frame in stack.frames}
     parts.extend(frames.values())
     text = msgspec.json.encode(parts)
+    if b"/" not in text and b"\\" not in text:
+        return False
     return any(sign in text for sign in _DRIVES_AND_SHARES) or _IN_JSON.search(text) is not None
 
 
+_TEXTS_OF_NODE = attrgetter("name", "target", "type", "args", "kwargs", "dropped_meta")
 _WITH_TEXTS = attrgetter(
     "source", "symbolic_context", "subclass", "functorch", "functional", "view_calls", "marks",
     "base", "grad",
