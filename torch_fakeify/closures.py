@@ -119,8 +119,11 @@ def each(closure: Closure) -> Closure:
         return same
     # Most items of sizes and arguments are plain: one call less for each of them.
     closures = _by_type(closure)
+    all_plain = _plain_types(closures).issuperset
 
     def convert(state: Any, items: Any) -> tuple[Any, ...]:
+        if all_plain(map(type, items)):
+            return items
         out: list[Any] = []
         changed = False
         try:
@@ -139,9 +142,15 @@ def each(closure: Closure) -> Closure:
     return convert
 
 
+def _plain_types(closures: dict[type, Closure]) -> frozenset[type]:
+    """Types whose values are their own wire form."""
+    return frozenset([kind for kind, closure in closures.items() if closure is same])
+
+
 def each_pair(first: Closure, second: Closure) -> Closure:
     """Apply to every item of a tuple of pairs."""
     firsts, seconds = _by_type(first), _by_type(second)
+    name_alone = first is same
 
     def convert(state: Any, items: Any) -> tuple[Any, ...]:
         out: list[Any] = []
@@ -153,9 +162,11 @@ def each_pair(first: Closure, second: Closure) -> Closure:
                 if len(pair) != 2:
                     raise Fault("a tuple has the wrong length", "2", str(len(pair)))
                 key, value = pair
-                part = "[0]"
-                found = firsts.get(type(key), first)
-                new_key = key if found is same else found(state, key)
+                new_key = key
+                if not name_alone:
+                    part = "[0]"
+                    found = firsts.get(type(key), first)
+                    new_key = key if found is same else found(state, key)
                 part = "[1]"
                 found = seconds.get(type(value), second)
                 new = value if found is same else found(state, value)

@@ -59,7 +59,7 @@ from .wire import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from .desc_env import ShapeEnvDesc
 
@@ -68,6 +68,8 @@ __all__ = ["FORMAT", "VERSION", "Decoder", "Encoder", "dumps", "loads"]
 FORMAT = "torch_fakeify.records"
 VERSION = 1
 """History: 1 (2026-11) tables of expressions, stacks, sources, storages and tensors."""
+
+_SOURCES, _STORAGES, _TENSORS = map(TABLES.index, ("sources", "storages", "tensors"))
 
 _NO_TABLE = len(TABLES)
 """Where a reference comes from that does not stand in a row: it may go to every table."""
@@ -235,7 +237,6 @@ class _Table:
             StackDesc: Encoder._add_stack,
             SourceDesc: Encoder._add_source,
             MetaStorageDesc: Encoder._add_storage,
-            MetaTensorDesc: Encoder._add_tensor,
         }
         self.cls = cls
         self.chain = plan.chain
@@ -285,7 +286,6 @@ class Encoder:
     def __init__(self, *, fast: bool = True) -> None:
         self.level = 0
         self._fast = fast
-        self._texts = RowTexts()
         self._tables = tuple(map(_Table, SHARED))
         self._nodes: dict[ExprNode, int] = {}
         self._frames: dict[FrameDesc, int] = {}
@@ -313,6 +313,63 @@ class Encoder:
             raise UnsupportedValueError("a member of this name exists", where=file)
         self._members[file] = self.encode(obj, f"{file} $")
         return self
+
+    def prepare(self, sources: Iterable[SourceDesc], tensors: Sequence[MetaTensorDesc]) -> Encoder:
+        """Write rows that a tree will refer to, one kind after the other.
+
+        The work on each is a short loop then, of which the processor keeps the code.
+
+        Args:
+            sources: in the order in which they are to stand.
+            tensors: the same; their storages and what else they hold come before them.
+
+        Raises:
+            UnsupportedValueError: as ``dumps``.
+        """
+        self.level, self._deepest, self._table = 0, 0, _NO_TABLE
+        try:
+            for source in sources:
+                self.put(_SOURCES, source)
+            for tensor in tensors:
+                if tensor.storage is not None:
+                    self.put(_STORAGES, tensor.storage)
+            self._add_tensors(self._tables[_TENSORS], tensors)
+        except Fault as fault:
+            raise fault.error("$", UnsupportedValueError) from fault.__cause__
+        return self
+
+    def _add_tensors(self, table: _Table, tensors: Iterable[MetaTensorDesc]) -> None:
+        """Most of them are like an earlier one in all but what they refer to, which is there."""
+        texts = RowTexts()
+        seen = tuple([each.seen for each in self._tables])
+        depths = tuple([each.depths for each in self._tables])
+        for tensor in tensors:
+            known = id(tensor) in table.seen or type(tensor.id) is not int
+            if not self._fast or known or not -_LARGE < tensor.id < _LARGE:
+                self.put(_TENSORS, tensor)
+                continue
+            key = texts.key(tensor)
+            template = texts.find(key)
+            found = None if template is None else template.positions(tensor, seen)
+            if template is None or found is None:
+                self.put(_TENSORS, tensor)
+                if template is None:
+                    self._last = None  # whatever positions: they are taken out
+                    texts.learn(key, tensor, table.encode(self, tensor))
+                continue
+            last, deepest = table.last, int(template.has_exprs)
+            assert last is not None
+            steps: list[int] = []
+            for index, position in found:
+                steps.append(position - last[index])
+                last[index] = position
+                if depths[index][position] > deepest:
+                    deepest = depths[index][position]
+            if deepest >= MAX_CHAIN:
+                raise too_long()
+            row = template.text % (tensor.id, *steps)
+            table.remember(tensor, table.row_of(row, deepest + 1))
+        self._deepest = 0
 
     def members(self) -> dict[str, bytes]:
         """All members that were added, in that order, and their tables."""
@@ -480,32 +537,7 @@ class Encoder:
             return self._add_record(index, table, obj)
         return table.remember(obj, table.row_of(b'{"id":%d,"nbytes":%d}' % (number, nbytes), 1))
 
-    def _add_tensor(self, index: int, table: _Table, obj: MetaTensorDesc) -> int:
-        """As `_add_record`: most tensors are like an earlier one in all but what they refer to."""
-        texts = self._texts
-        key = texts.key(obj) if self._fast else None
-        if key is None or not -_LARGE < obj.id < _LARGE:
-            return self._add_record(index, table, obj)
-        template = texts.find(key)
-        if template is None:
-            return self._add_record(index, table, obj, key)
-        deepest, referrer, last = self._deepest, self._table, self._last
-        self._deepest, self._table, self._last = int(template.has_exprs), index, table.last
-        pieces = template.pieces
-        row = b"%b%d" % (pieces[0], obj.id)
-        for i, (place, get) in enumerate(zip(template.tables, template.references, strict=True), 1):
-            row += b"%b%d" % (pieces[i], self.step(place, get(obj)))
-        row += pieces[-1]
-        depth = self._deepest + 1
-        self._deepest, self._table, self._last = deepest, referrer, last
-        if depth > MAX_CHAIN:
-            raise too_long()
-        return table.remember(obj, table.row_of(row, depth))
-
-    def _add_record(
-        self, index: int, table: _Table, obj: Any, key: tuple[Any, ...] | None = None
-    ) -> int:
-        """Write any record; with ``key`` so that rows like it are known from now on."""
+    def _add_record(self, index: int, table: _Table, obj: Any) -> int:
         deepest, referrer, last = self._deepest, self._table, self._last
         self._table = index
         while True:
@@ -518,8 +550,6 @@ class Encoder:
             # Steps are counted from the row before, which may have been written only now.
             if table.last is None or len(table.rows) == rows:
                 break
-        if key is not None:
-            self._texts.learn(key, obj, wire)
         depth = self._deepest + 1
         table.last = self._last
         self._deepest, self._table, self._last = deepest, referrer, last

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from .codec import Decoder, Encoder
 from .container import VERSION, Limits, read_container, write_container
+from .desc import TensorValue
 from .desc_frame import CaptureDesc
 from .errors import FormatError, LimitError, WriteError
 from .versions import PRODUCER, is_newer, refusal_of_newer
@@ -16,11 +17,43 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping
 
+    from .desc import MetaTensorDesc, SourceDesc
+
 _MEMBER = "capture"
 
 
 def _members_of_version_1(desc: CaptureDesc) -> dict[str, bytes]:
-    return Encoder().add(_MEMBER, desc).members()
+    return Encoder().prepare(*_shared_by(desc)).add(_MEMBER, desc).members()
+
+
+def _shared_by(desc: CaptureDesc) -> tuple[list[SourceDesc], list[MetaTensorDesc]]:
+    """Nearly all sources and tensors of a frame, in the order in which it refers to them first."""
+    sources: dict[int, SourceDesc | None] = {}
+    tensors: dict[int, MetaTensorDesc] = {}
+
+    def add(tensor: MetaTensorDesc) -> None:
+        if id(tensor) in tensors:
+            return
+        chain = [tensor]
+        while chain[-1].base is not None and id(chain[-1].base) not in tensors:
+            chain.append(chain[-1].base)
+        for link in reversed(chain):
+            tensors[id(link)] = link
+            sources[id(link.source)] = link.source
+            if link.symbolic_context is not None:
+                source = link.symbolic_context.tensor_source
+                sources[id(source)] = source
+
+    for fx_node in desc.graph.nodes:
+        sources[id(fx_node.source)] = fx_node.source
+        for _, value in fx_node.meta:
+            if type(value) is TensorValue:
+                add(value.tensor)
+    for entry in desc.inputs:
+        if entry.tensor is not None:
+            add(entry.tensor)
+        sources[id(entry.source)] = entry.source
+    return [source for source in sources.values() if source is not None], list(tensors.values())
 
 
 WRITERS: Mapping[int, Callable[[CaptureDesc], dict[str, bytes]]] = MappingProxyType(

@@ -153,8 +153,10 @@ class _Encoder:
         self.describer = describer
         self.constants = constants
         self.meta = meta
-        # By the id of a target, which the entry keeps alive.
+        # By the id of a target, an annotation or a value, which the entry keeps alive.
         self._functions: dict[int, tuple[Any, Value]] = {}
+        self._types: dict[int, tuple[Any, tuple[Value, tuple[tuple[str, str], ...]]]] = {}
+        self._tensors: dict[int, tuple[torch.Tensor, TensorValue]] = {}
 
     def encode(self, gm: torch.fx.GraphModule, where: str, depth: int) -> GraphModuleDesc:
         if depth > MAX_NESTING:
@@ -227,7 +229,8 @@ class _Encoder:
                     )
                 return NodeValue(index=positions[obj])
             if isinstance(obj, torch.Tensor):
-                return TensorValue(tensor=self._describe(obj))
+                known = self._tensors.get(id(obj))
+                return TensorValue(tensor=self._describe(obj)) if known is None else known[1]
             if isinstance(obj, (torch.SymInt, torch.SymFloat, torch.SymBool)):
                 return SymValue(sym=encode_sym(obj))
             if isinstance(obj, sympy.Basic):
@@ -240,11 +243,14 @@ class _Encoder:
 
     def _describe_values(self, fx_nodes: tuple[torch.fx.Node, ...]) -> None:
         """The describer knows them then; what cannot be described is told where it stands."""
+        known = self._tensors
         for fx_node in fx_nodes:
             value = value_of(fx_node)
-            if isinstance(value, torch.Tensor):
-                with contextlib.suppress(UnsupportedTensorError, UnsupportedValueError):
-                    self._describe(value)
+            if isinstance(value, torch.Tensor) and id(value) not in known:
+                try:
+                    known[id(value)] = value, TensorValue(tensor=self._describe(value))
+                except (UnsupportedTensorError, UnsupportedValueError):
+                    continue
 
     def _encode_call(
         self,
@@ -275,7 +281,7 @@ class _Encoder:
         target, args, kwargs = call
         meta, dropped = encoded
         stack = self.meta.stack(fx_node.meta.get("stack_trace"))
-        node_type, lost_type = _encode_type(fx_node.type)
+        node_type, lost_type = self._encode_type(fx_node.type)
         return NodeDesc(
             op=fx_node.op,  # pyright: ignore[reportArgumentType]
             name=fx_node.name,
@@ -308,6 +314,14 @@ class _Encoder:
                 args.append(encode_value(_thaw(arg), where=f"{where}.args[{i}]", hook=hook))
         return tuple(args)
 
+    def _encode_type(self, annotation: Any) -> tuple[Value, tuple[tuple[str, str], ...]]:
+        if annotation is None:
+            return None, ()
+        known = self._types.get(id(annotation))
+        if known is None:
+            known = self._types[id(annotation)] = annotation, _encode_type(annotation)
+        return known[1]
+
     def _encode_target(self, fx_node: torch.fx.Node, where: str) -> Value:
         if fx_node.op != "call_function":
             return str(fx_node.target)
@@ -331,8 +345,6 @@ def _thaw(arg: Any) -> Any:
 
 
 def _encode_type(annotation: Any) -> tuple[Value, tuple[tuple[str, str], ...]]:
-    if annotation is None:
-        return None, ()
     if isinstance(annotation, type):
         with contextlib.suppress(UnsupportedValueError):
             return TypeValue(name=names.encode_class(annotation)), ()

@@ -261,6 +261,7 @@ class MetaEncoder:
         self._modules: dict[str, int] = {}
         self._module_keys: dict[str, str] = {}
         self._known: dict[Any, Value] = {}
+        self._known_modules: dict[tuple[str, type], Value] = {}
         # By the id of a function, which the entry keeps alive.
         self._functions: dict[int, tuple[Any, Any]] = {}
 
@@ -359,18 +360,28 @@ class MetaEncoder:
         return known
 
     def _module_stack(self, value: dict[Any, Any], hook: EncodeHook) -> Value:
-        entries = {self._module_key(key): entry for key, entry in value.items()}
+        items: dict[str, Value] = {}
+        for key, entry in value.items():
+            record = self._known_modules.get(entry) if _is_module(entry) else None
+            if record is None:
+                record = self._module(entry, hook)
+            known = self._module_keys.get(key) or self._module_key(key)
+            if record is None or type(known) is not str or not known.isascii():
+                entries = {self._module_key(k): _module_entry(e) for k, e in value.items()}
+                return encode_value(entries, hook=hook)
+            items[known] = record
+        return DictValue(items=tuple(items.items()))
+
+    def _module(self, entry: Any, hook: EncodeHook) -> Value:
+        """The record of a module's path and class; ``None`` for anything else."""
+        if not _is_module(entry):
+            return None
         try:
-            items = [
-                (key, self._once(("module", *entry), _pair, _module_entry(entry), hook))
-                for key, entry in entries.items()
-                if type(key) is str and key.isascii() and _is_module(entry)
-            ]
+            record = _pair(_module_entry(entry), hook)
         except UnsupportedValueError:
-            items = []  # below, the error has its path
-        if len(items) == len(entries):
-            return DictValue(items=tuple(items))
-        return encode_value({key: _module_entry(e) for key, e in entries.items()}, hook=hook)
+            return None  # where the stack is encoded as a whole, the error has its path
+        self._known_modules[entry] = record
+        return record
 
     def _source_fns(self, value: list[Any], hook: EncodeHook) -> Value:
         return ListValue(

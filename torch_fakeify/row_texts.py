@@ -1,7 +1,7 @@
 """The text of rows of tensors that are like an earlier one but for their ids and what they refer to.
 
-The other half of what ``fast_reader.py`` does: the text of the first such row is cut where a row has
-something of its own, and the rows after it are put together from these pieces.
+The other half of what ``fast_reader.py`` does: of the first such row a text is made, into which the
+rows after it put what each has of its own.
 """
 
 from __future__ import annotations
@@ -51,28 +51,45 @@ _RARE_OF_CONTEXT: dict[str, object] = {
     "inner_contexts": (),
 }
 """The same of a symbolic context."""
-_APART = {"id", "symbolic_context", "marks", *[name for name, _ in _REFERENCES], *_BY_ID, *_RARE}
+_APART = {"id", "symbolic_context", *[name for name, _ in _REFERENCES], *_BY_ID}
 _of_rare, _rare = operator.attrgetter(*_RARE), tuple(_RARE.values())
-_of_rest = operator.attrgetter(*[f for f in MetaTensorDesc.__struct_fields__ if f not in _APART])
+_of_tensor = operator.attrgetter(*[f for f in MetaTensorDesc.__struct_fields__ if f not in _APART])
 _of_context_rare = operator.attrgetter(*_RARE_OF_CONTEXT)
 _context_rare = tuple(_RARE_OF_CONTEXT.values())
 _of_context = operator.attrgetter(
-    *[f for f in ContextDesc.__struct_fields__ if f not in (*_RARE_OF_CONTEXT, "tensor_source")]
+    *[f for f in ContextDesc.__struct_fields__ if f != "tensor_source"]
 )
 _MARKERS = (81604378617, 81604378623, 81604378629, 81604378631, 81604378643)
-"""Numbers that stand for what a row has of its own, while its text is cut."""
+"""Numbers that stand for what a row has of its own, until its text is known."""
 _MAX_FOUND_ONCE = 256
 """Layouts of one tensor each, after which no more are looked for if most were such."""
 
 
 class Template(NamedTuple):
-    """What rows have in common: the text before, between and after what each has of its own."""
+    """What rows have in common."""
 
-    pieces: tuple[bytes, ...]
-    references: tuple[Callable[[MetaTensorDesc], Any], ...]
-    """What gets each of the objects that a row refers to, in the order of their positions."""
-    tables: tuple[int, ...]
+    text: bytes
+    """With ``%d`` for the id, and for each reference in turn."""
+    references: tuple[tuple[int, Callable[[MetaTensorDesc], Any]], ...]
+    """The table of each, and what gets the object."""
     has_exprs: bool
+
+    def positions(
+        self, d: MetaTensorDesc, seen: tuple[dict[int, int], ...]
+    ) -> list[tuple[int, int]] | None:
+        """The tables and positions of what a record refers to; ``None`` if not all are there.
+
+        Args:
+            d: the record.
+            seen: of each table the positions by the ids of objects.
+        """
+        found: list[tuple[int, int]] = []
+        for table, get in self.references:
+            position = seen[table].get(id(get(d)))
+            if position is None:
+                return None
+            found.append((table, position))
+        return found
 
 
 class RowTexts:
@@ -84,18 +101,9 @@ class RowTexts:
         """Whose parts' ids are in the keys."""
         self._used = 0
 
-    def key(self, d: MetaTensorDesc) -> _Key | None:
-        """Equal for records whose rows differ in ids and references alone; ``None`` if not known."""
-        if _of_rare(d) != _rare:
-            return None
-        marks, context, offset = d.marks, d.symbolic_context, d.storage_offset
-        if (marks is not None and marks.specialize_on) or type(d.id) is not int:
-            return None
-        policy = None
-        if context is not None:
-            if _of_context_rare(context) != _context_rare:
-                return None
-            policy = (context.tensor_source is None, *_of_context(context))
+    def key(self, d: MetaTensorDesc) -> _Key:
+        """Equal for records whose rows differ in ids and references alone."""
+        offset, context = d.storage_offset, d.symbolic_context
         return (
             d.storage is None,
             d.base is None,
@@ -104,9 +112,8 @@ class RowTexts:
             id(d.stride),
             offset if type(offset) is int else (id(offset),),
             id(d.symbols),
-            marks,
-            policy,
-            _of_rest(d),
+            _of_tensor(d),
+            None if context is None else (context.tensor_source is None, _of_context(context)),
         )
 
     def find(self, key: _Key) -> Template | None:
@@ -126,36 +133,27 @@ class RowTexts:
         """
         if len(self._templates) >= _MAX_FOUND_ONCE and self._used < len(self._templates):
             return
+        marks, context = d.marks, d.symbolic_context
+        if _of_rare(d) != _rare or (marks is not None and marks.specialize_on):
+            return
+        if context is not None and _of_context_rare(context) != _context_rare:
+            return
         markers = iter(_MARKERS)
         changes: dict[str, Any] = {"id": next(markers)}
-        used: list[int] = [changes["id"]]
-        getters: list[Callable[[MetaTensorDesc], Any]] = []
-        tables: list[int] = []
+        references: list[tuple[int, Callable[[MetaTensorDesc], Any]]] = []
         for name, table in _REFERENCES:
             if getattr(d, name) is not None:
                 changes[name] = next(markers)
-                used.append(changes[name])
-                getters.append(operator.attrgetter(name))
-                tables.append(table)
-        context = d.symbolic_context
+                references.append((table, operator.attrgetter(name)))
         if context is not None and context.tensor_source is not None:
-            mark = next(markers)
             changes["symbolic_context"] = msgspec.structs.replace(
-                wire.symbolic_context, tensor_source=mark
+                wire.symbolic_context, tensor_source=next(markers)
             )
-            used.append(mark)
-            getters.append(operator.attrgetter("symbolic_context.tensor_source"))
-            tables.append(_SOURCES)
-        rest = msgspec.json.encode(msgspec.structs.replace(wire, **changes))
-        pieces: list[bytes] = []
-        for mark in used:
-            before, found, rest = rest.partition(b"%d" % mark)
-            if not found:
+            references.append((_SOURCES, operator.attrgetter("symbolic_context.tensor_source")))
+        text = msgspec.json.encode(msgspec.structs.replace(wire, **changes)).replace(b"%", b"%%")
+        for mark in _MARKERS[: len(references) + 1]:
+            if text.count(b"%d" % mark) != 1:
                 return
-            pieces.append(before)
-        if any(b"%d" % mark in piece for mark in used for piece in (*pieces, rest)):
-            return
+            text = text.replace(b"%d" % mark, b"%d")
         self._alive.append(d)
-        self._templates[key] = Template(
-            (*pieces, rest), tuple(getters), tuple(tables), b'"expr":' in rest + b"".join(pieces)
-        )
+        self._templates[key] = Template(text, tuple(references), b'"expr":' in text)

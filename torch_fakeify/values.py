@@ -149,8 +149,14 @@ def _encode_set(obj: Any, part: _Part) -> Value:
 
 
 def _encode_dict(obj: Any, part: _Part) -> Value:
+    if all(map(_is_ascii, obj)) and all(map(_is_ascii, obj.values())):
+        return DictValue(items=tuple(obj.items()), immutable=type(obj) is immutable_dict)
     items = tuple((part(k, "{key}"), part(v, f"[{_short(k)}]")) for k, v in obj.items())
     return DictValue(items=items, immutable=type(obj) is immutable_dict)
+
+
+def _is_ascii(part: object) -> bool:
+    return type(part) is str and part.isascii()
 
 
 def _short(key: object) -> str:
