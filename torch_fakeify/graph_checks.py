@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -49,12 +50,15 @@ def check_node(
     if op == "call_function":
         if not isinstance(target, FunctionValue):
             raise FormatError("not a function", where=f"{where}.target", found=repr(target))
+        if _takes_anything(target.kind, target.name):
+            return None
         return _check_call(target, args, kwargs, where)
     if not isinstance(target, str):
         raise FormatError("not a name", where=f"{where}.target", found=type(target).__name__)
     match op:
         case "placeholder":
-            names.check_identifier(re.sub(r"^\*{1,2}", "", target), where=f"{where}.target")
+            name = re.sub(r"^\*{1,2}", "", target) if target.startswith("*") else target
+            names.check_identifier(name, where=f"{where}.target")
             if target == "self" or len(args) > 1 or kwargs:
                 raise FormatError("not a placeholder", where=where, found=repr(target))
         case "call_method":
@@ -67,6 +71,18 @@ def check_node(
         case _:
             names.check_path(target, where=f"{where}.target")
     return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _takes_anything(kind: str, name: str) -> bool:
+    """Whether `_check_call` has nothing to say of the arguments of a function."""
+    return not (
+        name in READS_ATTRIBUTE
+        or name in DENIED_KEYWORDS
+        or name in CALLS_ARGUMENTS
+        or kind == "hop"
+        or name.startswith("operator.")
+    )
 
 
 def _check_call(

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from msgspec.structs import replace
 
 from ._torch import (
     FakeTensor,
@@ -60,6 +59,8 @@ class KeptFakes:
         self._env: Any = shape_env
         self._with_history = with_history
         self._known: dict[_Key, _Layout] = {}
+        # By the ids of a record's parts, which the entry keeps alive.
+        self._seen: dict[_Key, tuple[_Layout, MetaTensorDesc]] = {}
 
     def learn(self, d: MetaTensorDesc, meta: torch.Tensor) -> None:
         """Remember the layout of a meta tensor with a storage of its own, made of a record."""
@@ -98,10 +99,13 @@ class KeptFakes:
             return None  # its item() is tracked
         if not d.is_fake:
             # An input or parameter of static shape. Its marks are left to the caller.
-            return make_leaf(d if d.marks is None else replace(d, marks=None), device, storages)
+            return make_leaf(d, device, storages, marked=True)
         if not _is_usual(d) or d.storage is None or d.storage.id in storages.entries:
             return None
-        known = self._known.get(_key(d))
+        seen = self._seen.get(same := _identity(d))
+        known = self._known.get(_key(d)) if seen is None else seen[0]
+        if seen is None and known is not None:
+            self._seen[same] = known, d
         if known is None and type(d.storage.nbytes) is int:
             return make_leaf(d, device, storages)
         if known is None or is_changed() or not (d.is_leaf or has_autograd()):
@@ -138,6 +142,12 @@ def _is_usual(d: MetaTensorDesc) -> bool:
         and (d.is_leaf or d.requires_grad)
         and is_plain_whole(d)
     )
+
+
+def _identity(d: MetaTensorDesc) -> _Key:
+    """What the parts of a record are, that tensors of one layout share as a rule."""
+    assert d.storage is not None
+    return d.dtype, id(d.size), id(d.stride), id(d.storage.nbytes)
 
 
 def _key(d: MetaTensorDesc) -> _Key:

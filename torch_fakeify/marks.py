@@ -140,6 +140,9 @@ def decode_marks(marks: MarksDesc) -> dict[str, Any]:
     Raises:
         FormatError: a condition's expression is not well-formed.
     """
+    kind = marks.static_input_type
+    if kind is not None and marks == MarksDesc(static_input_type=kind):
+        return {"_dynamo_static_input_type": kind}  # as parameters have
     out: dict[str, Any] = {}
     for attribute, field in _INDICES.items():
         dims: Sequence[int] = getattr(marks, field)

@@ -23,6 +23,7 @@ __all__ = [
     "has_autograd",
     "is_changed",
     "is_plain",
+    "is_plain_but_for_marks",
     "is_plain_input",
     "is_plain_leaf",
     "is_plain_real_leaf",
@@ -67,6 +68,8 @@ _REAL_LEAF = {"is_fake": False, "is_leaf": True, "scalar_hint": None, **_WHOLE}
 _of_real_leaf, _real_leaf_values = attrgetter(*_REAL_LEAF), tuple(_REAL_LEAF.values())
 
 
+_UNMARKED = {name: value for name, value in _WHOLE.items() if name != "marks"}
+_of_unmarked, _unmarked_values = attrgetter(*_UNMARKED), tuple(_UNMARKED.values())
 _INPUT = {**_REAL_LEAF, "is_buffer": False}
 del _INPUT["marks"]
 _of_input, _input_values = attrgetter(*_INPUT), tuple(_INPUT.values())
@@ -85,6 +88,11 @@ def is_plain_whole(d: MetaTensorDesc) -> bool:
 def is_plain_leaf(d: MetaTensorDesc) -> bool:
     """The same of a leaf."""
     return d.is_leaf and _of_whole(d) == _whole_values
+
+
+def is_plain_but_for_marks(d: MetaTensorDesc) -> bool:
+    """The same of a leaf that may have marks."""
+    return d.is_leaf and _of_unmarked(d) == _unmarked_values
 
 
 def is_plain_real_leaf(d: MetaTensorDesc) -> bool:

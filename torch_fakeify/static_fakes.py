@@ -20,7 +20,14 @@ from ._torch import (
     set_grad_enabled,
 )
 from .fakes import DTYPES, META
-from .plain_fakes import fake_of, has_autograd, is_changed, is_plain, is_plain_leaf
+from .plain_fakes import (
+    fake_of,
+    has_autograd,
+    is_changed,
+    is_plain,
+    is_plain_but_for_marks,
+    is_plain_leaf,
+)
 
 if TYPE_CHECKING:
     from .desc import MetaTensorDesc
@@ -73,7 +80,7 @@ class Viewing(_torch.TorchDispatchMode):
 
 
 def make_leaf(
-    d: MetaTensorDesc, device: FakeDevice, storages: StoragesMade
+    d: MetaTensorDesc, device: FakeDevice, storages: StoragesMade, *, marked: bool = False
 ) -> tuple[FakeTensor, torch.Tensor] | None:
     """A dense leaf on a storage of its own that it fills, and its meta tensor.
 
@@ -83,9 +90,12 @@ def make_leaf(
         d: the record.
         device: of the tensor.
         storages: those that there are, by number; the new one is added.
+        marked: whether it may have marks, which are left to the caller.
     """
     storage = d.storage
-    if storage is None or storage.id in storages.entries or not is_plain_leaf(d) or is_changed():
+    if storage is None or storage.id in storages.entries or is_changed():
+        return None
+    if not (is_plain_but_for_marks(d) if marked else is_plain_leaf(d)):
         return None
     dtype = DTYPES.get(d.dtype)
     if dtype is None:

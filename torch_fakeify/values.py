@@ -75,6 +75,7 @@ others, and of some 33 floats."""
 
 _PLAIN = frozenset({type(None), bool, int})
 _SCALARS = _PLAIN | {float, str}
+_are_scalars = _SCALARS.issuperset
 
 _UNOWNED = frozenset({TupleValue, ListValue, DictValue})
 """Records that no hook is asked about, but for their parts."""
@@ -314,6 +315,8 @@ def decode_value(
         return tuple(_parts(v.items, where, hook, _depth))  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
     if kind is DictValue:
         return _decode_dict(v, where, hook, _depth)  # pyright: ignore[reportArgumentType]
+    if kind is ListValue and not v.immutable:  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
+        return _parts(v.items, where, hook, _depth)  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
     return _decode_rare(v, where, hook, _depth)
 
 
@@ -434,7 +437,13 @@ def _decode_dict(v: DictValue, where: str, hook: DecodeHook | None, depth: int) 
     if all([type(key) is str for key, _ in v.items]):  # noqa: C419 - a list is faster
         # The texts of a file cannot be chosen so that their hashes are equal.
         named = {
-            key: item if type(item) in _SCALARS else part(item, i, 1)
+            key: item
+            if type(item) in _SCALARS
+            else item.items  # as it is: all the same to a tuple of them
+            if type(item) is TupleValue
+            and depth < MAX_DEPTH
+            and _are_scalars(map(type, item.items))
+            else part(item, i, 1)
             for i, (key, item) in enumerate(v.items)
         }
         if len(named) == len(v.items):
