@@ -7,6 +7,7 @@ every expression as a tree, and a converter makes the inner tensors of each wrap
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from .desc import ApplyNode, AtomNode, FloatNode, IntNode, RationalNode, SymbolNode, SymDesc
@@ -310,7 +311,12 @@ def _of_sizes(rows: Sequence[MetaTensorDesc], terms: Mapping[int, int], most: in
     """Multiplications for the numbers of elements and the extents of tensors, each layout once."""
     total = 0
     seen: set[tuple[int, ...]] = set()
+    same: set[tuple[int, int]] = set()  # by ids of parts, which the rows keep alive
     for row in rows:
+        ids = id(row.size), id(row.stride)
+        if ids in same:
+            continue
+        same.add(ids)
         layout = (*map(_expr_id, row.size), *map(_expr_id, row.stride))
         if not any(layout) or layout in seen:
             continue
@@ -345,8 +351,10 @@ def check_tensors(rows: Sequence[MetaTensorDesc], where: str) -> None:
     weights: dict[int, int] = {}
     total = 0
     for position, row in enumerate(rows):
-        weight = 1 + sum([weights.get(id(part), 1) for part in _parts(row)])
-        weights[id(row)] = weight
+        weight = 1
+        if _HELD(row) != _NOTHING_HELD:
+            weight += sum([weights.get(id(part), 1) for part in _parts(row)])
+            weights[id(row)] = weight
         total += weight
         if total > most:
             raise LimitError(
@@ -354,6 +362,10 @@ def check_tensors(rows: Sequence[MetaTensorDesc], where: str) -> None:
                 where=f"{where}[{position}]",
                 expected=f"at most {most} together",
             )
+
+
+_HELD = attrgetter("base", "grad", "subclass", "functorch", "functional")
+_NOTHING_HELD = (None,) * 5
 
 
 def _parts(row: MetaTensorDesc) -> Iterator[MetaTensorDesc]:
