@@ -13,6 +13,7 @@ import pytest
 import sympy
 import torch
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from source_examples import ARGUMENTS, X, cases, make, source_classes
 from source_strategies import SOURCES, contexts
 from torch._dynamo import source as S
@@ -33,7 +34,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from torch_fakeify import sources
 from torch_fakeify.codec import dumps, loads
 from torch_fakeify.conditions import DIM
-from torch_fakeify.contexts import decode_context, encode_context
+from torch_fakeify.contexts import ContextRecords, Contexts, decode_context, encode_context
 from torch_fakeify.desc import (
     ConstraintDesc,
     ContextDesc,
@@ -389,6 +390,42 @@ def test_contexts_round_trip(ctx: SymbolicContext) -> None:
         assert getattr(back, field.name) == getattr(ctx, field.name), field.name
 
 
+@given(st.lists(contexts(), min_size=1, max_size=3), st.lists(SOURCES, min_size=2, max_size=2))
+@settings(max_examples=60, deadline=None)
+def test_contexts_of_an_example_are_those_made_alone(
+    some: list[SymbolicContext], sources: list[Source]
+) -> None:
+    """Records and contexts, in any order and with other sources, are equal to those without memory."""
+    records, made = ContextRecords(), Contexts({})
+    both = [
+        dataclasses.replace(ctx, tensor_source=source) if hasattr(ctx, "tensor_source") else ctx
+        for ctx in some
+        for source in sources
+    ]
+    for ctx in [*both, *both]:
+        desc = encode_context(ctx)
+        assert records.of(ctx) == desc
+        again = made.make(desc)
+        assert type(again) is type(ctx)
+        assert encode_context(again) == desc
+
+
+def test_contexts_of_an_example_own_what_can_be_changed() -> None:
+    """Lists of dims and the cache of symbols are of one context alone, also of the first one."""
+    made = Contexts({})
+    desc = encode_context(
+        StatefulSymbolicContext([DimDynamic.DUCK], tensor_source=X, unbacked_bounds={0: (1, 2)})
+    )
+    first, second, third = (made.make(desc) for _ in range(3))
+    first.dynamic_sizes[0] = DimDynamic.STATIC
+    first.shape_env_to_source_to_symbol_cache[1] = {}
+    second.constraint_sizes[0] = StrictMinMaxConstraint(vr=ValueRanges(1, 2), warn_only=False)
+    second.unbacked_bounds[0] = (3, 4)
+    assert encode_context(third) == desc
+    assert encode_context(made.make(desc)) == desc
+    assert third.shape_env_to_source_to_symbol_cache == {}
+
+
 def test_every_context_class_and_field_is_covered() -> None:
     """A class or a field that torch adds must be put into the record or named here as left out."""
     left_out = {"shape_env_to_source_to_symbol_cache"}  # not policy: which symbols an env has
@@ -630,3 +667,30 @@ def test_a_source_with_more_than_a_name_is_named_as_torch_names_it() -> None:
         decoded = decode_source(loads(dumps(encode_source(made))))
         assert decoded == made
         assert decoded.name == made.name == "L['x']"
+
+
+@pytest.mark.parametrize("text", ["w", "0", "a b", "ä", "", "a.b", "a'\"\\\n", 0, -1, 10**30, True, None, 1.5])
+def test_links_are_made_as_their_constructors_make_them(text: Any) -> None:
+    """Without it: equal in class, fields, hash and name, or refused with the same words."""
+    seen: set[str] = set()
+    for name, known in sources._source_classes().items():
+        if known.link is None:
+            continue
+        seen.add(name)
+        base = encode_source(X)
+        fields = () if known.link.needed is None else ((known.link.needed, text),)
+        desc = SourceDesc(cls=name, name="n", base=base, fields=fields)
+
+        def outcome(desc: SourceDesc = desc) -> Any:
+            try:
+                made = decode_source(desc)
+            except FakeifyError as error:
+                return str(error)
+            state = {k: v for k, v in vars(made).items() if k != "_hash"}  # known once asked for
+            return type(made), made, state, hash(made), sources.name_of(made)
+
+        fast = outcome()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sources, "_linked", lambda *_: None)
+            assert fast == outcome(), name
+    assert {"AttrSource", "ParamBufferSource", "DictGetItemSource", "GradSource"} <= seen

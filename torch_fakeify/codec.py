@@ -321,21 +321,17 @@ class Encoder:
 
         Args:
             sources: in the order in which they are to stand.
-            tensors: the same; their storages and what else they hold come before them.
-
-        Raises:
-            UnsupportedValueError: as ``dumps``.
+            tensors: the same; their storages and what else they hold come before them. What cannot
+                be written is left to the tree, which knows where it stands.
         """
         self.level, self._deepest, self._table = 0, 0, _NO_TABLE
-        try:
+        with contextlib.suppress(Fault):
             for source in sources:
                 self.put(_SOURCES, source)
             for tensor in tensors:
                 if tensor.storage is not None:
                     self.put(_STORAGES, tensor.storage)
             self._add_tensors(self._tables[_TENSORS], tensors)
-        except Fault as fault:
-            raise fault.error("$", UnsupportedValueError) from fault.__cause__
         return self
 
     def _add_tensors(self, table: _Table, tensors: Iterable[MetaTensorDesc]) -> None:

@@ -80,6 +80,8 @@ class _SourceClass(msgspec.Struct, frozen=True):
     """Every field and its default, where all that the constructor does is to set them."""
     naming: _Naming | None
     """How an instance is named."""
+    link: _Link | None
+    """How one over another source is made that one field at most tells from it."""
 
 
 class _Naming(msgspec.Struct, frozen=True):
@@ -91,6 +93,26 @@ class _Naming(msgspec.Struct, frozen=True):
     values: dict[str, Any]
     """Of all fields, and of what torch caches of the name."""
 
+
+class _Link(msgspec.Struct, frozen=True):
+    """A source over another one of which no field, or one that is plain, says the rest."""
+
+    values: dict[str, Any]
+    """Of all fields where they are not given."""
+    needed: str | None
+    """The field that has to be given."""
+    kinds: dict[str, frozenset[type[Any]]]
+    """Of the others and this one: types of which it may have any value."""
+    is_name: bool = False
+    """Whether what is given may have no dot."""
+
+
+# What the constructor takes as it is: a literal, of which it asks for the type.
+_LITERALS: Mapping[tuple[str, str], frozenset[type[Any]]] = types.MappingProxyType(
+    {("DictGetItemSource", "index"): frozenset({str, int})}
+)
+# The same of a name: it looks for dots.
+_NAMES = frozenset({"AttrSource", "ParamBufferSource", "UnspecializedParamBufferSource"})
 
 # Fields that torch annotates as what it does not put there: of which sizes a name was seen with.
 _TAKEN: Mapping[tuple[str, str], Any] = types.MappingProxyType(
@@ -141,7 +163,33 @@ def _inspect(cls: type[Any]) -> _SourceClass:
         required=required,
         bare=bare,
         naming=None if bare is None or chained else _naming(cls, plain, required, bare),
+        link=_link(cls, fields, plain, required, bare) if chained else None,
     )
+
+
+def _link(
+    cls: type[Any],
+    fields: dict[str, Any],
+    plain: dict[str, type[Any]],
+    required: frozenset[str],
+    bare: dict[str, Any] | None,
+) -> _Link | None:
+    needed = next(iter(required), None)
+    if len(required) > 1:
+        return None
+    if bare is not None:
+        return _Link(bare, needed, {name: frozenset({kind}) for name, kind in plain.items()})
+    is_name = cls.__name__ in _NAMES
+    kinds = frozenset({str}) if is_name else _LITERALS.get((cls.__name__, needed or ""))
+    if needed is None or kinds is None or fields.keys() != {needed}:
+        return None
+    # Does its constructor leave no more than what it is given?
+    base = _torch.dynamo_source().ConstantSource("x")
+    for example in ("x", 1):
+        given: dict[str, Any] = {"base": base, needed: example}
+        if type(example) in kinds and vars(cls(**given)) != given:
+            return None
+    return _Link({}, needed, {needed: kinds}, is_name)
 
 
 def _naming(
@@ -342,8 +390,31 @@ def _decode_source(d: SourceDesc, memo: DecodeMemo, left: int) -> _torch.Source:
         current = current.base
     while chain:
         link = chain.pop()
-        source = _decode_link(link, source, memo, left)
+        source = _linked(link, source) or _decode_link(link, source, memo, left)
         memo[id(link)] = link, source
+    return source
+
+
+def _linked(d: SourceDesc, base: Any) -> Any:
+    """A source over another one without its constructor; ``None`` where `_decode_link` is needed."""
+    known = _source_classes().get(d.cls)
+    if known is None or known.link is None or base is None:
+        return None
+    link, given = known.link, d.fields
+    values = link.values.copy()
+    values["base"] = base
+    name = None
+    if given:
+        ((name, value), *more) = given
+        if more or type(value) not in link.kinds.get(name, ()):
+            return None
+        if link.is_name and "." in value:  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
+            return None
+        values[name] = value
+    if link.needed is not None and name != link.needed:
+        return None
+    source = _new(known.cls)
+    _set_attribute(source, "__dict__", values)
     return source
 
 

@@ -1,0 +1,378 @@
+"""The short ways to write and to read a document give what the plain ones give, and refuse alike."""
+
+from __future__ import annotations
+
+import math
+import typing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from record_facts import sharing
+from record_strategies import linked_tensor_descs, records
+from test_codec import RECORD_TYPES, chain_of_sources, tensor
+
+from torch_fakeify import codec, fast_reader, row_texts, wire
+from torch_fakeify.codec import Decoder, Encoder, dumps, loads
+from torch_fakeify.container import Limits, read_container
+from torch_fakeify.desc import (
+    ContextDesc,
+    ExprDesc,
+    MarksDesc,
+    MetaStorageDesc,
+    MetaTensorDesc,
+    Record,
+    SourceDesc,
+    SymbolFactDesc,
+    SymbolNode,
+    SymDesc,
+)
+from torch_fakeify.desc_frame import CaptureDesc
+from torch_fakeify.errors import FakeifyError, UnsupportedValueError
+from torch_fakeify.reader import Reader
+
+GOLDEN = sorted((Path(__file__).parent / "golden" / "v1").glob("*.fkf"))
+X = ExprDesc(nodes=(SymbolNode("x", (("integer", True),)),))
+
+
+def alike(count: int = 5) -> list[MetaTensorDesc]:
+    """Tensors as a model has them: few layouts, each on a storage of its own, with policies."""
+    size, facts = (SymDesc(expr=X, hint=3), 8), (SymbolFactDesc(name="x", hint=3),)
+    nbytes, base = SymDesc(expr=X, hint=96), chain_of_sources(3)
+    found: list[MetaTensorDesc] = []
+    for i in range(count):
+        source = SourceDesc(cls="AttrSource", name=f"{base.name}.w{i}", base=base)
+        context = ContextDesc(kind="stateful", dynamic_sizes=("DUCK", "STATIC"), tensor_source=base)
+        found.append(
+            tensor(
+                id=10 * i,
+                size=size,
+                stride=(8, 1),
+                storage=MetaStorageDesc(id=i, nbytes=nbytes),
+                symbols=facts,
+                source=source,
+                symbolic_context=context,
+                marks=MarksDesc(static_input_type="unguarded"),
+            )
+        )
+        found.append(
+            tensor(id=10 * i + 1, size=(4,), stride=(1,), is_view=True, base=found[-1], is_fake=True)
+        )
+        found.append(tensor(id=10 * i + 2, storage=MetaStorageDesc(id=i + 99, nbytes=4)))
+    return found
+
+
+def outcome(data: bytes, *, fast: bool) -> str:
+    """What reading gives, or how it is refused."""
+    try:
+        return repr(loads(data, fast=fast))
+    except FakeifyError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+class Ways:
+    """Counts what was read in the plain way."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.plain = 0
+        init, record = Reader.__init__, Reader._record
+
+        def start(reader: Reader, *args: Any) -> None:
+            self.plain += type(reader) is Reader
+            init(reader, *args)
+
+        def read(reader: Reader, item: Any) -> Any:
+            self.plain += wire.record_type(item.name) not in wire.SHARED
+            return record(reader, item)
+
+        patch.setattr(Reader, "__init__", start)
+        patch.setattr(Reader, "_record", read)
+
+
+@pytest.fixture
+def ways(monkeypatch: pytest.MonkeyPatch) -> Ways:
+    """Counts from here on."""
+    return Ways(monkeypatch)
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cls", RECORD_TYPES, ids=lambda cls: cls.__name__)
+def test_every_record_type_is_read_alike(cls: type[Record]) -> None:
+    """Whatever its fields hold, types and order included."""
+
+    @given(records(cls))
+    @settings(max_examples=20, deadline=None, database=None)
+    def law(record: Record) -> None:
+        try:
+            data = dumps(record)
+        except UnsupportedValueError:
+            assume(False)  # a source that holds a tensor
+            raise
+        assert outcome(data, fast=True) == outcome(data, fast=False) == repr(record)
+
+    law()
+
+
+@given(linked_tensor_descs())
+@settings(max_examples=60, deadline=None)
+def test_tensors_share_what_they_shared(tensors: list[MetaTensorDesc]) -> None:
+    """Two references are one object by the one way as by the other."""
+    data = dumps(tensors)
+    fast, plain = loads(data), loads(data, fast=False)
+    assert fast == plain == tensors
+    assert sharing(fast) == sharing(plain) == sharing(tensors)
+
+
+def test_rows_that_are_alike_are_records_of_their_own(ways: Ways) -> None:
+    """A copy of the first one has its own id, storage, source, base and policy."""
+    tensors = alike()
+    found = loads(dumps(tensors))
+    assert found == tensors
+    assert sharing(found) == sharing(tensors)
+    assert len({id(t.symbolic_context) for t in found if t.symbolic_context}) == 5
+    assert ways.plain == 0
+
+
+def test_rows_beyond_the_templates_are_read_one_by_one(
+    ways: Ways, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no more of them are kept, the records are the same."""
+    monkeypatch.setattr(fast_reader, "_MAX_TEMPLATES", 1)
+    tensors = alike()
+    assert loads(dumps(tensors)) == tensors
+    assert ways.plain == 0
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
+def test_golden_captures_are_read_the_short_way(path: Path, ways: Ways) -> None:
+    """All that this package writes is, and gives the same frames."""
+    members = read_container(path, limits=Limits()).members
+    fast = Decoder(members).get("capture", CaptureDesc)
+    taken = ways.plain
+    plain = Decoder(members, fast=False).get("capture", CaptureDesc)
+    assert repr(fast) == repr(plain)
+    # But a number without a JSON form, which is a text.
+    assert (taken == 0) is not any(word in members["capture.json"] for word in NON_FINITE)
+
+
+NON_FINITE = (b'"hint":"inf"', b'"hint":"-inf"', b'"hint":"nan"')
+
+
+def test_a_number_that_json_lacks_is_read_the_plain_way() -> None:
+    """It is a text on the wire, of which msgspec would make no float."""
+    (found,) = loads(dumps([SymDesc(expr=X, kind="float", hint=math.inf)]))
+    assert found.hint == math.inf
+
+
+DATA = dumps(alike(2))
+EDITS = {
+    "blanks": (b'"dtype":', b'"dtype": '),
+    "another order of keys": (b'"dtype":"float32","device":"cpu"', b'"device":"cpu","dtype":"float32"'),
+    "a key that occurs twice": (b'"dtype":"float32"', b'"dtype":"float32","dtype":"float32"'),
+    "a field that is not known": (b'"dtype":"float32"', b'"dtypo":1,"dtype":"float32"'),
+    "a default that is written": (b'"dtype":"float32"', b'"dtype":"float32","is_view":false'),
+    "an id of another type": (b'{"id":10,', b'{"id":"10",'),
+    "an id as a float": (b'{"id":10,', b'{"id":10.0,'),
+    "an id of many digits": (b'{"id":10,', b'{"id":1000000000000000000000,'),
+    "no id": (b'{"id":10,', b"{"),
+    "no dtype": (b'"dtype":"float32",', b""),
+    "a step to nowhere": (b'"storage":1', b'"storage":99'),
+    "a step back to nowhere": (b'"storage":1', b'"storage":-99'),
+    "a step that is no number": (b'"storage":1', b'"storage":"1"'),
+    "a position to nowhere": (b'"expr":0', b'"expr":9'),
+    "a base to nowhere": (b'"base":0', b'"base":77'),
+    "a source over a later one": (b'"base":0,', b'"base":4,'),
+    "a source without a name": (b'"more":', b'"less":'),
+    "a name and more": (b'"more":', b'"name":"n","more":'),
+    "a root of no type": (b'"name":"MetaTensorDesc"', b'"name":"MetaTensor"'),
+    "a root to nowhere": (b'"body":0', b'"body":50'),
+    "not UTF-8": (b"float32", b"float\xff2"),
+    "an unfinished text": (DATA[-20:], b""),
+}
+
+
+@pytest.mark.parametrize(("old", "new"), EDITS.values(), ids=EDITS)
+def test_an_edited_text_is_read_or_refused_as_ever(old: bytes, new: bytes) -> None:
+    """The short way leaves it to the plain one, whose result or error it is."""
+    data = DATA.replace(old, new, 1)
+    assert data != DATA
+    assert outcome(data, fast=True) == outcome(data, fast=False)
+
+
+@given(st.data())
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_any_change_is_read_or_refused_as_ever(data: st.DataObject) -> None:
+    """Some bytes exchanged, left out, doubled or swapped anywhere in the text."""
+    text = bytearray(DATA)
+    for _ in range(data.draw(st.integers(1, 3))):
+        start = data.draw(st.integers(0, len(text) - 1))
+        end = min(len(text), start + data.draw(st.integers(0, 12)))
+        piece = data.draw(
+            st.sampled_from([b"", b"1", b"-1", b'"', b",", b"[", b"}", b"null", b"0.5", b"7", b" "])
+            | st.just(bytes(text[start:end]) * 2)
+        )
+        text[start:end] = piece
+    assert outcome(bytes(text), fast=True) == outcome(bytes(text), fast=False)
+
+
+def test_nesting_beyond_the_bound_is_refused_as_ever() -> None:
+    """Depth is counted by the plain way alone, which has what is deep."""
+    from test_codec import nested_tuples
+
+    for depth in (20, 60, 99):
+        value = nested_tuples(depth)
+        assert loads(dumps(value)) == value
+
+
+def test_fields_that_refer_by_steps_are_those_that_templates_know() -> None:
+    """A field that a later version adds may hold references, which rows do not have in common."""
+    stepped = {cls for cls in wire.STEPPED}
+
+    def reaches(hint: Any, seen: frozenset[Any]) -> bool:
+        if hint in stepped:
+            return True
+        if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+            if hint in seen or hint in wire.SHARED:
+                return False
+            fields = msgspec.structs.fields(hint)
+            return any(reaches(field.type, seen | {hint}) for field in fields)
+        return any(reaches(arg, seen) for arg in typing.get_args(hint))
+
+    def fields_of(cls: type[Any]) -> set[str]:
+        return {f.name for f in msgspec.structs.fields(cls) if reaches(f.type, frozenset())}
+
+    direct = {name for name, _ in fast_reader._STEPS}
+    assert fields_of(MetaTensorDesc) == {*direct, *fast_reader._OTHER_STEPS, "symbolic_context"}
+    assert fields_of(ContextDesc) == {"tensor_source", "view_base_context", "inner_contexts"}
+    assert fields_of(MetaStorageDesc) == set()
+
+
+def test_the_types_of_records_stay_what_they_are() -> None:
+    """Their annotations are other ones only while msgspec looks at them."""
+    fast_reader.direct_types()
+    for cls in RECORD_TYPES:
+        assert all(isinstance(hint, str) for hint in cls.__annotations__.values()), cls
+        for field in msgspec.structs.fields(cls):
+            assert "_Reference" not in repr(field.type)
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+def documents(tensors: list[MetaTensorDesc]) -> list[dict[str, bytes]]:
+    """What is written of tensors: prepared by the short way, by the plain one."""
+    sources: list[SourceDesc] = []
+    for t in tensors:
+        if t.source is not None:
+            sources.append(t.source)
+        if t.symbolic_context is not None and t.symbolic_context.tensor_source is not None:
+            sources.append(t.symbolic_context.tensor_source)
+    return [
+        Encoder(fast=fast).prepare(sources, tensors).add("some", tensors).members()
+        for fast in (True, False)
+    ]
+
+
+def test_rows_that_are_alike_are_written_alike() -> None:
+    """Byte by byte what each alone is written as."""
+    tensors = alike()
+    fast, plain = documents(tensors)
+    assert fast == plain
+    assert Decoder(fast).get("some", list) == tensors
+
+
+@given(linked_tensor_descs(), st.data())
+@settings(max_examples=60, deadline=None)
+def test_tensors_are_written_the_short_way_as_the_plain_way(
+    tensors: list[MetaTensorDesc], data: st.DataObject
+) -> None:
+    """Whatever their fields hold: each of them with some that are like it but for the id."""
+    more = [msgspec.structs.replace(t, id=1000 + i) for i, t in enumerate(tensors)]
+    changed = data.draw(st.sampled_from(sorted(MetaTensorDesc.__struct_fields__)))
+    others = [
+        msgspec.structs.replace(t, id=2000 + i, **{changed: getattr(tensors[0], changed)})
+        for i, t in enumerate(tensors)
+        if changed not in ("id", "base", "grad")
+    ]
+    fast, plain = documents([*tensors, *more, *others, *more])
+    assert fast == plain
+
+
+@pytest.mark.parametrize(
+    "rare",
+    [
+        {"scalar_hint": 1},
+        {"scalar_hint": 1.0},
+        {"item_memo": SymDesc(expr=X, hint=1)},
+        {"nested_int": 3},
+        {"marks": MarksDesc(specialize_on=((0, (X,)),))},
+        {"storage_offset": SymDesc(expr=X, hint=2)},
+        {"symbolic_context": ContextDesc(kind="stateless", specialize_on=((X,),))},
+        {
+            "symbolic_context": ContextDesc(
+                kind="stateless", view_base_context=ContextDesc(kind="stateless")
+            )
+        },
+        {"id": 2**63},
+        {"dtype": "100%d"},
+        {"dtype": "81604378617"},
+    ],
+    ids=lambda rare: next(iter(rare)),
+)
+def test_what_is_rare_is_written_as_ever(rare: dict[str, Any]) -> None:
+    """With numbers and texts that a row put together from another one could get wrong."""
+    storage = MetaStorageDesc(id=0, nbytes=4)
+    tensors = [tensor(storage=storage, **{"id": i, **rare}) for i in range(3)]
+    twice = [tensor(storage=storage, **{"id": 9 + i, **rare}) for i in range(2)]
+    if rare.get("id") == 2**63:
+        tensors = tensors[:1]
+        twice = []
+    fast, plain = documents([*tensors, *twice])
+    assert fast == plain
+
+
+def test_a_row_depends_on_types_too() -> None:
+    """``1`` and ``1.0`` are equal, and different on the wire."""
+    tensors = [tensor(id=i, scalar_hint=hint) for i, hint in enumerate((1, 1.0, 1, 1.0))]
+    fast, plain = documents(tensors)
+    assert fast == plain
+
+
+def test_layouts_that_never_come_again_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After some of them nothing more is learned."""
+    monkeypatch.setattr(row_texts, "_MAX_FOUND_ONCE", 3)
+    texts: list[Any] = []
+    init = row_texts.RowTexts.__init__
+
+    def note(self: Any) -> None:
+        init(self)
+        texts.append(self)
+
+    monkeypatch.setattr(row_texts.RowTexts, "__init__", note)
+    tensors = [tensor(id=i, size=(i,), stride=(1,)) for i in range(9)]
+    Encoder().prepare([], tensors)
+    assert len(texts[0]._templates) == 3
+
+
+def test_what_cannot_be_written_is_named_where_it_stands() -> None:
+    """The rows that come first leave it to the tree."""
+    tensors = [tensor(), tensor(id=1, storage=tensor())]
+    with pytest.raises(UnsupportedValueError, match=r"^some.json \$\[1\]\.storage: "):
+        Encoder().prepare([], tensors).add("some", tensors)
+
+
+def test_chains_are_bounded_in_prepared_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row put together counts what is below it."""
+    monkeypatch.setattr(codec, "MAX_CHAIN", 4)
+    sources = [chain_of_sources(3), chain_of_sources(4)]
+    tensors = [tensor(id=i, source=sources[0]) for i in range(3)]
+    Encoder().prepare(sources[:1], tensors).add("some", tensors)
+    tensors.append(tensor(id=9, source=sources[1]))
+    for fast in (True, False):
+        with pytest.raises(FakeifyError, match="rows in a chain"):
+            Encoder(fast=fast).prepare(sources, tensors).add("some", tensors)
