@@ -41,6 +41,7 @@ LAYERS = {
     "chains": (2, 1),
     "reader": (2, 2),
     "fast_reader": (2, 3),
+    "row_texts": (2, 3),
     "codec": (2, 4),
     "container": (2, 1),
     "page": (2, 2),

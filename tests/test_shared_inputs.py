@@ -60,7 +60,11 @@ def test_inputs_and_parameters_are_the_values_of_their_placeholders(tmp_path: Pa
     model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.ReLU())
     capture = captured(model, torch.randn(3, 4))
     assert list(shared(capture).values()) == [True] * 3
-    assert list(shared(captured(model, torch.randn(3, 4), dynamic=True)).values()) == [True, True, False]
+    assert list(shared(captured(model, torch.randn(3, 4), dynamic=True)).values()) == [
+        True,
+        True,
+        False,
+    ]
     capture.save(tmp_path / "frame.fkf")
     instance = tfk.Capture.load(tmp_path / "frame.fkf").instantiate()
     placeholders = instance.gm.graph.find_nodes(op="placeholder")

@@ -669,7 +669,9 @@ def test_a_source_with_more_than_a_name_is_named_as_torch_names_it() -> None:
         assert decoded.name == made.name == "L['x']"
 
 
-@pytest.mark.parametrize("text", ["w", "0", "a b", "ä", "", "a.b", "a'\"\\\n", 0, -1, 10**30, True, None, 1.5])
+@pytest.mark.parametrize(
+    "text", ["w", "0", "a b", "ä", "", "a.b", "a'\"\\\n", 0, -1, 10**30, True, None, 1.5]
+)
 def test_links_are_made_as_their_constructors_make_them(text: Any) -> None:
     """Without it: equal in class, fields, hash and name, or refused with the same words."""
     seen: set[str] = set()

@@ -278,7 +278,21 @@ def test_the_hook_is_asked_for_each_part():
 
 def test_a_hook_may_give_none():
     """`NotImplemented` alone says that a record is not the hook's."""
-    assert decode_value(TupleValue(items=(NodeValue(index=0),)), hook=lambda _: None) is None
+    assert decode_value(NodeValue(index=0), hook=lambda _: None) is None
+
+
+def test_a_hook_is_not_asked_for_tuples_lists_and_dictionaries():
+    """They are nobody's, but for their parts."""
+    asked = []
+
+    def hook(v):
+        asked.append(type(v))
+        return "here"
+
+    part = NodeValue(index=0)
+    inside = ListValue(items=(TupleValue(items=(part,)), DictValue(items=(("a", part),))))
+    assert decode_value(inside, hook=hook) == [("here",), {"a": "here"}]
+    assert asked == [NodeValue, NodeValue]
 
 
 # --- hostile records ------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ torch's default is left out of a record; its symbol cache is no policy and stays
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 import operator
@@ -126,7 +127,7 @@ class ContextRecords:
         if known is None:
             known = self._examples[key] = encode_context(ctx)
             return known
-        made = known.__copy__()
+        made = copy.copy(known)
         msgspec.structs.force_setattr(made, "tensor_source", encode_source(ctx.tensor_source))
         return made
 

@@ -10,6 +10,7 @@ says what is wrong, or reads it.
 
 from __future__ import annotations
 
+import copy
 import functools
 import re
 import types
@@ -26,21 +27,19 @@ from .fork_locks import fork_safe_lock
 from .reader import Reader, RecordItem, decoder
 from .strict_json import is_canonical
 from .wire import (
-    RECORD_MODULES,
     SHARED,
     STEPPED,
     TABLES,
     Swap,
     plan_of,
     record_type,
-    records_of,
     swap_of,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["FastReader", "GaveUp", "direct_types"]
+__all__ = ["FastReader", "GaveUp"]
 
 _MAX_TEMPLATES = 4096
 """Of a table: what is left is read row by row, so that a text of other rows is not held twice."""
@@ -162,16 +161,16 @@ class FastReader(Reader):
             if found is None:
                 raise GaveUp
             known = templates.get(rest)
-            if known is None:
-                row = _row_of(cls, text)
-                known = self._template(cls, row) if len(templates) < _MAX_TEMPLATES else None
-                if known is None:
-                    self.level = self.deepest = 0
-                    record, deepest = plan_of(cls).decode_row(self, row), self.deepest
-                else:
+            row = None if known is not None else _row_of(cls, text)
+            if row is not None and len(templates) < _MAX_TEMPLATES:
+                known = self._template(cls, row)
+                if known is not None:
                     templates[rest] = known
             if known is not None:
                 record, deepest = self._copy(known, int(found[1]))
+            else:
+                self.level = self.deepest = 0
+                record, deepest = plan_of(cls).decode_row(self, row), self.deepest
             if deepest >= MAX_CHAIN:
                 raise GaveUp
             rows.append(record)
@@ -190,7 +189,7 @@ class FastReader(Reader):
         if context is not None:
             if context_step is not None:
                 row, depth = self._step(_SOURCES, context_step)
-                context = context.__copy__()
+                context = copy.copy(context)
                 _set_field(context, "tensor_source", row)
                 if depth > deepest:
                     deepest = depth
@@ -239,32 +238,30 @@ class FastReader(Reader):
         try:
             cls = record_type(item.name)
             if cls not in SHARED and self.depth <= MAX_NESTING:
-                prepared = direct_types()
                 text = memoryview(item.body)
                 wire = decoder(plan_of(cls).wire).decode(text)
                 if is_canonical(wire, text):
                     del wire
-                    return msgspec.json.Decoder(prepared[cls], dec_hook=self._refer).decode(
-                        item.body
-                    )
+                    direct = msgspec.json.Decoder(_twin_of(cls), dec_hook=self._refer)
+                    return direct.decode(text)
         except (Fault, msgspec.MsgspecError, RecursionError):
             pass
         self.last = last
         return super()._record(item)
 
-    def _refer(self, kind: Any, step: object) -> Any:
+    def _refer(self, kind: Any, wire: Any) -> Any:
         """What msgspec asks for: the record that a reference in the text stands for."""
-        if type(step) is not int:
+        if type(wire) is not int:
             raise TypeError("not a reference")
-        table = kind.table
+        position, table = wire, kind.table
         if kind.is_step:
             last = self.last
             assert last is not None
-            step = last[table] = last[table] + step
+            position = last[table] = last[table] + wire
         rows = self.rows[table]
-        if not 0 <= step < len(rows):
+        if not 0 <= position < len(rows):
             raise ValueError("there is no such row")
-        return rows[step]
+        return rows[position]
 
 
 @functools.cache
@@ -307,46 +304,63 @@ _REFERENCES = {
 _MAKING = fork_safe_lock()
 
 
-@functools.cache
-def direct_types() -> dict[type[Record], Any]:
-    """The record types, after msgspec has seen them with a reference where they hold a shared type.
+class _Types:
+    """For each record type one that msgspec makes in its place, with references for shared types.
 
-    It looks at the annotations of a type when it first makes a decoder for it, and keeps what it
-    found. So they are other ones for as long as that takes.
+    What it has made changes its class to the record type: both have the same fields.
     """
+
+    def __init__(self) -> None:
+        self._twins: dict[type[Any], type[Any]] = {}
+
+    def of(self, hint: Any) -> Any:
+        """What stands on the wire for a type; the same object where nothing in it is shared."""
+        if hint in _REFERENCES:
+            return _REFERENCES[hint]
+        if isinstance(hint, type) and issubclass(hint, Record):
+            return self._twin(hint)
+        origin, args = typing.get_origin(hint), typing.get_args(hint)
+        parts = [self.of(arg) for arg in args]
+        if all(part is arg for part, arg in zip(parts, args, strict=True)):
+            return hint
+        if origin in (Union, types.UnionType):
+            return Union[tuple(parts)]  # noqa: UP007 - built from a list
+        if origin is tuple:
+            return tuple[tuple(parts)]  # pyright: ignore[reportInvalidTypeForm]
+        raise TypeError(f"records hold no {hint}")
+
+    def _twin(self, cls: type[Any]) -> type[Any]:
+        if cls in self._twins or plan_of(cls).plain:
+            return self._twins.get(cls, cls)
+        config, fields = cls.__struct_config__, msgspec.structs.fields(cls)
+
+        def become_record(made: Any) -> None:
+            _set_field(made, "__class__", cls)
+
+        twin = self._twins[cls] = msgspec.defstruct(
+            cls.__name__,
+            [(f.name, Any) if f.required else (f.name, Any, f.default) for f in fields],
+            bases=cls.__bases__,
+            namespace={"__post_init__": become_record},
+            tag=config.tag,
+            tag_field=config.tag_field,
+        )
+        # msgspec reads annotations when the first decoder is made: here recursion closes.
+        twin.__annotations__ = {f.name: self.of(f.type) for f in fields}
+        return twin
+
+
+@functools.cache
+def _twin_of(cls: type[Record]) -> Any:
+    """The type that msgspec makes in the place of a record type."""
     with _MAKING:
-        found: list[type[Record]] = []
-        for module in RECORD_MODULES:
-            found += [cls for cls in records_of(module).values() if cls not in SHARED]
-        fields = {cls: msgspec.structs.fields(cls) for cls in found if plan_of(cls)}
-        known = {cls: cls.__annotations__ for cls in found}
-        try:
-            for cls in found:
-                hints = {field.name: _direct(field.type) for field in fields[cls]}
-                if any(hints[field.name] is not field.type for field in fields[cls]):
-                    cls.__annotations__ = hints
-            for cls in found:
-                msgspec.json.Decoder(cls, dec_hook=_no_reference)
-        finally:
-            for cls, annotations in known.items():
-                cls.__annotations__ = annotations
-    return {cls: cls for cls in found}
+        twin = _TYPES.of(cls)
+        msgspec.json.Decoder(twin, dec_hook=_no_reference)  # which looks at the annotations
+    return twin
 
 
-def _no_reference(_kind: Any, _step: object) -> Any:
+_TYPES = _Types()
+
+
+def _no_reference(_kind: Any, _wire: object) -> Any:
     raise AssertionError("nothing is decoded to look at types")
-
-
-def _direct(hint: Any) -> Any:
-    """A type with references in the place of shared types; the same object if there are none."""
-    if hint in _REFERENCES:
-        return _REFERENCES[hint]
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    parts = [_direct(arg) for arg in args]
-    if all(part is arg for part, arg in zip(parts, args, strict=True)):
-        return hint
-    if origin in (Union, types.UnionType):
-        return Union[tuple(parts)]  # noqa: UP007 - built from a list
-    if origin is tuple:
-        return tuple[tuple(parts)]  # pyright: ignore[reportInvalidTypeForm]
-    raise TypeError(f"records hold no {hint}")

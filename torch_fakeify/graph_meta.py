@@ -20,7 +20,6 @@ from torch.fx.traceback import NodeSource
 from . import _torch, names
 from .desc import (
     DictValue,
-    FrameDesc,
     FunctionValue,
     ListValue,
     OpaqueValue,
@@ -35,7 +34,7 @@ from .errors import (
     UnsupportedTensorError,
     UnsupportedValueError,
 )
-from .stacks import encode_location
+from .stacks import parse_stack, stack_text
 from .values import decode_value, encode_value
 
 if TYPE_CHECKING:
@@ -53,8 +52,6 @@ __all__ = [
     "SharedValues",
     "decode_note",
     "encode_note",
-    "parse_stack",
-    "stack_text",
 ]
 
 _Types: TypeAlias = "Mapping[str, type | tuple[type, ...]]"
@@ -192,54 +189,10 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 _ADDRESS_KEY = re.compile(r"(\d{6,})(|@\d+)")
 
-_FRAME = re.compile(
-    r'  File "([^"\n]+)", line (\d{1,9}), in ([^\n]+)\n(?:    (\S[^\n]*(?:\n    [^\n]*)*)\n)?'
-)
-
 _CONFIGS = "inductor_configs"
 
 _MAX_PROVENANCE = 16
 """How deep ``NodeSource`` may be nested."""
-
-
-# --- stacks ---------------------------------------------------------------------------------------
-
-
-def parse_stack(text: str, file_name: Callable[[str], str]) -> StackDesc | str:
-    """The frames of a printed stack; the text itself if it is not printed as ``traceback`` does."""
-    frames: list[FrameDesc] = []
-    position = 0
-    while (match := _FRAME.match(text, position)) is not None:
-        frames.append(
-            FrameDesc(file=match[1], line=int(match[2]), function=match[3], code=match[4] or "")
-        )
-        position = match.end()
-    if not frames or stack_text(StackDesc(frames=tuple(frames))) != text:
-        return re.sub(r'File "([^"\n]+)"', lambda m: f'File "{file_name(m[1])}"', text)
-    return StackDesc(
-        frames=tuple(
-            FrameDesc(file=file_name(f.file), line=f.line, function=f.function, code=f.code)
-            for f in frames
-        )
-    )
-
-
-def stack_text(d: StackDesc) -> str:
-    """The stack as ``traceback`` prints it."""
-    lines = [
-        f'  File "{f.file}", line {f.line}, in {f.function}\n'
-        + (f"    {f.code}\n" if f.code else "")
-        for f in d.frames
-    ]
-    return "".join(lines)
-
-
-def location_text(location: Any) -> str | None:
-    """The user's line of an ``SLoc`` as a stack; ``None`` if it tells none."""
-    desc = encode_location(location)
-    if desc is None or desc.user is None:
-        return None
-    return stack_text(desc.user)
 
 
 # --- encode ---------------------------------------------------------------------------------------
@@ -569,14 +522,14 @@ class MetaDecoder:
         """
         result: dict[str, Any] = {}
         for i, (key, record) in enumerate(meta):
-            kind = type(record)
-            shared = record if kind is OpaqueValue and record.kind == "shared" else None  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
+            shared = record if type(record) is OpaqueValue and record.kind == "shared" else None
             if shared is not None and type(shared.data) is int and key not in result:
                 known = self._decoded.get((key, shared.data))
                 if known is not None:
                     result[key] = _own(known)
                     continue
             # What nearly every node has needs no more than this.
+            kind = type(record)
             if kind is str and carried.get(key) is str and key not in result:
                 result[key] = record
                 continue

@@ -20,11 +20,10 @@ from . import _torch
 from .desc import StackDesc
 from .errors import ShapeEnvError, UnsupportedValueError
 from .expr_nodes import ASSERTS, ExprNodes, mark_of, strip_marked, value_of
-from .graph_meta import location_text, parse_stack
 from .guard_facts import Fact, assumed_facts, needed_facts
 from .implied import conflict
 from .sites import Site, SiteReader, find_sites
-from .stacks import decode_stack
+from .stacks import decode_stack, location_text, parse_stack
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

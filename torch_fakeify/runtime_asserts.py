@@ -33,10 +33,9 @@ from .binding_sites import (
 from .desc import StackDesc
 from .errors import ShapeEnvError
 from .expr_nodes import ASSERTS, ExprNodes, bodies, set_mark, strip_marked
-from .graph_meta import location_text, stack_text
 from .paths import short_path
 from .sites import Site, SiteReader, find_sites
-from .stacks import encode_stack
+from .stacks import encode_stack, location_text, stack_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -408,7 +408,7 @@ def _linked(d: SourceDesc, base: Any) -> Any:
         ((name, value), *more) = given
         if more or type(value) not in link.kinds.get(name, ()):
             return None
-        if link.is_name and "." in value:  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
+        if link.is_name and "." in str(value):
             return None
         values[name] = value
     if link.needed is not None and name != link.needed:

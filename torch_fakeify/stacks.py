@@ -17,7 +17,7 @@ from .desc_env import LocationDesc
 from .errors import UnsupportedValueError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 __all__ = [
     "RecordedTraceback",
@@ -26,6 +26,9 @@ __all__ = [
     "decode_stack",
     "encode_location",
     "encode_stack",
+    "location_text",
+    "parse_stack",
+    "stack_text",
 ]
 
 _EMPTY = StackDesc(frames=())
@@ -136,3 +139,47 @@ def _frame_summary(frame: FrameDesc) -> traceback.FrameSummary:
     return traceback.FrameSummary(
         frame.file, frame.line, frame.function, lookup_line=False, line=code
     )
+
+
+# --- as text ---------------------------------------------------------------------------------------
+
+_FRAME = re.compile(
+    r'  File "([^"\n]+)", line (\d{1,9}), in ([^\n]+)\n(?:    (\S[^\n]*(?:\n    [^\n]*)*)\n)?'
+)
+
+
+def parse_stack(text: str, file_name: Callable[[str], str]) -> StackDesc | str:
+    """The frames of a printed stack; the text itself if it is not printed as ``traceback`` does."""
+    frames: list[FrameDesc] = []
+    position = 0
+    while (match := _FRAME.match(text, position)) is not None:
+        frames.append(
+            FrameDesc(file=match[1], line=int(match[2]), function=match[3], code=match[4] or "")
+        )
+        position = match.end()
+    if not frames or stack_text(StackDesc(frames=tuple(frames))) != text:
+        return re.sub(r'File "([^"\n]+)"', lambda m: f'File "{file_name(m[1])}"', text)
+    return StackDesc(
+        frames=tuple(
+            FrameDesc(file=file_name(f.file), line=f.line, function=f.function, code=f.code)
+            for f in frames
+        )
+    )
+
+
+def stack_text(d: StackDesc) -> str:
+    """The stack as ``traceback`` prints it."""
+    lines = [
+        f'  File "{f.file}", line {f.line}, in {f.function}\n'
+        + (f"    {f.code}\n" if f.code else "")
+        for f in d.frames
+    ]
+    return "".join(lines)
+
+
+def location_text(location: Any) -> str | None:
+    """The user's line of an ``SLoc`` as a stack; ``None`` if it tells none."""
+    desc = encode_location(location)
+    if desc is None or desc.user is None:
+        return None
+    return stack_text(desc.user)

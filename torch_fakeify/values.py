@@ -311,12 +311,12 @@ def decode_value(
             "a constant is nested too deeply", where=where, expected=f"at most {MAX_DEPTH} levels"
         )
     # The most frequent ones first: they come with every node of a graph.
-    if kind is TupleValue:
-        return tuple(_parts(v.items, where, hook, _depth))  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
-    if kind is DictValue:
-        return _decode_dict(v, where, hook, _depth)  # pyright: ignore[reportArgumentType]
-    if kind is ListValue and not v.immutable:  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
-        return _parts(v.items, where, hook, _depth)  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
+    if type(v) is TupleValue:
+        return tuple(_parts(v.items, where, hook, _depth))
+    if type(v) is DictValue:
+        return _decode_dict(v, where, hook, _depth)
+    if type(v) is ListValue and not v.immutable:
+        return _parts(v.items, where, hook, _depth)
     return _decode_rare(v, where, hook, _depth)
 
 
