@@ -75,6 +75,7 @@ LAYERS = {
     "fakes": (3, 1),
     "stacks": (3, 1),
     "view_ops": (3, 1),
+    "eager_views": (3, 0),
     "symbols": (3, 1),
     "values": (3, 1),
     "subclass_context": (3, 2),

@@ -52,6 +52,7 @@ from torch._logging._internal import LazyTraceHandler, trace_log, trace_structur
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket, _OpNamespace
 from torch._ops import _higher_order_ops as _hop_table
 from torch._prims_common import make_contiguous_strides_for
+from torch._subclasses.fake_impls import _compute_stride as compute_stride
 from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorConfig,
@@ -465,8 +466,7 @@ def make_sym(kind: str, expr: Any, shape_env: Any, hint: Any, *, constant: bool 
     if hint is None:
         # Else torch would look for one, and find it where data turned out to be a size.
         return sym_type(SymNode(expr, shape_env, python_type, NO_HINT))
-    if isinstance(hint, tuple):  # the record of a nested int
-        hint = make_nested_int(*hint)
+    hint = make_nested_int(*hint) if isinstance(hint, tuple) else hint  # a nested int's record
     literal = hint if constant else None
     return sym_type(SymNode(expr, shape_env, python_type, hint, constant=literal))
 

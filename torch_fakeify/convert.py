@@ -625,9 +625,13 @@ class MetaConverter(Rebuilder):
             self._mark_parts(d, made)
         return made
 
-    def _disagreement(self, d: MetaTensorDesc, found: Any, expected: Any) -> Callable[[], str]:
-        text = "{}: the view operators give {}, not {}"
-        return partial(text.format, where_of(d), found, expected)
+    def _other_view(self, d: MetaTensorDesc, found: Any, expected: Any) -> Exception:
+        return ConvertError(
+            "the view operators give a tensor of other sizes, strides or offset",
+            where=where_of(d),
+            expected=str(tuple(expected)),
+            found=str(tuple(found)),
+        )
 
     def _mark_parts(self, d: MetaTensorDesc, made: Any) -> None:
         """Gives the inner tensors the marks of those that were described."""

@@ -31,6 +31,7 @@ from .desc import (
     SparseDesc,
     SymDesc,
 )
+from .eager_views import keeps_strides
 from .errors import UnsupportedTensorError, UnsupportedValueError
 from .exprs import encode_expr, encode_sym
 from .fake_records import DENSE, FakeRecords, creation_meta
@@ -566,8 +567,10 @@ def _sparse(t: torch.Tensor) -> SparseDesc:
 
 def _views_whole(call: ViewCallDesc, base: torch.Tensor) -> bool:
     """Whether a call of a view operator gives the whole of the base as it is."""
+    if call.op == "aten.alias.default":
+        return True
     if call.op == "aten.view.default":
-        return call.args == (_ints(base.size()),)
+        return call.args == (_ints(base.size()),) and keeps_strides(base)
     if call.op != "aten.as_strided.default":
         return False
     return call.args == (_ints(base.size()), _ints(base.stride()), base.storage_offset())

@@ -16,6 +16,7 @@ import torch
 
 from . import _torch
 from ._torch import dynamo_source, empty_strided, no_dispatch
+from .eager_views import as_it_is
 from .fakes import META
 from .rebuild import Kind, Rebuilder, SparseFacts
 from .sizes import Geometry
@@ -328,7 +329,7 @@ class Walk(Rebuilder):
 
     def _middle(self, base: Any) -> Any:
         with torch.no_grad(), _torch.enable_python_dispatcher():
-            return base.view(base.shape)
+            return as_it_is(base)
 
     def _set_view_device(self, d: MetaTensorDesc[Any], made: Any) -> None:
         made.fake_device = d.device

@@ -12,12 +12,14 @@ from __future__ import annotations
 import enum
 from abc import ABC, abstractmethod
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from . import _torch
 from ._torch import dynamo_source, empty_strided, no_dispatch_guard
+from .eager_views import as_it_is, differ, view_alike
 from .errors import ConvertError
 from .fakes import META
 
@@ -532,7 +534,7 @@ class Rebuilder(ABC):
         """A view of the whole of the base, which may require grad where the base does not."""
         with torch.no_grad(), self._suppressed():
             if _torch.is_traceable_wrapper_subclass(base):
-                return base.view(base.shape)  # type: ignore[attr-defined]
+                return as_it_is(base)
             return base.as_strided(base.size(), base.stride(), base.storage_offset())
 
     @abstractmethod
@@ -574,17 +576,22 @@ class Rebuilder(ABC):
             found = find(part)
             return self._closed_over(part) if found is None else found
 
-        made = self._view_again(d, base, symint, tensor)
+        made = view_alike(partial(self._view_again, d, base), symint, tensor, geometry.stride)
         for found, expected in (
             (made.size(), geometry.size),
             (made.stride(), geometry.stride),
-            (made.storage_offset(), geometry.storage_offset),
+            ((made.storage_offset(),), (geometry.storage_offset,)),
         ):
-            torch._check(_torch.sym_eq(found, expected), self._disagreement(d, found, expected))
+            same = _torch.sym_eq(found, expected)
+            if same is False or differ(found, expected):
+                error = self._other_view(d, found, expected)
+                if error is not None:
+                    raise error
+            torch._check(same)
         return made
 
-    def _disagreement(self, d: Any, found: Any, expected: Any) -> Callable[[], str] | None:  # noqa: ARG002
-        """What to say where the view operators give other sizes; ``None`` leaves it to torch."""
+    def _other_view(self, d: Any, found: Any, expected: Any) -> Exception | None:  # noqa: ARG002
+        """The error where the view operators give other sizes; ``None`` leaves it to torch."""
         return None
 
     @abstractmethod

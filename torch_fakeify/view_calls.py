@@ -10,13 +10,14 @@ guards of a ``ShapeEnv`` whose symbols the base has, and the collectives of dist
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from . import _torch
 from .desc import SymValue, TensorValue, Value, ViewCallDesc
+from .eager_views import EagerViews
 from .errors import UnsupportedTensorError
 from .names import encode_operator
 from .values import encode_value
@@ -24,6 +25,7 @@ from .view_ops import gives_several, is_view_operator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
+    from contextlib import AbstractContextManager
 
     from .desc import IntLike, MetaTensorDesc
 
@@ -108,18 +110,25 @@ def _unfilled(fake: torch.Tensor) -> torch.Tensor:
 
 
 class _Log(_torch.TorchDispatchMode):
-    """Notes the view operators that run, and keeps their results alive."""
+    """Notes the view operators that run, and keeps their results alive.
 
-    def __init__(self) -> None:
+    Args:
+        eager: whether fake tensors get the strides that real ones get; see `EagerViews`.
+    """
+
+    def __init__(self, *, eager: bool) -> None:
         super().__init__()
         self.steps: list[_Step] = []
+        self._inside: Callable[[], AbstractContextManager[Any]] = (
+            EagerViews if eager else nullcontext
+        )
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Runs the operator; the mode is off inside, so inner tensors' operators are not seen."""
         kwargs = {} if kwargs is None else kwargs
-        with _Silence():
+        with _Silence(), self._inside():
             result = func(*args, **kwargs)
         if is_view_operator(func):
             self.steps.append(_Step(func, args, kwargs, result))
@@ -151,22 +160,24 @@ def _output_of(step: _Step, result: Any) -> Any:
 
 
 def _chain_of(t: Any, base: torch.Tensor, where: str) -> list[_Step]:
-    log = _Log()
     chain: list[_Step] | None = []
     result = base
     cause: Exception | None = None
     found = "a tensor that differs from it"
+    is_fake = _torch.maybe_get_fake_mode(t) is not None
     try:
-        with log:
-            result = t._view_func_unsafe(base)
+        # A fake tensor was made by operators on fake tensors, or else of a real one's record.
+        for eager in (False, True) if is_fake else (False,):
+            log = _Log(eager=eager)
+            with log:
+                result = t._view_func_unsafe(base)
+            chain = log.chain(base, result)
+            if chain is not None and _alike(result, t):
+                return chain
     except (RuntimeError, TypeError) as error:
         # A view function that torch made only to raise, or a class that has no such operator.
         cause = error
         found = f"{type(error).__name__}: {_first_sentence(error)}"
-    else:
-        chain = log.chain(base, result)
-        if chain is not None and _alike(result, t):
-            return chain
     step = None if chain is None else _as_strided(result, t)
     if chain is not None and step is not None:
         return [*chain, step]
