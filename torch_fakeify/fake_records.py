@@ -56,6 +56,9 @@ def _kind(raw_keys: int) -> int:
     return kind_of_keys(raw_keys, fake=True)
 
 
+_are_ints = frozenset({int}).issuperset
+
+
 class _FakeLayout(NamedTuple):
     """The records of the numbers of a fake tensor, and of the symbols in them."""
 
@@ -104,14 +107,14 @@ class _FakeLayouts:
         Raises:
             UnsupportedValueError: a number has no record.
         """
-        known = self._by_node
-        key = tuple([
-            n if type(n) is int else known.get(id(n.node)) or self._number(n)
-            for n in (*sizes, *strides, offset, nbytes)
-        ])  # fmt: skip
+        key = numbers = (*sizes, *strides, offset, nbytes)
+        if not _are_ints(map(type, numbers)):
+            known = self._by_node
+            key = tuple([
+                n if type(n) is int else known.get(id(n.node)) or self._number(n) for n in numbers
+            ])  # fmt: skip
         layout = self._layouts.get(key)
         if layout is None:
-            numbers = (*sizes, *strides, offset, nbytes)
             layout = self._layouts[key] = self._layout(key, len(sizes), numbers)
         return layout
 

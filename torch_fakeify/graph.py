@@ -174,7 +174,10 @@ class _Encoder:
             self._encode_call(fx_node, positions, hook, f"{where}.nodes[{i}]")
             for i, fx_node in enumerate(fx_nodes)
         ]
-        metas = [self.meta.encode(fx_node.meta, hook, shared) for fx_node in fx_nodes]
+        metas = [
+            self.meta.encode(fx_node.meta, hook, shared, values=self._tensors)
+            for fx_node in fx_nodes
+        ]
         nodes = tuple(map(self._node, fx_nodes, calls, metas, itertools.repeat(positions)))
         try:
             check_attributes(nodes, fx_nodes, where)

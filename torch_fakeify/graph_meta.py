@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import re
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
@@ -189,6 +190,8 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 _ADDRESS_KEY = re.compile(r"(\d{6,})(|@\d+)")
 
+_NO_VALUES: Mapping[int, tuple[object, Value]] = MappingProxyType({})
+
 _CONFIGS = "inductor_configs"
 
 _MAX_PROVENANCE = 16
@@ -234,11 +237,24 @@ class MetaEncoder:
         *,
         carried: Mapping[str, Any] = CARRIED,
         dropped: Mapping[str, str] = DROPPED,
+        values: Mapping[int, tuple[object, Value]] = _NO_VALUES,
     ) -> tuple[tuple[tuple[str, Value], ...], tuple[tuple[str, str], ...]]:
-        """The carried entries, and the dropped ones with their reasons."""
+        """The carried entries, and the dropped ones with their reasons.
+
+        Args:
+            meta: of a node or a module.
+            hook: as for `encode_value`.
+            shared: has what many nodes have in common.
+            carried: keys, with the types of their values.
+            dropped: keys that are left out without a word.
+            values: records that are known, by the id of what they are of, which stands beside.
+        """
         kept: list[tuple[str, Value]] = []
         lost: list[tuple[str, str]] = []
         for key, value in meta.items():
+            if key in _VALUES and (known := values.get(id(value))) is not None:
+                kept.append((key, known[1]))
+                continue
             if key in dropped:
                 continue
             if key not in carried:
@@ -257,10 +273,6 @@ class MetaEncoder:
     def _encode_entry(
         self, key: str, value: Any, hook: EncodeHook, lost: list[tuple[str, str]]
     ) -> Value:
-        if key in _VALUES and isinstance(value, torch.Tensor):
-            record = hook(value)
-            assert record is not None
-            return record
         if key == "stack_trace" and type(value) is str:
             return self.stack(value)  # pyright: ignore[reportReturnType]
         where = f"meta[{key!r}]"
