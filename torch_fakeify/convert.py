@@ -30,10 +30,18 @@ from .marks import decode_marks, mark_lacks
 from .meshes import Meshes
 from .nested_ints import NestedInts
 from .rebuild import Kind, Rebuilder, SparseFacts
-from .record_checks import KINDS, LAYOUTS, check_numbers, check_record, check_same, where_of
+from .record_checks import KINDS, LAYOUTS, check_numbers, check_record, check_same, has_usual_size, where_of
 from .sizes import Geometry, SizeMaker, all_static, concrete_int, with_strides
 from .sources import base_source_of, decode_source
-from .static_fakes import Viewing, can_be_viewed, is_untold, make_leaf, make_view, views_are_as_ever
+from .static_fakes import (
+    Viewing,
+    can_be_viewed,
+    is_untold,
+    make_leaf,
+    make_untold_view,
+    make_view,
+    views_are_as_ever,
+)
 from .symbolic_leaves import SymbolicLeaves
 from .tracked_items import tracked_item
 from .wrapped import wrap_functional, wrap_functorch
@@ -188,7 +196,8 @@ class MetaConverter(Rebuilder):
         """A dense leaf over symbols that are made by a common policy, or that there are."""
         made, usable = None, self._leaves is not None
         if self._leaves is not None and source is not None:
-            made = self._leaves.make(d, self._device, self._storages, source, policy)
+            if not d.is_view:
+                made = self._leaves.make(d, self._device, self._storages, source, policy)
         elif self._kept is not None and (device := self._devices.get(d.device)) is not None:
             made = self._kept.make(d, device, self._storages)
             if made is not None and d.marks is not None:
@@ -208,31 +217,50 @@ class MetaConverter(Rebuilder):
         record: Any = d.base
         if d.scalar_hint is not None or record.scalar_hint is not None or not views_are_as_ever():
             return None
-        check_numbers(d)
+        leaves = self._leaves
+        known = None if leaves is None or source is None else leaves.known_view(d, policy)
+        if known is None or not has_usual_size(d.storage):
+            check_numbers(d)
         base: Any = self._recall(record)
         if self._kept is not None:
             base = self.from_desc(record) if base is None else base
-        elif source is not None and self._leaves is not None:
-            unusual = d.is_fake or record.is_fake or 0 in (*d.size, *record.size)
-            if unusual or not self._leaves.takes(d, policy):
+        elif source is not None and leaves is not None:
+            unusual = d.is_fake or record.is_fake or 0 in d.size or 0 in record.size
+            if unusual or (known is None and not leaves.takes(d, policy)):
                 return None
             if base is None:
                 base_source = base_source_of(source)
                 base_policy = getattr(policy, "view_base_context", None)
-                base = self._plain_symbolic(record, base_source, base_policy)
+                made = leaves.make(
+                    record,
+                    self._device,
+                    self._storages,
+                    base_source,
+                    base_policy,
+                    quiet=known is not None,
+                )
+                if made is None:
+                    return None
+                self._remember(record, *made)
+                base = made[0]
         meta = None if base is None else self._tensors[record.id].meta
         if base is None or meta is None or meta.untyped_storage() is not base.untyped_storage():
             return None  # before symbols are noted for it
-        source = source or self._name_source(d)
-        layout: Any = None if self._leaves is None else self._leaves.view(d, meta, source, policy)
-        if isinstance(layout, torch.Tensor) and is_untold(d):
-            fake = make_view(d, base, meta, self._device(d), self._views, layout)
-            return None if fake is None else (fake, None)
+        device = self._device(d)
+        if known is not None and leaves is not None and source is not None:
+            view = leaves.view_like(known, meta, source)
+            if is_untold(d):
+                fake = make_untold_view(d, base, view, device, self._views)
+                return None if fake is None else (fake, None)
+            layout: Any = view
+        else:
+            source = source or self._name_source(d)
+            layout = None if leaves is None else leaves.view(d, source, policy)
         with self._suppressed():
             if layout is None:
-                known = self._context_of(d) if isinstance(policy, ContextDesc) else policy
-                layout = self._geometry(d, source, known)
-            fake = make_view(d, base, meta, self._device(d), self._views, layout)
+                context = self._context_of(d) if isinstance(policy, ContextDesc) else policy
+                layout = self._geometry(d, source, context)
+            fake = make_view(d, base, meta, device, self._views, layout)
         return None if fake is None else (fake, None)
 
     # --- what a record says ---------------------------------------------------------------------

@@ -32,6 +32,7 @@ __all__ = [
     "can_be_viewed",
     "is_untold",
     "make_leaf",
+    "make_untold_view",
     "make_view",
     "set_storage",
     "views_are_as_ever",
@@ -42,6 +43,7 @@ _torch_functions: Any = torch
 set_storage = _torch_functions._functionalize_unsafe_set
 """Gives a tensor the storage of another one, and changes nothing else."""
 _UNSQUEEZE = torch.ops.aten.unsqueeze.default
+_DISPATCH = "__torch_dispatch__"
 _PRIM_DEVICE = torch.ops.prim.device.default
 _CREATION_METAS = dict(_torch.CreationMeta.__members__)
 
@@ -141,6 +143,52 @@ def is_untold(d: MetaTensorDesc) -> bool:
     Then nothing tells by which operator it was made.
     """
     return d.is_leaf and not _torch._is_view_replay_enabled()
+
+
+def make_untold_view(
+    d: MetaTensorDesc,
+    base: FakeTensor,
+    view: torch.Tensor,
+    device: FakeDevice,
+    viewing: Viewing,
+) -> FakeTensor | None:
+    """As `make_view` of a view for which `is_untold` holds, over the meta tensor that it is to have.
+
+    Method: while one view is made, its base answers for itself. To push a mode and pop it takes as long
+    as the dispatch to it.
+
+    Args:
+        d: the record.
+        base: the fake tensor of its base.
+        view: the meta tensor, on the storage of the base.
+        device: of both.
+        viewing: what answers.
+    """
+    if _torch.dispatch_modes_active() or not _torch.instances_answer():
+        return make_view(d, base, view, device, viewing, view)
+    # Where no grad is required either way, it is as well switched on.
+    switched = base.requires_grad or not torch.is_grad_enabled()
+    had_grad = switched and torch.is_grad_enabled()
+    attributes = base.__dict__
+    try:
+        viewing.fake = fake_of(d, view, device, requires_grad=False)
+        viewing.device = device
+        attributes[_DISPATCH] = viewing.__torch_dispatch__
+        if switched:
+            set_grad_enabled(False)
+        made: Any = base.unsqueeze(0)  # of all, that of fewest arguments takes the least time
+    except (RuntimeError, TypeError):
+        return None  # the plain path says what is wrong with the record
+    finally:
+        viewing.fake = viewing.device = None
+        attributes.pop(_DISPATCH, None)
+        if switched:
+            set_grad_enabled(had_grad)
+    if d.requires_grad:
+        made.requires_grad = True
+    if switched or d.creation_meta is not None:
+        _torch.set_creation_meta(made, _CREATION_METAS[d.creation_meta or "DEFAULT"])
+    return made
 
 
 def make_view(
