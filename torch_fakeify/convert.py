@@ -42,7 +42,7 @@ from .static_fakes import (
     make_view,
     views_are_as_ever,
 )
-from .symbolic_leaves import SymbolicLeaves
+from .symbolic_leaves import SymbolicLeaves, is_alone
 from .tracked_items import tracked_item
 from .wrapped import wrap_functional, wrap_functorch
 
@@ -221,6 +221,7 @@ class MetaConverter(Rebuilder):
         known = None if leaves is None or source is None else leaves.known_view(d, policy)
         if known is None or not has_usual_size(d.storage):
             check_numbers(d)
+        quiet = known is not None and is_alone()
         base: Any = self._recall(record)
         if self._kept is not None:
             base = self.from_desc(record) if base is None else base
@@ -232,12 +233,7 @@ class MetaConverter(Rebuilder):
                 base_source = base_source_of(source)
                 base_policy = getattr(policy, "view_base_context", None)
                 made = leaves.make(
-                    record,
-                    self._device,
-                    self._storages,
-                    base_source,
-                    base_policy,
-                    quiet=known is not None,
+                    record, self._device, self._storages, base_source, base_policy, quiet=quiet
                 )
                 if made is None:
                     return None
@@ -248,11 +244,10 @@ class MetaConverter(Rebuilder):
             return None  # before symbols are noted for it
         device = self._device(d)
         if known is not None and leaves is not None and source is not None:
-            view = leaves.view_like(known, meta, source)
-            if is_untold(d):
-                fake = make_untold_view(d, base, view, device, self._views)
+            layout: Any = leaves.view_like(known, meta, source, quiet=quiet)
+            if is_untold(d) and quiet:
+                fake = make_untold_view(d, base, layout, device, self._views)
                 return None if fake is None else (fake, None)
-            layout: Any = view
         else:
             source = source or self._name_source(d)
             layout = None if leaves is None else leaves.view(d, source, policy)

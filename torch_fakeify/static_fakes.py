@@ -154,7 +154,7 @@ def make_untold_view(
 ) -> FakeTensor | None:
     """As `make_view` of a view for which `is_untold` holds, over the meta tensor that it is to have.
 
-    Method: while one view is made, its base answers for itself. To push a mode and pop it takes as long
+    Called where no dispatch mode is active. Method: while one view is made, its base answers for itself. To push a mode and pop it takes as long
     as the dispatch to it.
 
     Args:
@@ -164,7 +164,7 @@ def make_untold_view(
         device: of both.
         viewing: what answers.
     """
-    if _torch.dispatch_modes_active() or not _torch.instances_answer():
+    if not _torch.instances_answer():
         return make_view(d, base, view, device, viewing, view)
     # Where no grad is required either way, it is as well switched on.
     switched = base.requires_grad or not torch.is_grad_enabled()

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from .identities import StoragesMade
     from .layouts import Layouts
 
-__all__ = ["Prototype", "SymbolicLeaves"]
+__all__ = ["Prototype", "SymbolicLeaves", "is_alone"]
 
 _Key = tuple["ContextDesc | Dims | None", Any, Any, torch.dtype, int | None]
 """The record of a policy, or which dims are dynamic; sizes, strides, dtype, the offset of a view."""
@@ -241,7 +241,8 @@ class SymbolicLeaves:
             storages: those that there are, by number; the new one is added.
             source: of the tensor.
             policy: a symbolic context, or the record of one that is stateless.
-            quiet: whether nothing is active around the call and nobody watches, as was just seen.
+            quiet: whether nothing is active around the call and nobody watches, as was just seen:
+                `views_are_as_ever` and `is_alone` hold, and `known_view` found one.
         """
         storage, requires_grad = d.storage, d.requires_grad
         if (
@@ -283,7 +284,7 @@ class SymbolicLeaves:
             if cache:
                 return None  # made before: torch looks its symbols up
         self._fresh.again(known.parts, known.symbolic, known.counts, source, cache)
-        return _like(known, key)
+        return _like(known, key, quiet=quiet)
 
     def takes(self, d: MetaTensorDesc, policy: SymbolicContext | ContextDesc | None) -> bool:
         """Whether the policy asks for no more than which dims are dynamic."""
@@ -302,12 +303,14 @@ class SymbolicLeaves:
         known = self._known.get(key) or self._learned(key)
         return known if known is not None and known.shape is not None and self._serves(known) else None
 
-    def view_like(self, known: Prototype, meta: torch.Tensor, source: Source) -> torch.Tensor:
+    def view_like(
+        self, known: Prototype, meta: torch.Tensor, source: Source, *, quiet: bool
+    ) -> torch.Tensor:
         """A meta tensor as one that there was before, on the storage of ``meta``."""
         assert known.shape is not None
         self._fresh.again(known.parts, known.symbolic, known.counts, source, None)
         try:
-            view = _alias(known.shape)
+            view = _alias(known.shape, quiet=quiet)
             set_storage(view, meta)
         finally:
             if known.offset is not None:
@@ -474,9 +477,14 @@ def _molded(made: FreshGeometry, dtype: torch.dtype) -> tuple[torch.Tensor, _Off
     return shape, None if type(offset) is int else offset.node
 
 
-def _alias(shape: torch.Tensor) -> torch.Tensor:
-    """A meta tensor of that shape."""
-    if key_excluded(_VIEWS) or dispatch_modes_active() or key_included(_PYTHON_DISPATCHER):
+def is_alone() -> bool:
+    """Whether neither a dispatch mode nor a Python dispatcher sees an operator."""
+    return not (dispatch_modes_active() or key_included(_PYTHON_DISPATCHER))
+
+
+def _alias(shape: torch.Tensor, *, quiet: bool = False) -> torch.Tensor:
+    """A meta tensor of that shape; ``quiet`` if it was just seen that nothing else sees the operator."""
+    if not (quiet or (is_alone() and not key_excluded(_VIEWS))):
         guard = without_keys(_ABOVE_META)
         try:
             return shape[...]  # below autograd this is no view: its version counter is its own
@@ -490,7 +498,7 @@ def _alias(shape: torch.Tensor) -> torch.Tensor:
         set_key_excluded(_VIEWS, False)
 
 
-def _like(known: Prototype, key: _Key) -> torch.Tensor:
+def _like(known: Prototype, key: _Key, *, quiet: bool) -> torch.Tensor:
     """A meta tensor like a prototype, on a storage of its own."""
     if known.shape is None:
         _, size, stride, dtype, _ = key
@@ -499,7 +507,7 @@ def _like(known: Prototype, key: _Key) -> torch.Tensor:
             return empty_strided(size, stride, dtype=dtype, device=META)
         finally:
             del guard
-    meta = _alias(known.shape)
+    meta = _alias(known.shape, quiet=quiet)
     set_storage(meta, _holder(known.nbytes))
     return meta
 
