@@ -350,25 +350,6 @@ empty_strided = _c._VariableFunctions.empty_strided
 make_subclass: Any = torch.Tensor._make_subclass
 make_wrapper_subclass: Any = torch.Tensor._make_wrapper_subclass
 
-
-@functools.cache
-def instances_answer() -> bool:
-    """Whether C++ asks a tensor of a subclass itself what it dispatches to, before its class."""
-
-    class Asked(torch.Tensor):
-        @classmethod
-        def __torch_dispatch__(
-            cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-        ) -> Any:
-            return torch.empty(1)
-
-    with disable_current_modes(), DisableTorchFunction():
-        asked: Any = make_wrapper_subclass(Asked, (1,))
-        asked.__torch_dispatch__ = lambda *_: made
-        made = torch.empty(1, 1)
-        return asked.unsqueeze(0) is made
-
-
 key_included = _c._dispatch_tls_is_dispatch_key_included
 functionalize_included = functools.partial(key_included, DispatchKey.Functionalize)
 """Whether functionalization is active in this thread."""

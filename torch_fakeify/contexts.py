@@ -7,6 +7,7 @@ torch's default is left out of a record; its symbol cache is no policy and stays
 from __future__ import annotations
 
 import types
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from .sources import DecodeMemo
 
-__all__ = ["decode_context", "encode_context"]
+__all__ = ["decode_context", "encode_context", "plain_sizes"]
 
 _KINDS: Mapping[type, Literal["stateless", "stateful", "subclass", "symint"]] = (
     types.MappingProxyType(
@@ -155,6 +156,21 @@ def decode_context(d: ContextDesc, *, memo: DecodeMemo | None = None) -> _torch.
     return _decode_context(d, "symbolic context", 0, memo)
 
 
+def plain_sizes(d: ContextDesc) -> tuple[str, ...] | None:
+    """The policies of the dims, if a record says nothing else, nor of the bases; without decoding it.
+
+    ``None`` for all others, sound or not.
+    """
+    record: ContextDesc | None = d
+    for _ in range(MAX_NESTING):
+        if record is None:
+            return d.dynamic_sizes
+        if _of_plain(record) != _plain_values or not _DIM_NAMES.issuperset(record.dynamic_sizes):
+            return None
+        record = record.view_base_context
+    return None
+
+
 def _decode_context(
     d: ContextDesc, where: str, depth: int, memo: DecodeMemo | None
 ) -> _torch.SymbolicContext:
@@ -243,6 +259,16 @@ _FIELDS_OF_KIND: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
 
 # Once: each call evaluates the annotations of the class anew.
 _CONTEXT_FIELDS = msgspec.structs.fields(ContextDesc)
+
+
+_PLAIN = {
+    field.name: "stateless" if field.name == "kind" else field.default
+    for field in _CONTEXT_FIELDS
+    if field.name not in ("dynamic_sizes", "view_base_context")
+}
+_of_plain: Any = attrgetter(*_PLAIN)
+_plain_values = tuple(_PLAIN.values())
+_DIM_NAMES = frozenset(_torch.DimDynamic.__members__)
 
 
 def _check_kind(d: ContextDesc, where: str) -> None:

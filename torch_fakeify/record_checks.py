@@ -11,17 +11,9 @@ from .errors import ConvertError
 from .rebuild import Kind
 
 if TYPE_CHECKING:
-    from .desc import MetaStorageDesc, MetaTensorDesc, SparseDesc
+    from .desc import MetaTensorDesc, SparseDesc
 
-__all__ = [
-    "KINDS",
-    "LAYOUTS",
-    "check_numbers",
-    "check_record",
-    "check_same",
-    "has_usual_size",
-    "where_of",
-]
+__all__ = ["KINDS", "LAYOUTS", "check_numbers", "check_record", "check_same", "where_of"]
 
 _MAX_INT = 2**63 - 1
 
@@ -101,11 +93,6 @@ def check_numbers(d: MetaTensorDesc) -> None:
             expected="0 to 2**63 - 1",
             found=str(next(n for n in ints if not 0 <= n <= _MAX_INT)),
         )
-
-
-def has_usual_size(storage: MetaStorageDesc | None) -> bool:
-    """Whether the size of a storage is an integer that `check_numbers` takes."""
-    return storage is not None and type(storage.nbytes) is int and 0 <= storage.nbytes <= _MAX_INT
 
 
 def _check_inner_name(name: str, where: str) -> None:

@@ -32,7 +32,7 @@ from ._torch import (
     set_key_excluded,
     without_keys,
 )
-from .contexts import decode_context
+from .contexts import decode_context, plain_sizes
 from .desc import ContextDesc
 from .fakes import DTYPES, META
 from .fresh_sizes import common_dims, reuse_is_watched
@@ -52,8 +52,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Prototype", "SymbolicLeaves", "is_alone"]
 
-_Key = tuple["ContextDesc | Dims | None", Any, Any, torch.dtype, int | None]
+_Key = tuple["ContextDesc | Dims | None", Any, Any, torch.dtype, Any]
 """The record of a policy, or which dims are dynamic; sizes, strides, dtype, the offset of a view."""
+_COMMON = {dim.name: dim for dim in (DimDynamic.DUCK, DimDynamic.DYNAMIC, DimDynamic.STATIC)}
 _Layout = tuple[Any, Any, Any]
 """Sizes, strides and storage offset."""
 _MORE: Any = object()
@@ -71,9 +72,10 @@ _ABOVE_META = (
 )
 _VIEWS, _PYTHON_DISPATCHER = DispatchKey.ADInplaceOrView, DispatchKey.PythonDispatcher
 
-# C++ asks nodes for them; these answer in C: ``None``, and ``True``.
+# C++ asks nodes for them; these answer in C: ``None``, ``True``, and that the name of a file is no number.
 _NO_INT: Any = [].clear
 _YES: Any = True.__bool__
+_HOLDS_AT: Any = operator.ne
 
 
 class _Mold(SymNode):
@@ -147,8 +149,7 @@ class _Holds(SymNode):
     """A condition that holds."""
 
     is_bool = _YES
-    # Asked for a place in a file: a name and a number, which are never equal.
-    guard_or_true = guard_bool = guard_or_false = expect_true = operator.ne
+    guard_or_true = guard_bool = guard_or_false = expect_true = _HOLDS_AT
 
 
 _ZERO = SymNode(sympy.Integer(0), None, int, 0, constant=0)
@@ -297,11 +298,15 @@ class SymbolicLeaves:
 
         Then its numbers are in order, and `takes` holds.
         """
-        key = self._view_key(d, policy)
-        if key is None:
+        key, storage = self._view_key(d, policy), d.storage
+        if key is None or storage is None:
+            return None
+        if type(storage.nbytes) is not int or not 0 <= storage.nbytes <= _MAX_INT:
             return None
         known = self._known.get(key) or self._learned(key)
-        return known if known is not None and known.shape is not None and self._serves(known) else None
+        return (
+            known if known is not None and known.shape is not None and self._serves(known) else None
+        )
 
     def view_like(
         self, known: Prototype, meta: torch.Tensor, source: Source, *, quiet: bool
@@ -365,7 +370,12 @@ class SymbolicLeaves:
         if type(policy) is not ContextDesc:
             return common_dims(policy, ndim)
         if policy not in self._dims:
-            self._dims[policy] = common_dims(decode_context(policy), len(policy.dynamic_sizes))
+            names = plain_sizes(policy)
+            self._dims[policy] = (
+                common_dims(decode_context(policy), len(policy.dynamic_sizes))
+                if names is None or not _COMMON.keys() >= set(names)
+                else tuple([_COMMON[name] for name in names])
+            )
         dims = self._dims[policy]
         return dims if dims is not None and len(dims) == ndim else None
 
@@ -416,11 +426,10 @@ class SymbolicLeaves:
         nodes = [n.node for n in (*made.size, *made.stride, offset, *own) if type(n) is not int]
         symbolic = tuple([part for part in made.parts if isinstance(part.symbol, sympy.Symbol)])
         of_values = {part.value: part.symbol for part in symbolic}
-        if len(of_values) != len({part.symbol for part in symbolic}):
-            return None
         if own and (type(offset) is not int or (nodes and type(nbytes) is int)):
             return None
-        if not all(map(_can_be_mold, nodes)):
+        replaces = bool(self._env.replacements)
+        if not all(_can_be_mold(node, replaces=replaces) for node in nodes):
             return None
         shape, offset_mold = _molded(made, dtype) if nodes else (None, None)
         known = Prototype(
@@ -442,13 +451,13 @@ class SymbolicLeaves:
         return known
 
 
-def _can_be_mold(node: Any) -> bool:
-    """Whether it is symbolic, also after what the ``ShapeEnv`` replaces in expressions."""
+def _can_be_mold(node: Any, *, replaces: bool) -> bool:
+    """Whether it is symbolic, also after what the ``ShapeEnv`` replaces in expressions, if it does."""
     return (
         type(node) is SymNode
         and vars(node).keys() == _FIELD_SET
         and type(node.hint) is int
-        and not node.expr.is_number
+        and not (node.expr if replaces else vars(node)["_expr"]).is_number
     )
 
 
@@ -463,9 +472,10 @@ def _molded(made: FreshGeometry, dtype: torch.dtype) -> tuple[torch.Tensor, _Off
     def mold(n: Any, cls: type[_Mold] = _Mold) -> Any:
         if type(n) is int:
             return n
-        of = n.node
-        molds.append(cls(of._expr, of.shape_env, int, of.hint))
-        return torch.SymInt(molds[-1])
+        made = _new(cls)
+        vars(made).update(vars(n.node))
+        molds.append(made)
+        return torch.SymInt(made)
 
     size = tuple([mold(n) for n in made.size])
     stride = tuple([mold(n) for n in made.stride])
