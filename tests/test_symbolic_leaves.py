@@ -510,16 +510,22 @@ def test_the_python_dispatcher_sees_no_view_like_another_one(
 
 
 def test_a_bad_view_like_another_one_is_refused_as_ever() -> None:
-    """Its storage is not part of what is known of the layout."""
+    """Its storage is not part of what is known of the layout, nor of the base that there is."""
     import msgspec
 
-    _, records = _view_records(4)
+    describer = tfk.MetaTensorDescriber()
+    base = torch.empty(4, 5)
+    tensors = [base[1:] for _ in range(4)]
+    records = [
+        describer.describe_tensor(t, source=LocalSource(f"x{i}")) for i, t in enumerate(tensors)
+    ]
     converter = MetaConverter(FakeTensorMode(shape_env=ShapeEnv()))
     kept = [converter.from_desc(d) for d in records[:3]]
+    assert len({id(fake._base) for fake in kept}) == 1
     d = records[3]
     storage = msgspec.structs.replace(d.storage, nbytes=-1)
-    base = msgspec.structs.replace(d.base, storage=storage)
-    bad = msgspec.structs.replace(d, storage=storage, base=base)
+    bad = msgspec.structs.replace(
+        d, storage=storage, base=msgspec.structs.replace(d.base, storage=storage)
+    )
     with pytest.raises(tfk.ConvertError, match="a size is out of range"):
         converter.from_desc(bad)
-    del kept

@@ -168,11 +168,11 @@ def make_view(
         viewing: the mode in which views are made.
         layout: sizes, strides and offset where they are symbolic, or a meta tensor that has them, on
             that storage, which may be used up; else those of the record.
-        quiet: whether no dispatch mode is active.
+        quiet: whether no dispatch mode is active; then `is_untold` holds.
     """
     assert d.storage is not None
     if isinstance(layout, torch.Tensor):
-        if quiet and is_untold(d) and _instances_answer():
+        if quiet and _instances_answer():
             return _make_untold_view(d, base, layout, device, viewing)
     else:
         shared = meta.untyped_storage()
