@@ -34,7 +34,13 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from torch_fakeify import sources
 from torch_fakeify.codec import dumps, loads
 from torch_fakeify.conditions import DIM
-from torch_fakeify.contexts import ContextRecords, Contexts, decode_context, encode_context
+from torch_fakeify.contexts import (
+    ContextRecords,
+    Contexts,
+    decode_context,
+    encode_context,
+    plain_sizes,
+)
 from torch_fakeify.desc import (
     ConstraintDesc,
     ContextDesc,
@@ -696,3 +702,54 @@ def test_links_are_made_as_their_constructors_make_them(text: Any) -> None:
             patch.setattr(sources, "_linked", lambda *_: None)
             assert fast == outcome(), name
     assert {"AttrSource", "ParamBufferSource", "DictGetItemSource", "GradSource"} <= seen
+
+
+@given(contexts())
+def test_plain_sizes_are_those_of_what_decodes_to_no_more(ctx: Any) -> None:
+    """Where they are given, decoding gives a stateless context of these dims and nothing else."""
+    desc = encode_context(ctx)
+    names = plain_sizes(desc)
+    if names is None:
+        return
+    ndim, inner = len(names), desc.view_base_context
+    back: Any = decode_context(desc)
+    plain = StatelessSymbolicContext([DimDynamic[name] for name in names])
+    assert type(back) is StatelessSymbolicContext
+    for field in dataclasses.fields(plain):
+        if field.name != "view_base_context":
+            assert getattr(back, field.name) == getattr(plain, field.name)
+    assert len(back.dynamic_sizes) == ndim
+    assert inner is None or plain_sizes(inner) is not None
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"dynamic_strides": ("DUCK",)},
+        {"constraint_sizes": (None, None)},
+        {"specialize_on": ((),)},
+        {"shape_ids": ((0, "a"),)},
+        {"excluded_sizes": (1,)},
+        {"track_outer_size_stride": False},
+        {"kind": "symint"},
+        {"dynamic_sizes": ("NONE",)},
+    ],
+)
+def test_a_context_that_says_more_has_no_plain_sizes(more: dict[str, Any]) -> None:
+    """Nor has one whose base says more: it is decoded, which refuses what is not sound."""
+    plain: dict[str, Any] = {"kind": "stateless", "dynamic_sizes": ("DUCK",)}
+    assert plain_sizes(ContextDesc(**plain)) == ("DUCK",)
+    other = ContextDesc(**{**plain, **more})
+    assert plain_sizes(other) is None
+    assert plain_sizes(ContextDesc(**plain, view_base_context=other)) is None
+
+
+def test_contexts_nested_too_deep_have_no_plain_sizes() -> None:
+    """Decoding says so."""
+    desc = ContextDesc(kind="stateless")
+    depth = 0
+    while plain_sizes(desc) is not None:
+        decode_context(desc)
+        desc = ContextDesc(kind="stateless", view_base_context=desc)
+        depth += 1
+    assert depth <= sources.MAX_NESTING

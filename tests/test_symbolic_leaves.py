@@ -23,7 +23,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_fakeify as tfk
-from torch_fakeify import fresh_sizes, symbolic_leaves
+from torch_fakeify import fresh_sizes, static_fakes, symbolic_leaves
 from torch_fakeify.convert import MetaConverter
 
 if TYPE_CHECKING:
@@ -118,7 +118,12 @@ def test_the_second_of_a_layout_is_an_alias_of_the_prototype(
     env = ShapeEnv()
     calls: list[Any] = []
     plain = symbolic_leaves._alias
-    monkeypatch.setattr(symbolic_leaves, "_alias", lambda *args: calls.append(args) or plain(*args))
+
+    def alias(shape: torch.Tensor, *, quiet: bool) -> torch.Tensor:
+        calls.append(shape)
+        return plain(shape, quiet=quiet)
+
+    monkeypatch.setattr(symbolic_leaves, "_alias", alias)
     fakes_of([torch.empty(4, 5) for _ in range(4)], env)
     assert len(calls) == 3
 
@@ -395,3 +400,132 @@ def test_offsets_of_views_that_a_prototype_was_used_for_compute_as_ever() -> Non
         assert str(offset + offsets[0]) == str(offsets[0] * 2)
         assert not offset >= 6
     assert int(offsets[3]) == 5
+
+
+def _view_records(count: int, **more: Any) -> tuple[list[torch.Tensor], list[Any]]:
+    """Tensors of one layout that are views, and their records."""
+    describer = tfk.MetaTensorDescriber()
+    kept = [torch.empty(4, 5, **more).detach()[1:] for _ in range(count)]
+    return kept, [
+        describer.describe_tensor(t, source=LocalSource(f"x{i}")) for i, t in enumerate(kept)
+    ]
+
+
+def test_a_view_like_another_one_is_made_without_a_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its base answers for it, and then no more."""
+    _, records = _view_records(3)
+    converter = MetaConverter(FakeTensorMode(shape_env=ShapeEnv()))
+    first = [converter.from_desc(d) for d in records[:2]]
+    monkeypatch.setattr(static_fakes, "push_dispatch_mode", None)
+    made: Any = converter.from_desc(records[2])
+    assert made._base is not None
+    assert "__torch_dispatch__" not in vars(made._base)
+    assert attributes(made) == attributes(first[0])
+
+
+def test_where_instances_do_not_answer_a_mode_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch that asks the class alone gets the same views, and the same ShapeEnv."""
+    found = []
+    for answer in (True, False):
+        monkeypatch.setattr(static_fakes, "_instances_answer", lambda answer=answer: answer)
+        env = ShapeEnv()
+        _, records = _view_records(4)
+        converter = MetaConverter(FakeTensorMode(shape_env=env))
+        fakes: list[Any] = [converter.from_desc(d) for d in records]
+        found.append([facts(env), [attributes(f) for f in fakes], [layout(f._base) for f in fakes]])
+    assert found[0] == found[1]
+
+
+def test_instances_answer_here() -> None:
+    """In a torch where they do not, views take longer."""
+    assert static_fakes._instances_answer()
+
+
+@pytest.mark.parametrize("around", ["no_grad", "grad"])
+@pytest.mark.parametrize("base_grad", [False, True])
+@pytest.mark.parametrize("made_in", ["no_grad", "grad"])
+def test_views_like_others_note_what_grad_mode_theirs_were_made_in(
+    around: str, base_grad: bool, made_in: str
+) -> None:
+    """Not that of the call, which stays as it is."""
+    tensors = []
+    for _ in range(4):
+        base = torch.empty(4, 5, requires_grad=base_grad)
+        with torch.set_grad_enabled(made_in == "grad" and not base_grad):
+            tensors.append(base[1:])
+    describer = tfk.MetaTensorDescriber()
+    records = [
+        describer.describe_tensor(t, source=LocalSource(f"x{i}")) for i, t in enumerate(tensors)
+    ]
+    found = []
+    for fast in (False, True):
+        converter = MetaConverter(FakeTensorMode(shape_env=ShapeEnv()), fast=fast)
+        with torch.set_grad_enabled(around == "grad"):
+            fakes: list[Any] = [converter.from_desc(d) for d in records]
+            assert torch.is_grad_enabled() == (around == "grad")
+        metas = [torch._C._autograd._get_creation_meta(fake) for fake in fakes]
+        states = [(f.requires_grad, f.is_leaf, f.grad_fn, f._base.requires_grad) for f in fakes]
+        found.append([metas, states])
+    assert found[0] == found[1]
+    names = [torch._C._autograd._get_creation_meta(t) for t in tensors]
+    assert found[1][0] == names
+
+
+def test_modes_around_a_view_like_another_one_see_nothing() -> None:
+    """Neither of its base nor of itself, and they stay where they are."""
+    seen: list[Any] = []
+
+    class Dispatch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    _, records = _view_records(4)
+    converter = MetaConverter(FakeTensorMode(shape_env=ShapeEnv()))
+    fakes: list[Any] = [converter.from_desc(d) for d in records[:2]]
+    with Dispatch():
+        fakes += [converter.from_desc(d) for d in records[2:]]
+        assert not seen
+        torch.empty(1)
+        assert seen
+    assert all(attributes(fake) == attributes(fakes[0]) for fake in fakes)
+    assert all(layout(fake._base) == layout(fakes[0]._base) for fake in fakes)
+
+
+def test_the_python_dispatcher_sees_no_view_like_another_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody looks up how its alias, or that of its base, is made."""
+    alias: Any = torch.ops.aten.alias.default
+    asked: list[Any] = []
+    plain = alias._get_dispatch
+    _, records = _view_records(4)
+    converter = MetaConverter(FakeTensorMode(shape_env=ShapeEnv()))
+    kept = [converter.from_desc(d) for d in records[:2]]
+    monkeypatch.setattr(alias, "_get_dispatch", lambda key: asked.append(key) or plain(key))
+    with enable_python_dispatcher():
+        alias._dispatch_cache.clear()
+        kept += [converter.from_desc(d) for d in records[2:]]
+    assert not asked
+
+
+def test_a_bad_view_like_another_one_is_refused_as_ever() -> None:
+    """Its storage is not part of what is known of the layout, nor of the base that there is."""
+    import msgspec
+
+    describer = tfk.MetaTensorDescriber()
+    base = torch.empty(4, 5)
+    tensors = [base[1:] for _ in range(4)]
+    records = [
+        describer.describe_tensor(t, source=LocalSource(f"x{i}")) for i, t in enumerate(tensors)
+    ]
+    converter = MetaConverter(FakeTensorMode(shape_env=ShapeEnv()))
+    kept = [converter.from_desc(d) for d in records[:3]]
+    assert len({id(fake._base) for fake in kept}) == 1
+    d = records[3]
+    storage = msgspec.structs.replace(d.storage, nbytes=-1)
+    bad = msgspec.structs.replace(
+        d, storage=storage, base=msgspec.structs.replace(d.base, storage=storage)
+    )
+    with pytest.raises(tfk.ConvertError, match="a size is out of range"):
+        converter.from_desc(bad)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from .sources import DecodeMemo
 
-__all__ = ["ContextRecords", "Contexts", "decode_context", "encode_context"]
+__all__ = ["ContextRecords", "Contexts", "decode_context", "encode_context", "plain_sizes"]
 
 _KINDS: Mapping[type, Literal["stateless", "stateful", "subclass", "symint"]] = (
     types.MappingProxyType(
@@ -252,6 +252,21 @@ _all_but_source = operator.attrgetter(
 )
 
 
+def plain_sizes(d: ContextDesc) -> tuple[str, ...] | None:
+    """The policies of the dims, if a record says nothing else, nor of the bases; without decoding it.
+
+    ``None`` for all others, sound or not.
+    """
+    record: ContextDesc | None = d
+    for _ in range(MAX_NESTING):
+        if record is None:
+            return d.dynamic_sizes
+        if _of_plain(record) != _plain_values or not _DIM_NAMES.issuperset(record.dynamic_sizes):
+            return None
+        record = record.view_base_context
+    return None
+
+
 def _decode_context(
     d: ContextDesc, where: str, depth: int, memo: DecodeMemo | None
 ) -> _torch.SymbolicContext:
@@ -340,6 +355,16 @@ _FIELDS_OF_KIND: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
 
 # Once: each call evaluates the annotations of the class anew.
 _CONTEXT_FIELDS = msgspec.structs.fields(ContextDesc)
+
+
+_PLAIN = {
+    field.name: "stateless" if field.name == "kind" else field.default
+    for field in _CONTEXT_FIELDS
+    if field.name not in ("dynamic_sizes", "view_base_context")
+}
+_of_plain: Any = operator.attrgetter(*_PLAIN)
+_plain_values = tuple(_PLAIN.values())
+_DIM_NAMES = frozenset(_torch.DimDynamic.__members__)
 
 
 def _check_kind(d: ContextDesc, where: str) -> None:

@@ -34,7 +34,7 @@ from .record_checks import KINDS, LAYOUTS, check_numbers, check_record, check_sa
 from .sizes import Geometry, SizeMaker, all_static, concrete_int, with_strides
 from .sources import base_source_of, decode_source
 from .static_fakes import Viewing, can_be_viewed, is_untold, make_leaf, make_view, views_are_as_ever
-from .symbolic_leaves import SymbolicLeaves
+from .symbolic_leaves import SymbolicLeaves, is_alone
 from .tracked_items import tracked_item
 from .wrapped import wrap_functional, wrap_functorch
 
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from .desc import IntLike, MarksDesc, MetaTensorDesc, Value
     from .sizes import SymbolPolicy
     from .sources import DecodeMemo
+
+    _Policy = SymbolicContext | ContextDesc | None
 
 __all__ = ["MetaConverter"]
 
@@ -183,57 +185,60 @@ class MetaConverter(Rebuilder):
         return fake
 
     def _plain_symbolic(
-        self, d: MetaTensorDesc, source: Source | None, policy: SymbolicContext | ContextDesc | None
+        self, d: MetaTensorDesc, source: Source | None, policy: _Policy, *, quiet: bool = False
     ) -> FakeTensor | None:
         """A dense leaf over symbols that are made by a common policy, or that there are."""
         made, usable = None, self._leaves is not None
-        if self._leaves is not None and source is not None:
-            made = self._leaves.make(d, self._device, self._storages, source, policy)
+        if self._leaves is not None and source is not None and not d.is_view:
+            made = self._leaves.make(d, self._device, self._storages, source, policy, quiet=quiet)
         elif self._kept is not None and (device := self._devices.get(d.device)) is not None:
             made = self._kept.make(d, device, self._storages)
             if made is not None and d.marks is not None:
                 self._mark(d.marks, made[0])
             usable = usable or d.is_fake
         if made is None and usable and d.is_view and can_be_viewed(d):
-            made = self._symbolic_view(d, source, policy)
-        if made is None:
-            return None
-        self._remember(d, *made)
-        return made[0]
+            fake = self._symbolic_view(d, source, policy)
+            made = None if fake is None else (fake, None)
+        if made is not None:
+            self._remember(d, *made)
+        return None if made is None else made[0]
 
-    def _symbolic_view(
-        self, d: MetaTensorDesc, source: Source | None, policy: SymbolicContext | ContextDesc | None
-    ) -> tuple[FakeTensor, None] | None:
+    def _symbolic_view(self, d: MetaTensorDesc, source: Source | None, policy: _Policy) -> Any:
         """As `_plain_symbolic`, of a view."""
         record: Any = d.base
         if d.scalar_hint is not None or record.scalar_hint is not None or not views_are_as_ever():
             return None
-        check_numbers(d)
+        leaves = self._leaves
+        known = None if leaves is None or source is None else leaves.known_view(d, policy)
+        if known is None:
+            check_numbers(d)
+        quiet = known is not None and is_alone()
         base: Any = self._recall(record)
         if self._kept is not None:
             base = self.from_desc(record) if base is None else base
-        elif source is not None and self._leaves is not None:
-            unusual = d.is_fake or record.is_fake or 0 in (*d.size, *record.size)
-            if unusual or not self._leaves.takes(d, policy):
+        elif source is not None and leaves is not None:
+            unusual = d.is_fake or record.is_fake or 0 in d.size or 0 in record.size
+            if unusual or (known is None and not leaves.takes(d, policy)):
                 return None
             if base is None:
-                base_source = base_source_of(source)
-                base_policy = getattr(policy, "view_base_context", None)
-                base = self._plain_symbolic(record, base_source, base_policy)
+                inner = getattr(policy, "view_base_context", None)
+                base = self._plain_symbolic(record, base_source_of(source), inner, quiet=quiet)
         meta = None if base is None else self._tensors[record.id].meta
         if base is None or meta is None or meta.untyped_storage() is not base.untyped_storage():
             return None  # before symbols are noted for it
+        device, layout = self._device(d), None
         source = source or self._name_source(d)
-        layout: Any = None if self._leaves is None else self._leaves.view(d, meta, source, policy)
-        if isinstance(layout, torch.Tensor) and is_untold(d):
-            fake = make_view(d, base, meta, self._device(d), self._views, layout)
-            return None if fake is None else (fake, None)
+        if known is not None and leaves is not None:
+            layout = leaves.view_like(known, meta, source, quiet=quiet)
+            if is_untold(d):
+                return make_view(d, base, meta, device, self._views, layout, quiet=quiet)
+        elif leaves is not None:
+            layout = leaves.view(d, source, policy)
         with self._suppressed():
             if layout is None:
-                known = self._context_of(d) if isinstance(policy, ContextDesc) else policy
-                layout = self._geometry(d, source, known)
-            fake = make_view(d, base, meta, self._device(d), self._views, layout)
-        return None if fake is None else (fake, None)
+                context = self._context_of(d) if isinstance(policy, ContextDesc) else policy
+                layout = self._geometry(d, source, context)
+            return make_view(d, base, meta, device, self._views, layout)
 
     # --- what a record says ---------------------------------------------------------------------
 

@@ -232,7 +232,7 @@ class FreshSizes:
         """
         env = self._env
         symbol_of, sources_of = env.source_to_var, env.var_to_sources
-        lasting = self._lasting
+        lasting, cls = self._lasting, self._property_source
         lasts = not source.is_ephemeral()
         source_name = source.__dict__.get("name")
         if source_name is None:
@@ -243,7 +243,7 @@ class FreshSizes:
                 cache[source_name + each.suffix] = each.symbol
         for prop, dim, _, symbol, suffix in symbolic:
             # As `_part`, in place.
-            part: Any = _new(self._property_source)
+            part: Any = _new(cls)
             fields = part.__dict__
             fields["base"] = source
             fields["prop"] = prop

@@ -349,32 +349,54 @@ def decode_source(d: SourceDesc, *, memo: DecodeMemo | None = None) -> _torch.So
         return known[1]
     if d.base is not None:
         return _decode_source(d, memo, MAX_NESTING)
-    source = _decode_link(d, None, memo, MAX_NESTING)
+    source = _named(d) or _decode_link(d, None, memo, MAX_NESTING)
     memo[id(d)] = d, source
     return source
 
 
 def base_source_of(source: _torch.Source) -> _torch.Source:
     """The source of the base of a view."""
-    like, suffix = _base_of_example()
-    fields = {**vars(like), "base": source}
-    name = vars(source).get("name")
-    if name is None:
-        fields.pop("name", None)
-    else:
-        fields["name"] = name + suffix
-    made = _new(type(like))
-    _set_attribute(made, "__dict__", fields)
+    cls, fields, suffix = _base_of_example()
+    made = _new(cls)
+    own = made.__dict__
+    own.update(fields)
+    own["base"] = source
+    name = source.__dict__.get("name")
+    if name is not None:
+        own["name"] = name + suffix
     return made
 
 
 @functools.cache
-def _base_of_example() -> tuple[_torch.Source, str]:
-    """One such source, which knows its name, and what that has after the name of the tensor."""
+def _base_of_example() -> tuple[type[Any], dict[str, Any], str]:
+    """Its class, what it has besides base and name, and what its name has after that of the tensor."""
     sources = _torch.dynamo_source()
     example = sources.ConstantSource("x")
     base = sources.AttrSource(example, "_base")
-    return base, base.name.removeprefix(example.name)
+    suffix = base.name.removeprefix(example.name)
+    fields = {name: value for name, value in vars(base).items() if name not in ("base", "name")}
+    return type(base), fields, suffix
+
+
+def _named(d: SourceDesc) -> Any:
+    """A source of which one text says all; ``None`` for all others, also where the text is unusual."""
+    known, given = _source_classes().get(d.cls), d.fields
+    if known is None or d.base is not None or len(given) != 1:
+        return None
+    naming = known.naming
+    if naming is None:
+        return None
+    ((field, text),) = given
+    if type(text) is not str or field != naming.field or not text.isascii():
+        return None
+    if not text.isidentifier():
+        return None
+    values = naming.values.copy()
+    values[field] = text
+    values["_name_template"] = values["name"] = f"{naming.before}{text}{naming.after}"
+    source = _new(known.cls)
+    _set_attribute(source, "__dict__", values)
+    return source
 
 
 def _decode_source(d: SourceDesc, memo: DecodeMemo, left: int) -> _torch.Source:
@@ -390,7 +412,7 @@ def _decode_source(d: SourceDesc, memo: DecodeMemo, left: int) -> _torch.Source:
         current = current.base
     while chain:
         link = chain.pop()
-        source = _linked(link, source) or _decode_link(link, source, memo, left)
+        source = _linked(link, source) or _named(link) or _decode_link(link, source, memo, left)
         memo[id(link)] = link, source
     return source
 
@@ -462,16 +484,6 @@ def _bare(
     known: _SourceClass, defaults: dict[str, Any], given: tuple[tuple[str, Value], ...], base: Any
 ) -> Any:
     """A source without its constructor; ``None`` unless all fields are there once and plain."""
-    naming = known.naming
-    if naming is not None and len(given) == 1:
-        ((field, text),) = given
-        if type(text) is str and field == naming.field and text.isascii() and text.isidentifier():
-            values = naming.values.copy()
-            values[field] = text
-            values["_name_template"] = values["name"] = f"{naming.before}{text}{naming.after}"
-            source = _new(known.cls)
-            _set_attribute(source, "__dict__", values)
-            return source
     values = defaults.copy()
     if base is not None:
         values["base"] = base

@@ -6,14 +6,18 @@ sources, contexts, wrappers. Whatever is not as plain as that is left to it.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from . import _torch
 from ._torch import (
+    DisableTorchFunction,
     FakeTensor,
+    disable_current_modes,
     empty_strided,
+    make_wrapper_subclass,
     no_dispatch_guard,
     pop_dispatch_mode,
     push_dispatch_mode,
@@ -49,6 +53,7 @@ _torch_functions: Any = torch
 set_storage = _torch_functions._functionalize_unsafe_set
 """Gives a tensor the storage of another one, and changes nothing else."""
 _UNSQUEEZE = torch.ops.aten.unsqueeze.default
+_DISPATCH = "__torch_dispatch__"
 _PRIM_DEVICE = torch.ops.prim.device.default
 _CREATION_METAS = dict(_torch.CreationMeta.__members__)
 
@@ -160,6 +165,8 @@ def make_view(
     device: FakeDevice,
     viewing: Viewing,
     layout: torch.Tensor | tuple[Any, Any, Any] | None = None,
+    *,
+    quiet: bool = False,
 ) -> FakeTensor | None:
     """A dense view of a dense fake tensor, made by autograd as any other; or ``None``.
 
@@ -171,9 +178,13 @@ def make_view(
         viewing: the mode in which views are made.
         layout: sizes, strides and offset where they are symbolic, or a meta tensor that has them, on
             that storage, which may be used up; else those of the record.
+        quiet: whether no dispatch mode is active; then `is_untold` holds.
     """
     assert d.storage is not None
-    if not isinstance(layout, torch.Tensor):
+    if isinstance(layout, torch.Tensor):
+        if quiet and _instances_answer():
+            return _make_untold_view(d, base, layout, device, viewing)
+    else:
         shared = meta.untyped_storage()
         if shared is not base.untyped_storage():
             return None
@@ -208,3 +219,58 @@ def make_view(
         made.requires_grad = True
     _torch.set_creation_meta(made, _CREATION_METAS[d.creation_meta or "DEFAULT"])
     return made
+
+
+def _make_untold_view(
+    d: MetaTensorDesc,
+    base: FakeTensor,
+    view: torch.Tensor,
+    device: FakeDevice,
+    viewing: Viewing,
+) -> FakeTensor | None:
+    """As `make_view` of a view for which `is_untold` holds, over the meta tensor that it is to have.
+
+    Method: while one view is made, its base answers for itself. To push a mode and pop it takes half as
+    long as all else.
+    """
+    # Where no grad is required either way, it is as well switched on.
+    switched = base.requires_grad or not torch.is_grad_enabled()
+    had_grad = switched and torch.is_grad_enabled()
+    attributes: Any = base.__dict__
+    try:
+        viewing.fake = fake_of(d, view, device, requires_grad=False)
+        viewing.device = device
+        attributes[_DISPATCH] = viewing.__torch_dispatch__
+        if switched:
+            set_grad_enabled(False)
+        made: Any = base.unsqueeze(0)  # as there
+    except (RuntimeError, TypeError):
+        return None  # the plain path says what is wrong with the record
+    finally:
+        viewing.fake = viewing.device = None
+        attributes.pop(_DISPATCH, None)
+        if switched:
+            set_grad_enabled(had_grad)
+    if d.requires_grad:
+        made.requires_grad = True
+    if switched or d.creation_meta is not None:
+        _torch.set_creation_meta(made, _CREATION_METAS[d.creation_meta or "DEFAULT"])
+    return made
+
+
+@functools.cache
+def _instances_answer() -> bool:
+    """Whether C++ asks a tensor of a subclass itself what it dispatches to, before its class."""
+
+    class Asked(torch.Tensor):
+        @classmethod
+        def __torch_dispatch__(
+            cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        ) -> Any:
+            return torch.empty(1)
+
+    with disable_current_modes(), DisableTorchFunction():
+        asked: Any = make_wrapper_subclass(Asked, (1,))
+        asked.__torch_dispatch__ = lambda *_: made
+        made = torch.empty(1, 1)
+        return asked.unsqueeze(0) is made

@@ -8,6 +8,7 @@ its sources, a storage of its own, and an alias of the first one's shape.
 from __future__ import annotations
 
 import functools
+import operator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sympy
@@ -31,7 +32,7 @@ from ._torch import (
     set_key_excluded,
     without_keys,
 )
-from .contexts import decode_context
+from .contexts import decode_context, plain_sizes
 from .desc import ContextDesc
 from .fakes import DTYPES, META
 from .fresh_sizes import common_dims, reuse_is_watched
@@ -40,7 +41,7 @@ from .plain_fakes import fake_of, is_changed, is_plain_real_leaf
 from .static_fakes import set_storage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, ItemsView
 
     from ._torch import ShapeEnv, Source, SymbolicContext
     from .desc import MetaTensorDesc
@@ -49,10 +50,11 @@ if TYPE_CHECKING:
     from .identities import StoragesMade
     from .layouts import Layouts
 
-__all__ = ["SymbolicLeaves"]
+__all__ = ["Prototype", "SymbolicLeaves", "is_alone"]
 
-_Key = tuple["ContextDesc | Dims | None", Any, Any, torch.dtype, int | None]
+_Key = tuple["ContextDesc | Dims | None", Any, Any, torch.dtype, Any]
 """The record of a policy, or which dims are dynamic; sizes, strides, dtype, the offset of a view."""
+_COMMON = {dim.name: dim for dim in (DimDynamic.DUCK, DimDynamic.DYNAMIC, DimDynamic.STATIC)}
 _Layout = tuple[Any, Any, Any]
 """Sizes, strides and storage offset."""
 _MORE: Any = object()
@@ -70,9 +72,10 @@ _ABOVE_META = (
 )
 _VIEWS, _PYTHON_DISPATCHER = DispatchKey.ADInplaceOrView, DispatchKey.PythonDispatcher
 
-# C++ asks nodes for them; these answer in C: ``None``, and ``True``.
+# C++ asks nodes for them; these answer in C: ``None``, ``True``, and that the name of a file is no number.
 _NO_INT: Any = [].clear
 _YES: Any = True.__bool__
+_HOLDS_AT: Any = operator.ne
 
 
 class _Mold(SymNode):
@@ -142,6 +145,24 @@ class _OffsetMold(_Mold):
         self.last = None
 
 
+class _Holds(SymNode):
+    """A condition that holds."""
+
+    is_bool = _YES
+    guard_or_true = guard_bool = guard_or_false = expect_true = _HOLDS_AT
+
+
+_ZERO = SymNode(sympy.Integer(0), None, int, 0, constant=0)
+_HOLDS = _Holds(sympy.true, None, bool, True, constant=True)
+
+
+class _Numbers(dict[int, SymNode]):
+    """The nodes of integers."""
+
+    def __missing__(self, num: int) -> SymNode:
+        return _ZERO.wrap_int(num)
+
+
 class _Offset(SymNode):
     """The offset of a view until it has the storage of its base.
 
@@ -149,9 +170,7 @@ class _Offset(SymNode):
     """
 
     maybe_as_int, is_int = _NO_INT, _YES
-
-    def wrap_int(self, num: int) -> SymNode:
-        return _ZERO if num == 0 else super().wrap_int(num)
+    wrap_int: Any = _Numbers({0: _ZERO}).__getitem__
 
     def ge(self, other: SymNode) -> SymNode:
         return _HOLDS if other is _ZERO else SymNode.ge(self, other)  # pyright: ignore[reportAttributeAccessIssue]
@@ -160,30 +179,14 @@ class _Offset(SymNode):
 _OffsetMold.cast = _Offset
 
 
-class _Holds(SymNode):
-    """A condition that holds."""
-
-    is_bool = _YES
-
-    def guard_or_true(self, file: str, line: int) -> bool:  # noqa: ARG002
-        return True
-
-    guard_bool = guard_or_false = expect_true = guard_or_true
-
-
-_ZERO = SymNode(sympy.Integer(0), None, int, 0, constant=0)
-_HOLDS = _Holds(sympy.true, None, bool, True, constant=True)
-
-
-class _Prototype(NamedTuple):
+class Prototype(NamedTuple):
     """What the tensors of one layout have in common."""
 
     parts: tuple[Part, ...]
     symbolic: tuple[Part, ...]
     """Those that are symbols."""
-    values: tuple[int, ...]
-    """Of the symbols."""
-    symbols: tuple[sympy.Symbol, ...]
+    of_values: ItemsView[int, sympy.Symbol]
+    """The symbols, each with the number that it stands for."""
     counts: dict[sympy.Symbol, int]
     """A zero for each symbol."""
     has_zero_one: bool
@@ -215,7 +218,7 @@ class SymbolicLeaves:
         self._env: Any = shape_env
         self._fresh = fresh
         self._layouts = layouts
-        self._known: dict[_Key, _Prototype] = {}
+        self._known: dict[_Key, Prototype] = {}
         self._singles: dict[_Key, _Single] = {}
         """Each becomes a prototype as the second tensor of its layout comes."""
         self._dims: dict[ContextDesc, Dims | None] = {}
@@ -228,6 +231,8 @@ class SymbolicLeaves:
         storages: StoragesMade,
         source: Source,
         policy: SymbolicContext | ContextDesc | None,
+        *,
+        quiet: bool = False,
     ) -> tuple[FakeTensor, torch.Tensor] | None:
         """A fake tensor and its meta tensor, or ``None`` where the plain path has to make them.
 
@@ -237,6 +242,8 @@ class SymbolicLeaves:
             storages: those that there are, by number; the new one is added.
             source: of the tensor.
             policy: a symbolic context, or the record of one that is stateless.
+            quiet: whether nothing is active around the call and nobody watches, as was just seen:
+                `views_are_as_ever` and `is_alone` hold, and `known_view` found one.
         """
         storage, requires_grad = d.storage, d.requires_grad
         if (
@@ -245,15 +252,14 @@ class SymbolicLeaves:
             or not is_plain_real_leaf(d)
             or type(storage.nbytes) is not int
             or not 0 < storage.nbytes <= _MAX_INT
-            or is_changed()
-            or _torch.torch_function_depth()
+            or (not quiet and (is_changed() or _torch.torch_function_depth()))
         ):
             return None
         dtype = DTYPES.get(d.dtype)
         if dtype is None or (requires_grad and not (dtype.is_floating_point or dtype.is_complex)):
             return None
         device = device_of(d)
-        meta = self._meta(d, dtype, source, policy)
+        meta = self._meta(d, dtype, source, policy, quiet)
         if meta is None:
             return None
         fake = fake_of(d, meta, device, requires_grad=requires_grad)
@@ -266,10 +272,11 @@ class SymbolicLeaves:
         dtype: torch.dtype,
         source: Source,
         policy: SymbolicContext | ContextDesc | None,
+        quiet: bool,
     ) -> torch.Tensor | None:
         key = (self._asked(d, policy), d.size, d.stride, dtype, None)
         known = self._known.get(key) or self._learned(key)
-        if known is None or not self._serves(known):
+        if known is None or not self._serves(known, quiet=quiet):
             dims = self._dims_of(d, policy)
             return None if dims is None else self._first(key, dims, source, policy)
         cache = None
@@ -278,43 +285,55 @@ class SymbolicLeaves:
             if cache:
                 return None  # made before: torch looks its symbols up
         self._fresh.again(known.parts, known.symbolic, known.counts, source, cache)
-        return _like(known, key)
+        return _like(known, key, quiet=quiet)
 
     def takes(self, d: MetaTensorDesc, policy: SymbolicContext | ContextDesc | None) -> bool:
         """Whether the policy asks for no more than which dims are dynamic."""
         return self._dims_of(d, policy) is not None
 
-    def view(
-        self,
-        d: MetaTensorDesc,
-        meta: torch.Tensor,
-        source: Source,
-        policy: SymbolicContext | ContextDesc | None,
-    ) -> torch.Tensor | _Layout | None:
-        """What the view of a real tensor is to be like, once its symbols are noted.
+    def known_view(
+        self, d: MetaTensorDesc, policy: SymbolicContext | ContextDesc | None
+    ) -> Prototype | None:
+        """What the view of a real tensor has in common with one that there was before it.
 
-        A meta tensor of its shape on the storage of ``meta``, where there was such a view before;
-        else sizes, strides and storage offset, or ``None`` where the plain path has to make them.
+        Then its numbers are in order, and `takes` holds.
+        """
+        key, storage = self._view_key(d, policy), d.storage
+        if key is None or storage is None:
+            return None
+        if type(storage.nbytes) is not int or not 0 <= storage.nbytes <= _MAX_INT:
+            return None
+        known = self._known.get(key) or self._learned(key)
+        return (
+            known if known is not None and known.shape is not None and self._serves(known) else None
+        )
+
+    def view_like(
+        self, known: Prototype, meta: torch.Tensor, source: Source, *, quiet: bool
+    ) -> torch.Tensor:
+        """A meta tensor as one that there was before, on the storage of ``meta``."""
+        assert known.shape is not None
+        self._fresh.again(known.parts, known.symbolic, known.counts, source, None)
+        try:
+            view = _alias(known.shape, quiet=quiet)
+            set_storage(view, meta)
+        finally:
+            if known.offset is not None:
+                known.offset.settle()
+        return view
+
+    def view(
+        self, d: MetaTensorDesc, source: Source, policy: SymbolicContext | ContextDesc | None
+    ) -> _Layout | None:
+        """Sizes, strides and offset of the view of a real tensor, once its symbols are noted.
+
+        ``None`` where the plain path has to make them.
         """
         size: Any = d.size
         stride: Any = d.stride
         offset: Any = d.storage_offset
-        dtype = DTYPES.get(d.dtype)
-        if dtype is None or type(policy) is StatefulSymbolicContext:
-            return None
-        key = (self._asked(d, policy), size, stride, dtype, offset)
-        known = self._known.get(key) or self._learned(key)
-        if known is not None and self._serves(known) and known.shape is not None:
-            self._fresh.again(known.parts, known.symbolic, known.counts, source, None)
-            try:
-                view = _alias(known.shape)
-                set_storage(view, meta)
-            finally:
-                if known.offset is not None:
-                    known.offset.settle()
-            return view
-        dims = self._dims_of(d, policy)
-        if dims is None:
+        key, dims = self._view_key(d, policy), self._dims_of(d, policy)
+        if key is None or dims is None:
             return None
         if not all(type(n) is int and 0 <= n <= _MAX_INT for n in (*size, *stride, offset)):
             return None
@@ -323,6 +342,14 @@ class SymbolicLeaves:
             return None
         self._keep(key, dims, made, 0)
         return made.size, made.stride, made.storage_offset
+
+    def _view_key(
+        self, d: MetaTensorDesc, policy: SymbolicContext | ContextDesc | None
+    ) -> _Key | None:
+        dtype = DTYPES.get(d.dtype)
+        if dtype is None or type(policy) is StatefulSymbolicContext:
+            return None
+        return self._asked(d, policy), d.size, d.stride, dtype, d.storage_offset
 
     def _asked(
         self, d: MetaTensorDesc, policy: SymbolicContext | ContextDesc | None
@@ -343,16 +370,21 @@ class SymbolicLeaves:
         if type(policy) is not ContextDesc:
             return common_dims(policy, ndim)
         if policy not in self._dims:
-            self._dims[policy] = common_dims(decode_context(policy), len(policy.dynamic_sizes))
+            names = plain_sizes(policy)
+            self._dims[policy] = (
+                common_dims(decode_context(policy), len(policy.dynamic_sizes))
+                if names is None or not _COMMON.keys() >= set(names)
+                else tuple([_COMMON[name] for name in names])
+            )
         dims = self._dims[policy]
         return dims if dims is not None and len(dims) == ndim else None
 
-    def _serves(self, known: _Prototype) -> bool:
+    def _serves(self, known: Prototype, *, quiet: bool = False) -> bool:
         env = self._env
         return (
             known.version == env._replacements_version_counter
-            and tuple(map(env.val_to_var.get, known.values)) == known.symbols
-            and not reuse_is_watched(env)
+            and known.of_values <= env.val_to_var.items()
+            and (quiet or not reuse_is_watched(env))
             and not (known.has_zero_one and experimental_config.backed_size_oblivious)
         )
 
@@ -382,7 +414,7 @@ class SymbolicLeaves:
             version = self._env._replacements_version_counter
             self._singles[key] = _Single(dims, made, nbytes, version)
 
-    def _learned(self, key: _Key) -> _Prototype | None:
+    def _learned(self, key: _Key) -> Prototype | None:
         """The prototype that the one tensor of a layout gives, if it gives one."""
         single = self._singles.pop(key, None)
         if single is None:
@@ -393,19 +425,18 @@ class SymbolicLeaves:
         own: tuple[Any, ...] = () if view_offset is not None else (nbytes,)
         nodes = [n.node for n in (*made.size, *made.stride, offset, *own) if type(n) is not int]
         symbolic = tuple([part for part in made.parts if isinstance(part.symbol, sympy.Symbol)])
-        values = tuple([part.value for part in symbolic])
-        symbols = tuple([part.symbol for part in symbolic])
+        of_values = {part.value: part.symbol for part in symbolic}
         if own and (type(offset) is not int or (nodes and type(nbytes) is int)):
             return None
-        if not all(map(_can_be_mold, nodes)):
+        replaces = bool(self._env.replacements)
+        if not all(_can_be_mold(node, replaces=replaces) for node in nodes):
             return None
         shape, offset_mold = _molded(made, dtype) if nodes else (None, None)
-        known = _Prototype(
+        known = Prototype(
             parts=made.parts,
             symbolic=symbolic,
-            values=values,
-            symbols=symbols,
-            counts=dict.fromkeys(symbols, 0),
+            of_values=of_values.items(),
+            counts=dict.fromkeys(of_values.values(), 0),
             has_zero_one=any(
                 n < 2 and dim is not DimDynamic.STATIC for n, dim in zip(size, dims, strict=True)
             ),
@@ -420,13 +451,13 @@ class SymbolicLeaves:
         return known
 
 
-def _can_be_mold(node: Any) -> bool:
-    """Whether it is symbolic, also after what the ``ShapeEnv`` replaces in expressions."""
+def _can_be_mold(node: Any, *, replaces: bool) -> bool:
+    """Whether it is symbolic, also after what the ``ShapeEnv`` replaces in expressions, if it does."""
     return (
         type(node) is SymNode
         and vars(node).keys() == _FIELD_SET
         and type(node.hint) is int
-        and not node.expr.is_number
+        and not (node.expr if replaces else vars(node)["_expr"]).is_number
     )
 
 
@@ -441,9 +472,10 @@ def _molded(made: FreshGeometry, dtype: torch.dtype) -> tuple[torch.Tensor, _Off
     def mold(n: Any, cls: type[_Mold] = _Mold) -> Any:
         if type(n) is int:
             return n
-        of = n.node
-        molds.append(cls(of._expr, of.shape_env, int, of.hint))
-        return torch.SymInt(molds[-1])
+        made = _new(cls)
+        vars(made).update(vars(n.node))
+        molds.append(made)
+        return torch.SymInt(made)
 
     size = tuple([mold(n) for n in made.size])
     stride = tuple([mold(n) for n in made.stride])
@@ -455,9 +487,14 @@ def _molded(made: FreshGeometry, dtype: torch.dtype) -> tuple[torch.Tensor, _Off
     return shape, None if type(offset) is int else offset.node
 
 
-def _alias(shape: torch.Tensor) -> torch.Tensor:
-    """A meta tensor of that shape."""
-    if key_excluded(_VIEWS) or dispatch_modes_active() or key_included(_PYTHON_DISPATCHER):
+def is_alone() -> bool:
+    """Whether neither a dispatch mode nor a Python dispatcher sees an operator."""
+    return not (dispatch_modes_active() or key_included(_PYTHON_DISPATCHER))
+
+
+def _alias(shape: torch.Tensor, *, quiet: bool = False) -> torch.Tensor:
+    """A meta tensor of that shape; ``quiet`` if it was just seen that nothing else sees the operator."""
+    if not (quiet or (is_alone() and not key_excluded(_VIEWS))):
         guard = without_keys(_ABOVE_META)
         try:
             return shape[...]  # below autograd this is no view: its version counter is its own
@@ -471,7 +508,7 @@ def _alias(shape: torch.Tensor) -> torch.Tensor:
         set_key_excluded(_VIEWS, False)
 
 
-def _like(known: _Prototype, key: _Key) -> torch.Tensor:
+def _like(known: Prototype, key: _Key, *, quiet: bool) -> torch.Tensor:
     """A meta tensor like a prototype, on a storage of its own."""
     if known.shape is None:
         _, size, stride, dtype, _ = key
@@ -480,7 +517,7 @@ def _like(known: _Prototype, key: _Key) -> torch.Tensor:
             return empty_strided(size, stride, dtype=dtype, device=META)
         finally:
             del guard
-    meta = _alias(known.shape)
+    meta = _alias(known.shape, quiet=quiet)
     set_storage(meta, _holder(known.nbytes))
     return meta
 
