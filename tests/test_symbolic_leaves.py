@@ -117,13 +117,13 @@ def test_the_second_of_a_layout_is_an_alias_of_the_prototype(
     """No size is looked at again."""
     env = ShapeEnv()
     calls: list[Any] = []
-    plain = symbolic_leaves._alias
+    plain = symbolic_leaves.alias_of
 
     def alias(shape: torch.Tensor, *, quiet: bool) -> torch.Tensor:
         calls.append(shape)
         return plain(shape, quiet=quiet)
 
-    monkeypatch.setattr(symbolic_leaves, "_alias", alias)
+    monkeypatch.setattr(symbolic_leaves, "alias_of", alias)
     fakes_of([torch.empty(4, 5) for _ in range(4)], env)
     assert len(calls) == 3
 

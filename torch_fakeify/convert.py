@@ -25,7 +25,7 @@ from .fakes import FakeDevice, Replay, dtype_of
 from .identities import Entry, StoragesMade, forgetting
 from .interpreters import Interpreters
 from .kept_fakes import KeptFakes
-from .layouts import Layouts
+from .layouts import Layouts, is_alone
 from .marks import decode_marks, mark_lacks
 from .meshes import Meshes
 from .nested_ints import NestedInts
@@ -34,7 +34,7 @@ from .record_checks import KINDS, LAYOUTS, check_numbers, check_record, check_sa
 from .sizes import Geometry, SizeMaker, all_static, concrete_int, with_strides
 from .sources import base_source_of, decode_source
 from .static_fakes import Viewing, can_be_viewed, is_untold, make_leaf, make_view, views_are_as_ever
-from .symbolic_leaves import SymbolicLeaves, is_alone
+from .symbolic_leaves import SymbolicLeaves
 from .tracked_items import tracked_item
 from .wrapped import wrap_functional, wrap_functorch
 

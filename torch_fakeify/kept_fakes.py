@@ -20,9 +20,9 @@ from ._torch import (
 from .desc import SymDesc
 from .fakes import META
 from .fresh_sizes import symbols_are_watched
-from .layouts import meta_of
+from .layouts import alias_of, holder_of, meta_of
 from .plain_fakes import fake_of, has_autograd, is_changed, is_plain_whole
-from .static_fakes import make_leaf
+from .static_fakes import make_leaf, set_storage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,6 +44,8 @@ class _Layout(NamedTuple):
     dtype: torch.dtype
     nbytes: torch.SymInt | None
     """Of the storage; ``None`` where sizes and strides are integers."""
+    shape: torch.Tensor | None
+    """Where they are symbolic, a meta tensor that has them, on a storage of its own."""
     records: tuple[Any, ...]
     """Whose ids are in the key, so that they stay alive."""
 
@@ -74,12 +76,16 @@ class KeptFakes:
             type(n.node) is SymNode and type(n.node.hint) is int for n in symbolic
         ):
             return
+        size, stride, dtype = tuple(meta.size()), meta.stride(), meta.dtype
+        shape = None
+        if symbolic:
+            guard = no_dispatch_guard()
+            try:
+                shape = meta_of(size, stride, dtype, nbytes)
+            finally:
+                del guard
         self._known[_key(d)] = _Layout(
-            tuple(meta.size()),
-            meta.stride(),
-            meta.dtype,
-            nbytes if symbolic else None,
-            (d.size, d.stride, d.storage),
+            size, stride, dtype, nbytes if symbolic else None, shape, (d.size, d.stride, d.storage)
         )
 
     def make(
@@ -126,10 +132,12 @@ class KeptFakes:
 
 
 def _meta(layout: _Layout) -> torch.Tensor:
-    size, stride, dtype, nbytes, _ = layout
-    if nbytes is None:
-        return empty_strided(size, stride, dtype=dtype, device=META)
-    return meta_of(size, stride, dtype, nbytes)
+    if layout.shape is None:
+        return empty_strided(layout.size, layout.stride, dtype=layout.dtype, device=META)
+    # Its sizes are not asked for again, as they would be by what takes sizes.
+    meta = alias_of(layout.shape)
+    set_storage(meta, holder_of(layout.nbytes))
+    return meta
 
 
 def _is_usual(d: MetaTensorDesc) -> bool:

@@ -7,17 +7,25 @@ checks are known to hold.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import sympy
 import torch
 
 from ._torch import (
+    DispatchKey,
+    DispatchKeySet,
     ShapeEnv,
     SymNode,
+    dispatch_modes_active,
     empty_strided,
+    key_excluded,
+    key_included,
     make_subclass,
     make_wrapper_subclass,
+    set_key_excluded,
+    without_keys,
 )
 from .fakes import META
 from .fresh_sizes import symbols_are_watched
@@ -28,9 +36,19 @@ if TYPE_CHECKING:
 
     from .fresh_sizes import FreshGeometry
 
-__all__ = ["Layouts", "Shell", "meta_of"]
+__all__ = ["ABOVE_META", "Layouts", "Shell", "alias_of", "holder_of", "is_alone", "meta_of"]
 
 _SymInt = torch.SymInt
+
+# Below them nothing of autograd, of a dispatch mode or of a Python dispatcher sees an operator.
+ABOVE_META = (
+    DispatchKeySet(DispatchKey.AutogradFunctionality)
+    | DispatchKeySet(DispatchKey.ADInplaceOrView)
+    | DispatchKeySet(DispatchKey.Python)
+    | DispatchKeySet(DispatchKey.PythonTLSSnapshot)
+    | DispatchKeySet(DispatchKey.PythonDispatcher)
+)
+_VIEWS, _PYTHON_DISPATCHER = DispatchKey.ADInplaceOrView, DispatchKey.PythonDispatcher
 
 
 class Shell(torch.Tensor):
@@ -67,6 +85,36 @@ def meta_of(
         storage_size=nbytes,
     )
     return make_subclass(torch.Tensor, shell)
+
+
+def is_alone() -> bool:
+    """Whether neither a dispatch mode nor a Python dispatcher sees an operator."""
+    return not (dispatch_modes_active() or key_included(_PYTHON_DISPATCHER))
+
+
+def alias_of(shape: torch.Tensor, *, quiet: bool = False) -> torch.Tensor:
+    """A meta tensor of that shape; ``quiet`` if it was just seen that nothing else sees the operator."""
+    if not (quiet or (is_alone() and not key_excluded(_VIEWS))):
+        guard = without_keys(ABOVE_META)
+        try:
+            return shape[...]  # below autograd this is no view: its version counter is its own
+        finally:
+            del guard
+    # Where nothing else sees the operator, without the guard: to make one takes as long as the alias.
+    set_key_excluded(_VIEWS, True)
+    try:
+        return shape[...]
+    finally:
+        set_key_excluded(_VIEWS, False)
+
+
+# By place: arguments by name are looked up one by one.
+_UP_TO_STORAGE_SIZE = (
+    *(Shell, (0,), None, None, None, torch.uint8, torch.strided, META),
+    *(False, False, None, False, False, None),
+)
+holder_of = functools.partial(make_wrapper_subclass, *_UP_TO_STORAGE_SIZE)
+"""A tensor on a storage of that many bytes."""
 
 
 class Layouts:

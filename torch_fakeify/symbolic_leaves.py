@@ -7,7 +7,6 @@ its sources, a storage of its own, and an alias of the first one's shape.
 
 from __future__ import annotations
 
-import functools
 import operator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,26 +16,19 @@ import torch
 from . import _torch
 from ._torch import (
     DimDynamic,
-    DispatchKey,
-    DispatchKeySet,
     FakeTensor,
     StatefulSymbolicContext,
     SymNode,
-    dispatch_modes_active,
     empty_strided,
     experimental_config,
-    key_excluded,
-    key_included,
-    make_wrapper_subclass,
     no_dispatch_guard,
-    set_key_excluded,
     without_keys,
 )
 from .contexts import decode_context, plain_sizes
 from .desc import ContextDesc
 from .fakes import DTYPES, META
 from .fresh_sizes import common_dims, reuse_is_watched
-from .layouts import Shell, meta_of
+from .layouts import ABOVE_META, alias_of, holder_of, meta_of
 from .plain_fakes import fake_of, is_changed, is_plain_real_leaf
 from .static_fakes import set_storage
 
@@ -50,7 +42,7 @@ if TYPE_CHECKING:
     from .identities import StoragesMade
     from .layouts import Layouts
 
-__all__ = ["Prototype", "SymbolicLeaves", "is_alone"]
+__all__ = ["Prototype", "SymbolicLeaves"]
 
 _Key = tuple["ContextDesc | Dims | None", Any, Any, torch.dtype, Any]
 """The record of a policy, or which dims are dynamic; sizes, strides, dtype, the offset of a view."""
@@ -61,16 +53,6 @@ _MORE: Any = object()
 """Instead of what a policy asks for, where no prototype serves it."""
 _MAX_INT = 2**63 - 1
 _new = object.__new__
-
-# Below them nothing of autograd, of a dispatch mode or of a Python dispatcher sees an operator.
-_ABOVE_META = (
-    DispatchKeySet(DispatchKey.AutogradFunctionality)
-    | DispatchKeySet(DispatchKey.ADInplaceOrView)
-    | DispatchKeySet(DispatchKey.Python)
-    | DispatchKeySet(DispatchKey.PythonTLSSnapshot)
-    | DispatchKeySet(DispatchKey.PythonDispatcher)
-)
-_VIEWS, _PYTHON_DISPATCHER = DispatchKey.ADInplaceOrView, DispatchKey.PythonDispatcher
 
 # C++ asks nodes for them; these answer in C: ``None``, ``True``, and that the name of a file is no number.
 _NO_INT: Any = [].clear
@@ -315,7 +297,7 @@ class SymbolicLeaves:
         assert known.shape is not None
         self._fresh.again(known.parts, known.symbolic, known.counts, source, None)
         try:
-            view = _alias(known.shape, quiet=quiet)
+            view = alias_of(known.shape, quiet=quiet)
             set_storage(view, meta)
         finally:
             if known.offset is not None:
@@ -487,45 +469,15 @@ def _molded(made: FreshGeometry, dtype: torch.dtype) -> tuple[torch.Tensor, _Off
     return shape, None if type(offset) is int else offset.node
 
 
-def is_alone() -> bool:
-    """Whether neither a dispatch mode nor a Python dispatcher sees an operator."""
-    return not (dispatch_modes_active() or key_included(_PYTHON_DISPATCHER))
-
-
-def _alias(shape: torch.Tensor, *, quiet: bool = False) -> torch.Tensor:
-    """A meta tensor of that shape; ``quiet`` if it was just seen that nothing else sees the operator."""
-    if not (quiet or (is_alone() and not key_excluded(_VIEWS))):
-        guard = without_keys(_ABOVE_META)
-        try:
-            return shape[...]  # below autograd this is no view: its version counter is its own
-        finally:
-            del guard
-    # Where nothing else sees the operator, without the guard: to make one takes as long as the alias.
-    set_key_excluded(_VIEWS, True)
-    try:
-        return shape[...]
-    finally:
-        set_key_excluded(_VIEWS, False)
-
-
 def _like(known: Prototype, key: _Key, *, quiet: bool) -> torch.Tensor:
     """A meta tensor like a prototype, on a storage of its own."""
     if known.shape is None:
         _, size, stride, dtype, _ = key
-        guard = without_keys(_ABOVE_META)
+        guard = without_keys(ABOVE_META)
         try:
             return empty_strided(size, stride, dtype=dtype, device=META)
         finally:
             del guard
-    meta = _alias(known.shape, quiet=quiet)
-    set_storage(meta, _holder(known.nbytes))
+    meta = alias_of(known.shape, quiet=quiet)
+    set_storage(meta, holder_of(known.nbytes))
     return meta
-
-
-# By place: arguments by name are looked up one by one.
-_UP_TO_STORAGE_SIZE = (
-    *(Shell, (0,), None, None, None, torch.uint8, torch.strided, META),
-    *(False, False, None, False, False, None),
-)
-_holder = functools.partial(make_wrapper_subclass, *_UP_TO_STORAGE_SIZE)
-"""A tensor on a storage of that many bytes."""
