@@ -22,7 +22,7 @@ from .desc import ContextDesc, NestedIntDesc, SymDesc, SymValue
 from .dtype_views import can_be_viewed_as, layout_to_cast, viewed_as
 from .errors import ConvertError
 from .fakes import FakeDevice, Replay, dtype_of
-from .identities import Entry, StoragesMade, forgetting
+from .identities import StoragesMade, TensorMade, forgetting
 from .interpreters import Interpreters
 from .kept_fakes import KeptFakes
 from .layouts import Layouts, is_alone
@@ -50,15 +50,6 @@ if TYPE_CHECKING:
     _Policy = SymbolicContext | ContextDesc | None
 
 __all__ = ["MetaConverter"]
-
-
-class _Known(Entry):
-    """A fake tensor that was made, by the number of its record, which is the value."""
-
-    __slots__ = ("meta",)
-
-    meta: torch.Tensor | None
-    """Of a tensor that is no view: the meta tensor on the same storage."""
 
 
 class MetaConverter(Rebuilder):
@@ -91,7 +82,7 @@ class MetaConverter(Rebuilder):
         static = mode.static_shapes and symbols != "keep"
         self._shape_env: ShapeEnv | None = None if static else mode.shape_env
         self._fast = fast and not _torch.FakeTensorConfig.debug
-        self._tensors: dict[int, _Known] = {}
+        self._tensors: dict[int, TensorMade] = {}
         self._forget: Any = forgetting(self._tensors)
         self._storages = StoragesMade()
         self._devices: dict[str, FakeDevice] = {}
@@ -281,7 +272,7 @@ class MetaConverter(Rebuilder):
         return fake
 
     def _remember(self, d: MetaTensorDesc, made: Any, meta: torch.Tensor | None) -> None:
-        known = _Known(made, self._forget)
+        known = TensorMade(made, self._forget)
         known.key, known.value, known.meta = d.id, d, meta
         self._tensors[d.id] = known
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .desc import IntLike
     from .symbols import SymMemo
 
-__all__ = ["Entry", "StorageRecords", "StoragesMade", "TensorNumbers", "forgetting"]
+__all__ = ["Entry", "StorageRecords", "StoragesMade", "TensorMade", "TensorNumbers", "forgetting"]
 
 
 class Entry(weakref.ref[Any]):
@@ -93,6 +93,15 @@ class TensorNumbers:
         entry.key = id(t)
         entry.value = number
         self.entries[id(t)] = entry
+
+
+class TensorMade(Entry):
+    """A fake tensor that was made, by the number of its record, which is the value."""
+
+    __slots__ = ("meta",)
+
+    meta: torch.Tensor | None
+    """Of a tensor that is no view: the meta tensor on the same storage."""
 
 
 class StoragesMade:
