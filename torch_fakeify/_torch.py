@@ -22,6 +22,7 @@ from . import torch_gate
 
 torch_gate.check(torch.__version__)  # before anything private is asked for
 
+import torch._subclasses.fake_impls as _fake_impls
 import torch._subclasses.meta_utils as meta_utils
 from torch._C import DispatchKey, DispatchKeySet, _is_view_replay_enabled
 from torch._C._autograd import CreationMeta
@@ -52,7 +53,6 @@ from torch._logging._internal import LazyTraceHandler, trace_log, trace_structur
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket, _OpNamespace
 from torch._ops import _higher_order_ops as _hop_table
 from torch._prims_common import make_contiguous_strides_for
-from torch._subclasses.fake_impls import _compute_stride as compute_stride
 from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorConfig,
@@ -65,7 +65,6 @@ from torch._subclasses.fake_tensor import (
 )
 from torch._subclasses.meta_utils import MetaStorageDesc as TorchStorageDesc
 from torch._subclasses.meta_utils import assert_eq, assert_metadata_eq, safe_grad
-from torch._subclasses.meta_utils import tls as _meta_tls
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
 from torch.fx.experimental import _config as experimental_config
 from torch.fx.experimental import symbolic_shapes as _symbolic_shapes
@@ -358,7 +357,7 @@ functionalize_included = functools.partial(key_included, DispatchKey.Functionali
 
 def inference_hidden() -> bool:
     """Whether torch asked that inference tensors be taken for normal ones (Dynamo does)."""
-    return getattr(_meta_tls, "disable_inference_mode", False)
+    return getattr(meta_utils.tls, "disable_inference_mode", False)
 
 
 def dim_range_class() -> Any:
@@ -623,6 +622,7 @@ view_func_of = meta_utils.ViewFunc.from_tensor
 """Torch's own classes of view functions serve as they are: they only call a function."""
 clone_real_storage: Any = getattr(meta_utils, "_clone_real_storage_from_tensor", None)
 """A copy of the storage of a tensor, of a fake one the storage of its real tensor."""
+compute_stride: Any = getattr(_fake_impls, "_compute_stride", lambda *_: None)
 WHOLE_STORAGES = clone_real_storage is not None
 """Whether torch's converter, as of 2.14, makes storages whole.
 
