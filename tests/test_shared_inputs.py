@@ -137,6 +137,25 @@ def test_views_among_the_inputs_keep_values_of_their_own_on_the_storage_of_the_b
     assert first is inputs[0].untyped_storage()
 
 
+@pytest.mark.parametrize("of", ["first", "second"])
+def test_inputs_whose_values_have_come_to_share_a_storage_keep_values_of_their_own(of: str) -> None:
+    """As ``x.data = y`` leaves them, which counts as no change of ``x``."""
+    records: list[tfk.Capture] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        x, y = (n.meta["example_value"] for n in gm.graph.find_nodes(op="placeholder"))
+        changed, other = (x, y) if of == "first" else (y, x)
+        changed.data = other
+        assert changed._version == 0
+        records.append(tfk.capture(gm, inputs))
+        return gm.forward
+
+    torch._dynamo.reset()
+    f = torch.compile(lambda x, y: x + y, backend=backend, dynamic=False)
+    f(torch.ones(4, 4), torch.ones(4, 4))
+    assert list(shared(records[0]).values()) == [False, False]
+
+
 def test_fakes_that_are_the_inputs_are_recorded_once() -> None:
     """As ``make_fx`` leaves them: one row, which has the policy."""
     mode = FakeTensorMode(shape_env=ShapeEnv())

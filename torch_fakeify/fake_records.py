@@ -7,6 +7,7 @@ and tensors of one layout share the records of their sizes, so that these are wr
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -210,20 +211,26 @@ class FakeRecords:
         Args:
             inputs: for each a frontend's value for it, what it is, and its record.
         """
-        storages: dict[int, torch.UntypedStorage] = {}
+        same: list[tuple[Any, torch.UntypedStorage, MetaTensorDesc]] = []
+        pairs: set[tuple[int, int]] = set()
         for t, value, d in inputs:
             if type(t) is not _torch.FakeTensor:
                 continue
-            if t is not value:
-                found = self._read(t)
-                if found is None or not _is_as_it_began(t, found, d):
-                    continue
+            if t is value:
+                self._known[id(t)] = (t, d)
+                continue
+            found = self._read(t)
+            if found is not None and _is_as_it_began(t, found, d):
                 assert d.storage is not None
-                # One storage of the fakes for each of the inputs, or none of them tells.
-                if storages.setdefault(d.storage.id, found.storage) is not found.storage:
-                    continue
-                self._storages.give(found.storage, d.storage)
-            self._known[id(t)] = (t, d)
+                same.append((t, found.storage, d))
+                pairs.add((id(found.storage), d.storage.id))
+        # A storage of the fakes for each of the inputs: another one came by way of ``x.data = y``.
+        of_fakes, of_inputs = Counter([fake for fake, _ in pairs]), Counter([d for _, d in pairs])
+        for t, storage, d in same:
+            assert d.storage is not None
+            if of_fakes[id(storage)] == of_inputs[d.storage.id] == 1:
+                self._storages.give(storage, d.storage)
+                self._known[id(t)] = (t, d)
 
     def _describe(
         self, t: Any, path: str, part: Callable[[torch.Tensor, str], MetaTensorDesc]
