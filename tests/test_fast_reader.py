@@ -15,10 +15,11 @@ from record_facts import sharing
 from record_strategies import linked_tensor_descs, records
 from test_codec import RECORD_TYPES, chain_of_sources, tensor
 
-from torch_fakeify import codec, fast_reader, row_texts, wire
+from torch_fakeify import bounds, codec, fast_reader, reader, row_texts, wire
 from torch_fakeify.codec import Decoder, Encoder, dumps, loads
 from torch_fakeify.container import Limits, read_container
 from torch_fakeify.desc import (
+    ConstraintDesc,
     ContextDesc,
     ExprDesc,
     MarksDesc,
@@ -207,6 +208,58 @@ def test_an_edited_text_is_read_or_refused_as_ever(old: bytes, new: bytes) -> No
     data = DATA.replace(old, new, 1)
     assert data != DATA
     assert outcome(data, fast=True) == outcome(data, fast=False)
+
+
+POLICY = ContextDesc(
+    kind="stateful", dynamic_sizes=("DUCK", "DUCK"), tensor_source=chain_of_sources(2)
+)
+TREE = dumps([POLICY, ConstraintDesc(kind="strict", lower=X, upper=X)])
+EDITS_OF_TREE = {
+    "blanks": (b'"kind":"strict"', b'"kind": "strict"'),
+    "another order of keys": (b'"lower":0,"upper":0', b'"upper":0,"lower":0'),
+    "a key that occurs twice": (b'"lower":0', b'"lower":0,"lower":0'),
+    "a field that is not known": (b'"lower":0', b'"lowest":0'),
+    "a default that is written": (b'"lower":0', b'"warn_only":false,"lower":0'),
+    "no field": (b'"kind":"strict",', b""),
+    "a step to nowhere": (b'"tensor_source":1', b'"tensor_source":7'),
+    "a step that is a float": (b'"tensor_source":1', b'"tensor_source":1.0'),
+    "a position to nowhere": (b'"lower":0', b'"lower":1'),
+    "a position below zero": (b'"lower":0', b'"lower":-1'),
+    "a name that is none": (b'"DUCK"', b'"DUKE"'),
+    "null": (b'"lower":0', b'"lower":null'),
+}
+
+
+@pytest.mark.parametrize(("old", "new"), EDITS_OF_TREE.values(), ids=EDITS_OF_TREE)
+def test_an_edited_tree_is_read_or_refused_as_ever(old: bytes, new: bytes) -> None:
+    """The same of records that no table has, which msgspec makes itself."""
+    data = TREE.replace(old, new, 1)
+    assert data != TREE
+    assert outcome(data, fast=True) == outcome(data, fast=False)
+
+
+@pytest.mark.parametrize("most", [3, 4, 5, 6])
+def test_chains_are_bounded_in_rows_that_are_read(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sources over sources, tensors over sources and over tensors: counted as ever."""
+    source = chain_of_sources(3)
+    base = tensor(id=1, source=source)
+    for tree in ([source], [base, tensor(id=2, source=source)], [tensor(id=3, base=base)]):
+        data = dumps(tree)
+        with monkeypatch.context() as patch:
+            for module in (reader, fast_reader):
+                patch.setattr(module, "MAX_CHAIN", most)
+            assert outcome(data, fast=True) == outcome(data, fast=False)
+
+
+def test_names_of_sources_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each begins with that of the source below it."""
+    data = dumps(alike(3))
+    for allowed in range(0, 60, 5):
+        monkeypatch.setattr(bounds, "allowed_characters", lambda _size, most=allowed: most)
+        assert outcome(data, fast=True) == outcome(data, fast=False)
+    assert outcome(data, fast=True).startswith("[MetaTensorDesc")
 
 
 @given(st.data())

@@ -93,6 +93,7 @@ CHANGES: dict[str, Callable[[torch.Tensor], Any]] = {
     "asked for a gradient": lambda x: x.requires_grad_(),
     "with a gradient": lambda x: setattr(x, "grad", torch.ones(4, 4)),
     "of another class": lambda x: setattr(x, "_is_param", True),
+    "with other strides": lambda x: setattr(x, "data", torch.ones(4, 4).t()),
     "of another dtype": lambda x: setattr(x, "data", torch.ones(4, 4, dtype=torch.double)),
 }
 
@@ -125,6 +126,13 @@ def test_views_among_the_inputs_keep_values_of_their_own_on_the_storage_of_the_b
     x = torch.randn(6, 4)
     capture = captured(lambda x, y: x.sin() + y.cos().sum(), x, x[2:4])
     assert list(shared(capture).values()) == [True, False]
+    (first, second) = capture.desc.inputs
+    value = dict(capture.desc.graph.nodes[1].meta)["example_value"]
+    assert isinstance(value, TensorValue)
+    assert first.tensor is not None
+    assert second.tensor is not None
+    assert value.tensor.storage is first.tensor.storage is second.tensor.storage
+    assert value.tensor.base is first.tensor
     instance = capture.instantiate()
     values = [
         n.meta["example_value"]
@@ -132,9 +140,9 @@ def test_views_among_the_inputs_keep_values_of_their_own_on_the_storage_of_the_b
         if isinstance(n.meta["example_value"], torch.Tensor)
     ]
     inputs = [value for value in instance.inputs if isinstance(value, torch.Tensor)]
-    first, second = (t.untyped_storage() for t in values)
-    assert first is second
-    assert first is inputs[0].untyped_storage()
+    one, other = (t.untyped_storage() for t in values)
+    assert one is other
+    assert one is inputs[0].untyped_storage()
 
 
 @pytest.mark.parametrize("of", ["first", "second"])
