@@ -326,7 +326,7 @@ class Instance:
         self._converter = MetaConverter(
             self.fake_mode, symbols="keep", keep_nested_ints=True, sources=self._sources
         )
-        self._retarget = retarget
+        self._retarget, self._moves = retarget, bool(retarget)
         # One kind of work after the other, each in a short loop: the processor keeps its code.
         self._decode_sources(desc)
         # Torch asks about sizes when a tensor is made. The frame has all its guards already.
@@ -417,7 +417,8 @@ class Instance:
 
     def _convert(self, desc: MetaTensorDesc) -> torch.Tensor:
         try:
-            return self._converter.from_desc(self._retarget.tensor(desc))
+            moved = self._retarget.tensor(desc) if self._moves else desc
+            return self._converter.from_desc(moved)
         except Exception:
             with refusing(where_of(desc)):
                 raise

@@ -42,11 +42,13 @@ def check_node(
     where: str,
 ) -> None:
     """Raise a ``FormatError`` if a part of a node could not stand in generated code."""
-    names.check_identifier(name, where=f"{where}.name")
-    for key, _ in kwargs:
-        names.check_identifier(key, where=f"{where}.kwargs[{key!r}]")
-    if len({key for key, _ in kwargs}) != len(kwargs):
-        raise FormatError("a keyword is given twice", where=f"{where}.kwargs")
+    if not names.is_identifier(name):
+        names.check_identifier(name, where=f"{where}.name")
+    if kwargs:
+        for key, _ in kwargs:
+            names.check_identifier(key, where=f"{where}.kwargs[{key!r}]")
+        if len({key for key, _ in kwargs}) != len(kwargs):
+            raise FormatError("a keyword is given twice", where=f"{where}.kwargs")
     if op == "call_function":
         if not isinstance(target, FunctionValue):
             raise FormatError("not a function", where=f"{where}.target", found=repr(target))
@@ -57,8 +59,9 @@ def check_node(
         raise FormatError("not a name", where=f"{where}.target", found=type(target).__name__)
     match op:
         case "placeholder":
-            name = re.sub(r"^\*{1,2}", "", target) if target.startswith("*") else target
-            names.check_identifier(name, where=f"{where}.target")
+            argument = re.sub(r"^\*{1,2}", "", target) if target.startswith("*") else target
+            if not names.is_identifier(argument):
+                names.check_identifier(argument, where=f"{where}.target")
             if target == "self" or len(args) > 1 or kwargs:
                 raise FormatError("not a placeholder", where=where, found=repr(target))
         case "call_method":

@@ -564,7 +564,14 @@ class MetaDecoder:
             raise FormatError("not a shared value", where=where, found=repr(position))
         if not 0 <= position < len(self._shared):
             raise FormatError("no such shared value", where=where, found=repr(position))
-        known = self._decode_entry(key, self._shared[position], where, hook, carried)
+        record = self._shared[position]
+        if key == "nn_module_stack" and type(record) is DictValue and not record.immutable:
+            # A module's path and class by its key: all texts, which need no more than this.
+            known = {k: v.items for k, v in record.items if type(v) is TupleValue}
+            if len(known) == len(record.items) and _all_texts(known):
+                self._decoded[key, position] = known
+                return known.copy()
+        known = self._decode_entry(key, record, where, hook, carried)
         self._decoded[key, position] = known
         return _own(known)
 
@@ -606,6 +613,13 @@ class MetaDecoder:
             return self._functions[key]
 
         return lenient
+
+
+def _all_texts(stack: dict[Any, tuple[Value, ...]]) -> bool:
+    """Whether keys and parts of values are texts, which stand for themselves."""
+    if set(map(type, stack)) != {str}:
+        return False
+    return all([set(map(type, value)) == {str} for value in stack.values()])  # noqa: C419 - a list is faster
 
 
 def _own(shared: Any) -> Any:

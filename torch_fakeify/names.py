@@ -73,6 +73,7 @@ __all__ = [
     "encode_operator",
     "find_class",
     "hasattr_static",
+    "is_identifier",
     "is_pybind_enum",
     "is_record_tuple",
 ]
@@ -127,9 +128,14 @@ _METHOD_TYPES = (MethodDescriptorType, WrapperDescriptorType, FunctionType)
 # --- names that end in generated code or are read as attributes ------------------------------------
 
 
+def is_identifier(name: str) -> bool:
+    """Whether a name is one ASCII Python identifier and no keyword."""
+    return name.isidentifier() and name.isascii() and not keyword.iskeyword(name)
+
+
 def check_identifier(name: str, *, where: str) -> str:
     """The name itself if it is one ASCII Python identifier and no keyword; else a ``FormatError``."""
-    if name.isidentifier() and name.isascii() and not keyword.iskeyword(name):
+    if is_identifier(name):
         return name
     raise FormatError(
         "a name is not an identifier", where=where, expected="letters, digits, _", found=repr(name)

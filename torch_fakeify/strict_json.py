@@ -50,11 +50,12 @@ def check_text(data: bytes, where: str) -> int:
         FormatError: not UTF-8.
         LimitError: nested too deep.
     """
-    utf8 = codecs.getincrementaldecoder("utf-8")()
+    utf8, ascii_alone = codecs.getincrementaldecoder("utf-8")(), data.isascii()
     pieces: list[bytes] = []
     for start, piece in _pieces(data):
         try:
-            utf8.decode(piece, final=start + len(piece) == len(data))
+            if not ascii_alone:
+                utf8.decode(piece, final=start + len(piece) == len(data))
         except UnicodeDecodeError as error:
             # An unfinished character of the piece before stands before this one.
             byte = start + len(piece) - len(error.object) + error.start
@@ -143,7 +144,7 @@ def is_canonical(found: Any, data: bytes | memoryview) -> bool:
     Large texts are compared part by part: a second copy of the whole is never made.
     """
     if len(data) < _PIECE:
-        return msgspec.json.encode(found) == data
+        return msgspec.json.encode(found) == bytes(data)  # a view is compared byte by byte
     text = memoryview(data)
     end = 0
     for part in _parts(found):
