@@ -273,12 +273,10 @@ class MetaEncoder:
     def _encode_entry(
         self, key: str, value: Any, hook: EncodeHook, lost: list[tuple[str, str]]
     ) -> Value:
-        if key == "stack_trace" and type(value) is str:
+        if key == "stack_trace" and isinstance(value, str):
             return self.stack(value)  # pyright: ignore[reportReturnType]
         where = f"meta[{key!r}]"
         match key:
-            case "stack_trace" if isinstance(value, str):
-                return self.stack(value)  # pyright: ignore[reportReturnType]
             case "nn_module_stack" | "fwd_nn_module_stack" if isinstance(value, dict):
                 return self._once(("modules", *value.items()), self._module_stack, value, hook)
             case "source_fn_stack" | "fwd_source_fn_stack" if isinstance(value, list):
@@ -295,7 +293,9 @@ class MetaEncoder:
                     if k not in known
                 )
                 if all(type(v) is str and v.isascii() for v in known.values()):
-                    return self._once(("attributes", *known.items()), _attributes, known, hook)
+                    return self._once(
+                        ("attributes", *known.items()), lambda v, _: encode_value(v), known, hook
+                    )
                 return encode_value(known, where=where, hook=hook)
             case "custom" if _has_text_configs(value, 0):
                 raise UnsupportedValueError(
@@ -485,10 +485,6 @@ def _source_fn(fn: Any) -> Any:
         return _ADDRESS.sub("", str(fn))
 
 
-def _attributes(known: dict[str, Any], hook: EncodeHook) -> Value:
-    return encode_value(known, where="meta['tensor_dict']", hook=hook)
-
-
 def _pair(entry: tuple[Any, Any], hook: EncodeHook) -> Value:
     """The record of a pair, nearly always of two texts or of one and a function."""
     name, value = entry
@@ -568,7 +564,8 @@ class MetaDecoder:
         if key == "nn_module_stack" and type(record) is DictValue and not record.immutable:
             # A module's path and class by its key: all texts, which need no more than this.
             known = {k: v.items for k, v in record.items if type(v) is TupleValue}
-            if len(known) == len(record.items) and _all_texts(known):
+            parts = {type(part) for value in known.values() for part in value}
+            if len(known) == len(record.items) and parts | set(map(type, known)) == {str}:
                 self._decoded[key, position] = known
                 return known.copy()
         known = self._decode_entry(key, record, where, hook, carried)
@@ -613,13 +610,6 @@ class MetaDecoder:
             return self._functions[key]
 
         return lenient
-
-
-def _all_texts(stack: dict[Any, tuple[Value, ...]]) -> bool:
-    """Whether keys and parts of values are texts, which stand for themselves."""
-    if set(map(type, stack)) != {str}:
-        return False
-    return all([set(map(type, value)) == {str} for value in stack.values()])  # noqa: C419 - a list is faster
 
 
 def _own(shared: Any) -> Any:
