@@ -349,7 +349,7 @@ class Encoder:
             found = None if template is None else template.positions(tensor, seen)
             if template is None or found is None:
                 self.put(_TENSORS, tensor)
-                if template is None:
+                if template is None and texts.wants(tensor):
                     self._last = None  # whatever positions: they are taken out
                     texts.learn(key, tensor, table.encode(self, tensor))
                 continue

@@ -560,15 +560,7 @@ class MetaDecoder:
             raise FormatError("not a shared value", where=where, found=repr(position))
         if not 0 <= position < len(self._shared):
             raise FormatError("no such shared value", where=where, found=repr(position))
-        record = self._shared[position]
-        if key == "nn_module_stack" and type(record) is DictValue and not record.immutable:
-            # A module's path and class by its key: all texts, which need no more than this.
-            known = {k: v.items for k, v in record.items if type(v) is TupleValue}
-            parts = {type(part) for value in known.values() for part in value}
-            if len(known) == len(record.items) and parts | set(map(type, known)) == {str}:
-                self._decoded[key, position] = known
-                return known.copy()
-        known = self._decode_entry(key, record, where, hook, carried)
+        known = self._decode_entry(key, self._shared[position], where, hook, carried)
         self._decoded[key, position] = known
         return _own(known)
 

@@ -123,21 +123,24 @@ class RowTexts:
             self._used += 1
         return template
 
+    def wants(self, d: MetaTensorDesc) -> bool:
+        """Whether the row of a record is worth remembering."""
+        if len(self._templates) >= _MAX_FOUND_ONCE and self._used < len(self._templates):
+            return False
+        marks, context = d.marks, d.symbolic_context
+        if _of_rare(d) != _rare or (marks is not None and marks.specialize_on):
+            return False
+        return context is None or _of_context_rare(context) == _context_rare
+
     def learn(self, key: _Key, d: MetaTensorDesc, wire: Any) -> None:
-        """Remember the row of a record.
+        """Remember the row of a record that it `wants`.
 
         Args:
             key: of the record.
             d: the record.
             wire: its row as an object, with positions where it refers to others.
         """
-        if len(self._templates) >= _MAX_FOUND_ONCE and self._used < len(self._templates):
-            return
-        marks, context = d.marks, d.symbolic_context
-        if _of_rare(d) != _rare or (marks is not None and marks.specialize_on):
-            return
-        if context is not None and _of_context_rare(context) != _context_rare:
-            return
+        context = d.symbolic_context
         markers = iter(_MARKERS)
         changes: dict[str, Any] = {"id": next(markers)}
         references: list[tuple[int, Callable[[MetaTensorDesc], Any]]] = []
