@@ -296,7 +296,8 @@ class Encoder:
         self._deepest = 0
         self._table = _NO_TABLE
         self._last: list[int] | None = None
-        self._write = msgspec.json.Encoder().encode
+        encoder = msgspec.json.Encoder()
+        self._write, self._write_into = encoder.encode, encoder.encode_into
 
     def add(self, name: str, obj: object) -> Encoder:
         """Add a member.
@@ -556,6 +557,13 @@ class Encoder:
     def _row(self, row: object) -> bytes:
         try:
             return self._write(row)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise Fault(f"a value cannot be written: {error}") from error
+
+    def write_into(self, row: object, text: bytearray) -> None:
+        """Write one of the records that a tuple holds."""
+        try:
+            self._write_into(row, text, -1)
         except (TypeError, ValueError, OverflowError) as error:
             raise Fault(f"a value cannot be written: {error}") from error
 

@@ -55,8 +55,10 @@ def describe_inputs(
             fix="Pass the example inputs that the backend was called with",
         )
     known = getattr(_torch.TracingContext.try_get(), "tensor_to_context", {})
+    # By id of tensors that the caller keeps alive: a look into a weak dictionary takes long.
+    by_id = {id(tensor): context for tensor, context in known.items()}
     contexts = [
-        _context_of(fx_node, v, known) for fx_node, v in zip(placeholders, inputs, strict=True)
+        _context_of(fx_node, v, by_id) for fx_node, v in zip(placeholders, inputs, strict=True)
     ]
     if any(map(_is_wrapper, inputs)):
         inputs = [_fake_of(fx_node, v) for fx_node, v in zip(placeholders, inputs, strict=True)]
@@ -181,11 +183,11 @@ def _describe_input(
 
 
 def _context_of(
-    fx_node: torch.fx.Node, tensor: Any, known: Mapping[torch.Tensor, Any]
+    fx_node: torch.fx.Node, tensor: Any, known: Mapping[int, Any]
 ) -> Any | None:
     if not isinstance(tensor, torch.Tensor):
         return None
-    context = known.get(tensor)
+    context = known.get(id(tensor))
     return getattr(fx_node, "_fakeify_context", None) if context is None else context
 
 

@@ -18,6 +18,7 @@ from .desc import (
     ExprDesc,
     FrameDesc,
     MetaTensorDesc,
+    OpaqueValue,
     SourceDesc,
     StackDesc,
     SymDesc,
@@ -200,13 +201,13 @@ def without_paths(desc: CaptureDesc) -> CaptureDesc:
     return msgspec.structs.replace(desc, shape_env=short_paths(desc.shape_env))
 
 
-_IN_JSON = re.compile(
-    rb"/(?:(?<=[^\w.)\]}/~]/)|(?<=^/)|(?<=\\[nrtbf]/)|(?<=\\u[0-9a-fA-F]{4}/))[^\s/]"
+_POSIX_IN_JSON = re.compile(
+    rb"/(?:(?<=:/)|(?:(?<=[^\w.)\]}/~]/)|(?<=\\[nrtbf]/)|(?<=\\u[0-9a-fA-F]{4}/))[^\s/])"
 )
-_DRIVES_AND_SHARES = (b":/", rb":\\", rb"\\\\")
+_OF_WINDOWS_IN_JSON = re.compile(rb"\\\\(?:(?<=:\\\\)|\\\\)")
 """Where an absolute path may be in JSON: more than `ABSOLUTE` finds.
 
-Each begins with one character, which is what makes the search fast.
+Each begins with one character, and a rare one, which is what makes the search fast.
 """
 
 
@@ -214,7 +215,8 @@ def _mentions_path(desc: CaptureDesc) -> bool:
     # What many have in common is looked at once: by id, of parts that the frame keeps alive.
     sources: dict[int, SourceDesc | None] = {}
     tensors: dict[int, MetaTensorDesc | None] = {}
-    stacks: dict[int, StackDesc] = {}
+    stacks: dict[int, StackDesc | None] = {}
+    keys: set[str] = set()
     parts: list[object] = [desc.frame, desc.backend, desc.torch_version, desc.failure, desc.modes]
     for entry in desc.inputs:
         parts.append(entry.name)
@@ -238,28 +240,27 @@ def _mentions_path(desc: CaptureDesc) -> bool:
         tensors.update([(id(tensor), tensor) for _, tensor in graph.tensors])
         parts.extend(map(_TEXTS_OF_NODE, graph.nodes))
         for n in graph.nodes:
-            if n.source is not None:
-                sources[id(n.source)] = n.source
-            if n.stack is not None:
-                stacks[id(n.stack)] = n.stack
-            for pair in n.meta:
-                value = pair[1]
-                if type(value) is TensorValue:
+            sources[id(n.source)] = n.source
+            stacks[id(n.stack)] = n.stack
+            for key, value in n.meta:
+                keys.add(key)
+                kind = type(value)
+                if kind is TensorValue:
                     tensors[id(value.tensor)] = value.tensor
-                    parts.append(pair[0])
-                elif type(value) is not SymValue:
-                    parts.append(pair)
-                else:
-                    parts.append(pair[0])
-    parts.extend(filter(None, map(_texts_of, tensors.values())))
+                elif kind is OpaqueValue and value.kind == "shared":
+                    parts.append(value.data)
+                elif kind is not SymValue:
+                    parts.append(value)
+    parts.extend(keys)
+    parts.extend([_texts_of(t, sources) for t in tensors.values() if t is not None])
     parts.extend([(s.name, s.fields) for s in sources.values() if s is not None])
     # Stacks share most of their frames.
-    frames = {id(frame): frame for stack in stacks.values() for frame in stack.frames}
+    frames = {id(f): f for stack in stacks.values() if stack is not None for f in stack.frames}
     parts.extend(frames.values())
     text = msgspec.json.encode(parts)
-    if b"/" not in text and b"\\" not in text:
-        return False
-    return any(sign in text for sign in _DRIVES_AND_SHARES) or _IN_JSON.search(text) is not None
+    return (b"/" in text and _POSIX_IN_JSON.search(text) is not None) or (
+        b"\\" in text and _OF_WINDOWS_IN_JSON.search(text) is not None
+    )
 
 
 _TEXTS_OF_NODE = attrgetter("name", "target", "type", "args", "kwargs", "dropped_meta")
@@ -270,18 +271,29 @@ _WITH_TEXTS = attrgetter(
 _NO_TEXTS = (None,) * 9
 
 
-def _texts_of(tensor: MetaTensorDesc | None) -> object:
-    """What has texts of the user's in the record of a tensor; ``None`` if nothing has."""
-    if tensor is None or _WITH_TEXTS(tensor) == _NO_TEXTS:
+def _texts_of(tensor: MetaTensorDesc, sources: dict[int, SourceDesc | None]) -> object:
+    """What has texts of the user's in the record of a tensor; ``None`` if nothing has.
+
+    Args:
+        tensor: the record.
+        sources: gets its sources, by id.
+    """
+    found = _WITH_TEXTS(tensor)
+    if found == _NO_TEXTS:
         return None
-    source = None if tensor.source is None else (tensor.source.name, tensor.source.fields)
-    context = tensor.symbolic_context
+    source, context, *wrapped, marks, base, grad = found
+    sources[id(source)] = source
     if context is not None and not (context.shape_ids or context.inner_contexts):
-        base = context.tensor_source
-        context = None if base is None else base.name
-    wrapped = (tensor.subclass, tensor.functorch, tensor.functional, tensor.view_calls)
-    inner = tensor if any(part is not None for part in wrapped) else None
-    return (source, context, inner, tensor.marks, _texts_of(tensor.base), _texts_of(tensor.grad))
+        sources[id(context.tensor_source)] = context.tensor_source
+        context = None
+    if wrapped != _NOT_WRAPPED:
+        return tensor
+    parts: list[object] = [context, marks]
+    parts += [_texts_of(part, sources) for part in (base, grad) if part is not None]
+    return parts
+
+
+_NOT_WRAPPED = [None] * 4
 
 
 def short_paths(record: _T) -> _T:

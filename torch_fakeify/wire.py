@@ -22,6 +22,7 @@ from .closures import (
     dispatch,
     each,
     each_pair,
+    each_text,
     encode_float,
     finite_float,
     getter,
@@ -274,7 +275,8 @@ class Compiler:
     def _tuple(self, args: tuple[Any, ...]) -> Swap:
         if len(args) == 2 and args[1] is Ellipsis:
             item = self._swap(args[0])
-            encode, decode = self._pairs(args[0]) or each(item.encode), each(item.decode)
+            several = each_text if getattr(args[0], "__name__", "") in ("NodeDesc",) else each
+            encode, decode = self._pairs(args[0]) or several(item.encode), each(item.decode)
             if not set(FREQUENT).isdisjoint((args[0], *typing.get_args(args[0]))):
                 encode, decode = once_encoder(encode), once_text(tuple[item.wire, ...], decode)
                 return Swap(msgspec.Raw, encode, decode)
