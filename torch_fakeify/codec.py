@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import operator
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import msgspec
@@ -253,6 +254,7 @@ class _Table:
         """What ``seen`` knows, so that no ``id`` goes to another object."""
         self.equal: dict[object, int] = {}
         """Position by content: what JSON tells apart, so ``1`` and ``True`` of a source too."""
+        self.known = {}
         self.last: list[int] | None = [0] * len(TABLES) if cls is MetaTensorDesc else None
         """The positions to which its last row referred last, if its rows have steps."""
 
@@ -298,6 +300,7 @@ class Encoder:
         self._last: list[int] | None = None
         encoder = msgspec.json.Encoder()
         self._write, self._write_into = encoder.encode, encoder.encode_into
+        self._write_lines = encoder.encode_lines
 
     def add(self, name: str, obj: object) -> Encoder:
         """Add a member.
@@ -327,13 +330,81 @@ class Encoder:
         """
         self.level, self._deepest, self._table = 0, 0, _NO_TABLE
         with contextlib.suppress(Fault):
-            for source in sources:
-                self.put(_SOURCES, source)
-            for tensor in tensors:
-                if tensor.storage is not None:
-                    self.put(_STORAGES, tensor.storage)
+            self._add_sources(sources)
+            self._add_storages(tensors)
             self._add_tensors(self._tables[_TENSORS], tensors)
         return self
+
+    def _add_sources(self, sources: Sequence[SourceDesc]) -> None:
+        """Most of them stand over another one and have texts only: these are written all at once."""
+        table = self._tables[_SOURCES]
+        seen, depths, known = table.seen, table.depths, table.known
+        table.alive.append(sources)
+        rows: list[_ShortSource] = []
+        chain: list[SourceDesc] = []
+        for source in sources:
+            link = source
+            while id(link) not in seen:
+                chain.append(link)
+                if link.base is None:
+                    break
+                link = link.base
+            while chain:
+                link = chain.pop()
+                cls, name, base, fields = _of_source(link)
+                if base is None or not self._fast:
+                    break
+                over = seen[id(base)]
+                below = base.name
+                for field in fields:
+                    if type(field[-1]) is not str:
+                        break
+                else:
+                    key = (cls, name, over, fields)
+                    position = known.get(key)
+                    if position is None:
+                        position = known[key] = len(depths)
+                        depth = depths[over] + 1
+                        if depth > MAX_CHAIN:
+                            raise too_long()
+                        depths.append(depth)
+                        rows.append(_ShortSource(cls, name[len(below) :], over, fields))
+                    seen[id(link)] = position
+                    continue
+                break
+            else:
+                continue
+            self._write_sources(table, rows)
+            chain.clear()
+            self.put(_SOURCES, source)
+        self._write_sources(table, rows)
+
+    def _write_sources(self, table: _Table, rows: list[_ShortSource]) -> None:
+        texts = self._write_lines(rows).split(b"\n")
+        texts.pop()
+        rows.clear()
+        table.rows.extend(map(msgspec.Raw, texts))
+
+    def _add_storages(self, tensors: Sequence[MetaTensorDesc]) -> None:
+        table = self._tables[_STORAGES]
+        seen, rows, depths, fast = table.seen, table.rows, table.depths, self._fast
+        table.alive.append(tensors)
+        for tensor in tensors:
+            storage = tensor.storage
+            if storage is None or id(storage) in seen:
+                continue
+            number, nbytes = storage.id, storage.nbytes
+            if (
+                fast
+                and type(number) is type(nbytes) is int
+                and -_LARGE < number < _LARGE
+                and -_LARGE < nbytes < _LARGE
+            ):
+                seen[id(storage)] = len(rows)
+                rows.append(_raw(b'{"id":%d,"nbytes":%d}' % (number, nbytes)))
+                depths.append(1)
+            else:
+                self.put(_STORAGES, storage)
 
     def _add_tensors(self, table: _Table, tensors: Iterable[MetaTensorDesc]) -> None:
         """Most of them are like an earlier one in all but what they refer to, which is there."""
@@ -364,8 +435,9 @@ class Encoder:
                     deepest = depths[index][position]
             if deepest >= MAX_CHAIN:
                 raise too_long()
-            row = template.text % (tensor.id, *steps)
-            table.remember(tensor, table.row_of(row, deepest + 1))
+            table.seen[id(tensor)] = len(table.rows)
+            table.rows.append(_raw(template.text % (tensor.id, *steps)))
+            table.depths.append(deepest + 1)
         self._deepest = 0
 
     def members(self) -> dict[str, bytes]:
@@ -652,6 +724,20 @@ class Decoder:
 
 
 # --- helpers --------------------------------------------------------------------------------------
+
+
+_raw = msgspec.Raw
+_of_source = operator.attrgetter("cls", "name", "base", "fields")
+
+
+def _are_texts(source: SourceDesc) -> bool:
+    """Whether a source has texts only, and a name that begins with that of its base."""
+    if type(source) is not SourceDesc or not source.name.startswith(source.base.name):
+        return False
+    for field in source.fields:
+        if len(field) != 2 or type(field[1]) is not str:
+            return False
+    return True
 
 
 def _shortened(obj: SourceDesc, base: Any, fields: Any) -> Any:

@@ -6,11 +6,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from .codec import Decoder, Encoder
 from .container import VERSION, Limits, read_container, write_container
 from .desc import TensorValue
 from .desc_frame import CaptureDesc
-from .errors import FormatError, LimitError, WriteError
+from .errors import FormatError, LimitError, UnsupportedValueError, WriteError
+from .paths import may_mention_path, short_paths, without_paths
 from .versions import PRODUCER, is_newer, refusal_of_newer
 
 if TYPE_CHECKING:
@@ -53,6 +56,7 @@ def _shared_by(desc: CaptureDesc) -> tuple[list[SourceDesc], list[MetaTensorDesc
         if entry.tensor is not None:
             add(entry.tensor)
         sources[id(entry.source)] = entry.source
+    sources.update([(id(source), source) for _, source in desc.parameter_sources])
     return [source for source in sources.values() if source is not None], list(tensors.values())
 
 
@@ -90,8 +94,29 @@ def check_version(version: int) -> None:
         )
 
 
+def private_members(desc: CaptureDesc) -> tuple[CaptureDesc, dict[str, bytes] | None]:
+    """The frame with every absolute path in its texts shortened, and the members of its file.
+
+    Most frames have none but in the stacks of their shape environment. In the text that is to be
+    written this shows soonest. There are no members of a frame that cannot be written.
+    """
+    short = msgspec.structs.replace(desc, shape_env=short_paths(desc.shape_env))
+    try:
+        members = WRITERS[VERSION](short)
+        if any(map(may_mention_path, members.values())):
+            short = without_paths(desc)
+            members = WRITERS[VERSION](short)
+    except (UnsupportedValueError, LimitError):
+        return without_paths(desc), None
+    return short, members
+
+
 def write_capture(
-    path: str | os.PathLike[str], desc: CaptureDesc, *, version: int = VERSION
+    path: str | os.PathLike[str],
+    desc: CaptureDesc,
+    *,
+    version: int = VERSION,
+    members: dict[str, bytes] | None = None,
 ) -> int:
     """Write a capture file, whole or not at all, and return its size in bytes.
 
@@ -99,13 +124,15 @@ def write_capture(
         path: where.
         desc: the frame.
         version: of the format, for a reader that knows no later one.
+        members: of the frame in the newest version, if they are known.
 
     Raises:
         WriteError: the file cannot be written, or not in this version; what was there before is
             untouched.
     """
     check_version(version)
-    members = WRITERS[version](desc)
+    if members is None or version != VERSION:
+        members = WRITERS[version](desc)
     return write_container(
         path, members, version=version, producer=PRODUCER, torch=desc.torch_version
     )

@@ -24,13 +24,13 @@ from .describe import MetaTensorDescriber
 from .errors import CaptureError, UnknownNameError
 from .exprs import check_sym, decode_expr
 from .fake_modes import describe_fake_mode, make_fake_mode
-from .files import read_file, write_capture
+from .files import check_version, private_members, read_file, write_capture
 from .fingerprint import fingerprint
 from .frame_inputs import describe_inputs
 from .graph import decode_graph, encode_graph
 from .materialize import materialize
 from .modes import apply_modes, describe_modes
-from .paths import short_message, short_path, short_paths, without_paths
+from .paths import short_message, short_path, short_paths
 from .record_checks import where_of
 from .refusing import refusing
 from .renaming import rename_symbols
@@ -106,7 +106,7 @@ def capture(
     )
     if constants == "none":
         desc = without_scalars(desc)
-    return Capture(desc if paths == "full" else without_paths(desc))
+    return Capture(desc, paths=paths)
 
 
 def _file_name(paths: Literal["short", "full"]) -> Callable[[str], str]:
@@ -137,9 +137,26 @@ class Capture:
         producer: the release that wrote the file it was read from; empty if it was not read.
     """
 
-    def __init__(self, desc: CaptureDesc, *, producer: str = "") -> None:
-        self.desc = desc
+    def __init__(
+        self,
+        desc: CaptureDesc,
+        *,
+        producer: str = "",
+        paths: Literal["short", "full"] = "full",
+    ) -> None:
+        self._desc = desc
+        self._paths: Literal["short", "full"] = paths
+        """``"short"`` until paths are shortened, which is done when the record is asked for."""
+        self._members: dict[str, bytes] | None = None
         self.producer = producer
+
+    @property
+    def desc(self) -> CaptureDesc:
+        """The record."""
+        if self._paths == "short":
+            self._desc, self._members = private_members(self._desc)
+            self._paths = "full"
+        return self._desc
 
     def __repr__(self) -> str:
         desc = self.desc
@@ -160,7 +177,10 @@ class Capture:
             WriteError: the file cannot be written, or not in this version; what was there before
                 is untouched.
         """
-        return write_capture(path, self.desc, version=version)
+        check_version(version)
+        desc, members = self.desc, self._members
+        self._members = None  # they are large
+        return write_capture(path, desc, version=version, members=members)
 
     @classmethod
     def load(cls, path: str | Path, *, limits: Limits | None = None) -> Capture:
@@ -208,7 +228,8 @@ class Capture:
 
     def with_backend(self, backend: str | None) -> Capture:
         """The same frame with the name of the backend that it was compiled with."""
-        return Capture(msgspec.structs.replace(self.desc, backend=backend))
+        desc = msgspec.structs.replace(self._desc, backend=backend)
+        return Capture(desc, paths=self._paths)
 
     def instantiate(
         self,

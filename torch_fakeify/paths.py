@@ -18,12 +18,8 @@ from .desc import (
     ExprDesc,
     FrameDesc,
     MetaTensorDesc,
-    OpaqueValue,
-    SourceDesc,
     StackDesc,
     SymDesc,
-    SymValue,
-    TensorValue,
 )
 from .desc_env import LocationDesc
 
@@ -193,107 +189,26 @@ def _user() -> str:
 def without_paths(desc: CaptureDesc) -> CaptureDesc:
     """The frame with every absolute path in its texts shortened.
 
-    Most frames have none but in the stacks of their shape environment: the others are walked
-    through only where a search through what may have texts has found one.
+    Most frames have none but in the stacks of their shape environment, which then change alone.
     """
-    if _mentions_path(desc):
-        return short_paths(desc)
-    return msgspec.structs.replace(desc, shape_env=short_paths(desc.shape_env))
+    rest = msgspec.structs.replace(desc, shape_env=None)
+    if short_paths(rest) is rest:
+        return msgspec.structs.replace(desc, shape_env=short_paths(desc.shape_env))
+    return short_paths(desc)
 
 
 _POSIX_IN_JSON = re.compile(
     rb"/(?:(?<=:/)|(?:(?<=[^\w.)\]}/~]/)|(?<=\\[nrtbf]/)|(?<=\\u[0-9a-fA-F]{4}/))[^\s/])"
 )
-_OF_WINDOWS_IN_JSON = re.compile(rb"\\\\(?:(?<=:\\\\)|\\\\)")
-"""Where an absolute path may be in JSON: more than `ABSOLUTE` finds.
-
-Each begins with one character, and a rare one, which is what makes the search fast.
-"""
+_OF_WINDOWS_IN_JSON = re.compile(rb'\\\\(?:(?<=[:"]\\\\)|\\\\)')
 
 
-def _mentions_path(desc: CaptureDesc) -> bool:
-    # What many have in common is looked at once: by id, of parts that the frame keeps alive.
-    sources: dict[int, SourceDesc | None] = {}
-    tensors: dict[int, MetaTensorDesc | None] = {}
-    stacks: dict[int, StackDesc | None] = {}
-    keys: set[str] = set()
-    parts: list[object] = [desc.frame, desc.backend, desc.torch_version, desc.failure, desc.modes]
-    for entry in desc.inputs:
-        parts.append(entry.name)
-        if entry.value is not None:
-            parts.append(entry.value)
-        sources[id(entry.source)] = entry.source
-        tensors[id(entry.tensor)] = entry.tensor
-    for name, source in desc.parameter_sources:
-        parts.append(name)
-        sources[id(source)] = source
-    pending = [desc.graph]
-    while pending:
-        graph = pending.pop()
-        pending.extend(sub for _, sub in graph.submodules)
-        parts.extend(
-            getattr(graph, name) for name in graph.__struct_fields__
-            if name not in ("nodes", "submodules", "tensors", "tensor_data")
-        )  # fmt: skip
-        parts.extend(name for name, _ in graph.submodules)
-        parts.extend(name for name, _ in graph.tensors)
-        tensors.update([(id(tensor), tensor) for _, tensor in graph.tensors])
-        parts.extend(map(_TEXTS_OF_NODE, graph.nodes))
-        for n in graph.nodes:
-            sources[id(n.source)] = n.source
-            stacks[id(n.stack)] = n.stack
-            for key, value in n.meta:
-                keys.add(key)
-                kind = type(value)
-                if kind is TensorValue:
-                    tensors[id(value.tensor)] = value.tensor
-                elif kind is OpaqueValue and value.kind == "shared":
-                    parts.append(value.data)
-                elif kind is not SymValue:
-                    parts.append(value)
-    parts.extend(keys)
-    parts.extend([_texts_of(t, sources) for t in tensors.values() if t is not None])
-    parts.extend([(s.name, s.fields) for s in sources.values() if s is not None])
-    # Stacks share most of their frames.
-    frames = {id(f): f for stack in stacks.values() if stack is not None for f in stack.frames}
-    parts.extend(frames.values())
-    text = msgspec.json.encode(parts)
+def may_mention_path(text: bytes) -> bool:
+    """Whether JSON has what may be an absolute path; ``False`` if `short_paths` would find none."""
+    # Each search begins with one character, and a rare one: this makes it fast.
     return (b"/" in text and _POSIX_IN_JSON.search(text) is not None) or (
         b"\\" in text and _OF_WINDOWS_IN_JSON.search(text) is not None
     )
-
-
-_TEXTS_OF_NODE = attrgetter("name", "target", "type", "args", "kwargs", "dropped_meta")
-_WITH_TEXTS = attrgetter(
-    "source", "symbolic_context", "subclass", "functorch", "functional", "view_calls", "marks",
-    "base", "grad",
-)  # fmt: skip
-_NO_TEXTS = (None,) * 9
-
-
-def _texts_of(tensor: MetaTensorDesc, sources: dict[int, SourceDesc | None]) -> object:
-    """What has texts of the user's in the record of a tensor; ``None`` if nothing has.
-
-    Args:
-        tensor: the record.
-        sources: gets its sources, by id.
-    """
-    found = _WITH_TEXTS(tensor)
-    if found == _NO_TEXTS:
-        return None
-    source, context, *wrapped, marks, base, grad = found
-    sources[id(source)] = source
-    if context is not None and not (context.shape_ids or context.inner_contexts):
-        sources[id(context.tensor_source)] = context.tensor_source
-        context = None
-    if wrapped != _NOT_WRAPPED:
-        return tensor
-    parts: list[object] = [context, marks]
-    parts += [_texts_of(part, sources) for part in (base, grad) if part is not None]
-    return parts
-
-
-_NOT_WRAPPED = [None] * 4
 
 
 def short_paths(record: _T) -> _T:
