@@ -177,7 +177,8 @@ class FakeRecords:
     @contextmanager
     def settled(self) -> Generator[None, None, None]:
         """Inside, nobody changes a tensor or a ``ShapeEnv``: each is asked once."""
-        with self._syms.settled():
+        # Torch looks for a `__torch_function__` each time that a fake tensor is asked something.
+        with self._syms.settled(), _torch.DisableTorchFunction():
             self._layouts = _FakeLayouts(self._syms)
             try:
                 yield

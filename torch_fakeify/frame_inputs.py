@@ -65,10 +65,11 @@ def describe_inputs(
     rows = list(zip(placeholders, inputs, contexts, strict=True))
     described: dict[torch.fx.Node, InputDesc] = {}
     # Tensors first: a tensor that cannot be recorded explains a scalar that cannot be.
-    for fx_node, value, context in sorted(
-        rows, key=lambda row: not isinstance(row[1], torch.Tensor)
-    ):
-        described[fx_node] = _describe_input(fx_node, value, context, describer)
+    rows.sort(key=lambda row: not isinstance(row[1], torch.Tensor))
+    # Torch looks for a `__torch_function__` each time that a parameter is asked something.
+    with _torch.DisableTorchFunction():
+        for fx_node, value, context in rows:
+            described[fx_node] = _describe_input(fx_node, value, context, describer)
     symbolizer = _Symbolizer(shape_env, describer._syms.encode_int)
     # Bases before views: the record that a view refers to is then the one with the policy.
     for entry, context in sorted(
