@@ -171,10 +171,11 @@ MODULE_DROPPED: Mapping[str, str] = {
 }
 """Keys of ``GraphModule.meta`` that are of one process."""
 
-_SHARED_KEYS = frozenset({
-    "nn_module_stack", "fwd_nn_module_stack", "source_fn_stack", "fwd_source_fn_stack",
-    "from_node", "output_stack_traces", "custom",
-})  # fmt: skip
+_MODULE_STACKS = frozenset({"nn_module_stack", "fwd_nn_module_stack"})
+_FUNCTION_STACKS = frozenset({"source_fn_stack", "fwd_source_fn_stack"})
+_SHARED_KEYS = (
+    _MODULE_STACKS | _FUNCTION_STACKS | {"from_node", "output_stack_traces", "custom"}
+)
 """Keys whose values many nodes have in common."""
 
 _CHECKED = frozenset({"from_node", "custom", "unbacked_bindings"})
@@ -275,28 +276,18 @@ class MetaEncoder:
     ) -> Value:
         if key == "stack_trace" and isinstance(value, str):
             return self.stack(value)  # pyright: ignore[reportReturnType]
+        if key in _MODULE_STACKS and isinstance(value, dict):
+            return self._once(("modules", *value.items()), self._module_stack, value, hook)
+        if key in _FUNCTION_STACKS and isinstance(value, list):
+            return self._once(("functions", *value), self._source_fns, value, hook)
+        if key == "tensor_dict":
+            return self._attributes(value, hook, lost)
         where = f"meta[{key!r}]"
         match key:
-            case "nn_module_stack" | "fwd_nn_module_stack" if isinstance(value, dict):
-                return self._once(("modules", *value.items()), self._module_stack, value, hook)
-            case "source_fn_stack" | "fwd_source_fn_stack" if isinstance(value, list):
-                return self._once(("functions", *value), self._source_fns, value, hook)
             case "from_node" if isinstance(value, list):
                 return encode_value([self._provenance(s) for s in value], where=where, hook=hook)
             case "seq_nr" if type(value) is int:
                 return value - self._first_seq_nr
-            case "tensor_dict":
-                known = {k: v for k, v in value.items() if k in _TENSOR_ATTRIBUTES}
-                lost.extend(
-                    (f"tensor_dict.{k}", "an attribute of the user's tensor")
-                    for k in value
-                    if k not in known
-                )
-                if all(type(v) is str and v.isascii() for v in known.values()):
-                    return self._once(
-                        ("attributes", *known.items()), lambda v, _: encode_value(v), known, hook
-                    )
-                return encode_value(known, where=where, hook=hook)
             case "custom" if _has_text_configs(value, 0):
                 raise UnsupportedValueError(
                     "settings of inductor that are no numbers stay behind",
@@ -310,6 +301,23 @@ class MetaEncoder:
                 return FunctionValue(kind="hop", name=value.name())
             case _:
                 return encode_value(value, where=where, hook=hook)
+
+    def _attributes(
+        self, value: dict[str, Any], hook: EncodeHook, lost: list[tuple[str, str]]
+    ) -> Value:
+        """``meta["tensor_dict"]`` without what only the user's program reads."""
+        known = {k: v for k, v in value.items() if k in _TENSOR_ATTRIBUTES}
+        if len(known) < len(value):
+            lost.extend(
+                (f"tensor_dict.{k}", "an attribute of the user's tensor")
+                for k in value
+                if k not in known
+            )
+        if all([type(v) is str and v.isascii() for v in known.values()]):  # noqa: C419 - faster
+            return self._once(
+                ("attributes", *known.items()), lambda v, _: encode_value(v), known, hook
+            )
+        return encode_value(known, where="meta['tensor_dict']", hook=hook)
 
     def _module_key(self, key: Any) -> Any:
         """The key of a module, counted in the order seen where Dynamo uses the address."""
