@@ -34,6 +34,7 @@ from .desc import (
     Record,
     SourceDesc,
     StackDesc,
+    SymDesc,
 )
 from .errors import FormatError, LimitError, UnsupportedValueError, VersionError
 from .fast_reader import FastReader, GaveUp
@@ -389,22 +390,27 @@ class Encoder:
         table = self._tables[_STORAGES]
         seen, rows, depths, fast = table.seen, table.rows, table.depths, self._fast
         table.alive.append(tensors)
+        encode = plan_of(SymDesc).encode
         for tensor in tensors:
             storage = tensor.storage
             if storage is None or id(storage) in seen:
                 continue
             number, nbytes = storage.id, storage.nbytes
-            if (
-                fast
-                and type(number) is type(nbytes) is int
-                and -_LARGE < number < _LARGE
-                and -_LARGE < nbytes < _LARGE
-            ):
-                seen[id(storage)] = len(rows)
-                rows.append(_raw(b'{"id":%d,"nbytes":%d}' % (number, nbytes)))
-                depths.append(1)
+            if not fast or type(number) is not int or not -_LARGE < number < _LARGE:
+                self.put(_STORAGES, storage)
+                continue
+            if type(nbytes) is SymDesc:
+                text: Any = self.once(encode, nbytes)
+                row, depth = b'{"id":%d,"nbytes":%b}' % (number, text), self._written[id(nbytes)][2]
+            elif type(nbytes) is int and -_LARGE < nbytes < _LARGE:
+                row, depth = b'{"id":%d,"nbytes":%d}' % (number, nbytes), 0
             else:
                 self.put(_STORAGES, storage)
+                continue
+            seen[id(storage)] = len(rows)
+            rows.append(_raw(row))
+            depths.append(depth + 1)
+        self._deepest = 0
 
     def _add_tensors(self, table: _Table, tensors: Iterable[MetaTensorDesc]) -> None:
         """Most of them are like an earlier one in all but what they refer to, which is there."""
