@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+import msgspec
 import torch
 
 from . import _torch, facts
@@ -70,17 +71,11 @@ class _FakeLayout(NamedTuple):
     symbols: tuple[SymbolFactDesc, ...]
 
 
-class _Facts(NamedTuple):
-    """What is to be known of a plain fake tensor."""
-
-    kind: int
-    dtype: str
-    layout: _FakeLayout
-    storage: torch.UntypedStorage
-    requires_grad: bool
-    is_leaf: bool
-    is_parameter: bool
-    base: torch.Tensor | None
+_Facts: TypeAlias = tuple[
+    int, torch.dtype, _FakeLayout, torch.UntypedStorage, bool, bool, bool, "torch.Tensor | None"
+]
+"""What is to be known of a plain fake tensor: its kind, dtype, layout and storage, whether it
+requires a gradient, is a leaf or a parameter, and its base."""
 
 
 class _FakeLayouts:
@@ -173,6 +168,7 @@ class FakeRecords:
         # Inside of `settled`; records by the id of a tensor, which the entry keeps alive.
         self._layouts: _FakeLayouts | None = None
         self._known: dict[int, tuple[Any, MetaTensorDesc]] = {}
+        self._examples: dict[tuple[Any, ...], MetaTensorDesc] = {}
 
     @contextmanager
     def settled(self) -> Generator[None, None, None]:
@@ -185,6 +181,7 @@ class FakeRecords:
             finally:
                 self._layouts = None
                 self._known.clear()
+                self._examples.clear()
 
     def of(
         self, t: Any, path: str, part: Callable[[torch.Tensor, str], MetaTensorDesc]
@@ -223,8 +220,8 @@ class FakeRecords:
             found = self._read(t)
             if found is not None and _is_as_it_began(t, found, d):
                 assert d.storage is not None
-                same.append((t, found.storage, d))
-                pairs.add((id(found.storage), d.storage.id))
+                same.append((t, found[3], d))
+                pairs.add((id(found[3]), d.storage.id))
         # A storage of the fakes for each of the inputs: another one came by way of ``x.data = y``.
         of_fakes, of_inputs = Counter([fake for fake, _ in pairs]), Counter([d for _, d in pairs])
         for t, storage, d in same:
@@ -239,34 +236,44 @@ class FakeRecords:
         found = self._read(t)
         if found is None:
             return None
-        base, layout = found.base, found.layout
-        return MetaTensorDesc(
-            id=self._tensors.of(t),
-            dtype=found.dtype,
+        kind, dtype, layout, storage, requires_grad, is_leaf, is_parameter, base = found
+        number = self._tensors.of(t)
+        storage_record = self._storages.of_size(storage, layout.nbytes)
+        key = (kind, dtype, id(layout), t.device, requires_grad, is_leaf, is_parameter)
+        example = self._examples.get(key) if base is None else None
+        if example is not None:
+            return msgspec.structs.replace(example, id=number, storage=storage_record)
+        d = MetaTensorDesc(
+            id=number,
+            dtype=name_of(dtype),
             device=device_name(t.device),
             size=layout.size,
             stride=layout.stride,
             storage_offset=layout.storage_offset,
-            storage=self._storages.of_size(found.storage, layout.nbytes),
-            requires_grad=found.requires_grad,
-            is_leaf=found.is_leaf,
-            is_inference=found.kind == PLAIN_INFERENCE and not _torch.inference_hidden(),
-            is_parameter=found.is_parameter,
+            storage=storage_record,
+            requires_grad=requires_grad,
+            is_leaf=is_leaf,
+            is_inference=kind == PLAIN_INFERENCE and not _torch.inference_hidden(),
+            is_parameter=is_parameter,
             is_view=base is not None,
             base=None if base is None else part(base, f"{path}.base"),
             creation_meta=None if base is None else creation_meta(t),
             is_fake=True,
             symbols=layout.symbols,
         )
+        if base is None and self._layouts is not None:
+            self._examples[key] = d
+        return d
 
     def _read(self, t: Any) -> _Facts | None:
         """What a record says of a plain fake tensor; ``None`` for any other."""
-        attribute = t.__dict__.get
+        attributes = t.__dict__
+        attribute = attributes.get
         kind = _kind(dispatch_keys(t).raw_repr())
         if (
             kind == NOT_PLAIN
             or torch_function_depth()
-            or not t.__dict__.keys() <= _ATTRIBUTES
+            or not attributes.keys() <= _ATTRIBUTES
             or attribute("pytype") is not None
             or attribute("dispatch_keys") is not None
             or attribute("_nested_int_memo") is not None
@@ -289,29 +296,24 @@ class FakeRecords:
             layout = layouts.of(t.size(), t.stride(), t.storage_offset(), storage.nbytes())
         except UnsupportedValueError:
             return None  # the plain path names the tensor
-        return _Facts(
-            kind,
-            name_of(dtype),
-            layout,
-            storage,
-            requires_grad,
-            is_leaf,
-            bool(attribute("_is_param", False)),
-            base,
-        )
+        is_parameter = bool(attribute("_is_param", False))
+        return kind, dtype, layout, storage, requires_grad, is_leaf, is_parameter, base
 
 
 def _is_as_it_began(t: Any, found: _Facts, d: MetaTensorDesc) -> bool:
     """Whether a fake tensor is what a converter makes of the record of an input."""
-    layout, storage = found.layout, d.storage
+    kind, dtype, layout, _, requires_grad, is_leaf, is_parameter, base = found
+    storage = d.storage
     return (
-        found.kind != PLAIN_INFERENCE
-        and found.base is None
+        kind != PLAIN_INFERENCE
+        and base is None
         and t._version == 0  # what changes its storage or data counts there
         and storage is not None
         and is_plain_input(d)
-        and (d.dtype, d.requires_grad, d.is_leaf, d.is_parameter)
-        == (found.dtype, found.requires_grad, found.is_leaf, found.is_parameter)
+        and d.requires_grad is requires_grad
+        and d.is_leaf is is_leaf
+        and d.is_parameter is is_parameter
+        and d.dtype == name_of(dtype)
         and d.device == device_name(t.device)
         and d.size == layout.size
         and d.stride == layout.stride
