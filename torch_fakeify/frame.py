@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from .container import Limits
-    from .desc import MetaTensorDesc, SymDesc
+    from .desc import MetaTensorDesc, SourceDesc, SymDesc
     from .desc_env import ShapeEnvDesc
 
 Compiled = Callable[..., Any]
@@ -364,6 +364,11 @@ class Instance:
                 sym=self._make_sym,
                 retarget=retarget.device if retarget else None,
                 sources=self._sources,
+                made={
+                    id(d.tensor): value
+                    for d, value in zip(desc.inputs, self.inputs, strict=True)
+                    if d.tensor is not None
+                },
             )
         self.tracing_context = _torch.TracingContext(self.fake_mode)
         with refusing("$.inputs"):
@@ -475,8 +480,10 @@ class Instance:
                 found=str(len(self.inputs)),
                 fix="The file is damaged: record the frame again",
             )
-        for fx_node, desc, value in zip(placeholders, self.desc.inputs, self.inputs, strict=True):
-            self._dress_placeholder(fx_node, desc, value)
+        known = [n.source for n in self.desc.graph.nodes if n.op == "placeholder"]
+        rows = zip(placeholders, self.desc.inputs, self.inputs, known, strict=True)
+        for fx_node, desc, value, source in rows:
+            self._dress_placeholder(fx_node, desc, value, source)
         if all(desc.source is not None for desc in self.desc.inputs):
             self.gm.meta["dynamo_compile_id"] = self._compile_id()
             object.__setattr__(
@@ -488,8 +495,10 @@ class Instance:
                 },
             )
 
-    def _dress_placeholder(self, fx_node: torch.fx.Node, desc: InputDesc, value: Any) -> None:
-        if desc.source is not None:
+    def _dress_placeholder(
+        self, fx_node: torch.fx.Node, desc: InputDesc, value: Any, known: SourceDesc | None
+    ) -> None:
+        if desc.source is not None and desc.source is not known:  # else the node has it
             fx_node._dynamo_source = decode_source(desc.source, memo=self._sources)  # pyright: ignore[reportAttributeAccessIssue]
         if desc.tensor is None:
             return

@@ -385,6 +385,7 @@ def decode_graph(
     sym: Callable[[SymDesc], Any],
     retarget: Callable[[str], str] | None = None,
     sources: DecodeMemo | None = None,
+    made: Mapping[int, torch.Tensor] = _NOTHING,
 ) -> torch.fx.GraphModule:
     """The graph of a record. Nothing that the record names is called.
 
@@ -395,13 +396,14 @@ def decode_graph(
         retarget: the new name of a device, for the devices among the constants; ``convert`` is
             expected to do the same to tensors.
         sources: what was decoded of the same records before; see `sources.decode_source`.
+        made: what was converted before, by the ids of records.
 
     Raises:
         FormatError: the record is malformed; the error has its ``$.path``.
         UnknownNameError: an operator, function, class or method is not known or not allowed here.
     """
     memo = {} if sources is None else sources
-    return _Decoder(convert, sym, Devices(retarget), memo).decode(d, "$", 0)
+    return _Decoder(convert, sym, Devices(retarget), memo, made).decode(d, "$", 0)
 
 
 class _Scope(NamedTuple):
@@ -419,8 +421,10 @@ class _Decoder:
         sym: Callable[[SymDesc], Any],
         devices: Devices,
         sources: DecodeMemo,
+        made: Mapping[int, torch.Tensor],
     ) -> None:
         self.sources = sources
+        self.made = made
         self.convert = convert
         self.sym = sym
         self.devices = devices
@@ -483,8 +487,12 @@ class _Decoder:
                 fx_node.meta["stack_trace"] = meta.stack(desc.stack)
         for fx_node, desc in zip(scope.nodes, d.nodes, strict=True):
             if desc.source is not None:
-                source = decode_source(desc.source, memo=self.sources)
-                fx_node._dynamo_source = source  # pyright: ignore[reportAttributeAccessIssue]
+                known_source = self.sources.get(id(desc.source))
+                fx_node._dynamo_source = (  # pyright: ignore[reportAttributeAccessIssue]
+                    decode_source(desc.source, memo=self.sources)
+                    if known_source is None
+                    else known_source[1]
+                )
         kept.clear()
         check_attributes(d.nodes, scope.nodes, where)
         _restore_users(d, scope.nodes, where)
@@ -494,7 +502,11 @@ class _Decoder:
         """The tensors that are the values of nodes, by the id of their records, which these keep."""
         tensors = [v.tensor for n in d.nodes for _, v in n.meta if type(v) is TensorValue]
         tensors.sort(key=_is_view)  # their bases among them come first
-        return {id(tensor): self.convert(tensor) for tensor in tensors}
+        converted = dict(self.made)
+        for tensor in tensors:
+            if id(tensor) not in converted:
+                converted[id(tensor)] = self.convert(tensor)
+        return converted
 
     def _decode_node(
         self,
