@@ -15,7 +15,7 @@ from record_facts import sharing
 from record_strategies import linked_tensor_descs, records
 from test_codec import RECORD_TYPES, chain_of_sources, tensor
 
-from torch_fakeify import bounds, codec, fast_reader, reader, row_texts, wire
+from torch_fakeify import bounds, fast_reader, reader, row_texts, wire, writer
 from torch_fakeify.codec import Decoder, Encoder, dumps, loads
 from torch_fakeify.container import Limits, read_container
 from torch_fakeify.desc import (
@@ -427,7 +427,7 @@ def test_what_cannot_be_written_is_named_where_it_stands() -> None:
 
 def test_chains_are_bounded_in_prepared_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row put together counts what is below it."""
-    monkeypatch.setattr(codec, "MAX_CHAIN", 4)
+    monkeypatch.setattr(writer, "MAX_CHAIN", 4)
     sources = [chain_of_sources(3), chain_of_sources(4)]
     tensors = [tensor(id=i, source=sources[0]) for i in range(3)]
     Encoder().prepare(sources[:1], tensors).add("some", tensors)
@@ -435,3 +435,65 @@ def test_chains_are_bounded_in_prepared_rows(monkeypatch: pytest.MonkeyPatch) ->
     for fast in (True, False):
         with pytest.raises(FakeifyError, match="rows in a chain"):
             Encoder(fast=fast).prepare(sources, tensors).add("some", tensors)
+
+
+def over(base: SourceDesc, field: Any, name: str = ".w") -> SourceDesc:
+    """A source over another one, with one field."""
+    return SourceDesc(
+        cls="AttrSource", name=base.name + name, base=base, fields=(("member", field),)
+    )
+
+
+TEXTS = ("w", "é\u2028", "a\nb", "100%d", "1", 1, True, 1.0, None, 'quo"te\\', "\ud800")
+"""Values of a field; the last one cannot be written."""
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from(TEXTS[:-1]), st.booleans())))
+@settings(max_examples=200, deadline=None)
+def test_sources_are_written_the_short_way_as_the_plain_way(
+    drawn: list[tuple[int, Any, bool]],
+) -> None:
+    """All at once or one by one, before the tree or in it: the rows of equal ones are one."""
+    sources = [SourceDesc(cls="LocalSource", name="L['a']", fields=(("local_name", "a"),))]
+    for under, value, begins in drawn:
+        base = sources[under % len(sources)]
+        made = over(base, value)
+        sources.append(made if begins else msgspec.structs.replace(made, name="other"))
+    for prepared in (sources, sources[::2], []):
+        fast, plain = (
+            Encoder(fast=fast).prepare(prepared, []).add("some", sources).members()
+            for fast in (True, False)
+        )
+        assert fast == plain
+        assert Decoder(fast).get("some", list) == sources
+    rows = msgspec.json.decode(fast["tables.json"])["sources"]
+    texts = list(map(msgspec.json.encode, rows))
+    assert len(set(texts)) == len(texts)
+
+
+def test_a_source_that_cannot_be_written_takes_no_other_with_it() -> None:
+    """It is named where it stands in the tree, and what was prepared beside it is written."""
+    root = SourceDesc(cls="LocalSource", name="L['a']", fields=(("local_name", "a"),))
+    good, bad = over(root, "w"), over(root, TEXTS[-1])
+    with pytest.raises(
+        UnsupportedValueError, match=r"^some.json \$\[1\]: a value cannot be written"
+    ):
+        Encoder().prepare([good, bad, over(good, "v")], []).add("some", [good, bad])
+    encoder = Encoder().prepare([good, bad, over(good, "v")], [])
+    assert Decoder(encoder.add("some", [good]).members()).get("some", list) == [good]
+
+
+@pytest.mark.parametrize("fields", [(("a",),), (("a", "b", "c"),), [["a", "b"]], (("a", ["b"]),)])
+def test_a_source_of_a_wrong_type_is_written_or_refused_as_ever(fields: Any) -> None:
+    """Whether it was prepared or not."""
+    root = SourceDesc(cls="LocalSource", name="L['a']", fields=(("local_name", "a"),))
+    bad = msgspec.structs.replace(over(root, "w"), fields=fields)
+
+    def way(*, fast: bool, prepared: list[SourceDesc]) -> Any:
+        try:
+            return Encoder(fast=fast).prepare(prepared, []).add("some", [bad]).members()
+        except (FakeifyError, TypeError, ValueError) as error:
+            return type(error), str(error)
+
+    plain = way(fast=False, prepared=[bad])
+    assert way(fast=True, prepared=[bad]) == way(fast=True, prepared=[]) == plain

@@ -14,12 +14,14 @@ import msgspec
 import pytest
 import torch
 from hostile_records import exchanged, places, texts
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import torch_fakeify as tfk
 from torch_fakeify import cli, paths, privacy, scalars
 from torch_fakeify.desc import FloatNode, FrameDesc, StackDesc
-from torch_fakeify.files import read_capture
+from torch_fakeify.files import private_members, read_capture
 from torch_fakeify.page import show_lines
 from torch_fakeify.privacy import privacy_lines
 
@@ -304,9 +306,11 @@ def test_no_place_keeps_an_absolute_path(home: Path, path: str) -> None:
             field = ".".join(kind.split(".")[-2:])
             if "ExprDesc" in kind or field in privacy._VOCABULARY | privacy._SYMBOLS:
                 continue  # words and names of torch's making
-            made = paths.without_paths(exchanged(record, place, lambda _: path))
+            changed = exchanged(record, place, lambda _: path)
+            made, _ = private_members(changed)
             left = [text for _, _, text in texts(made) if "bob" in text]
             assert left == [], kind
+            assert made == paths.without_paths(changed), kind
 
 
 def test_a_frame_without_paths_is_itself(home: Path) -> None:
@@ -314,6 +318,39 @@ def test_a_frame_without_paths_is_itself(home: Path) -> None:
     for record in records(home.parent / "plain"):
         assert paths.short_paths(record) is record
         assert paths.without_paths(record) == record
+
+
+@given(st.text(st.sampled_from("//\\\\ab1.:~'\"()[]\n\t é\u2028\x01"), min_size=3, max_size=14))
+@settings(max_examples=2000, deadline=None)
+@example("C:\\x")
+@example("\\\\host\\share")
+@example("a\n/b/c")
+@example("\x01/b/c")
+@example("file:///b")
+def test_a_path_shows_in_what_is_written(text: str) -> None:
+    """A search through JSON finds whatever would be shortened in a record."""
+    stack = StackDesc(frames=(FrameDesc(file="a.py", line=1, function="f", code=text),))
+    if paths.short_paths(stack) is not stack:
+        assert paths.may_mention_path(msgspec.json.encode(stack))
+
+
+def test_a_record_is_private_before_it_is_saved(tmp_path: Path) -> None:
+    """Whether it is looked at, saved, or given a backend's name first; and it is what is saved."""
+
+    def private(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    gm = make_fx(private, tracing_mode="fake")(torch.ones(2))
+    value = gm.graph.find_nodes(op="placeholder")[0].meta["val"]
+    gm.graph.find_nodes(op="placeholder")[0].meta["stack_trace"] = "see '/home/bob/x/y.py'"
+    made = [tfk.capture(gm, [value]) for _ in range(4)]
+    looked, saved, named, whole = (*made[:3], tfk.capture(gm, [value], paths="full"))
+    assert "bob" not in repr(looked.desc)
+    assert "bob" in repr(whole.desc)
+    named = named.with_backend("eager").with_backend(None)
+    for i, capture in enumerate((looked, saved, named)):
+        capture.save(tmp_path / f"{i}.fkf")
+        assert read_capture(tmp_path / f"{i}.fkf") == capture.desc == looked.desc
 
 
 EVIL = (

@@ -183,9 +183,7 @@ def _describe_input(
     )
 
 
-def _context_of(
-    fx_node: torch.fx.Node, tensor: Any, known: Mapping[int, Any]
-) -> Any | None:
+def _context_of(fx_node: torch.fx.Node, tensor: Any, known: Mapping[int, Any]) -> Any | None:
     if not isinstance(tensor, torch.Tensor):
         return None
     context = known.get(id(tensor))

@@ -173,9 +173,7 @@ MODULE_DROPPED: Mapping[str, str] = {
 
 _MODULE_STACKS = frozenset({"nn_module_stack", "fwd_nn_module_stack"})
 _FUNCTION_STACKS = frozenset({"source_fn_stack", "fwd_source_fn_stack"})
-_SHARED_KEYS = (
-    _MODULE_STACKS | _FUNCTION_STACKS | {"from_node", "output_stack_traces", "custom"}
-)
+_SHARED_KEYS = _MODULE_STACKS | _FUNCTION_STACKS | {"from_node", "output_stack_traces", "custom"}
 """Keys whose values many nodes have in common."""
 
 _CHECKED = frozenset({"from_node", "custom", "unbacked_bindings"})

@@ -8,7 +8,6 @@ import os
 import re
 import socket
 import sys
-from operator import attrgetter
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, TypeVar
 

@@ -69,6 +69,9 @@ FREQUENT: tuple[type[Record], ...] = (SymDesc, SymbolFactDesc)
 None of them holds one of another of them.
 """
 
+LONG = frozenset({"NodeDesc"})
+"""Names of types of which a record may hold very many: these are written one after the other."""
+
 TABLES = ("exprs", "stacks", "sources", "storages", "tensors")
 """The names of their tables."""
 
@@ -275,7 +278,7 @@ class Compiler:
     def _tuple(self, args: tuple[Any, ...]) -> Swap:
         if len(args) == 2 and args[1] is Ellipsis:
             item = self._swap(args[0])
-            several = each_text if getattr(args[0], "__name__", "") in ("NodeDesc",) else each
+            several = each_text if getattr(args[0], "__name__", "") in LONG else each
             encode, decode = self._pairs(args[0]) or several(item.encode), each(item.decode)
             if not set(FREQUENT).isdisjoint((args[0], *typing.get_args(args[0]))):
                 encode, decode = once_encoder(encode), once_text(tuple[item.wire, ...], decode)
