@@ -15,7 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from record_strategies import expr_descs, linked_tensor_descs, records
 
-from torch_fakeify import closures, codec, reader, strict_json, wire
+from torch_fakeify import chains, closures, codec, reader, strict_json, wire
 from torch_fakeify.codec import Decoder, Encoder, dumps, loads
 from torch_fakeify.desc import (
     ApplyNode,
@@ -638,14 +638,14 @@ def test_damaged_bytes_never_crash(data: st.DataObject) -> None:
 
 def test_chains_are_bounded_on_both_sides() -> None:
     """The longest chain that is written is read; one more is refused, without recursion."""
-    longest = chain_of_sources(codec.MAX_CHAIN)
+    longest = chain_of_sources(chains.MAX_CHAIN)
     assert loads(dumps(longest)).name == longest.name
     with pytest.raises(LimitError):
-        dumps(chain_of_sources(codec.MAX_CHAIN + 1))
+        dumps(chain_of_sources(chains.MAX_CHAIN + 1))
     with pytest.raises(LimitError):
         dumps(chain_of_sources(100_000))
     row = {"cls": "TypeSource", "name": "n"}
-    rows = [row] + [{**row, "base": i} for i in range(codec.MAX_CHAIN)]
+    rows = [row] + [{**row, "base": i} for i in range(chains.MAX_CHAIN)]
     with pytest.raises(LimitError) as error:
         loads(document(sources=rows))
     assert str(error.value) == "$.sources[250]: more than 250 rows in a chain"

@@ -321,12 +321,14 @@ def test_a_frame_without_paths_is_itself(home: Path) -> None:
 
 
 @given(st.text(st.sampled_from("//\\\\ab1.:~'\"()[]\n\t é\u2028\x01"), min_size=3, max_size=14))
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @example("C:\\x")
 @example("\\\\host\\share")
 @example("a\n/b/c")
 @example("\x01/b/c")
 @example("file:///b")
+@example("'/ 1/'")
+@example('"/ 1/"')
 def test_a_path_shows_in_what_is_written(text: str) -> None:
     """A search through JSON finds whatever would be shortened in a record."""
     stack = StackDesc(frames=(FrameDesc(file="a.py", line=1, function="f", code=text),))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from .desc import MetaTensorDesc, SourceDesc
+    from .desc_graph import GraphModuleDesc
 
 _MEMBER = "capture"
 
@@ -98,17 +100,20 @@ def private_members(desc: CaptureDesc) -> tuple[CaptureDesc, dict[str, bytes] | 
     """The frame with every absolute path in its texts shortened, and the members of its file.
 
     Most frames have none but in the stacks of their shape environment. In the text that is to be
-    written this shows soonest. There are no members of a frame that cannot be written.
+    written this shows soonest. There are no members where the record had to be searched itself.
     """
-    short = msgspec.structs.replace(desc, shape_env=short_paths(desc.shape_env))
-    try:
-        members = WRITERS[VERSION](short)
-        if any(map(may_mention_path, members.values())):
-            short = without_paths(desc)
+    if not _has_data(desc.graph):  # which may look like anything
+        short = msgspec.structs.replace(desc, shape_env=short_paths(desc.shape_env))
+        # What cannot be written is told when it is.
+        with contextlib.suppress(UnsupportedValueError, LimitError):
             members = WRITERS[VERSION](short)
-    except (UnsupportedValueError, LimitError):
-        return without_paths(desc), None
-    return short, members
+            if not any(map(may_mention_path, members.values())):
+                return short, members
+    return without_paths(desc), None
+
+
+def _has_data(graph: GraphModuleDesc) -> bool:
+    return bool(graph.tensor_data) or any(_has_data(sub) for _, sub in graph.submodules)
 
 
 def write_capture(

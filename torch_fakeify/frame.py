@@ -132,9 +132,11 @@ def _frame_name(tracing_context: Any | None) -> str | None:
 class Capture:
     """A captured frame. ``desc`` is all of its state.
 
-    Attributes:
+    Args:
         desc: the record.
         producer: the release that wrote the file it was read from; empty if it was not read.
+        paths: ``"short"`` where absolute paths in the record are still to be shortened. It is done
+            when ``desc`` is asked for or saved: whether there are any shows in what is to be written.
     """
 
     def __init__(
@@ -146,13 +148,13 @@ class Capture:
     ) -> None:
         self._desc = desc
         self._paths: Literal["short", "full"] = paths
-        """``"short"`` until paths are shortened, which is done when the record is asked for."""
         self._members: dict[str, bytes] | None = None
+        """Of the file, where they are known."""
         self.producer = producer
 
     @property
     def desc(self) -> CaptureDesc:
-        """The record."""
+        """The record, without absolute paths unless they were asked for."""
         if self._paths == "short":
             self._desc, self._members = private_members(self._desc)
             self._paths = "full"

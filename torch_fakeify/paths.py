@@ -197,7 +197,7 @@ def without_paths(desc: CaptureDesc) -> CaptureDesc:
 
 
 _POSIX_IN_JSON = re.compile(
-    rb"/(?:(?<=:/)|(?:(?<=[^\w.)\]}/~]/)|(?<=\\[nrtbf]/)|(?<=\\u[0-9a-fA-F]{4}/))[^\s/])"
+    rb"/(?:(?<=:/)|(?<=['\"]/)[^/\"]|(?:(?<=[^\w.)\]}/~]/)|(?<=\\[nrtbf]/)|(?<=\\u[0-9a-fA-F]{4}/))[^\s/])"
 )
 _OF_WINDOWS_IN_JSON = re.compile(rb'\\\\(?:(?<=[:"]\\\\)|\\\\)')
 

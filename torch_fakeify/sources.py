@@ -233,7 +233,8 @@ def encode_source(source: _torch.Source, *, memo: EncodeMemo | None = None) -> S
         UnsupportedValueError: the class is not torch's own, or a field has no record.
         LimitError: sources are nested too deep in fields of other sources.
     """
-    return _encode_source(source, memo, MAX_NESTING)
+    known = vars(source).get(_RECORD) if memo is None else None
+    return _encode_source(source, memo, MAX_NESTING) if known is None else known
 
 
 def _encode_source(source: _torch.Source, memo: EncodeMemo | None, left: int) -> SourceDesc:
