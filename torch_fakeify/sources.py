@@ -349,7 +349,12 @@ def decode_source(d: SourceDesc, *, memo: DecodeMemo | None = None) -> _torch.So
     if known is not None:
         return known[1]
     if d.base is not None:
-        return _decode_source(d, memo, MAX_NESTING)
+        below = memo.get(id(d.base))
+        linked = None if below is None else _linked(d, below[1])
+        if linked is None:
+            return _decode_source(d, memo, MAX_NESTING)
+        memo[id(d)] = d, linked
+        return linked
     source = _named(d) or _decode_link(d, None, memo, MAX_NESTING)
     memo[id(d)] = d, source
     return source
