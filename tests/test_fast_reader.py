@@ -497,3 +497,34 @@ def test_a_source_of_a_wrong_type_is_written_or_refused_as_ever(fields: Any) -> 
 
     plain = way(fast=False, prepared=[bad])
     assert way(fast=True, prepared=[bad]) == way(fast=True, prepared=[]) == plain
+
+
+@pytest.mark.parametrize("bad", [False, True], ids=["good", "beside_a_bad_one"])
+@pytest.mark.parametrize("fast", [True, False])
+def test_chains_of_texts_are_bounded(
+    monkeypatch: pytest.MonkeyPatch, fast: bool, bad: bool
+) -> None:
+    """Prepared all at once, and in the tree after some could not be prepared."""
+    monkeypatch.setattr(writer, "MAX_CHAIN", 4)
+    root = SourceDesc(cls="LocalSource", name="L['a']", fields=(("local_name", "a"),))
+    first = [over(root, TEXTS[-1]), over(root, "x", ".x")] if bad else []
+    chain = [root]
+    for _ in range(4):
+        chain.append(over(chain[-1], "w"))
+    encoder = Encoder(fast=fast).prepare([*first, *chain[:4]], []).add("some", chain[:4])
+    assert Decoder(encoder.members()).get("some", list) == chain[:4]
+    for prepared in ([*first, *chain], first):
+        with pytest.raises(FakeifyError, match="rows in a chain"):
+            Encoder(fast=fast).prepare(prepared, []).add("some", chain)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_expressions_count_in_chains(monkeypatch: pytest.MonkeyPatch, fast: bool) -> None:
+    """That of a storage's size is below the storage, which is below the tensor."""
+    symbolic = MetaStorageDesc(id=0, nbytes=SymDesc(expr=X, hint=4))
+    tensors = [tensor(storage=symbolic), tensor(id=1, storage=symbolic)]
+    monkeypatch.setattr(writer, "MAX_CHAIN", 3)
+    Encoder(fast=fast).prepare([], tensors).add("some", tensors)
+    monkeypatch.setattr(writer, "MAX_CHAIN", 2)
+    with pytest.raises(FakeifyError, match="rows in a chain"):
+        Encoder(fast=fast).prepare([], tensors).add("some", tensors)
