@@ -9,6 +9,7 @@ import warnings
 import weakref
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given, settings
@@ -670,3 +671,30 @@ def test_symbolic_sizes_that_a_transform_wraps() -> None:
         )
     assert found[0].functorch is not None
     assert found[0].functorch.kind == "batched"
+
+
+def test_fakes_of_one_layout_differ_where_they_differ() -> None:
+    """While nobody changes anything, each has the record that it has alone."""
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    with mode:
+        plain = torch.empty(2, 3)
+        fakes = [
+            plain,
+            torch.empty(2, 3),
+            torch.empty(2, 3, dtype=torch.int32),
+            torch.empty(2, 3, device="meta"),
+            torch.empty(2, 3, device="cuda"),
+            torch.empty(2, 3, requires_grad=True),
+            torch.empty(2, 3, requires_grad=True) * 2,
+            plain.view(2, 3),
+            plain.view(2, 3),
+            torch.empty(2, 3),
+        ]
+        with torch.inference_mode():
+            fakes.append(torch.empty(2, 3))
+    fakes.append(mode.from_tensor(torch.nn.Parameter(torch.ones(2, 3))))
+    fast, slow = MetaTensorDescriber(), MetaTensorDescriber(fast=False)
+    with fast.settled():
+        found = [fast.describe_tensor(t) for t in fakes]
+    assert found == [slow.describe_tensor(t) for t in fakes]
+    assert len({msgspec.structs.replace(d, id=0, storage=None, base=None) for d in found}) == 9
