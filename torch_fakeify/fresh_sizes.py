@@ -134,6 +134,8 @@ class FreshSizes:
         self._env: Any = shape_env
         self._range: Any = None
         """Of every symbol, once one was made."""
+        self._own_slocs: tuple[Any, Any] | None = None
+        """Where its bounds come from while there is no ``TracingContext``."""
         self._ids = _UniqueIds(shape_env)
         sources = dynamo_source()
         self._property_source: Any = sources.TensorPropertySource
@@ -342,15 +344,15 @@ class FreshSizes:
 
     def _slocs(self) -> tuple[Any, Any]:
         """Where the bounds of a symbol come from: these lines, and the user's where he is known."""
+        is_known = TracingContext.try_get() is not None
+        if self._own_slocs is not None and not is_known:
+            return self._own_slocs
         env = self._env
-        is_known = TracingContext.try_get() is not None or type(env) is not ShapeEnv
-        found = None if is_known else _OWN_SLOCS.get(env.specialize_zero_one)
-        if found is None:
-            reason = _lower_reason(env.specialize_zero_one)
-            upper = env._get_sloc()
-            found = env._get_sloc(reason) if isinstance(reason, str) else upper, upper
-            if not is_known:
-                _OWN_SLOCS[env.specialize_zero_one] = found
+        reason = _lower_reason(env.specialize_zero_one)
+        upper = env._get_sloc()
+        found = env._get_sloc(reason) if isinstance(reason, str) else upper, upper
+        if not is_known:
+            self._own_slocs = found
         return found
 
     def _add_source(self, symbol: sympy.Symbol, source: Any) -> None:
@@ -451,10 +453,6 @@ class _UniqueIds:
 _STARTS = 100
 _FROM = [frozenset(range(start, _STARTS)) for start in range(_STARTS)]
 """The numbers below 100 that are tried from each on."""
-
-
-_OWN_SLOCS: dict[bool, tuple[Any, Any]] = {}
-"""Where the bounds of symbols come from while there is no ``TracingContext``: by ``specialize_zero_one``."""
 
 
 @functools.cache
