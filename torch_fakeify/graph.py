@@ -487,12 +487,8 @@ class _Decoder:
                 fx_node.meta["stack_trace"] = meta.stack(desc.stack)
         for fx_node, desc in zip(scope.nodes, d.nodes, strict=True):
             if desc.source is not None:
-                known_source = self.sources.get(id(desc.source))
-                fx_node._dynamo_source = (  # pyright: ignore[reportAttributeAccessIssue]
-                    decode_source(desc.source, memo=self.sources)
-                    if known_source is None
-                    else known_source[1]
-                )
+                source = decode_source(desc.source, memo=self.sources)
+                fx_node._dynamo_source = source  # pyright: ignore[reportAttributeAccessIssue]
         kept.clear()
         check_attributes(d.nodes, scope.nodes, where)
         _restore_users(d, scope.nodes, where)

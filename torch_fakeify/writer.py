@@ -427,20 +427,20 @@ class Encoder:
         for field in obj.fields:
             if len(field) != 2 or type(field[1]) not in _PLAIN:
                 return self._add_record(index, table, obj)
-        depth, wire, over = 1, obj, obj.base
+        over = obj.base
         if over is not None:
             base = table.seen[id(over)]  # written before what refers to it
             depth = table.depths[base] + 1
-            wire = _shortened(obj, base, obj.fields)
+            if depth > MAX_CHAIN:
+                raise too_long()
             texts = _texts_of(obj, base)
-            if texts is not None and depth <= MAX_CHAIN:
-                position = table.texts.get(texts)
-                if position is None:
-                    position = table.texts[texts] = table.row_of(self._row(wire), depth)
-                return table.remember(obj, position)
-        if depth > MAX_CHAIN:
-            raise too_long()
-        return table.remember(obj, table.row_of(self._row(wire), depth))
+            position = None if texts is None else table.texts.get(texts)
+            if position is None:
+                position = table.row_of(self._row(_shortened(obj, base, obj.fields)), depth)
+                if texts is not None:
+                    table.texts[texts] = position
+            return table.remember(obj, position)
+        return table.remember(obj, table.row_of(self._row(obj), 1))
 
     def _add_storage(self, index: int, table: _Table, obj: MetaStorageDesc) -> int:
         """As `_add_record`: most storages have a number of bytes that is a number."""
