@@ -167,7 +167,9 @@ class Encoder:
         self.level, self._deepest, self._table = 0, 0, _NO_TABLE
         with contextlib.suppress(Fault):
             self._add_sources(sources)
-            self._add_storages(tensors)
+            for tensor in tensors:
+                if tensor.storage is not None:
+                    self.put(_STORAGES, tensor.storage)
             self._add_tensors(self._tables[_TENSORS], tensors)
         return self
 
@@ -215,35 +217,6 @@ class Encoder:
             raise Fault(f"a value cannot be written: {error}") from error
         table.rows.extend(map(msgspec.Raw, texts))
         rows.clear()
-
-    def _add_storages(self, tensors: Sequence[MetaTensorDesc]) -> None:
-        table = self._tables[_STORAGES]
-        seen, rows, depths, fast = table.seen, table.rows, table.depths, self._fast
-        table.alive.append(tensors)
-        encode = plan_of(SymDesc).encode
-        for tensor in tensors:
-            storage = tensor.storage
-            if storage is None or id(storage) in seen:
-                continue
-            if not fast or type(storage) is not MetaStorageDesc:
-                self.put(_STORAGES, storage)
-                continue
-            number, nbytes = storage.id, storage.nbytes
-            if type(number) is not int or not -_LARGE < number < _LARGE:
-                self.put(_STORAGES, storage)
-                continue
-            if type(nbytes) is SymDesc:
-                text: Any = self.once(encode, nbytes)
-                row, depth = b'{"id":%d,"nbytes":%b}' % (number, text), self._written[id(nbytes)][2]
-            elif type(nbytes) is int and -_LARGE < nbytes < _LARGE:
-                row, depth = b'{"id":%d,"nbytes":%d}' % (number, nbytes), 0
-            else:
-                self.put(_STORAGES, storage)
-                continue
-            seen[id(storage)] = len(rows)
-            rows.append(msgspec.Raw(row))
-            depths.append(depth + 1)
-        self._deepest = 0
 
     def _add_tensors(self, table: _Table, tensors: Iterable[MetaTensorDesc]) -> None:
         """Most of them are like an earlier one in all but what they refer to, which is there."""
@@ -443,13 +416,21 @@ class Encoder:
         return table.remember(obj, table.row_of(self._row(obj), 1))
 
     def _add_storage(self, index: int, table: _Table, obj: MetaStorageDesc) -> int:
-        """As `_add_record`: most storages have a number of bytes that is a number."""
-        number, nbytes = obj.id, obj.nbytes
-        if not self._fast or type(number) is not int or type(nbytes) is not int:
+        """As `_add_record`: a storage has two numbers, of which one may be symbolic."""
+        number, nbytes, deepest = obj.id, obj.nbytes, 0
+        if not self._fast or type(number) is not int or not -_LARGE < number < _LARGE:
             return self._add_record(index, table, obj)
-        if not (-_LARGE < number < _LARGE and -_LARGE < nbytes < _LARGE):
+        if type(nbytes) is SymDesc and self.level < MAX_NESTING - 1:
+            text: Any = self.once(plan_of(SymDesc).encode, nbytes)
+            deepest = self._written[id(nbytes)][2]
+            row = b'{"id":%d,"nbytes":%b}' % (number, text)
+        elif type(nbytes) is int and -_LARGE < nbytes < _LARGE:
+            row = b'{"id":%d,"nbytes":%d}' % (number, nbytes)
+        else:
             return self._add_record(index, table, obj)
-        return table.remember(obj, table.row_of(b'{"id":%d,"nbytes":%d}' % (number, nbytes), 1))
+        if deepest >= MAX_CHAIN:
+            raise too_long()
+        return table.remember(obj, table.row_of(row, deepest + 1))
 
     def _add_record(self, index: int, table: _Table, obj: Any) -> int:
         deepest, referrer, last = self._deepest, self._table, self._last
