@@ -428,6 +428,11 @@ def once_text(hint: Any, decode: Closure) -> Closure:
     return lambda state, text: state.once_text(hint, decode, text)
 
 
+def row_text(hint: Any, decode: Closure) -> Closure:
+    """For text of a wire type that is parsed only when its turn has come."""
+    return lambda state, text: decode(state, state.typed(hint, text))
+
+
 def too_nested() -> Fault:
     """The error for more than ``MAX_NESTING`` levels, which closures and their callers count."""
     return Fault(f"records are nested deeper than {MAX_NESTING} levels", kind=LimitError)

@@ -111,13 +111,14 @@ def _read_tables(
 ) -> Reader:
     """The validated tables of a document."""
     depth = check_text(text, where)
-    _check_header(text, where)
     if fast and depth <= MAX_NESTING:
         with contextlib.suppress(GaveUp, msgspec.MsgspecError, RecursionError):
             document = _document_decoder(fast=True).decode(text)
-            bounds.check_count(len(document.nodes), expr_nodes, f"{where}.nodes")
-            if is_canonical(document, text):
+            is_known = document.format == FORMAT and 1 <= document.version <= VERSION
+            if is_known and is_canonical(document, text):
+                bounds.check_count(len(document.nodes), expr_nodes, f"{where}.nodes")
                 return FastReader(document, len(text), where)
+    _check_header(text, where)
     strict = functools.partial(_document_decoder, strict=True)
     document = decode(_document_decoder(), text, where, strict=strict)
     bounds.check_count(len(document.nodes), expr_nodes, f"{where}.nodes")

@@ -11,7 +11,7 @@ import dataclasses
 import inspect
 import operator
 import types
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
 from sympy.logic.boolalg import Boolean
@@ -197,6 +197,11 @@ def decode_context(d: ContextDesc, *, memo: DecodeMemo | None = None) -> _torch.
     return _decode_context(d, "symbolic context", 0, memo)
 
 
+_Fields: TypeAlias = "list[tuple[Callable[[Any, Any], None], Any]]"
+_Example: TypeAlias = tuple[_Fields, _Fields]
+"""What sets the fields that contexts have in common, and those of which each has its own."""
+
+
 class Contexts:
     """Makes symbolic contexts of records: those that differ in their source alone after one example.
 
@@ -206,7 +211,7 @@ class Contexts:
 
     def __init__(self, memo: DecodeMemo) -> None:
         self._memo = memo
-        self._examples: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        self._examples: dict[tuple[Any, ...], _Example] = {}
 
     def make(self, d: ContextDesc) -> _torch.SymbolicContext:
         """As `decode_context`."""
@@ -217,11 +222,14 @@ class Contexts:
         if known is None:
             context = decode_context(d, memo=self._memo)
             if not d.specialize_on:  # lists of functions, which belong to one context
-                self._examples[key] = tuple([_own(get(context)) for get, _ in _STATEFUL_SLOTS])
+                self._examples[key] = _example(context)
             return context
         made = object.__new__(_torch.StatefulSymbolicContext)
-        for (_, put), value in zip(_STATEFUL_SLOTS, known, strict=True):
-            put(made, value.copy() if type(value) in _OWNED else value)
+        common, own = known
+        for put, value in common:
+            put(made, value)
+        for put, value in own:
+            put(made, value.copy())
         _put_source(made, decode_source(d.tensor_source, memo=self._memo))
         return made
 
@@ -230,26 +238,31 @@ _OWNED = frozenset({list, dict})
 """Types of which each context has an object of its own."""
 
 
-def _own(value: Any) -> Any:
-    return value.copy() if type(value) in _OWNED else value
-
-
 def _setter(cls: type, name: str) -> Callable[[Any, Any], None]:
     """What sets a field of a frozen class: its slot, if it has one."""
     put = getattr(inspect.getattr_static(cls, name, None), "__set__", None)
     return put or (lambda made, value: object.__setattr__(made, name, value))
 
 
+# But for its source.
 _STATEFUL_SLOTS = tuple(
     [
         (operator.attrgetter(field.name), _setter(_torch.StatefulSymbolicContext, field.name))
         for field in dataclasses.fields(_torch.StatefulSymbolicContext)
+        if field.name != "tensor_source"
     ]
 )
 _put_source = _setter(_torch.StatefulSymbolicContext, "tensor_source")
 _all_but_source = operator.attrgetter(
     *[name for name in ContextDesc.__struct_fields__ if name != "tensor_source"]
 )
+
+
+def _example(context: Any) -> _Example:
+    """How one like it is made, but for its source."""
+    values = [(put, get(context)) for get, put in _STATEFUL_SLOTS]
+    own = [(put, value.copy()) for put, value in values if type(value) in _OWNED]
+    return [(put, value) for put, value in values if type(value) not in _OWNED], own
 
 
 def plain_sizes(d: ContextDesc) -> tuple[str, ...] | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import re
 import types
 import typing
@@ -31,21 +32,34 @@ from .wire import (
     STEPPED,
     TABLES,
     Swap,
+    is_long,
     plan_of,
     record_type,
     swap_of,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 __all__ = ["FastReader", "GaveUp"]
 
 _MAX_TEMPLATES = 4096
 """Of a table: what is left is read row by row, so that a text of other rows is not held twice."""
 
-_ID = re.compile(rb'\{"id":(0|[1-9][0-9]{0,17})')
+_ID = b'{"id":'
 """How a row of a tensor or a storage begins."""
+
+_DIGITS = 18
+"""Of an id, which then has 64 bits."""
+
+_RECORD = re.compile(rb'\{"type":"record","name":"(\w+)","body":')
+"""How a tree begins that is a record alone."""
+
+_ONES = bytes(49 if 48 <= byte < 58 else byte for byte in range(256))
+"""Each digit as 1, with which a number may begin, as it may not with 0 before others."""
+
+_NUMBER = re.compile(rb"1+(?:\.1+)?(?:[eE][-+]?1+)?")
+"""Of such digits. What was read of one with a fraction may be written in another form."""
 
 _SOURCES = TABLES.index("sources")
 _STORAGES = TABLES.index("storages")
@@ -157,8 +171,8 @@ class FastReader(Reader):
         for wire in wires:
             text = bytes(wire)
             head, _, rest = text.partition(b",")
-            found = _ID.fullmatch(head)
-            if found is None:
+            number = head[len(_ID) :]
+            if not (head.startswith(_ID) and number.isdigit() and len(number) <= _DIGITS):
                 raise GaveUp
             known = templates.get(rest)
             row = None if known is not None else _row_of(cls, text)
@@ -167,7 +181,7 @@ class FastReader(Reader):
                 if known is not None:
                     templates[rest] = known
             if known is not None:
-                record, deepest = self._copy(known, int(found[1]))
+                record, deepest = self._copy(known, int(number))
             else:
                 self.level = self.deepest = 0
                 record, deepest = plan_of(cls).decode_row(self, row), self.deepest
@@ -232,22 +246,34 @@ class FastReader(Reader):
 
     # --- trees --------------------------------------------------------------------------------
 
+    def tree(self, data: bytes, where: str, depth: int = 0) -> Any:
+        """As the plain way, which it takes where msgspec cannot make the records themselves."""
+        found = _RECORD.match(data)
+        if found is not None and data.endswith(b"}"):
+            self.depth, self.last = depth, [0] * len(TABLES)
+            name, body = str(found[1], "ascii"), memoryview(data)[found.end() : -1]
+            record = self._direct(name, body)
+            if record is not None:
+                return record
+        return super().tree(data, where, depth)
+
     def _record(self, item: RecordItem) -> Any:
-        """As the plain way, which it takes where msgspec cannot make the record itself."""
         last = None if self.last is None else self.last.copy()
-        try:
-            cls = record_type(item.name)
-            if cls not in SHARED and self.depth <= MAX_NESTING:
-                text = memoryview(item.body)
-                wire = decoder(plan_of(cls).wire).decode(text)
-                if is_canonical(wire, text):
-                    del wire
-                    direct = msgspec.json.Decoder(_twin_of(cls), dec_hook=self._refer)
-                    return direct.decode(text)
-        except (Fault, msgspec.MsgspecError, RecursionError):
-            pass
+        record = self._direct(item.name, memoryview(item.body))
+        if record is not None:
+            return record
         self.last = last
         return super()._record(item)
+
+    def _direct(self, name: str, text: memoryview) -> Any:
+        """The record that msgspec makes of a text; ``None`` where it cannot."""
+        try:
+            cls = record_type(name)
+            if cls in SHARED or self.depth > MAX_NESTING or not _is_ours(cls, text):
+                return None
+            return msgspec.json.Decoder(_twin_of(cls), dec_hook=self._refer).decode(text)
+        except (Fault, msgspec.MsgspecError, RecursionError):
+            return None
 
     def _refer(self, kind: Any, wire: Any) -> Any:
         """What msgspec asks for: the record that a reference in the text stands for."""
@@ -281,6 +307,79 @@ def _row_of(cls: type[Record], text: bytes) -> dict[str, Any]:
     if not is_canonical(row, text):
         raise GaveUp
     return row
+
+
+# --- how a text is written ------------------------------------------------------------------------
+
+
+def _is_ours(cls: type[Record], text: memoryview) -> bool:
+    """Whether a record's text is as this package writes it: each key once and in its place.
+
+    Of long tuples this is asked of one row of those that differ in digits alone. How numbers are
+    written, and what stands in strings, makes no difference to what is read in either way.
+    """
+    wire = decoder(plan_of(cls).wire).decode(text)
+    if not is_canonical(wire, text):
+        return False
+    known: set[bytes] = set()
+    for hint, row in _long_rows(cls, wire):
+        alike = bytes(row).translate(_ONES)
+        if alike not in known:
+            if not _is_alike(msgspec.json.encode(decoder(hint).decode(alike)), alike):
+                return False
+            if len(known) < _MAX_TEMPLATES:
+                known.add(alike)
+    return True
+
+
+def _is_alike(written: bytes, text: bytes) -> bool:
+    """Whether two texts differ in numbers alone."""
+    return written == text or _without_numbers(written) == _without_numbers(text)
+
+
+def _without_numbers(text: bytes) -> bytes:
+    return _NUMBER.sub(b"1", text.translate(_ONES))
+
+
+def _long_rows(hint: Any, wire: Any) -> Iterator[tuple[Any, msgspec.Raw]]:
+    """The texts of `wire.LONG` rows in what was read of a type, each with its wire type."""
+    args = typing.get_args(hint)
+    if isinstance(hint, type) and issubclass(hint, Record):
+        for name, kind in _fields_with_rows(hint):
+            yield from _long_rows(kind, getattr(wire, name))
+    elif typing.get_origin(hint) is not tuple:
+        raise TypeError(f"records hold rows in tuples, not in {hint}")
+    elif is_long(args[0]):
+        row = swap_of(args[0]).wire
+        yield from ((row, text) for text in wire)
+    else:
+        kinds = itertools.repeat(args[0]) if args[-1] is Ellipsis else args
+        for kind, item in zip(kinds, wire):  # noqa: B905 - one of them may have no end
+            if _has_rows(kind):
+                yield from _long_rows(kind, item)
+
+
+@functools.cache
+def _fields_with_rows(cls: type[Record]) -> list[tuple[str, Any]]:
+    """The fields of a record below which there may be such rows, each with its type."""
+    return [(f.name, f.type) for f in msgspec.structs.fields(cls) if _has_rows(f.type)]
+
+
+@functools.cache
+def _has_rows(hint: Any) -> bool:
+    """Whether there may be such rows below a value of a type."""
+    seen: set[Any] = set()
+    pending = [hint]
+    while pending:
+        kind = pending.pop()
+        if is_long(kind):
+            return True
+        if kind not in seen:
+            seen.add(kind)
+            is_record = isinstance(kind, type) and issubclass(kind, Record)
+            fields = msgspec.structs.fields(kind) if is_record else ()
+            pending += [f.type for f in fields] or typing.get_args(kind)
+    return False
 
 
 # --- the types that msgspec makes of a tree -------------------------------------------------------

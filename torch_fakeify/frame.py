@@ -37,7 +37,7 @@ from .renaming import rename_symbols
 from .retarget import Retarget
 from .scalars import without_scalars
 from .shape_env import encode_stack, restore, snapshot
-from .sources import DecodeMemo, decode_source, encode_source
+from .sources import DecodeMemo, decode_source, decode_sources, encode_source
 from .text import clip, escape
 from .values import decode_value
 from .versions import is_newer, warn_of_torch, written_by
@@ -439,9 +439,8 @@ class Instance:
     def _decode_sources(self, desc: CaptureDesc) -> None:
         """Those of the inputs, which then are known."""
         with refusing("$.inputs"):
-            for each in desc.inputs:
-                if each.tensor is not None and each.tensor.source is not None:
-                    decode_source(each.tensor.source, memo=self._sources)
+            tensors = [each.tensor for each in desc.inputs if each.tensor is not None]
+            decode_sources([t.source for t in tensors if t.source is not None], self._sources)
 
     def _convert(self, desc: MetaTensorDesc) -> torch.Tensor:
         try:
@@ -488,13 +487,13 @@ class Instance:
             self._dress_placeholder(fx_node, desc, value, source)
         if all(desc.source is not None for desc in self.desc.inputs):
             self.gm.meta["dynamo_compile_id"] = self._compile_id()
+            parameters = [name for name, _ in self.desc.parameter_sources]
+            records = [record for _, record in self.desc.parameter_sources]
+            sources = decode_sources(records, self._sources)
             object.__setattr__(
                 self.gm,
                 "_param_name_to_source",
-                {
-                    name: decode_source(s, memo=self._sources)
-                    for name, s in self.desc.parameter_sources
-                },
+                dict(zip(parameters, sources, strict=True)),
             )
 
     def _dress_placeholder(

@@ -20,7 +20,7 @@ from ._torch import (
 from .desc import SymDesc
 from .fakes import META
 from .fresh_sizes import symbols_are_watched
-from .layouts import alias_of, holder_of, meta_of
+from .layouts import holder_of, meta_of
 from .plain_fakes import fake_of, has_autograd, is_changed, is_plain_whole
 from .static_fakes import make_leaf, set_storage
 
@@ -134,8 +134,9 @@ class KeptFakes:
 def _meta(layout: _Layout) -> torch.Tensor:
     if layout.shape is None:
         return empty_strided(layout.size, layout.stride, dtype=layout.dtype, device=META)
-    # Its sizes are not asked for again, as they would be by what takes sizes.
-    meta = alias_of(layout.shape)
+    # Below all dispatch, and of the sizes nothing is asked again, as by what takes sizes. The version
+    # counter is its own.
+    meta = layout.shape.data
     set_storage(meta, holder_of(layout.nbytes))
     return meta
 

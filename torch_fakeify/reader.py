@@ -141,13 +141,23 @@ class Reader:
             rows.append(row)
             depths.append(self.deepest + 1)
 
+    @staticmethod
+    def typed(hint: Any, text: Any) -> Any:
+        """A part of a document, of a wire type."""
+        try:
+            return decode(decoder(hint), memoryview(text), "$")
+        except FormatError as error:
+            path = (error.where or "$").removeprefix("$")
+            fault = Fault(error.what, error.expected, error.found, kind=type(error))
+            raise fault.at(path) from None
+
     def once(self, decode: Callable[[Reader, Any], Any], wire: Any) -> Any:
         """The record of one of `wire.FREQUENT`: the same object for all that was written alike."""
         return self._once(decode, self._write(wire), lambda _: wire)
 
     def once_text(self, hint: Any, decode: Callable[[Reader, Any], Any], text: Any) -> Any:
         """As `once`, a tuple that may hold some of them, of its text."""
-        return self._once(decode, bytes(text), functools.partial(_typed, hint))
+        return self._once(decode, bytes(text), functools.partial(self.typed, hint))
 
     def _once(
         self, decode: Callable[[Reader, Any], Any], text: bytes, parse: Callable[[bytes], Any]
@@ -275,9 +285,9 @@ class Reader:
             raise fault.at(".name") from None
         try:
             if table is not None:
-                return swap_of(cls).decode(self, _typed(swap_of(cls).wire, item.body))
+                return swap_of(cls).decode(self, self.typed(swap_of(cls).wire, item.body))
             plan = plan_of(cls)
-            return plan.decode(self, _typed(plan.wire, item.body))
+            return plan.decode(self, self.typed(plan.wire, item.body))
         except Fault as fault:
             raise fault.at(".body") from None
 
@@ -294,15 +304,6 @@ def decoder(hint: Any) -> msgspec.json.Decoder[Any]:
     """
     with _MAKING:
         return msgspec.json.Decoder(hint)
-
-
-def _typed(hint: Any, text: bytes | msgspec.Raw) -> Any:
-    """A part of a document, of a wire type."""
-    try:
-        return decode(decoder(hint), memoryview(text), "$")
-    except FormatError as error:
-        path = (error.where or "$").removeprefix("$")
-        raise Fault(error.what, error.expected, error.found, kind=type(error)).at(path) from None
 
 
 def postorder(root: int, args: list[tuple[int, ...]], limit: int = MAX_EXPR_NODES) -> list[int]:

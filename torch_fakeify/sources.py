@@ -13,7 +13,7 @@ import functools
 import inspect
 import types
 import typing
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -34,12 +34,13 @@ from .source_fields import RENDERED_RAW, is_a
 from .values import decode_value, encode_value
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 __all__ = [
     "DecodeMemo",
     "EncodeMemo",
     "decode_source",
+    "decode_sources",
     "encode_source",
     "name_of",
     "source_of",
@@ -94,9 +95,10 @@ class _Naming(msgspec.Struct, frozen=True):
     """Of all fields, and of what torch caches of the name."""
 
 
-class _Link(msgspec.Struct, frozen=True):
+class _Link(NamedTuple):
     """A source over another one of which no field, or one that is plain, says the rest."""
 
+    cls: type[Any]
     values: dict[str, Any]
     """Of all fields where they are not given."""
     needed: str | None
@@ -132,6 +134,13 @@ def _source_classes() -> Mapping[str, _SourceClass]:
         and cls.__module__ in (module.__name__, _torch.Source.__module__)
     }
     return types.MappingProxyType({name: _inspect(cls) for name, cls in found.items()})
+
+
+@functools.cache
+def _links() -> dict[str, _Link]:
+    """How sources over others are made, by the names of the classes for which there is a way."""
+    found = {name: known.link for name, known in _source_classes().items()}
+    return {name: link for name, link in found.items() if link is not None}
 
 
 def _inspect(cls: type[Any]) -> _SourceClass:
@@ -178,7 +187,7 @@ def _link(
     if len(required) > 1:
         return None
     if bare is not None:
-        return _Link(bare, needed, {name: frozenset({kind}) for name, kind in plain.items()})
+        return _Link(cls, bare, needed, {name: frozenset({kind}) for name, kind in plain.items()})
     is_name = cls.__name__ in _NAMES
     kinds = frozenset({str}) if is_name else _LITERALS.get((cls.__name__, needed or ""))
     if needed is None or kinds is None or fields.keys() != {needed}:
@@ -189,7 +198,7 @@ def _link(
         given: dict[str, Any] = {"base": base, needed: example}
         if type(example) in kinds and vars(cls(**given)) != given:
             return None
-    return _Link({}, needed, {needed: kinds}, is_name)
+    return _Link(cls, {}, needed, {needed: kinds}, is_name)
 
 
 def _naming(
@@ -348,16 +357,7 @@ def decode_source(d: SourceDesc, *, memo: DecodeMemo | None = None) -> _torch.So
     known = memo.get(id(d))
     if known is not None:
         return known[1]
-    if d.base is not None:
-        below = memo.get(id(d.base))
-        linked = None if below is None else _linked(d, below[1])
-        if linked is None:
-            return _decode_source(d, memo, MAX_NESTING)
-        memo[id(d)] = d, linked
-        return linked
-    source = _named(d) or _decode_link(d, None, memo, MAX_NESTING)
-    memo[id(d)] = d, source
-    return source
+    return decode_sources((d,), memo)[0]
 
 
 def base_source_of(source: _torch.Source) -> _torch.Source:
@@ -405,45 +405,54 @@ def _named(d: SourceDesc) -> Any:
     return source
 
 
-def _decode_source(d: SourceDesc, memo: DecodeMemo, left: int) -> _torch.Source:
-    chain: list[SourceDesc] = []
-    current: SourceDesc | None = d
-    source: Any = None
-    while current is not None:
-        known = memo.get(id(current))
-        if known is not None:
-            source = known[1]
-            break
-        chain.append(current)
-        current = current.base
-    while chain:
-        link = chain.pop()
-        source = _linked(link, source) or _named(link) or _decode_link(link, source, memo, left)
-        memo[id(link)] = link, source
-    return source
+def decode_sources(
+    records: Iterable[SourceDesc], memo: DecodeMemo, left: int = MAX_NESTING
+) -> list[_torch.Source]:
+    """As `decode_source`, of many.
 
-
-def _linked(d: SourceDesc, base: Any) -> Any:
-    """A source over another one without its constructor; ``None`` where `_decode_link` is needed."""
-    known = _source_classes().get(d.cls)
-    if known is None or known.link is None or base is None:
-        return None
-    link, given = known.link, d.fields
-    values = link.values.copy()
-    values["base"] = base
-    name = None
-    if given:
-        ((name, value), *more) = given
-        if more or type(value) not in link.kinds.get(name, ()):
-            return None
-        if link.is_name and "." in str(value):
-            return None
-        values[name] = value
-    if link.needed is not None and name != link.needed:
-        return None
-    source = _new(known.cls)
-    _set_attribute(source, "__dict__", values)
-    return source
+    Args:
+        records: the records.
+        memo: as there; what is decoded here is noted.
+        left: how deep sources may be nested in fields.
+    """
+    decoded: list[_torch.Source] = []
+    link_of = _links().get
+    for d in records:
+        chain: list[SourceDesc] = []
+        record: Any = d
+        source: Any = None
+        while record is not None:
+            known = memo.get(id(record))
+            if known is not None:
+                source = known[1]
+                break
+            chain.append(record)
+            record = record.base
+        while chain:
+            record = chain.pop()
+            link = None if source is None else link_of(record.cls)
+            if link is not None:
+                # Over another one, without its constructor: there are thousands of them.
+                cls, values, needed, kinds, is_name = link
+                name, given = None, record.fields
+                values = values.copy()
+                values["base"] = source
+                if given:
+                    name, value = given[0]
+                    values[name] = value
+                    dotted = is_name and "." in str(value)
+                    if len(given) > 1 or dotted or type(value) not in kinds.get(name, ()):
+                        link = None
+                if link is not None and (needed is None or name == needed):
+                    source = _new(cls)
+                    _set_attribute(source, "__dict__", values)
+                    memo[id(record)] = record, source
+                    continue
+            made = _named(record) if source is None else None
+            source = made or _decode_link(record, source, memo, left)
+            memo[id(record)] = record, source
+        decoded.append(source)
+    return decoded
 
 
 def _decode_link(
@@ -518,7 +527,7 @@ def _decode_field(value: Value, where: str, memo: DecodeMemo, left: int) -> Any:
                 raise LimitError(
                     f"sources are nested deeper than {MAX_NESTING} levels", where=where
                 )
-            return _decode_source(part.source, memo, left - 1)
+            return decode_sources((part.source,), memo, left - 1)[0]
         if isinstance(part, EnumValue) and part.cls == _PROPERTY:
             members = _torch.dynamo_source().TensorProperty.__members__
             if part.name not in members:

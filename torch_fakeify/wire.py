@@ -32,6 +32,7 @@ from .closures import (
     once_text,
     row_decoder,
     row_of_dict,
+    row_text,
     same,
     step_decoder,
     struct_decoder,
@@ -69,8 +70,8 @@ FREQUENT: tuple[type[Record], ...] = (SymDesc, SymbolFactDesc)
 None of them holds one of another of them.
 """
 
-LONG = frozenset({"NodeDesc"})
-"""Names of types of which a record may hold very many: these are written one after the other."""
+LONG = frozenset({"NodeDesc", "InputDesc"})
+"""Names of types of which a record may hold very many: these are written and read one by one."""
 
 TABLES = ("exprs", "stacks", "sources", "storages", "tensors")
 """The names of their tables."""
@@ -134,6 +135,11 @@ def swap_of(hint: Any) -> Swap:
 def table_of(cls: type[Any]) -> int | None:
     """Position of a shared type's table, ``None`` for other types."""
     return next((i for i, shared in enumerate(SHARED) if shared is cls), None)
+
+
+def is_long(hint: Any) -> bool:
+    """Whether a type is one of `LONG`."""
+    return getattr(hint, "__name__", "") in LONG
 
 
 def record_name(cls: type[Any]) -> str:
@@ -278,8 +284,10 @@ class Compiler:
     def _tuple(self, args: tuple[Any, ...]) -> Swap:
         if len(args) == 2 and args[1] is Ellipsis:
             item = self._swap(args[0])
-            several = each_text if getattr(args[0], "__name__", "") in LONG else each
-            encode, decode = self._pairs(args[0]) or several(item.encode), each(item.decode)
+            if is_long(args[0]):
+                read = row_text(item.wire, item.decode)
+                return Swap(tuple[msgspec.Raw, ...], each_text(item.encode), each(read))
+            encode, decode = self._pairs(args[0]) or each(item.encode), each(item.decode)
             if not set(FREQUENT).isdisjoint((args[0], *typing.get_args(args[0]))):
                 encode, decode = once_encoder(encode), once_text(tuple[item.wire, ...], decode)
                 return Swap(msgspec.Raw, encode, decode)
