@@ -85,9 +85,10 @@ class _SourceClass(msgspec.Struct, frozen=True):
     """How one over another source is made that one field at most tells from it."""
 
 
-class _Naming(msgspec.Struct, frozen=True):
+class _Naming(NamedTuple):
     """How torch names a source of which one text says all, if that is an identifier."""
 
+    cls: type[Any]
     field: str
     before: str
     after: str
@@ -141,6 +142,13 @@ def _links() -> dict[str, _Link]:
     """How sources over others are made, by the names of the classes for which there is a way."""
     found = {name: known.link for name, known in _source_classes().items()}
     return {name: link for name, link in found.items() if link is not None}
+
+
+@functools.cache
+def _namings() -> dict[str, _Naming]:
+    """How sources are made of which one text says all, by the names of their classes."""
+    found = {name: known.naming for name, known in _source_classes().items()}
+    return {name: naming for name, naming in found.items() if naming is not None}
 
 
 def _inspect(cls: type[Any]) -> _SourceClass:
@@ -214,7 +222,7 @@ def _naming(
     before, found, after = cls(**{field: example}).name.partition(f"'{example}'")
     if not found:
         return None
-    return _Naming(field, before + "'", "'" + after, {**bare, "_name_template": "", "name": ""})
+    return _Naming(cls, field, before + "'", "'" + after, {**bare, "_name_template": "", "name": ""})
 
 
 # --- sources --------------------------------------------------------------------------------------
@@ -357,7 +365,11 @@ def decode_source(d: SourceDesc, *, memo: DecodeMemo | None = None) -> _torch.So
     known = memo.get(id(d))
     if known is not None:
         return known[1]
-    return decode_sources((d,), memo)[0]
+    if d.base is not None:
+        return decode_sources((d,), memo)[0]
+    source = _named(d) or _decode_link(d, None, memo, MAX_NESTING)
+    memo[id(d)] = d, source
+    return source
 
 
 def base_source_of(source: _torch.Source) -> _torch.Source:
@@ -386,21 +398,17 @@ def _base_of_example() -> tuple[type[Any], dict[str, Any], str]:
 
 def _named(d: SourceDesc) -> Any:
     """A source of which one text says all; ``None`` for all others, also where the text is unusual."""
-    known, given = _source_classes().get(d.cls), d.fields
-    if known is None or d.base is not None or len(given) != 1:
+    naming, given = _namings().get(d.cls), d.fields
+    if naming is None or d.base is not None or len(given) != 1:
         return None
-    naming = known.naming
-    if naming is None:
-        return None
+    cls, needed, before, after, values = naming
     ((field, text),) = given
-    if type(text) is not str or field != naming.field or not text.isascii():
+    if type(text) is not str or field != needed or not text.isascii() or not text.isidentifier():
         return None
-    if not text.isidentifier():
-        return None
-    values = naming.values.copy()
+    values = values.copy()
     values[field] = text
-    values["_name_template"] = values["name"] = f"{naming.before}{text}{naming.after}"
-    source = _new(known.cls)
+    values["_name_template"] = values["name"] = before + text + after
+    source = _new(cls)
     _set_attribute(source, "__dict__", values)
     return source
 
