@@ -405,11 +405,11 @@ def _named(d: SourceDesc) -> Any:
     ((field, text),) = given
     if type(text) is not str or field != needed or not text.isascii() or not text.isidentifier():
         return None
-    values = values.copy()
-    values[field] = text
-    values["_name_template"] = values["name"] = before + text + after
     source = _new(cls)
-    _set_attribute(source, "__dict__", values)
+    own = source.__dict__
+    own.update(values)
+    own[field] = text
+    own["_name_template"] = own["name"] = before + text + after
     return source
 
 
@@ -443,17 +443,18 @@ def decode_sources(
                 # Over another one, without its constructor: there are thousands of them.
                 cls, values, needed, kinds, is_name = link
                 name, given = None, record.fields
-                values = values.copy()
-                values["base"] = source
+                made = _new(cls)
+                own = made.__dict__
+                own.update(values)
+                own["base"] = source
                 if given:
                     name, value = given[0]
-                    values[name] = value
+                    own[name] = value
                     dotted = is_name and "." in str(value)
                     if len(given) > 1 or dotted or type(value) not in kinds.get(name, ()):
                         link = None
                 if link is not None and (needed is None or name == needed):
-                    source = _new(cls)
-                    _set_attribute(source, "__dict__", values)
+                    source = made
                     memo[id(record)] = record, source
                     continue
             made = _named(record) if source is None else None
