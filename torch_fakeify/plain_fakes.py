@@ -10,9 +10,17 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import is_inference_mode_enabled
+from torch.compiler import is_exporting
 
 from . import _torch
-from ._torch import FakeTensor, key_excluded, make_subclass
+from ._torch import (
+    FakeTensor,
+    key_excluded,
+    key_included,
+    make_subclass,
+    peek_interpreter_stack,
+)
 
 if TYPE_CHECKING:
     from .desc import MetaTensorDesc
@@ -56,6 +64,7 @@ _WHOLE = {
     "base": None,
     "creation_meta": None,
 }
+_FUNCTIONALIZE = _torch.DispatchKey.Functionalize
 _NEEDED_KEYS = (
     _torch.DispatchKey.AutogradFunctionality,
     _torch.DispatchKey.ADInplaceOrView,
@@ -108,10 +117,10 @@ def is_plain_input(d: MetaTensorDesc) -> bool:
 def is_changed() -> bool:
     """Whether what is active around a call changes how tensors are made."""
     return (
-        torch.is_inference_mode_enabled()
-        or _torch.functionalize_included()
-        or _torch.peek_interpreter_stack() is not None
-        or torch.compiler.is_exporting()
+        is_inference_mode_enabled()
+        or key_included(_FUNCTIONALIZE)
+        or peek_interpreter_stack() is not None
+        or is_exporting()
     )
 
 
