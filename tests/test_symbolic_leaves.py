@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,10 +21,11 @@ from torch.fx.experimental.symbolic_shapes import (
     StatefulSymbolicContext,
     StatelessSymbolicContext,
 )
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_fakeify as tfk
-from torch_fakeify import fresh_sizes, static_fakes, symbolic_leaves
+from torch_fakeify import fresh_sizes, layouts, static_fakes
 from torch_fakeify.convert import MetaConverter
 
 if TYPE_CHECKING:
@@ -111,21 +113,48 @@ def test_repeated_layouts_are_what_torch_makes(
     assert state(envs[1]) == state(envs[2])
 
 
-def test_the_second_of_a_layout_is_an_alias_of_the_prototype(
+def test_those_after_the_first_are_aliases_of_the_prototype(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """No size is looked at again."""
+    """No size is looked at again, and few more are made than are asked for."""
     env = ShapeEnv()
-    calls: list[Any] = []
-    plain = symbolic_leaves.alias_of
+    shapes: set[int] = set()
+    made = 0
+    plain = layouts.aliases_of
 
-    def alias(shape: torch.Tensor, *, quiet: bool) -> torch.Tensor:
-        calls.append(shape)
-        return plain(shape, quiet=quiet)
+    def aliases(shape: torch.Tensor, count: int, *, quiet: bool) -> list[torch.Tensor]:
+        nonlocal made
+        shapes.add(id(shape))
+        made += count
+        return plain(shape, count, quiet=quiet)
 
-    monkeypatch.setattr(symbolic_leaves, "alias_of", alias)
-    fakes_of([torch.empty(4, 5) for _ in range(4)], env)
-    assert len(calls) == 3
+    monkeypatch.setattr(layouts, "aliases_of", aliases)
+    for count in (4, 100):
+        made = 0
+        shapes.clear()
+        fakes_of([torch.empty(count, 5) for _ in range(count)], env)
+        assert len(shapes) == 1
+        assert count - 1 <= made <= 1.5 * count
+
+
+def test_a_stock_gives_each_tensor_once() -> None:
+    """Also to threads that ask at the same time."""
+    env = ShapeEnv()
+    fake = fakes_of([torch.empty(4, 5)], env)[0]
+    size, nbytes = fake.size(), fake.untyped_storage().nbytes()
+    with no_dispatch():
+        stock = layouts.Stock(layouts.meta_of(size, fake.stride(), torch.float32, nbytes), nbytes)
+    with ThreadPoolExecutor(4) as pool:
+        taken = [
+            each
+            for some in pool.map(lambda _: [stock.take() for _ in range(50)], range(4))
+            for each in some
+        ]
+    assert len({id(t) for t in taken}) == 200
+    assert len({t.untyped_storage()._cdata for t in taken}) == 200
+    assert all(t.size() == size and t.untyped_storage().nbytes() == nbytes for t in taken)
+    taken[0].add_(1)
+    assert [t._version for t in taken] == [1] + [0] * 199
 
 
 def test_each_has_nodes_a_storage_and_a_version_of_its_own() -> None:

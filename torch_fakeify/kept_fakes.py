@@ -20,9 +20,9 @@ from ._torch import (
 from .desc import SymDesc
 from .fakes import META
 from .fresh_sizes import symbols_are_watched
-from .layouts import holder_of, meta_of
+from .layouts import holder_of, meta_of, set_storage
 from .plain_fakes import fake_of, has_autograd, is_changed, is_plain_whole
-from .static_fakes import make_leaf, set_storage
+from .static_fakes import make_leaf
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
     from .fresh_sizes import FreshGeometry
 
-__all__ = ["ABOVE_META", "Layouts", "Shell", "alias_of", "holder_of", "is_alone", "meta_of"]
+__all__ = ["ABOVE_META", "Layouts", "Shell", "Stock", "aliases_of", "holder_of", "is_alone"]
+__all__ += ["meta_of", "set_storage"]
 
 _SymInt = torch.SymInt
 
@@ -92,18 +93,19 @@ def is_alone() -> bool:
     return not (dispatch_modes_active() or key_included(_PYTHON_DISPATCHER))
 
 
-def alias_of(shape: torch.Tensor, *, quiet: bool = False) -> torch.Tensor:
-    """A meta tensor of that shape; ``quiet`` if it was just seen that nothing else sees the operator."""
+def aliases_of(shape: torch.Tensor, count: int, *, quiet: bool = False) -> list[torch.Tensor]:
+    """Meta tensors of that shape; ``quiet`` if it was just seen that nothing else sees the operator."""
     if not (quiet or (is_alone() and not key_excluded(_VIEWS))):
         guard = without_keys(ABOVE_META)
         try:
-            return shape[...]  # below autograd this is no view: its version counter is its own
+            # Below autograd these are no views: their version counters are their own.
+            return [shape[...] for _ in range(count)]
         finally:
             del guard
     # Where nothing else sees the operator, without the guard: to make one takes as long as the alias.
     set_key_excluded(_VIEWS, True)
     try:
-        return shape[...]
+        return [shape[...] for _ in range(count)]
     finally:
         set_key_excluded(_VIEWS, False)
 
@@ -115,6 +117,49 @@ _UP_TO_STORAGE_SIZE = (
 )
 holder_of = functools.partial(make_wrapper_subclass, *_UP_TO_STORAGE_SIZE)
 """A tensor on a storage of that many bytes."""
+
+_torch_functions: Any = torch
+set_storage = _torch_functions._functionalize_unsafe_set
+"""Gives a tensor the storage of another one, and changes nothing else."""
+
+_MOST = 32
+"""How many meta tensors are made before they are asked for."""
+
+
+class Stock:
+    """Meta tensors of one shape, each on a storage of its own.
+
+    Those that are asked for again and again are made some at a time: for the processor, which has the
+    code at hand then, each takes half as long.
+
+    Args:
+        shape: a meta tensor that has it.
+        nbytes: of the storages.
+    """
+
+    __slots__ = ("_made", "_nbytes", "_ready", "_shape")
+
+    def __init__(self, shape: torch.Tensor, nbytes: Any) -> None:
+        self._shape = shape
+        self._nbytes = nbytes
+        self._ready: list[torch.Tensor] = []
+        self._made = 0
+
+    def take(self, *, quiet: bool = False) -> torch.Tensor:
+        """One of them; ``quiet`` as for `aliases_of`."""
+        try:
+            return self._ready.pop()
+        except IndexError:
+            pass
+        # No more in stock than half of those that were taken.
+        count = 1 + min(_MOST, self._made // 2)
+        self._made += count
+        made = aliases_of(self._shape, count, quiet=quiet)
+        for meta, holder in zip(made, [holder_of(self._nbytes) for _ in made], strict=True):
+            set_storage(meta, holder)
+        last = made.pop()
+        self._ready += made
+        return last
 
 
 class Layouts:

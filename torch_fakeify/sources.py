@@ -222,7 +222,9 @@ def _naming(
     before, found, after = cls(**{field: example}).name.partition(f"'{example}'")
     if not found:
         return None
-    return _Naming(cls, field, before + "'", "'" + after, {**bare, "_name_template": "", "name": ""})
+    return _Naming(
+        cls, field, before + "'", "'" + after, {**bare, "_name_template": "", "name": ""}
+    )
 
 
 # --- sources --------------------------------------------------------------------------------------

@@ -44,14 +44,10 @@ __all__ = [
     "is_untold",
     "make_leaf",
     "make_view",
-    "set_storage",
     "views_are_as_ever",
 ]
 
 _AS_STRIDED = torch.ops.aten.as_strided.default
-_torch_functions: Any = torch
-set_storage = _torch_functions._functionalize_unsafe_set
-"""Gives a tensor the storage of another one, and changes nothing else."""
 _UNSQUEEZE = torch.ops.aten.unsqueeze.default
 _DISPATCH = "__torch_dispatch__"
 _PRIM_DEVICE = torch.ops.prim.device.default

@@ -28,9 +28,8 @@ from .contexts import decode_context, plain_sizes
 from .desc import ContextDesc
 from .fakes import DTYPES, META
 from .fresh_sizes import common_dims, reuse_is_watched
-from .layouts import ABOVE_META, alias_of, holder_of, meta_of
+from .layouts import ABOVE_META, Stock, aliases_of, meta_of, set_storage
 from .plain_fakes import fake_of, is_changed, is_plain_real_leaf
-from .static_fakes import set_storage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, ItemsView
@@ -179,8 +178,8 @@ class Prototype(NamedTuple):
     """A meta tensor over molds; ``None`` where all sizes and strides are integers."""
     offset: _OffsetMold | None
     """That of its storage offset, if it is symbolic."""
-    nbytes: Any
-    """Of the storage."""
+    stock: Stock | None
+    """What makes more of them; of views nothing does."""
 
 
 class _Single(NamedTuple):
@@ -297,7 +296,7 @@ class SymbolicLeaves:
         assert known.shape is not None
         self._fresh.again(known.parts, known.symbolic, known.counts, source, None)
         try:
-            view = alias_of(known.shape, quiet=quiet)
+            (view,) = aliases_of(known.shape, 1, quiet=quiet)
             set_storage(view, meta)
         finally:
             if known.offset is not None:
@@ -425,7 +424,7 @@ class SymbolicLeaves:
             version=version,
             shape=shape,
             offset=offset_mold,
-            nbytes=nbytes,
+            stock=Stock(shape, nbytes) if shape is not None and own else None,
         )
         if not self._serves(known):
             return None
@@ -471,13 +470,11 @@ def _molded(made: FreshGeometry, dtype: torch.dtype) -> tuple[torch.Tensor, _Off
 
 def _like(known: Prototype, key: _Key, *, quiet: bool) -> torch.Tensor:
     """A meta tensor like a prototype, on a storage of its own."""
-    if known.shape is None:
+    if known.stock is None:
         _, size, stride, dtype, _ = key
         guard = without_keys(ABOVE_META)
         try:
             return empty_strided(size, stride, dtype=dtype, device=META)
         finally:
             del guard
-    meta = alias_of(known.shape, quiet=quiet)
-    set_storage(meta, holder_of(known.nbytes))
-    return meta
+    return known.stock.take(quiet=quiet)
