@@ -54,6 +54,9 @@ FLAT = frozenset(
 )
 """Large attributes whose entries are never changed in place: looking at each costs too much."""
 
+FLAT_LISTS = frozenset({"var_to_sources"})
+"""The same of the entries of lists in an attribute."""
+
 _OWN_MODULES = ("torch.fx.experimental.symbolic_shapes", "torch.fx.experimental.validator")
 """Objects of their classes, as attributes of a ``ShapeEnv``, are saved attribute by attribute."""
 
@@ -182,7 +185,7 @@ class _Saver:
         for name, value in attributes.items():
             kind = type(value)
             if kind in _CHANGING:
-                self.save(value, flat=name in FLAT)
+                self.save(value, flat=name in FLAT, flat_lists=name in FLAT_LISTS)
             elif kind.__module__ in _OWN_MODULES and hasattr(value, "__dict__"):
                 self._save_object(value)
 
@@ -193,8 +196,14 @@ class _Saver:
         self._objects.append((value, saved))
         self.save_attributes(saved)
 
-    def save(self, value: Any, *, flat: bool = False) -> None:
-        """One container, and the containers in it unless it is known to have none."""
+    def save(self, value: Any, *, flat: bool = False, flat_lists: bool = False) -> None:
+        """One container, and the containers in it unless it is known to have none.
+
+        Args:
+            value: the container.
+            flat: whether it has none.
+            flat_lists: whether it has lists that have none.
+        """
         if id(value) in self.copies:
             return
         kind = type(value)
@@ -202,7 +211,7 @@ class _Saver:
             saved = self.copies[id(value)] = dict.copy(value)
             self._dicts.append((value, saved))
             if not flat:
-                self._save_entries(saved.values())
+                self._save_entries(saved.values(), flat=flat_lists)
         elif kind is list:
             copy = self.copies[id(value)] = value.copy()
             self._lists.append((value, copy))
@@ -225,7 +234,8 @@ class _Saver:
             self.copies[id(value)] = graph = _SavedGraph(value, self)
             self.graphs.append(graph)
 
-    def _save_entries(self, values: Iterable[Any]) -> None:
+    def _save_entries(self, values: Iterable[Any], *, flat: bool = False) -> None:
+        """The containers among them, and those in these unless it is known that there are none."""
         kinds = set(map(type, values))
         if _CHANGING.isdisjoint(kinds):
             return
@@ -234,7 +244,8 @@ class _Saver:
         elif kinds == {list}:
             group = _Lists(list(values))
             self._groups.append(group)
-            self._save_entries(group.contents)
+            if not flat:
+                self._save_entries(group.contents)
         else:
             for value in values:
                 if type(value) in _CHANGING:
