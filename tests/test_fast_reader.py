@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import typing
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,11 @@ from torch_fakeify.desc import (
     SymbolFactDesc,
     SymbolNode,
     SymDesc,
+    TensorValue,
+    TupleValue,
 )
-from torch_fakeify.desc_frame import CaptureDesc
+from torch_fakeify.desc_frame import CaptureDesc, FakeModeDesc, InputDesc, ModesDesc
+from torch_fakeify.desc_graph import GraphModuleDesc, NodeDesc
 from torch_fakeify.errors import FakeifyError, UnsupportedValueError
 from torch_fakeify.reader import Reader
 
@@ -236,6 +240,115 @@ def test_an_edited_tree_is_read_or_refused_as_ever(old: bytes, new: bytes) -> No
     data = TREE.replace(old, new, 1)
     assert data != TREE
     assert outcome(data, fast=True) == outcome(data, fast=False)
+
+
+def graph(depth: int = 1) -> GraphModuleDesc:
+    """Nodes of which most are alike, as those of a model; in submodules, too."""
+    tensors = alike(6)
+    nodes = [
+        NodeDesc(
+            op="placeholder",
+            name=f"x{i}",
+            target=f"x{i}",
+            source=tensors[3 * i].source,
+            args=(TensorValue(tensor=tensors[3 * i + 1]),),
+            meta=(("val", TensorValue(tensor=tensors[3 * i])), ("eps", 10.0 ** (-4 - i))),
+        )
+        for i in range(6)
+    ]
+    inner = () if depth == 0 else ((f"m{depth}", graph(depth - 1)),)
+    return GraphModuleDesc(nodes=tuple(nodes), submodules=inner)
+
+
+FRAME = CaptureDesc(
+    graph=graph(),
+    inputs=tuple([InputDesc(name=f"x{i}", tensor=t) for i, t in enumerate(alike(4))]),
+    modes=ModesDesc(),
+    fake_mode=FakeModeDesc(),
+)
+EDITS_OF_ROWS = {
+    "blanks": (rb'"op":', rb'"op" :'),
+    "blanks between rows": (rb'\},\{"op"', rb'}, {"op"'),
+    "another order of keys": (rb'"op":"(\w+)","name":"(\w+)"', rb'"name":"\2","op":"\1"'),
+    "another order of steps": (rb'("args":\[.*?\]),(.*?)("meta":.*?\]\])', rb"\3,\2\1"),
+    "another order in an input": (rb'("name":"x\d+"),("tensor":-?\d+)', rb"\2,\1"),
+    "a key that occurs twice": (rb'"name":"(\w+)","target"', rb'"name":"y","name":"\1","target"'),
+    "a step that occurs twice": (rb'"source":(-?\d+)', rb'"source":0,"source":\1'),
+    "an input's step that occurs twice": (rb'"tensor":(-?\d+)\}', rb'"tensor":1,"tensor":\1}'),
+    "a name of digits alone": (rb'"name":"x\d+"', rb'"name":"77"'),
+    "a key with a digit": (rb'"name":', rb'"name1":'),
+    "a key that is escaped": (rb'"name":', rb'"n\\u0061me":'),
+    "a text that is escaped": (rb'"name":"x', rb'"name":"\\u0078'),
+    "a default that is written": (rb'"op":', rb'"type":null,"op":'),
+    "no name": (rb'"name":"x\d+",', rb""),
+    "a step to nowhere": (rb'"source":(-?\d+)', rb'"source":-\g<1>77'),
+    "a number in another form": (rb"1e-05|0\.0001", rb"0.1e-4"),
+    "a number of another type": (rb"1e-05|0\.0001", rb"1"),
+    "a step that is a float": (rb'"source":(-?\d+)', rb'"source":\1.0'),
+    "a number that is too large": (rb'"source":-?\d+', b'"source":' + b"9" * 30),
+}
+
+
+def member_outcome(members: dict[str, bytes], *, fast: bool) -> str:
+    """As `outcome`, of a member with its tables."""
+    try:
+        return repr(Decoder(members, fast=fast).get("frame", CaptureDesc))
+    except FakeifyError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def written(frame: CaptureDesc) -> dict[str, bytes]:
+    """The members of a frame."""
+    encoder = Encoder()
+    encoder.add("frame", frame)
+    return encoder.members()
+
+
+@pytest.mark.parametrize(("old", "new"), EDITS_OF_ROWS.values(), ids=EDITS_OF_ROWS)
+def test_an_edited_row_of_a_graph_is_read_or_refused_as_ever(old: bytes, new: bytes) -> None:
+    """Rows that differ in digits alone are looked at once; any edit makes another row of one."""
+    members = written(FRAME)
+    text = members["frame.json"]
+    places = list(re.finditer(old, text))
+    assert len(places) > 1
+    for place in places:
+        edited = text[: place.start()] + place.expand(new) + text[place.end() :]
+        assert edited != text
+        changed = {**members, "frame.json": edited}
+        assert member_outcome(changed, fast=True) == member_outcome(changed, fast=False)
+
+
+def test_rows_of_a_graph_are_read_the_short_way(ways: Ways) -> None:
+    """What is tested above is not all of it read in the plain way."""
+    assert Decoder(written(FRAME)).get("frame", CaptureDesc) == FRAME
+    assert ways.plain == 0
+
+
+@pytest.mark.parametrize("end", [b"]", b"}}", b"", b"} ", b"}\n", b"1", b",", b'"'])
+def test_the_end_of_a_member_is_looked_at(end: bytes) -> None:
+    """Its last bracket closes the object around the record."""
+    members = written(FRAME)
+    members["frame.json"] = members["frame.json"][:-1] + end
+    assert member_outcome(members, fast=True) == member_outcome(members, fast=False)
+
+
+@pytest.mark.parametrize("depth", [3, 40, 90, 97, 98, 99, 100, 101, 130])
+def test_nesting_in_a_graph_is_bounded_as_ever(depth: int) -> None:
+    """Values inside one another, in text that msgspec alone would read."""
+    value: Any = 1
+    for _ in range(3):
+        value = TupleValue(items=(value,))
+    node = NodeDesc(op="output", name="output", target="output", args=(value,))
+    frame = msgspec.structs.replace(FRAME, graph=GraphModuleDesc(nodes=(node,)))
+    members = written(frame)
+    opening, closing = b'{"type":"tuple","items":[', b"]}"
+    assert opening in members["frame.json"]
+    nested = opening * 3 + b"1" + closing * 3
+    deeper = opening * depth + b"1" + closing * depth
+    members["frame.json"] = members["frame.json"].replace(nested, deeper)
+    result = member_outcome(members, fast=True)
+    assert result == member_outcome(members, fast=False)
+    assert result.startswith("LimitError") == (depth > 97)
 
 
 @pytest.mark.parametrize("most", [3, 4, 5, 6])
