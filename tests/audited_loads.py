@@ -100,6 +100,17 @@ def calls_in(code: str) -> list[str]:
     return found
 
 
+def load_edited(tfk: Any, path: Path) -> None:
+    """Load the capture as if a person had edited it: what such a text takes is made once, too."""
+    from torch_fakeify.container import read_container, write_container
+
+    manifest, members = read_container(path)
+    members["capture.json"] = members["capture.json"].replace(b":", b": ", 1)
+    spare = path.with_suffix(".edited")
+    write_container(spare, members, features=manifest.features)
+    tfk.Capture.load(spare)
+
+
 def exchange_all(tfk: Any, path: Path, done: set[str]) -> dict[str, Any]:
     """Load the capture with each kind of text exchanged that no other one had."""
     from hostile_records import exchanged, places
@@ -171,6 +182,7 @@ def main() -> None:
             AUDIT.on = False
             found = [problem for code in codes for problem in calls_in(code)]
             report[turn][path.stem] = [*AUDIT.take(), *found]
+    load_edited(tfk, files[0])
     done: set[str] = set()
     for path in files:
         report["exchanged"][path.stem] = exchange_all(tfk, path, done)
