@@ -105,10 +105,11 @@ def load_edited(tfk: Any, path: Path) -> None:
     from torch_fakeify.container import read_container, write_container
 
     manifest, members = read_container(path)
-    members["capture.json"] = members["capture.json"].replace(b":", b": ", 1)
     spare = path.with_suffix(".edited")
-    write_container(spare, members, features=manifest.features)
-    tfk.Capture.load(spare)
+    for name in ("capture.json", "tables.json"):
+        edited = {**members, name: members[name].replace(b":", b": ", 1)}
+        write_container(spare, edited, features=manifest.features)
+        tfk.Capture.load(spare)
 
 
 def exchange_all(tfk: Any, path: Path, done: set[str]) -> dict[str, Any]:
