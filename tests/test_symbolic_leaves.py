@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -143,7 +144,8 @@ def test_a_stock_gives_each_tensor_once() -> None:
     fake = fakes_of([torch.empty(4, 5)], env)[0]
     size, nbytes = fake.size(), fake.untyped_storage().nbytes()
     with no_dispatch():
-        stock = layouts.Stock(layouts.meta_of(size, fake.stride(), torch.float32, nbytes), nbytes)
+        shape = layouts.meta_of(size, fake.stride(), torch.float32, nbytes)
+    stock = layouts.Stock(partial(layouts.on_own_storages, shape, nbytes))
     with ThreadPoolExecutor(4) as pool:
         taken = [
             each

@@ -8,7 +8,7 @@ checks are known to hold.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 import sympy
 import torch
@@ -32,13 +32,14 @@ from .fresh_sizes import symbols_are_watched
 from .size_exprs import storage_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from .fresh_sizes import FreshGeometry
 
 __all__ = ["ABOVE_META", "Layouts", "Shell", "Stock", "aliases_of", "holder_of", "is_alone"]
-__all__ += ["meta_of", "set_storage"]
+__all__ += ["meta_of", "on_own_storages", "set_storage"]
 
+_T = TypeVar("_T")
 _SymInt = torch.SymInt
 
 # Below them nothing of autograd, of a dispatch mode or of a Python dispatcher sees an operator.
@@ -126,27 +127,25 @@ _MOST = 32
 """How many meta tensors are made before they are asked for."""
 
 
-class Stock:
-    """Meta tensors of one shape, each on a storage of its own.
+class Stock(Generic[_T]):
+    """Meta tensors of one shape, each of which is given once.
 
     Those that are asked for again and again are made some at a time: for the processor, which has the
     code at hand then, each takes half as long.
 
     Args:
-        shape: a meta tensor that has it.
-        nbytes: of the storages.
+        make: makes as many as it is told, ``quiet`` as for `aliases_of`.
     """
 
-    __slots__ = ("_made", "_nbytes", "_ready", "_shape")
+    __slots__ = ("_made", "_make", "_ready")
 
-    def __init__(self, shape: torch.Tensor, nbytes: Any) -> None:
-        self._shape = shape
-        self._nbytes = nbytes
-        self._ready: list[torch.Tensor] = []
+    def __init__(self, make: Callable[[int, bool], list[_T]]) -> None:
+        self._make = make
+        self._ready: list[_T] = []
         self._made = 0
 
-    def take(self, *, quiet: bool = False) -> torch.Tensor:
-        """One of them; ``quiet`` as for `aliases_of`."""
+    def take(self, *, quiet: bool = False) -> _T:
+        """One of them."""
         try:
             return self._ready.pop()
         except IndexError:
@@ -154,12 +153,20 @@ class Stock:
         # No more in stock than half of those that were taken.
         count = 1 + min(_MOST, self._made // 2)
         self._made += count
-        made = aliases_of(self._shape, count, quiet=quiet)
-        for meta, holder in zip(made, [holder_of(self._nbytes) for _ in made], strict=True):
-            set_storage(meta, holder)
+        made = self._make(count, quiet)
         last = made.pop()
         self._ready += made
         return last
+
+
+def on_own_storages(
+    shape: torch.Tensor, nbytes: Any, count: int, quiet: bool
+) -> list[torch.Tensor]:
+    """Meta tensors of a shape, each on a storage of that many bytes."""
+    made = aliases_of(shape, count, quiet=quiet)
+    for meta, holder in zip(made, [holder_of(nbytes) for _ in made], strict=True):
+        set_storage(meta, holder)
+    return made
 
 
 class Layouts:

@@ -8,6 +8,7 @@ its sources, a storage of its own, and an alias of the first one's shape.
 from __future__ import annotations
 
 import operator
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sympy
@@ -28,7 +29,7 @@ from .contexts import decode_context, plain_sizes
 from .desc import ContextDesc
 from .fakes import DTYPES, META
 from .fresh_sizes import common_dims, reuse_is_watched
-from .layouts import ABOVE_META, Stock, aliases_of, meta_of, set_storage
+from .layouts import ABOVE_META, Stock, aliases_of, meta_of, on_own_storages, set_storage
 from .plain_fakes import fake_of, is_changed, is_plain_real_leaf
 
 if TYPE_CHECKING:
@@ -109,21 +110,7 @@ _FIELD_SET = frozenset(_FIELDS)
 
 
 class _OffsetMold(_Mold):
-    """The same of a storage offset."""
-
-    last: SymNode | None = None
-    """What it made last."""
-
-    def clone(self) -> SymNode:
-        self.last = node = _Mold.clone(self)
-        return node
-
-    def settle(self) -> None:
-        """Make an ordinary node of the last one."""
-        node: Any = self.last
-        if type(node) is _Offset:
-            node.__class__ = SymNode  # pyright: ignore[reportAttributeAccessIssue]
-        self.last = None
+    """The same of a storage offset: its nodes are `_Offset` at first."""
 
 
 class _Holds(SymNode):
@@ -174,12 +161,10 @@ class Prototype(NamedTuple):
     """Whether a dim that could be dynamic is none because of its size."""
     version: int
     """Of what the ``ShapeEnv`` replaces in expressions."""
-    shape: torch.Tensor | None
-    """A meta tensor over molds; ``None`` where all sizes and strides are integers."""
-    offset: _OffsetMold | None
-    """That of its storage offset, if it is symbolic."""
-    stock: Stock | None
-    """What makes more of them; of views nothing does."""
+    stock: Stock[torch.Tensor] | None
+    """Where sizes or strides are symbolic, more of them."""
+    views: Stock[tuple[torch.Tensor, Any]] | None
+    """The same of views, which get a storage, each with the node of its storage offset."""
 
 
 class _Single(NamedTuple):
@@ -286,21 +271,21 @@ class SymbolicLeaves:
             return None
         known = self._known.get(key) or self._learned(key)
         return (
-            known if known is not None and known.shape is not None and self._serves(known) else None
+            known if known is not None and known.views is not None and self._serves(known) else None
         )
 
     def view_like(
         self, known: Prototype, meta: torch.Tensor, source: Source, *, quiet: bool
     ) -> torch.Tensor:
         """A meta tensor as one that there was before, on the storage of ``meta``."""
-        assert known.shape is not None
+        assert known.views is not None
         self._fresh.again(known.parts, known.symbolic, known.counts, source, None)
+        view, offset = known.views.take(quiet=quiet)
         try:
-            (view,) = aliases_of(known.shape, 1, quiet=quiet)
             set_storage(view, meta)
         finally:
-            if known.offset is not None:
-                known.offset.settle()
+            if type(offset) is _Offset:
+                offset.__class__ = SymNode  # pyright: ignore[reportAttributeAccessIssue]
         return view
 
     def view(
@@ -412,7 +397,7 @@ class SymbolicLeaves:
         replaces = bool(self._env.replacements)
         if not all(_can_be_mold(node, replaces=replaces) for node in nodes):
             return None
-        shape, offset_mold = _molded(made, dtype) if nodes else (None, None)
+        shape = _molded(made, dtype) if nodes else None
         known = Prototype(
             parts=made.parts,
             symbolic=symbolic,
@@ -422,9 +407,10 @@ class SymbolicLeaves:
                 n < 2 and dim is not DimDynamic.STATIC for n, dim in zip(size, dims, strict=True)
             ),
             version=version,
-            shape=shape,
-            offset=offset_mold,
-            stock=Stock(shape, nbytes) if shape is not None and own else None,
+            stock=Stock(partial(on_own_storages, shape, nbytes))
+            if shape is not None and own
+            else None,
+            views=Stock(partial(_views, shape)) if shape is not None and not own else None,
         )
         if not self._serves(known):
             return None
@@ -442,11 +428,8 @@ def _can_be_mold(node: Any, *, replaces: bool) -> bool:
     )
 
 
-def _molded(made: FreshGeometry, dtype: torch.dtype) -> tuple[torch.Tensor, _OffsetMold | None]:
-    """A meta tensor whose aliases get nodes of their own, and the mold of its offset.
-
-    Its storage is not used.
-    """
+def _molded(made: FreshGeometry, dtype: torch.dtype) -> torch.Tensor:
+    """A meta tensor whose aliases get nodes of their own. Its storage is not used."""
     molds: list[_Mold] = []
     guard = no_dispatch_guard()
 
@@ -465,7 +448,14 @@ def _molded(made: FreshGeometry, dtype: torch.dtype) -> tuple[torch.Tensor, _Off
     for each in molds:
         each.values = tuple([vars(each)[name] for name in _FIELDS])
     del guard
-    return shape, None if type(offset) is int else offset.node
+    return shape
+
+
+def _views(shape: torch.Tensor, count: int, quiet: bool) -> list[tuple[torch.Tensor, Any]]:
+    """Meta tensors that get a storage, each with the node of its storage offset, if it has one."""
+    views = aliases_of(shape, count, quiet=quiet)
+    offsets: list[Any] = [view.storage_offset() for view in views]
+    return [(v, None if type(n) is int else n.node) for v, n in zip(views, offsets, strict=True)]
 
 
 def _like(known: Prototype, key: _Key, *, quiet: bool) -> torch.Tensor:
