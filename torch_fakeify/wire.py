@@ -71,7 +71,10 @@ None of them holds one of another of them.
 """
 
 LONG = frozenset({"NodeDesc", "InputDesc"})
-"""Names of types of which a record may hold very many: these are written and read one by one."""
+"""Names of types of which a record may hold very many: these are read one by one."""
+
+LONGEST = frozenset({"NodeDesc"})
+"""Those that are written one by one, too."""
 
 TABLES = ("exprs", "stacks", "sources", "storages", "tensors")
 """The names of their tables."""
@@ -286,7 +289,8 @@ class Compiler:
             item = self._swap(args[0])
             if is_long(args[0]):
                 read = row_text(item.wire, item.decode)
-                return Swap(tuple[msgspec.Raw, ...], each_text(item.encode), each(read))
+                several = each_text if args[0].__name__ in LONGEST else each
+                return Swap(tuple[msgspec.Raw, ...], several(item.encode), each(read))
             encode, decode = self._pairs(args[0]) or each(item.encode), each(item.decode)
             if not set(FREQUENT).isdisjoint((args[0], *typing.get_args(args[0]))):
                 encode, decode = once_encoder(encode), once_text(tuple[item.wire, ...], decode)
