@@ -16,8 +16,8 @@ from torch.compiler import is_exporting
 from . import _torch
 from ._torch import (
     FakeTensor,
+    functionalize_included,
     key_excluded,
-    key_included,
     make_subclass,
     peek_interpreter_stack,
 )
@@ -64,7 +64,6 @@ _WHOLE = {
     "base": None,
     "creation_meta": None,
 }
-_FUNCTIONALIZE = _torch.DispatchKey.Functionalize
 _NEEDED_KEYS = (
     _torch.DispatchKey.AutogradFunctionality,
     _torch.DispatchKey.ADInplaceOrView,
@@ -118,7 +117,7 @@ def is_changed() -> bool:
     """Whether what is active around a call changes how tensors are made."""
     return (
         is_inference_mode_enabled()
-        or key_included(_FUNCTIONALIZE)
+        or functionalize_included()
         or peek_interpreter_stack() is not None
         or is_exporting()
     )
