@@ -112,17 +112,25 @@ def _read_tables(
     """The validated tables of a document."""
     depth = check_text(text, where)
     if fast and depth <= MAX_NESTING:
-        with contextlib.suppress(GaveUp, msgspec.MsgspecError, RecursionError):
-            document = _document_decoder(fast=True).decode(text)
-            is_known = document.format == FORMAT and 1 <= document.version <= VERSION
-            if is_known and is_canonical(document, text):
-                bounds.check_count(len(document.nodes), expr_nodes, f"{where}.nodes")
-                return FastReader(document, len(text), where)
+        reader = _read_fast(text, where, expr_nodes)
+        if reader is not None:
+            return reader
     _check_header(text, where)
     strict = functools.partial(_document_decoder, strict=True)
     document = decode(_document_decoder(), text, where, strict=strict)
     bounds.check_count(len(document.nodes), expr_nodes, f"{where}.nodes")
     return Reader(document, len(text), where)
+
+
+def _read_fast(text: bytes, where: str, expr_nodes: int) -> FastReader | None:
+    """The tables of a text as this package writes it; of any other, nothing is held afterwards."""
+    with contextlib.suppress(GaveUp, msgspec.MsgspecError, RecursionError):
+        document = _document_decoder(fast=True).decode(text)
+        if document.format == FORMAT and 1 <= document.version <= VERSION:
+            bounds.check_count(len(document.nodes), expr_nodes, f"{where}.nodes")
+            if is_canonical(document, text):
+                return FastReader(document, len(text), where)
+    return None
 
 
 def _check_header(text: bytes, where: str) -> None:
