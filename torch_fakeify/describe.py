@@ -35,7 +35,7 @@ from .eager_views import keeps_strides
 from .errors import UnsupportedTensorError, UnsupportedValueError
 from .exprs import encode_expr, encode_sym
 from .fake_records import DENSE, FakeRecords, creation_meta
-from .identities import StorageRecords, TensorNumbers
+from .identities import KeptNumbers, KeptRecords, StorageRecords, TensorNumbers
 from .known_layouts import MOST_LAYOUTS, KnownLayouts
 from .marks import LACKS, encode_marks
 from .refusals import (
@@ -87,8 +87,9 @@ _forward_ad: Any = torch.autograd.forward_ad
 class MetaTensorDescriber:
     """Describes tensors and storages, giving each a number that is stable for its life.
 
-    A describer holds weak references only, and of symbolic sizes the expressions. Records of one
-    describer belong together: equal ids mean the same tensor or storage.
+    A describer holds weak references only, if it is not told to ``keep_alive``, and of symbolic sizes
+    the expressions. Records of one describer belong together: equal ids mean the same tensor or
+    storage.
 
     Threads may share a describer, each outside of what another one has `settled`: an object has one
     number in all of them, and numbers are given once, though not always without gaps. A forked child
@@ -100,17 +101,24 @@ class MetaTensorDescriber:
         lose_classes: takes an instance of a class that no record can hold, such as one with a
             ``__torch_function__`` alone, for the tensor that it is, as torch's ``from_tensor`` does;
             else it is refused.
+        keep_alive: holds what it has described until it is to `forget` it, which takes less time
+            than weak references do; the describer is one thread's then.
         fast: ``False`` reads each tensor in the long way; the records are equal.
     """
 
     def __init__(
-        self, *, keep_nested_ints: bool = False, lose_classes: bool = False, fast: bool = True
+        self,
+        *,
+        keep_nested_ints: bool = False,
+        lose_classes: bool = False,
+        keep_alive: bool = False,
+        fast: bool = True,
     ) -> None:
         self._lose_classes = lose_classes
         self._fast = fast
-        self._tensors = TensorNumbers()
+        self._tensors = KeptNumbers() if keep_alive else TensorNumbers()
         self._syms = SymMemo(keep_nested_ints=keep_nested_ints)
-        self._storages = StorageRecords(self._syms)
+        self._storages = (KeptRecords if keep_alive else StorageRecords)(self._syms)
         self._fakes = FakeRecords(self._tensors, self._storages, self._syms)
         self._sizes: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._known = KnownLayouts()
@@ -127,8 +135,8 @@ class MetaTensorDescriber:
         A weak reference to a tensor that nobody needs any more is not left to the garbage collector:
         as long as there is one, torch refuses to swap the tensor.
         """
-        self._tensors.entries.clear()
-        self._storages.entries.clear()
+        self._tensors.clear()
+        self._storages.clear()
         self._sizes.clear()
         self._known.clear()
 
@@ -538,8 +546,7 @@ def describe_tensor(
         return describer.describe_tensor(t, source=source, symbolic_context=symbolic_context)
     finally:
         # The entries' callbacks refer to their table; without them there is no cycle to collect.
-        describer._tensors.entries.clear()
-        describer._storages.entries.clear()
+        describer.forget()
 
 
 # --- fields -------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
 
     from .desc import IntLike, SymbolFactDesc
-    from .identities import StorageRecords, TensorNumbers
+    from .identities import KeptNumbers, StorageRecords, TensorNumbers
     from .symbols import SymMemo
 
 __all__ = ["DENSE", "FakeRecords", "creation_meta"]
@@ -161,7 +161,9 @@ class FakeRecords:
         syms: gives the records of symbolic sizes.
     """
 
-    def __init__(self, tensors: TensorNumbers, storages: StorageRecords, syms: SymMemo) -> None:
+    def __init__(
+        self, tensors: TensorNumbers | KeptNumbers, storages: StorageRecords, syms: SymMemo
+    ) -> None:
         self._tensors = tensors
         self._storages = storages
         self._syms = syms

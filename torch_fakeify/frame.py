@@ -83,7 +83,7 @@ def capture(
     tracing_context = _torch.TracingContext.try_get()
     fake_mode = _torch.detect_fake_mode(list(example_inputs))
     shape_env = None if fake_mode is None else fake_mode.shape_env
-    describer = MetaTensorDescriber(keep_nested_ints=True)
+    describer = MetaTensorDescriber(keep_nested_ints=True, keep_alive=True)
     placeholders = [fx_node for fx_node in gm.graph.nodes if fx_node.op == "placeholder"]
     inputs = describe_inputs(placeholders, example_inputs, describer, shape_env)
     graph = encode_graph(

@@ -10,6 +10,9 @@ lives on in C++ keeps its address and its weak references, and so its number.
 Threads may share a table: an entry is complete before anybody sees it, and the first one to put it
 there wins, so that an object has one number however many threads see it first. No lock is taken, so
 that a child forked while another thread describes finds the tables usable.
+
+Where all that is described stays alive anyway, as while a frame is captured, the tables of ``Kept``
+names keep it alive themselves: no weak reference is made for each object.
 """
 
 from __future__ import annotations
@@ -28,7 +31,16 @@ if TYPE_CHECKING:
     from .desc import IntLike
     from .symbols import SymMemo
 
-__all__ = ["Entry", "StorageRecords", "StoragesMade", "TensorMade", "TensorNumbers", "forgetting"]
+__all__ = [
+    "Entry",
+    "KeptNumbers",
+    "KeptRecords",
+    "StorageRecords",
+    "StoragesMade",
+    "TensorMade",
+    "TensorNumbers",
+    "forgetting",
+]
 
 
 class Entry(weakref.ref[Any]):
@@ -93,6 +105,38 @@ class TensorNumbers:
         entry.key = id(t)
         entry.value = number
         self.entries[id(t)] = entry
+
+    def clear(self) -> None:
+        """Forget all: a tensor that comes again gets a new number."""
+        self.entries.clear()
+
+
+class KeptNumbers:
+    """As `TensorNumbers`, of tensors that it keeps alive, for one thread."""
+
+    __slots__ = ("_alive", "_count", "_numbers")
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, int] = {}
+        self._alive: list[torch.Tensor] = []
+        self._count = itertools.count()
+
+    def of(self, t: torch.Tensor) -> int:
+        """The number of a tensor, a new one at first sight."""
+        number = self._numbers.get(id(t))
+        if number is None:
+            self.give(t, number := next(self._count))
+        return number
+
+    def give(self, t: torch.Tensor, number: int) -> None:
+        """Let a tensor have the number of another one."""
+        self._numbers[id(t)] = number
+        self._alive.append(t)
+
+    def clear(self) -> None:
+        """Forget all: a tensor that comes again gets a new number."""
+        self._numbers.clear()
+        self._alive.clear()
 
 
 class TensorMade(Entry):
@@ -166,3 +210,38 @@ class StorageRecords:
         if record.nbytes is not nbytes and record.nbytes != nbytes:
             entry.value = record = MetaStorageDesc(id=record.id, nbytes=nbytes)
         return record
+
+    def clear(self) -> None:
+        """Forget all: a storage that comes again gets a new id."""
+        self.entries.clear()
+
+
+class KeptRecords(StorageRecords):
+    """The same of storages that it keeps alive, for one thread."""
+
+    __slots__ = ("_alive", "_records")
+
+    def __init__(self, syms: SymMemo) -> None:
+        super().__init__(syms)
+        self._records: dict[int, MetaStorageDesc] = {}
+        self._alive: list[torch.UntypedStorage] = []
+
+    def give(self, storage: torch.UntypedStorage, record: MetaStorageDesc) -> None:
+        """Let a storage have the record of another one."""
+        self._records[id(storage)] = record
+        self._alive.append(storage)
+
+    def of_size(self, storage: torch.UntypedStorage, nbytes: IntLike) -> MetaStorageDesc:
+        """The record of a storage, given that of its size."""
+        record = self._records.get(id(storage))
+        if record is None:
+            record = MetaStorageDesc(id=next(self._count), nbytes=nbytes)
+            self.give(storage, record)
+        elif record.nbytes is not nbytes and record.nbytes != nbytes:
+            record = self._records[id(storage)] = MetaStorageDesc(id=record.id, nbytes=nbytes)
+        return record
+
+    def clear(self) -> None:
+        """Forget all: a storage that comes again gets a new id."""
+        self._records.clear()
+        self._alive.clear()
