@@ -153,10 +153,12 @@ class _Encoder:
         self.describer = describer
         self.constants = constants
         self.meta = meta
-        # By the id of a target, an annotation or a value, which the entry keeps alive.
+        # By the id of a target or an annotation, which the entry keeps alive.
         self._functions: dict[int, tuple[Any, Value]] = {}
         self._types: dict[int, tuple[Any, tuple[Value, tuple[tuple[str, str], ...]]]] = {}
-        self._tensors: dict[int, tuple[torch.Tensor, TensorValue]] = {}
+        self._tensors: dict[int, TensorValue] = {}
+        self._alive: list[torch.Tensor] = []
+        """What the ids in it are of."""
 
     def encode(self, gm: torch.fx.GraphModule, where: str, depth: int) -> GraphModuleDesc:
         if depth > MAX_NESTING:
@@ -233,7 +235,7 @@ class _Encoder:
                 return NodeValue(index=positions[obj])
             if isinstance(obj, torch.Tensor):
                 known = self._tensors.get(id(obj))
-                return TensorValue(tensor=self._describe(obj)) if known is None else known[1]
+                return TensorValue(tensor=self._describe(obj)) if known is None else known
             if isinstance(obj, (torch.SymInt, torch.SymFloat, torch.SymBool)):
                 return SymValue(sym=encode_sym(obj))
             if isinstance(obj, sympy.Basic):
@@ -251,9 +253,10 @@ class _Encoder:
             value = value_of(fx_node)
             if isinstance(value, torch.Tensor) and id(value) not in known:
                 try:
-                    known[id(value)] = value, TensorValue(tensor=self._describe(value))
+                    known[id(value)] = TensorValue(tensor=self._describe(value))
                 except (UnsupportedTensorError, UnsupportedValueError):
                     continue
+                self._alive.append(value)
 
     def _encode_call(
         self,

@@ -189,7 +189,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 _ADDRESS_KEY = re.compile(r"(\d{6,})(|@\d+)")
 
-_NO_VALUES: Mapping[int, tuple[object, Value]] = MappingProxyType({})
+_NO_VALUES: Mapping[int, Value] = MappingProxyType({})
 
 _CONFIGS = "inductor_configs"
 
@@ -215,7 +215,6 @@ class MetaEncoder:
         self._graphs: dict[int, int] = {}
         self._modules: dict[str, int] = {}
         self._module_keys: dict[str, str] = {}
-        self._known: dict[Any, Value] = {}
         self._known_modules: dict[tuple[str, type], Value] = {}
         # By the id of a function, which the entry keeps alive.
         self._functions: dict[int, tuple[Any, Any]] = {}
@@ -236,7 +235,7 @@ class MetaEncoder:
         *,
         carried: Mapping[str, Any] = CARRIED,
         dropped: Mapping[str, str] = DROPPED,
-        values: Mapping[int, tuple[object, Value]] = _NO_VALUES,
+        values: Mapping[int, Value] = _NO_VALUES,
     ) -> tuple[tuple[tuple[str, Value], ...], tuple[tuple[str, str], ...]]:
         """The carried entries, and the dropped ones with their reasons.
 
@@ -246,38 +245,58 @@ class MetaEncoder:
             shared: has what many nodes have in common.
             carried: keys, with the types of their values.
             dropped: keys that are left out without a word.
-            values: records that are known, by the id of what they are of, which stands beside.
+            values: records that are known, by the id of what they are of.
         """
         kept: list[tuple[str, Value]] = []
         lost: list[tuple[str, str]] = []
+        pairs = shared.pairs
         for key, value in meta.items():
-            if key in _VALUES and (known := values.get(id(value))) is not None:
-                kept.append((key, known[1]))
-                continue
-            if key in dropped:
-                continue
             if key not in carried:
-                lost.append((str(key), "unknown to this version"))
+                if key not in dropped:
+                    lost.append((str(key), "unknown to this version"))
+                continue
+            memo: Any = None
+            if key in _VALUES:
+                known = values.get(id(value))
+                if known is not None:
+                    kept.append((key, known))
+                    continue
+            elif key == "stack_trace" and isinstance(value, str):
+                stack = self.stack(value)
+                if isinstance(stack, str):  # else it has a field of its own
+                    kept.append((key, stack))
+                continue
+            elif key in _MODULE_STACKS:
+                memo = (key, *value, *value.values()) if isinstance(value, dict) else None
+            elif key in _FUNCTION_STACKS:
+                memo = (key, *value) if isinstance(value, list) else None
+            elif key == "tensor_dict" and isinstance(value, dict):
+                memo = (key, *value.items()) if _are_texts(value) else None
+            try:
+                pair = pairs.get(memo)
+            except TypeError:
+                pair = memo = None
+            if pair is not None:
+                kept.append(pair)
                 continue
             try:
                 record = self._encode_entry(key, value, hook, lost)
             except (UnsupportedValueError, UnsupportedTensorError) as error:
                 lost.append((key, _ADDRESS.sub("", str(error))))
                 continue
-            if isinstance(record, StackDesc):
-                continue  # it has a field of its own
-            kept.append((key, shared.put(record) if key in _SHARED_KEYS else record))
+            pair = (key, shared.put(record) if key in _SHARED_KEYS else record)
+            if memo is not None:
+                pairs[memo] = pair
+            kept.append(pair)
         return tuple(kept), tuple(lost)
 
     def _encode_entry(
         self, key: str, value: Any, hook: EncodeHook, lost: list[tuple[str, str]]
     ) -> Value:
-        if key == "stack_trace" and isinstance(value, str):
-            return self.stack(value)  # pyright: ignore[reportReturnType]
         if key in _MODULE_STACKS and isinstance(value, dict):
-            return self._once(("modules", *value.items()), self._module_stack, value, hook)
+            return self._module_stack(value, hook)
         if key in _FUNCTION_STACKS and isinstance(value, list):
-            return self._once(("functions", *value), self._source_fns, value, hook)
+            return ListValue(items=tuple([self._source_fn(entry, hook) for entry in value]))
         if key == "tensor_dict":
             return self._attributes(value, hook, lost)
         where = f"meta[{key!r}]"
@@ -310,10 +329,6 @@ class MetaEncoder:
                 (f"tensor_dict.{k}", "an attribute of the user's tensor")
                 for k in value
                 if k not in known
-            )
-        if all([type(v) is str and v.isascii() for v in known.values()]):  # noqa: C419 - faster
-            return self._once(
-                ("attributes", *known.items()), lambda v, _: encode_value(v), known, hook
             )
         return encode_value(known, where="meta['tensor_dict']", hook=hook)
 
@@ -354,13 +369,6 @@ class MetaEncoder:
         self._known_modules[entry] = record
         return record
 
-    def _source_fns(self, value: list[Any], hook: EncodeHook) -> Value:
-        return ListValue(
-            items=tuple(
-                [self._once(("function", entry), self._source_fn, entry, hook) for entry in value]
-            )
-        )
-
     def _source_fn(self, entry: Any, hook: EncodeHook) -> Value:
         if not (isinstance(entry, tuple) and len(entry) == 2):
             return encode_value(entry, hook=hook)
@@ -369,18 +377,6 @@ class MetaEncoder:
         if known is None:
             known = self._functions[id(fn)] = (fn, _source_fn(fn))
         return _pair((name, known[1]), hook)
-
-    def _once(
-        self, key: Any, encode: Callable[[Any, EncodeHook], Value], value: Any, hook: EncodeHook
-    ) -> Value:
-        """The record of an equal value, made before if there was one: most nodes share theirs."""
-        try:
-            known = self._known.get(key)
-        except TypeError:
-            return encode(value, hook)
-        if known is None:
-            known = self._known[key] = encode(value, hook)
-        return known
 
     def _provenance(self, source: Any, depth: int = 0) -> OpaqueValue:
         if not isinstance(source, NodeSource) or depth > _MAX_PROVENANCE:
@@ -409,27 +405,21 @@ class SharedValues:
     """Values that many nodes have in common, each held once."""
 
     def __init__(self) -> None:
+        self.pairs: dict[Any, tuple[str, Value]] = {}
+        """Of metadata: keys with the records of their values, by what equal ones have in common."""
         self._positions: dict[bytes, int] = {}
         self._values: list[Value] = []
         self._write = msgspec.json.Encoder().encode
-        self._references: dict[int, tuple[Value, OpaqueValue]] = {}
-        """By ``id`` of the value, which stands beside its reference to stay alive."""
 
     def put(self, value: Value) -> Value:
         """A reference to the value, or the value if it is no larger than that."""
         if not isinstance(value, (TupleValue, ListValue, DictValue)):
             return value
-        seen = self._references.get(id(value))
-        if seen is not None:
-            return seen[1]
         # By text: records that compare equal may differ (True and 1, 0.0 and -0.0).
-        text = self._write(value)
-        if text not in self._positions:
-            self._positions[text] = len(self._values)
+        position = self._positions.setdefault(self._write(value), len(self._values))
+        if position == len(self._values):
             self._values.append(value)
-        reference = OpaqueValue(kind="shared", data=self._positions[text])
-        self._references[id(value)] = (value, reference)
-        return reference
+        return OpaqueValue(kind="shared", data=position)
 
     @property
     def values(self) -> tuple[Value, ...]:
@@ -459,6 +449,13 @@ def _module_entry(entry: Any) -> Any:
     if isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[1], type):
         return (entry[0], _class_text(entry[1]))
     return entry
+
+
+def _are_texts(attributes: dict[Any, Any]) -> bool:
+    """Whether compilers read all of these attributes of an input, and all are texts."""
+    return attributes.keys() <= _TENSOR_ATTRIBUTES and all(
+        [type(v) is str for v in attributes.values()]  # noqa: C419 - faster
+    )
 
 
 def _is_module(entry: Any) -> bool:
