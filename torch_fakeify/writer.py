@@ -167,9 +167,7 @@ class Encoder:
         self.level, self._deepest, self._table = 0, 0, _NO_TABLE
         with contextlib.suppress(Fault):
             self._add_sources(sources)
-            for tensor in tensors:
-                if tensor.storage is not None:
-                    self.put(_STORAGES, tensor.storage)
+            self._add_storages(self._tables[_STORAGES], [each.storage for each in tensors])
             self._add_tensors(self._tables[_TENSORS], tensors)
         return self
 
@@ -217,6 +215,34 @@ class Encoder:
             raise Fault(f"a value cannot be written: {error}") from error
         table.rows.extend(map(msgspec.Raw, texts))
         rows.clear()
+
+    def _add_storages(self, table: _Table, storages: Iterable[MetaStorageDesc | None]) -> None:
+        """A storage has two numbers, of which one may be symbolic."""
+        seen, rows, depths, alive = table.seen, table.rows, table.depths, table.alive
+        written, level = self._written, self.level
+        for storage in storages:
+            if storage is None or id(storage) in seen:
+                continue
+            if type(storage) is not MetaStorageDesc:
+                self.put(_STORAGES, storage)  # which says so
+                continue
+            number, nbytes, text, deepest = storage.id, storage.nbytes, None, 0
+            if self._fast and type(number) is int and -_LARGE < number < _LARGE:
+                if type(nbytes) is int:
+                    text = b"%d" % nbytes if -_LARGE < nbytes < _LARGE else None
+                elif type(nbytes) is SymDesc and level < MAX_NESTING - 1:
+                    if id(nbytes) not in written:
+                        self.once(plan_of(SymDesc).encode, nbytes)
+                    _, text, deepest = written[id(nbytes)]
+            if text is None:
+                self._add_record(_STORAGES, table, storage)
+                continue
+            if deepest >= MAX_CHAIN:
+                raise too_long()
+            seen[id(storage)] = len(rows)
+            alive.append(storage)
+            rows.append(msgspec.Raw(b'{"id":%d,"nbytes":%b}' % (number, text)))
+            depths.append(deepest + 1)
 
     def _add_tensors(self, table: _Table, tensors: Iterable[MetaTensorDesc]) -> None:
         """Most of them are like an earlier one in all but what they refer to, which is there."""
@@ -415,22 +441,9 @@ class Encoder:
             return table.remember(obj, position)
         return table.remember(obj, table.row_of(self._row(obj), 1))
 
-    def _add_storage(self, index: int, table: _Table, obj: MetaStorageDesc) -> int:
-        """As `_add_record`: a storage has two numbers, of which one may be symbolic."""
-        number, nbytes, deepest = obj.id, obj.nbytes, 0
-        if not self._fast or type(number) is not int or not -_LARGE < number < _LARGE:
-            return self._add_record(index, table, obj)
-        if type(nbytes) is SymDesc and self.level < MAX_NESTING - 1:
-            text: Any = self.once(plan_of(SymDesc).encode, nbytes)
-            deepest = self._written[id(nbytes)][2]
-            row = b'{"id":%d,"nbytes":%b}' % (number, text)
-        elif type(nbytes) is int and -_LARGE < nbytes < _LARGE:
-            row = b'{"id":%d,"nbytes":%d}' % (number, nbytes)
-        else:
-            return self._add_record(index, table, obj)
-        if deepest >= MAX_CHAIN:
-            raise too_long()
-        return table.remember(obj, table.row_of(row, deepest + 1))
+    def _add_storage(self, _index: int, table: _Table, obj: MetaStorageDesc) -> int:
+        self._add_storages(table, (obj,))
+        return table.seen[id(obj)]
 
     def _add_record(self, index: int, table: _Table, obj: Any) -> int:
         deepest, referrer, last = self._deepest, self._table, self._last
