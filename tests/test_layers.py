@@ -158,6 +158,7 @@ LAYERS = {
     "runtime_asserts": (5, 3),
     "replay": (5, 2),
     "frame": (6, 0),
+    "captures": (6, 1),
     "trace_formulas": (6, 0),
     "trace_events": (6, 1),
     "trace_log": (6, 2),

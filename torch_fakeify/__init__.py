@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .backend import record as record
     from .binding_checks import check_bindings as check_bindings
+    from .captures import capture as capture
     from .checkpoints import Checkpoint as Checkpoint
     from .checkpoints import checkpoint as checkpoint
     from .codec import dumps as dumps
@@ -67,7 +68,6 @@ if TYPE_CHECKING:
     )
     from .frame import Capture as Capture
     from .frame import Instance as Instance
-    from .frame import capture as capture
     from .handoffs import handoff as handoff
     from .replay import insert_guards as insert_guards
     from .replay import learn as learn
@@ -109,7 +109,7 @@ _HOME = {
     "UnsupportedValueError": "errors",
     "VersionError": "errors",
     "WriteError": "errors",
-    "capture": "frame",
+    "capture": "captures",
     "check_bindings": "binding_checks",
     "checkpoint": "checkpoints",
     "describe_tensor": "describe",

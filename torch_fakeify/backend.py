@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from . import _torch
+from .captures import capture
 from .container import VERSION
 from .errors import FakeifyError, WriteError
 from .files import check_version
-from .frame import Capture, capture
 from .paths import short_message
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from .desc_frame import CaptureDesc
+    from .frame import Capture
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 

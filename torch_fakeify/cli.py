@@ -21,8 +21,6 @@ from .codec import dumps
 from .container import VERSION, Limits
 from .errors import FakeifyError, NotFailingError, ScriptError, WriteError
 from .files import read_capture
-from .page import show_lines
-from .privacy import privacy_lines
 from .text import escape
 
 if TYPE_CHECKING:
@@ -283,6 +281,9 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
+    from .page import show_lines
+    from .privacy import privacy_lines
+
     desc = _read(args.file, args)
     if args.json:
         _print([_escape_json(dumps(desc).decode("utf-8"))])

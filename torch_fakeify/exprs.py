@@ -10,6 +10,7 @@ Decoding builds each sub-expression as it was, never evaluates it: an unevaluate
 
 from __future__ import annotations
 
+import functools
 import math
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias, cast
@@ -70,8 +71,6 @@ class Head(NamedTuple):
     low: int
     high: int
     domain: Domain
-    nargs: Any
-    """What sympy sets as ``nargs`` on an application; ``None`` where it sets nothing."""
 
 
 # sympy's own classes. Names are sympy's spelling in an expression; a name that torch's functions
@@ -195,7 +194,10 @@ _ATOMS: Mapping[str, sympy.Basic] = MappingProxyType(
 )
 
 
-def _nargs(cls: type[sympy.Basic], low: int) -> Any:
+@functools.cache
+def _nargs(head: Head) -> Any:
+    """What sympy sets as ``nargs`` on an application; ``None`` where it sets nothing."""
+    cls, low = head.cls, head.low
     # Min, Max and Piecewise skip the constructor that sets it.
     skips = (sympy.Min, sympy.Max, sympy_functions.MinMaxBase, sympy.Piecewise)
     if not issubclass(cls, Application) or issubclass(cls, skips):
@@ -210,13 +212,10 @@ def _nargs(cls: type[sympy.Basic], low: int) -> Any:
 
 
 def _heads() -> dict[str, Head]:
-    rows: list[tuple[str, type[sympy.Basic], int, int, Domain]] = list(_SYMPY_HEADS)
+    heads = [Head(*row) for row in _SYMPY_HEADS]
     for name, low, high in _TORCH_HEADS:
-        rows.append((name, getattr(sympy_functions, name), low, high, "any"))
-    return {
-        name: Head(name, cls, low, high, domain, _nargs(cls, low))
-        for name, cls, low, high, domain in rows
-    }
+        heads.append(Head(name, getattr(sympy_functions, name), low, high, "any"))
+    return {head.name: head for head in heads}
 
 
 HEADS: Mapping[str, Head] = MappingProxyType(_heads())
@@ -533,8 +532,9 @@ def _apply(head: Head, args: list[sympy.Basic]) -> sympy.Basic:
         expr.is_commutative = fuzzy_and(arg.is_commutative for arg in args)
     elif cls is sympy.Xor:
         expr._argset = frozenset(args)
-    if head.nargs is not None:
-        expr.nargs = head.nargs
+    nargs = _nargs(head)
+    if nargs is not None:
+        expr.nargs = nargs
     # The hash is computed through the arguments and then kept. Asked for here, where those of the
     # arguments are known already, it never recurses deeply.
     hash(expr)

@@ -1,13 +1,12 @@
-"""One frame: graph, inputs and shape environment, from capture to compilation.
+"""One frame: graph, inputs and shape environment, from its record to compilation.
 
-A capture is made where a compiler backend is called, or from any FX graph with fake inputs. It is
-one record; everything else here rebuilds from that record alone.
+A capture is one record, which `captures` makes; everything else here rebuilds from that record alone.
 """
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Generator, Mapping, Sequence, Set
+from collections.abc import Callable, Generator, Mapping, Set
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,26 +17,21 @@ from . import _torch
 from .container import VERSION
 from .contexts import Contexts
 from .convert import MetaConverter
-from .desc_frame import CaptureDesc, FailureDesc, FakeModeDesc, InputDesc
+from .desc_frame import CaptureDesc, FailureDesc, InputDesc
 from .desc_graph import GraphModuleDesc, NodeDesc
-from .describe import MetaTensorDescriber
 from .errors import CaptureError, UnknownNameError
 from .exprs import check_sym, decode_expr
-from .fake_modes import describe_fake_mode, make_fake_mode
+from .fake_modes import make_fake_mode
 from .files import check_version, private_members, read_file, write_capture
-from .fingerprint import fingerprint
-from .frame_inputs import describe_inputs
-from .graph import decode_graph, encode_graph
-from .materialize import materialize
-from .modes import apply_modes, describe_modes
-from .paths import short_message, short_path, short_paths
+from .graph import decode_graph
+from .modes import apply_modes
+from .paths import short_message, short_paths
 from .record_checks import where_of
 from .refusing import refusing
 from .renaming import rename_symbols
 from .retarget import Retarget
-from .scalars import without_scalars
-from .shape_env import encode_stack, restore, snapshot
-from .sources import DecodeMemo, decode_source, decode_sources, encode_source
+from .shape_env import encode_stack, restore
+from .sources import DecodeMemo, decode_source, decode_sources
 from .text import clip, escape
 from .values import decode_value
 from .versions import is_newer, warn_of_torch, written_by
@@ -47,86 +41,8 @@ if TYPE_CHECKING:
 
     from .container import Limits
     from .desc import MetaTensorDesc, SourceDesc, SymDesc
-    from .desc_env import ShapeEnvDesc
 
 Compiled = Callable[..., Any]
-
-
-def capture(
-    gm: torch.fx.GraphModule,
-    example_inputs: Sequence[Any],
-    *,
-    constants: Literal["none", "small"] = "none",
-    paths: Literal["short", "full"] = "short",
-) -> Capture:
-    """Record a frame: the graph, its inputs and the shape environment they live in.
-
-    Inside a Dynamo backend the inputs are the real tensors that the frame began with, and their
-    symbols come from the frame's symbolic contexts; elsewhere they may be fake tensors of one mode.
-    Nothing is changed: no guard is added; of tensor data nothing is read but the elements of 0-dim
-    tensors that torch tracks as symbols.
-
-    Args:
-        gm: the graph, at torch level (Dynamo's) or at ATen level.
-        example_inputs: one for each placeholder.
-        constants: ``"small"`` also records the data of tensors of at most 4096 bytes that the graph
-            itself holds, as ``make_fx`` makes them; without it such a graph compiles from its
-            capture but does not run. It also keeps the values of 0-dim tensors among the inputs
-            that nothing in the frame asks for; else they become other numbers (`scalars`).
-        paths: ``"full"`` keeps absolute paths as they are, in stacks and in all texts.
-
-    Raises:
-        CaptureError: the inputs do not fit the graph, or their mode is not torch's own.
-        UnsupportedTensorError: a tensor has a property that a record cannot carry.
-        UnsupportedValueError: a target, constant, source or expression has no record.
-    """
-    tracing_context = _torch.TracingContext.try_get()
-    fake_mode = _torch.detect_fake_mode(list(example_inputs))
-    shape_env = None if fake_mode is None else fake_mode.shape_env
-    describer = MetaTensorDescriber(keep_nested_ints=True, keep_alive=True)
-    placeholders = [fx_node for fx_node in gm.graph.nodes if fx_node.op == "placeholder"]
-    inputs = describe_inputs(placeholders, example_inputs, describer, shape_env)
-    graph = encode_graph(
-        gm,
-        describer,
-        constants=constants,
-        file_name=_file_name(paths),
-        inputs=[(value, d.tensor) for value, d in zip(example_inputs, inputs, strict=True)],
-    )
-    param_sources: Mapping[str, Any] = getattr(gm, "_param_name_to_source", None) or {}
-    desc = CaptureDesc(
-        graph=graph,
-        inputs=inputs,
-        modes=describe_modes(),
-        fake_mode=FakeModeDesc() if fake_mode is None else describe_fake_mode(fake_mode),
-        parameter_sources=tuple((n, encode_source(s)) for n, s in param_sources.items()),
-        shape_env=None if shape_env is None else _snapshot(shape_env, paths),
-        torch_version=_torch.torch_version(),
-        frame=_frame_name(tracing_context),
-    )
-    if constants == "none":
-        desc = without_scalars(desc)
-    return Capture(desc, paths=paths)
-
-
-def _file_name(paths: Literal["short", "full"]) -> Callable[[str], str]:
-    return str if paths == "full" else short_path
-
-
-def _snapshot(shape_env: Any, paths: Literal["short", "full"]) -> ShapeEnvDesc:
-    desc, shorten = snapshot(shape_env), _file_name(paths)
-    co_fields = tuple(
-        (name, shorten(value) if isinstance(value, str) else value)
-        for name, value in desc.co_fields
-    )
-    return msgspec.structs.replace(desc, co_fields=co_fields)
-
-
-def _frame_name(tracing_context: Any | None) -> str | None:
-    """Name of the user's function that Dynamo traces now."""
-    if tracing_context is None or not tracing_context.traced_code:
-        return None
-    return str(tracing_context.traced_code[0].co_name)
 
 
 class Capture:
@@ -283,6 +199,8 @@ class Capture:
 
     def fingerprint(self) -> str:
         """A content hash in hexadecimal, the same for other symbol names, ids, stacks and policies."""
+        from .fingerprint import fingerprint  # as below, not loaded to replay a frame
+
         return fingerprint(self.desc)
 
     def materialize(
@@ -307,6 +225,8 @@ class Capture:
             CaptureError: a size violates a guard or a range, a device is not here, or they have
                 more than ``max_bytes``.
         """
+        from .materialize import materialize
+
         return materialize(self.desc, seed=seed, sizes=sizes, device=device, max_bytes=max_bytes)
 
 

@@ -15,15 +15,17 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
+
+import msgspec
 
 from .versions import TorchVersionWarning, accepted_text, standing_of
 from .watching import watch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from .watching import Ending
 
@@ -34,8 +36,7 @@ _BEFORE = 4
 """How many of them stand before Python's own report of a crash, if there is one."""
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """How a child ended."""
 
     ending: Literal["replied", "hung", "out of memory", "crashed", "exited"]

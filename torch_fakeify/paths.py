@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import getpass
 import os
+import platform
 import re
-import socket
 import sys
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,13 +28,15 @@ if TYPE_CHECKING:
     from .desc_frame import CaptureDesc
 
 _T = TypeVar("_T")
-_INSTALLED = re.compile(r".*[\\/](?:site|dist)-packages[\\/]")
-_STANDARD = re.compile(r".*[\\/]lib[\\/]python\d+(?:\.\d+)*t?[\\/]")
+
+# Patterns are compiled when they are first looked for, which to read a capture takes none.
+_INSTALLED = r".*[\\/](?:site|dist)-packages[\\/]"
+_STANDARD = r".*[\\/]lib[\\/]python\d+(?:\.\d+)*t?[\\/]"
 
 _PART = r"[^\s\\/:*?\"'<>|,;(){}\[\]`]+"
 _SPACED = rf"{_PART}(?: +{_PART})*"
 _BEFORE = r"(?<![\w.)\]}/~])"
-ABSOLUTE = re.compile(
+ABSOLUTE = (
     rf"(?<=')/(?:[^'/\n]+/)+[^'/\n]*(?=')"
     rf'|(?<=")/(?:[^"/\n]+/)+[^"/\n]*(?=")'
     rf"|\A/(?:{_SPACED}/)+{_SPACED}\Z"
@@ -48,13 +50,11 @@ ABSOLUTE = re.compile(
 Folders may have blanks in their names on Windows, and elsewhere between quotes or where the path is
 the whole text. `Shortener` knows the home and the working directory besides.
 """
-_OF_WINDOWS = re.compile(r"[A-Za-z]:[\\/]|\\\\")
+_OF_WINDOWS = r"[A-Za-z]:[\\/]|\\\\"
 
-_OTHER = re.compile(r"[^A-Za-z0-9]+")
+_OTHER = r"[^A-Za-z0-9]+"
 
-_SECRET = re.compile(
-    r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE
-)
+_SECRET = r"(?i:TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY)"
 _LEAST = 6
 """Characters from which on the value of an environment variable is looked for."""
 _EVERYWHERE = frozenset({"root", "user", "admin", "localhost", "ubuntu", "runner"})
@@ -70,12 +70,12 @@ def short_path(file: str) -> str:
     folder on that is no package itself.
     """
     for pattern in (_INSTALLED, _STANDARD):
-        if (match := pattern.match(file)) is not None:
+        if (match := re.match(pattern, file)) is not None:
             return file[match.end() :]
     path = PurePath(file)
     if not path.is_absolute():
         # Of another system, such as a share of Windows: its last part.
-        return re.split(r"[\\/]", file)[-1] if _OF_WINDOWS.match(file) else file
+        return re.split(r"[\\/]", file)[-1] if re.match(_OF_WINDOWS, file) else file
     here = _project()
     if here is not None and path != here and path.is_relative_to(here):
         return str(path.relative_to(here))
@@ -107,7 +107,7 @@ def _with_folders(*folders: Path | None) -> re.Pattern[str]:
     ]
     longest = sorted(map(re.escape, known), key=len, reverse=True)
     below = "".join(rf"{_BEFORE}{folder}(?!{_PART})(?:[\\/]{_PART})*|" for folder in longest)
-    return re.compile(below + ABSOLUTE.pattern)
+    return re.compile(below + ABSOLUTE)
 
 
 class Shortener:
@@ -147,9 +147,9 @@ class Shortener:
         """
         found: dict[str, str] = {}
         for number, (path, short) in enumerate(self._short.items(), start=1):
-            old = _OTHER.sub("_", path).strip("_")
+            old = re.sub(_OTHER, "_", path).strip("_")
             if len(old) >= _LEAST:
-                last = _OTHER.sub("_", short.rpartition("/")[2]).strip("_")
+                last = re.sub(_OTHER, "_", short.rpartition("/")[2]).strip("_")
                 found[old.lower()] = f"path{number}_{last}"
         return found
 
@@ -169,9 +169,9 @@ def _private() -> list[tuple[str, str]]:
     found = [
         (value, f"<{name}>")
         for name, value in sorted(os.environ.items())
-        if _SECRET.search(name) and len(value) >= _LEAST
+        if re.search(_SECRET, name) and len(value) >= _LEAST
     ]
-    for find, word in ((_user, "<user>"), (socket.gethostname, "<host>")):
+    for find, word in ((_user, "<user>"), (platform.node, "<host>")):
         name = find()
         if len(name) > 2 and name not in _EVERYWHERE:
             found.append((name, word))
@@ -196,17 +196,15 @@ def without_paths(desc: CaptureDesc) -> CaptureDesc:
     return short_paths(desc)
 
 
-_POSIX_IN_JSON = re.compile(
-    rb"/(?:(?<=:/)|(?<=['\"]/)[^/\"]|(?:(?<=[^\w.)\]}/~]/)|(?<=\\[nrtbf]/)|(?<=\\u[0-9a-fA-F]{4}/))[^\s/])"
-)
-_OF_WINDOWS_IN_JSON = re.compile(rb'\\\\(?:(?<=[:"]\\\\)|\\\\)')
+_POSIX_IN_JSON = rb"/(?:(?<=:/)|(?<=['\"]/)[^/\"]|(?:(?<=[^\w.)\]}/~]/)|(?<=\\[nrtbf]/)|(?<=\\u[0-9a-fA-F]{4}/))[^\s/])"
+_OF_WINDOWS_IN_JSON = rb'\\\\(?:(?<=[:"]\\\\)|\\\\)'
 
 
 def may_mention_path(text: bytes) -> bool:
     """Whether JSON has what may be an absolute path; ``False`` if `short_paths` would find none."""
     # Each search begins with one character, and a rare one: this makes it fast.
-    return (b"/" in text and _POSIX_IN_JSON.search(text) is not None) or (
-        b"\\" in text and _OF_WINDOWS_IN_JSON.search(text) is not None
+    return (b"/" in text and re.search(_POSIX_IN_JSON, text) is not None) or (
+        b"\\" in text and re.search(_OF_WINDOWS_IN_JSON, text) is not None
     )
 
 
@@ -294,7 +292,7 @@ def _of_location(file: str) -> str:
     torch = getattr(sys.modules.get("torch"), "__file__", None) or ""
     for folder in (str(Path(torch).parent), *sys.path):
         installed = Path(folder, file)
-        if _INSTALLED.match(f"{installed}") and installed.exists():
+        if re.match(_INSTALLED, f"{installed}") and installed.exists():
             return file
     return file.rpartition("/")[2]
 

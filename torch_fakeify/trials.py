@@ -13,9 +13,10 @@ import msgspec
 import torch
 
 from . import _torch
+from .captures import capture
 from .comparing import first_mismatch
 from .errors import CaptureError
-from .frame import Capture, capture
+from .frame import Capture
 from .repropagations import repropagate
 from .telling import told
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from .container import Limits
 from .errors import CaptureError, ConvertError, FakeifyError, UnknownNameError, VersionError
@@ -19,12 +20,11 @@ if TYPE_CHECKING:
 
     from .desc_frame import CaptureDesc, FailureDesc
 
-_MASKED = re.compile(r"0x[0-9a-fA-F]+|\d+")
-_FOLDERS = re.compile(r"(?:[\w.@+~-]*[\\/])+(?=[\w.@+~-])")
+_MASKED = r"0x[0-9a-fA-F]+|\d+"
+_FOLDERS = r"(?:[\w.@+~-]*[\\/])+(?=[\w.@+~-])"
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """What came of compiling a capture in a fresh interpreter."""
 
     word: str
@@ -173,4 +173,4 @@ def masked(message: str) -> str:
 
     A recorded message has no absolute paths and no names of user and host.
     """
-    return _MASKED.sub("#", _FOLDERS.sub("", short_message(message))).strip()
+    return re.sub(_MASKED, "#", re.sub(_FOLDERS, "", short_message(message))).strip()

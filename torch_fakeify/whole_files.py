@@ -12,7 +12,6 @@ import contextlib
 import errno
 import os
 import re
-import secrets
 import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -126,7 +125,7 @@ def _sync_directory(path: Path) -> None:
 def _beside(target: Path) -> Generator[tuple[BinaryIO, Path]]:
     """A new file beside the target, locked, and gone at the end if it has that name still."""
     while True:
-        temporary = target.with_name(f".{_stem(target)}.{secrets.token_hex(8)}.tmp")
+        temporary = target.with_name(f".{_stem(target)}.{os.urandom(8).hex()}.tmp")
         try:
             with temporary.open("xb") as file:
                 if _is_claimed(file):
