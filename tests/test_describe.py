@@ -55,6 +55,45 @@ def test_a_describer_without_the_fast_path_gives_the_same(group: Group) -> None:
     assert storages[0] == storages[1]
 
 
+@given(any_groups(marks=True), tensor_groups(marks=True, dtypes=DTYPES))
+@settings(max_examples=60)
+@pytest.mark.filterwarnings("ignore:Sparse", "ignore:The PyTorch API of nested tensors")
+@pytest.mark.filterwarnings(r"ignore:The \.grad attribute of a Tensor:UserWarning")  # torch's own
+def test_a_describer_that_keeps_alive_gives_the_same(group: Group, plain: Group) -> None:
+    """Equal records with equal ids, also of fake tensors, and of one that stands for another."""
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    fakes = [
+        mode.from_tensor(t, source=LocalSource(f"x{i}"))
+        for i, t in enumerate(filter(_has_its_item, plain))
+    ]
+    weak, strong = MetaTensorDescriber(), MetaTensorDescriber(keep_alive=True)
+    for t in [*group, *fakes] * 2:
+        assert weak.describe_tensor(t) == strong.describe_tensor(t)
+    first, other = weak.describe_tensor(group[0]), torch.empty(3)
+    weak.same(other, first)
+    strong.same(other, first)
+    assert weak.describe_tensor(other) == strong.describe_tensor(other)
+    assert weak.describe_tensor(other).id == first.id
+
+
+def test_what_is_kept_alive_is_so_until_it_is_forgotten() -> None:
+    """Then it goes at once, and what comes again gets new numbers."""
+    describer = MetaTensorDescriber(keep_alive=True)
+    t, still_there = torch.empty(3), torch.empty(4)
+    before, tensor = describer.describe_tensor(still_there), weakref.ref(t)
+    storage = weakref.ref(t.untyped_storage())
+    number = describer.describe_tensor(t).id
+    del t
+    assert tensor() is not None
+    assert storage() is not None
+    assert describer.describe_tensor(tensor()).id == number
+    describer.forget()
+    assert tensor() is storage() is None
+    after = describer.describe_tensor(still_there)
+    assert before.id < number < after.id
+    assert after.storage.id > before.storage.id
+
+
 def test_the_fast_path_can_be_switched_off() -> None:
     """With ``fast=False`` no tensor takes it, bases and gradients neither."""
     describer = MetaTensorDescriber(fast=False)
@@ -372,9 +411,10 @@ def test_a_resurrected_tensor_is_not_taken_for_another() -> None:
     assert new >= old
 
 
-def test_a_storage_that_changes_its_size_keeps_its_id() -> None:
+@pytest.mark.parametrize("keep_alive", [False, True])
+def test_a_storage_that_changes_its_size_keeps_its_id(keep_alive: bool) -> None:
     """Resizing a storage changes its record and not its number."""
-    describer = MetaTensorDescriber()
+    describer = MetaTensorDescriber(keep_alive=keep_alive)
     t = torch.empty(4)
     before = describer.describe_tensor(t).storage
     t.untyped_storage().resize_(0)

@@ -97,8 +97,7 @@ torch.compile(lambda x: x + 1, backend=failing)(torch.ones(3))
 def command(cwd: Path, home: Path, *args: str | Path) -> subprocess.CompletedProcess[str]:
     """Run the command in a fresh interpreter, on a machine of Alice's."""
     code = (
-        "import socket, sys; socket.gethostname = lambda: sys.argv.pop(1);"
-        f"sys.argv.insert(1, {HOST!r}); socket.gethostname = lambda: {HOST!r}; sys.argv.pop(1);"
+        f"import platform, socket; platform.node = socket.gethostname = lambda: {HOST!r};"
         "from torch_fakeify.cli import main; raise SystemExit(main())"
     )
     env = {
