@@ -59,7 +59,7 @@ from torch_fakeify.errors import (
     UnsupportedValueError,
 )
 from torch_fakeify.exprs import encode_expr
-from torch_fakeify.sources import decode_source, encode_source
+from torch_fakeify.sources import DecodeMemo, decode_source, encode_source
 
 
 def instances() -> list[Any]:
@@ -155,7 +155,7 @@ def test_common_bases_are_shared() -> None:
     third, fourth = (encode_source(source, memo=encoded) for source in sources)
     assert (third, fourth) == (one, two)
     assert third.base is fourth.base is not one.base
-    decoded: Any = {}
+    decoded = DecodeMemo()
     first, second = (decode_source(desc, memo=decoded) for desc in (one, two))
     assert first.base is second.base  # pyright: ignore
 
@@ -402,7 +402,7 @@ def test_contexts_of_an_example_are_those_made_alone(
     some: list[SymbolicContext], sources: list[Source]
 ) -> None:
     """Records and contexts, in any order and with other sources, are equal to those without memory."""
-    records, made = ContextRecords(), Contexts({})
+    records, made = ContextRecords(), Contexts(DecodeMemo())
     both = [
         dataclasses.replace(ctx, tensor_source=source) if hasattr(ctx, "tensor_source") else ctx
         for ctx in some
@@ -418,7 +418,7 @@ def test_contexts_of_an_example_are_those_made_alone(
 
 def test_contexts_of_an_example_own_what_can_be_changed() -> None:
     """Lists of dims and the cache of symbols are of one context alone, also of the first one."""
-    made = Contexts({})
+    made = Contexts(DecodeMemo())
     desc = encode_context(
         StatefulSymbolicContext([DimDynamic.DUCK], tensor_source=X, unbacked_bounds={0: (1, 2)})
     )

@@ -32,7 +32,7 @@ from .nested_ints import NestedInts
 from .rebuild import Kind, Rebuilder, SparseFacts
 from .record_checks import KINDS, LAYOUTS, check_numbers, check_record, check_same, where_of
 from .sizes import Geometry, SizeMaker, all_static, concrete_int, with_strides
-from .sources import base_source_of, decode_source
+from .sources import DecodeMemo, base_source_of, decode_source
 from .static_fakes import Viewing, can_be_viewed, is_untold, make_leaf, make_view, views_are_as_ever
 from .symbolic_leaves import SymbolicLeaves
 from .tracked_items import tracked_item
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from ._torch import FakeTensorMode, ShapeEnv, Source, SymbolicContext
     from .desc import IntLike, MarksDesc, MetaTensorDesc, Value
     from .sizes import SymbolPolicy
-    from .sources import DecodeMemo
 
     _Policy = SymbolicContext | ContextDesc | None
 
@@ -101,7 +100,7 @@ class MetaConverter(Rebuilder):
             elif self._layouts is not None and self._sizes.fresh is not None:
                 self._leaves = SymbolicLeaves(self._shape_env, self._sizes.fresh, self._layouts)
         self._symbols: SymbolPolicy = symbols
-        self._sources: DecodeMemo = {} if sources is None else sources
+        self._sources = DecodeMemo() if sources is None else sources
         self._contexts: dict[int, tuple[ContextDesc, SymbolicContext]] = {}
         self._replay = Replay(self.mode)
         self._views = Viewing()

@@ -24,7 +24,7 @@ from .desc_env import IMPLIED_KEYS, ShapeEnvDesc, SymbolDesc
 from .errors import FormatError
 from .exprs import decode_expr
 from .nested_ints import MAX_NESTED_INT
-from .sources import decode_source, name_of
+from .sources import DecodeMemo, decode_source, name_of
 from .stacks import decode_location, decode_stack
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from .desc import SourceDesc
     from .desc_env import LocationDesc
-    from .sources import DecodeMemo
 
 __all__ = ["restore"]
 
@@ -58,7 +57,7 @@ class _Restore:
     def __init__(self, d: ShapeEnvDesc) -> None:
         self.d = d
         self._exprs: dict[int, sympy.Basic] = {}
-        self._sources: DecodeMemo = {}
+        self._sources = DecodeMemo()
         self._locations: dict[int, Any] = {}
         self._records: dict[ExprDesc, SymbolDesc] = {}
         self._symbols: dict[ExprDesc, sympy.Symbol] = {}

@@ -251,7 +251,7 @@ class Instance:
     def _build(self, desc: CaptureDesc, retarget: Retarget) -> None:
         self.desc = desc
         self.specialized: dict[str, float] = {}
-        self._sources: DecodeMemo = {}
+        self._sources = DecodeMemo()
         self._contexts = Contexts(self._sources)
         shape_env, known, pupil = None, None, None
         if desc.shape_env is not None and self._fresh:

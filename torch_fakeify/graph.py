@@ -405,7 +405,7 @@ def decode_graph(
         FormatError: the record is malformed; the error has its ``$.path``.
         UnknownNameError: an operator, function, class or method is not known or not allowed here.
     """
-    memo = {} if sources is None else sources
+    memo = DecodeMemo() if sources is None else sources
     return _Decoder(convert, sym, Devices(retarget), memo, made).decode(d, "$", 0)
 
 

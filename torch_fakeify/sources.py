@@ -34,7 +34,7 @@ from .source_fields import RENDERED_RAW, is_a
 from .values import decode_value, encode_value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 __all__ = [
     "DecodeMemo",
@@ -49,8 +49,16 @@ __all__ = [
 EncodeMemo: TypeAlias = "dict[int, tuple[_torch.Source, SourceDesc]]"
 """By ``id`` of a source: equal sources may differ in ``1`` and ``True``."""
 
-DecodeMemo: TypeAlias = "dict[int, tuple[SourceDesc, _torch.Source]]"
-"""By ``id`` of a record."""
+
+class DecodeMemo(dict[int, "_torch.Source"]):
+    """By ``id`` of a record."""
+
+    __slots__ = ("alive",)
+
+    def __init__(self) -> None:
+        self.alive: list[SourceDesc] = []
+        """The records, whose ids are in the keys."""
+
 
 MAX_NESTING = 50
 """Sources inside the fields of other sources; chains of ``base`` are not bounded by it."""
@@ -363,14 +371,15 @@ def decode_source(d: SourceDesc, *, memo: DecodeMemo | None = None) -> _torch.So
         FormatError: a field is missing, unknown or has the wrong type.
     """
     if memo is None:
-        memo = {}
+        memo = DecodeMemo()
     known = memo.get(id(d))
     if known is not None:
-        return known[1]
+        return known
     if d.base is not None:
         return decode_sources((d,), memo)[0]
     source = _named(d) or _decode_link(d, None, memo, MAX_NESTING)
-    memo[id(d)] = d, source
+    memo[id(d)] = source
+    memo.alive.append(d)
     return source
 
 
@@ -425,16 +434,16 @@ def decode_sources(
         memo: as there; what is decoded here is noted.
         left: how deep sources may be nested in fields.
     """
-    decoded: list[_torch.Source] = []
-    link_of = _links().get
+    decoded: list[Any] = []
+    known_of: Callable[[int], Any] = memo.get
+    link_of, keep_alive = _links().get, memo.alive.append
     for d in records:
         chain: list[SourceDesc] = []
         record: Any = d
         source: Any = None
         while record is not None:
-            known = memo.get(id(record))
-            if known is not None:
-                source = known[1]
+            source = known_of(id(record))
+            if source is not None:
                 break
             chain.append(record)
             record = record.base
@@ -456,12 +465,13 @@ def decode_sources(
                     if len(given) > 1 or dotted or type(value) not in kinds.get(name, ()):
                         link = None
                 if link is not None and (needed is None or name == needed):
-                    source = made
-                    memo[id(record)] = record, source
+                    source = memo[id(record)] = made
+                    keep_alive(record)
                     continue
-            made = _named(record) if source is None else None
-            source = made or _decode_link(record, source, memo, left)
-            memo[id(record)] = record, source
+            named = _named(record) if source is None else None
+            source = named or _decode_link(record, source, memo, left)
+            memo[id(record)] = source
+            keep_alive(record)
         decoded.append(source)
     return decoded
 
