@@ -55,6 +55,9 @@ _DIGITS = 18
 _LARGEST = 1 << 16
 """Bytes of a row that is compared with others: of a larger one no copy is made."""
 
+_BATCH = 64
+"""Rows whose texts are looked at together."""
+
 _RECORD = re.compile(rb'\{"type":"record","name":"(\w+)","body":')
 """How a tree begins that is a record alone."""
 
@@ -325,13 +328,25 @@ def _is_ours(cls: type[Record], text: memoryview) -> bool:
     if not is_canonical(wire, text):
         return False
     known: set[bytes] = set()
-    for hint, row in _long_rows(cls, wire):
-        view = memoryview(row)
-        if len(view) > _LARGEST:
-            if not is_canonical(decoder(hint).decode(view), view):
+    for hint, rows in _long_rows(cls, wire):
+        for start in range(0, len(rows), _BATCH):
+            if not _are_ours(hint, rows[start : start + _BATCH], known):
                 return False
-            continue
-        alike = bytes(view).translate(_ONES)
+    return True
+
+
+def _are_ours(hint: Any, rows: Sequence[msgspec.Raw], known: set[bytes]) -> bool:
+    """The same of such rows; in ``known`` are those that are, with each digit as 1."""
+    lengths = [len(memoryview(row)) for row in rows]
+    if max(lengths) > _LARGEST:
+        views = map(memoryview, rows)
+        return all(is_canonical(decoder(hint).decode(view), view) for view in views)
+    text = b",".join(rows).translate(_ONES)
+    end = -1
+    for length in lengths:
+        start = end + 1
+        end = start + length
+        alike = text[start:end]
         if alike not in known:
             if not _is_alike(msgspec.json.encode(decoder(hint).decode(alike)), alike):
                 return False
@@ -349,8 +364,8 @@ def _without_numbers(text: bytes) -> bytes:
     return _NUMBER.sub(b"1", text.translate(_ONES))
 
 
-def _long_rows(hint: Any, wire: Any) -> Iterator[tuple[Any, msgspec.Raw]]:
-    """The texts of `wire.LONG` rows in what was read of a type, each with its wire type."""
+def _long_rows(hint: Any, wire: Any) -> Iterator[tuple[Any, Sequence[msgspec.Raw]]]:
+    """The texts of `wire.LONG` rows in what was read of a type, each tuple with their wire type."""
     args = typing.get_args(hint)
     if isinstance(hint, type) and issubclass(hint, Record):
         for name, kind in _fields_with_rows(hint):
@@ -358,8 +373,7 @@ def _long_rows(hint: Any, wire: Any) -> Iterator[tuple[Any, msgspec.Raw]]:
     elif typing.get_origin(hint) is not tuple:
         raise TypeError(f"records hold rows in tuples, not in {hint}")
     elif is_long(args[0]):
-        row = swap_of(args[0]).wire
-        yield from ((row, text) for text in wire)
+        yield swap_of(args[0]).wire, wire
     else:
         kinds = itertools.repeat(args[0]) if args[-1] is Ellipsis else args
         for kind, item in zip(kinds, wire):  # noqa: B905 - one of them may have no end
