@@ -304,13 +304,18 @@ def written(frame: CaptureDesc) -> dict[str, bytes]:
     return encoder.members()
 
 
-@pytest.mark.parametrize("largest", [0, 1 << 16], ids=["each row", "rows that differ"])
+@pytest.mark.parametrize(
+    ("largest", "batch"),
+    [(0, 64), (1 << 16, 64), (1 << 16, 2)],
+    ids=["each row", "rows that differ", "two at a time"],
+)
 @pytest.mark.parametrize(("old", "new"), EDITS_OF_ROWS.values(), ids=EDITS_OF_ROWS)
 def test_an_edited_row_of_a_graph_is_read_or_refused_as_ever(
-    old: bytes, new: bytes, largest: int, monkeypatch: pytest.MonkeyPatch
+    old: bytes, new: bytes, largest: int, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows that differ in digits alone are looked at once; any edit makes another row of one."""
     monkeypatch.setattr(fast_reader, "_LARGEST", largest)
+    monkeypatch.setattr(fast_reader, "_BATCH", batch)
     members = written(FRAME)
     text = members["frame.json"]
     places = list(re.finditer(old, text))
