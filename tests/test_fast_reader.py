@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import typing
@@ -502,19 +503,72 @@ def test_tensors_are_written_the_short_way_as_the_plain_way(
         {"id": 2**63},
         {"dtype": "100%d"},
         {"dtype": "81604378617"},
+        *[
+            {"storage": MetaStorageDesc(id=number, nbytes=nbytes)}
+            for number, nbytes in (
+                (0, 2**63),
+                (0, -(2**63)),
+                (2**63, 4),
+                (-5, 4),
+                (0, 2**64),
+                (0, -(2**64)),
+                (0, 0),
+            )
+        ],
+        {"storage": MetaStorageDesc(id=0, nbytes=SymDesc(expr=X, hint=2**63))},
+        {"storage": MetaStorageDesc(id=2**63, nbytes=SymDesc(expr=X, hint=3))},
     ],
     ids=lambda rare: next(iter(rare)),
 )
 def test_what_is_rare_is_written_as_ever(rare: dict[str, Any]) -> None:
     """With numbers and texts that a row put together from another one could get wrong."""
     storage = MetaStorageDesc(id=0, nbytes=4)
-    tensors = [tensor(storage=storage, **{"id": i, **rare}) for i in range(3)]
-    twice = [tensor(storage=storage, **{"id": 9 + i, **rare}) for i in range(2)]
+    tensors = [tensor(**{"id": i, "storage": storage, **rare}) for i in range(3)]
+    twice = [tensor(**{"id": 9 + i, "storage": storage, **rare}) for i in range(2)]
     if rare.get("id") == 2**63:
         tensors = tensors[:1]
         twice = []
     fast, plain = documents([*tensors, *twice])
     assert fast == plain
+
+
+@pytest.mark.parametrize("nbytes", [4.0, None, "4", True], ids=repr)
+def test_storages_that_cannot_be_written_are_named_where_they_stand(nbytes: Any) -> None:
+    """By both ways, prepared or not."""
+    tensors = [tensor(), tensor(id=1, storage=MetaStorageDesc(id=1, nbytes=nbytes))]
+    said: set[str] = set()
+    for fast, prepared in ((True, tensors), (True, []), (False, tensors)):
+        with pytest.raises(UnsupportedValueError) as caught:
+            Encoder(fast=fast).prepare([], prepared).add("some", tensors)
+        said.add(str(caught.value))
+    assert len(said) == 1
+
+
+def test_a_storage_is_written_once() -> None:
+    """However many tensors are on it, and whichever way it is met first."""
+    storages = [MetaStorageDesc(id=i, nbytes=n) for i, n in enumerate((4, SymDesc(expr=X, hint=3)))]
+    tensors = [tensor(id=i, storage=storages[i % 2]) for i in range(6)]
+    for fast in (True, False):
+        for prepared in ([], tensors, tensors[3:]):
+            members = Encoder(fast=fast).prepare([], prepared).add("some", tensors).members()
+            assert len(msgspec.json.decode(members["tables.json"])["storages"]) == 2
+            assert Decoder(members).get("some", list) == tensors
+
+
+@pytest.mark.parametrize("depth", range(94, 102))
+def test_nesting_above_a_storage_is_bounded_as_ever(depth: int) -> None:
+    """Its size is a record, too."""
+    nested: Any = tensor(storage=MetaStorageDesc(id=0, nbytes=SymDesc(expr=X, hint=3)))
+    for _ in range(depth):
+        nested = [nested]
+
+    def written_or_refused(*, fast: bool) -> bytes | str:
+        try:
+            return dumps(nested, fast=fast)
+        except FakeifyError as error:
+            return str(error)
+
+    assert written_or_refused(fast=True) == written_or_refused(fast=False)
 
 
 def test_a_row_depends_on_types_too() -> None:
@@ -553,6 +607,17 @@ def test_chains_are_bounded_in_prepared_rows(monkeypatch: pytest.MonkeyPatch) ->
     sources = [chain_of_sources(3), chain_of_sources(4)]
     tensors = [tensor(id=i, source=sources[0]) for i in range(3)]
     Encoder().prepare(sources[:1], tensors).add("some", tensors)
+    for nbytes in (4, SymDesc(expr=X, hint=3)):
+        row = tensor(id=8, storage=MetaStorageDesc(id=0, nbytes=nbytes))
+        for most, fast in ((2, True), (2, False), (3, True), (3, False)):
+            monkeypatch.setattr(writer, "MAX_CHAIN", most if nbytes != 4 else most - 1)
+            with (
+                contextlib.nullcontext()
+                if most == 3
+                else pytest.raises(FakeifyError, match="rows in a chain")
+            ):
+                Encoder(fast=fast).prepare([], [row]).add("some", [row])
+    monkeypatch.setattr(writer, "MAX_CHAIN", 4)
     tensors.append(tensor(id=9, source=sources[1]))
     for fast in (True, False):
         with pytest.raises(FakeifyError, match="rows in a chain"):

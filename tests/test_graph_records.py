@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import pathlib
 import re
@@ -758,6 +759,82 @@ def test_shared_metadata_is_stored_once_and_not_aliased():
     first, second, _ = rebuilt.graph.nodes
     first.meta["nn_module_stack"]["b"] = 1
     assert "b" not in second.meta["nn_module_stack"]
+
+
+def _path(name, cls=torch.nn.Linear):
+    return {"a": (f"L['{name}']", cls)}
+
+
+METADATA = [
+    *[{key: _path(*entry)} for key in ("nn_module_stack", "fwd_nn_module_stack")
+      for entry in (("x",), ("y",), ("x", torch.nn.ReLU))],
+    {"nn_module_stack": {"b": ("L['x']", torch.nn.Linear)}},
+    {"nn_module_stack": {**_path("x"), "b": ("L['x']", torch.nn.Linear)}},
+    {"nn_module_stack": {"b": ("L['x']", torch.nn.Linear), **_path("x")}},
+    {"nn_module_stack": {}},
+    {"nn_module_stack": {"a": ("x", 1)}},
+    {"nn_module_stack": {"a": ("x", True)}},
+    {"nn_module_stack": {"a": ["x", [1]]}},
+    *[{key: fns} for key in ("source_fn_stack", "fwd_source_fn_stack")
+      for fns in ([("f", torch.relu)], [("g", torch.relu)], [("f", torch.sin)], [("f", "relu")],
+                  [("f", torch.relu), ("f", torch.sin)], [("f", torch.sin), ("f", torch.relu)],
+                  [], [("f", 1)], [("f", True)], [(1, torch.relu)], [(True, torch.relu)], [1], [True],
+                  [["f", torch.relu]])],
+    *[{"tensor_dict": attributes}
+      for attributes in ({}, {"_dynamo_static_input_type": "guarded"}, {"mine": "guarded"},
+                         {"_dynamo_static_input_type": "unguarded"}, {"mine": "guarded", "a": 1},
+                         {"_dynamo_static_input_type": 1}, {"_dynamo_static_input_type": True})],
+    {"stack_trace": "text"},
+    {"stack_trace": "other text"},
+    {"custom": {"a": 1}},
+    {"custom": {"a": True}},
+]  # fmt: skip
+"""Of one node each. Of some of it nodes that have the same share one record."""
+
+
+def _meta_alone(gm):
+    """The records of the metadata of each node, what is shared in its place."""
+    desc = encode_graph(gm, MetaTensorDescriber())
+    return [
+        (
+            [
+                (
+                    key,
+                    desc.shared[v.data] if isinstance(v, OpaqueValue) and v.kind == "shared" else v,
+                )
+                for key, v in fx_node.meta
+            ],
+            fx_node.dropped_meta,
+        )
+        for fx_node in desc.nodes
+    ]
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_metadata_of_many_nodes_is_that_of_each_alone(backwards):
+    """Whatever nodes have in common, and in whatever order they come."""
+    metas = METADATA[::-1] if backwards else METADATA
+    together, alone = torch.fx.Graph(), []
+    for i, meta in enumerate(metas * 2):
+        together.placeholder(f"x{i}").meta.update(copy.deepcopy(meta))
+        graph = torch.fx.Graph()
+        graph.placeholder("x").meta.update(meta)
+        graph.output(())
+        alone += _meta_alone(torch.fx.GraphModule(torch.nn.Module(), graph))[:1]
+    together.output(())
+    found = _meta_alone(torch.fx.GraphModule(torch.nn.Module(), together))[:-1]
+    assert list(map(repr, found)) == list(map(repr, alone))
+
+
+def test_metadata_of_modules_is_not_that_of_nodes():
+    """What a node may have is unknown on a module, whoever had it before."""
+    gm, relu = traced()
+    known = {"stack_trace": "text", "nn_module_stack": _path("x"), "tensor_dict": {}}
+    relu.meta.update(known)
+    gm.meta.update(known)
+    desc = encode_graph(gm, MetaTensorDescriber())
+    assert desc.meta == ()
+    assert desc.dropped_meta == tuple((key, "unknown to this version") for key in known)
 
 
 STACKS = [

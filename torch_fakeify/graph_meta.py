@@ -218,6 +218,8 @@ class MetaEncoder:
         self._known_modules: dict[tuple[str, type], Value] = {}
         # By the id of a function, which the entry keeps alive.
         self._functions: dict[int, tuple[Any, Any]] = {}
+        # Whether the last value has the record of all values that equal it, as 1 equals True.
+        self._is_usual = True
 
     def stack(self, text: object) -> StackDesc | str | None:
         """``meta["stack_trace"]`` as frames, or as text where it has another form."""
@@ -271,7 +273,7 @@ class MetaEncoder:
             elif key in _FUNCTION_STACKS:
                 memo = (key, *value) if isinstance(value, list) else None
             elif key == "tensor_dict" and isinstance(value, dict):
-                memo = (key, *value.items()) if _are_texts(value) else None
+                memo = (key, *value.items()) if value.keys() <= _TENSOR_ATTRIBUTES else None
             try:
                 pair = pairs.get(memo)
             except TypeError:
@@ -285,8 +287,9 @@ class MetaEncoder:
                 lost.append((key, _ADDRESS.sub("", str(error))))
                 continue
             pair = (key, shared.put(record) if key in _SHARED_KEYS else record)
-            if memo is not None:
+            if memo is not None and self._is_usual:
                 pairs[memo] = pair
+            self._is_usual = True
             kept.append(pair)
         return tuple(kept), tuple(lost)
 
@@ -330,6 +333,7 @@ class MetaEncoder:
                 for k in value
                 if k not in known
             )
+        self._is_usual = all(type(v) is str for v in known.values())
         return encode_value(known, where="meta['tensor_dict']", hook=hook)
 
     def _module_key(self, key: Any) -> Any:
@@ -353,6 +357,7 @@ class MetaEncoder:
                 record = self._module(entry, hook)
             known = self._module_keys.get(key) or self._module_key(key)
             if record is None or type(known) is not str or not known.isascii():
+                self._is_usual = False
                 entries = {self._module_key(k): _module_entry(e) for k, e in value.items()}
                 return encode_value(entries, hook=hook)
             items[known] = record
@@ -371,8 +376,11 @@ class MetaEncoder:
 
     def _source_fn(self, entry: Any, hook: EncodeHook) -> Value:
         if not (isinstance(entry, tuple) and len(entry) == 2):
+            self._is_usual = False
             return encode_value(entry, hook=hook)
         name, fn = entry
+        if type(name) is not str or not (callable(fn) or type(fn) is str):
+            self._is_usual = False
         known = self._functions.get(id(fn))
         if known is None:
             known = self._functions[id(fn)] = (fn, _source_fn(fn))
@@ -449,13 +457,6 @@ def _module_entry(entry: Any) -> Any:
     if isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[1], type):
         return (entry[0], _class_text(entry[1]))
     return entry
-
-
-def _are_texts(attributes: dict[Any, Any]) -> bool:
-    """Whether compilers read all of these attributes of an input, and all are texts."""
-    return attributes.keys() <= _TENSOR_ATTRIBUTES and all(
-        [type(v) is str for v in attributes.values()]  # noqa: C419 - faster
-    )
 
 
 def _is_module(entry: Any) -> bool:
