@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-# Patterns are compiled when they are first looked for, which to read a capture takes none.
+# Patterns are compiled on first use: reading a capture needs none of them.
 _INSTALLED = r".*[\\/](?:site|dist)-packages[\\/]"
 _STANDARD = r".*[\\/]lib[\\/]python\d+(?:\.\d+)*t?[\\/]"
 
