@@ -1,9 +1,9 @@
 """All benchmarks, one table: ``python -m benchmarks [--rounds N] [--json] [SCRIPT...]``.
 
-The figures are medians of the rounds; beside them stands half the distance of the quartiles in per
-cent. Lines with a budget say whether it is met. Each script runs in a process of its own: the heap that
-one leaves slows the next one down. It needs the ``test`` extra; captures and the handoff need
-``models`` too.
+The figures are medians of the rounds, of which lines that take a short time have up to three times as
+many; beside them stands half the distance of the quartiles in per cent. Lines with a budget say whether
+it is met. Each script runs in a process of its own: the heap that one leaves slows the next one down. It
+needs the ``test`` extra; captures and the handoff need ``models`` too.
 """
 
 from __future__ import annotations

@@ -28,6 +28,10 @@ __all__ = [
     "timed",
 ]
 
+_SECONDS = 15
+"""How long a line is measured at least, unless it has three times its rounds before: what slows the
+machine for a moment would spoil a few short ones."""
+
 _SCALES = {"us": 1e6, "ms": 1e3, "s": 1.0}
 
 
@@ -106,6 +110,7 @@ def figures(
     ours: Callable[[], float],
     *,
     rounds: int,
+    seconds: float = 0.0,
     scale: float = 1.0,
     warm: bool = True,
 ) -> tuple[Figure, Figure]:
@@ -116,12 +121,16 @@ def figures(
     Args:
         theirs: does torch's own work and returns what it took.
         ours: the same for ours.
-        rounds: how often each.
+        rounds: how often each at least.
+        seconds: how long there are more rounds, up to three times as many.
         scale: by which what they return is multiplied.
         warm: with one more round before, that is not counted.
     """
     values: tuple[list[float], list[float]] = ([], [])
-    for number in range(rounds + warm):
+    start, most = time.monotonic(), 3 * rounds + warm
+    for number in range(most):
+        if number >= rounds + warm and time.monotonic() - start >= seconds:
+            break
         sides = list(zip((theirs, ours), values, strict=True))
         for run, sink in sides if number % 2 else reversed(sides):
             gc.collect()
@@ -152,13 +161,14 @@ def compare(
         work: what they do.
         theirs: runs torch's own code and returns the seconds it took.
         ours: the same for ours.
-        rounds: how often each.
+        rounds: how often each at least; more often where that takes a short time.
         unit: ``us``, ``ms`` or ``s``.
         count: of the things that one run handles; the figures are for one of them.
         budget: that the ratio must be within.
         warm: with one more round before, that is not counted.
     """
-    pair = figures(theirs, ours, rounds=rounds, scale=_SCALES[unit] / count, warm=warm)
+    scale = _SCALES[unit] / count
+    pair = figures(theirs, ours, rounds=rounds, seconds=_SECONDS, scale=scale, warm=warm)
     return Row(work, unit, *pair, budget)
 
 

@@ -79,6 +79,13 @@ def test_the_sides_take_turns() -> None:
     assert (theirs.values, ours.values) == ((3.0, 6.0), (4.0, 5.0))
 
 
+def test_short_rounds_are_more() -> None:
+    """For so many seconds, and at most three times as many; each side has as many as the other."""
+    for seconds, expected in ((0.0, 2), (60.0, 6)):
+        theirs, ours = figures(lambda: 2.0, lambda: 1.0, rounds=2, seconds=seconds)
+        assert (theirs.values, ours.values) == ((2.0,) * expected, (1.0,) * expected)
+
+
 def test_json_has_every_number() -> None:
     """What the table prints, with the values of the rounds."""
     (line,) = as_data([_row((8.0, 8.0), Figure((1.0, 2.0)), at_least(5))])

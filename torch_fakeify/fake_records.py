@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
 
     from .desc import IntLike, SymbolFactDesc
-    from .identities import KeptNumbers, StorageRecords, TensorNumbers
+    from .identities import KeptNumbers, KeptRecords, StorageRecords, TensorNumbers
     from .symbols import SymMemo
 
 __all__ = ["DENSE", "FakeRecords", "creation_meta"]
@@ -162,7 +162,10 @@ class FakeRecords:
     """
 
     def __init__(
-        self, tensors: TensorNumbers | KeptNumbers, storages: StorageRecords, syms: SymMemo
+        self,
+        tensors: TensorNumbers | KeptNumbers,
+        storages: StorageRecords | KeptRecords,
+        syms: SymMemo,
     ) -> None:
         self._tensors = tensors
         self._storages = storages

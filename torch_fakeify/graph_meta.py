@@ -218,7 +218,7 @@ class MetaEncoder:
         self._known_modules: dict[tuple[str, type], Value] = {}
         # By the id of a function, which the entry keeps alive.
         self._functions: dict[int, tuple[Any, Any]] = {}
-        # Whether the last value has the record of all values that equal it, as 1 equals True.
+        # Whether the value at hand has the record of all values that equal it, as 1 equals True.
         self._is_usual = True
 
     def stack(self, text: object) -> StackDesc | str | None:
@@ -281,6 +281,7 @@ class MetaEncoder:
             if pair is not None:
                 kept.append(pair)
                 continue
+            self._is_usual = True
             try:
                 record = self._encode_entry(key, value, hook, lost)
             except (UnsupportedValueError, UnsupportedTensorError) as error:
@@ -289,7 +290,6 @@ class MetaEncoder:
             pair = (key, shared.put(record) if key in _SHARED_KEYS else record)
             if memo is not None and self._is_usual:
                 pairs[memo] = pair
-            self._is_usual = True
             kept.append(pair)
         return tuple(kept), tuple(lost)
 

@@ -35,6 +35,7 @@ __all__ = [
     "Entry",
     "KeptNumbers",
     "KeptRecords",
+    "SizedRecords",
     "StorageRecords",
     "StoragesMade",
     "TensorMade",
@@ -169,23 +170,14 @@ class StoragesMade:
         entry.key = number
 
 
-class StorageRecords:
-    """The records of storages by identity, their ids in the order seen."""
+class SizedRecords:
+    """Gives storages records, their ids in the order seen; a table of them says where they are."""
 
-    __slots__ = ("_count", "_forget", "_syms", "entries")
+    __slots__ = ("_count", "_syms")
 
     def __init__(self, syms: SymMemo) -> None:
-        self.entries: dict[int, Entry] = {}
         self._count = itertools.count()
-        self._forget: Any = forgetting(self.entries)
         self._syms = syms
-
-    def give(self, storage: torch.UntypedStorage, record: MetaStorageDesc) -> None:
-        """Let a storage have the record of another one."""
-        entry = Entry(storage, self._forget)
-        entry.key = id(storage)
-        entry.value = record
-        self.entries[entry.key] = entry
 
     def of(self, storage: torch.UntypedStorage) -> MetaStorageDesc:
         """The record of a storage, the same object until the storage is resized."""
@@ -193,6 +185,28 @@ class StorageRecords:
         if type(nbytes) is not int:
             nbytes = self._syms.encode_int(nbytes)
         return self.of_size(storage, nbytes)
+
+    def of_size(self, storage: torch.UntypedStorage, nbytes: IntLike) -> MetaStorageDesc:
+        """The same, given the record of its size."""
+        raise NotImplementedError
+
+
+class StorageRecords(SizedRecords):
+    """The records of storages by identity."""
+
+    __slots__ = ("_forget", "entries")
+
+    def __init__(self, syms: SymMemo) -> None:
+        super().__init__(syms)
+        self.entries: dict[int, Entry] = {}
+        self._forget: Any = forgetting(self.entries)
+
+    def give(self, storage: torch.UntypedStorage, record: MetaStorageDesc) -> None:
+        """Let a storage have the record of another one."""
+        entry = Entry(storage, self._forget)
+        entry.key = id(storage)
+        entry.value = record
+        self.entries[entry.key] = entry
 
     def of_size(self, storage: torch.UntypedStorage, nbytes: IntLike) -> MetaStorageDesc:
         """The same, given the record of its size."""
@@ -216,7 +230,7 @@ class StorageRecords:
         self.entries.clear()
 
 
-class KeptRecords(StorageRecords):
+class KeptRecords(SizedRecords):
     """The same of storages that it keeps alive, for one thread."""
 
     __slots__ = ("_alive", "_records")

@@ -123,8 +123,8 @@ _torch_functions: Any = torch
 set_storage = _torch_functions._functionalize_unsafe_set
 """Gives a tensor the storage of another one, and changes nothing else."""
 
-_MOST = 32
-"""How many meta tensors are made before they are asked for."""
+_MOST = 24
+"""How many meta tensors are made before they are asked for: more of them save no more time."""
 
 
 class Stock(Generic[_T]):
@@ -150,8 +150,8 @@ class Stock(Generic[_T]):
             return self._ready.pop()
         except IndexError:
             pass
-        # No more in stock than half of those that were taken.
-        count = 1 + min(_MOST, self._made // 2)
+        # No more in stock than were taken.
+        count = 1 + min(_MOST, self._made)
         self._made += count
         made = self._make(count, quiet)
         last = made.pop()
