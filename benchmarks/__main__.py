@@ -1,9 +1,9 @@
 """All benchmarks, one table: ``python -m benchmarks [--rounds N] [--json] [SCRIPT...]``.
 
-The figures are medians of the rounds, of which lines that take a short time have up to three times as
-many; beside them stands half the distance of the quartiles in per cent. Lines with a budget say whether
-it is met. Each script runs in a process of its own: the heap that one leaves slows the next one down. It
-needs the ``test`` extra; captures and the handoff need ``models`` too.
+The figures are medians over the rounds (short lines have up to three times as many), with half the
+interquartile range in per cent. Lines with a budget show whether it is met. Each script runs in its own
+process, because the heap of one slows down the next. The ``test`` extra is required; captures and the
+handoff also need ``models``.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ SCRIPTS = (
     "load_memory",
     "dropin",
     "shape_env",
+    "diff",
 )
 
 

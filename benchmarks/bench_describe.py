@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch._subclasses.meta_utils import MetaTensorDescriber as TorchDescriber
 
-from torch_fakeify.describe import MetaTensorDescriber
+from torch_fakeify.describe.describer import MetaTensorDescriber
 
 from .run import main
 from .table import Row, at_least, timed
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import torch
 
-BUDGETS = {"parameter": at_least(8), "plain": at_least(8), "view": at_least(6)}
+BUDGET = at_least(5)
 
 
 def describe(
@@ -60,7 +60,7 @@ def rows(rounds: int, counts: Sequence[int] = COUNTS) -> Iterator[Row]:
         for count in counts:
             tensors = make_tensors(kind, count)
             theirs, ours = describe(tensors, TorchDescriber), describe(tensors)
-            budget = BUDGETS[kind]
+            budget = BUDGET
             yield bench(f"describe {kind}", theirs, ours, rounds=rounds, count=count, budget=budget)
 
 

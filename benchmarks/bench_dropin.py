@@ -24,7 +24,7 @@ SIZES = ("static", "equal dynamic sizes", "distinct dynamic sizes")
 
 
 def line(kind: str, sizes: str, count: int, rounds: int) -> Row:
-    """One call for each tensor, in a new mode; modes keep the converter they were made with."""
+    """One call for each tensor, in a new mode; a mode uses the converter it was made with."""
     static = sizes == "static"
     tensors = make_tensors(kind, count, distinct="distinct" in sizes)
     inputs = [

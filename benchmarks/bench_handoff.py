@@ -6,7 +6,7 @@ are small, with one layer of each kind: the part of the handoff's own code is la
 of a large one, where the backends compare and rewrite more.
 
 A run compiles a model anew and calls it with inputs of three sizes, with a backward pass unless
-``--inference`` is given. The second size makes Dynamo compile again with symbols. What a run costs is
+``--inference`` is set. The second size makes Dynamo compile again with symbols. What a run costs is
 the CPU time of these calls, of this process and the compilers it starts; in other words, without what
 else the machine does meanwhile. Before each run Dynamo, inductor's caches and sympy's are emptied and
 garbage is collected. Both ways take turns, and each round the other one begins. The time of a model is
@@ -38,7 +38,7 @@ from .table import Figure, Row, at_most
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-TESTS = Path(__file__).parents[1] / "tests"
+TESTS = [str(Path(__file__).parents[1] / "tests" / name) for name in ("harness", "zoo")]
 """Where the models are."""
 
 
@@ -74,9 +74,10 @@ def compare(
         rounds: how often each way; one more round of the first model warms up and is not counted.
         training: with a backward pass.
     """
-    if str(TESTS) not in sys.path:
-        sys.path.append(str(TESTS))
-    from compile_runs import run
+    if TESTS[0] not in sys.path:
+        sys.path.extend(TESTS)
+    from compiled_programs import Model
+    from observe import observed
     from sized_models import MODELS
 
     for i, name in enumerate(names):
@@ -84,7 +85,8 @@ def compare(
         for number in range(1 if i else 0, rounds + 1):
             for handoff in (False, True) if number % 2 else (True, False):
                 with _cold(backend):
-                    one = run(MODELS[name], backend, handoff=handoff, training=training, keep=False)
+                    program = Model(model=MODELS[name], training=training)
+                    one = observed(program, backend, direct=not handoff, record=False)
                 if number:
                     found[handoff].append(one)
         pairs = list(zip(found[False], found[True], strict=True))
@@ -112,7 +114,7 @@ def rows(rounds: int) -> Iterator[Row]:
 
 
 def _cold(backend: str) -> ExitStack:
-    """No caches, and no compilers in other processes that nobody waits for."""
+    """Empty caches, and no compilers in background processes."""
     stack = ExitStack()
     if backend == "inductor":
         from torch._inductor import config
@@ -146,9 +148,9 @@ def _line(row: Compared) -> str:
     numbers = "".join(
         f"{a:>7}{b:>8}"
         for a, b in (
-            [one.graphs for one in both],
-            [one.shape_guards for one in both],
-            [one.asserts for one in both],
+            [len(one.envs) for one in both],
+            [sum(len(env.guards) for env in one.envs) for one in both],
+            [sum(map(len, one.asserts)) for one in both],
             [one.recompiles for one in both],
         )
     )

@@ -21,8 +21,8 @@ import msgspec
 import torch
 
 import torch_fakeify as tfk
-from torch_fakeify.desc import FunctionValue, NodeValue, TensorValue
-from torch_fakeify.desc_graph import NodeDesc
+from torch_fakeify.records.graph import NodeDesc
+from torch_fakeify.records.tensor import FunctionValue, NodeValue, TensorValue
 
 from .memory import high_water
 from .run import main
@@ -125,9 +125,9 @@ def _peak(path: str) -> int:
 
 
 def _load(path: str) -> None:
-    kept = tfk.Capture.load(path, limits=tfk.Limits.none()) if path else None
+    loaded = tfk.Capture.load(path, limits=tfk.Limits.none()) if path else None
     print(high_water())
-    del kept
+    del loaded
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ Run: ``python -m benchmarks.bench_memory [--rounds N]``. The parameters are thos
 mixture of experts with 671 billion of them: 61 layers of 256 experts with three matrices each, a
 router, attention and norms, on the meta device, so that they have no bytes themselves. Figures are
 the growth of the resident memory from the parameters to all their fakes: torch's ``from_tensor`` with
-its memo, beside our records and fakes, both kept. The budget is 2 KB a tensor beyond torch's.
+its memo, against our records and fakes, all alive. The budget is 2 KB a tensor beyond torch's.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from torch_fakeify.convert import MetaConverter
-from torch_fakeify.describe import MetaTensorDescriber
+from torch_fakeify.convert.converter import MetaConverter
+from torch_fakeify.describe.describer import MetaTensorDescriber
 
 from .memory import high_water
 from .run import main
@@ -47,15 +47,15 @@ def parameters() -> list[torch.nn.Parameter]:
 def measure(side: str) -> None:
     """Print how many bytes this process grew by, and how many tensors there were."""
     tensors = parameters()
-    keep: list[Any] = []
+    alive: list[Any] = []
     mode = FakeTensorMode()
     before = high_water()
     if side == "torch":
-        keep += [mode.from_tensor(t) for t in tensors]
+        alive += [mode.from_tensor(t) for t in tensors]
     else:
         describer, converter = MetaTensorDescriber(), MetaConverter(mode)
-        keep += [describer.describe_tensor(t) for t in tensors]
-        keep += [converter.from_desc(d) for d in list(keep)]
+        alive += [describer.describe_tensor(t) for t in tensors]
+        alive += [converter.from_desc(d) for d in list(alive)]
     print(high_water() - before, len(tensors))
 
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 REPLAY = at_most(1.1)
-_PARENT = "import torch_fakeify.cli as cli, torch_fakeify.verdict; cli._parser()"
-_CHILD = "import torch_fakeify.child"
+_PARENT = "import torch_fakeify.cli as cli, torch_fakeify.tools.replaying; cli._parser()"
+_CHILD = "import torch_fakeify.tools.worker.main"
 _MODULES = f"{_CHILD}, sys; print(*(m for m in sys.modules if m.split('.')[0] == 'torch'))"
 
 

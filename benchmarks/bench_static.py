@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from torch_fakeify.convert import MetaConverter
-from torch_fakeify.describe import MetaTensorDescriber
+from torch_fakeify.convert.converter import MetaConverter
+from torch_fakeify.describe.describer import MetaTensorDescriber
 
 from .run import main
 from .table import Row, at_least, timed

@@ -2,8 +2,8 @@
 
 Run: ``python -m benchmarks.minifiers [BUG...]``; it needs a checkout: the bugs and the model are those of the
 tests. Each tool gets the same program and the same backend, and 300 s; sizes are symbols only where the
-bug needs it, because torch's minifier loses most frames that have any. Torch's is used as its manual
-says: ``TORCHDYNAMO_REPRO_AFTER=dynamo`` with level 2, for wrong numbers level 4, then the launcher that
+bug needs it, because torch's minifier loses most frames that have any. Torch's is used as
+documented: ``TORCHDYNAMO_REPRO_AFTER=dynamo`` with level 2, for wrong numbers level 4, then the launcher that
 it writes. A bug counts as found if what the tool leaves (of torch's: ``repro.py``, else the smallest
 checkpoint) fails in the same way when it is run; the size is the number of operations in it. Times
 are of the whole way from the program to the result, imports included.
@@ -28,7 +28,8 @@ from rich.table import Table
 if TYPE_CHECKING:
     from planted_bugs import Bug
 
-TESTS = Path(__file__).parents[1] / "tests"
+ROOT = Path(__file__).parents[1]
+TESTS = [str(ROOT / "tests" / name) for name in ("harness", "zoo")]
 LIMIT = 300.0
 MARKS = {
     "bug_rejects_op": "no kernel for softmax",
@@ -42,7 +43,7 @@ MARKS = {
     "bug_aliased_only": "overlap",
     "bug_guard_only": "cannot print",
 }
-"""What the bug says, where it says anything."""
+"""The message of the bug, if it has one."""
 
 PROGRAM = """
 import sys
@@ -153,7 +154,7 @@ def _fails(path: Path, bug: str, accuracy: bool) -> bool:
 
 def main() -> None:
     """Print the table."""
-    sys.path.insert(0, str(TESTS))
+    sys.path[:0] = TESTS
     from planted_bugs import BACKENDS, BUGS
     from planting import plant_in
 
@@ -163,7 +164,7 @@ def main() -> None:
     table = Table("bug", "torch: found", "operations", "s", "ours: found", "operations", "s")
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
-        paths = [plant_in(root / "plant", BACKENDS), str(TESTS), str(TESTS.parent)]
+        paths = [plant_in(root / "plant", BACKENDS), *TESTS, str(ROOT)]
         os.environ["PYTHONPATH"] = os.pathsep.join(paths)
         program = root / "program.py"
         program.write_text(PROGRAM)

@@ -1,8 +1,8 @@
-"""Where the time goes in the work of the lines that miss their budget.
+"""Profile of the work whose lines miss their budget, by file.
 
 Run: ``python -m benchmarks.profile [write|load|view|parameter] [--frame Llama|linears]``. A timer of
-the processor's time stops the work every half millisecond; the innermost Python frame tells the room,
-and what runs in C counts for the room that called it. Collecting garbage is off, as in the table.
+CPU time samples the innermost Python frame every half millisecond; C code counts for its caller. The
+garbage collector is off, as in the table.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _SECONDS = 10.0
 
 
 def shares(work: Callable[[], object]) -> tuple[float, list[tuple[str, float]]]:
-    """Milliseconds of one run of a work, and those of each room, most first."""
+    """Milliseconds of one run of a work, and of each file, in descending order."""
     counts: collections.Counter[str] = collections.Counter()
-    signal.signal(signal.SIGPROF, lambda _, frame: counts.update([_room(frame)]))
+    signal.signal(signal.SIGPROF, lambda _, frame: counts.update([_file(frame)]))
     for _ in range(3):
         work()
     gc.collect()
@@ -47,21 +47,21 @@ def shares(work: Callable[[], object]) -> tuple[float, list[tuple[str, float]]]:
     each = (time.process_time() - start) / runs * 1e3
     gc.enable()
     total = sum(counts.values())
-    return each, [(room, each * n / total) for room, n in counts.most_common()]
+    return each, [(file, each * n / total) for file, n in counts.most_common()]
 
 
-def _room(frame: FrameType | None) -> str:
-    """The module of the package, or else the name of the library."""
-    file = Path(frame.f_code.co_filename) if frame is not None else Path()
-    parts = file.parts
+def _file(frame: FrameType | None) -> str:
+    """The path of a file below the package, or else the name of the library."""
+    parts = Path(frame.f_code.co_filename).parts if frame is not None else ()
     for library in ("torch_fakeify", "torch", "sympy", "msgspec"):
         if library in parts:
-            return f"torch_fakeify/{file.name}" if library == "torch_fakeify" else library
+            start = len(parts) - 1 - parts[::-1].index(library)
+            return "/".join(parts[start:]) if library == "torch_fakeify" else library
     return "python"
 
 
 def main() -> None:
-    """Print the shares of one work."""
+    """Print the profile of one work."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.profile", description=__doc__)
     parser.add_argument("work", nargs="?", default="write", choices=("write", "load", *_KINDS))
     parser.add_argument("--frame", default="Llama", choices=("Llama", "linears"))
@@ -72,11 +72,11 @@ def main() -> None:
     else:
         model = llama(LAYERS) if args.frame == "Llama" else linears(LINEARS)
         found = in_backend(model, lambda gm, inputs: shares(_frame_work(args.work, gm, inputs)))
-    each, rooms = found
+    each, files = found
     print(f"{each:7.1f} ms")
-    for room, part in rooms:
+    for file, part in files:
         if part >= each / 100:
-            print(f"{part:7.1f} ms {part / each:4.0%}  {room}")
+            print(f"{part:7.1f} ms {part / each:4.0%}  {file}")
 
 
 _KINDS = ("parameter", "plain", "view")

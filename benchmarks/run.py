@@ -109,12 +109,12 @@ def show(
                     yield row
 
         if as_json:
-            kept = list(lines())
-            print(json.dumps({**about, "lines": list(as_data(kept))}, indent=1))
-            return kept
+            found = list(lines())
+            print(json.dumps({**about, "lines": list(as_data(found))}, indent=1))
+            return found
         print(", ".join(f"{name} {value}" for name, value in about.items()))
-        kept = print_rows(lines())
-    met = [row.met for row in kept if row.met is not None]
+        found = print_rows(lines())
+    met = [row.met for row in found if row.met is not None]
     if met:
         print(f"{sum(met)} of {len(met)} lines with a budget meet it")
-    return kept
+    return found

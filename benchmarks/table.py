@@ -1,8 +1,7 @@
-"""Measuring two ways of one work in turns, and the table of what that gave.
+"""Alternating measurement of two implementations of one work, and the table of results.
 
-A line that has a budget says whether it is met. Where less is better by so many times, the ratio is
-torch's by ours and the budget a least; where ours may only be so much more, it is ours by the other
-side's and the budget a most. Ratios are those of the rounds, and of these the median.
+A budget is a lower bound of the speedup (torch's figure by ours), or an upper bound of the overhead
+(ours by the other). Ratios are computed by round; the table has their median.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ class Row(NamedTuple):
     unit: str
     """What both sides count: ``us``, ``ms``, ``s``, ``KB`` or ``MB``."""
     theirs: Figure | str
-    """Torch's own or whatever ours is held against; or the name of the error where it cannot."""
+    """The figure of torch or another baseline; the name of its error if it failed."""
     ours: Figure
     budget: Budget | None = None
 
@@ -173,14 +172,14 @@ def compare(
 
 
 def timed(work: Callable[[Any], Any], items: Sequence[Any] = (None,)) -> float:
-    """Seconds of CPU for the work on every item, results kept alive meanwhile.
+    """Seconds of CPU for the work on every item, results stay alive meanwhile.
 
     It is the time of this process alone: what else runs on the machine adds little to it.
     """
     start = time.process_time()
-    kept = [work(item) for item in items]
+    done = [work(item) for item in items]
     seconds = time.process_time() - start
-    del kept
+    del done
     return seconds
 
 
@@ -188,13 +187,13 @@ def print_rows(rows: Iterable[Row]) -> list[Row]:
     """Print the table, a line as soon as it is there, and return its rows."""
     head = ("torch", "torch_fakeify", "ratio", "budget")
     print(f"{'work':<52} {head[0]:>15} {head[1]:>15} {head[2]:>13} {head[3]:>8}", flush=True)
-    kept: list[Row] = []
+    done: list[Row] = []
     for row in rows:
-        kept.append(row)
+        done.append(row)
         theirs = row.theirs if isinstance(row.theirs, str) else _cell(row.theirs, row.unit)
         cells = f"{theirs:>15} {_cell(row.ours, row.unit):>15} {_ratio(row):>13}"
         print(f"{row.work:<52} {cells} {_budget(row):>8} {_MET[row.met]}".rstrip(), flush=True)
-    return kept
+    return done
 
 
 _MET = {None: "", True: "met", False: "not met"}

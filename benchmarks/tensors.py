@@ -95,7 +95,7 @@ def growth(work: str, run: Callable[[int], Callable[[], float]], rounds: int) ->
 
 
 def growth_alone(work: str, run: Callable[[int], Callable[[], float]], rounds: int) -> Row:
-    """The same of something that has no budget, many beside few."""
+    """The cost of a tensor among many against that among few, without a budget."""
     small, large = _of_few_and_many(run)
     what = f"{work}: of {COUNTS[-1]}, of {COUNTS[0]}"
     return compare(what, large, small, rounds=rounds)

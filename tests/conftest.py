@@ -1,9 +1,11 @@
-"""Settings for every test: hypothesis profiles, and nobody listening to torch."""
+"""Settings for every test: hypothesis profiles, the processes' environment, no trace listeners."""
 
 from __future__ import annotations
 
 import logging
 import os
+import signal
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,24 +14,38 @@ from hypothesis import HealthCheck, settings
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-# Compiling inside a property test is slow on a busy machine and no sign of a fault: no deadlines.
-settings.register_profile("fast", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("ci", settings.get_profile("fast"), derandomize=True, print_blob=True)
-settings.load_profile(
-    os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "fast")
+if sys.version_info[:3] == (3, 13, 0):  # torch warns of it, also in processes that tests start
+    os.environ["PYTHONWARNINGS"] = "ignore:Guards may run slower on Python 3.13.0:RuntimeWarning"
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a job in the background does
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # children that a test starts react to Ctrl-C
+
+from cli_runs import captures, command, dynamic, recorded  # noqa: F401
+
+# Compiling inside a property test is slow on a busy machine, which is no fault: no deadlines.
+settings.register_profile(
+    "fast",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=True,
+    print_blob=True,
 )
+settings.register_profile("random", settings.get_profile("fast"), derandomize=False, database=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Workers get tests that follow one another, and so each fixture of a module is made once."""
+    """Give each worker consecutive tests, so that each fixture of a module is made once."""
     from xdist.scheduler import WorkStealingScheduling
 
     return WorkStealingScheduling(config, log) if config.getoption("dist") == "load" else None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Says of each sweep how many operators passed; its shards may have run in many processes."""
+    """Print how many operators passed in each sweep, whose shards may run in several processes."""
     sweeps: dict[str, list[float]] = {}
     for reports in terminalreporter.stats.values():
         called = (report for report in reports if getattr(report, "when", None) == "call")
@@ -45,7 +61,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtest_call() -> Generator[None]:
-    """Pytest listens to every logger; torch's trace has no listener unless somebody asks for it."""
+    """Detach pytest's handlers from torch's trace logger, which has none by default."""
     logger = logging.getLogger("torch.__trace")
     handlers = logger.handlers
     logger.handlers = []
@@ -53,3 +69,14 @@ def pytest_runtest_call() -> Generator[None]:
         return (yield)
     finally:
         logger.handlers = handlers
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
+    """Fail a test that leaves transforms of functorch active, not the tests that follow it."""
+    yield
+    torch = sys.modules.get("torch")
+    left = torch._C._functorch.get_dynamic_layer_stack_depth() if torch else 0
+    for _ in range(left):
+        torch._C._functorch.pop_dynamic_layer_stack()
+    assert not left, f"{item.nodeid} left {left} functorch transforms entered"

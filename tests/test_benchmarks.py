@@ -1,4 +1,4 @@
-"""The benchmarks run, and their table says what was measured."""
+"""The benchmarks run and print what was measured."""
 
 from __future__ import annotations
 
@@ -40,25 +40,25 @@ def _row(theirs: Any, ours: Any, budget: Any = None) -> Row:
         ((10.0, 20.0, 30.0), (10.0, 10.0, 10.0), None, 2.0, None),
     ],
 )
-def test_a_line_says_whether_its_budget_is_met(
+def test_a_row_has_the_state_of_its_budget(
     theirs: Any, ours: Any, budget: Any, ratio: float, met: bool | None
 ) -> None:
-    """By the median of the ratios of the rounds, in the direction of the budget."""
+    """The median of the rounds' ratios decides, in the direction of the budget."""
     row = _row(theirs, Figure(ours), budget)
     assert row.ratio is not None
     assert row.ratio.median == pytest.approx(ratio)
     assert row.met is met
 
 
-def test_the_ratio_is_of_the_rounds() -> None:
-    """Two rounds on a machine of half the speed change both sides and no ratio."""
+def test_a_ratio_is_that_of_its_round() -> None:
+    """A round at half the speed changes both figures and not the ratio."""
     row = _row((10.0, 20.0, 20.0), Figure((1.0, 2.0, 2.0)), at_least(10))
     assert row.ratio == Figure((10.0, 10.0, 10.0))
     assert row.ratio.spread == 0
 
 
-def test_torch_that_cannot_has_no_ratio(capsys: pytest.CaptureFixture[str]) -> None:
-    """The table has the name of its error."""
+def test_an_error_of_torch_has_no_ratio(capsys: pytest.CaptureFixture[str]) -> None:
+    """The table has the name of the error instead of a figure."""
     row = _row("PicklingError", Figure((1.0,)), at_least(3))
     assert row.met is None
     assert print_rows([row]) == [row]
@@ -66,8 +66,8 @@ def test_torch_that_cannot_has_no_ratio(capsys: pytest.CaptureFixture[str]) -> N
     assert line.split() == ["work", "PicklingError", "1.00", "us", "-", ">=", "3"]
 
 
-def test_the_sides_take_turns() -> None:
-    """Each round the other one begins, and the round that warms up is not counted."""
+def test_the_sides_alternate() -> None:
+    """Each round begins with the other side, and the warm-up is not counted."""
     calls: list[str] = []
 
     def side(name: str) -> float:
@@ -79,15 +79,16 @@ def test_the_sides_take_turns() -> None:
     assert (theirs.values, ours.values) == ((3.0, 6.0), (4.0, 5.0))
 
 
-def test_short_rounds_are_more() -> None:
-    """For so many seconds, and at most three times as many; each side has as many as the other."""
+@pytest.mark.sweep
+def test_short_rounds_are_repeated() -> None:
+    """Rounds are repeated until a time is filled, at most threefold, equally many for each side."""
     for seconds, expected in ((0.0, 2), (60.0, 6)):
         theirs, ours = figures(lambda: 2.0, lambda: 1.0, rounds=2, seconds=seconds)
         assert (theirs.values, ours.values) == ((2.0,) * expected, (1.0,) * expected)
 
 
 def test_json_has_every_number() -> None:
-    """What the table prints, with the values of the rounds."""
+    """JSON has the figures of the table and the values of each round."""
     (line,) = as_data([_row((8.0, 8.0), Figure((1.0, 2.0)), at_least(5))])
     assert json.loads(json.dumps(line)) == {
         "work": "work",
@@ -112,29 +113,29 @@ def _run(*args: str) -> subprocess.CompletedProcess[str]:
     [("benchmarks.bench_memory",), ("benchmarks", "memory")],
     ids=["alone", "in the table"],
 )
-def test_a_script_runs(script: tuple[str, ...]) -> None:
-    """As JSON, with every line asked for; nothing of the progress is among it."""
+def test_a_script_prints_json(script: tuple[str, ...]) -> None:
+    """The JSON has every line that was asked for, and no progress is printed among it."""
     done = _run(*script, "--rounds", "1", "--json")
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["rounds"] == 1
-    assert [line["unit"] for line in told["lines"]] == ["MB", "B"]
+    result = json.loads(done.stdout)
+    assert result["rounds"] == 1
+    assert [line["unit"] for line in result["lines"]] == ["MB", "B"]
 
 
 def test_an_unknown_script_is_refused() -> None:
-    """With the names of those that there are."""
+    """An unknown benchmark is refused, and the error lists those that exist."""
     done = _run("benchmarks", "--rounds", "1", "no_such")
     assert done.returncode == 2
     assert "no such script: no_such; there are describe, static, dynamic" in done.stderr
 
 
 def test_the_table_has_every_script() -> None:
-    """Each file of a benchmark is run for it."""
+    """Every file of a benchmark is listed in `SCRIPTS`."""
     files = (ROOT / "benchmarks").glob("bench_*.py")
     assert {f"bench_{name}" for name in SCRIPTS} == {file.stem for file in files}
 
 
 def test_a_script_that_fails_ends_the_table() -> None:
-    """Its lines would be missing without a word."""
+    """A script that fails raises, since its lines would be missing silently."""
     with pytest.raises(SystemExit, match="no_such ended with status 1"):
         list(alone("no_such")(1))

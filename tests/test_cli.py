@@ -9,338 +9,29 @@ import subprocess
 import sys
 import unicodedata
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import torch
+from cli_runs import Command, error_of
 
 import torch_fakeify as tfk
-from torch_fakeify import backend, cli
-from torch_fakeify.child import run_capture
-from torch_fakeify.desc import FunctionValue, StackDesc
-from torch_fakeify.desc_frame import CaptureDesc, FailureDesc
-from torch_fakeify.files import read_capture, write_capture
-from torch_fakeify.isolation import Answer, ask, last_words
-from torch_fakeify.page import show_lines, table_lines
-from torch_fakeify.verdict import judge, masked, replay
-
-SCRIPT = """
-import sys
-
-import torch
-
-print("argv", sys.argv, __name__, __file__, sys.path[0], __spec__)
-
-
-def mine(gm, inputs):
-    return gm.forward
-
-
-class Failing:
-    def __call__(self, gm, inputs):
-        raise ValueError(f"cannot compile {len(inputs)} inputs")
-
-
-class Net(torch.nn.Module):
-    def forward(self, x):
-        if x.shape[0] > 3:
-            return x.sin() + 1
-        return x
-
-
-@torch.compile(backend="eager")
-def breaks(x):
-    y = x + 1
-    print("a graph break")
-    return y * 2
-
-
-x = torch.randn(4, 8)
-torch.compile(lambda x: x + 1, backend="aot_eager")(x)
-torch.compile(lambda x: x + 2, backend=mine)(x)
-torch.compile(lambda x: x + 3, options={"max_fusion_size": 8})(x)
-net = Net()
-net.compile(backend="eager", dynamic=True)
-net(x)
-breaks(x)
-torch.compile(lambda x: x + x.view(-1)[0], backend=Failing())(x)
-"""
-ROWS = 7
-
-
-def fresh(*args: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run the command in a fresh interpreter."""
-    return subprocess.run(
-        [sys.executable, "-m", "torch_fakeify", *map(str, args)],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(Path(tfk.__file__).parents[1])},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-    )
-
-
-Command = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Runs the command in this process, in a directory."""
-
-    def run(*args: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-        monkeypatch.chdir(cwd)
-        torch._dynamo.reset()
-        capsys.readouterr()
-        status = cli.main([*map(str, args)])
-        out, err = capsys.readouterr()
-        return subprocess.CompletedProcess(args, status, out, err)
-
-    return run
-
-
-def error_of(done: subprocess.CompletedProcess[str]) -> str:
-    """The one error of a command that was refused."""
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "torch_fakeify/" not in done.stderr, "a traceback of ours"
-    lines = [line for line in done.stderr.splitlines() if line.startswith("torch-fakeify")]
-    assert len(lines) == 1, done.stderr
-    return lines[0].removeprefix("torch-fakeify: error: ")
-
-
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
-    """What ``run`` did with the script above; its captures are in ``captures`` beside it."""
-    home = tmp_path_factory.mktemp("run")
-    (home / "code").mkdir()
-    (home / "code" / "script.py").write_text(SCRIPT)
-    done = fresh("run", "code/script.py", "--out", "x", "-h", "b c", cwd=home)
-    done.args = home
-    return done
-
-
-@pytest.fixture(scope="module")
-def captures(recorded: subprocess.CompletedProcess[str]) -> list[Path]:
-    """The files that ``run`` wrote, in order."""
-    return sorted((Path(str(recorded.args)) / "captures").iterdir())
-
-
-@pytest.fixture(scope="module")
-def dynamic(captures: list[Path]) -> Path:
-    """The capture of the module with a dynamic size and a guard."""
-    return captures[3]
-
-
-# --- run ----------------------------------------------------------------------------------------
-
-
-def test_run_prints_a_table(recorded: subprocess.CompletedProcess[str]) -> None:
-    """One row for each frame, whatever way the script asked for a compilation."""
-    lines = recorded.stdout.splitlines()
-    head = next(at for at, line in enumerate(lines) if line.startswith("file "))
-    columns = "file function nodes inputs symbols guards asserts bytes ms result"
-    assert lines[head].split() == columns.split()
-    rows = [line.split(maxsplit=9) for line in lines[head + 1 :]]
-    results = ["compiled"] * (ROWS - 1) + ["failed: ValueError: cannot compile 1 inputs"]
-    results[4] += f"; the same frame as {rows[0][0]}"  # x + 1, in another function
-    assert [row[-1] for row in rows] == results
-    assert [row[1] for row in rows] == [
-        "<lambda>", "<lambda>", "<lambda>", "forward", "breaks", rows[5][1], "<lambda>",
-    ]  # fmt: skip
-    assert all(int(cell) > 0 for row in rows for cell in (row[2], row[3], row[7]))
-    assert int(rows[3][4]) >= 1, "symbols of the dynamic frame"
-    assert int(rows[3][5]) >= 1, "guards of the dynamic frame"
-
-
-def test_run_goes_on_to_the_script_s_own_end(
-    recorded: subprocess.CompletedProcess[str],
-) -> None:
-    """A script that raises shows its own traceback, and the exit status is 1."""
-    assert recorded.returncode == 1
-    home = str(recorded.args)
-    assert (
-        f'Traceback (most recent call last):\n  File "{home}/code/script.py", line'
-        in recorded.stderr
-    )
-    assert "ValueError: cannot compile 1 inputs" in recorded.stderr
-    assert recorded.stderr.endswith("torch-fakeify: the script raised, exit status 1\n")
-    assert "runpy" not in recorded.stderr
-
-
-def test_run_starts_the_script_as_python_does(
-    recorded: subprocess.CompletedProcess[str],
-) -> None:
-    """``sys.argv``, ``__name__``, ``__file__`` and ``sys.path[0]`` are those of a plain run."""
-    home = Path(str(recorded.args))
-    plain = subprocess.run(
-        [sys.executable, home / "code" / "script.py", "--out", "x", "-h", "b c"],
-        cwd=home, capture_output=True, text=True, check=False, timeout=200,
-    )  # fmt: skip
-    assert recorded.stdout.splitlines()[0] == plain.stdout.splitlines()[0]
-
-
-def test_run_writes_the_files_of_its_table(
-    recorded: subprocess.CompletedProcess[str], captures: list[Path]
-) -> None:
-    """Every row's file is there under its name, with its size, and nothing else is."""
-    rows = [line.split() for line in recorded.stdout.splitlines() if ".fkf" in line]
-    assert [(row[0], int(row[7])) for row in rows] == [
-        (path.name, path.stat().st_size) for path in captures
-    ]
-    assert all(re.fullmatch(r"\d{3}-\w+-[0-9a-f]{8}\.fkf", path.name) for path in captures)
-
-
-def test_run_records_a_failure(captures: list[Path]) -> None:
-    """The frame whose backend raised has exception type, message and stack as text."""
-    failure = read_capture(captures[-1]).failure
-    assert failure is not None
-    assert (failure.type, failure.message) == ("builtins.ValueError", "cannot compile 1 inputs")
-    assert isinstance(failure.stack, StackDesc)
-    assert failure.stack.frames[-1].code.startswith('raise ValueError(f"cannot compile')
-    assert all(read_capture(path).failure is None for path in captures[:-1])
-
-
-def test_run_names_backends(captures: list[Path]) -> None:
-    """A capture tells which backend the script asked for, without a memory address."""
-    names = [read_capture(path).backend for path in captures]
-    assert names[:4] == ["aot_eager", "mine", "inductor", "eager"]
-    assert names[-1] is not None
-    assert "0x" not in names[-1]
-
-
-def run_text(
-    command: Command, tmp_path: Path, code: str, *options: str
-) -> subprocess.CompletedProcess[str]:
-    """Run a script of this text under ``run``."""
-    (tmp_path / "s.py").write_text(code)
-    return command("run", *options, "s.py", cwd=tmp_path)
-
-
-def test_run_with_another_backend(command: Command, tmp_path: Path) -> None:
-    """``--backend`` compiles every frame with that one; a good script ends with status 0."""
-    code = (
-        "import torch\n"
-        "def bad(gm, inputs): raise ValueError\n"
-        "torch.compile(lambda x: x + 1, backend=bad)(torch.ones(2))\n"
-    )
-    done = run_text(command, tmp_path, code, "--backend", "eager", "--out", "a/b")
-    assert done.returncode == 0, done.stderr
-    (path,) = (tmp_path / "a" / "b").iterdir()
-    assert read_capture(path).backend == "eager"
-
-
-@pytest.mark.parametrize(
-    ("code", "message"),
-    [
-        ("raise KeyError('no')", "found KeyError: 'no'"),
-        ("import sys\nsys.exit(3)", "found exit status 3"),
-        ("import sys\nsys.exit('go away')", "found go away"),
-        ("x = = 1", "found SyntaxError: invalid syntax (s.py, line 1)"),
-    ],
-)
-def test_run_of_a_script_that_ends_early(
-    command: Command, tmp_path: Path, code: str, message: str
-) -> None:
-    """A script that fails before it compiles anything: one error, status 2, no file."""
-    done = run_text(command, tmp_path, code)
-    assert error_of(done) == (
-        "s.py: the script ended before it compiled anything; "
-        f"{message}. Run it without recording first"
-    )
-    assert list((tmp_path / "captures").iterdir()) == []
-
-
-def test_run_of_a_script_that_compiles_nothing(command: Command, tmp_path: Path) -> None:
-    """A script that ends well without compiling anything is no success."""
-    done = run_text(command, tmp_path, "print('hello')")
-    assert (done.returncode, done.stdout) == (1, "hello\n")
-    assert done.stderr == "torch-fakeify: the script compiled nothing\n"
-
-
-def test_run_of_a_script_that_exits(command: Command, tmp_path: Path) -> None:
-    """A script's own exit status is told; what it compiled until then is on record."""
-    code = (
-        "import sys, torch\n"
-        "torch.compile(lambda x: x + 1, backend='eager')(torch.ones(2))\n"
-        "sys.exit(7)\n"
-    )
-    done = run_text(command, tmp_path, code)
-    assert done.returncode == 1
-    assert done.stderr == "torch-fakeify: the script exited, exit status 7\n"
-    assert len(list((tmp_path / "captures").iterdir())) == 1
-
-
-def test_run_goes_on_where_a_frame_cannot_be_recorded(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A frame that has no record is told in the table; the script is not disturbed."""
-
-    def refuse(gm: object, inputs: object, **options: object) -> None:
-        raise tfk.UnsupportedTensorError("no record", where="x")
-
-    monkeypatch.setattr(backend, "capture", refuse)
-    code = "import torch\nprint(torch.compile(lambda x: x + 1, backend='eager')(torch.ones(2)))\n"
-    done = run_text(command, tmp_path, code)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[0] == "tensor([2., 2.])"
-    assert done.stdout.splitlines()[-1].endswith("compiled; not recorded: x: no record")
-    assert list((tmp_path / "captures").iterdir()) == []
-
-
-def test_run_leaves_the_interpreter_as_it_was(command: Command, tmp_path: Path) -> None:
-    """``sys.argv``, ``sys.path`` and Dynamo are as before, also after a script that raised."""
-    module = torch._dynamo.output_graph
-    before = (sys.argv, list(sys.path), module.OutputGraph._call_user_compiler)
-    run_text(command, tmp_path, "import sys\nsys.path.append('x')\nraise KeyError")
-    assert (sys.argv, list(sys.path), module.OutputGraph._call_user_compiler) == before
-
-
-def test_run_leaves_out_what_is_not_compiled(command: Command, tmp_path: Path) -> None:
-    """A frame that a backend hands back to Python is no compilation: no row, no file."""
-    code = (
-        "import torch\n"
-        "def skip(gm, inputs): raise torch._dynamo.exc.SkipFrame\n"
-        "torch.compile(lambda x: x + 1, backend=skip)(torch.ones(2))\n"
-        "torch.compile(lambda x: x + 2, backend='eager')(torch.ones(2))\n"
-    )
-    done = run_text(command, tmp_path, code)
-    assert done.returncode == 0, done.stderr
-    (path,) = (tmp_path / "captures").iterdir()
-    assert path.name.startswith("000-")
-    assert len(done.stdout.splitlines()) == 2
-
-
-def test_run_of_no_script(command: Command, tmp_path: Path) -> None:
-    """A path without a script is refused by name."""
-    done = command("run", "nothing.py", cwd=tmp_path)
-    assert error_of(done) == "nothing.py: there is no such script. Check the path"
-    assert not (tmp_path / "captures").exists()
-
-
-def test_run_into_a_directory_that_cannot_be_written(command: Command, tmp_path: Path) -> None:
-    """The directory is checked before the script starts."""
-    (tmp_path / "file").write_text("keep me")
-    done = run_text(command, tmp_path, "print('started')", "--out", "file")
-    assert "the directory cannot be written" in error_of(done)
-    assert done.stdout == ""
-    assert (tmp_path / "file").read_text() == "keep me"
-
-
-def test_run_with_a_backend_that_is_not(command: Command, tmp_path: Path) -> None:
-    """A backend that is not registered is refused before the script starts."""
-    done = run_text(command, tmp_path, "print('started')", "--backend", "nonesuch")
-    assert error_of(done).startswith("there is no Dynamo backend 'nonesuch'; expected one of ")
-    assert done.stdout == ""
-    assert not (tmp_path / "captures").exists()
-
+from torch_fakeify import cli
+from torch_fakeify.records.frame import CaptureDesc, FailureDesc
+from torch_fakeify.records.tensor import FunctionValue, StackDesc
+from torch_fakeify.render.show import show_lines, table_lines
+from torch_fakeify.serialization.capture_file import read_capture, write_capture
+from torch_fakeify.tools.replaying import judge, masked, replay
+from torch_fakeify.tools.worker.client import ask, output_tail
+from torch_fakeify.tools.worker.main import run_capture
+from torch_fakeify.tools.worker.replies import Answer, Crashed, Failed, Refused, Thrown
 
 # --- show ---------------------------------------------------------------------------------------
 
 
-def test_show(command: Command, dynamic: Path, tmp_path: Path) -> None:
+def test_show_prints_the_parts_of_a_frame(command: Command, dynamic: Path, tmp_path: Path) -> None:
     """The page has inputs, symbols with sources and ranges, guards with the user's line, code."""
     done = command("show", dynamic, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
@@ -355,7 +46,7 @@ def test_show(command: Command, dynamic: Path, tmp_path: Path) -> None:
 
 
 def test_show_imports_no_torch(dynamic: Path, tmp_path: Path) -> None:
-    """``show`` and ``--help`` answer without torch, sympy or numpy, which is why they are quick."""
+    """``show`` and ``--help`` import neither torch nor sympy nor numpy."""
     code = (
         "import sys\n"
         "from torch_fakeify.cli import main\n"
@@ -372,14 +63,16 @@ def test_show_imports_no_torch(dynamic: Path, tmp_path: Path) -> None:
 
 
 def test_show_json_is_the_record(command: Command, dynamic: Path, tmp_path: Path) -> None:
-    """``--json`` prints what ``loads`` reads back to the same record."""
+    """``--json`` prints a record that ``loads`` reads as an equal one."""
     done = command("show", "--json", dynamic, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert tfk.loads(done.stdout.strip().encode()) == read_capture(dynamic)
 
 
-def test_show_of_a_failure(command: Command, captures: list[Path], tmp_path: Path) -> None:
-    """The failure is shown with its stack."""
+def test_show_prints_a_failure_with_its_stack(
+    command: Command, captures: list[Path], tmp_path: Path
+) -> None:
+    """The page of a failed frame has the exception's message and stack."""
     text = command("show", captures[-1], cwd=tmp_path).stdout
     assert "result    failed: builtins.ValueError\n" in text
     assert "  builtins.ValueError\n    cannot compile 1 inputs\n  stack\n" in text
@@ -389,7 +82,7 @@ EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\u2028\r\nguards (0)"
 
 
 def poisoned(value: Any) -> Any:
-    """A record whose free texts all end in control characters."""
+    """Return a record whose free texts all end in control characters."""
     if isinstance(value, StackDesc):
         frames = tuple(
             msgspec.structs.replace(f, file=f.file + EVIL, function=EVIL, code=f.code + EVIL)
@@ -413,7 +106,7 @@ def poisoned(value: Any) -> Any:
 
 @pytest.mark.parametrize("which", [3, -1])
 def test_show_cannot_send_control_sequences(captures: list[Path], which: int) -> None:
-    """Whatever texts a file holds, each line of the page is printable and no line is forged."""
+    """Each line of the page is printable and none is forged, for any texts in a file."""
     honest = read_capture(captures[which])
     lines = show_lines(poisoned(honest))
     assert {unicodedata.category(char) for line in lines for char in line}.isdisjoint(
@@ -426,7 +119,7 @@ def test_show_cannot_send_control_sequences(captures: list[Path], which: int) ->
 def test_json_cannot_send_control_sequences(
     command: Command, captures: list[Path], tmp_path: Path
 ) -> None:
-    """``--json`` is printable, too, and still means the same."""
+    """``--json`` is printable, too, and is read as the same record."""
     desc = msgspec.structs.replace(read_capture(captures[3]), frame=EVIL + "\U000e0001")
     write_capture(tmp_path / "evil.fkf", desc)
     done = command("show", "--json", tmp_path / "evil.fkf", cwd=tmp_path)
@@ -434,8 +127,8 @@ def test_json_cannot_send_control_sequences(
     assert tfk.loads(done.stdout.strip().encode()) == desc
 
 
-def test_show_into_a_closed_pipe(dynamic: Path, tmp_path: Path) -> None:
-    """``show FILE | true`` ends quietly."""
+def test_show_into_a_closed_pipe_ends_silently(dynamic: Path, tmp_path: Path) -> None:
+    """``show FILE | true``, whose reader ends at once, prints no error."""
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
@@ -447,8 +140,8 @@ def test_show_into_a_closed_pipe(dynamic: Path, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_show_on_a_terminal_of_few_characters(dynamic: Path, tmp_path: Path) -> None:
-    """A character that the terminal cannot show is escaped."""
+def test_show_escapes_what_the_terminal_cannot_encode(dynamic: Path, tmp_path: Path) -> None:
+    """A character that is not in the terminal's encoding is escaped."""
     write_capture(tmp_path / "f.fkf", msgspec.structs.replace(read_capture(dynamic), frame="pré"))
     done = subprocess.run(
         [sys.executable, "-m", "torch_fakeify", "show", "f.fkf"],
@@ -467,7 +160,7 @@ def test_show_on_a_terminal_of_few_characters(dynamic: Path, tmp_path: Path) -> 
 
 
 def with_bad_view(desc: CaptureDesc) -> CaptureDesc:
-    """The frame with an operation that no backend can compile: a view of an impossible size."""
+    """Return the frame with an operation that no backend can compile: a view of a wrong size."""
     nodes = tuple(
         msgspec.structs.replace(n, target="view", args=(n.args[0], 12345))
         if n.target == "sin"
@@ -479,7 +172,7 @@ def with_bad_view(desc: CaptureDesc) -> CaptureDesc:
 
 @pytest.fixture(scope="module")
 def failing(dynamic: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A capture that fails under ``aot_eager`` and has that failure on record."""
+    """A capture that fails under ``aot_eager`` and has that failure as its recorded one."""
     capture = tfk.Capture(with_bad_view(read_capture(dynamic)))
     path = tmp_path_factory.mktemp("failing") / "failing.fkf"
     try:
@@ -489,15 +182,15 @@ def failing(dynamic: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_replay_of_a_good_frame(command: Command, dynamic: Path, tmp_path: Path) -> None:
-    """A frame without a failure on record compiles, and that is what it should do."""
+def test_replay_of_a_good_frame_succeeds(command: Command, dynamic: Path, tmp_path: Path) -> None:
+    """A frame without a recorded failure that compiles has status 0."""
     done = command("replay", dynamic, "--backend", "aot_eager", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.fullmatch(r"compiles\n  compiled in \d+ ms\n", done.stdout)
 
 
-def test_replay_reproduces(command: Command, failing: Path, tmp_path: Path) -> None:
-    """The same failure in a fresh interpreter: reproduced, status 0."""
+def test_replay_reproduces_a_failure(command: Command, failing: Path, tmp_path: Path) -> None:
+    """The same failure in a fresh interpreter is reproduced, with status 0."""
     failure = read_capture(failing).failure
     assert failure is not None
     done = command("replay", failing, "--backend", "aot_eager", cwd=tmp_path)
@@ -507,10 +200,10 @@ def test_replay_reproduces(command: Command, failing: Path, tmp_path: Path) -> N
     assert lines[1].startswith(f"    {failure.type}: ")
 
 
-def test_replay_does_not_reproduce(
+def test_replay_reports_a_failure_that_is_not_reproduced(
     command: Command, captures: list[Path], failing: Path, tmp_path: Path
 ) -> None:
-    """A frame that failed and compiles now, or fails otherwise, is not reproduced: status 1."""
+    """A frame that failed and now compiles, or fails differently, has status 1."""
     done = command("replay", captures[-1], "--backend", "eager", cwd=tmp_path)
     assert done.returncode == 1
     assert done.stdout.startswith("not reproduced\n  compiled in ")
@@ -523,25 +216,27 @@ def test_replay_does_not_reproduce(
     assert verdict.details[:3] == ("recorded:", "  builtins.KeyError: 1", "now:")
 
 
-def test_replay_of_a_frame_that_no_longer_compiles(failing: Path, tmp_path: Path) -> None:
-    """A frame that compiled when it was recorded and fails now: status 1."""
+def test_replay_reports_a_frame_that_no_longer_compiles(failing: Path, tmp_path: Path) -> None:
+    """A frame that compiled when it was recorded and now fails has status 1."""
     desc = msgspec.structs.replace(read_capture(failing), failure=None)
     write_capture(tmp_path / "f.fkf", desc)
     verdict = replay(tmp_path / "f.fkf", backend="aot_eager")
     assert (verdict.word, verdict.holds) == ("does not compile", False)
 
 
-def test_replay_that_hangs(command: Command, dynamic: Path, tmp_path: Path) -> None:
-    """A compilation that takes longer than allowed is killed and told so."""
+def test_replay_kills_a_compilation_that_hangs(
+    command: Command, dynamic: Path, tmp_path: Path
+) -> None:
+    """A compilation that exceeds the timeout is killed and reported as hanging."""
     done = command("replay", dynamic, "--timeout", "0.01", cwd=tmp_path)
     assert done.returncode == 1
     assert done.stdout.startswith("hangs\n  killed after 0.01 s\n")
 
 
-def test_replay_that_crashes(
+def test_replay_reports_a_crash(
     dynamic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A compilation that ends by a signal is told by the signal's name, with its last words."""
+    """The verdict names the signal and has the last output of the child."""
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys\nif '-m' in sys.orig_argv: print('last words', flush=True); os.abort()\n"
     )
@@ -556,41 +251,33 @@ def test_replay_that_crashes(
     ("answer", "word", "detail"),
     [
         (
-            Answer("crashed", {}, -9, ("x",)),
+            Answer(Crashed(-9, ("x",))),
             "out of memory",
             "the process was killed from outside (SIGKILL), as when memory runs out",
         ),
-        (Answer("exited", {}, 3, ()), "crashes", "the process ended with exit status 3"),
+        (Answer(Crashed(3)), "crashes", "the process ended with exit status 3"),
         (
-            Answer(
-                "replied",
-                {
-                    "outcome": "failed",
-                    "type": "builtins.MemoryError",
-                    "message": "",
-                    "memory": True,
-                },
-                0,
-                (),
-            ),
+            Answer(Failed(Thrown("builtins.MemoryError", "", memory=True, frames=()))),
             "out of memory",
             "  builtins.MemoryError: ",
         ),
     ],
 )
-def test_verdict_on_ends(dynamic: Path, answer: Answer, word: str, detail: str) -> None:
-    """Each way in which a child can end has its verdict."""
+def test_each_end_of_a_child_has_a_verdict(
+    dynamic: Path, answer: Answer, word: str, detail: str
+) -> None:
+    """A crash, a hang and lack of memory of the child each have a verdict of their own."""
     verdict = judge(read_capture(dynamic), answer, timeout=1)
     assert (verdict.word, verdict.holds, verdict.details[0]) == (word, False, detail)
 
 
-def test_last_words() -> None:
-    """What is kept of a dead child's output tells how it died."""
+def test_the_last_lines_of_a_child_show_its_end() -> None:
+    """The tail of a dead child's output has the lines that explain its end."""
     lines = [str(number) for number in range(30)]
-    assert last_words(lines) == tuple(lines[-12:])
-    assert last_words(lines[:3]) == ("0", "1", "2")
+    assert output_tail(lines) == tuple(lines[-12:])
+    assert output_tail(lines[:3]) == ("0", "1", "2")
     lines[10] = "Fatal Python error: Aborted"
-    assert last_words(lines) == tuple(lines[6:18])
+    assert output_tail(lines) == tuple(lines[6:18])
 
 
 @pytest.mark.parametrize(
@@ -602,23 +289,25 @@ def test_last_words() -> None:
         ("m.E", "u3 at 0x1", "not reproduced"),
     ],
 )
-def test_verdict_on_failures(dynamic: Path, kind: str, message: str, word: str) -> None:
-    """A failure is the same if type and message are, but for numbers and addresses."""
+def test_failures_are_compared_by_type_and_message(
+    dynamic: Path, kind: str, message: str, word: str
+) -> None:
+    """Two failures are the same if type and message are, up to numbers and addresses."""
     failure = FailureDesc(type="m.E", message="s3 at 0x1")
     desc = msgspec.structs.replace(read_capture(dynamic), failure=failure)
-    reply = {"outcome": "failed", "type": kind, "message": message, "memory": False}
-    verdict = judge(desc, Answer("replied", reply, 0, ()), timeout=1)
+    error = Thrown(kind, message, memory=False, frames=())
+    verdict = judge(desc, Answer(Failed(error)), timeout=1)
     assert (verdict.word, verdict.holds) == (word, word == "reproduced")
 
 
-def test_masked_messages() -> None:
-    """Numbers and addresses do not make two failures different."""
+def test_numbers_and_addresses_are_masked() -> None:
+    """Messages that differ in numbers and addresses are equal once masked."""
     assert masked("at 0x7f00 with s77 and 3.5") == masked("at 0xdead with s2 and 10.25")
     assert masked("a") != masked("b")
 
 
-def test_a_child_knows_nothing_of_where_it_was_started(tmp_path: Path) -> None:
-    """A file in the working directory cannot take the place of a module in the child."""
+def test_a_child_does_not_import_from_the_working_directory(tmp_path: Path) -> None:
+    """A file in the working directory does not replace a module in the child."""
     (tmp_path / "json.py").write_text("raise SystemExit(66)")
     before = Path.cwd()
     os.chdir(tmp_path)
@@ -627,8 +316,7 @@ def test_a_child_knows_nothing_of_where_it_was_started(tmp_path: Path) -> None:
                      timeout=100)  # fmt: skip
     finally:
         os.chdir(before)
-    assert answer.ending == "replied"
-    assert answer.reply["outcome"] == "refused"
+    assert isinstance(answer.outcome, Refused)
 
 
 # --- bad input ----------------------------------------------------------------------------------
@@ -636,8 +324,8 @@ def test_a_child_knows_nothing_of_where_it_was_started(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("args", [[], ["nonesuch"], ["show"], ["replay"], ["run"],
                                   ["replay", "f", "--timeout", "0"]])  # fmt: skip
-def test_bad_usage(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Bad usage is told on standard error, with status 2."""
+def test_bad_usage_has_status_2(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Bad usage prints an error on standard error and has exit status 2."""
     with pytest.raises(SystemExit, match=r"^2$"):
         cli.main(args)
     out, err = capsys.readouterr()
@@ -646,7 +334,7 @@ def test_bad_usage(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def rewritten(path: Path, to: Path, member: str, change: Any) -> Path:
-    """A copy of a ZIP file with one JSON member changed, by force: the checksums no longer fit."""
+    """Return a copy of a ZIP file with one JSON member changed, so that its checksum is wrong."""
     with zipfile.ZipFile(path) as source, zipfile.ZipFile(to, "w") as target:
         for info in source.infolist():
             data = source.read(info)
@@ -659,8 +347,8 @@ def rewritten(path: Path, to: Path, member: str, change: Any) -> Path:
 
 
 @pytest.mark.parametrize("name", ["show", "replay"])
-def test_not_a_capture(command: Command, name: str, tmp_path: Path) -> None:
-    """A file that is no capture, and a file that is not there: one error each."""
+def test_a_file_that_is_no_capture_is_refused(command: Command, name: str, tmp_path: Path) -> None:
+    """A file that is no capture and a missing file give one error each."""
     (tmp_path / "f.fkf").write_text("hello")
     assert error_of(command(name, "f.fkf", cwd=tmp_path)).startswith("f.fkf: ")
     assert error_of(command(name, "absent.fkf", cwd=tmp_path)).startswith("absent.fkf: ")
@@ -668,16 +356,20 @@ def test_not_a_capture(command: Command, name: str, tmp_path: Path) -> None:
     assert error_of(command(name, "d", cwd=tmp_path)).startswith("d: ")
 
 
-@pytest.mark.parametrize("keep", [0.0, 0.3, 0.9, 0.999])
-def test_truncated(command: Command, dynamic: Path, tmp_path: Path, keep: float) -> None:
-    """A file that was cut anywhere is refused."""
+@pytest.mark.parametrize("fraction", [0.0, 0.3, 0.9, 0.999])
+def test_a_truncated_file_is_refused(
+    command: Command, dynamic: Path, tmp_path: Path, fraction: float
+) -> None:
+    """A file that is cut at any position is refused."""
     data = dynamic.read_bytes()
-    (tmp_path / "f.fkf").write_bytes(data[: int(len(data) * keep)])
+    (tmp_path / "f.fkf").write_bytes(data[: int(len(data) * fraction)])
     assert error_of(command("show", "f.fkf", cwd=tmp_path)).startswith("f.fkf: ")
 
 
-def test_another_version(command: Command, dynamic: Path, tmp_path: Path) -> None:
-    """A file of a version to come is refused, and the version is told."""
+def test_a_future_format_version_is_refused(
+    command: Command, dynamic: Path, tmp_path: Path
+) -> None:
+    """A file of a future format version is refused, and the error contains the version."""
 
     def change(manifest: dict[str, Any]) -> None:
         manifest["version"] = 99
@@ -687,7 +379,7 @@ def test_another_version(command: Command, dynamic: Path, tmp_path: Path) -> Non
 
 
 def retargeted(path: Path, to: Path, target: FunctionValue) -> Path:
-    """The capture with another function in place of its first called one."""
+    """Return the capture with another function in place of its first called one."""
     desc = read_capture(path)
     called = next(n for n in desc.graph.nodes if n.op in {"call_function", "call_method"})
     nodes = tuple(
@@ -701,7 +393,7 @@ def retargeted(path: Path, to: Path, target: FunctionValue) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "said"),
+    ("kind", "name", "fragment"),
     [
         ("op", "nonesuch.op.default", "nonesuch"),
         ("op", "aten.nonesuch.default", "torch.ops.aten.nonesuch is not registered"),
@@ -711,16 +403,16 @@ def retargeted(path: Path, to: Path, target: FunctionValue) -> Path:
         ("nonesuch", "torch.sin", "found 'nonesuch'"),
     ],
 )
-def test_unknown_and_forbidden_functions(
-    command: Command, dynamic: Path, tmp_path: Path, kind: str, name: str, said: str
+def test_show_refuses_unknown_and_forbidden_functions(
+    command: Command, dynamic: Path, tmp_path: Path, kind: str, name: str, fragment: str
 ) -> None:
-    """An operator that is not there, a function outside the allow-list: named and refused."""
+    """An unknown operator and a function outside the allow-list are refused by name."""
     target = FunctionValue(kind=kind, name=name)
     path = retargeted(dynamic, tmp_path / "f.fkf", target)
     with pytest.raises(tfk.FormatError) as error:
         tfk.Capture.load(path).instantiate()
     assert error.value.where == "$.nodes[3].target"
-    assert said in str(error.value)
+    assert fragment in str(error.value)
     shown = command("show", path, cwd=tmp_path)
     assert (shown.returncode, shown.stderr) == (0, "")
     assert name in shown.stdout
@@ -729,7 +421,7 @@ def test_unknown_and_forbidden_functions(
 @pytest.mark.parametrize(
     ("kind", "name"), [("op", "nonesuch.op.default"), ("function", "os.system")]
 )
-def test_replay_of_unknown_and_forbidden_functions(
+def test_replay_refuses_unknown_and_forbidden_functions(
     command: Command, dynamic: Path, tmp_path: Path, kind: str, name: str
 ) -> None:
     """What the fresh interpreter refuses is an error of the command, not a verdict."""
@@ -739,7 +431,7 @@ def test_replay_of_unknown_and_forbidden_functions(
     assert done.stdout == ""
 
 
-def test_replay_with_a_backend_that_is_not(command: Command, dynamic: Path, tmp_path: Path) -> None:
+def test_replay_refuses_an_unknown_backend(command: Command, dynamic: Path, tmp_path: Path) -> None:
     """A backend that is not registered is bad usage."""
     done = command("replay", dynamic, "--backend", "nonesuch", cwd=tmp_path)
     assert error_of(done).startswith("there is no Dynamo backend 'nonesuch'")
@@ -748,8 +440,8 @@ def test_replay_with_a_backend_that_is_not(command: Command, dynamic: Path, tmp_
 # --- tables and the demo ------------------------------------------------------------------------
 
 
-def test_table() -> None:
-    """Columns are aligned, numbers to the right, the last one as wide as it likes."""
+def test_table_aligns_its_columns() -> None:
+    """Numbers are aligned to the right, and the last column is not padded."""
     rows = [("name", "n", "text"), ("a", "1,000", "x" * 70), ("bcdef", "2", "")]
     assert table_lines(rows) == [
         "name       n  text",
@@ -758,8 +450,9 @@ def test_table() -> None:
     ]
 
 
-def test_demo(command: Command, tmp_path: Path) -> None:
-    """The demo runs to its end: another process rebuilds the frame and agrees with eager."""
+@pytest.mark.sweep
+def test_demo_rebuilds_the_frame_in_another_process(command: Command, tmp_path: Path) -> None:
+    """The demo ends with status 0 and its two processes agree with eager."""
     done = command("demo", "--backend", "aot_eager", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     for word in ("tensors", "storages", "symbols", "guards", "asserts", "bytes", "difference"):
@@ -769,16 +462,16 @@ def test_demo(command: Command, tmp_path: Path) -> None:
     assert "at most 0.0001, equal." in done.stdout
 
 
-def test_the_child_tells_what_it_must_not_have(dynamic: Path) -> None:
-    """The claim that the other process lacks the model's code is checked, not assumed."""
+def test_the_child_of_the_demo_reports_modules_that_it_must_not_have(dynamic: Path) -> None:
+    """The demo checks that the other process has not imported the model's code."""
     request = {"file": str(dynamic), "backend": "eager", "sizes": [], "absent": ["torch.nn", "x"]}
     with pytest.raises(tfk.CaptureError, match=r"found torch\.nn$"):
         run_capture(request)
-    assert run_capture({**request, "absent": ["x"]})["runs"] == []
+    assert run_capture({**request, "absent": ["x"]}).runs == []
 
 
-def test_the_child_tells_a_difference(dynamic: Path) -> None:
-    """The difference between compiled and eager is over outputs and inputs, and not always 0."""
+def test_the_child_of_the_demo_reports_a_difference(dynamic: Path) -> None:
+    """The difference between compiled and eager results is reported."""
     torch._dynamo.reset()
 
     @torch._dynamo.register_backend
@@ -786,19 +479,22 @@ def test_the_child_tells_a_difference(dynamic: Path) -> None:
         return lambda *args: tuple(out + 0.5 for out in gm(*args))
 
     request = {"file": str(dynamic), "backend": "off_by_a_half", "sizes": [{}], "absent": []}
-    (run,) = run_capture(request)["runs"]
+    (run,) = run_capture(request).runs
     assert run["difference"] == pytest.approx(0.5)
 
 
-def test_a_file_that_asks_for_much_has_to_be_trusted(
+@pytest.mark.sweep
+def test_a_file_that_needs_much_memory_must_be_trusted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Text that packs better than that of a frame, as a decompression bomb does."""
+    """Text that compresses better than that of a frame is refused without ``--trust``."""
     text = tfk.capture(
         torch.fx.symbolic_trace(lambda x, note: x + 1), [torch.ones(2), "a" * (4 << 20)]
     )
     path = str(tmp_path / "much.fkf")
-    text.save(path)
+    with pytest.raises(tfk.WriteError, match="could not be read again"):
+        text.save(path)
+    text.save(path, limits=tfk.Limits.none())
     for command in (["show"], ["replay", "--backend", "eager"], ["fuzz", "--backend", "eager"]):
         assert cli.main([*command, path]) == cli.BAD
         assert "`--trust` on the command line" in capsys.readouterr().err

@@ -1,18 +1,34 @@
-"""The package as a user meets it: light to import, every public name there."""
+"""The package for its users: import cost, public names, errors."""
 
 from __future__ import annotations
 
+import copy
+import json
+import pickle
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import torch_fakeify as tfk
 from torch_fakeify import errors
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+ERRORS = [
+    value
+    for value in vars(errors).values()
+    if isinstance(value, type) and issubclass(value, Exception)
+]
+
 
 def fresh(code: str) -> str:
-    """What a new interpreter prints for ``code``; warnings are errors there too."""
+    """Return what a new interpreter prints for ``code``; warnings are errors."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
         capture_output=True,
@@ -25,13 +41,13 @@ def fresh(code: str) -> str:
 
 
 def test_import_is_light() -> None:
-    """Importing the package brings neither torch nor sympy nor numpy."""
+    """Importing the package imports neither torch nor sympy nor numpy."""
     heavy = "{'torch', 'sympy', 'numpy', 'msgspec'}"
     assert fresh(f"import sys, torch_fakeify; print(sorted({heavy} & set(sys.modules)))") == "[]"
 
 
 def test_errors_are_light() -> None:
-    """Catching our errors does not cost an import of torch."""
+    """Importing an error class does not import torch."""
     out = fresh(
         "import sys, torch_fakeify as t; t.FakeifyError, t.FormatError; print('torch' in sys.modules)"
     )
@@ -39,40 +55,139 @@ def test_errors_are_light() -> None:
 
 
 @pytest.mark.parametrize("name", tfk.__all__)
-def test_public_name_resolves(name: str) -> None:
-    """Every name in ``__all__`` is there and says what it is."""
+def test_public_names_resolve(name: str) -> None:
+    """Every name in ``__all__`` exists and has a docstring."""
     value = getattr(tfk, name)
     if name != "__version__":
         assert value.__doc__
 
 
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("cli", "main"),
+        ("corpus", "replay_all"),
+        ("dropin", "install"),
+        ("errors", "FormatError"),
+        ("frontend", "Trace"),
+        ("pytest_plugin", "pytest_addoption"),
+    ],
+)
+def test_public_modules_need_no_import_of_their_own(module: str, name: str) -> None:
+    """An import of the package alone is enough, in a process that has imported nothing else."""
+    assert fresh(f"import torch_fakeify as t; print(t.{module}.{name}.__name__)") == name
+
+
+def test_every_error_is_public() -> None:
+    """An error can be caught without an import of the module that defines it."""
+    assert {cls.__name__ for cls in ERRORS} <= set(tfk.__all__)
+    assert all(getattr(tfk, cls.__name__) is cls for cls in ERRORS)
+
+
+def test_a_star_import_brings_every_public_name() -> None:
+    """A star import brings functions and classes, but no modules with names such as ``errors``."""
+    code = (
+        "from torch_fakeify import *; import torch_fakeify as t; print(set(t.__all__) - set(dir()))"
+    )
+    assert fresh(code) == "set()"
+
+
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[str]]:
+    """The messages of pyright on a user's file."""
+    pytest.importorskip("pyright", reason="needs the `dev` extra: pip install '.[dev]'")
+    place: Path = tmp_path_factory.mktemp("typed")
+
+    def check(text: str) -> list[str]:
+        (place / "user.py").write_text(f"import torch_fakeify as tfk\n{text}\n")
+        (place / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
+        options = ["--outputjson", "--pythonpath", sys.executable]
+        done = subprocess.run(
+            [sys.executable, "-m", "pyright", *options],
+            cwd=place, capture_output=True, text=True, check=False, timeout=240,
+        )  # fmt: skip
+        found = json.loads(done.stdout)["generalDiagnostics"]
+        return [each["message"] for each in found]
+
+    return check
+
+
+def test_a_type_checker_finds_every_public_name(checked: Callable[[str], list[str]]) -> None:
+    """Names and modules have known types, without an import of a submodule."""
+    names = [*tfk.__all__, "cli.main", "pytest_plugin.pytest_addoption", "corpus.replay_all"]
+    names += ["dropin.install", "errors.FormatError", "frontend.Trace"]
+    assert checked("\n".join(f"print(tfk.{name})" for name in names)) == []
+
+
+def test_a_type_checker_refuses_other_names(checked: Callable[[str], list[str]]) -> None:
+    """A misspelled name is an error and has not the type ``Any``."""
+    messages = checked("print(tfk.nothing, tfk.capturee)\nfrom torch_fakeify import Captured")
+    for name in ("nothing", "capturee", "Captured"):
+        assert any(f'"{name}" is' in message for message in messages), name
+
+
 def test_unknown_name_is_an_attribute_error() -> None:
-    """A name that does not exist fails as on any module."""
+    """An unknown name of the package raises ``AttributeError``, as on any module."""
     with pytest.raises(AttributeError, match=r"^module 'torch_fakeify' has no attribute 'nope'$"):
         _ = tfk.nope
 
 
 def test_dir_lists_the_public_names() -> None:
-    """Completion shows the public names and nothing else."""
-    assert dir(tfk) == sorted(tfk.__all__)
+    """``dir`` has the public names and modules, and nothing else."""
+    modules = ["cli", "corpus", "dropin", "errors", "frontend", "pytest_plugin"]
+    assert dir(tfk) == sorted([*tfk.__all__, *modules])
 
 
-def test_one_base_for_all_errors() -> None:
-    """Whoever catches ``FakeifyError`` catches all that the package raises on purpose."""
+def test_all_errors_have_one_base() -> None:
+    """Every exception class of the package derives from ``FakeifyError``."""
     classes = [value for value in vars(errors).values() if isinstance(value, type)]
     assert classes
     assert all(issubclass(cls, errors.FakeifyError) for cls in classes)
 
 
-def test_error_text() -> None:
-    """An error reads: where, what, expected, found, what to do."""
+def raised(cls: type[errors.FakeifyError]) -> errors.FakeifyError:
+    """Return an error with every part."""
+    return cls("bad", where="$.a", expected="1", found="2", fix="Use 1.")
+
+
+def fail_in_worker(name: str) -> None:
+    """Raise an error in another process."""
+    raise raised(getattr(errors, name))
+
+
+@pytest.mark.parametrize("cls", ERRORS)
+@pytest.mark.parametrize(
+    "again",
+    [copy.copy, copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))],  # noqa: S301
+)
+def test_a_copied_error_has_all_its_parts(
+    cls: type[errors.FakeifyError], again: Callable[[Any], Any]
+) -> None:
+    """A copied or unpickled error has the parts and the text of the original."""
+    found = again(raised(cls))
+    assert type(found) is cls
+    assert vars(found) == vars(raised(cls))
+    assert str(found) == "$.a: bad; expected 1; found 2. Use 1."
+
+
+def test_an_error_of_a_worker_reaches_the_caller_unchanged() -> None:
+    """A process pool raises the error with its parts."""
+    with (
+        ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool,
+        pytest.raises(errors.LimitError, match=r"^\$\.a: bad; expected 1; found 2\. Use 1\.$"),
+    ):
+        pool.submit(fail_in_worker, "LimitError").result()
+
+
+def test_the_text_of_an_error_has_its_parts_in_order() -> None:
+    """The order is: where, what, expected, found, what to do."""
     error = errors.FakeifyError("bad", where="$.a", expected="1", found="2", fix="Use 1.")
     assert str(error) == "$.a: bad; expected 1; found 2. Use 1."
     assert str(errors.FakeifyError("bad")) == "bad"
 
 
-def test_python_minus_m() -> None:
-    """``python -m torch_fakeify`` is the command."""
+def test_python_minus_m_is_the_command() -> None:
+    """``python -m torch_fakeify`` runs the command line."""
     out = fresh(
         "import runpy, sys; sys.argv = ['torch-fakeify', '--version'];\n"
         "try: runpy.run_module('torch_fakeify', run_name='__main__')\n"

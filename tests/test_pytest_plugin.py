@@ -1,4 +1,4 @@
-"""The pytest plugin: a capture is a test, with pytest's own ways to choose, share out and report."""
+"""The pytest plugin: a capture is a test, and pytest's options select, distribute and report it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
+from places import GOLDEN
 from planting import plant
 
 import torch_fakeify as tfk
 
 pytest_plugins = ["pytester"]
 
-GOLDEN = Path(__file__).parent / "golden" / "v1"
 PACKAGE = str(Path(tfk.__file__).parents[1])
 NAMES = ("aliases", "program_failed", "tensor_detached", "tensor_strided")
 
@@ -28,17 +28,17 @@ Run = "Callable[..., pytest.RunResult]"
 
 @pytest.fixture
 def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs pytest in a process of its own, in a folder with a corpus and a test beside it."""
+    """Run pytest in a process of its own, in a folder with a corpus and a test beside it."""
     folder = pytester.mkdir("planted")
     plant(folder, BACKENDS, monkeypatch)
-    info = folder / "plugin-1.dist-info"  # as the installed package has it
+    info = folder / "plugin-1.dist-info"  # the entry point of the installed package
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin\nVersion: 1\n")
     points = "[pytest11]\nfakeify = torch_fakeify.pytest_plugin\n"
     (info / "entry_points.txt").write_text(points)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([PACKAGE, os.environ["PYTHONPATH"]]))
     corpus = pytester.mkdir("corpus")
-    (corpus / "build").mkdir()  # a name that pytest does not go into
+    (corpus / "build").mkdir()  # a name that pytest does not descend into
     for name in NAMES:
         shutil.copy(GOLDEN / f"{name}.fkf", corpus)
     shutil.copy(GOLDEN / "program_custom_op.fkf", corpus / "build")
@@ -48,14 +48,14 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def words(result: pytest.RunResult) -> dict[str, str]:
-    """What ``-v`` says of each test."""
+    """Return the word that ``-v`` prints for each test."""
     known = ("PASSED", "FAILED", "SKIPPED", "ERROR")
     lines = [line.split() for line in result.outlines if "::" in line]
     return {line[0]: line[1] for line in lines if len(line) > 1 and line[1] in known}
 
 
 def test_every_capture_is_a_test(run: Run, pytester: pytest.Pytester) -> None:
-    """With its verdict, without a traceback, in JUnit too; alone on the command line, no others."""
+    """Each capture has its verdict, without a traceback, also in JUnit XML."""
     options = ("-v", "-rs", "--fakeify-corpus", "corpus", "--junitxml=r.xml")
     result = run(*options, "--fakeify-backend", "planted_raises")
     assert words(result) == {
@@ -78,7 +78,7 @@ def test_every_capture_is_a_test(run: Run, pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(
         [
             "bad file",
-            "  */corpus/zero.fkf: not a capture file; expected a ZIP file",
+            "  */corpus/zero.fkf: not a capture file; expected a ZIP file; found *",
             "cannot be rebuilt",
             "*torch.ops.programs.scale is not registered in this process*",
             "*the same frame as corpus/tensor_detached.fkf::planted_raises",
@@ -102,8 +102,9 @@ def test_processes_share_the_captures(run: Run, pytester: pytest.Pytester) -> No
     assert "the same frame as corpus/tensor_detached.fkf::eager" in result.stdout.str()
 
 
-def test_pytest_chooses(run: Run, pytester: pytest.Pytester) -> None:
-    """By name a capture is no copy of one that is left out; by what failed last; by place."""
+@pytest.mark.sweep
+def test_pytest_selects_captures(run: Run, pytester: pytest.Pytester) -> None:
+    """A copy is compiled where its original is not selected, by name, last failure or path."""
     pytester.makeini(INI)
     result = run("-v", "-k", "strided or other or failed or zero")
     assert words(result) == {
@@ -123,15 +124,17 @@ def test_pytest_chooses(run: Run, pytester: pytest.Pytester) -> None:
     ]
 
 
-def test_a_directory_that_is_not_there(run: Run) -> None:
-    """It is an error, no empty success."""
+def test_a_missing_directory_is_an_error(run: Run) -> None:
+    """A directory that does not exist is an error and not an empty success."""
     result = run("--fakeify-corpus", "nowhere")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["ERROR: --fakeify-corpus: no such directory: */nowhere"])
 
 
-def test_without_the_option_nothing_happens(run: Run, pytester: pytest.Pytester) -> None:
-    """No capture is a test, and the plugin imports nothing of the package, above all not torch."""
+def test_without_its_option_the_plugin_collects_nothing(
+    run: Run, pytester: pytest.Pytester
+) -> None:
+    """No capture is a test, and the plugin imports neither torch nor the rest of the package."""
     pytester.makeconftest(
         """
         import sys
@@ -143,4 +146,6 @@ def test_without_the_option_nothing_happens(run: Run, pytester: pytest.Pytester)
     )
     result = run(".", "corpus")
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["imported ['torch_fakeify', 'torch_fakeify.pytest_plugin']"])
+    result.stdout.fnmatch_lines(
+        ["imported ['torch_fakeify', 'torch_fakeify._version', 'torch_fakeify.pytest_plugin']"]
+    )

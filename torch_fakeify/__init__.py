@@ -1,6 +1,7 @@
-"""The boundary between real and fake tensors, as data.
+"""Describe real tensors as records, make fake tensors from them, and record, replay and minify frames.
 
-Names are imported on first use: ``import torch_fakeify`` imports neither torch nor sympy.
+Names and public modules are imported on first use: ``import torch_fakeify`` imports neither torch
+nor sympy.
 """
 
 from __future__ import annotations
@@ -10,26 +11,45 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .backend import record as record
-    from .binding_checks import check_bindings as check_bindings
-    from .captures import capture as capture
-    from .checkpoints import Checkpoint as Checkpoint
-    from .checkpoints import checkpoint as checkpoint
-    from .codec import dumps as dumps
-    from .codec import loads as loads
-    from .container import Limits as Limits
-    from .convert import MetaConverter as MetaConverter
-    from .desc import MetaStorageDesc as MetaStorageDesc
-    from .desc import MetaTensorDesc as MetaTensorDesc
-    from .desc_env import ShapeEnvDesc as ShapeEnvDesc
-    from .describe import (
-        MetaTensorDescriber as MetaTensorDescriber,
-    )
-    from .describe import (
-        describe_tensor as describe_tensor,
-    )
-    from .diagnosis import Diagnosis as Diagnosis
-    from .diagnosis import doctor as doctor
+    from torch_fakeify.convert.converter import MetaConverter as MetaConverter
+    from torch_fakeify.describe.describer import MetaTensorDescriber as MetaTensorDescriber
+    from torch_fakeify.describe.describer import describe_tensor as describe_tensor
+    from torch_fakeify.encoding.subclasses import register_subclass as register_subclass
+    from torch_fakeify.frames.captures import Capture as Capture
+    from torch_fakeify.frames.captures import Instance as Instance
+    from torch_fakeify.frames.notes import RecordWarning as RecordWarning
+    from torch_fakeify.frames.record_backend import record as record
+    from torch_fakeify.frames.recording import capture as capture
+    from torch_fakeify.frames.trace_logs.log import from_trace_log as from_trace_log
+    from torch_fakeify.records.shape_env import ShapeEnvDesc as ShapeEnvDesc
+    from torch_fakeify.records.tensor import MetaStorageDesc as MetaStorageDesc
+    from torch_fakeify.records.tensor import MetaTensorDesc as MetaTensorDesc
+    from torch_fakeify.replay.assert_nodes import insert_runtime_asserts as insert_runtime_asserts
+    from torch_fakeify.replay.guard_nodes import insert_guards as insert_guards
+    from torch_fakeify.replay.guard_nodes import learn as learn
+    from torch_fakeify.replay.guard_nodes import strip_guards as strip_guards
+    from torch_fakeify.serialization.container import Limits as Limits
+    from torch_fakeify.serialization.document import dumps as dumps
+    from torch_fakeify.serialization.document import loads as loads
+    from torch_fakeify.shape_env.rollback import Checkpoint as Checkpoint
+    from torch_fakeify.shape_env.rollback import checkpoint as checkpoint
+    from torch_fakeify.shape_env.snapshot import restore as restore
+    from torch_fakeify.shape_env.snapshot import snapshot as snapshot
+    from torch_fakeify.tools.doctor import Diagnosis as Diagnosis
+    from torch_fakeify.tools.doctor import doctor as doctor
+    from torch_fakeify.transfer.dynamo_handoff import handoff as handoff
+    from torch_fakeify.transfer.refakeifier import refakeify as refakeify
+    from torch_fakeify.unbacked.binding_checks import check_bindings as check_bindings
+    from torch_fakeify.unbacked.repropagation import repropagate as repropagate
+    from torch_fakeify.unbacked.retracing import retrace as retrace
+    from torch_fakeify.unbacked.transplanting import transplant as transplant
+
+    from . import cli as cli
+    from . import corpus as corpus
+    from . import dropin as dropin
+    from . import errors as errors
+    from . import frontend as frontend
+    from . import pytest_plugin as pytest_plugin
     from .errors import (
         CaptureError as CaptureError,
     )
@@ -44,6 +64,9 @@ if TYPE_CHECKING:
     )
     from .errors import (
         LimitError as LimitError,
+    )
+    from .errors import (
+        NotFailingError as NotFailingError,
     )
     from .errors import (
         ScriptError as ScriptError,
@@ -66,42 +89,29 @@ if TYPE_CHECKING:
     from .errors import (
         WriteError as WriteError,
     )
-    from .frame import Capture as Capture
-    from .frame import Instance as Instance
-    from .handoffs import handoff as handoff
-    from .replay import insert_guards as insert_guards
-    from .replay import learn as learn
-    from .replay import strip_guards as strip_guards
-    from .repropagations import repropagate as repropagate
-    from .retraces import retrace as retrace
-    from .runtime_asserts import insert_runtime_asserts as insert_runtime_asserts
-    from .shape_env import restore as restore
-    from .shape_env import snapshot as snapshot
-    from .subclasses import register_subclass as register_subclass
-    from .trace_log import from_trace_log as from_trace_log
-    from .transfer import refakeify as refakeify
-    from .transplants import transplant as transplant
     from .versions import TorchVersionWarning as TorchVersionWarning
 
-__version__ = "0.1.0"
+from ._version import __version__
 
 _HOME = {
-    "Capture": "frame",
+    "Capture": "frames.captures",
     "CaptureError": "errors",
-    "Checkpoint": "checkpoints",
+    "Checkpoint": "shape_env.rollback",
     "ConvertError": "errors",
-    "Diagnosis": "diagnosis",
+    "Diagnosis": "tools.doctor",
     "FakeifyError": "errors",
     "FormatError": "errors",
-    "Instance": "frame",
+    "Instance": "frames.captures",
     "LimitError": "errors",
-    "Limits": "container",
-    "MetaConverter": "convert",
-    "MetaStorageDesc": "desc",
-    "MetaTensorDesc": "desc",
-    "MetaTensorDescriber": "describe",
+    "Limits": "serialization.container",
+    "MetaConverter": "convert.converter",
+    "MetaStorageDesc": "records.tensor",
+    "MetaTensorDesc": "records.tensor",
+    "MetaTensorDescriber": "describe.describer",
+    "NotFailingError": "errors",
+    "RecordWarning": "frames.notes",
     "ScriptError": "errors",
-    "ShapeEnvDesc": "desc_env",
+    "ShapeEnvDesc": "records.shape_env",
     "ShapeEnvError": "errors",
     "TorchVersionWarning": "versions",
     "UnknownNameError": "errors",
@@ -109,28 +119,31 @@ _HOME = {
     "UnsupportedValueError": "errors",
     "VersionError": "errors",
     "WriteError": "errors",
-    "capture": "captures",
-    "check_bindings": "binding_checks",
-    "checkpoint": "checkpoints",
-    "describe_tensor": "describe",
-    "doctor": "diagnosis",
-    "dumps": "codec",
-    "from_trace_log": "trace_log",
-    "handoff": "handoffs",
-    "insert_guards": "replay",
-    "insert_runtime_asserts": "runtime_asserts",
-    "learn": "replay",
-    "loads": "codec",
-    "record": "backend",
-    "refakeify": "transfer",
-    "register_subclass": "subclasses",
-    "repropagate": "repropagations",
-    "restore": "shape_env",
-    "retrace": "retraces",
-    "snapshot": "shape_env",
-    "strip_guards": "replay",
-    "transplant": "transplants",
+    "capture": "frames.recording",
+    "check_bindings": "unbacked.binding_checks",
+    "checkpoint": "shape_env.rollback",
+    "describe_tensor": "describe.describer",
+    "doctor": "tools.doctor",
+    "dumps": "serialization.document",
+    "from_trace_log": "frames.trace_logs.log",
+    "handoff": "transfer.dynamo_handoff",
+    "insert_guards": "replay.guard_nodes",
+    "insert_runtime_asserts": "replay.assert_nodes",
+    "learn": "replay.guard_nodes",
+    "loads": "serialization.document",
+    "record": "frames.record_backend",
+    "refakeify": "transfer.refakeifier",
+    "register_subclass": "encoding.subclasses",
+    "repropagate": "unbacked.repropagation",
+    "restore": "shape_env.snapshot",
+    "retrace": "unbacked.retracing",
+    "snapshot": "shape_env.snapshot",
+    "strip_guards": "replay.guard_nodes",
+    "transplant": "unbacked.transplanting",
 }
+
+_MODULES = frozenset({"cli", "corpus", "dropin", "errors", "frontend", "pytest_plugin"})
+"""Modules that can be used as attributes without an import."""
 
 __all__ = [
     "Capture",
@@ -147,6 +160,8 @@ __all__ = [
     "MetaStorageDesc",
     "MetaTensorDesc",
     "MetaTensorDescriber",
+    "NotFailingError",
+    "RecordWarning",
     "ScriptError",
     "ShapeEnvDesc",
     "ShapeEnvError",
@@ -181,21 +196,23 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in ("dropin", "frontend"):  # modules, for `torch_fakeify.dropin.install()`
-        return import_module(f"{__name__}.{name}")
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{home}"), name)
+if not TYPE_CHECKING:  # else type checkers accept any name
+
+    def __getattr__(name: str) -> Any:
+        if name in _MODULES:
+            return import_module(f"{__name__}.{name}")
+        home = _HOME.get(name)
+        if home is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"{__name__}.{home}"), name)
 
 
 def __dir__() -> list[str]:
-    return list(__all__)
+    return [*__all__, *_MODULES]
 
 
 def _install_dropin() -> None:
-    """Where torch is refused or missing, a warning: what needs no torch is to work all the same."""
+    """Install the drop-in; warn if torch is refused or missing, as the rest works without it."""
     try:
         import_module(f"{__name__}.dropin").install()
     except (import_module(f"{__name__}.errors").VersionError, ImportError) as error:

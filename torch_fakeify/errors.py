@@ -5,19 +5,29 @@ One base class, one shape of message: where, what was expected, what was found, 
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
 TRUST = "If you trust it, read it with higher `limits`, or `--trust` on the command line"
-"""What to do where a file asks for more than a reader allows."""
+"""The remedy for a file that exceeds the limits of a reader."""
 
 
 class FakeifyError(Exception):
     """Base of every error that this package raises on purpose.
 
     Args:
-        what: the sentence that names the problem.
+        what: a sentence about the problem.
         where: a path, a source or a ``$.path`` into a record.
-        expected: what would have been right.
-        found: what was there.
-        fix: what the reader can do next.
+        expected: a correct value.
+        found: the actual value.
+        fix: a remedy.
+
+    Example:
+        >>> print(tfk.FakeifyError("bad", where="$.a", expected="1", found="2", fix="Use 1"))
+        $.a: bad; expected 1; found 2. Use 1
     """
 
     def __init__(
@@ -49,7 +59,7 @@ class FakeifyError(Exception):
 
 
 def _printable(text: str) -> str:
-    """The text with escapes for what a terminal would act on: a message may quote a file."""
+    """Return the text with control characters escaped, as a message may quote an untrusted file."""
     if text.isprintable():
         return text
     return "".join(
@@ -59,7 +69,7 @@ def _printable(text: str) -> str:
 
 
 _LONGEST = 800
-"""Characters of one part of an error that are shown: a file may hold names of any length."""
+"""Most characters of a part of an error, as a file may contain names of any length."""
 
 
 def _clip(text: str) -> str:
@@ -67,48 +77,124 @@ def _clip(text: str) -> str:
 
 
 class UnsupportedTensorError(FakeifyError):
-    """A tensor has a property that a record cannot carry (yet); nothing is dropped in silence."""
+    """A tensor has a property that a record cannot represent (yet).
+
+    Example:
+        >>> class Tagged(torch.Tensor): ...
+        >>> tfk.describe_tensor(torch.ones(2).as_subclass(Tagged))
+        Traceback (most recent call last):
+        torch_fakeify.errors.UnsupportedTensorError: ...
+    """
 
 
 class UnsupportedValueError(FakeifyError):
-    """A constant, expression, source or graph target has no record."""
+    """A constant, expression, source or graph target has no record.
+
+    Example:
+        >>> tfk.dumps([torch.ones(2)])
+        Traceback (most recent call last):
+        torch_fakeify.errors.UnsupportedValueError: ...
+    """
 
 
 class ConvertError(FakeifyError):
-    """A record is well-formed but no fake tensor can be made from it here."""
+    """A record is well-formed but no fake tensor can be made from it here.
+
+    Example:
+        >>> from torch._subclasses import FakeTensorMode
+        >>> converter = tfk.MetaConverter(FakeTensorMode())
+        >>> fake = converter.from_desc(tfk.MetaTensorDescriber().describe_tensor(torch.ones(2)))
+        >>> converter.from_desc(tfk.MetaTensorDescriber().describe_tensor(torch.ones(3)))
+        Traceback (most recent call last):
+        torch_fakeify.errors.ConvertError: ...
+    """
 
 
 class FormatError(FakeifyError):
-    """Bytes or a file are not what the format says: not a capture, truncated, ill-typed."""
+    """Bytes or a file do not have the format: not a capture, truncated, ill-typed.
+
+    Example:
+        >>> tfk.loads(b"text")
+        Traceback (most recent call last):
+        torch_fakeify.errors.FormatError: ...
+    """
 
 
 class VersionError(FormatError):
-    """A file needs a format version or a feature, or torch is a version, that is not known here."""
+    """A file needs an unsupported format version or feature, or torch has an unsupported version."""
 
 
 class LimitError(FormatError):
-    """A file asks for more members, bytes, depth or records than a reader allows."""
+    """A file has more members, bytes, depth or records than a reader allows.
+
+    Example:
+        >>> size = tfk.capture(torch.fx.symbolic_trace(torch.nn.ReLU()), [torch.ones(2)]).save(
+        ...     "frame.fkf"
+        ... )
+        >>> tfk.Capture.load("frame.fkf", limits=tfk.Limits(member_bytes=1))
+        Traceback (most recent call last):
+        torch_fakeify.errors.LimitError: ...
+    """
 
 
 class UnknownNameError(FormatError):
-    """A file names an operator, function, class or source that is not known or not allowed here."""
+    """A file names an operator, function, class or source that is missing or not allowed."""
 
 
 class ShapeEnvError(FakeifyError):
-    """A shape environment cannot be snapshotted or restored."""
+    """A shape environment cannot be snapshotted or restored.
+
+    Example:
+        >>> tfk.learn(torch.fx.symbolic_trace(torch.nn.ReLU()), [])
+        Traceback (most recent call last):
+        torch_fakeify.errors.ShapeEnvError: the inputs do not fit the graph; ...
+    """
 
 
 class CaptureError(FakeifyError):
-    """A frame cannot be captured, instantiated, compiled or materialized."""
+    """A frame cannot be captured, instantiated, compiled or materialized.
+
+    Example:
+        >>> tfk.capture(torch.fx.symbolic_trace(torch.nn.ReLU()), [])
+        Traceback (most recent call last):
+        torch_fakeify.errors.CaptureError: ...
+    """
 
 
 class NotFailingError(CaptureError):
-    """A frame was to fail, and does not, or not in the same way each time."""
+    """A frame that should fail does not, or not in the same way each time."""
 
 
 class WriteError(FakeifyError):
-    """An output file or directory cannot be written; what was there before is untouched."""
+    """An output file or directory cannot be written; an existing file is unchanged.
+
+    Example:
+        >>> capture = tfk.capture(torch.fx.symbolic_trace(torch.nn.ReLU()), [torch.ones(2)])
+        >>> capture.save("frame.fkf", version=99)
+        Traceback (most recent call last):
+        torch_fakeify.errors.WriteError: this release cannot write that format version; ...
+    """
 
 
 class ScriptError(FakeifyError):
     """A user's script ended before anything was compiled."""
+
+
+@contextmanager
+def wrap_torch_errors(where: str) -> Generator[None, None, None]:
+    """Raise `CaptureError` from any exception of torch or a tensor subclass.
+
+    Records are checked when they are decoded. Values that only torch can check make its code fail with
+    exceptions of any type.
+    """
+    try:
+        yield
+    except (FakeifyError, MemoryError):
+        raise
+    except Exception as error:
+        raise CaptureError(
+            "torch cannot rebuild the capture",
+            where=where,
+            found=f"{type(error).__name__}: {error}",
+            fix="The file is damaged, or made for another version of torch",
+        ) from error

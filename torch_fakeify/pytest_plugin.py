@@ -1,6 +1,6 @@
-"""A pytest plugin: ``pytest --fakeify-corpus DIR`` makes each capture below a directory a test.
+"""A pytest plugin: ``pytest --fakeify-corpus DIR`` collects each capture below a directory as a test.
 
-Without the option it does nothing, and imports nothing. Captures of one frame are compiled once.
+Without the option it does and imports nothing. Captures of equal frames are compiled once.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .corpus_jobs import Job
-    from .desc_frame import CaptureDesc
+    from torch_fakeify.corpus.jobs import Job
+    from torch_fakeify.records.frame import CaptureDesc
 
 __all__ = ["CaptureFile", "CaptureItem"]
 
 _OPTION = "--fakeify-corpus"
 _KEYS = "fakeify_keys"
-"""Where the process that hands out tests to others (pytest-xdist) says which frames there are."""
+"""The key by which pytest-xdist workers get the frame keys from the controller."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds the options, whose names begin with ``--fakeify-``."""
+    """Add the options, whose names begin with ``--fakeify-``."""
     group = parser.getgroup("fakeify", "captures of torch.compile frames (torch_fakeify)")
     group.addoption(
         _OPTION,
@@ -70,7 +70,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @dataclass
 class _Corpus:
-    """What the options ask for."""
+    """The values of the options, and the captures found."""
 
     job: Job
     every: bool
@@ -78,10 +78,11 @@ class _Corpus:
     folders: set[Path]
     """Directories that have captures in them or below."""
     keys: dict[str, str] = field(default_factory=dict[str, str])
-    """By file, what is the same for captures of one frame."""
+    """By file, a key that is equal for captures of equal frames."""
 
     def keys_of(self, files: Iterable[Path]) -> dict[str, str]:
-        from .corpus_files import read_keyed
+        from torch_fakeify.corpus.files import read_keyed
+
         from .errors import FormatError
 
         for file in files:
@@ -98,12 +99,13 @@ _CORPUS = pytest.StashKey[_Corpus]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Finds the captures, and has pytest look where they are."""
+    """Find the captures, and add their directories to the places that pytest collects."""
     option: Any = config.option
     if not option.fakeify_corpus:
         return
-    from .corpus_files import find_captures
-    from .corpus_jobs import Job
+    from torch_fakeify.corpus.files import find_captures
+    from torch_fakeify.corpus.jobs import Job
+
     from .errors import FormatError
 
     roots = [_absolute(config, path) for path in option.fakeify_corpus]
@@ -129,47 +131,47 @@ def pytest_configure(config: pytest.Config) -> None:
     corpus = _Corpus(job, option.fakeify_all, set(found), folders)
     corpus.keys.update(worker.get(_KEYS, {}))
     config.stash[_CORPUS] = corpus
-    if not worker:  # which is told where to look
+    if not worker:  # the controller passes the places to a worker
         config.args[:] = _places(config, roots)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Ends the interpreter in which captures are compiled."""
+    """End the interpreter in which captures are compiled."""
     if config.stash.get(_CORPUS, None) is not None:
-        from .corpus_jobs import end_server
+        from torch_fakeify.corpus.jobs import end_server
 
         end_server()
 
 
 def _places(config: pytest.Config, roots: list[Path]) -> list[str]:
-    """Where to look for tests: a part of a corpus that is asked for is not joined by the whole."""
+    """Return the places to collect; a corpus of which a part is requested is not added as a whole."""
     explicit = config.args_source is pytest.Config.ArgsSource.ARGS
     typed = any(str(arg).startswith(_OPTION) for arg in config.invocation_params.args)
     places = [] if typed and not explicit else config.args
-    known = [_absolute(config, place.partition("::")[0]) for place in places]
+    listed = [_absolute(config, place.partition("::")[0]) for place in places]
     more = [
         str(root)
         for root in roots
-        if not any(root.is_relative_to(path) or path.is_relative_to(root) for path in known)
+        if not any(root.is_relative_to(path) or path.is_relative_to(root) for path in listed)
     ]
     return [*places, *more]
 
 
 def _absolute(config: pytest.Config, path: str) -> Path:
-    """The path as pytest has it: links stay."""
+    """Return the absolute path as pytest does, without resolving links."""
     return Path(os.path.abspath(config.invocation_params.dir / path))  # noqa: PTH100
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Tells a worker of pytest-xdist which frames there are: each capture is read once."""
+    """Pass the frame keys to a worker of pytest-xdist, so that each capture is read once."""
     corpus = node.config.stash.get(_CORPUS, None)
     if corpus is not None and not corpus.every:
         node.workerinput[_KEYS] = corpus.keys_of(sorted(corpus.files))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Goes into every directory of a corpus, whatever its name, unless one is to be ignored."""
+    """Collect all directories of a corpus, of any name, unless pytest ignores some."""
     corpus = config.stash.get(_CORPUS, None)
     if corpus is None or config.getoption("ignore") or config.getoption("ignore_glob"):
         return None
@@ -177,7 +179,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Makes a capture of a corpus a file of tests."""
+    """Collect a capture of a corpus as a file of tests."""
     corpus = parent.config.stash.get(_CORPUS, None)
     if corpus is None or file_path not in corpus.files:
         return None
@@ -185,7 +187,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Skips a capture if the frame is that of another one that is selected."""
+    """Skip a capture whose frame equals that of another selected capture."""
     corpus = session.config.stash.get(_CORPUS, None)
     if corpus is None or corpus.every:
         return
@@ -199,22 +201,23 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 class CaptureFile(pytest.File):
-    """A capture, which is one test."""
+    """A capture as a file with one test."""
 
     def collect(self) -> Iterable[pytest.Item]:
-        """The test, named for the backend."""
+        """Yield the test, named after the backend."""
         yield CaptureItem.from_parent(self, name=self.config.stash[_CORPUS].job.backend)
 
 
 class CaptureItem(pytest.Item):
-    """The compilation of a capture, in a process of its own."""
+    """The compilation of a capture in a separate process."""
 
     _desc: CaptureDesc | None = None
 
     def setup(self) -> None:
-        """Read the capture; a file that is none is an error, no failure of the backend."""
+        """Read the capture; a bad file is an error, not a failure of the backend."""
+        from torch_fakeify.serialization.capture_file import read_capture
+
         from .errors import FormatError
-        from .files import read_capture
 
         problem = ""
         try:
@@ -228,27 +231,27 @@ class CaptureItem(pytest.Item):
         """Compile it; the failure is the verdict, without a traceback."""
         from dataclasses import replace
 
-        from .corpus import judged
-        from .corpus_files import frame_key
-        from .corpus_jobs import carry_out
+        from torch_fakeify.corpus.files import frame_key
+        from torch_fakeify.corpus.jobs import carry_out
+        from torch_fakeify.corpus.runner import result_row
 
         job = self.config.stash[_CORPUS].job
         desc, self._desc = self._desc, None
         assert desc is not None
         done = carry_out(replace(job, file=str(self.path)))
-        row = judged(self.nodeid, desc, frame_key(desc), job, done)
+        row = result_row(self.nodeid, desc, frame_key(desc), job, done)
         self.user_properties.append(("verdict", row.verdict))
         if not row.holds:
             text = "\n".join([row.verdict, *(f"  {line}" for line in row.details)])
             pytest.fail(text, pytrace=False)
 
     def reportinfo(self) -> tuple[Path, int, str]:
-        """The capture, by its place."""
+        """Return the location of the capture."""
         place = self.nodeid.removesuffix(f"::{self.name}")
         return self.path, 0, f"{place} with {self.name}"
 
 
 def _limits(job: Job) -> Any:
-    from .container import Limits
+    from torch_fakeify.serialization.container import Limits
 
     return Limits.none() if job.trust else None

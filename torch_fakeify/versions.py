@@ -1,4 +1,4 @@
-"""Which releases of this package and of torch wrote a file, beside the ones that read it."""
+"""Releases of this package and of torch: those supported, and those that wrote a file."""
 
 from __future__ import annotations
 
@@ -6,85 +6,89 @@ import re
 import warnings
 from typing import Literal, TypeAlias
 
-from . import __version__
+from ._version import __version__
 from .errors import FormatError, VersionError
 
 __all__ = [
-    "KNOWN_TORCH",
     "PRODUCER",
-    "Standing",
+    "SUPPORTED_TORCH",
+    "SupportStatus",
     "TorchVersionWarning",
     "accepted_text",
     "is_newer",
-    "known_torch_text",
-    "refusal_of_newer",
-    "standing_of",
-    "warn_of_torch",
+    "newer_release_error",
+    "support_status",
+    "supported_torch_text",
+    "warn_of_other_torch",
 ]
 
-KNOWN_TORCH = ((2, 13), (2, 14), (2, 15))
-"""The releases of torch that this release is made for and tested with, oldest first.
+SUPPORTED_TORCH = ((2, 13), (2, 14), (2, 15))
+"""The releases of torch that this release supports, oldest first, with all patch releases.
 
-They are named nowhere else in the package; each has all its patch releases.
+The only list of them in the package.
 """
 
-Standing: TypeAlias = Literal["known", "older", "unknown"]
-"""What a version of torch is to this release."""
+SupportStatus: TypeAlias = Literal["known", "older", "unknown"]
+"""Whether a version of torch is supported (``known``), older than those, or any other."""
 
 _TORCH = re.compile(
     r"\s*v?(?:\d{1,6}!)?(\d{1,6})\.(\d{1,6})(?:\.\d{1,6})*(?P<post>[-_.]?post\d{0,6})?(?P<rest>[^+]*)"
 )
 
 PRODUCER = f"torch_fakeify {__version__}"
-"""What this release writes into the manifest of a file."""
+"""The ``producer`` in the manifest of a file."""
 
 _RELEASE = re.compile(r"torch_fakeify (\d{1,6}(?:\.\d{1,6}){0,3})")
 
 
 class TorchVersionWarning(UserWarning):
-    """A capture is read with another torch than it was recorded with, or torch is one too new to know."""
+    """A capture was recorded with another torch, or the running torch is newer than those supported.
+
+    Example:
+        >>> import warnings
+        >>> warnings.simplefilter("ignore", tfk.TorchVersionWarning)
+    """
 
 
-def standing_of(torch: str) -> Standing:
-    """Whether a version of torch is a known release, older than all of these, or neither.
+def support_status(torch: str) -> SupportStatus:
+    """Return whether a version of torch is supported, older than all supported ones, or neither.
 
-    A build suffix and the patch number do not matter. What comes before a release, such as a nightly
-    or a build from source, is not that release, and what is no version is not known.
+    Build suffix and patch number do not matter. A pre-release, such as a nightly or a build from
+    source, is not its release, and text that is no version is ``unknown``.
 
     Args:
-        torch: as ``torch.__version__`` has it, such as ``2.16.0.dev20261101+cu132``.
+        torch: ``torch.__version__``, such as ``2.16.0.dev20261101+cu132``.
     """
     found = _TORCH.match(torch)
     if found is None:
         return "unknown"
     release = int(found[1]), int(found[2])
-    if release < KNOWN_TORCH[0]:
+    if release < SUPPORTED_TORCH[0]:
         return "older"
-    return "known" if release in KNOWN_TORCH and not found["rest"].strip() else "unknown"
+    return "known" if release in SUPPORTED_TORCH and not found["rest"].strip() else "unknown"
 
 
-def known_torch_text() -> str:
-    """The known releases of torch in words."""
-    *first, last = (f"{major}.{minor}" for major, minor in KNOWN_TORCH)
+def supported_torch_text() -> str:
+    """Return the supported releases of torch as a phrase."""
+    *first, last = (f"{major}.{minor}" for major, minor in SUPPORTED_TORCH)
     return f"torch {', '.join(first)} or {last}"
 
 
 def accepted_text(torch: str) -> str:
-    """What is said of a torch that is not known and in which the census finds nothing unknown."""
+    """Return the warning for a newer torch in which the census finds nothing unknown."""
     return (
-        f"this is torch {torch[:80]!r}, and this release knows {known_torch_text()}: the census finds "
-        "nothing unknown in it, so it is used; torch-fakeify doctor says more"
+        f"this is torch {torch[:80]!r}, and this release supports {supported_torch_text()}: the census "
+        "finds nothing unknown, so it is used; torch-fakeify doctor has details"
     )
 
 
-def warn_of_torch(recorded: str, running: str, *, stacklevel: int) -> None:
-    """Warn if a capture was recorded with another torch than the one that is here.
+def warn_of_other_torch(recorded: str, running: str, *, stacklevel: int) -> None:
+    """Warn if a capture was recorded with another version of torch than the running one.
 
     Args:
-        recorded: torch's version as the capture has it, without the local build suffix; empty
-            where it is not known.
-        running: the version that is here, in the same form.
-        stacklevel: as of ``warnings.warn``, counted from the caller.
+        recorded: torch's version in the capture, without the local build suffix; empty if unknown.
+        running: the running version, in the same form.
+        stacklevel: as for ``warnings.warn``, counted from the caller.
     """
     if recorded and recorded != running:
         warnings.warn(
@@ -96,9 +100,9 @@ def warn_of_torch(recorded: str, running: str, *, stacklevel: int) -> None:
 
 
 def is_newer(producer: str) -> bool:
-    """Whether a later release than this one wrote a file, by the manifest's ``producer``."""
-    found, own = _RELEASE.match(producer), _RELEASE.match(PRODUCER)
-    return found is not None and own is not None and _numbers(found[1]) > _numbers(own[1])
+    """Return whether a later release than this one wrote a file, by the manifest's ``producer``."""
+    found, running = _RELEASE.match(producer), _RELEASE.match(PRODUCER)
+    return found is not None and running is not None and _numbers(found[1]) > _numbers(running[1])
 
 
 def _numbers(release: str) -> list[int]:
@@ -108,26 +112,28 @@ def _numbers(release: str) -> list[int]:
     return numbers
 
 
-def refusal_of_newer(error: FormatError, where: str, *, producer: str, torch: str) -> VersionError:
-    """What to raise for a file of a later release in which ``error`` was found.
+def newer_release_error(
+    error: FormatError, where: str, *, producer: str, torch: str
+) -> VersionError:
+    """Return the error for a file of a later release that cannot be read.
 
     Args:
-        error: the refusal, which names what is unknown.
+        error: the error, which names what is unknown.
         where: the file.
-        producer: the release that wrote it, as the manifest has it.
-        torch: the version of torch that it was recorded with, as the manifest has it.
+        producer: the release that wrote it, from the manifest.
+        torch: the version of torch that recorded it, from the manifest.
     """
     return VersionError(
         "a newer version of torch_fakeify wrote this file, and this one cannot read it",
         where=where,
-        expected=f"what {PRODUCER} knows",
+        expected=f"content that {PRODUCER} supports",
         found=f"{error} (written by {written_by(producer, torch)})",
         fix="Upgrade torch_fakeify",
     )
 
 
 def written_by(producer: str, torch: str) -> str:
-    """Both versions in one phrase."""
+    """Return the writer's releases of this package and of torch as a phrase."""
     return " with ".join(
         filter(None, [producer or "an unknown release", torch and f"torch {torch}"])
     )

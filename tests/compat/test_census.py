@@ -1,0 +1,408 @@
+"""The census: torch's attributes compared with the tables, rebuilt objects with the originals."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from census_frames import dense, in_backend, jagged_input, jagged_inside, make_jagged
+from torch._dynamo.source import LocalSource
+from torch._functorch import config as functorch_config
+from torch._guards import TracingContext
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental import _config as shapes_config
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.sym_node import SymNode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, TrackedFake
+from torch.nested._internal import nested_tensor
+
+import torch_fakeify as tfk
+from torch_fakeify.compat.attribute_policies import (
+    FAKE_MODE_ATTRIBUTES,
+    SHAPE_ENV_ATTRIBUTES,
+    SYM_NODE_ATTRIBUTES,
+    TRACKED_FAKE_ATTRIBUTES,
+    unknown_attributes,
+)
+from torch_fakeify.compat.attribute_scan import attributes_in_source
+from torch_fakeify.encoding.fake_modes import describe_fake_mode, make_fake_mode
+from torch_fakeify.encoding.nested_ints import NestedInts
+from torch_fakeify.records.frame import FakeModeDesc, InputDesc
+from torch_fakeify.records.tensor import MetaTensorDesc, NestedIntDesc, SymDesc
+
+if TYPE_CHECKING:
+    from torch_fakeify.frames.captures import Instance
+
+TABLES = {
+    ShapeEnv: SHAPE_ENV_ATTRIBUTES,
+    FakeTensorMode: FAKE_MODE_ATTRIBUTES,
+    SymNode: SYM_NODE_ATTRIBUTES,
+    TrackedFake: TRACKED_FAKE_ATTRIBUTES,
+}
+
+
+def names(cls: type, how: str) -> set[str]:
+    """Return the attributes of one class that are recorded in one way."""
+    return {name for name, attribute in TABLES[cls].items() if attribute.how == how}
+
+
+# --- the tables and torch -----------------------------------------------------------------------
+
+
+def used_modes() -> list[FakeTensorMode]:
+    """Return used fake tensor modes of every configuration."""
+    modes = [
+        FakeTensorMode(),
+        FakeTensorMode(shape_env=ShapeEnv(), export=True, allow_non_fake_inputs=True),
+        FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True, allow_fallback_kernels=False),
+    ]
+    with functorch_config.patch(fake_tensor_propagate_real_tensors=True):
+        modes.append(FakeTensorMode(shape_env=ShapeEnv()))
+    with torch._dynamo.config.patch(fake_tensor_cache_crosscheck_enabled=True):
+        modes.append(FakeTensorMode())
+    for mode in modes:
+        with mode, mode:
+            torch.empty(2, 3).nonzero if mode.shape_env is None else torch.ones(2).nonzero()
+            assert mode.enter_stack
+        assert mode.stack
+        mode.epoch += 1
+        mode.reset_nt_tensor_id_counter()
+    return modes
+
+
+def used_nodes() -> list[SymNode]:
+    """Return used symbolic scalars of every kind, also under translation validation."""
+    found: list[SymNode] = []
+    for validation in (False, True):
+        with shapes_config.patch(translation_validation=validation):
+            env = ShapeEnv()
+            symbol = env.create_symbol(5, LocalSource("n"))
+            n = env.create_symintnode(symbol, hint=5, source=LocalSource("n"))
+            u = env.create_unbacked_symint()
+            torch._check(u == n)
+            nodes = [x.node for x in (n, u, n + u, n * 2.5, n > 3, env.create_unbacked_symfloat())]
+            nodes.append(n.node.wrap_int(3))
+            assert all(sym_node.expr is not None for sym_node in nodes)
+            found += nodes
+    return found
+
+
+def live(cls: type) -> set[str]:
+    """Return the attributes of instances."""
+    objects: list[Any] = used_modes() if cls is FakeTensorMode else used_nodes()
+    return {name for obj in objects for name in vars(obj)}
+
+
+@pytest.mark.parametrize("cls", TABLES, ids=lambda cls: cls.__name__)
+def test_the_tables_have_the_attributes_in_torchs_source(cls: type) -> None:
+    """The table of a class lists every attribute that its source, or that of a base, assigns."""
+    found = attributes_in_source(cls)
+    assert found <= set(TABLES[cls])
+    assert {name for name, known in TABLES[cls].items() if known.everywhere} <= found
+
+
+@pytest.mark.parametrize("cls", [FakeTensorMode, SymNode], ids=lambda cls: cls.__name__)
+def test_instances_have_the_attributes_in_the_tables(cls: type) -> None:
+    """No object has more, and one that none has belongs to the class or is never set."""
+    never = {"_dispatch_key"}
+    of_the_class = {name for base in cls.__mro__ for name in vars(base)}
+    everywhere = {name for name, known in TABLES[cls].items() if known.everywhere}
+    assert live(cls) - set(TABLES[cls]) == set()
+    assert everywhere - live(cls) - of_the_class <= never
+
+
+def test_a_new_attribute_is_found() -> None:
+    """The source and an instance show an attribute that a new torch adds in any way."""
+
+    class NewMode(FakeTensorMode):
+        declared: int
+
+        def configure(self) -> None:
+            (self.one, (self.two, *_)) = 1, (2, 3)
+            self.three: int = 3
+            self.epoch += 1
+            object.__setattr__(self, "four", 4)
+            self.__dict__["five"] = 5
+
+    class NewTrackedFake(TrackedFake):
+        __slots__ = ("six",)
+
+    added = {"declared", "one", "two", "three", "four", "five"}
+    assert attributes_in_source(NewMode) - set(FAKE_MODE_ATTRIBUTES) == added
+    assert attributes_in_source(NewTrackedFake) - set(TRACKED_FAKE_ATTRIBUTES) == {"six"}
+    mode = NewMode()
+    assert unknown_attributes(mode, FAKE_MODE_ATTRIBUTES) == []
+    mode.configure()
+    assert unknown_attributes(mode, FAKE_MODE_ATTRIBUTES) == sorted(added - {"declared"})
+
+
+@pytest.mark.parametrize(
+    ("cls", "record", "others"),
+    [
+        (FakeTensorMode, FakeModeDesc, set()),
+        (SymNode, SymDesc, set()),
+        (TrackedFake, InputDesc, {"name", "value"}),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_the_tables_and_the_records_have_the_same_fields(
+    cls: type, record: Any, others: set[str]
+) -> None:
+    """Each recorded attribute names fields that exist, and every field is named."""
+    named: set[str] = set()
+    for name in names(cls, "carried"):
+        named |= set(TABLES[cls][name].why.split(", "))
+    inner = {field for field in named if field.startswith("tensor.")}
+    assert {f.removeprefix("tensor.") for f in inner} <= set(MetaTensorDesc.__struct_fields__)
+    assert named - inner == set(record.__struct_fields__) - others
+
+
+# --- FakeTensorMode -----------------------------------------------------------------------------
+
+
+def assert_same_mode(mode: FakeTensorMode, rebuilt: FakeTensorMode) -> None:
+    """Check every recorded and derived attribute of a rebuilt mode."""
+    assert type(rebuilt) is FakeTensorMode
+    assert unknown_attributes(rebuilt, FAKE_MODE_ATTRIBUTES) == []
+    plain = names(FakeTensorMode, "carried") - {"fake_tensor_converter"}
+    counts = {"nt_tensor_id_initial_count", "nt_tensor_id_counter"}
+    if describe_fake_mode(mode).nt_tensor_id_counter is None:
+        plain -= counts
+        assert rebuilt.nt_tensor_id_counter == nested_tensor._tensor_id_counter
+    for name in plain:
+        assert getattr(rebuilt, name) == getattr(mode, name), name
+    assert rebuilt.fake_tensor_converter.export == mode.fake_tensor_converter.export
+    assert (rebuilt.shape_env is None) == (mode.shape_env is None)
+    assert rebuilt.shape_env is None or rebuilt.shape_env is not mode.shape_env
+    assert rebuilt._mode_key == mode._mode_key
+    assert "test_census" in rebuilt.stack
+    assert not rebuilt.propagate_real_tensors
+    assert not rebuilt.fake_tensor_converter.meta_converter.copy_data
+    assert not rebuilt.enter_stack
+    assert not rebuilt.in_kernel_invocation
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_the_mode_of_a_frame_is_rebuilt(dynamic: bool) -> None:
+    """The mode that Dynamo passes to a backend is rebuilt with its settings."""
+
+    def check(gm: Any, inputs: Any, capture: tfk.Capture, instance: Instance) -> None:
+        mode = TracingContext.get().fake_mode
+        assert_same_mode(mode, instance.fake_mode)
+        assert not instance.fake_mode._allow_unsafe_data_ptr_access
+        assert capture.desc.fake_mode == FakeModeDesc()
+
+    in_backend(check, dense, torch.randn(5, 3), 7, dynamic=dynamic)
+
+
+def raggedness(env: Any) -> dict[str, Any]:
+    """Return the symbols of a ``ShapeEnv`` by the nested ints that they represent."""
+    return {str(n): symbol for n, symbol in env.val_to_var.items() if isinstance(n, torch.SymInt)}
+
+
+def test_a_retrace_gives_intermediates_their_nested_ints() -> None:
+    """Counted from the recorded number, a jagged intermediate has the symbol that it had."""
+
+    def check(gm: Any, inputs: Any, capture: tfk.Capture, instance: Instance) -> None:
+        mode = TracingContext.get().fake_mode
+        assert_same_mode(mode, instance.fake_mode)
+        recorded = raggedness(mode.shape_env)
+        assert f"j{mode.nt_tensor_id_initial_count}" in recorded
+        before = raggedness(instance.shape_env)
+        assert recorded.items() <= before.items()
+        instance.compile("aot_eager")
+        assert raggedness(instance.shape_env) == before
+        assert instance.fake_mode.nt_tensor_id_initial_count == mode.nt_tensor_id_initial_count
+
+    make_jagged()
+    in_backend(check, jagged_inside, torch.randn(6, 5), torch.tensor([0, 2, 3, 6]))
+
+
+def export_frame() -> tuple[FakeTensorMode, tfk.Capture]:
+    """Return the mode and the capture of a graph of ``torch.export``."""
+    dims = {"x": {0: torch.export.Dim.DYNAMIC}, "n": None}
+
+    class Module(torch.nn.Module):
+        def forward(self, x: torch.Tensor, n: int) -> torch.Tensor:
+            return dense(x, n)
+
+    program = torch.export.export(Module(), (torch.randn(5, 3), 7), dynamic_shapes=dims)
+    placeholders = program.graph.find_nodes(op="placeholder")
+    inputs = [n.meta["val"] for n in placeholders]
+    return inputs[0].fake_mode, tfk.capture(program.graph_module, inputs)
+
+
+def test_the_mode_of_an_exported_program_is_rebuilt() -> None:
+    """It takes real tensors as inputs and tracks no scalars."""
+    mode, capture = export_frame()
+    assert capture.desc.fake_mode.export
+    assert capture.desc.fake_mode.allow_non_fake_inputs
+    assert_same_mode(mode, capture.instantiate().fake_mode)
+
+
+def static_frame() -> tuple[FakeTensorMode, tfk.Capture]:
+    """Return a graph of ``make_fx(..., tracing_mode="fake")`` with a size from data."""
+    config = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True}
+    with torch._dynamo.config.patch(**config):
+        gm = make_fx(lambda x: x.nonzero() + 1, tracing_mode="fake")(torch.ones(3, 4))
+    (x,) = (n.meta["val"] for n in gm.graph.find_nodes(op="placeholder"))
+    return x.fake_mode, tfk.capture(gm, [x])
+
+
+def test_a_static_mode_with_a_shape_env_is_rebuilt() -> None:
+    """The rebuilt mode has static shapes, and its unbacked sizes are symbols."""
+    mode, capture = static_frame()
+    assert mode.static_shapes
+    assert mode.shape_env is not None
+    instance = capture.instantiate()
+    assert_same_mode(mode, instance.fake_mode)
+    shapes = [n.meta["val"].shape for n in instance.gm.graph.nodes if n.op == "call_function"]
+    assert [str(s) for s in shapes] == ["torch.Size([u0, 2])"] * 2
+    assert instance.fake_mode.from_tensor(torch.empty(3, 4)).shape == (3, 4)
+
+
+def flipped_mode() -> FakeTensorMode:
+    """Return a mode whose recorded settings all differ from the default."""
+    with functorch_config.patch(fake_tensor_allow_meta=False):
+        mode = FakeTensorMode(
+            shape_env=ShapeEnv(),
+            allow_fallback_kernels=False,
+            allow_non_fake_inputs=True,
+            static_shapes=True,
+            export=True,
+        )
+    mode.allow_scalar_outputs = True
+    mode.nt_tensor_id_initial_count, mode.nt_tensor_id_counter = 7, 9
+    mode.shape_env.create_symbol(torch.SymInt(nested_tensor.NestedIntNode(5, 1)), LocalSource("j"))
+    return mode
+
+
+def graph_of(mode: FakeTensorMode) -> tfk.Capture:
+    """Return a capture with one input of a mode."""
+    x = mode.from_tensor(torch.empty(3))
+    return tfk.capture(make_fx(torch.sin)(torch.empty(3)), [x])
+
+
+def test_every_setting_of_a_mode_is_rebuilt() -> None:
+    """Each setting differs from its default, and the instance has it."""
+    mode = flipped_mode()
+    capture = graph_of(mode)
+    default = FakeModeDesc()
+    for field in FakeModeDesc.__struct_fields__:
+        unlike = getattr(capture.desc.fake_mode, field) != getattr(default, field)
+        assert unlike, field
+    assert_same_mode(mode, capture.instantiate().fake_mode)
+
+
+def test_this_process_configuration_does_not_affect_an_instance() -> None:
+    """For any configuration of this process, the settings are those of the record."""
+    with functorch_config.patch(
+        fake_tensor_allow_meta=False,
+        fake_tensor_allow_unsafe_data_ptr_access=True,
+        fake_tensor_propagate_real_tensors=True,
+    ):
+        mode = make_fake_mode(FakeModeDesc(), None)
+    assert mode.allow_meta
+    assert not mode._allow_unsafe_data_ptr_access
+    assert not mode.propagate_real_tensors
+    assert not mode.fake_tensor_converter.meta_converter.copy_data
+
+
+def settings_of(mode: Any) -> dict[str, Any]:
+    """Return the recorded settings of a mode as plain data."""
+    found = {n: getattr(mode, n) for n in sorted(names(FakeTensorMode, "carried"))}
+    return {**found, "fake_tensor_converter": mode.fake_tensor_converter.export}
+
+
+def test_modes_are_rebuilt_in_another_process(tmp_path: Any) -> None:
+    """A fresh interpreter has the settings from the files alone."""
+    frames = [export_frame(), static_frame(), (mode := flipped_mode(), graph_of(mode))]
+
+    def check(gm: Any, inputs: Any, capture: tfk.Capture, instance: Instance) -> None:
+        frames.append((TracingContext.get().fake_mode, capture))
+
+    make_jagged()
+    in_backend(check, jagged_input, make_jagged())
+    for i, (_, capture) in enumerate(frames):
+        capture.save(tmp_path / f"{i}.fkf")
+    script = (
+        "import json, sys\n"
+        "import torch_fakeify as tfk\n"
+        "for path in sys.argv[2:]:\n"
+        "    mode = tfk.Capture.load(path).instantiate().fake_mode\n"
+        "    found = {n: getattr(mode, n) for n in json.loads(sys.argv[1])}\n"
+        "    found['fake_tensor_converter'] = mode.fake_tensor_converter.export\n"
+        "    print(json.dumps(found))\n"
+    )
+    attributes = json.dumps(sorted(names(FakeTensorMode, "carried")))
+    paths = [str(tmp_path / f"{i}.fkf") for i in range(len(frames))]
+    done = subprocess.run(
+        [sys.executable, "-c", script, attributes, *paths], capture_output=True, check=True
+    )
+    lines = [json.loads(line) for line in done.stdout.decode().splitlines()]
+    for (mode, capture), line in zip(frames, lines, strict=True):
+        expected = settings_of(mode)
+        if capture.desc.fake_mode.nt_tensor_id_counter is None:
+            for counts in (expected, line):
+                del counts["nt_tensor_id_counter"], counts["nt_tensor_id_initial_count"]
+        assert line == expected
+    assert frames[-1][1].desc.fake_mode.nt_tensor_id_counter is not None
+
+
+def test_a_mode_of_another_class_is_refused() -> None:
+    """Attributes that a subclass adds would be lost."""
+
+    class OwnMode(FakeTensorMode):
+        pass
+
+    with pytest.raises(tfk.CaptureError) as info:
+        graph_of(OwnMode())
+    assert str(info.value) == (
+        "a fake tensor mode of a class of its own; expected FakeTensorMode; found "
+        f"{OwnMode.__module__}.{OwnMode.__qualname__}. Capture with inputs of a plain "
+        "FakeTensorMode"
+    )
+
+
+def test_an_unknown_attribute_of_a_mode_is_refused() -> None:
+    """State that the table does not have is not dropped, and the error names it."""
+    mode = FakeTensorMode()
+    mode.new_in_some_torch = True
+    with pytest.raises(tfk.CaptureError) as info:
+        graph_of(mode)
+    assert str(info.value) == (
+        "the FakeTensorMode has an attribute that a record does not know; expected the attributes "
+        "of torch's FakeTensorMode; found new_in_some_torch. Remove the attribute, or use a "
+        "version of torch_fakeify for this torch"
+    )
+
+
+@pytest.mark.parametrize(
+    "counts", [(3, None), (None, 3), (-1, 3), (4, 3), (0, 1 << 48), (1 << 70, 1 << 70)]
+)
+def test_numbers_that_are_no_nested_ints_are_refused(counts: tuple[Any, Any]) -> None:
+    """A file cannot set torch's counters outside of their range."""
+    desc = FakeModeDesc(nt_tensor_id_initial_count=counts[0], nt_tensor_id_counter=counts[1])
+    with pytest.raises(tfk.FormatError) as info:
+        make_fake_mode(desc, None)
+    assert str(info.value) == (
+        "$.fake_mode: numbers of nested ints that torch does not give; expected 0 <= "
+        "nt_tensor_id_initial_count <= nt_tensor_id_counter < 281474976710656, or neither; found "
+        f"{counts[0]} and {counts[1]}"
+    )
+
+
+def test_a_nested_int_outside_the_range_is_refused() -> None:
+    """A record cannot set the process's counter outside of its range."""
+    for number in (1 << 48, -1):
+        with pytest.raises(tfk.FormatError) as info:
+            NestedInts(FakeTensorMode(), keep=True).make(NestedIntDesc(number))
+        assert str(info.value) == (
+            "a nested int that torch does not give; expected a number below 281474976710656; "
+            f"found {number}"
+        )
+    assert nested_tensor._tensor_id_counter < 1 << 48

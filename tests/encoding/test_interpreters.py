@@ -1,0 +1,481 @@
+"""Functorch's interpreters and wrappers: their records, and what is rebuilt from them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import hypothesis.strategies as st
+import msgspec
+import pytest
+import torch
+from hypothesis import given
+from interpreter_helpers import same, torchs_fake
+from interpreter_programs import (
+    OPS,
+    PROGRAMS,
+    VALUE_OPS,
+    captured_tensor,
+    outcome,
+    rebuild,
+    replayed,
+    stack_of,
+    told,
+)
+from places import ZOO
+from torch._C import _functorch as functorch
+from torch._dispatch.python import suspend_functionalization
+from torch._functorch.pyfunctorch import (
+    retrieve_all_functorch_interpreters,
+    temporarily_clear_interpreter_stack,
+)
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functionalize, grad, vmap
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+import torch_fakeify as tfk
+from torch_fakeify.encoding.exprs import encode_sym
+from torch_fakeify.encoding.interpreters import Interpreters, encode_stack, make_interpreters
+from torch_fakeify.errors import ConvertError
+from torch_fakeify.records.tensor import InterpreterDesc, MetaTensorDesc
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from pathlib import Path
+
+
+# --- stacks and records ---------------------------------------------------------------------------
+
+
+@st.composite
+def stacks(draw: st.DrawFn) -> tuple[InterpreterDesc, ...]:
+    """Draw any stack that transforms of functorch can make."""
+    kinds = st.sampled_from(["vmap", "grad", "jvp", "functionalize"])
+    found: list[InterpreterDesc] = []
+    for level, kind in enumerate(draw(st.lists(kinds, max_size=6)), 1):
+        fields: dict[str, Any] = {}
+        if kind == "vmap":
+            fields["batch_size"] = draw(st.one_of(st.integers(0, 9), st.integers(0, 2**62 - 1)))
+            fields["randomness"] = draw(st.sampled_from(["error", "same", "different"]))
+        elif kind == "functionalize":
+            fields["add_back_views"] = draw(st.booleans())
+        else:
+            fields["grad_mode"] = draw(st.booleans())
+            fields["inference_mode"] = draw(st.booleans())
+        found.append(InterpreterDesc(kind=kind, level=level, **fields))  # type: ignore[arg-type]
+    return tuple(found)
+
+
+@given(stacks())
+def test_a_rebuilt_stack_has_the_same_record(stack: tuple[InterpreterDesc, ...]) -> None:
+    """``encode_stack(make_interpreters(s)) == s``, also after serialization."""
+    layers = make_interpreters(stack, ints=same)
+    assert len(layers) == len(stack)
+    assert encode_stack(layers, ints=same) == stack
+    holder = msgspec.structs.replace(
+        tfk.describe_tensor(torch.ones(2)), functorch=functorch_record(stack)
+    )
+    assert tfk.loads(tfk.dumps(holder)) == holder
+
+
+def functorch_record(stack: tuple[InterpreterDesc, ...]) -> Any:
+    """Return the record of a wrapper with this stack."""
+    from torch_fakeify.records.tensor import FunctorchDesc
+
+    inner = tfk.describe_tensor(torch.ones(3, 2))
+    return FunctorchDesc(kind="batched", unwrapped=inner, level=1, bdim=0, stack=stack)
+
+
+@given(stacks())
+def test_building_a_stack_does_not_change_the_process(stack: tuple[InterpreterDesc, ...]) -> None:
+    """The active stack and the modes are the same before and after."""
+
+    def state() -> Any:
+        return (
+            [i.get_state() for i in retrieve_all_functorch_interpreters()],
+            torch.is_grad_enabled(),
+            torch._C._is_fwd_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+        )
+
+    before: list[Any] = []
+
+    def inside(t: torch.Tensor) -> torch.Tensor:
+        before.append(state())
+        make_interpreters(stack, ints=same)
+        assert state() == before[0]
+        return t
+
+    with torch.no_grad():
+        vmap(inside)(torch.ones(2))
+    assert before
+
+
+def test_a_batch_size_may_be_symbolic() -> None:
+    """A ``SymInt`` is encoded and decoded by the caller's functions."""
+    mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=False)
+    x = mode.from_tensor(torch.ones(5, 3))
+    found: list[tuple[InterpreterDesc, ...]] = []
+
+    def inside(t: torch.Tensor) -> torch.Tensor:
+        with temporarily_clear_interpreter_stack() as layers:
+            found.append(encode_stack(layers, ints=encode_sym))
+            again = make_interpreters(found[0], ints=lambda n: x.shape[0])
+            assert encode_stack(again, ints=encode_sym) == found[0]
+        # The recorded stack is the active one.
+        ints = Interpreters(lambda n: x.shape[0])
+        assert ints.layers(found[0]) is not ints.layers(found[0])
+        assert not ints._made
+        other = Interpreters(lambda n: x.shape[0])
+        other.layers(found[0], ints=lambda n: x.shape[1])
+        with other.entered(found[0], ints=lambda n: x.shape[1]):
+            (interpreter,) = retrieve_all_functorch_interpreters()
+            assert interpreter.batch_size() is not x.shape[0]  # type: ignore[attr-defined]
+            assert str(interpreter.batch_size()) == str(x.shape[1])  # type: ignore[attr-defined]
+        assert list(other._made) == found
+        return t
+
+    with mode:
+        vmap(inside)(x)
+    (stack,) = found
+    assert stack[0].batch_size == encode_sym(x.shape[0])
+
+
+BAD_STACKS = {
+    "interpreter 1 (grad): levels count from one, from the outside; expected 1; found 2": (
+        InterpreterDesc(kind="grad", level=2, grad_mode=True),
+    ),
+    "interpreter 1 (vmap): the record does not have the fields of its kind; expected batch_size, "
+    "randomness; found randomness": (InterpreterDesc(kind="vmap", level=1, randomness="same"),),
+    "interpreter 2 (jvp): the record does not have the fields of its kind; expected grad_mode; "
+    "found none": (
+        InterpreterDesc(kind="grad", level=1, grad_mode=True),
+        InterpreterDesc(kind="jvp", level=2),
+    ),
+    "interpreter 1 (functionalize): the record does not have the fields of its kind; expected "
+    "add_back_views; found add_back_views, inference_mode": (
+        InterpreterDesc(kind="functionalize", level=1, add_back_views=True, inference_mode=True),
+    ),
+    "interpreter 1 (vmap): a batch size is out of range; expected 0 to 2**63 - 1; found -1": (
+        InterpreterDesc(kind="vmap", level=1, randomness="same", batch_size=-1),
+    ),
+}
+
+
+@pytest.mark.parametrize("text", BAD_STACKS)
+def test_an_impossible_stack_is_refused(text: str) -> None:
+    """Levels, fields and sizes are checked before torch asserts them."""
+    with pytest.raises(ConvertError) as error:
+        make_interpreters(BAD_STACKS[text], ints=same)
+    assert str(error.value) == text
+    assert functorch.peek_interpreter_stack() is None
+
+
+# --- inside real transforms -----------------------------------------------------------------------
+
+
+class Seen(NamedTuple):
+    """What was observed inside a transform."""
+
+    described: Any
+    record: MetaTensorDesc
+    torchs: Any
+    """The description of torch's own fake tensor, ``None`` where torch makes none."""
+    rebuilt: Any
+    real: dict[str, Any]
+    """By operator, on the real tensor."""
+    fake: dict[str, Any] | None
+    """By operator, on torch's own fake tensor."""
+    modes: tuple[bool, bool]
+
+
+def look(name: str) -> Seen:
+    """Run a program and observe its tensor inside the transform."""
+    seen: list[Seen] = []
+    reals = {op: captured_tensor() for op in OPS}
+
+    def inside(t: torch.Tensor) -> torch.Tensor:
+        record = tfk.describe_tensor(t)
+        torchs: Any = None
+        fake: dict[str, Any] | None = None
+        try:
+            torchs = told(torchs_fake(FakeTensorMode(), t))
+        except AssertionError:
+            # Torch makes a leaf of a grad wrapper that is none, and then fails its own check.
+            assert t.requires_grad
+            assert not t.is_leaf
+        else:
+            fake = {op: on_torchs_fake(op, t, reals[op]) for op in OPS}
+        mode = FakeTensorMode()
+        rebuilt = told(rebuild(record, mode, Interpreters(same)))
+        real = {op: outcome(op, t, reals[op]) for op in OPS}
+        modes = torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()
+        seen.append(Seen(told(t), record, torchs, rebuilt, real, fake, modes))
+        return t
+
+    PROGRAMS[name](inside)
+    return seen[0]
+
+
+def on_torchs_fake(op: str, t: torch.Tensor, captured: torch.Tensor) -> Any:
+    """Return the result of an operator on the fake tensor that torch makes inside a transform."""
+    mode = FakeTensorMode()
+    with suspend_functionalization(), temporarily_clear_interpreter_stack():
+        fake_captured = mode.from_tensor(captured)
+    fake = torchs_fake(mode, t)
+    with mode:
+        return outcome(op, fake, fake_captured)
+
+
+@pytest.fixture(scope="module")
+def seen() -> dict[str, Seen]:
+    """What was observed in every program."""
+    with quiet():
+        return {name: look(name) for name in PROGRAMS}
+
+
+@contextmanager
+def quiet() -> Generator[None, None, None]:
+    """Silence the log of meta functions, in which torch writes every error."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_rebuilt_wrappers_equal_the_described_ones(seen: dict[str, Seen], name: str) -> None:
+    """Each wrapper has its kind, level, batch dim, sizes, strides and autograd metadata."""
+    assert seen[name].rebuilt == seen[name].described
+
+
+KNOWN_TO_DIFFER = {
+    "vmap of requires_grad",  # torch drops requires_grad of the wrapped tensor
+    "grad of grad",  # torch makes a leaf of the wrapped tensor
+    "grad of vmap of grad",
+    "grad in inference mode",  # torch drops that the wrapped tensor is an inference tensor
+    "functionalize of vmap",  # torch takes the innermost level for that of a functional tensor
+}
+"""Programs where torch's fake tensor differs from the described one, and the rebuilt one does not."""
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_rebuilt_wrappers_equal_torchs(seen: dict[str, Seen], name: str) -> None:
+    """The outermost wrapper equals torch's, and so do the inner ones, up to what torch drops."""
+    torchs, rebuilt = seen[name].torchs, seen[name].rebuilt
+    if torchs is None:
+        assert not seen[name].record.is_leaf
+        return
+    assert rebuilt[0] == torchs[0]
+    assert (rebuilt != torchs) == (name in KNOWN_TO_DIFFER)
+
+
+def check_outcomes(seen: Seen, found: dict[str, Any]) -> None:
+    """Check that operators give the real tensor's result, or the error of torch's fake tensor."""
+    for op, real in seen.real.items():
+        rebuilt = found[op]
+        if not isinstance(real, str) and op not in VALUE_OPS:
+            assert rebuilt == real, op
+        elif seen.fake is not None:
+            # A fake tensor has other messages for sizes that do not fit, and no data.
+            assert rebuilt == seen.fake[op], op
+        elif op not in VALUE_OPS:
+            assert rebuilt.partition(":")[0] == real.partition(":")[0], op
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_operators_agree_under_the_rebuilt_stack(seen: dict[str, Seen], name: str) -> None:
+    """Outside of any transform, results have the same metadata and errors have the same text."""
+    grad_mode, forward = seen[name].modes
+    with quiet():
+        check_outcomes(
+            seen[name], replayed(seen[name].record, grad_mode=grad_mode, forward=forward)
+        )
+
+
+def test_operators_agree_in_another_process(seen: dict[str, Seen], tmp_path: Path) -> None:
+    """A fresh interpreter computes the same results from the serialized records."""
+    path = tmp_path / "records"
+    chosen = {name: s for name, s in seen.items() if s.modes == (True, True)}
+    assert len(chosen) > 15
+    path.write_bytes(tfk.dumps({name: s.record for name, s in chosen.items()}))
+    script = ZOO / "interpreter_programs.py"
+    run = subprocess.run(
+        [sys.executable, str(script), str(path)], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    assert found.keys() == chosen.keys()
+    for name, s in chosen.items():
+        check_outcomes(s, found[name])
+
+
+# --- the stacks of a converter --------------------------------------------------------------------
+
+
+def described(transform: Any, x: torch.Tensor) -> MetaTensorDesc:
+    """Return the record of the tensor inside a transform."""
+    found: list[MetaTensorDesc] = []
+
+    def inside(t: torch.Tensor) -> torch.Tensor:
+        found.append(tfk.describe_tensor(t))
+        return t.sum()
+
+    transform(inside)(x)
+    return found[0]
+
+
+def active() -> Any:
+    """Return torch's description of the active stack."""
+    return [interpreter.get_state() for interpreter in retrieve_all_functorch_interpreters()]
+
+
+@pytest.mark.parametrize("transform", [grad, vmap, functionalize])
+def test_wrappers_made_inside_a_transform_belong_to_it(transform: Any) -> None:
+    """Wrappers have the active interpreters, and end with them, as torch's own fakes do."""
+    fakes: list[torch.Tensor] = []
+
+    def inside(t: torch.Tensor) -> torch.Tensor:
+        mode = FakeTensorMode()
+        interpreters = Interpreters(same)
+        ours, torchs = rebuild(tfk.describe_tensor(t), mode, interpreters), mode.from_tensor(t)
+        assert told(ours) == told(torchs)
+        assert told(ours.sin() + torchs) == told(torchs.sin() + torchs)
+        fakes.extend((ours, torchs))
+        return t.sum()
+
+    transform(inside)(torch.randn(3, 4))
+    ours, torchs = fakes
+    level = functorch.maybe_get_level(ours)
+    assert level == functorch.maybe_get_level(torchs) == (-2 if transform is grad else 1)
+
+
+def test_wrappers_end_with_their_own_transform() -> None:
+    """A wrapper made of an outer tensor's record inside an inner transform ends with the outer."""
+    fakes: list[torch.Tensor] = []
+
+    def outer(s: torch.Tensor) -> torch.Tensor:
+        d = tfk.describe_tensor(s)
+
+        def inner(t: torch.Tensor) -> torch.Tensor:
+            fakes.append(rebuild(d, FakeTensorMode(), Interpreters(same)))
+            return t.sum()
+
+        grad(inner)(s.cos())
+        assert functorch.maybe_get_level(fakes[0]) == 1
+        return s.sum()
+
+    grad(outer)(torch.randn(3))
+    assert functorch.maybe_get_level(fakes[0]) == -2
+
+
+def test_ended_interpreters_are_not_reused() -> None:
+    """A wrapper that is made after a transform has a rebuilt stack."""
+    interpreters = Interpreters(same)
+    records: list[MetaTensorDesc] = []
+
+    def inside(t: torch.Tensor) -> torch.Tensor:
+        records.append(tfk.describe_tensor(t))
+        rebuild(records[0], FakeTensorMode(), interpreters)
+        return t.sum()
+
+    grad(inside)(torch.randn(3))
+    made = rebuild(records[0], FakeTensorMode(), interpreters)
+    assert functorch.maybe_get_level(made) == 1
+
+
+def test_wrappers_of_a_rebuilt_stack_do_not_end() -> None:
+    """A rebuilt stack may be entered again: no transform ends it."""
+    d = described(grad, torch.randn(3))
+    mode, interpreters = FakeTensorMode(), Interpreters(same)
+    t = rebuild(d, mode, interpreters)
+    for _ in range(2):
+        with interpreters.entered(stack_of(d)):
+            (slope,) = torch.autograd.grad((t * t).sum(), t, create_graph=True)
+            assert told(slope)[0]["level"] == 1
+        assert active() == []
+        assert functorch.maybe_get_level(t) == 1
+
+
+def test_entering_an_active_stack_changes_nothing() -> None:
+    """Entering the active stack has no effect, also in further transforms; another replaces it."""
+    d = described(vmap, torch.randn(3, 4))
+    other = described(lambda f: grad(lambda t: vmap(f)(t).sum()), torch.randn(3, 4))
+    interpreters = Interpreters(same)
+    states: list[Any] = []
+
+    def inside(t: torch.Tensor) -> torch.Tensor:
+        before = active()
+        with interpreters.entered(stack_of(d)):
+            states.append((before, active()))
+        with interpreters.entered(stack_of(other)):
+            states.append(active())
+        assert active() == before
+        return t.sum()
+
+    vmap(inside)(torch.randn(3, 4))
+    vmap(grad(inside))(torch.randn(3, 4))
+    assert states[0][0] == states[0][1] == [("Vmap", 1, "error")]
+    assert states[2][0] == states[2][1] == [("Vmap", 1, "error"), ("Grad", 2, True)]
+    assert states[1] == states[3] == [("Grad", 1, True), ("Vmap", 2, "error")]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"batch_size": 4}, {"randomness": "same"}, {"kind": "functionalize"}],
+    ids=["batch size", "randomness", "kind"],
+)
+def test_an_unequal_stack_is_not_the_active_one(changes: dict[str, Any]) -> None:
+    """An active interpreter is used only for a record that is equal in every field."""
+    (record,) = stack_of(described(vmap, torch.randn(3, 4)))
+    if "kind" in changes:
+        record = InterpreterDesc(kind="functionalize", level=1, add_back_views=True)
+    else:
+        record = msgspec.structs.replace(record, **changes)
+    interpreters = Interpreters(same)
+
+    def inside(t: torch.Tensor) -> torch.Tensor:
+        with interpreters.entered((record,)):
+            with temporarily_clear_interpreter_stack() as layers:
+                pass
+            assert encode_stack(layers, ints=same) == (record,)
+        return t
+
+    vmap(inside)(torch.randn(3, 4))
+    assert list(interpreters._made) == [(record,)]
+
+
+def test_records_of_one_transform_share_its_interpreter() -> None:
+    """A level that two stacks have in common is built once."""
+    outer = stack_of(described(grad, torch.randn(3)))
+    inner = stack_of(described(lambda f: grad(grad(f)), torch.tensor(1.0)))
+    assert inner[:1] == outer
+    interpreters = Interpreters(same)
+    (layer,) = interpreters.layers(outer)
+    first, second = interpreters.layers(inner), interpreters.layers(inner)
+    assert first[-1] is layer
+    assert [a is b for a, b in zip(first, second, strict=True)] == [True, True]
+
+
+def test_a_rebuilt_tensor_has_the_same_record_under_its_stack() -> None:
+    """``describe(convert(d)) == d``, apart from ids and the flag of a fake tensor."""
+    d = described(lambda f: vmap(grad(f)), torch.randn(3, 4, requires_grad=True))
+    mode, interpreters = FakeTensorMode(), Interpreters(same)
+    t = rebuild(d, mode, interpreters)
+    with interpreters.entered(stack_of(d)):
+        again = tfk.describe_tensor(t)
+
+    def plain(d: MetaTensorDesc) -> MetaTensorDesc:
+        wrapper = d.functorch
+        if wrapper is not None:
+            wrapper = msgspec.structs.replace(wrapper, unwrapped=plain(wrapper.unwrapped))
+        return msgspec.structs.replace(d, id=0, is_fake=False, storage=None, functorch=wrapper)
+
+    assert plain(again) == plain(d)

@@ -1,0 +1,465 @@
+"""View functions as records, against torch's own view functions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch._subclasses.meta_utils as meta_utils
+from hypothesis import given
+from hypothesis import strategies as st
+from torch._dynamo.source import LocalSource
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+    SubclassSymbolicContext,
+)
+from torch.testing._internal.two_tensor import TwoTensor
+from view_traces import Reshape, check, trace
+from view_zoo import (
+    JAGGED_VIEWS,
+    VIEWS,
+    Traced,
+    aten,
+    jagged,
+    metadata,
+    stub,
+    two,
+    visited_by_torch,
+)
+
+import torch_fakeify as tfk
+from torch_fakeify.encoding.exprs import encode_int
+from torch_fakeify.encoding.views.replay import replay_view_calls
+from torch_fakeify.encoding.views.trace import trace_view_calls
+from torch_fakeify.errors import UnsupportedTensorError
+from torch_fakeify.records.tensor import (
+    ListValue,
+    MetaTensorDesc,
+    SymValue,
+    TensorValue,
+    ViewCallDesc,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MAX = 2**63 - 1
+
+
+# --- equal to torch's own view function ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_of_a_subclass_equal_torchs(name: str) -> None:
+    """Numbers, order and result are those of the C++ view function."""
+    check(VIEWS[name](two(4, 6)))
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_dense_views_with_a_view_function_equal_torchs(name: str) -> None:
+    """Torch can be set to record view functions of dense tensors."""
+    with torch.autograd._force_original_view_tracking(True):
+        check(VIEWS[name](torch.zeros(4, 6)))
+
+
+@pytest.mark.parametrize("name", JAGGED_VIEWS)
+def test_jagged_views_equal_torchs(name: str) -> None:
+    """Views between dense and jagged tensors have the tensors of their operators as arguments."""
+    check(JAGGED_VIEWS[name]())
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_dense_views_without_a_view_function_equal_torchs(name: str) -> None:
+    """Torch makes those by as_strided where no other operator is needed."""
+    base = torch.zeros(4, 6)
+    t = VIEWS[name](base)
+    assert metadata(Traced(t).replay()) == metadata(t)
+
+
+def test_a_dense_view_is_one_as_strided() -> None:
+    """Torch records no view function for a dense view, of however many operators."""
+    t = torch.zeros(4, 6)[1:].t().unsqueeze(0)
+    sizes = [ListValue(items=(1, 6, 3)), ListValue(items=(6, 1, 6)), 6]
+    assert trace(t) == (ViewCallDesc(op="aten.as_strided.default", args=tuple(sizes)),)
+
+
+_Step = tuple[str, Any]
+
+
+@st.composite
+def chains(draw: st.DrawFn, dtype: torch.dtype) -> list[_Step]:
+    """Draw names and arguments of view operators that fit one another, for a base of (4, 6, 2)."""
+    probe = torch.zeros(4, 6, 2, dtype=dtype)
+    steps: list[_Step] = []
+    for _ in range(draw(st.integers(1, 5))):
+        choices: list[_Step] = [("unsqueeze", 0), ("alias", None), ("neg", None)]
+        if probe.dim():
+            dim = draw(st.integers(-probe.dim(), probe.dim() - 1))
+            n = probe.size(dim)
+            choices += [("unbind", (dim, n - 1))] if n else []
+            choices += [("select", (dim, draw(st.integers(-n, n - 1))))] if n else []
+            choices += [("split", (dim, draw(st.integers(1, n))))] if n else []
+            start = draw(st.integers(-n - 1, n + 1))
+            choices += [("slice", (dim, start, start + draw(st.integers(0, 4)), 2))]
+            choices += [("transpose", (dim, 0)), ("flatten", None), ("diagonal", dim)]
+            choices += [("expand", draw(st.integers(1, 3))), ("conj", None), ("real", None)]
+        step = draw(st.sampled_from(choices))
+        after = _apply(probe, step)
+        if after is not None:
+            probe = after
+            steps.append(step)
+    return steps
+
+
+def _apply(t: Any, step: _Step) -> Any:
+    name, data = step
+    match name:
+        case "unsqueeze":
+            return t.unsqueeze(data)
+        case "alias":
+            return aten.alias(t)
+        case "neg":
+            return torch._neg_view(t)
+        case "unbind":
+            return t.unbind(data[0])[data[1]]
+        case "select":
+            return t.select(*data)
+        case "split":
+            return t.split(data[1], data[0])[-1]
+        case "slice":
+            return aten.slice.Tensor(t, *data)
+        case "transpose":
+            return t.transpose(*data)
+        case "flatten":
+            return t.view(-1) if t.is_contiguous() else None
+        case "diagonal":
+            return t.diagonal(0, 0, 1) if t.dim() > 1 else None
+        case "expand":
+            return t.unsqueeze(0).expand(data, *t.size())
+        case "conj":
+            return torch._conj(t) if t.dtype.is_complex else None
+        case "real":
+            if t.dtype.is_complex:
+                return None if t.is_conj() else torch.view_as_real(t)
+            fits = t.dim() and t.size(-1) == 2 and t.stride(-1) == 1 and t.storage_offset() % 2 == 0
+            fits = fits and all(n % 2 == 0 for n in t.stride()[:-1]) and not t.is_neg()
+            return torch.view_as_complex(t) if fits else None
+        case _:
+            raise AssertionError(name)
+
+
+DTYPES = (torch.float32, torch.complex64)
+
+
+@given(st.sampled_from(DTYPES).flatmap(lambda dtype: st.tuples(st.just(dtype), chains(dtype))))
+def test_any_chain_equals_torchs(case: tuple[torch.dtype, list[_Step]]) -> None:
+    """Chains of view operators on a subclass and on a dense tensor are compared."""
+    dtype, steps = case
+    for base in (two(4, 6, 2, dtype=dtype), torch.zeros(4, 6, 2, dtype=dtype)):
+        with torch.autograd._force_original_view_tracking(True):
+            t: Any = base
+            for step in steps:
+                t = _apply(t, step)
+        if t._is_view():
+            assert t._base is base
+            check(t)
+    t = base = torch.zeros(4, 6, 2, dtype=dtype)
+    for step in steps:
+        t = _apply(t, step)
+    if t._is_view():
+        assert metadata(Traced(t).replay()) == metadata(t)
+
+
+# --- the same fakes, symbols and guards as torch's converter --------------------------------------
+
+
+class OurViewFunc(meta_utils.ViewFunc[Any]):
+    """A view function that is decoded from records, for torch's own converter."""
+
+    def __init__(self, t: Any) -> None:
+        self.traced = Traced(t) if t._is_view() else None
+
+    def apply(
+        self,
+        t: Any,
+        new_base: Any,
+        symint_visitor_fn: Any = None,
+        tensor_visitor_fn: Any = None,
+    ) -> Any:
+        """Replay the recorded calls."""
+        assert self.traced is not None
+        return self.traced.replay(new_base, symint_visitor_fn, tensor_visitor_fn)
+
+
+def first_dim_dynamic(t: Any, dynamic: DimDynamic) -> Any:
+    """Return a context by which only the first dim of each tensor is dynamic."""
+    sizes = [dynamic if i == 0 else DimDynamic.STATIC for i in range(t.dim())]
+    for i, n in enumerate(t.size()):
+        if isinstance(n, torch.SymInt):
+            sizes[i] = DimDynamic.DYNAMIC  # a nested int is never static
+    inner = t.__tensor_flatten__()[0] if hasattr(t, "__tensor_flatten__") else None
+    common: Any = {
+        "dynamic_sizes": sizes,
+        "constraint_sizes": [None] * t.dim(),
+        "view_base_context": first_dim_dynamic(t._base, dynamic) if t._is_view() else None,
+    }
+    if inner is None:
+        return StatelessSymbolicContext(**common)
+    contexts = {name: first_dim_dynamic(getattr(t, name), dynamic) for name in inner}
+    return SubclassSymbolicContext(
+        **common, inner_contexts=contexts, tensor_source=LocalSource("t")
+    )
+
+
+def fake_state(t: Any, dynamic: DimDynamic | None) -> dict[str, Any]:
+    """Return the fake tensor that torch makes of a tensor, and the facts of its ShapeEnv."""
+    env = ShapeEnv()
+    context = None if dynamic is None else first_dim_dynamic(t, dynamic)
+    fake: Any = FakeTensorMode(shape_env=env).from_tensor(
+        t, source=LocalSource("t"), symbolic_context=context
+    )
+    return {
+        "fake": str(metadata(fake)),
+        "guards": [str(guard.expr) for guard in env.guards],
+        "hints": str(env.backed_var_to_val),
+        "replacements": str(env.replacements),
+        "ranges": str(env.var_to_range),
+        "sources": {str(k): [s.name for s in v] for k, v in env.var_to_sources.items()},
+    }
+
+
+SYMBOLIC: dict[str, Callable[[], Any]] = {
+    "view": lambda: two(4, 15).view(4, 3, 5),
+    "slice": lambda: two(4, 15)[1:3],
+    "split": lambda: two(4, 15).split(2)[1],
+    "unbind": lambda: two(4, 15).unbind()[1],
+    "chain": lambda: two(4, 15)[1:].t().unsqueeze(0),
+    "as_strided": lambda: two(4, 15).as_strided((3, 5), (5, 1), 2),
+    "expand": lambda: two(4, 15)[1:].unsqueeze(0).expand(2, 3, 15),
+    "conj": lambda: two(4, 15, dtype=torch.complex64).conj()[1:],
+    "neg": lambda: torch._neg_view(two(4, 15))[1:],
+    **{f"jagged, {name}": make for name, make in JAGGED_VIEWS.items()},
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, DimDynamic.DYNAMIC, DimDynamic.DUCK, DimDynamic.STATIC])
+@pytest.mark.parametrize("name", SYMBOLIC)
+def test_symbols_and_guards_are_torchs(
+    name: str, dynamic: DimDynamic | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch's converter gives equal results with the replay and with its own view function."""
+    t = SYMBOLIC[name]()
+    expected = fake_state(t, dynamic)
+    monkeypatch.setattr(meta_utils.ViewFunc, "from_tensor", staticmethod(OurViewFunc))
+    assert fake_state(t, dynamic) == expected
+
+
+def test_a_dynamic_dim_stays_dynamic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A view of sizes (t.size(0), 3, 5) does not specialize the first dim."""
+    monkeypatch.setattr(meta_utils.ViewFunc, "from_tensor", staticmethod(OurViewFunc))
+    env = ShapeEnv()
+    t = two(4, 15)
+    view = t.view(t.size(0), 3, 5)
+    fake = FakeTensorMode(shape_env=env).from_tensor(
+        view,
+        source=LocalSource("t"),
+        symbolic_context=first_dim_dynamic(view, DimDynamic.DUCK),
+    )
+    symbol = fake.size(0).node.expr
+    assert symbol.is_Symbol
+    assert fake.size()[1:] == (3, 5)
+    assert env.guards
+    others = {key: hint for key, hint in env.backed_var_to_val.items() if key != symbol}
+    for n in range(2, 20):
+        assert all(guard.expr.subs({**others, symbol: n}) == True for guard in env.guards)  # noqa: E712
+
+
+# --- records -------------------------------------------------------------------------------------
+
+
+def test_the_record_of_a_chain() -> None:
+    """The record of a chain has operators with overloads, and arguments without the tensor."""
+    assert trace(two(4, 6)[1:].t().select(0, -1)) == (
+        ViewCallDesc(op="aten.slice.Tensor", args=(0, 1, MAX)),
+        ViewCallDesc(op="aten.t.default"),
+        ViewCallDesc(op="aten.select.int", args=(0, -1)),
+    )
+
+
+def test_the_record_of_an_output() -> None:
+    """For an operator with several results the record has the index of the used one."""
+    assert trace(two(4, 6).split(2)[1].unbind(1)[3]) == (
+        ViewCallDesc(op="aten.split.Tensor", args=(2,), output=1),
+        ViewCallDesc(op="aten.unbind.int", args=(1,), output=3),
+    )
+
+
+def test_the_record_of_keyword_arguments() -> None:
+    """Keyword-only arguments are recorded by name."""
+    t = aten.expand.default(two(4, 6), (2, 4, 6), implicit=True)
+    assert trace(t) == (
+        ViewCallDesc(
+            op="aten.expand.default",
+            args=(ListValue(items=(2, 4, 6)),),
+            kwargs=(("implicit", True),),
+        ),
+    )
+
+
+def test_the_record_of_tensor_arguments() -> None:
+    """An offsets tensor is recorded as its description, and omitted arguments are left out."""
+    t = jagged()
+    traced = Traced(t)
+    assert traced.calls == (
+        ViewCallDesc(
+            op="aten._nested_view_from_jagged.default",
+            args=(TensorValue(tensor=stub(0)), TensorValue(tensor=stub(1))),
+        ),
+    )
+    assert traced.tensors[0] is t._offsets
+
+
+def test_the_record_of_symbols() -> None:
+    """The numbers of a fake tensor's view operators are symbolic where they were."""
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    fake = mode.from_tensor(two(4, 15), source=LocalSource("t"))
+    n = fake.size(0)
+    calls = trace_view_calls(fake.view(n, 3, 5), part=lambda _: stub(0), ints=encode_int, where="t")
+    (sizes,) = calls[0].args
+    assert isinstance(sizes, ListValue)
+    assert sizes.items[1:] == (3, 5)
+    assert sizes.items[0] == SymValue(sym=encode_int(n))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", JAGGED_VIEWS)
+def test_view_calls_round_trip(name: str) -> None:
+    """View calls are equal after serialization."""
+    t = JAGGED_VIEWS[name]()
+    d = MetaTensorDesc(
+        id=99,
+        dtype="float32",
+        device="cpu",
+        size=(),
+        stride=(),
+        is_view=True,
+        base=stub(98),
+        view_calls=Traced(t).calls,
+    )
+    assert tfk.loads(tfk.dumps(d)) == d
+
+
+# --- views whose view function is not enough ------------------------------------------------------
+
+
+IN_PLACE: dict[str, Callable[[Any], Any]] = {
+    "t_": lambda t: t.t_(),
+    "transpose_": lambda t: t.transpose_(0, 1),
+    "unsqueeze_": lambda t: t.unsqueeze_(0),
+    "squeeze_": lambda t: t[:1].squeeze_(),
+    "swapdims_": lambda t: t.swapdims_(0, 1),
+    "unsqueeze_, then a view": lambda t: t.unsqueeze_(0)[0],
+    "as_strided_": lambda t: t.as_strided_((2, 2), (1, 2), 3),
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_in_place_view_operators_are_an_as_strided(name: str) -> None:
+    """In-place view operators change a tensor without its view function."""
+    t: Any = IN_PLACE[name](two(4, 6)[1:])
+    assert metadata(visited_by_torch(t)[2]) != metadata(t)
+    traced = Traced(t)
+    assert traced.calls[-1].op == "aten.as_strided.default"
+    assert metadata(traced.replay()) == metadata(t)
+
+
+class Same(Reshape):
+    """A function that returns its input, of which torch makes a view."""
+
+    @staticmethod
+    def forward(_: Any, x: Any) -> Any:
+        """Return the input."""
+        return x
+
+
+@pytest.mark.parametrize("function", [Reshape, Same])
+@pytest.mark.parametrize("dense", [True, False])
+def test_views_made_in_an_autograd_function_are_recorded(function: Any, dense: bool) -> None:
+    """Views that are made in an autograd function have a view function as other views have."""
+    base = torch.zeros(4, 6, requires_grad=True) if dense else two(4, 6, grad=True)
+    for t in (function.apply(base), function.apply(base)[1:]):
+        traced = Traced(t)
+        assert metadata(traced.replay()) == metadata(t)
+        if not dense:
+            check(t)
+
+
+class Stubborn(TwoTensor):
+    """A subclass that can refuse slices."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Raise for a slice if slices are refused."""
+        if func is aten.slice.Tensor and cls.refuses:
+            raise TypeError("no slices today. Try again tomorrow")
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    refuses = False
+
+
+def test_a_view_function_that_raises_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An as_strided of the base is recorded instead."""
+    t: Any = Stubborn(torch.zeros(4, 6), torch.zeros(4, 6))[1:]
+    monkeypatch.setattr(Stubborn, "refuses", True)
+    (call,) = trace(t)
+    assert call.op == "aten.as_strided.default"
+    assert metadata(replay_view_calls((call,), t._base, where="t")) == metadata(t)
+
+
+def test_a_tensor_that_is_no_view_is_refused() -> None:
+    """A tensor without a base has no view function and is refused."""
+    with pytest.raises(UnsupportedTensorError) as caught:
+        trace(torch.zeros(3))
+    assert str(caught.value) == "t: the tensor is no view; expected a tensor with a `_base`"
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
+def test_views_of_sparse_tensors_are_refused() -> None:
+    """Torch cannot make the values of a CSR tensor again, and its own converter fails too."""
+    t = torch.eye(3).to_sparse_csr().values()
+    with pytest.raises(UnsupportedTensorError) as caught:
+        trace(t)
+    assert str(caught.value) == (
+        "t: the view function does not make the tensor; expected view operators that make it from "
+        "its base; found NotImplementedError: Could not run 'aten::as_strided' with arguments from "
+        "the 'SparseCsrCPU' backend. Describe its clone(), which is not a view"
+    )
+
+
+def test_a_view_with_a_replaced_part_is_refused() -> None:
+    """An inner tensor that was set by hand is no view of the base's part."""
+    t = two(4, 6)[1:]
+    t.a = torch.zeros(3, 5)
+    with pytest.raises(UnsupportedTensorError) as caught:
+        trace(t)
+    assert str(caught.value) == (
+        "t: the view function does not make the tensor; expected view operators that make it from "
+        "its base; found a tensor that differs from it. Describe its clone(), which is not a view"
+    )
+
+
+def test_views_by_operators_of_other_packages_are_recorded() -> None:
+    """A dense view by a user's operator has no view function and is an as_strided."""
+    with torch.library._scoped_library("tfk_views", "DEF") as library:
+        library.define("flat(Tensor(a) x) -> Tensor(a)")
+        library.impl("flat", lambda x: x.view(-1), "CompositeExplicitAutograd")
+        ops: Any = torch.ops
+        t = ops.tfk_views.flat(torch.zeros(4, 6))
+        (call,) = trace(t)
+        assert call.op == "aten.as_strided.default"
+        # A record may contain it nevertheless, if the operator is registered.
+        call = ViewCallDesc(op="tfk_views.flat.default")
+        assert replay_view_calls((call,), torch.zeros(2, 3), where="t").size() == (6,)

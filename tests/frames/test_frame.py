@@ -1,0 +1,583 @@
+"""Captures: made inside Dynamo backends and elsewhere, rebuilt in fresh state, compiled."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+import torch_fakeify as tfk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> None:
+    torch._dynamo.reset()
+
+
+def captured(fn: Callable[..., Any], *args: Any, **options: Any) -> list[tfk.Capture]:
+    """Return a capture of every frame that Dynamo passes to a backend while ``fn`` runs once."""
+    captures: list[tfk.Capture] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        captures.append(tfk.capture(gm, inputs))
+        return gm.forward
+
+    torch.compile(fn, backend=backend, **options)(*args)
+    return captures
+
+
+def one(fn: Callable[..., Any], *args: Any, **options: Any) -> tfk.Capture:
+    """Return the capture of the only frame of ``fn``."""
+    (capture,) = captured(fn, *args, **options)
+    return capture
+
+
+def test_an_instance_has_a_new_fake_mode_and_a_new_shape_env() -> None:
+    """Two instances share nothing: neither the mode, nor the environment, nor the graph."""
+    capture = one(lambda x: x * 2, torch.randn(4, 5), dynamic=True)
+    first, second = capture.instantiate(), capture.instantiate()
+    assert first.fake_mode is not second.fake_mode
+    assert first.shape_env is not second.shape_env
+    assert first.gm is not second.gm
+    fakes = [x for x in first.inputs if isinstance(x, FakeTensor)]
+    assert fakes
+    assert all(f.fake_mode is first.fake_mode for f in fakes)
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_capture_computes_what_the_function_does(dynamic: bool, backend: str) -> None:
+    """The rebuilt frame returns eager's result for the real inputs."""
+    x, y = torch.randn(4, 5), torch.randn(5)
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x + y).reshape(-1)[: x.shape[0]].sin()
+
+    capture = one(f, x, y, dynamic=dynamic)
+    inputs = capture.materialize()
+    (out,) = capture.compile(backend)(*inputs)
+    tensors = [i for i in inputs if isinstance(i, torch.Tensor)]
+    assert torch.equal(out, f(*tensors))
+
+
+def test_a_frame_is_recorded_as_before_tracing() -> None:
+    """Changes that tracing makes to the metadata of its own fake inputs are not recorded."""
+    captures: list[tfk.Capture] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        (fake,) = (n.meta["example_value"] for n in gm.graph.find_nodes(op="placeholder"))
+        fake.transpose_(0, 1)
+        fake.unsqueeze_(0)
+        assert tuple(fake.shape) == (1, 4, 3)
+        captures.append(tfk.capture(gm, inputs))
+        fake.squeeze_(0)
+        fake.transpose_(0, 1)
+        return gm.forward
+
+    torch.compile(torch.sin, backend=backend, dynamic=False)(torch.randn(3, 4))
+    (entry,) = captures[0].desc.inputs
+    assert entry.tensor is not None
+    assert entry.tensor.size == (3, 4)
+    (rebuilt,) = captures[0].instantiate().inputs
+    assert tuple(rebuilt.shape) == (3, 4)
+
+
+def test_symbols_of_an_instance_are_those_of_the_recorded_frame() -> None:
+    """Sizes, strides and hints of the rebuilt inputs print as Dynamo's own do."""
+    seen: list[str] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        placeholders = gm.graph.find_nodes(op="placeholder")
+        seen.extend(_layout(fx_node.meta["example_value"]) for fx_node in placeholders)
+        captures.append(tfk.capture(gm, inputs))
+        return gm.forward
+
+    captures: list[tfk.Capture] = []
+    x = torch.randn(6, 8, 2)[:, 1:5]
+    torch.compile(lambda x, y: (x * y).sum(), backend=backend, dynamic=True)(x, torch.randn(4, 2))
+    instance = captures[0].instantiate()
+    assert [_layout(v) for v in instance.inputs] == seen
+
+
+def _layout(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{tuple(value.shape)} {value.stride()} {value.storage_offset()}"
+    return str(value)
+
+
+def test_guards_of_an_instance_are_those_of_the_recorded_frame() -> None:
+    """The rebuilt environment has the guards of the user's Python branches, with their lines."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] * 2 > 9:
+            return x.sin()
+        return x.cos()
+
+    capture = one(f, torch.randn(7, 3), dynamic=True)
+    env = capture.instantiate().shape_env
+    assert env is not None
+    assert any("2*" in str(g.expr) and "9" in str(g.expr) for g in env.guards)
+    assert any(
+        "test_frame.py" in g.sloc.format_user
+        if hasattr(g.sloc, "format_user")
+        else "test_frame.py" in str(g.sloc)
+        for g in env.guards
+    )
+
+
+def test_a_scalar_input_that_tracing_specialized_stays_a_symbol() -> None:
+    """The inputs of the frame are those that it had before tracing."""
+
+    def f(x: torch.Tensor, n: int) -> torch.Tensor:
+        return x * n if n == 5 else x
+
+    capture = one(f, torch.randn(7, 3), 5, dynamic=True)
+    syms = [entry.sym for entry in capture.desc.inputs if entry.sym is not None]
+    assert 5 in [sym.hint for sym in syms]
+    assert {type(sym.expr.nodes[-1]).__name__ for sym in syms} == {"SymbolNode"}
+
+
+def test_an_instance_has_the_policies_and_marks_of_its_inputs() -> None:
+    """A backend finds the symbolic contexts and static addresses where it would in Dynamo."""
+    y = torch.randn(3)
+    torch._dynamo.mark_static_address(y)
+    capture = one(lambda x, y: (x * y).sum(0), torch.randn(7, 3), y, dynamic=True)
+    instance = capture.instantiate()
+    tensors = [x for x in instance.inputs if isinstance(x, torch.Tensor)]
+    assert all(x in instance.tracing_context.tensor_to_context for x in tensors)
+    marks = [
+        fx_node.meta["tensor_dict"]["_dynamo_static_input_type"]
+        for fx_node in instance.gm.graph.find_nodes(op="placeholder")
+        if "_dynamo_static_input_type" in fx_node.meta.get("tensor_dict", {})
+    ]
+    assert marks == ["unguarded"]
+
+
+def test_an_instance_has_the_settings_of_its_fake_mode() -> None:
+    """A rebuilt mode allows what the recorded mode allowed."""
+    gm = torch.fx.symbolic_trace(lambda x: x + 1)
+    for settings in ({}, {"allow_non_fake_inputs": True}, {"export": True}):
+        mode = FakeTensorMode(**settings)
+        rebuilt = tfk.capture(gm, [mode.from_tensor(torch.zeros(2))]).instantiate().fake_mode
+        assert rebuilt.allow_non_fake_inputs == mode.allow_non_fake_inputs
+        assert rebuilt.fake_tensor_converter.export == mode.fake_tensor_converter.export
+
+
+def test_capturing_adds_no_guard_and_no_symbol() -> None:
+    """The frame's environment is equal before and after a capture."""
+    states: list[tuple[Any, ...]] = []
+
+    def state() -> tuple[Any, ...]:
+        env = torch._guards.TracingContext.get().fake_mode.shape_env
+        return (
+            [str(g.expr) for g in env.guards],
+            dict(env.var_to_range),
+            dict(env.replacements),
+            set(env.unique_ids),
+            env.unbacked_symint_counter,
+        )
+
+    def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        states.append(state())
+        tfk.capture(gm, inputs)
+        states.append(state())
+        return gm.forward
+
+    x = torch.randn(6, 6, 6).transpose(0, 2)
+    torch.compile(lambda x: x[1:].relu(), backend=backend, dynamic=True)(x)
+    assert states[0] == states[1]
+
+
+@pytest.mark.parametrize("symbolic", [True, False])
+def test_a_make_fx_graph_is_captured_with_fake_inputs(symbolic: bool) -> None:
+    """An ATen graph and fake inputs of one mode make a capture outside Dynamo."""
+    mode = FakeTensorMode(shape_env=ShapeEnv() if symbolic else None)
+    x = mode.from_tensor(torch.randn(4, 6), static_shapes=not symbolic)
+    gm = make_fx(lambda x: x.t() @ x)(x)
+    capture = tfk.capture(gm, [x])
+    real = capture.materialize()
+    (entry,) = capture.desc.inputs
+    assert entry.tensor is not None
+    assert entry.tensor.is_fake
+    assert torch.equal(capture.compile("eager")(*real), real[0].t() @ real[0])
+
+
+def test_a_capture_survives_its_file(tmp_path: Path) -> None:
+    """Law 1 for frames: a loaded capture equals the saved one, and is saved to the same bytes."""
+    capture = one(lambda x: x.view(-1).sin(), torch.randn(4, 5), dynamic=True)
+    path = tmp_path / "a.fkf"
+    size = capture.save(path)
+    assert size == path.stat().st_size
+    loaded = tfk.Capture.load(path)
+    assert loaded.desc == capture.desc
+    loaded.save(tmp_path / "b.fkf")
+    assert (tmp_path / "b.fkf").read_bytes() == path.read_bytes()
+
+
+def test_an_instance_captured_again_has_the_same_fingerprint() -> None:
+    """Law 6: the fingerprint depends on the frame and not on the process that made it."""
+    x = torch.randn(6, 8)
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x[1:] + y).sum() * x.shape[0]
+
+    capture = one(f, x, x[0], dynamic=True)
+    instance = capture.instantiate()
+    with instance.active():
+        again = tfk.capture(instance.gm, instance.inputs)
+    assert again.fingerprint() == capture.fingerprint()
+
+
+def test_fingerprints_do_not_depend_on_symbol_names() -> None:
+    """Law 6: the same code on the same sizes under other symbol names has the same fingerprint."""
+
+    def make(skip: int) -> tfk.Capture:
+        env = ShapeEnv()
+        for n in range(skip):
+            env.create_symbol(90 + n, torch._dynamo.source.ConstantSource(f"skipped{n}"))
+        mode = FakeTensorMode(shape_env=env)
+        x = mode.from_tensor(torch.randn(4, 6), source=torch._dynamo.source.LocalSource("x"))
+        y = mode.from_tensor(torch.randn(6, 4), source=torch._dynamo.source.LocalSource("y"))
+        gm = make_fx(lambda x, y: (x @ y).flatten(), tracing_mode="real")(x, y)
+        return tfk.capture(gm, [x, y])
+
+    one_, other = make(0), make(3)
+    assert one_.desc.shape_env != other.desc.shape_env
+    assert one_.fingerprint() == other.fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("one_fn", "other_fn", "args"),
+    [
+        (torch.sin, torch.cos, lambda: (torch.randn(3),)),
+        (lambda x: x + 1, lambda x: x + 2, lambda: (torch.randn(3),)),
+        (lambda x: x.sum(0), lambda x: x.sum(1), lambda: (torch.randn(3, 3),)),
+    ],
+)
+def test_fingerprints_of_different_graphs_differ(
+    one_fn: Callable[..., Any], other_fn: Callable[..., Any], args: Callable[[], Any]
+) -> None:
+    """Another operator, constant or argument makes another frame."""
+    first = one(lambda x: one_fn(x), *args())
+    torch._dynamo.reset()
+    second = one(lambda x: other_fn(x), *args())
+    assert first.fingerprint() != second.fingerprint()
+
+
+def test_fingerprints_of_different_inputs_differ() -> None:
+    """Another dtype, stride, aliasing or guard makes another frame."""
+    x = torch.randn(4, 4)
+    variants = [(x, x.clone()), (x.double(), x.clone()), (x.t(), x.clone()), (x, x[:])]
+    prints = set()
+    for args in variants:
+        torch._dynamo.reset()
+        prints.add(one(lambda a, b: a + b, *args, dynamic=False).fingerprint())
+    assert len(prints) == len(variants)
+
+
+def test_a_cuda_capture_instantiates_and_moves_to_the_cpu() -> None:
+    """A frame of a device that this machine lacks is rebuilt on it, and computes on the CPU."""
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    with mode:
+        x = torch.empty(4, 6, device="cuda:1")
+        gm = make_fx(lambda x: x + torch.ones(6, device=x.device))(x)
+    capture = tfk.capture(gm, [x])
+    unmoved = capture.instantiate()
+    assert unmoved.inputs[0].device == torch.device("cuda:1")
+    moved = capture.instantiate(device="cpu")
+    assert moved.inputs[0].device == torch.device("cpu")
+    (real,) = capture.materialize(device="cpu")
+    assert torch.equal(capture.compile("eager", device="cpu")(real), real + 1)
+
+
+def test_moving_from_a_device_that_was_not_recorded_is_refused() -> None:
+    """A device that was not recorded is refused, and the error lists the devices of the capture."""
+    capture = one(torch.sin, torch.randn(3))
+    with pytest.raises(tfk.CaptureError) as info:
+        capture.instantiate(device={"cuda:0": "cpu"})
+    assert str(info.value) == (
+        "cannot move tensors from a device that the capture does not use; expected one of cpu; "
+        "found cuda:0. Name only recorded devices"
+    )
+
+
+def test_an_unknown_backend_is_refused() -> None:
+    """An unknown backend is refused, and the error lists the registered ones."""
+    capture = one(torch.sin, torch.randn(3))
+    with pytest.raises(
+        tfk.CaptureError, match="there is no Dynamo backend 'nope'; expected one of"
+    ):
+        capture.compile("nope")
+
+
+def test_inputs_that_do_not_fit_are_refused() -> None:
+    """The error has the number of placeholders and of inputs."""
+    gm = torch.fx.symbolic_trace(lambda a, b: a + b)
+    with pytest.raises(tfk.CaptureError) as info:
+        tfk.capture(gm, [torch.randn(2)])
+    assert str(info.value) == (
+        "the inputs do not fit the graph; expected 2 inputs, one for each placeholder; found 1. "
+        "Pass the example inputs that the backend was called with"
+    )
+
+
+def sized_graph() -> tuple[torch.fx.GraphModule, list[Any]]:
+    """Return a graph of a tensor and a size, and the values that it was traced with."""
+    gm = make_fx(lambda x, n: x.float() + n, tracing_mode="symbolic")(torch.ones(3, 2), 5)
+    return gm, [fx_node.meta["val"] for fx_node in gm.graph.find_nodes(op="placeholder")]
+
+
+@pytest.mark.parametrize(
+    ("change", "where", "found"),
+    [
+        ({0: None}, "x_1", "expected a tensor of float32 with 2 dims; found None"),
+        ({0: 3}, "x_1", "found the int 3"),
+        ({0: torch.ones(3)}, "x_1", "found a tensor of float32 with 1 dims"),
+        ({0: torch.ones(3, 2, dtype=torch.int8)}, "x_1", "found a tensor of int8 with 2 dims"),
+        ({1: torch.ones(2)}, "n_1", "expected a SymInt; found a tensor of float32 with 1 dims"),
+        ({1: None}, "n_1", "expected a SymInt; found None"),
+        ({1: True}, "n_1", "found the bool True"),
+        ({1: 2.5}, "n_1", "found the float 2.5"),
+    ],
+)
+def test_an_input_of_another_kind_is_refused(
+    change: dict[int, Any], where: str, found: str
+) -> None:
+    """The error contains the placeholder, what it expects, and what was passed."""
+    gm, inputs = sized_graph()
+    for at, value in change.items():
+        inputs[at] = value
+    with pytest.raises(tfk.CaptureError) as error:
+        tfk.capture(gm, inputs)
+    assert str(error.value).startswith(f"placeholder `{where}`: the input does not match")
+    assert found in str(error.value)
+
+
+def test_inputs_may_differ_in_what_a_graph_leaves_open() -> None:
+    """Real tensors of other sizes and classes are accepted, and a number for a symbol."""
+    gm, (x, _) = sized_graph()
+    for inputs in ([torch.ones(7, 2), 4], [torch.nn.Parameter(torch.ones(3, 2)), 4], [x, 4]):
+        assert len(tfk.capture(gm, inputs).desc.inputs) == 2
+
+
+def test_the_default_inputs_are_those_that_the_graph_was_traced_with() -> None:
+    """Default inputs are the values of the placeholders, in graphs of make_fx and of Dynamo."""
+    gm, inputs = sized_graph()
+    assert tfk.capture(gm).desc == tfk.capture(gm, inputs).desc
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(gm: torch.fx.GraphModule, _: Sequence[Any]) -> Any:
+        graphs.append(gm)
+        return gm.forward
+
+    torch.compile(lambda x, n: x * n, backend=backend, dynamic=True)(torch.ones(4), 3)
+    capture = tfk.capture(graphs[0])
+    assert [entry.name for entry in capture.desc.inputs if entry.tensor is not None]
+
+
+def test_a_placeholder_without_a_value_is_an_error() -> None:
+    """If neither inputs are passed nor the graph has values, the error names the placeholder."""
+    gm = torch.fx.symbolic_trace(lambda x, y: x + y)
+    (first, _) = gm.graph.find_nodes(op="placeholder")
+    first.meta["val"] = torch.ones(2)
+    with pytest.raises(tfk.CaptureError, match="placeholder `y`: the placeholder has no value"):
+        tfk.capture(gm)
+
+
+def test_losses_of_a_capture_are_counted(tmp_path: Path) -> None:
+    """`Capture.losses` and ``show`` list them, before and after saving; plain data is recorded."""
+    from torch_fakeify.render.show import loss_lines
+
+    gm, inputs = sized_graph()
+    for fx_node in gm.graph.nodes:
+        fx_node.meta.update(tag="a", path="/home/somebody/notes.txt", mine=object())
+    gm.meta["tag"] = [1, "b"]
+    capture = tfk.capture(gm, inputs)
+    capture.save(tmp_path / "a.fkf")
+    for one_of in (capture, tfk.Capture.load(tmp_path / "a.fkf")):
+        (loss,) = one_of.losses
+        assert (loss.graph, loss.key, loss.count) == ("", "mine", len(gm.graph.nodes))
+        assert f"{loss.count} times" in "\n".join(loss_lines(one_of.desc))
+        again = one_of.instantiate().gm
+        assert again.meta["tag"] == [1, "b"]
+        assert {fx_node.meta["tag"] for fx_node in again.graph.nodes} == {"a"}
+        assert {fx_node.meta["path"] for fx_node in again.graph.nodes} == {".../notes.txt"}
+
+
+def test_training_gradients_of_a_compiled_capture_are_eagers() -> None:
+    """Parameters that require grad get eager's gradients through the rebuilt frame."""
+    linear = torch.nn.Linear(5, 3)
+    capture = one(linear, torch.randn(4, 5), dynamic=True)
+    inputs = capture.materialize(seed=1)
+    compiled = capture.compile("aot_eager")
+    (out,) = compiled(*inputs)
+    params = [x for x in inputs if isinstance(x, torch.nn.Parameter)]
+    assert len(params) == 2
+    grads = torch.autograd.grad(out.square().sum(), params)
+    weight = next(p for p in params if p.dim() == 2)
+    bias = next(p for p in params if p.dim() == 1)
+    (x,) = (i for i in inputs if isinstance(i, torch.Tensor) and not i.requires_grad)
+    expected = torch.autograd.grad(
+        torch.nn.functional.linear(x, weight, bias).square().sum(), params
+    )
+    assert all(torch.allclose(a, b) for a, b in zip(grads, expected, strict=True))
+
+
+def test_no_grad_and_autocast_are_recorded_and_applied() -> None:
+    """A frame that was compiled under ``no_grad`` and autocast is compiled under them again."""
+    linear = torch.nn.Linear(5, 3)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return linear(x)
+
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        capture = one(f, torch.randn(4, 5))
+    assert not capture.desc.modes.grad_enabled
+    seen: list[tuple[bool, bool]] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        seen.append((torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
+        return gm.forward
+
+    capture.compile(backend)
+    assert seen == [(False, True)]
+    assert torch.is_grad_enabled()
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_a_frame_replays_in_a_fresh_interpreter(tmp_path: Path) -> None:
+    """Another process, which lacks the function, computes the function's result."""
+    x = torch.arange(12.0).reshape(3, 4)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] > 2:
+            return x.t().reshape(-1)[::2]
+        return x
+
+    one(f, x, dynamic=True).save(tmp_path / "f.fkf")
+    script = (
+        "import json, sys, torch, torch_fakeify as tfk\n"
+        "c = tfk.Capture.load(sys.argv[1])\n"
+        "real = c.materialize()\n"
+        "t = next(r for r in real if isinstance(r, torch.Tensor))\n"
+        "t.copy_(torch.arange(12.0).reshape(3, 4))\n"
+        "print(json.dumps(c.compile('aot_eager')(*real)[0].tolist()))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "f.fkf")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == f(x).tolist()
+
+
+def test_asserts_on_unbacked_symbols_are_recorded(tmp_path: Path) -> None:
+    """A data-dependent ``item()`` with a check compiles again and is still checked at runtime."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        n = x.sum().item()
+        torch._check(n >= 2)
+        torch._check(n <= 6)
+        return torch.zeros(n) + 1
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        capture = one(f, torch.tensor([1, 2]))
+    capture.save(tmp_path / "u.fkf")
+    compiled = tfk.Capture.load(tmp_path / "u.fkf").compile("aot_eager")
+    assert torch.equal(compiled(torch.tensor([1, 2]))[0], torch.ones(3))
+    with pytest.raises(RuntimeError):
+        compiled(torch.tensor([5, 6]))
+
+
+def test_record_saves_every_frame_and_the_failure_of_its_backend(tmp_path: Path) -> None:
+    """A capture whose backend raised has the type, message and stack of the exception."""
+
+    class BackendBroke(Exception):
+        pass
+
+    def broken(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        raise BackendBroke("no kernel for node 7")
+
+    recorder = tfk.record(tmp_path, inner=broken)
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed):
+        torch.compile(lambda x: x.sin(), backend=recorder)(torch.randn(3))
+    (path,) = tmp_path.glob("*.fkf")
+    assert recorder.paths == [path]
+    failure = tfk.Capture.load(path).desc.failure
+    assert failure is not None
+    assert failure.type.endswith("BackendBroke")
+    assert failure.message == "no kernel for node 7"
+    assert failure.stack is not None
+    assert failure.stack.frames[-1].function == "broken"
+
+
+def test_record_calls_its_inner_backend(tmp_path: Path) -> None:
+    """A recorded function computes what it did, and each frame has one file, in order."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        x = x.sin()
+        torch._dynamo.graph_break()
+        return x.cos()
+
+    x = torch.randn(3)
+    assert torch.equal(torch.compile(f, backend=tfk.record(tmp_path))(x), f(x))
+    names = sorted(p.name for p in tmp_path.glob("*.fkf"))
+    assert [n[:3] for n in names] == ["000", "001"]
+    assert names[0].startswith("000-f-")
+
+
+def test_record_refuses_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
+    """A file in place of the directory is an error before anything is compiled."""
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(tfk.WriteError, match="the directory cannot be written"):
+        tfk.record(tmp_path / "taken")
+
+
+def test_a_module_with_float_and_scalar_inputs_is_captured() -> None:
+    """Python scalars that Dynamo made inputs are recorded and rebuilt as numbers."""
+
+    def f(x: torch.Tensor, k: int, s: float) -> torch.Tensor:
+        return x * k + s
+
+    capture = one(f, torch.randn(3), 5, 2.5, dynamic=True)
+    inputs = capture.materialize()
+    (out,) = capture.compile("aot_eager")(*inputs)
+    x = next(i for i in inputs if isinstance(i, torch.Tensor) and i.dim() == 1)
+    assert torch.allclose(out, f(x, 5, 2.5))
+
+
+def test_a_capture_adds_no_exclusion_constraint() -> None:
+    """The sizes that automatic dynamic shapes exclude are in the environment only once."""
+    seen: list[list[Any]] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        mode = torch._guards.TracingContext.get().fake_mode
+        assert mode is not None
+        assert mode.shape_env is not None
+        before = list(mode.shape_env.exclusion_constraints)
+        tfk.capture(gm, inputs)
+        seen.append(before)
+        assert mode.shape_env.exclusion_constraints == before
+        return gm.forward
+
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(automatic_dynamic_exclusion_guard=True):
+        compiled = torch.compile(lambda x: x + 1, backend=backend)
+        for n in (4, 7, 9):
+            compiled(torch.zeros(n))
+    assert any(seen)

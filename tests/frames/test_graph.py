@@ -1,0 +1,410 @@
+"""FX graphs of every kind that compilers see, and their records."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import torch.utils.checkpoint
+from graph_checks import Frames, check, compile_and_run, printed, rebuild
+from torch._higher_order_ops import associative_scan, scan
+from torch._higher_order_ops.invoke_subgraph import mark_compile_region
+from torch._higher_order_ops.map import map as hop_map
+from torch._higher_order_ops.out_dtype import out_dtype
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning:torch"),
+    pytest.mark.filterwarnings("ignore::FutureWarning:torch"),
+]
+
+
+class Mlp(torch.nn.Module):
+    """A small network with parameters, buffers, normalization and dropout."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(4, 8)
+        self.norm = torch.nn.LayerNorm(8)
+        self.drop = torch.nn.Dropout(0.1)
+        self.register_buffer("scale", torch.ones(8))
+
+    def forward(self, x):
+        """Apply linear, norm, dropout and scale."""
+        return self.drop(self.norm(F.gelu(self.a(x)))) * self.scale
+
+
+def many_constants(x):
+    """Use slices, ellipses, dtypes, devices, memory formats, infinities, sizes and nested lists."""
+    n = x.shape[0]
+    y = x[..., None, 1:3, :].to(torch.float64, memory_format=torch.contiguous_format)
+    z = torch.cat([x, x.clone()], dim=-1)[:, ::2].clamp(min=-float("inf"), max=1e30)
+    full = torch.full((n, 2), float("nan"), device="cpu", dtype=torch.complex64)
+    padded = F.pad(x[None], (0, 1, n - n, 2), value=float("inf"))
+    index = torch.tensor([0, 1])
+    return y, z.nan_to_num(), full, padded, x[index], x.new_zeros(x.size()), x.max(dim=1).values
+
+
+def in_place(x):
+    """Mutate a copy, assign items, and use views and their methods."""
+    y = x.clone()
+    y[0] = 1
+    y[:, 1:] += 2
+    y.add_(1).mul_(2)
+    parts = y.view(-1).chunk(2)
+    return y.t(), parts[0].unsqueeze(0), x.T.data
+
+
+def contexts(x):
+    """Enter autocast, no_grad and the global settings that Dynamo writes into the graph."""
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        a = x @ x.t()
+    with torch.no_grad():
+        b = x * 2
+    return a, b
+
+
+def data_dependent(x):
+    """Use unbacked sizes with checks, and scalars as floats and booleans."""
+    n = x.abs().gt(0.1).sum().item()
+    torch._check(n >= 0)
+    torch._check(n <= 1000)
+    found = torch.nonzero(x > 0)
+    return torch.zeros(n).sum() + found.sum(), found, x.sum().item() * 2.5 + n
+
+
+def loss(x):
+    """Reduce, with keyword arguments of several kinds."""
+    target = torch.zeros(x.shape[0], dtype=torch.long)
+    return F.cross_entropy(x, target, reduction="mean", label_smoothing=0.1)
+
+
+def attention(x):
+    """Compute scaled dot product attention of the input."""
+    q = x[None, None]
+    return F.scaled_dot_product_attention(q, q, q, is_causal=True, scale=0.5)
+
+
+FUNCTIONS = [many_constants, in_place, contexts, data_dependent, loss, attention]
+
+
+def make_input():
+    """Return a matrix that requires grad, without zeros."""
+    torch.manual_seed(0)
+    return torch.randn(5, 4, requires_grad=True)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+def test_graphs_of_dynamo_round_trip(function, dynamic):
+    """Nodes, code, printed form, record and results are equal."""
+    frames = Frames()
+    compile_and_run(function, make_input(), backend=frames.dynamo, dynamic=dynamic)
+    assert frames.runs == 1
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+def test_graphs_of_aotautograd_round_trip(function, dynamic):
+    """Forward and backward graphs at ATen level, with symbolic scalars where sizes are dynamic."""
+    frames = Frames()
+    compile_and_run(function, make_input(), backend=frames.aot(), dynamic=dynamic)
+    assert frames.runs == len(frames.graphs) >= 1
+
+
+@pytest.mark.parametrize("level", ["dynamo", "aot"])
+def test_the_names_and_sources_of_a_module_round_trip(level):
+    """Parameters and buffers are inputs with sources, and Dynamo's table of names is equal."""
+    frames = Frames()
+    backend = frames.dynamo if level == "dynamo" else frames.aot()
+    compile_and_run(Mlp(), make_input(), backend=backend, dynamic=True)
+    if level == "dynamo":
+        (desc,) = frames.descs
+        gm = frames.graphs[0]
+        _, rebuilt = rebuild(gm)
+        names = "dynamo_flat_name_to_original_fqn"
+        assert rebuilt.meta[names] == gm.meta[names]
+        sources = [n._dynamo_source.name for n in gm.graph.find_nodes(op="placeholder")]
+        again = [n._dynamo_source.name for n in rebuilt.graph.find_nodes(op="placeholder")]
+        assert sources == again
+        assert sum(n.source is not None for n in desc.nodes) == len(sources) > 4
+    else:
+        assert frames.runs == 2
+
+
+# --- higher-order operators -----------------------------------------------------------------------
+
+
+class Cube(torch.autograd.Function):
+    """A custom backward."""
+
+    @staticmethod
+    def forward(ctx, x):
+        """Save the input."""
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, g):
+        """Return the derivative."""
+        (x,) = ctx.saved_tensors
+        return g * 3 * x * x
+
+
+@mark_compile_region
+def region(x):
+    """Compute in a region that Dynamo compiles once."""
+    return x.sin() + 1
+
+
+def hop_cond(x):
+    """Use two branches."""
+    return torch.cond(x.sum() > 0, lambda y: y.sin(), lambda y: y.cos(), (x,))
+
+
+def hop_while_loop(x):
+    """Count in a loop."""
+    return torch.while_loop(
+        lambda i, _: i < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x.detach())
+    )
+
+
+def hop_scan(x):
+    """Scan with a carry."""
+    return scan(lambda c, y: (c + y, c * y), torch.zeros(4), x.detach(), dim=0)
+
+
+def hop_associative_scan(x):
+    """Scan in any order."""
+    return associative_scan(lambda a, b: a + b, x.detach(), 0, combine_mode="generic")
+
+
+def hop_map_over(x):
+    """Map over the first dim."""
+    return hop_map(lambda a: a.sin(), x)
+
+
+def hop_checkpoint(x):
+    """Checkpoint a region."""
+    return torch.utils.checkpoint.checkpoint(lambda y: y.sin().cos(), x, use_reentrant=False)
+
+
+def hop_autograd_function(x):
+    """Call a custom function."""
+    return Cube.apply(x) * 2
+
+
+def hop_invoke_subgraph(x):
+    """Call one region twice."""
+    return region(region(x))
+
+
+def hop_vmap(x):
+    """Vectorize a function."""
+    return torch.vmap(lambda a: a.sin() + a.sum())(x)
+
+
+def hop_grad(x):
+    """Take a gradient inside the graph."""
+    return torch.func.grad(lambda a: a.sin().sum())(x)
+
+
+def hop_out_dtype(x):
+    """Multiply into another dtype."""
+    a = (x.detach() * 3).to(torch.int8)
+    return out_dtype(torch.ops.aten.mm.default, torch.int32, a, a.t())
+
+
+def hop_flex_attention(x):
+    """Compute attention with a score function."""
+    q = x.new_ones(1, 1, 128, 16)
+    return flex_attention(q, q, q, score_mod=lambda s, _b, _h, i, j: s + (i - j))
+
+
+HIGHER_ORDER = [hop_cond, hop_while_loop, hop_scan, hop_associative_scan, hop_map_over,
+                hop_checkpoint, hop_autograd_function, hop_invoke_subgraph, hop_vmap, hop_grad,
+                hop_out_dtype, hop_flex_attention]  # fmt: skip
+
+NESTED = {"hop_cond": 2, "hop_while_loop": 2, "hop_scan": 1,
+          "hop_map_over": 1, "hop_checkpoint": 1, "hop_autograd_function": 2,
+          "hop_invoke_subgraph": 1, "hop_flex_attention": 2}  # fmt: skip
+"""The number of graphs inside Dynamo's graph."""
+
+
+@pytest.mark.parametrize("function", HIGHER_ORDER, ids=lambda f: f.__name__)
+def test_higher_order_operators_of_dynamo_round_trip(function):
+    """Their bodies are graphs on the module, with names, training flags and captured inputs."""
+    name = function.__name__
+    frames = Frames(run=name != "hop_flex_attention")
+    compile_and_run(function, make_input(), backend=frames.dynamo, backward=False)
+    (desc,) = frames.descs
+    assert len(desc.submodules) == NESTED.get(name, 0)
+
+
+@pytest.mark.parametrize(
+    "function", [f for f in HIGHER_ORDER if f is not hop_flex_attention], ids=lambda f: f.__name__
+)
+def test_higher_order_operators_of_aotautograd_round_trip(function):
+    """Forward and backward graphs of AOTAutograd have the operators with their bodies."""
+    frames = Frames()
+    compile_and_run(function, make_input(), backend=frames.aot(), dynamic=True)
+    assert frames.runs == len(frames.graphs) >= 1
+
+
+def test_flex_attention_of_aotautograd_round_trips():
+    """The tensors of a block mask are inputs, and the mask is a graph."""
+    q = torch.randn(1, 2, 128, 16)
+    mask = create_block_mask(lambda _b, _h, i, j: i >= j, 1, 2, 128, 128, device="cpu")
+    frames = Frames(run=False)
+    compile_and_run(
+        lambda q: flex_attention(q, q, q, block_mask=mask), q, backend=frames.aot(), backward=False
+    )
+    assert any(n.target.name == "flex_attention" for d in frames.descs for n in d.nodes
+               if n.op == "call_function")  # fmt: skip
+
+
+def test_numpy_code_in_a_graph_round_trips():
+    """Dynamo's wrappers of NumPy functions, methods, operators and attributes are encoded."""
+
+    def function(x):
+        y = np.sum(x * 2, axis=0)
+        return y.sum() + x.T.mean(), y.astype(np.float32)
+
+    frames = Frames()
+    compile_and_run(function, np.arange(6.0).reshape(2, 3), backend=frames.dynamo)
+    kinds = {n.target.kind for n in frames.descs[0].nodes if n.op == "call_function"}
+    assert kinds >= {"numpy", "numpy_method", "numpy_operator"}
+
+
+def test_auto_functionalized_operators_round_trip():
+    """The overload of a mutating custom operator is an argument of the higher-order operator."""
+    with torch.library._scoped_library("fakeify_graph_test", "DEF") as library:
+        library.define("bump(Tensor(a!) x, float by) -> ()")
+        library.impl("bump", lambda x, by: [x.add_(by)].clear(), "CompositeExplicitAutograd")
+
+        def function(x):
+            y = x.clone()
+            torch.ops.fakeify_graph_test.bump(y, 2.0)
+            return y
+
+        frames = Frames()
+        compile_and_run(function, torch.ones(3), backend=frames.aot())
+    targets = {n.target.name for n in frames.descs[0].nodes if n.op == "call_function"}
+    assert "auto_functionalized_v2" in targets
+
+
+def test_the_policy_of_selective_checkpoint_is_a_named_loss():
+    """The policy is a user's function: the loss has its name and the reason."""
+    from functools import partial
+
+    def policy(_ctx, op, *_args, **_kwargs):
+        return op == torch.ops.aten.mm.default
+
+    make_contexts = partial(torch.utils.checkpoint.create_selective_checkpoint_contexts, policy)
+
+    def function(x):
+        return torch.utils.checkpoint.checkpoint(
+            lambda y: (y @ y.t()).sin(), x, use_reentrant=False, context_fn=make_contexts
+        )
+
+    descs = []
+
+    def backend(gm, _inputs):
+        descs.append(rebuild(gm)[0])
+        return gm
+
+    compile_and_run(function, make_input(), backend=backend, backward=False)
+    lost = [entry for _, sub in descs[0].submodules for entry in sub.dropped_meta]
+    assert lost == [
+        (
+            "_checkpoint_context_fn",
+            "meta['_checkpoint_context_fn']: a value has no record; expected a constant; "
+            "found an object of functools.partial. "
+            "Pass a function that is registered as an operator.",
+        )
+    ]
+
+
+# --- make_fx --------------------------------------------------------------------------------------
+
+
+def traced(function, *args, mode="symbolic"):
+    """Return an ATen graph as traced, before any compiler."""
+    return make_fx(function, tracing_mode=mode)(*args)
+
+
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+def test_graphs_of_make_fx_round_trip(mode):
+    """The constants on the module are real or fake tensors."""
+    gm = traced(lambda x: x + torch.tensor([1.0, 2.0]) + x.shape[0], torch.ones(3, 2), mode=mode)
+    desc, rebuilt = check(gm)
+    assert [name for name, _ in desc.tensors] == ["_tensor_constant0"]
+    assert desc.without_data == ()
+    x = torch.ones(3, 2)
+    assert torch.equal(rebuilt(x), gm(x))
+
+
+def test_unbacked_sizes_of_make_fx_round_trip():
+    """The record has where each unbacked symbol is bound, as a path into the value."""
+
+    def function(x):
+        n = x.sum().item()
+        torch._check(n >= 0)
+        return torch.zeros(n), torch.nonzero(x)
+
+    gm = traced(function, torch.tensor([1, 2, 3]))
+    _, rebuilt = check(gm)
+    paths = [n.meta["unbacked_bindings"] for n in gm.graph.nodes if "unbacked_bindings" in n.meta]
+    again = [
+        n.meta["unbacked_bindings"] for n in rebuilt.graph.nodes if "unbacked_bindings" in n.meta
+    ]
+    assert len(paths) == 2
+    assert paths == again
+
+
+def test_a_joint_graph_round_trips():
+    """The graph that the partitioner gets has forward and backward in one."""
+    seen = []
+
+    def partition(gm, joint_inputs, **kwargs):
+        seen.append(check(gm))
+        from torch._functorch.partitioners import default_partition
+
+        return default_partition(gm, joint_inputs, **kwargs)
+
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    backend = aot_autograd(
+        fw_compiler=lambda gm, _: make_boxed_func(gm.forward), partition_fn=partition
+    )
+    compile_and_run(Mlp(), make_input(), backend=backend, dynamic=True)
+    assert len(seen) == 1
+
+
+def test_a_symbolically_traced_module_round_trips():
+    """Parameters and buffers are on the module, below plain modules that hold them."""
+    model = Mlp().eval()
+    gm = make_fx(lambda p, x: torch.func.functional_call(model, p, (x,)))(
+        dict(model.named_parameters()), torch.ones(2, 4)
+    )
+    check(gm)
+
+    class Root(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Mlp()
+            self.register_buffer("gone", torch.zeros(8), persistent=False)
+
+        def forward(self, x, scale=2.0):
+            return (x @ self.inner.a.weight.t() + self.inner.a.bias) * scale - self.gone
+
+    gm = torch.fx.symbolic_trace(Root())
+    desc, rebuilt = check(gm)
+    assert [name for name, _ in desc.tensors] == ["gone", "inner.a.weight", "inner.a.bias"]
+    assert desc.transient_buffers == ("gone",) or desc.transient_buffers == ()
+    assert list(rebuilt.state_dict()) == list(gm.state_dict())
+    assert [n for n, _ in rebuilt.named_parameters()] == ["inner.a.weight", "inner.a.bias"]
+    assert printed(gm) == printed(rebuilt)

@@ -1,0 +1,76 @@
+"""Compares two runs of a program: with a backend itself, and through a handoff to it."""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
+
+from guard_code import equivalent_code
+from guard_equivalence import equivalent
+from observe import Run, observed
+from observed_values import split_guards
+
+if TYPE_CHECKING:
+    from compiled_programs import Program
+
+
+def check(program: Program, backend: Any = "aot_eager") -> Run:
+    """Compare a handoff to a backend with the backend itself.
+
+    Returns:
+        the run of the backend itself.
+    """
+    theirs, ours = (observed(program, backend, direct=direct) for direct in (True, False))
+    found = difference(ours, theirs, implied=bool(program.implied_guards))
+    assert found is None, found
+    return theirs
+
+
+def difference(ours: Run, theirs: Run, *, implied: bool = False) -> str | None:
+    """The first thing in which two runs differ.
+
+    Args:
+        ours: one run.
+        theirs: the run that it should equal.
+        implied: whether guards on shapes need only be equivalent, and not the same text.
+    """
+    for i, (a, b) in enumerate(zip_longest(ours.seen, theirs.seen, fillvalue=("nothing",))):
+        where = f"{a[0]}[{i}]"
+        if a[0] != b[0]:
+            return f"{where}: instead of {b[0]}"
+        if a[0] == "facts":
+            verdict = equivalent(b[1], a[1])
+            found = None if verdict.how == "proved" else f": {verdict}"
+        elif a[0] == "guards":
+            found = _guards(a[1], b[1], implied=implied)
+        else:
+            found = _difference(list(a), list(b))
+        if found is not None:
+            return f"{where}{found}"
+    return None
+
+
+def _guards(ours: list[str], theirs: list[str], *, implied: bool) -> str | None:
+    if implied:
+        (ours, our_code), (theirs, their_code) = split_guards(ours), split_guards(theirs)
+        if our_code != their_code and not (verdict := equivalent_code(their_code, our_code)):
+            return f" on shapes: {verdict}"
+    if ours == theirs:
+        return None
+    more, less = ([x for x in a if x not in b] for a, b in ((ours, theirs), (theirs, ours)))
+    return f": more {more}, less {less}"
+
+
+def _difference(a: Any, b: Any, where: str = "") -> str | None:
+    if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
+        pairs = [(a[key], b[key], f"{where}.{key}") for key in a]
+    elif isinstance(a, (list, tuple)) and type(a) is type(b) and len(a) == len(b):
+        pairs = [(x, y, f"{where}[{i}]") for i, (x, y) in enumerate(zip(a, b, strict=True))]
+    elif type(a) is type(b) and a == b:
+        return None
+    else:
+        ours, theirs = str(a), str(b)
+        pairs = enumerate(zip_longest(ours, theirs))
+        start = max(0, next((i for i, (x, y) in pairs if x != y), 0) - 40)
+        return f"{where}: {ours[start : start + 300]!r} instead of {theirs[start : start + 300]!r}"
+    return next((d for pair in pairs if (d := _difference(*pair)) is not None), None)

@@ -1,0 +1,121 @@
+"""What is compared of tensors that a converter made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from torch._dynamo.source import AttrSource
+from torch._subclasses.meta_utils import safe_grad
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    RelaxedUnspecConstraint,
+    StatefulSymbolicContext,
+    StatelessSymbolicContext,
+    StrictMinMaxConstraint,
+)
+from torch.utils._sympy.value_ranges import ValueRanges
+
+OURS_ONLY = {"_dynamo", "_specialize_on", "_has_dynamo", "_is_buffer", "persistent", "_is_param"}
+
+
+def facts(t: torch.Tensor) -> dict[str, Any]:
+    """All that can be asked of a fake tensor, without its base and gradient."""
+    view = t._is_view()
+    state = {
+        name: value if name.endswith("_memo") else None
+        for name, value in vars(t).items()
+        if not name.startswith(tuple(OURS_ONLY))
+    }
+    return {
+        "type": type(t),
+        "dtype": t.dtype,
+        "size": str(tuple(t.size())),
+        "stride": str(t.stride()),
+        "storage_offset": str(t.storage_offset()),
+        "device": t.device,
+        "layout": t.layout,
+        "requires_grad": t.requires_grad,
+        "is_leaf": t.is_leaf,
+        "grad_fn": None if t.grad_fn is None else t.grad_fn.name(),
+        "is_inference": t.is_inference(),
+        "is_conj": t.is_conj(),
+        "is_neg": t.is_neg(),
+        "is_view": view,
+        "creation_meta": torch._C._autograd._get_creation_meta(t) if view else None,
+        "is_parameter": isinstance(t, torch.nn.Parameter),
+        "grad_dtype": t.grad_dtype if t.is_leaf else None,
+        "keys": str(torch._C._dispatch_keys(t)),
+        "empty": str(t.untyped_storage().nbytes()) == "0",
+        "state": {name: str(value) for name, value in state.items()},
+        "shares_base_storage": view and t._base.untyped_storage() is t.untyped_storage(),
+    }
+
+
+def assert_same(ours: torch.Tensor, theirs: torch.Tensor, where: str = "$") -> None:
+    """Both fake tensors answer every question alike, and so do their bases and gradients."""
+    assert facts(ours) == facts(theirs), where
+    if ours._is_view():
+        assert_same(ours._base, theirs._base, f"{where}.base")
+    grads = safe_grad(ours), safe_grad(theirs)
+    assert (grads[0] is None) == (grads[1] is None), where
+    if grads[0] is not None:
+        assert_same(grads[0], grads[1], f"{where}.grad")
+
+
+def relations(group: list[torch.Tensor]) -> list[tuple[bool, bool, bool]]:
+    """For each pair: the same object, the same storage, the one is the base of the other."""
+    return [
+        (a is b, a.untyped_storage() is b.untyped_storage(), a._base is b)
+        for a in group
+        for b in group
+    ]
+
+
+def in_place(t: torch.Tensor) -> str:
+    """What an in-place operator on the tensor says, or the versions of it and its base."""
+    try:
+        t.unsqueeze_(0)
+    except (RuntimeError, NotImplementedError) as error:
+        return f"{type(error).__name__}: {error}"
+    if t.is_inference():
+        return "inference"
+    # torch's own conversion may have written to the tensor before; only a base's count is shared.
+    return str(t._base is not None and t._version == t._base._version)
+
+
+@st.composite
+def contexts(draw: st.DrawFn, t: torch.Tensor, source: Any) -> Any:
+    """A policy for the tensor's dims as Dynamo may make it, or none."""
+    kind = draw(st.sampled_from(("none", "stateless", "stateful", "all")))
+    if kind == "none":
+        return None
+    dims = [
+        draw(st.sampled_from((DimDynamic.DYNAMIC, DimDynamic.DUCK, DimDynamic.STATIC)))
+        if kind != "all"
+        else DimDynamic.DYNAMIC
+        for _ in range(t.ndim)
+    ]
+    constraints: list[Any] = [None] * t.ndim
+    bounds: dict[int, Any] = {}
+    for i, n in enumerate(t.shape):
+        choice = draw(st.integers(0, 7))
+        if choice == 0 and n >= 2:
+            constraints[i] = RelaxedUnspecConstraint(warn_only=True)
+        elif choice == 1 and n >= 2:
+            constraints[i] = StrictMinMaxConstraint(warn_only=False, vr=ValueRanges(2, 64))
+        elif choice == 2 and not t._is_view():
+            dims[i] = DimDynamic.UNBACKED
+            bounds[i] = (0, draw(st.sampled_from((None, 100))))
+    base = None
+    if t._is_view():
+        base = draw(contexts(t._base, AttrSource(source, "_base")))
+    more = {"tensor_source": source} if kind == "stateful" else {}
+    return (StatefulSymbolicContext if more else StatelessSymbolicContext)(
+        dynamic_sizes=dims,
+        constraint_sizes=constraints,
+        view_base_context=base,
+        unbacked_bounds=bounds or None,
+        **more,
+    )

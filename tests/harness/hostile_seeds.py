@@ -1,0 +1,156 @@
+"""Valid captures of several kinds, as bytes: what hostile files are made of."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jagged_examples import jagged_attention
+from program_zoo import Program, programs
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.testing._internal.two_tensor import TwoTensor
+
+import torch_fakeify as tfk
+from torch_fakeify.serialization.container import pack_container
+from torch_fakeify.serialization.document import Encoder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+FEW = ("shape_arithmetic", "base_and_view", "sparse", "cond", "item_with_checks", "two_tensors")
+"""Enough for a short run."""
+
+ZOO = (
+    *("all_static", "shape_arithmetic", "divisible", "duck_shapes", "base_and_view"),
+    *("views_that_require_grad", "complex_view_of_real", "conj_and_neg", "cond"),
+    *("while_loop", "scan", "item_with_checks", "nonzero_arithmetic", "mark_unbacked"),
+    *("mark_dynamic", "vmap", "autocast_inside", "inference_tensors", "float_arguments"),
+    *("bool_none_and_str", "structured_arguments", "autograd_function", "numpy_code"),
+    *("strides_and_offsets", "sub_byte_dtypes", "checkpointing", "parameter_views"),
+    *("read_gradients", "no_tensor_inputs", "equal_by_guard", "custom_op", "kv_cache"),
+)
+"""Programs of the table of programs, of every kind."""
+
+
+def pack(desc: Any) -> bytes:
+    """The bytes of a capture file."""
+    members = Encoder().add("capture", desc).members()
+    return pack_container(members, producer="torch_fakeify 0.1", torch=desc.torch_version)
+
+
+def seeds(names: Iterable[str] | None = None) -> dict[str, bytes]:
+    """Captures by name; all of them, or those that are named."""
+    wanted = [*ZOO, *_OTHERS] if names is None else list(names)
+    return {name: pack(_capture(name).desc) for name in wanted}
+
+
+def _capture(name: str) -> Any:
+    if name in _OTHERS:
+        return _OTHERS[name]()
+    return _first_frame(programs()[name])
+
+
+def _first_frame(program: Program) -> Any:
+    with ExitStack() as stack:
+        stack.enter_context(torch._dynamo.config.patch(**program.config))
+        stack.enter_context(torch.set_grad_enabled(program.grad))
+        stack.enter_context(program.around())
+        fn, *calls = program.make()
+        return _compiled(fn, calls, **program.options)
+
+
+def _compiled(fn: Callable[..., Any], calls: Iterable[tuple[Any, ...]], **options: Any) -> Any:
+    found: list[Any] = []
+
+    def backend(gm: Any, example_inputs: Any) -> Any:
+        found.append(tfk.capture(gm, example_inputs, constants="small"))
+        return gm.forward
+
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled = torch.compile(fn, backend=backend, **options)
+        for args in calls:
+            compiled(*args)
+    torch._dynamo.reset()
+    return found[-1]
+
+
+def _two_tensors() -> Any:
+    def fn(x: Any, y: Any) -> Any:
+        return (x * 2 + y).reshape(-1) if x.shape[0] > 2 else x
+
+    x = TwoTensor(torch.randn(4, 3), torch.randn(4, 3))
+    return _compiled(fn, [(x, TwoTensor(torch.randn(4, 3), torch.randn(4, 3)))], dynamic=True)
+
+
+def _jagged() -> Any:
+    fn, *calls = jagged_attention()
+    return _compiled(fn, calls[:1], dynamic=True)
+
+
+def _traced(fn: Callable[..., Any], args: Iterable[Any]) -> Any:
+    """A graph that nobody ran, with fake inputs."""
+    gm = torch.fx.symbolic_trace(fn)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        mode = FakeTensorMode(shape_env=ShapeEnv())
+        return tfk.capture(gm, [mode.from_tensor(arg) for arg in args])
+
+
+def _sparse() -> Any:
+    def fn(a: Any, b: Any, c: Any, d: Any) -> Any:
+        return a.sin(), b.sum(), c + 1, d.t()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        x = torch.eye(4)
+        args = (x.to_sparse_csr(), x.to_sparse_bsr((2, 2)), x.to_sparse_coo(), x.to_mkldnn())
+    return _traced(fn, args)
+
+
+def _aten() -> Any:
+    def fn(x: Any, y: Any) -> Any:
+        z = torch.cat([x, y]) + torch.tensor([1.0, 2.0, 3.0])
+        return z.view(-1, z.shape[1]) @ z.t(), z.sum().item()
+
+    args = (torch.randn(4, 3), torch.randn(5, 3))
+    gm: Any = make_fx(fn, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*args)
+    fakes = [n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder"]
+    return tfk.capture(gm, fakes, constants="small")
+
+
+def _failed() -> Any:
+    try:
+        raise ValueError("no such kernel\nof two lines")
+    except ValueError as error:
+        return _capture("duck_shapes").with_failure(error, backend="inductor")
+
+
+def _functorch() -> Any:
+    found: list[Any] = []
+
+    def body(x: Any, y: Any) -> Any:
+        found.append(tfk.capture(torch.fx.symbolic_trace(lambda a, b: a + b.sin()), [x, y]))
+        return (x * y).sum()
+
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    x, y = mode.from_tensor(torch.randn(3, 4)), mode.from_tensor(torch.randn(4))
+    with mode:
+        torch.func.vmap(torch.func.grad(body), in_dims=(0, None))(x, y)
+    return found[0]
+
+
+_OTHERS: dict[str, Callable[[], Any]] = {
+    "two_tensors": _two_tensors,
+    "jagged": _jagged,
+    "sparse": _sparse,
+    "aten": _aten,
+    "failed": _failed,
+    "functorch": _functorch,
+}

@@ -1,0 +1,231 @@
+"""Compiling in several threads: one at a time, under the lock that ``torch.compile`` takes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.convert_frame import compile_lock
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import torch_fakeify as tfk
+
+PACKAGE = str(Path(tfk.__file__).parents[1])
+
+POOL = """
+import collections, sys
+from concurrent.futures import ThreadPoolExecutor
+import torch
+import torch_fakeify as tfk
+from torch.fx.experimental.proxy_tensor import make_fx
+
+path, job = sys.argv[1:]
+if job == "all":
+    import torch._dynamo  # two ways into torch at once import it in a circle
+
+def summed(out):
+    out = out[0] if isinstance(out, (list, tuple)) else out
+    out.sum().backward()
+
+def capture(i):
+    frame = tfk.Capture.load(path)
+    summed(frame.compile("aot_eager")(*frame.materialize(seed=i)))
+
+def frontend(i):
+    scope = {"x": torch.ones(i % 5 + 2, 4, requires_grad=True), "y": torch.ones(4, 4)}
+    trace = tfk.frontend.Trace(tfk.frontend.describe(scope))
+    with trace:
+        call = trace.flat(lambda s: (s["x"] @ s["y"]).relu().sum(1), scope)
+        gm = make_fx(call)(*trace.inputs)
+    summed(trace.compile(gm, "aot_eager")(scope))
+
+def retrace(i):
+    frame = tfk.Capture.load(path)
+    gm, inputs = frame.instantiate().gm, frame.instantiate(fresh=True).inputs
+    tfk.retrace(gm, inputs, decompositions={})
+
+def compiled(i):
+    x = torch.ones(i + 2, 4, requires_grad=True)
+    summed(torch.compile(lambda x: (x * (i + 1)).sin(), backend=tfk.handoff("aot_eager"))(x))
+
+kinds = {"capture": [capture], "frontend": [frontend], "retrace": [retrace],
+         "all": [capture, frontend, retrace, compiled]}[job]
+sys.setswitchinterval(1e-5)
+with ThreadPoolExecutor(6) as pool:
+    futures = [pool.submit(kinds[i % len(kinds)], i) for i in range(24)]
+errors = collections.Counter(str(f.exception())[:200] for f in futures if f.exception())
+print(dict(errors))
+sys.exit(bool(errors))
+"""
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> None:
+    torch._dynamo.reset()
+
+
+def recorded(folder: Path) -> Path:
+    """A frame with a backward."""
+    recorder = tfk.record(folder, "aot_eager")
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (torch.nn.functional.layer_norm(x @ y, (4,)).relu() * x.shape[0]).sum(1)
+
+    x, y = torch.randn(3, 4, requires_grad=True), torch.randn(4, 4)
+    torch.compile(f, backend=recorder, dynamic=True)(x, y)
+    return recorder.paths[0]
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        "all",
+        *(pytest.param(n, marks=pytest.mark.sweep) for n in ("capture", "frontend", "retrace")),
+    ],
+)
+def test_a_pool_of_six_threads(job: str, tmp_path: Path) -> None:
+    """Of 24 frames none fails, with their backward, in a process that has compiled nothing yet."""
+    path = recorded(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(POOL), str(path), job],
+        check=False, capture_output=True, text=True, cwd=tmp_path, env=_env(),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+
+
+def _env() -> dict[str, str]:
+    import os
+
+    return {**os.environ, "PYTHONPATH": PACKAGE, "OMP_NUM_THREADS": "1"}
+
+
+def _is_held() -> bool:
+    """Whether another thread cannot take the lock now."""
+    got: list[bool] = []
+
+    def attempt() -> None:
+        got.append(compile_lock.acquire(blocking=False))
+        if got[0]:
+            compile_lock.release()
+
+    thread = threading.Thread(target=attempt)
+    thread.start()
+    thread.join()
+    return not got[0]
+
+
+def looking(seen: list[tuple[bool, bool]]) -> Any:
+    """A backend that notes whether the lock is held, and whether torch says that it compiles."""
+
+    def backend(gm: torch.fx.GraphModule, inputs: Any) -> Any:
+        seen.append((_is_held(), torch.compiler.is_compiling()))
+        return gm.forward
+
+    return backend
+
+
+def test_a_backend_is_called_as_dynamo_calls_it(tmp_path: Path) -> None:
+    """With the lock, and where ``torch.compiler.is_compiling`` says so; afterwards neither."""
+    seen: list[tuple[bool, bool]] = []
+    backend = looking(seen)
+    path = recorded(tmp_path)
+    torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
+    tfk.Capture.load(path).compile(backend)
+    scope = {"x": torch.ones(3)}
+    trace = tfk.frontend.Trace(tfk.frontend.describe(scope))
+    with trace:
+        assert _is_held()
+        gm = make_fx(trace.flat(lambda s: s["x"] + 1, scope))(*trace.inputs)
+    trace.compile(gm, backend)
+    assert seen == [(True, True)] * 3
+    assert not _is_held()
+    assert not torch.compiler.is_compiling()
+
+
+def test_compiled_code_runs_without_the_lock(tmp_path: Path) -> None:
+    """What a backend gives may wait for another thread that compiles."""
+    frame = tfk.Capture.load(recorded(tmp_path))
+    held: list[bool] = []
+    compiled = frame.compile(lambda gm, _: lambda *args: (held.append(_is_held()), gm(*args))[1])
+    compiled(*frame.materialize())
+    assert held == [False]
+
+
+def test_a_backend_that_fails_leaves_no_lock(tmp_path: Path) -> None:
+    """Another thread can compile then."""
+
+    def fails(gm: torch.fx.GraphModule, inputs: Any) -> Any:
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        tfk.Capture.load(recorded(tmp_path)).compile(fails)
+    assert not _is_held()
+
+
+def test_a_backend_may_compile_a_capture(tmp_path: Path) -> None:
+    """The lock is reentrant: ``torch.compile`` holds it when it calls a backend."""
+    path = recorded(tmp_path)
+
+    def backend(gm: torch.fx.GraphModule, inputs: Any) -> Any:
+        tfk.Capture.load(path).compile("eager")
+        return gm.forward
+
+    assert torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2)).tolist() == [2, 2]
+
+
+def test_no_two_frames_get_one_number(tmp_path: Path) -> None:
+    """A recorder that threads call by themselves numbers its files one after the other."""
+    frame = tfk.Capture.load(recorded(tmp_path / "one"))
+    recorder = tfk.record(tmp_path / "many", "eager")
+    instances = [frame.instantiate() for _ in range(12)]
+
+    def call(instance: Any) -> None:
+        with instance.active():
+            recorder(instance.gm, instance.inputs)
+
+    threads = [threading.Thread(target=call, args=(instance,)) for instance in instances]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(p.name[:3] for p in recorder.paths) == [f"{n:03d}" for n in range(12)]
+    assert len(list((tmp_path / "many").glob("*.fkf"))) == 12
+
+
+def test_made_up_inputs_are_the_same_in_all_threads(tmp_path: Path) -> None:
+    """The seed is of a generator of its own: what other threads draw changes nothing."""
+    frame = tfk.Capture.load(recorded(tmp_path))
+    found: list[list[Any]] = []
+
+    def make() -> None:
+        torch.randn(7)
+        found.append([t.tolist() for t in frame.materialize(seed=3) if isinstance(t, torch.Tensor)])
+
+    threads = [threading.Thread(target=make) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(each == found[0] for each in found)
+
+
+def test_a_rollback_with_a_leaf_that_requires_grad() -> None:
+    """C++ finds out anew how it lies in memory; autograd is not asked."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * 2)
+    leaf = mode.from_tensor(torch.ones(3, 4, requires_grad=True), symbolic_context=context)
+    checkpoint = tfk.checkpoint(mode.shape_env)
+    assert leaf.shape[0] > 2
+    checkpoint.rollback()
+    assert not mode.shape_env.guards  # type: ignore[union-attr]
+    assert leaf.requires_grad
+    assert leaf._version == 0

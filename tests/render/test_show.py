@@ -1,0 +1,170 @@
+"""The text page of a capture: everything that a frame has, rendered from its record."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from expecttest import assert_expected_inline
+
+import torch_fakeify as tfk
+from torch_fakeify.render.show import show_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def page_of(fn: Any, *args: Any, **options: Any) -> str:
+    """Return the page of the only frame of ``fn``, without line numbers and torch's version."""
+    captures: list[tfk.Capture] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        captures.append(tfk.capture(gm, inputs))
+        return gm.forward
+
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        torch.compile(fn, backend=backend, fullgraph=True, **options)(*args)
+    (capture,) = captures
+    lines = show_lines(tfk.loads(tfk.dumps(capture.desc)))
+    text = re.sub(r"test_show\.py:\d+", "test_show.py:N", "\n".join(lines))
+    return text.replace(f"torch {capture.desc.torch_version},", "torch HERE,")
+
+
+def test_show_prints_shapes_guards_and_asserts() -> None:
+    """Symbols have their sources, and guards and asserts the user's lines."""
+
+    def take(x: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+        n = int(start.max().item())
+        torch._check(n >= 0)
+        small = n < x.shape[0]
+        torch._check(small)
+        if x.shape[1] % 4 == 0:
+            return x[n:, None] * 2
+        return x
+
+    text = page_of(take, torch.randn(5, 8), torch.tensor([1, 2]), dynamic=True)
+    assert_expected_inline(
+        text,
+        """\
+frame     take
+recorded  torch HERE, backend ?
+graph     14 FX nodes, 5 inputs
+result    not compiled
+
+inputs (5)
+  s59       int s59, hint 2    L['start'].size()[0]
+  l_start_  int64[s59]         L['start']
+  s77       int s77, hint 5    L['x'].size()[0]
+  s27       int s27, hint 8    L['x'].size()[1]
+  l_x_      float32[s77, s27]  L['x']
+
+symbols (4)
+  s59  hint 2    [2, int_oo]  L['start'].size()[0]
+  u0   unbacked  [0, int_oo]  test_show.py:N in take: n = int(start.max().item())
+  s77  hint 5    [2, int_oo]  L['x'].size()[0]
+  s27  hint 8    [2, int_oo]  L['x'].size()[1]
+
+divisible
+  s27 % 4 == 0
+
+guards (1)
+  s27 % 4 == 0  test_show.py:N in take: if x.shape[1] % 4 == 0:
+
+runtime asserts (2)
+  0 <= u0   test_show.py:N in take: torch._check(n >= 0)
+  u0 < s77  test_show.py:N in take: torch._check(small)
+
+code
+  def forward(s59, l_start_, s77, s27, l_x_):
+      # test_show.py:N in take: n = int(start.max().item())
+      max_1 = l_start_.max()  # int64[]
+      item = max_1.item()  # int u0
+      # test_show.py:N in take: torch._check(n >= 0)
+      ge = item >= 0  # bool u0 >= 0
+      _assert_scalar_default = torch.ops.aten._assert_scalar.default(ge, "Runtime assertion failed for expression u0 >= 0 on node 'ge'")
+      # test_show.py:N in take: small = n < x.shape[0]
+      lt = item < s77  # bool u0 < s77
+      # test_show.py:N in take: torch._check(small)
+      _assert_scalar_default_1 = torch.ops.aten._assert_scalar.default(lt, "Runtime assertion failed for expression u0 < s77 on node 'lt'")
+      # test_show.py:N in take: return x[n:, None] * 2
+      getitem_4 = l_x_[item:, None]  # float32[s77 - u0, 1, s27]
+      mul = getitem_4 * 2  # float32[s77 - u0, 1, s27]
+      return (mul,)""",
+    )
+
+
+def test_show_prints_aliasing() -> None:
+    """Inputs that are one tensor, that share a storage or that are views of no input are marked."""
+    base = torch.zeros(4, 6)
+    with torch.no_grad():
+        text = page_of(
+            lambda a, b, c, d: (a.add_(1), b + c + d), base[0], base[1], base[1], torch.ones(6)
+        )
+    section = text[text.index("inputs (") : text.index("modes")]
+    assert_expected_inline(
+        section,
+        """\
+inputs (4)
+  l_a_  float32[6]           L['a']
+  l_b_  float32[6] offset 6  L['b']
+  l_c_  float32[6] offset 6  L['c']
+  l_d_  float32[6]           L['d']
+
+aliasing
+  storage of 96 bytes  of l_a_, l_b_, l_c_
+  l_a_, l_b_, l_c_     view of float32[4, 6], which is no input
+
+""",
+    )
+
+
+def test_show_prints_inner_graphs() -> None:
+    """Bodies of higher-order operators are printed after the graph that calls them."""
+
+    def choose(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
+
+    text = page_of(choose, torch.randn(3))
+    assert_expected_inline(
+        text[text.index("code") :],
+        """\
+code
+  def forward(l_x_):
+      # test_show.py:N in choose: return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
+      sum_1 = l_x_.sum()  # float32[]
+      gt = sum_1 > 0  # bool[]
+      cond_true_0 = self.cond_true_0
+      cond_false_0 = self.cond_false_0
+      cond = torch.ops.higher_order.cond(gt, cond_true_0, cond_false_0, (l_x_,))  # (float32[3])
+      getitem = cond[0]  # float32[3]
+      return (getitem,)
+
+  def cond_true_0(l_x__1):
+      # test_show.py:N in <lambda>: return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
+      sin = l_x__1.sin()  # float32[3]
+      return (sin,)
+
+  def cond_false_0(l_x__1):
+      # test_show.py:N in <lambda>: return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
+      cos = l_x__1.cos()  # float32[3]
+      return (cos,)""",
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e5m2, torch.bool])
+def test_show_prints_the_dtype(dtype: torch.dtype) -> None:
+    """Inputs are printed with torch's names of dtypes."""
+    text = page_of(lambda x: x.clone(), torch.zeros(2, dtype=dtype))
+    assert f"{str(dtype).removeprefix('torch.')}[2]" in text
+
+
+def test_modes_are_shown_where_they_differ() -> None:
+    """Only modes that differ from torch's default are printed."""
+    plain = page_of(lambda x: x + 1, torch.ones(2))
+    assert "modes" not in plain
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        text = page_of(lambda x: x + 1, torch.ones(2))
+    assert "modes\n  grad_enabled  False\n  autocast cpu  on, bfloat16\n" in text

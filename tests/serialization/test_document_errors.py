@@ -1,0 +1,310 @@
+"""Bytes that are no document, or exceed the limits, are refused with their path."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from typing import Any
+
+import pytest
+from codec_records import X, chain_of_sources, nested_tuples, tensor
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torch_fakeify.errors import (
+    FakeifyError,
+    FormatError,
+    LimitError,
+    UnknownNameError,
+    VersionError,
+)
+from torch_fakeify.records.tensor import (
+    ExprDesc,
+    IntNode,
+    MetaStorageDesc,
+)
+from torch_fakeify.serialization import decoder, encoder
+from torch_fakeify.serialization.document import dumps, loads
+from torch_fakeify.serialization.format import MAX_CHAIN, MAX_NESTING
+
+# --- bad bytes ------------------------------------------------------------------------------------
+
+
+def document(**changes: Any) -> bytes:
+    """The bytes of a small document with some members changed."""
+    base = tensor(storage=MetaStorageDesc(id=0, nbytes=4))
+    view = tensor(id=1, base=base, source=chain_of_sources(2))
+    parts = json.loads(dumps([view, nested_tuples(2), ExprDesc(nodes=(X, IntNode(3)))]))
+    return json.dumps({**parts, **changes}).encode()
+
+
+TENSOR: dict[str, Any] = {"id": 0, "dtype": "f", "device": "cpu", "size": [], "stride": []}
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "text"),
+    [
+        (
+            {"tensors": [{**TENSOR, "base": 0}]},
+            FormatError,
+            "$.tensors[0].base: there is no such row of tensors yet; "
+            "expected no position: there are no rows; found 0",
+        ),
+        (
+            {"tensors": [TENSOR, {**TENSOR, "base": 7}]},
+            FormatError,
+            "$.tensors[1].base: there is no such row of tensors yet; "
+            "expected a position below 1; found 7",
+        ),
+        (
+            {"tensors": [TENSOR, {**TENSOR, "base": -1}]},
+            FormatError,
+            "$.tensors[1].base: there is no such row of tensors yet; "
+            "expected a position below 1; found -1",
+        ),
+        (
+            {"tensors": [{**TENSOR, "base": "x"}]},
+            FormatError,
+            "$.tensors[0].base: a value has the wrong type; expected int | null; found str",
+        ),
+        (
+            {"tensors": [{**TENSOR, "bases": 1}]},
+            FormatError,
+            "$.tensors[0]: object contains unknown field `bases`",
+        ),
+        (
+            {"tensors": [{"id": 0}]},
+            FormatError,
+            "$.tensors[0]: object missing required field `dtype`",
+        ),
+        (
+            {
+                "sources": [
+                    {"cls": "C", "name": "n", "fields": [["t", {"type": "tensor", "tensor": 0}]]}
+                ]
+            },
+            FormatError,
+            "$.sources[0].fields[0][1].tensor: there is no such row of tensors yet; "
+            "expected no position: there are no rows; found 0",
+        ),
+        (
+            {"nodes": [["a", "Neg", [0]]]},
+            FormatError,
+            "$.nodes[0].args[0]: there is no such row of nodes yet; "
+            "expected no position: there are no rows; found 0",
+        ),
+        ({"nodes": [["i", 3, 4]]}, FormatError, None),
+        ({"nodes": [["i", 3], ["i", 3]]}, FormatError, "$.nodes: two expression nodes are equal"),
+        (
+            {"exprs": [[0, 0]]},
+            FormatError,
+            "$.exprs[0]: an expression is empty or has two equal nodes",
+        ),
+        ({"exprs": [[]]}, FormatError, "$.exprs[0]: an expression is empty or has two equal nodes"),
+        (
+            {"exprs": [9]},
+            FormatError,
+            "$.exprs[0]: there is no such row of nodes yet; expected a position below 2; found 9",
+        ),
+        (
+            {"stacks": [[0]]},
+            FormatError,
+            "$.stacks[0]: there is no such row of frames yet; "
+            "expected no position: there are no rows; found 0",
+        ),
+        (
+            {"root": {"type": "record", "name": "os.system", "body": 0}},
+            UnknownNameError,
+            "$.root.name: no such record type; found 'os.system'",
+        ),
+        (
+            {
+                "root": {
+                    "type": "list",
+                    "items": [1, {"type": "record", "name": "SourceDesc", "body": []}],
+                }
+            },
+            FormatError,
+            "$.root.items[1].body: a value has the wrong type; expected int; found array",
+        ),
+        (
+            {"root": {"type": "record", "name": "ContextDesc", "body": {"kind": "x"}}},
+            FormatError,
+            "$.root.body.kind: invalid enum value 'x'",
+        ),
+        (
+            {
+                "root": {
+                    "type": "record",
+                    "name": "TensorValue",
+                    "body": {"type": "tensor", "tensor": 9},
+                }
+            },
+            FormatError,
+            "$.root.body.tensor: there is no such row of tensors yet; "
+            "expected a position below 2; found 9",
+        ),
+        (
+            {"root": {"type": "dict", "items": [["a", 1], ["a", 2]]}},
+            FormatError,
+            "$.root: a key occurs twice",
+        ),
+        (
+            {"version": 2},
+            VersionError,
+            "$: a newer version of torch_fakeify wrote this; "
+            "expected version 1 or older; found version 2. Upgrade torch_fakeify",
+        ),
+        ({"version": 0}, VersionError, "$: no such version; found 0"),
+        (
+            {"format": "zip"},
+            FormatError,
+            "$: not data of torch_fakeify; expected torch_fakeify.records; found 'zip'",
+        ),
+        ({"extra": 1}, FormatError, "$: object contains unknown field `extra`"),
+    ],
+)
+def test_ill_typed_bytes_name_the_path(
+    changes: dict[str, Any], kind: type[FakeifyError], text: str | None
+) -> None:
+    """Each kind of wrong content has its error, with where, expected and found."""
+    with pytest.raises(kind) as error:
+        loads(document(**changes))
+    assert type(error.value) is kind
+    if text is not None:
+        assert str(error.value) == text
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"", "found the data is truncated"),
+        (b"{", "found the data is truncated"),
+        (b"PK\x03\x04", "found not valid JSON"),
+        (b"\xff\xfe", "$ byte 0: not UTF-8 text"),
+        (b'{"format":"torch_fakeify.records","version":1}', "the document has no root"),
+        (document().replace(b'"id": 0', b'"id": NaN'), "not valid JSON"),
+        (document().replace(b'"id": 0', b'"id": 0, "id": 0'), "the key 'id' occurs twice"),
+        (document().replace(b'"root"', b'"root": 1, "root"'), "the key 'root' occurs twice"),
+    ],
+)
+def test_bytes_that_are_no_document(data: bytes, text: str) -> None:
+    """What is not strict JSON of ours is refused."""
+    with pytest.raises(FormatError) as error:
+        loads(data)
+    assert text in str(error.value)
+
+
+def test_edited_documents_are_read() -> None:
+    """White space, key order and explicit defaults are the editor's."""
+    t = tensor(layout="strided", size=(1,))
+    parts = json.loads(dumps(t))
+    parts["tensors"][0] = dict(reversed({**parts["tensors"][0], "layout": "strided"}.items()))
+    assert loads(json.dumps(parts, indent=2).encode()) == t
+
+
+VALID = document()
+
+
+@given(st.data())
+@settings(max_examples=300, deadline=None)
+def test_damaged_bytes_never_crash(data: st.DataObject) -> None:
+    """Any truncation or change of bytes gives a good result or an error of the package."""
+    raw = bytearray(VALID)
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(raw) - 1))
+        with_ = data.draw(
+            st.sampled_from([b"", b"[", b"}", b"9", b'"', b"\x00", b"\xff", b"null", b"-1"])
+        )
+        raw[at : at + data.draw(st.sampled_from([0, 1, 5, len(raw)]))] = with_
+        if not raw:
+            break
+    with contextlib.suppress(FakeifyError):
+        loads(bytes(raw))
+
+
+# --- limits ---------------------------------------------------------------------------------------
+
+
+def test_chains_are_bounded_on_both_sides() -> None:
+    """The longest chain that is written is read; one more is refused, without recursion."""
+    longest = chain_of_sources(MAX_CHAIN)
+    assert loads(dumps(longest)).name == longest.name
+    with pytest.raises(LimitError):
+        dumps(chain_of_sources(MAX_CHAIN + 1))
+    with pytest.raises(LimitError):
+        dumps(chain_of_sources(100_000))
+    row = {"cls": "TypeSource", "name": "n"}
+    rows = [row] + [{**row, "base": i} for i in range(MAX_CHAIN)]
+    with pytest.raises(LimitError) as error:
+        loads(document(sources=rows))
+    assert str(error.value) == "$.sources[250]: more than 250 rows in a chain"
+
+
+def test_chains_through_several_fields_cost_their_length() -> None:
+    """Diamonds of base and grad are walked once each, not once a path."""
+    t = tensor()
+    for i in range(1, 60):
+        t = tensor(id=i, base=t, grad=t)
+    back = loads(dumps(t))
+    assert back.base is back.grad
+
+
+def test_nesting_is_bounded_on_both_sides() -> None:
+    """Values inside values: the deepest that is written is read, one more is refused."""
+    deepest = nested_tuples(MAX_NESTING)
+    assert loads(dumps(deepest)) == deepest
+    with pytest.raises(LimitError) as error:
+        dumps(nested_tuples(MAX_NESTING + 1))
+    assert "records are nested deeper than 100 levels" in str(error.value)
+    text = '{"type":"list","items":[' * 130 + "]}" * 130
+    body = document(root={"type": "record", "name": "ListValue", "body": json.loads(text)})
+    with pytest.raises(LimitError):
+        loads(body)
+    tree: Any = []
+    for _ in range(MAX_NESTING):
+        tree = [tree]
+    with pytest.raises(LimitError):
+        dumps(tree)
+
+
+@pytest.mark.parametrize("opening", ["[", '{"a":', '[{"b":['])
+@pytest.mark.parametrize("closed", [False, True])
+def test_deep_json_is_refused_before_it_is_parsed(opening: str, closed: bool) -> None:
+    """No depth reaches the recursive parser's stack, at any recursion limit."""
+    closing = "".join({"[": "]", "{": "}"}.get(c, "") for c in reversed(opening))
+    text = opening * 200_000 + (closing * 200_000 if closed else "")
+    with pytest.raises(LimitError, match="JSON is nested deeper than 400 levels"):
+        loads(text.encode())
+
+
+def test_brackets_in_strings_are_no_depth() -> None:
+    """Escapes and brackets inside text do not confuse the measure of depth."""
+    for text in ("[" * 1000, '"' + "[" * 1000, "\\" + "{" * 1000, '\\"' * 3 + "[" * 1000 + "\\"):
+        assert loads(dumps([text, tensor(device=text)]))[0] == text
+
+
+def test_expressions_cannot_grow_without_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many expressions over one long pool are bounded by what they would weigh."""
+    for module in (decoder, encoder):
+        monkeypatch.setattr(module, "MAX_EXPR_NODES", 1000)
+    nodes: list[Any] = [["i", 0]] + [["a", "Neg", [i]] for i in range(100)]
+    with pytest.raises(LimitError, match="expressions have more than 1000 nodes"):
+        loads(document(nodes=nodes, exprs=[100] * 11))
+    exprs = loads(dumps([ExprDesc(nodes=(X,))] * 2000))
+    assert len(exprs) == 2000
+
+
+def test_a_short_stack_is_a_clear_error() -> None:
+    """Called from near the interpreter's recursion limit, both sides name a remedy."""
+    data = dumps(nested_tuples(90))
+
+    def deeper(left: int, call: Any) -> Any:
+        return call() if left == 0 else deeper(left - 1, call)
+
+    room = sys.getrecursionlimit() - len(__import__("inspect").stack()) - 120
+    for call in (lambda: dumps(nested_tuples(90)), lambda: loads(data)):
+        with pytest.raises(LimitError, match="the interpreter's stack is too short"):
+            deeper(room, call)
+    assert loads(data) == nested_tuples(90)

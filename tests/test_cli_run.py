@@ -1,0 +1,237 @@
+"""The command ``run``."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cli_runs import ROWS, Command, error_of
+
+from torch_fakeify.records.tensor import StackDesc
+from torch_fakeify.serialization.capture_file import read_capture
+
+# --- run ----------------------------------------------------------------------------------------
+
+
+def test_run_prints_a_table(recorded: subprocess.CompletedProcess[str]) -> None:
+    """Each compiled frame has one row, for each way to call ``torch.compile``."""
+    lines = recorded.stdout.splitlines()
+    head = next(at for at, line in enumerate(lines) if line.startswith("file "))
+    columns = "file function nodes inputs symbols guards asserts bytes ms result"
+    assert lines[head].split() == columns.split()
+    rows = [line.split(maxsplit=9) for line in lines[head + 1 :]]
+    results = ["compiled"] * (ROWS - 1) + ["failed: ValueError: cannot compile 1 inputs"]
+    results[4] += f"; the same frame as {rows[0][0]}"  # x + 1, in another function
+    assert [row[-1] for row in rows] == results
+    assert [row[1] for row in rows] == [
+        "<lambda>", "<lambda>", "<lambda>", "forward", "breaks", rows[5][1], "<lambda>",
+    ]  # fmt: skip
+    assert all(int(cell) > 0 for row in rows for cell in (row[2], row[3], row[7]))
+    assert int(rows[3][4]) >= 1, "symbols of the dynamic frame"
+    assert int(rows[3][5]) >= 1, "guards of the dynamic frame"
+
+
+def test_run_ends_as_the_script_does(
+    recorded: subprocess.CompletedProcess[str],
+) -> None:
+    """A script that raises shows its traceback, and the exit status is 1."""
+    assert recorded.returncode == 1
+    home = str(recorded.args)
+    assert (
+        f'Traceback (most recent call last):\n  File "{home}/code/script.py", line'
+        in recorded.stderr
+    )
+    assert "ValueError: cannot compile 1 inputs" in recorded.stderr
+    assert recorded.stderr.endswith("torch-fakeify: the script raised, exit status 1\n")
+    assert "runpy" not in recorded.stderr
+
+
+def test_run_starts_the_script_as_python_does(
+    recorded: subprocess.CompletedProcess[str],
+) -> None:
+    """``sys.argv``, ``__name__``, ``__file__`` and ``sys.path[0]`` are those of plain Python."""
+    home = Path(str(recorded.args))
+    plain = subprocess.run(
+        [sys.executable, home / "code" / "script.py", "--out", "x", "-h", "b c"],
+        cwd=home, capture_output=True, text=True, check=False, timeout=200,
+    )  # fmt: skip
+    assert recorded.stdout.splitlines()[0] == plain.stdout.splitlines()[0]
+
+
+def test_run_writes_the_files_of_its_table(
+    recorded: subprocess.CompletedProcess[str], captures: list[Path]
+) -> None:
+    """The directory has exactly the files that the table lists, with their sizes."""
+    rows = [line.split() for line in recorded.stdout.splitlines() if ".fkf" in line]
+    assert [(row[0], int(row[7])) for row in rows] == [
+        (path.name, path.stat().st_size) for path in captures
+    ]
+    assert all(re.fullmatch(r"\d{3}-\w+-[0-9a-f]{8}\.fkf", path.name) for path in captures)
+
+
+def test_run_records_a_failure(captures: list[Path]) -> None:
+    """The frame whose backend raised has the exception's type, message and stack as text."""
+    failure = read_capture(captures[-1]).failure
+    assert failure is not None
+    assert (failure.type, failure.message) == ("builtins.ValueError", "cannot compile 1 inputs")
+    assert isinstance(failure.stack, StackDesc)
+    assert failure.stack.frames[-1].code.startswith('raise ValueError(f"cannot compile')
+    assert all(read_capture(path).failure is None for path in captures[:-1])
+
+
+def test_run_names_backends(captures: list[Path]) -> None:
+    """A capture names the backend that the script uses, without a memory address."""
+    names = [read_capture(path).backend for path in captures]
+    assert names[:4] == ["aot_eager", "mine", "inductor", "eager"]
+    assert names[-1] is not None
+    assert "0x" not in names[-1]
+
+
+UNRECORDED = """
+import torch
+import torch_fakeify as tfk
+from torch_fakeify.frames import record_backend as backend
+
+def refuse(*args, **kwargs):
+    raise tfk.UnsupportedTensorError("no record", where="x")
+
+backend.capture = refuse
+
+@torch.compile(backend="eager")
+def f(x):
+    return x + 1
+
+"""
+"""A function whose frame cannot be recorded."""
+
+
+def run_text(
+    command: Command, tmp_path: Path, code: str, *options: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a script with this text under ``run``."""
+    (tmp_path / "s.py").write_text(code)
+    return command("run", *options, "s.py", cwd=tmp_path)
+
+
+@pytest.mark.sweep
+def test_run_replaces_the_backend(command: Command, tmp_path: Path) -> None:
+    """``--backend`` compiles every frame with that backend, with exit status 0."""
+    code = (
+        "import torch\n"
+        "def bad(gm, inputs): raise ValueError\n"
+        "torch.compile(lambda x: x + 1, backend=bad)(torch.ones(2))\n"
+    )
+    done = run_text(command, tmp_path, code, "--backend", "eager", "--out", "a/b")
+    assert done.returncode == 0, done.stderr
+    (path,) = (tmp_path / "a" / "b").iterdir()
+    assert read_capture(path).backend == "eager"
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("raise KeyError('no')", "found KeyError: 'no'"),
+        ("import sys\nsys.exit(3)", "found exit status 3"),
+        ("import sys\nsys.exit('go away')", "found go away"),
+        ("x = = 1", "found SyntaxError: invalid syntax (s.py, line 1)"),
+    ],
+)
+def test_run_reports_a_script_that_ends_before_it_compiles(
+    command: Command, tmp_path: Path, code: str, message: str
+) -> None:
+    """A script that fails before it compiles anything gives one error, status 2 and no file."""
+    done = run_text(command, tmp_path, code)
+    assert error_of(done) == (
+        "s.py: the script ended before it compiled anything; "
+        f"{message}. Run it without recording first"
+    )
+    assert list((tmp_path / "captures").iterdir()) == []
+
+
+def test_run_of_a_script_that_compiles_nothing_fails(command: Command, tmp_path: Path) -> None:
+    """A script that ends without an error but compiles nothing gives exit status 1."""
+    done = run_text(command, tmp_path, "print('hello')")
+    assert (done.returncode, done.stdout) == (1, "hello\n")
+    assert done.stderr == "torch-fakeify: the script compiled nothing\n"
+
+
+@pytest.mark.sweep
+def test_run_reports_the_exit_status_of_the_script(command: Command, tmp_path: Path) -> None:
+    """What the script compiled before it exits is recorded."""
+    code = (
+        "import sys, torch\n"
+        "torch.compile(lambda x: x + 1, backend='eager')(torch.ones(2))\n"
+        "sys.exit(7)\n"
+    )
+    done = run_text(command, tmp_path, code)
+    assert done.returncode == 1
+    assert done.stderr == "torch-fakeify: the script exited, exit status 7\n"
+    assert len(list((tmp_path / "captures").iterdir())) == 1
+
+
+def test_run_continues_after_a_frame_that_cannot_be_recorded(
+    command: Command, tmp_path: Path
+) -> None:
+    """A warning and the table name the frame, and the script is not affected."""
+    done = run_text(command, tmp_path, UNRECORDED + "print(f(torch.ones(2)))\n")
+    assert done.stdout.splitlines()[0] == "tensor([2., 2.])"
+    assert done.stdout.splitlines()[-1].endswith("compiled; not recorded: x: no record")
+    warning = "torch-fakeify: warning: the frame of 'f' is not on record: x: no record. "
+    assert done.stderr.startswith(warning + "It is compiled all the same\n")
+    assert done.stderr.endswith(
+        "torch-fakeify: of 1 frame 1 not recorded; the script finished, exit status 0\n"
+    )
+    assert done.returncode == 1
+    assert list((tmp_path / "captures").iterdir()) == []
+
+
+@pytest.mark.sweep
+def test_run_can_stop_at_a_frame_that_cannot_be_recorded(command: Command, tmp_path: Path) -> None:
+    """``--on-error raise`` raises in the script, before the backend is called."""
+    done = run_text(command, tmp_path, UNRECORDED + "f(torch.ones(2))\n", "--on-error", "raise")
+    assert done.returncode == 1
+    assert "UnsupportedTensorError: x: no record" in done.stderr
+    assert done.stderr.endswith("torch-fakeify: the script raised, exit status 1\n")
+
+
+def test_run_omits_frames_that_are_not_compiled(command: Command, tmp_path: Path) -> None:
+    """A frame that a backend returns to Python has neither a row nor a file."""
+    code = (
+        "import torch\n"
+        "def skip(gm, inputs): raise torch._dynamo.exc.SkipFrame\n"
+        "torch.compile(lambda x: x + 1, backend=skip)(torch.ones(2))\n"
+        "torch.compile(lambda x: x + 2, backend='eager')(torch.ones(2))\n"
+    )
+    done = run_text(command, tmp_path, code)
+    assert done.returncode == 0, done.stderr
+    (path,) = (tmp_path / "captures").iterdir()
+    assert path.name.startswith("000-")
+    assert len(done.stdout.splitlines()) == 2
+
+
+def test_run_refuses_a_missing_script(command: Command, tmp_path: Path) -> None:
+    """A path without a script is refused, and the error contains the path."""
+    done = command("run", "nothing.py", cwd=tmp_path)
+    assert error_of(done) == "nothing.py: there is no such script. Check the path"
+    assert not (tmp_path / "captures").exists()
+
+
+@pytest.mark.sweep
+def test_run_refuses_a_directory_that_cannot_be_written(command: Command, tmp_path: Path) -> None:
+    """The directory is checked before the script starts."""
+    (tmp_path / "file").write_text("keep me")
+    done = run_text(command, tmp_path, "print('started')", "--out", "file")
+    assert "the directory cannot be written" in error_of(done)
+    assert done.stdout == ""
+    assert (tmp_path / "file").read_text() == "keep me"
+
+
+def test_run_refuses_an_unknown_backend(command: Command, tmp_path: Path) -> None:
+    """A backend that is not registered is refused before the script starts."""
+    done = run_text(command, tmp_path, "print('started')", "--backend", "nonesuch")
+    assert error_of(done).startswith("there is no Dynamo backend 'nonesuch'; expected one of ")
+    assert done.stdout == ""
+    assert not (tmp_path / "captures").exists()

@@ -1,0 +1,351 @@
+"""``run`` watches the script's process and records its frames, however the process ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+from registered_backends import write_backends
+
+import torch_fakeify as tfk
+from torch_fakeify import cli
+from torch_fakeify.frames.notes import FrameReport, Notes
+from torch_fakeify.render.show import show_lines
+from torch_fakeify.serialization.capture_file import read_capture
+
+ROOT = str(Path(tfk.__file__).parents[1])
+
+SCRIPT = """
+import sys, torch
+torch._dynamo.config.suppress_errors = "on" in sys.argv
+
+def first(x):
+    return x + 1
+
+def second(x):
+    return x * 2
+
+torch.compile(first, backend="eager")(torch.ones(2))
+print("now", flush=True)
+torch.compile(second, backend=sys.argv[1])(torch.ones(2))
+print("later")
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory: a folder with a script and registered backends."""
+    write_backends(tmp_path / "lib")
+    (tmp_path / "s.py").write_text(SCRIPT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", "lib")
+    return tmp_path
+
+
+def start(*args: str, **options: Any) -> subprocess.Popen[str]:
+    """Start the command in a process of its own, with pipes."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([ROOT, os.environ.get("PYTHONPATH", "")])}
+    return subprocess.Popen(
+        [sys.executable, "-m", "torch_fakeify", *args],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        **options,
+    )
+
+
+Command: TypeAlias = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(capfd: pytest.CaptureFixture[str]) -> Command:
+    """Run the command in this process: exit status, standard output and error."""
+
+    def run(*args: str) -> tuple[int, str, str]:
+        capfd.readouterr()
+        return (cli.main(args), *capfd.readouterr())
+
+    return run
+
+
+def only_second() -> Any:
+    """Return the record of the second frame."""
+    (path,) = Path("captures").glob("001-second-*.fkf")
+    return read_capture(path)
+
+
+# --- deaths -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("backend", "how", "text", "status"),
+    [
+        ("dies", "SIGSEGV", "killed by SIGSEGV", 139),
+        pytest.param("dies", "SIGKILL", "killed by SIGKILL", 137, marks=pytest.mark.sweep),
+        ("leaves", "3", "ended with exit status 3", 3),
+        pytest.param("leaves", "0", "ended with exit status 0", 0, marks=pytest.mark.sweep),
+    ],
+)
+def test_the_death_of_a_backend_is_recorded(
+    home: Path,
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    backend: str,
+    how: str,
+    text: str,
+    status: int,
+) -> None:
+    """The table and the capture name the frame and the cause, and replay reproduces it."""
+    monkeypatch.setenv("HOW", how)
+    code, out, err = command("run", "s.py", backend)
+    first, second = out.splitlines()[2:4]
+    assert first.endswith("compiled")
+    assert second.endswith(f"failed: {text} while {backend} compiled it")
+    assert code == 1
+    assert err.endswith(f"exit status {status}\n")
+    assert ("in dies" in err) == (how == "SIGSEGV")
+    assert f"result    failed: {text}" in show_lines(only_second())
+    (path,) = Path("captures").glob("001-*.fkf")
+    code, out, err = command("replay", "--backend", backend, str(path))
+    assert (code, out.splitlines()[0]) == (0, "reproduced"), out + err
+    if how == "SIGSEGV":
+        code, out, err = command("replay", "--backend", "good", str(path))
+        assert (code, out.splitlines()[0]) == (1, "not reproduced")
+        assert out.endswith("recorded:\n    killed by SIGSEGV: Segmentation fault\n")
+        assert command("run", "--script-status", "s.py", backend)[0] == status
+
+
+def test_the_death_of_compiled_code_is_not_the_frames(
+    home: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No output blames the compilation of a frame that had been compiled before."""
+    monkeypatch.setenv("HOW", "SIGSEGV")
+    code, out, err = command("run", "s.py", "later")
+    assert code == 1
+    assert out.splitlines()[-1].endswith("  compiled")
+    assert "in dies" in err
+    assert err.endswith("torch-fakeify: the script was killed by SIGSEGV, exit status 139\n")
+    assert "result    compiled" in show_lines(only_second())
+
+
+@pytest.mark.sweep
+def test_without_a_watcher_the_frame_is_recorded_as_unfinished(home: Path) -> None:
+    """In a process that nothing watches, `record` leaves a frame whose backend did not return."""
+    code = (
+        "import mine, torch, torch_fakeify as tfk\n"
+        "torch.compile(lambda x: x + 1, backend=tfk.record('captures', mine.dies))(torch.ones(2))"
+    )
+    env = {**os.environ, "HOW": "SIGSEGV", "PYTHONPATH": os.pathsep.join([ROOT, "lib"])}
+    done = subprocess.run([sys.executable, "-c", code], env=env, check=False, timeout=200)
+    assert done.returncode == -signal.SIGSEGV
+    (path,) = Path("captures").iterdir()
+    assert "result    not finished" in show_lines(read_capture(path))
+
+
+# --- interruption -------------------------------------------------------------------------------
+
+
+def wait_for(process: subprocess.Popen[str], line: str) -> str:
+    """Return what a process prints, up to a line."""
+    assert process.stdout is not None
+    text = ""
+    while not text.endswith(f"{line}\n"):
+        text += process.stdout.readline() or pytest.fail(f"it has ended: {text}")
+    return text
+
+
+@pytest.mark.sweep
+def test_an_interrupted_backend_leaves_an_unfinished_frame(home: Path, command: Command) -> None:
+    """The command prints one line, its status is 130, and replay reproduces the hang."""
+    process = start("run", "s.py", "hangs")
+    wait_for(process, "hanging")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=100)
+    assert err == "torch-fakeify: interrupted; 2 captures in captures\n"
+    assert process.returncode == 130
+    assert out.splitlines()[-1].endswith("not finished: interrupted")
+    assert "result    not finished" in show_lines(only_second())
+    (path,) = Path("captures").glob("001-*.fkf")
+    code, out, _ = command("replay", "--backend", "hangs", "--timeout", "8", str(path))
+    assert (code, out.splitlines()[0]) == (0, "reproduced"), out
+    code, out, _ = command("replay", "--backend", "good", str(path))
+    assert (code, out.splitlines()[0]) == (1, "not reproduced"), out
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("backend", "number", "times", "status"),
+    [("deaf", signal.SIGINT, 3, 130), ("hangs", signal.SIGTERM, 1, 143)],
+)
+def test_signals_reach_the_script(
+    home: Path, backend: str, number: signal.Signals, times: int, status: int
+) -> None:
+    """SIGTERM ends the script, a third Ctrl-C kills one that ignores it, and no process is left."""
+    process = start("run", "s.py", backend)
+    wait_for(process, "hanging")
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    for _ in range(times):
+        process.send_signal(number)
+        time.sleep(0.5)
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == status, err
+    by = "" if number == signal.SIGINT else " by SIGTERM"
+    assert err == f"torch-fakeify: interrupted{by}; 2 captures in captures\n"
+    assert "not finished" in out
+    assert children
+    assert not any(Path(f"/proc/{child}").exists() for child in children)
+    assert only_second().state == "not finished"
+
+
+def test_an_interruption_before_the_script_starts_prints_one_line(home: Path) -> None:
+    """While the command still starts, an interruption prints one line too."""
+    process = start("run", "s.py", "good")
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while not children.read_text():
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=100)
+    assert (process.returncode, out, err) == (130, "", "torch-fakeify: interrupted\n")
+
+
+@pytest.mark.sweep
+def test_a_script_may_handle_an_interruption_itself(home: Path) -> None:
+    """A script that handles the interruption ends with an exit status of its own."""
+    (home / "s.py").write_text(
+        "import time, torch\n"
+        "torch.compile(lambda x: x + 1, backend='eager')(torch.ones(2))\n"
+        "try:\n    print('ready', flush=True)\n    time.sleep(100)\n"
+        "except KeyboardInterrupt:\n    print('saved')\n"
+    )
+    process = start("run", "s.py")
+    wait_for(process, "ready")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=100)
+    assert (process.returncode, err) == (0, "")
+    assert out.startswith("saved\n")
+
+
+# --- the script's process -----------------------------------------------------------------------
+
+
+def test_the_script_runs_as_under_python(home: Path) -> None:
+    """Standard input, interpreter flags, spawned processes, threads and ``atexit`` work."""
+    (home / "s.py").write_text(
+        "import atexit, multiprocessing, sys, threading, torch, helper\n"
+        "def child(n): print('child', n, flush=True)\n"
+        "def late(): torch.compile(lambda x: x - 1, backend='eager')(torch.ones(3))\n"
+        "if __name__ == '__main__':\n"
+        "    print(sys.stdin.readline().strip(), sys.flags.no_user_site, sys.flags.utf8_mode, flush=True)\n"
+        "    process = multiprocessing.get_context('spawn').Process(target=child, args=(7,))\n"
+        "    process.start(); process.join()\n"
+        "    threading.Thread(target=late).start()\n"
+        "    atexit.register(lambda: print('last'))\n"
+    )
+    (home / "helper.py").write_text("")
+    env = {**os.environ, "PYTHONPATH": ROOT}
+    done = subprocess.run(
+        [sys.executable, "-s", "-X", "utf8", "-m", "torch_fakeify", "run", "s.py"],
+        env=env, input="typed\n", capture_output=True, text=True, check=False, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[:3] == ["typed 1 1", "child 7", "last"]
+    assert [path.name[:8] for path in (home / "captures").iterdir()] == ["000-late"] or (
+        "000-_lambda_" in next((home / "captures").iterdir()).name
+    )
+
+
+@pytest.mark.sweep
+def test_inductor_gets_the_settings_of_the_script(home: Path) -> None:
+    """``mode`` has its effect also where ``--backend inductor`` replaces the backend."""
+    (home / "s.py").write_text(
+        "import torch, torch._inductor.compile_fx as module\n"
+        "def compile_fx(gm, inputs, config_patches=None, **rest):\n"
+        "    print(sorted(config_patches or {}))\n"
+        "    return gm.forward\n"
+        "module.compile_fx = compile_fx\n"
+        "torch.compile(lambda x: x + 1, mode='max-autotune-no-cudagraphs')(torch.ones(2))\n"
+        "torch.compile(lambda x: x + 2, backend=lambda gm, inputs, mode: gm, mode='lite')(torch.ones(2))\n"
+    )
+    mine = ["['coordinate_descent_tuning', 'max_autotune']"]
+    for options in ([], ["--backend", "inductor"]):
+        process = start("run", *options, "s.py")
+        out, err = process.communicate(timeout=100)
+        assert process.returncode == 0, err
+        lines = [line for line in out.splitlines() if line.startswith("[")]
+        assert lines[:1] == mine
+        assert len(lines) == 1 + bool(options)
+
+
+def test_an_exported_frame_is_captured_but_not_compiled(home: Path) -> None:
+    """``--backend`` does not make a frame of ``torch.export`` one that is compiled."""
+    (home / "s.py").write_text(
+        "import torch\n"
+        "class Net(torch.nn.Module):\n"
+        "    def forward(self, x): return x.relu()\n"
+        "torch.export.export(Net(), (torch.ones(2),), strict=True)\n"
+    )
+    process = start("run", "--backend", "eager", "s.py")
+    out, err = process.communicate(timeout=100)
+    assert (process.returncode, err) == (0, "")
+    assert out.splitlines()[-1].endswith("  not compiled")
+
+
+# --- exit statuses ------------------------------------------------------------------------------
+
+
+def test_a_failed_frame_makes_the_status_1_although_the_script_continues(
+    home: Path, command: Command
+) -> None:
+    """The last line counts the frames; ``--script-status`` returns the script's own status."""
+    code, out, err = command("run", "s.py", "fails", "on")
+    assert code == 1
+    assert "later" in out
+    assert out.splitlines()[-1].endswith("failed: ValueError: cannot")
+    last = "torch-fakeify: of 2 frames 1 failed; the script finished, exit status 0"
+    assert err.splitlines()[-1] == last
+    assert command("run", "--script-status", "s.py", "fails", "on")[0] == 0
+
+
+def test_the_scripts_own_status_is_printed(home: Path, command: Command) -> None:
+    """The last line has the script's exit status, which the command can be asked to return."""
+    (home / "s.py").write_text(
+        "import sys, torch\n"
+        "torch.compile(lambda x: x + 1, backend='eager')(torch.ones(2))\n"
+        "sys.exit(7)\n"
+    )
+    code, _, err = command("run", "s.py")
+    assert (code, err) == (1, "torch-fakeify: the script exited, exit status 7\n")
+    assert command("run", "--script-status", "s.py")[0] == 7
+
+
+# --- notes --------------------------------------------------------------------------------------
+
+
+def test_notes_are_read_up_to_a_truncated_line(tmp_path: Path) -> None:
+    """The last note on a frame counts, discarded frames are absent, and half a line is ignored."""
+    notes = Notes(tmp_path / "notes")
+    assert notes.read().frames == []
+    one, two, three = (FrameReport(function=name, path=tmp_path / name) for name in "abc")
+    for report in (one, two, three):
+        notes.frame(report)
+    one.state, two.state = "compiled", "left out"
+    notes.frame(one)
+    notes.frame(two)
+    notes.write("started", 1)
+    with notes.path.open("ab") as file:
+        file.write(b'{"frame": [1, 2], "cont')
+    read = notes.read()
+    assert [(each.function, each.state) for each in read.frames] == [
+        ("a", "compiled"), ("c", "not finished"),
+    ]  # fmt: skip
+    assert read.frames[0] == one
+    assert read.script == {"started": 1}

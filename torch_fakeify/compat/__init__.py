@@ -1,0 +1,1 @@
+"""Torch's private API: what is imported from it, the versions that are supported, the census."""

@@ -1,0 +1,212 @@
+"""Serialization policies of the attributes of torch's objects from which a frame is rebuilt.
+
+A table for each of ``ShapeEnv``, ``FakeTensorMode``, ``SymNode`` and ``TrackedFake``, of torch 2.13 to
+2.15, has the policy of each attribute. Tests compare the tables with torch's classes, live and in
+source, and rebuilt objects with the originals.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "FAKE_MODE_ATTRIBUTES",
+    "SHAPE_ENV_ATTRIBUTES",
+    "SYM_NODE_ATTRIBUTES",
+    "TRACKED_FAKE_ATTRIBUTES",
+    "AttributePolicy",
+    "unknown_attributes",
+]
+
+
+class AttributePolicy(NamedTuple):
+    """The serialization policy of an attribute.
+
+    ``carried`` in a field of a record, ``derived`` from carried fields or from the rebuilding process,
+    or ``dropped`` because no result of the rebuilt object depends on it.
+    """
+
+    how: Literal["carried", "derived", "dropped"]
+    why: str
+    """The fields that carry it, the origin of a derived one, or the reason it is dropped."""
+    everywhere: bool = True
+    """Whether all supported releases of torch have it, not only some."""
+
+
+def unknown_attributes(obj: object, table: Mapping[str, AttributePolicy]) -> list[str]:
+    """Return the sorted names of the attributes of an object that a table lacks."""
+    return sorted(set(vars(obj)) - set(table))
+
+
+def _carried(fields: str) -> AttributePolicy:
+    return AttributePolicy("carried", fields)
+
+
+def _derived(source: str) -> AttributePolicy:
+    return AttributePolicy("derived", source)
+
+
+def _dropped(reason: str) -> AttributePolicy:
+    return AttributePolicy("dropped", reason)
+
+
+def _in_some(attribute: AttributePolicy) -> AttributePolicy:
+    return attribute._replace(everywhere=False)
+
+
+_EVENTS = "records calls for torch's check of itself; a restored environment has no such history"
+_VALIDATION = "translation validation checks one process's own run; it is off in a restored one"
+_NOW = "what is going on in the recording process at this moment"
+_PROCESS = "of the process, shared by all modes: a cache of results and its statistics"
+_STACK_OF_MODES = "where the mode was entered; an instance's mode is not entered"
+_SPEED = "only how soon an operator answers; as the configuration of the rebuilding process has it"
+
+SHAPE_ENV_ATTRIBUTES: Mapping[str, AttributePolicy] = MappingProxyType(
+    {
+        "settings": _carried("settings"),
+        "guards": _carried("guards"),
+        "axioms": _carried("axioms"),
+        "unique_ids": _carried("unique_ids"),
+        "backed_var_to_val": _carried("symbols.hint"),
+        "real_tensor_prop_unbacked_vals": _carried("symbols.real_value"),
+        "var_to_range": _carried("symbols.lower, symbols.upper"),
+        "var_to_range_sloc": _carried("symbols.lower_location, symbols.upper_location"),
+        "source_name_to_debug_name": _carried("source_name_to_debug_name"),
+        "var_to_sources": _carried("symbols.sources"),
+        "unbacked_inputs": _carried("symbols.unbacked_input"),
+        "var_to_stack": _carried("symbols.stack"),
+        "var_to_hint_override": _carried("symbols.hint_override, hint_overrides"),
+        "source_to_var": _carried("source_to_var"),
+        "replacements": _carried("replacements"),
+        "replacements_slocs": _carried("symbols.replacement_location"),
+        "unbacked_renamings": _carried("unbacked_renamings"),
+        "divisible": _carried("divisible"),
+        "exclusion_constraints": _carried("exclusion_constraints"),
+        "size_like": _carried("symbols.size_like"),
+        "val_to_var": _carried("duck_shapes"),
+        "unbacked_symfloat_counter": _carried("unbacked_symfloat_counter"),
+        "unbacked_symint_counter": _carried("unbacked_symint_counter"),
+        "deferred_runtime_asserts": _carried("runtime_asserts"),
+        "num_deferred_runtime_asserts": _carried("num_deferred_runtime_asserts"),
+        "frozen": _carried("frozen"),
+        "_error_on_new_guards": _carried("error_on_new_guards"),
+        "runtime_asserts_frozen": _carried("runtime_asserts_frozen"),
+        "counter": _carried("counter"),
+        "symbol_guard_counter": _carried("symbols.guard_count"),
+        "co_fields": _carried("co_fields"),
+        "pending_fresh_unbacked_symbols": _carried("pending_fresh_unbacked_symbols"),
+        "ignorable_fresh_unbacked_symbols": _carried("ignorable_fresh_unbacked_symbols"),
+        "_version_counter": _carried("version_counter"),
+        "_replacements_version_counter": _carried("replacements_version_counter"),
+        "_resimplify_floor_div_axioms": _carried("resimplify_floor_div_axioms"),
+        "source_to_symbol": _carried("source_to_symbol"),
+        "unbacked_alloc_order": _carried("symbols.alloc_order"),
+        "specialization_stacks": _carried("specialization_stacks"),  # without columns
+        "trace_asserts": _carried("trace_asserts"),
+        "specializations": _carried("specializations"),
+        "_shape_id_to_unbacked_symbol": _carried("shape_ids"),
+        "_spec_symbol_to_compile_symbol": _carried("spec_symbols"),
+        "_shape_spec_pending_assumptions": _carried("pending_assumptions"),
+        "_prev_cache_key": _derived("the lengths that it summarizes"),
+        "log": _derived("torch's module logger"),
+        "dim_constraints": _derived("guards; each produce_guards makes it anew"),
+        "_equality_graph": _derived("runtime_asserts, on first use: a cache"),
+        "_unbacked_replacements": _derived("runtime_asserts, on first use: a cache"),
+        "name_to_symbol": _in_some(_derived("symbols.name")),
+        "_symop_cache": _in_some(_dropped("a cache of operators' results, by the replacements")),
+        "foreign_unbacked_symbol_cache": _in_some(
+            _dropped("by the address of another environment, which only its own process has")
+        ),
+        "fake_tensor_cache": _dropped("a cache of operator outputs, keyed by live objects"),
+        "tracked_fakes": _dropped("the frame's tensors, which a capture records; see _EVENTS"),
+        "_expr_sym_node_id": _dropped("an address of the expression evaluated last, for the log"),
+        "should_record_events": _dropped(_EVENTS),
+        "check_recorded_events": _dropped(_EVENTS),
+        "is_recording": _dropped(_EVENTS),
+        "events": _dropped(_EVENTS),
+        "_translation_validation_enabled": _dropped(_VALIDATION),
+        "validator": _dropped(_VALIDATION),
+        "graph": _dropped(_VALIDATION),
+        "name_to_node": _dropped(_VALIDATION),
+        "fx_node_cache": _dropped(_VALIDATION),
+    }
+)
+"""Every attribute of a ``ShapeEnv``; the fields are those of ``ShapeEnvDesc``."""
+
+FAKE_MODE_ATTRIBUTES: Mapping[str, AttributePolicy] = MappingProxyType(
+    {
+        "allow_fallback_kernels": _carried("allow_fallback_kernels"),
+        "allow_non_fake_inputs": _carried("allow_non_fake_inputs"),
+        "static_shapes": _carried("static_shapes"),
+        "allow_scalar_outputs": _carried("allow_scalar_outputs"),
+        "allow_meta": _carried("allow_meta"),
+        "_allow_unsafe_data_ptr_access": _carried("allow_unsafe_data_ptr_access"),
+        "nt_tensor_id_initial_count": _carried("nt_tensor_id_initial_count"),
+        "nt_tensor_id_counter": _carried("nt_tensor_id_counter"),
+        "fake_tensor_converter": _carried("export"),  # its memo begins empty
+        "shape_env": _derived("CaptureDesc.shape_env, which is restored first"),
+        "_mode_key": _derived("a constant of torch"),
+        "_stack_trace": _derived("where the mode is made: that of an instance in its own process"),
+        "_stack": _derived("_stack_trace, as text, on first use"),
+        "propagate_real_tensors": _dropped(
+            "there are no real tensors to propagate; what they gave is in symbols.real_value"
+        ),
+        "epoch": _dropped("dates the memos of fake tensors; rebuilt ones are of the new mode's"),
+        "in_kernel_invocation": _dropped(_NOW),
+        "cache_enabled": _dropped(_SPEED),
+        "cache_crosscheck_enabled": _dropped(_SPEED),
+        "cache": _dropped(_PROCESS),
+        "cache_hits": _dropped(_PROCESS),
+        "cache_misses": _dropped(_PROCESS),
+        "cache_bypasses": _dropped(_PROCESS),
+        "enter_stack": _dropped(_STACK_OF_MODES),
+        "old_dispatch_mode_flags": _dropped(_STACK_OF_MODES),
+        "old_non_infra_dispatch_mode_flags": _dropped(_STACK_OF_MODES),
+        "old_without_ignore_compile_internals_dispatch_mode_flags": _dropped(_STACK_OF_MODES),
+        "_dispatch_key": _derived("torch gives none to a FakeTensorMode"),
+        "supports_higher_order_operators": _derived("a constant of the class"),
+        "lift_fns": _derived("a constant of the class"),
+        "_cpp_meta_supports_symint": _in_some(_derived("a constant of the class")),
+        "_can_run_unsafe_fallback_allowed_namespaces": _derived("a constant of the class"),
+        "_unbacked_special_fake_handling_ops": _derived("a constant of the class"),
+    }
+)
+"""Every attribute of a ``FakeTensorMode``; the fields are those of ``FakeModeDesc``."""
+
+SYM_NODE_ATTRIBUTES: Mapping[str, AttributePolicy] = MappingProxyType(
+    {
+        "_expr": _carried("expr"),  # with the replacements, except of an input
+        "pytype": _carried("kind"),
+        "_hint": _carried("hint"),
+        "constant": _carried("constant"),
+        "shape_env": _derived("the ShapeEnv that the frame is rebuilt in"),
+        "_expr_cache": _derived("expr and the replacements of the ShapeEnv, on first use"),
+        "_expr_ver": _derived("the version of the replacements in _expr_cache"),
+        "_optimized_summation": _dropped(
+            "which way an addition takes; every way gives the same expression"
+        ),
+        "fx_node": _dropped(_VALIDATION),
+    }
+)
+"""Every attribute of a ``SymNode``; the fields are those of ``SymDesc``.
+
+A size, stride or offset that is a number is recorded as the number, as torch makes no node for one.
+"""
+
+TRACKED_FAKE_ATTRIBUTES: Mapping[str, AttributePolicy] = MappingProxyType(
+    {
+        "fake": _carried("tensor, sym"),  # as it was when the frame began
+        "source": _carried("source, tensor.source"),
+        "symbolic_context": _carried("tensor.symbolic_context"),
+    }
+)
+"""Every attribute of a ``TrackedFake``; the fields are those of ``InputDesc``.
+
+The inner tensors of a subclass and the base of a view are tracked too: their record, source and
+context are parts of the input's. A tracked tensor that is no input of the graph is not rebuilt; its
+sizes are in ``ShapeEnvDesc.source_to_var`` by the names of their sources.
+"""

@@ -1,0 +1,180 @@
+"""The census of the installed torch: what it has that no table of this package lists.
+
+`attribute_policies` and `known_fields` list what is supported, `private_names` what is required. The
+census compares them with torch's classes: live objects, sources and fields. A finding is a short line
+that begins with the unknown or missing name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections import Counter
+from contextlib import suppress
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .attribute_policies import (
+    FAKE_MODE_ATTRIBUTES,
+    SHAPE_ENV_ATTRIBUTES,
+    SYM_NODE_ATTRIBUTES,
+    TRACKED_FAKE_ATTRIBUTES,
+)
+from .attribute_scan import attributes_in_source
+from .known_fields import ENUM_MEMBERS, RECORD_FIELDS, SOURCE_FIELDS, SOURCE_MODULES
+from .private_names import MissingNameError, find, missing_names, private_names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from .attribute_policies import AttributePolicy
+
+__all__ = ["TABLES", "Census", "take_census"]
+
+_SHAPES = "torch.fx.experimental.symbolic_shapes"
+
+TABLES: Mapping[str, Mapping[str, AttributePolicy]] = MappingProxyType(
+    {
+        f"{_SHAPES}.ShapeEnv": SHAPE_ENV_ATTRIBUTES,
+        "torch._subclasses.fake_tensor.FakeTensorMode": FAKE_MODE_ATTRIBUTES,
+        "torch.fx.experimental.sym_node.SymNode": SYM_NODE_ATTRIBUTES,
+        f"{_SHAPES}.TrackedFake": TRACKED_FAKE_ATTRIBUTES,
+    }
+)
+"""The tables of attributes by the dotted name of the class."""
+
+
+class Census(NamedTuple):
+    """Counts of the supported parts of the installed torch, and findings about all others."""
+
+    names: int
+    """Number of private names that this package requires."""
+    attributes: Mapping[str, Mapping[str, int]]
+    """By class, how many of its attributes are ``carried``, ``derived`` and ``dropped``."""
+    sources: int
+    """Number of source classes in torch."""
+    findings: tuple[str, ...]
+    """A line for each thing that no table lists, or that is missing."""
+
+
+@functools.cache
+def take_census() -> Census:
+    """Compare all tables with torch; this imports as much as a compilation, and takes seconds."""
+    needed = private_names()
+    findings = missing_names(needed)
+    attributes: dict[str, Mapping[str, int]] = {}
+    for dotted, table in TABLES.items():
+        here = set[str]()
+        findings += _checked(dotted, lambda d=dotted, t=table, h=here: _new_attributes(d, t, h))
+        counts = Counter(table[name].how for name in here & set(table))
+        attributes[_last(dotted)] = MappingProxyType(counts)
+    classes = _source_classes()
+    for name, cls in classes.items():
+        findings += _new_fields(name, cls, SOURCE_FIELDS.get(name), "a source class")
+    for dotted, fields in RECORD_FIELDS.items():
+        findings += _checked(
+            dotted, lambda d=dotted, f=fields: _new_fields(_last(d), find(d), f, "")
+        )
+    for dotted, members in ENUM_MEMBERS.items():
+        findings += _checked(dotted, lambda d=dotted, m=members: _new_members(d, m))
+    return Census(
+        len(needed), MappingProxyType(attributes), len(classes), tuple(dict.fromkeys(findings))
+    )
+
+
+def _last(dotted: str) -> str:
+    return dotted.rpartition(".")[2]
+
+
+def _checked(dotted: str, look: Callable[[], Iterator[str]]) -> list[str]:
+    """Return the findings of a check; its failure is a finding too."""
+    try:
+        return list(look())
+    except MissingNameError as error:
+        return [str(error)]
+    except Exception as error:  # noqa: BLE001 - another torch may raise anything
+        return [f"{_last(dotted)}: cannot be looked at, {type(error).__name__}: {error}"]
+
+
+# --- attributes ------------------------------------------------------------------------------------
+
+
+def _new_attributes(
+    dotted: str, table: Mapping[str, AttributePolicy], here: set[str]
+) -> Iterator[str]:
+    """Yield the attributes that a table lacks, and add all attributes to ``here``."""
+    cls = find(dotted)
+    live = _LIVE[_last(dotted)]()
+    here |= set(getattr(live, "__dict__", ())) | set(getattr(cls, "__slots__", ()))
+    with suppress(OSError):  # an installation without sources
+        here |= attributes_in_source(cls)
+    for name in sorted(here - set(table)):
+        yield f"{cls.__name__}.{name}: an attribute that no table has"
+
+
+def _live_env() -> Any:
+    return find(f"{_SHAPES}.ShapeEnv")()
+
+
+def _live_mode() -> Any:
+    return find("torch._subclasses.fake_tensor.FakeTensorMode")(shape_env=_live_env())
+
+
+def _live_node() -> Any:
+    symbols = find("torch.utils._sympy.symbol")
+    symbol = symbols.make_symbol(symbols.SymT.SIZE, 0, positive=True, integer=True)
+    return find("torch.fx.experimental.sym_node.SymNode")(symbol, _live_env(), int, 2)
+
+
+def _live_tracked() -> Any:
+    source = find("torch._dynamo.source.LocalSource")("x")
+    return find(f"{_SHAPES}.TrackedFake")(2, source, None)
+
+
+_LIVE: Mapping[str, Callable[[], Any]] = MappingProxyType(
+    {
+        "ShapeEnv": _live_env,
+        "FakeTensorMode": _live_mode,
+        "SymNode": _live_node,
+        "TrackedFake": _live_tracked,
+    }
+)
+
+
+# --- fields ----------------------------------------------------------------------------------------
+
+
+def _source_classes() -> dict[str, type[Any]]:
+    """Return torch's source classes by name; empty if a required name is missing."""
+    try:
+        spaces = [vars(find(module)) for module in SOURCE_MODULES]
+        base = find("torch._guards.Source")
+    except MissingNameError:
+        return {}
+    return {
+        cls.__name__: cls
+        for space in spaces
+        for cls in space.values()
+        if isinstance(cls, type) and issubclass(cls, base) and cls.__module__ in SOURCE_MODULES
+    }
+
+
+def _new_fields(
+    name: str, cls: type[Any], listed: frozenset[str] | None, kind: str
+) -> Iterator[str]:
+    if listed is None:
+        yield f"{name}: {kind} that no table has"
+        return
+    if dataclasses.is_dataclass(cls):
+        fields = [field.name for field in dataclasses.fields(cls)]
+    else:
+        fields = list(getattr(cls, "_fields", ()))
+    for field in fields:
+        if field not in listed:
+            yield f"{name}.{field}: a field that no table has"
+
+
+def _new_members(dotted: str, listed: frozenset[str]) -> Iterator[str]:
+    for member in find(dotted).__members__:
+        if member not in listed:
+            yield f"{_last(dotted)}.{member}: a member that no table has"

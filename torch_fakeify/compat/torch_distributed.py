@@ -1,0 +1,65 @@
+"""Torch's private ``torch.distributed``: device meshes and process groups."""
+
+# pyright: reportUnusedImport=false
+# Other rooms import these names from here; a test finds the ones that none does.
+from __future__ import annotations
+
+import functools
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from . import gate
+
+gate.check_installed_torch()  # before anything private is asked for
+
+
+from torch_fakeify.errors import ConvertError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+    from types import ModuleType
+
+
+class DeviceMeshes(NamedTuple):
+    """Torch's classes and functions for ``DeviceMesh``."""
+
+    device_mesh: Any
+    mesh_layout: Any
+    flat_layout: Any
+    placements: ModuleType
+    resolve_group: Callable[[Any], Any]
+    """Returns the process group of a name; ``RuntimeError`` if this process has none."""
+    forget_shardings: Callable[[], None]
+    """Clears the caches of sharding propagation, whose keys are equal for real and traced meshes."""
+
+
+@functools.cache
+def device_meshes() -> DeviceMeshes:
+    """Return the classes, imported on first use.
+
+    Raises:
+        ConvertError: this build of torch has no ``torch.distributed``.
+    """
+    if not torch.distributed.is_available():
+        raise ConvertError("this build of torch has no torch.distributed")
+    import torch.distributed.tensor.placement_types as placements
+    from torch._C._distributed_c10d import _resolve_process_group
+    from torch.distributed._mesh_layout import _FlatLayout, _MeshLayout
+    from torch.distributed.device_mesh import DeviceMesh
+
+    debug = import_module("torch.distributed.tensor.debug")
+    forget = getattr(debug, "_clear_sharding_prop_cache", lambda: None)
+    classes = DeviceMesh, _MeshLayout, _FlatLayout
+    return DeviceMeshes(*classes, placements, _resolve_process_group, forget)
+
+
+def process_groups() -> tuple[Any, Any, Any]:
+    """Return ``FakeStore``, the constructor of a process group with a name, and the table of groups."""
+    from torch.distributed.distributed_c10d import _new_process_group_helper, _world
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    return FakeStore, _new_process_group_helper, _world

@@ -1,0 +1,626 @@
+"""Records -> fake tensors.
+
+The result equals that of ``FakeTensorMode.from_tensor`` of torch 2.13 for the described tensor, under
+the same policy. Operators that torch runs on fake tensors run on the underlying meta tensors here
+(`fake_tensors.MetaDispatchMode`), and the attributes that torch's constructor sets are copied.
+"""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import ExitStack, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torch_fakeify._weak_table import removal_callback
+from torch_fakeify.compat import torch_dispatch
+from torch_fakeify.compat.torch_dispatch import no_dispatch_guard
+from torch_fakeify.compat.torch_dynamo import dynamo_source
+from torch_fakeify.compat.torch_fakes import FakeTensor
+from torch_fakeify.encoding.contexts import DecodedContexts
+from torch_fakeify.encoding.interpreters import Interpreters
+from torch_fakeify.encoding.meshes import Meshes
+from torch_fakeify.encoding.nested_ints import NestedInts
+from torch_fakeify.encoding.sources import DecodeMemo, base_source_of, decode_source
+from torch_fakeify.errors import ConvertError
+from torch_fakeify.records.tensor import ContextDesc, NestedIntDesc, SymDesc, SymValue
+
+from .attributes import resize, set_attributes, set_inner_marks
+from .builder import Kind, TensorBuilder
+from .dtype_views import can_be_viewed_as, layout_to_cast, view_as_dtype
+from .fake_tensors import FakeDevice, MetaDispatchMode, attach_grad, dtype_of
+from .memo import StorageMemo, TensorEntry
+from .plain_fakes import PlainFakes
+from .sizes import Geometry, SizeMaker, all_static, concrete_int, with_strides
+from .tracked_items import tracked_item
+from .validate import (
+    KINDS,
+    LAYOUTS,
+    check_describer,
+    check_numbers,
+    check_record,
+    check_same,
+    check_same_storage,
+    sparse_layout,
+    view_mismatch,
+    where_of,
+)
+from .wrappers import wrap_functional, wrap_functorch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from contextlib import AbstractContextManager
+
+    from torch_fakeify.compat.torch_dynamo import Source
+    from torch_fakeify.compat.torch_fakes import FakeTensorMode
+    from torch_fakeify.compat.torch_symbols import ShapeEnv, SymbolicContext
+    from torch_fakeify.records.tensor import IntLike, MetaTensorDesc, Value
+
+    from .builder import SparseLayout
+    from .sizes import SymbolPolicy
+
+    _Policy = SymbolicContext | ContextDesc | None
+
+__all__ = ["MetaConverter"]
+
+
+class MetaConverter(TensorBuilder):
+    """Makes fake tensors of one ``FakeTensorMode`` from records of one describer.
+
+    Equal ids in records give the same fake tensor and storage as long as they live; the converter
+    holds weak references only. Like its mode and ``ShapeEnv``, it is not thread-safe.
+
+    Records of two describers of this process are refused. Of deserialized records, one is refused if
+    its id belongs to a live tensor or storage with other content; equal records are one tensor.
+
+    Args:
+        mode: the mode of the fake tensors.
+        symbols: ``"fresh"`` makes symbols in the mode's ``ShapeEnv`` by the policy (source and
+            symbolic context); ``"keep"`` leaves sizes as recorded: integers stay integers,
+            symbols must be in the ``ShapeEnv`` already.
+        sources: cache of decoded sources; see `sources.decode_source`.
+        keep_nested_ints: leave recorded nested ints, for a describer with the same option.
+        meshes: cache of decoded device meshes.
+
+    Example:
+        >>> mode = torch._subclasses.FakeTensorMode()
+        >>> tfk.MetaConverter(mode).from_desc(tfk.describe_tensor(torch.ones(2)))
+        FakeTensor(..., size=(2,))
+    """
+
+    def __init__(
+        self,
+        mode: FakeTensorMode,
+        *,
+        symbols: SymbolPolicy = "fresh",
+        sources: DecodeMemo | None = None,
+        keep_nested_ints: bool = False,
+        meshes: Meshes | None = None,
+    ) -> None:
+        self.mode = mode
+        # A mode of static shapes makes no symbols, but may have some to keep.
+        static = mode.static_shapes and symbols != "keep"
+        self._shape_env: ShapeEnv | None = None if static else mode.shape_env
+        self._tensors: dict[int, TensorEntry] = {}
+        self._forget: Any = removal_callback(self._tensors)
+        self._storages = StorageMemo()
+        self._devices: dict[str, FakeDevice] = {}
+        self._sizes: SizeMaker | None = None
+        self._nested_ints = NestedInts(mode, keep=keep_nested_ints)
+        self._interpreters = Interpreters(lambda n: n)
+        self._meshes = Meshes() if meshes is None else meshes
+        if self._shape_env is not None:
+            nested = self._nested_ints
+            self._sizes = SizeMaker(self._shape_env, symbols, nested=nested)
+        self._symbols: SymbolPolicy = symbols
+        self._sources = DecodeMemo() if sources is None else sources
+        self._contexts = DecodedContexts(self._sources)
+        self._meta_dispatch = MetaDispatchMode(self.mode)
+        self._plain_fakes = PlainFakes(
+            self._shape_env,
+            self._sizes,
+            self._storages,
+            self._meta_dispatch,
+            self._with_history,
+        )
+        self._unnamed = itertools.count()
+        self.has_alias_fakes = False
+        """Whether other tensors have the ids of inputs, as in `transfer.graph_values`."""
+        self._first_record: MetaTensorDesc | None = None
+        """The first record, which identifies the describer of all."""
+
+    def from_desc(
+        self,
+        d: MetaTensorDesc,
+        *,
+        source: Source | None = None,
+        symbolic_context: SymbolicContext | None = None,
+    ) -> FakeTensor:
+        """Return the fake tensor of a record; the same one as before if it is still alive.
+
+        Args:
+            d: the record.
+            source: overrides the record's source.
+            symbolic_context: overrides the record's symbolic context.
+
+        Raises:
+            ConvertError: the record is invalid, the mode cannot have such a tensor, or the record
+                is of another describer than those before.
+        """
+        if (fake := self._find_cached(d)) is not None:
+            return fake
+        policy: SymbolicContext | ContextDesc | None = symbolic_context
+        if self._shape_env is None:
+            if policy is not None:
+                raise ConvertError(
+                    "a mode with static shapes takes no symbolic context", where=where_of(d)
+                )
+        else:
+            source = source or self._source_of(d)
+            if self._symbols != "keep":  # else policies are not used
+                policy = policy or self._policy_of(d)
+        if (fake := self._plain(d, source, policy)) is not None:
+            return fake
+        with self._neutral_dispatch_state():
+            if isinstance(policy, ContextDesc):
+                policy = self._context_of(d)
+            fake = self._walk(d, source, policy)
+            if self._shape_env is not None and d.scalar_hint is not None and source is not None:
+                self._track_item(fake, d, source, policy)
+            return fake
+
+    # --- plain tensors --------------------------------------------------------------------------
+
+    def _plain(
+        self, d: MetaTensorDesc, source: Source | None, policy: SymbolicContext | ContextDesc | None
+    ) -> FakeTensor | None:
+        """A plain dense tensor or view; ``None`` for all others.
+
+        Args:
+            d: the record.
+            source: of the tensor.
+            policy: a symbolic context, or the record of a stateless one.
+        """
+        if not d.is_view:
+            made = self._plain_fakes.leaf(d, self._device, source, policy)
+            if made is None:
+                return None
+            self._cache_made(d, *made)
+            return made[0]
+        record = d.base
+        if record is None or not self._plain_fakes.can_be_viewed(d):
+            return None
+        check_numbers(d)
+        base = self._find_cached(record)
+        if base is None:
+            base = self._plain(
+                record,
+                None if source is None else base_source_of(source),
+                getattr(policy, "view_base_context", None),
+            )
+        meta = None if base is None else self._tensors[record.id].meta
+        if base is None or meta is None:
+            return None
+        with self._suppressed():
+            fake = self._plain_fakes.view(d, base, meta, self._device(d), source, policy)
+        if fake is not None:
+            self._cache_made(d, fake, None)
+        return fake
+
+    # --- fields of a record ---------------------------------------------------------------------
+
+    def _neutral_dispatch_state(self) -> AbstractContextManager[Any]:
+        """Suspend functionalization and functorch's interpreters."""
+        if (
+            torch_dispatch.peek_interpreter_stack() is None
+            and not torch_dispatch.functionalize_included()
+        ):
+            return nullcontext()
+        stack = ExitStack()
+        stack.enter_context(torch_dispatch.suspend_functionalization())
+        stack.enter_context(self._interpreters.cleared())
+        return stack
+
+    def interpreters(self, d: MetaTensorDesc) -> AbstractContextManager[None]:
+        """Enter the functorch transforms in which a tensor was described.
+
+        Inside, operators on the fake tensor of the record run under the recorded ``vmap``, ``grad``,
+        and so on. Transforms that are already active are left unchanged.
+
+        Args:
+            d: the record of a functorch wrapper; no effect for other tensors.
+
+        Raises:
+            ConvertError: the recorded stack is invalid.
+        """
+        stack = () if d.functorch is None else d.functorch.stack
+        return self._interpreters.entered(stack, ints=partial(self._batch_size, d))
+
+    def _where(self, d: MetaTensorDesc) -> str:
+        return where_of(d)
+
+    def _find_cached(self, d: MetaTensorDesc) -> Any:
+        known = self._tensors.get(d.id)
+        if known is None or known.value is not d:
+            check_describer(self._first_record, d)
+        fake = None if known is None else known()
+        if known is not None and fake is not None and not self.has_alias_fakes:
+            check_same(known.value, d)
+        return fake
+
+    def _cache_made(self, d: MetaTensorDesc, made: Any, meta: torch.Tensor | None) -> None:
+        known = TensorEntry(made, self._forget)
+        known.key, known.value, known.meta = d.id, d, meta
+        self._tensors[d.id] = known
+        self._first_record = self._first_record or d
+
+    def _name_source(self, d: MetaTensorDesc) -> Source:  # noqa: ARG002
+        # Torch's name, which determines the name of a symbol. Torch counts the live tensors of the
+        # mode instead, including results of operators.
+        name = f"__meta_utils_unknown_tensor{next(self._unnamed)}"
+        return dynamo_source().ConstantSource(name)
+
+    def _kind(self, d: MetaTensorDesc) -> Kind:
+        if d.subclass is not None:
+            return Kind.SUBCLASS
+        if d.functorch is not None:
+            return Kind.FUNCTORCH
+        if d.functional is not None:
+            return Kind.FUNCTIONAL
+        return KINDS[d.layout]
+
+    def _dtype(self, d: MetaTensorDesc) -> torch.dtype:
+        return dtype_of(d.dtype, where_of(d))
+
+    def _layout(self, d: MetaTensorDesc) -> torch.layout:
+        return LAYOUTS[d.layout]
+
+    def _geometry(
+        self, d: MetaTensorDesc, source: Source | None, context: SymbolicContext | None
+    ) -> Geometry:
+        if self._sizes is None:
+            where = where_of(d)
+            return Geometry(
+                tuple(self._static(n, where) for n in d.size),
+                tuple(self._static(n, where) for n in d.stride),
+                concrete_int(d.storage_offset, where),
+            )
+        assert source is not None
+        return self._sizes.geometry(d, source, context)
+
+    def _static(self, n: IntLike, where: str) -> Any:
+        if isinstance(n, NestedIntDesc):
+            return self._nested_ints.make(n)
+        if isinstance(n, SymDesc) and isinstance(n.hint, NestedIntDesc):
+            return self._nested_ints.make(n.hint)
+        return concrete_int(n, where)
+
+    def _sparse_size(
+        self, d: MetaTensorDesc, source: Source | None, context: SymbolicContext | None
+    ) -> tuple[Any, ...]:
+        if self._sizes is None:
+            return tuple(concrete_int(n, where_of(d)) for n in d.size)
+        if context is None and not any(isinstance(n, SymDesc) for n in d.size):
+            return d.size
+        assert source is not None
+        return self._sizes.geometry(with_strides(d), source, context).size
+
+    def _sparse(self, d: MetaTensorDesc) -> SparseLayout:
+        return sparse_layout(d)
+
+    def _nbytes(self, d: MetaTensorDesc) -> Any:
+        assert d.storage is not None
+        if isinstance(d.storage.nbytes, int):
+            return d.storage.nbytes
+        if self._sizes is None:
+            return concrete_int(d.storage.nbytes, f"storage {d.storage.id}")
+        return self._sizes.carry(d, (d.storage.nbytes,))[0]
+
+    def _cached_storage(self, d: MetaTensorDesc) -> torch.UntypedStorage | None:
+        found = self._storages.get(d)
+        if found is None:
+            return None
+        check_same_storage(found[1], d)
+        return found[0]
+
+    def _cache_storage(self, d: MetaTensorDesc, storage: torch.UntypedStorage) -> None:
+        self._storages.add(d, storage)
+
+    def _creation_meta(self, d: MetaTensorDesc) -> Any:
+        return getattr(torch_dispatch.CreationMeta, d.creation_meta or "DEFAULT")
+
+    def _convert(
+        self, d: MetaTensorDesc, source: Source | None, context: SymbolicContext | None
+    ) -> Any:
+        if d.id not in self._tensors:
+            fake = self._plain(d, source, context)
+            if fake is not None:
+                return fake
+        return self._walk(d, source, context)
+
+    def _walk(
+        self, d: MetaTensorDesc, source: Source | None, context: SymbolicContext | None
+    ) -> Any:
+        """The tensor of any record, by `builder.TensorBuilder`."""
+        if d.id not in self._tensors:
+            check_record(d)
+        return super()._convert(d, source, context)
+
+    # --- how tensors are made -------------------------------------------------------------------
+
+    def _wrap(self, d: MetaTensorDesc, make_meta: Callable[[], torch.Tensor]) -> Any:
+        device = self._device(d)
+        guard = no_dispatch_guard()
+        try:
+            return device.wrap(make_meta())
+        finally:
+            del guard
+
+    def _meta(self, d: MetaTensorDesc, geometry: Geometry, dtype: torch.dtype) -> torch.Tensor:
+        if not d.is_fake:
+            return super()._meta(d, geometry, dtype)
+        # Guards on the sizes of a fake tensor were added when it was made.
+        has_own_storage = self._cached_storage(d) is None
+        with self._suppressed():
+            meta = super()._meta(d, geometry, dtype)
+        if has_own_storage:
+            self._plain_fakes.add(d, meta)
+        return meta
+
+    def _operator_mode(self, d: MetaTensorDesc) -> AbstractContextManager[Any]:
+        device = self._device(d)
+        return self.mode if device.has_guard else self._meta_dispatch.on(device, None)
+
+    def _with_history(self, d: MetaTensorDesc, made: Any, meta: torch.Tensor | None) -> Any:
+        # With a size of zero, torch's operator compares symbolic strides.
+        asks = self._shape_env is not None and 0 in d.size
+        if meta is None or asks:
+            return super()._with_history(d, made, meta)
+        error = torch_dispatch.DelayedError("Tried to backward() through an example input", 1)
+        with self._meta_dispatch.on(self._device(d), meta):
+            return error(made)
+
+    def _view_operator_mode(
+        self, base: Any, d: MetaTensorDesc, *, replayed: bool
+    ) -> AbstractContextManager[Any]:
+        if replayed:
+            return self._dispatching()
+        known = self._tensors.get(d.id)
+        meta = None if known is None else known.meta
+        device = self._device(d)
+        if meta is not None and meta.untyped_storage() is not base.untyped_storage():
+            meta = None
+        if meta is not None:
+            return self._meta_dispatch.on(device, meta)
+        if not device.has_guard:
+            return self._meta_dispatch.on(device, None)
+        return self._dispatching()
+
+    def _dispatching(self) -> AbstractContextManager[Any]:
+        stack = ExitStack()
+        stack.enter_context(self.mode)  # another mode may be active
+        stack.enter_context(torch_dispatch.enable_python_dispatcher())
+        return stack
+
+    def _set_view_device(self, d: MetaTensorDesc, made: Any) -> None:
+        if isinstance(made, FakeTensor):
+            made.fake_device = self._device(d).device
+
+    def _view_dtype(
+        self, base: Any, base_record: MetaTensorDesc, dtype: torch.dtype, d: MetaTensorDesc
+    ) -> Any:
+        """A view of the base under another dtype.
+
+        Where the whole base cannot be viewed under the dtype, the part of its storage that can be
+        is viewed instead.
+        """
+        if can_be_viewed_as(base_record, base.dtype, dtype):
+            return view_as_dtype(base, dtype)
+        nbytes = concrete_int(0 if d.storage is None else d.storage.nbytes, where_of(d))
+        size, stride = layout_to_cast(nbytes, base.dtype, dtype)
+        with self._suppressed():
+            return view_as_dtype(base.as_strided(size, stride, 0), dtype)
+
+    # --- wrapper subclasses, functorch, functional tensors ---------------------------------------
+
+    def _inner(self, d: MetaTensorDesc) -> Iterable[tuple[str, MetaTensorDesc]]:
+        return () if d.subclass is None else d.subclass.tensors
+
+    def _outer(self, d: MetaTensorDesc) -> tuple[Any, Any]:
+        if self._sizes is not None and d.is_fake:
+            numbers = self._sizes.carry(d, (*d.size, *d.stride))
+            return numbers[: d.ndim], numbers[d.ndim :]
+        where = where_of(d)
+        size = tuple(self._static(n, where) for n in d.size)
+        return size, tuple(self._static(n, where) for n in d.stride)
+
+    def _unflatten(self, d: MetaTensorDesc, inner: dict[str, Any], size: Any, stride: Any) -> Any:
+        from torch_fakeify.encoding.subclasses import decode_context as decode_class_context
+        from torch_fakeify.encoding.subclasses import decode_opaques, unflatten
+
+        record = d.subclass
+        assert record is not None
+        where = where_of(d)
+        ints, meshes = partial(self._value_of, d), self._meshes
+        inner.update(decode_opaques(record, where=where, ints=ints, meshes=meshes))
+        context = decode_class_context(
+            record, where=where, ints=ints, tensors=self.from_desc, meshes=meshes
+        )
+        return unflatten(record, inner, context, size, stride, where=where)
+
+    def _value_of(self, d: MetaTensorDesc, value: Value) -> Any:
+        """Decode a symbolic scalar in the context of a subclass; a hook of `values.decode_value`."""
+        return self._scalar(d, value.sym) if isinstance(value, SymValue) else NotImplemented
+
+    def _scalar(self, d: MetaTensorDesc, n: SymDesc | NestedIntDesc) -> Any:
+        if isinstance(n, NestedIntDesc):
+            return self._nested_ints.make(n)
+        if self._sizes is None:
+            return self._static(n, where_of(d)) if n.kind == "int" else n.hint
+        source = dynamo_source().ConstantSource(f"__fakeify_context_{d.id}")
+        return self._sizes.scalar(n, d, source)
+
+    def _replay_view(
+        self,
+        d: MetaTensorDesc,
+        base: Any,
+        symint: Callable[[int], Any],
+        tensor: Callable[[Any], Any],
+    ) -> Any:
+        from torch_fakeify.encoding.views.replay import replay_view_calls
+
+        assert d.view_calls is not None
+        ints = [type(n) is int for n in (*d.size, *d.stride, d.storage_offset)]
+        static = self._symbols == "keep" and all(ints)
+
+        def number(n: int | SymDesc | NestedIntDesc) -> Any:
+            if static and type(n) is int:
+                return n
+            if isinstance(n, SymDesc) and self._sizes is not None:
+                return self._scalar(d, n)
+            return symint(n if isinstance(n, int) else self._scalar(d, n))
+
+        return replay_view_calls(
+            d.view_calls, base, symint=number, tensor=tensor, where=where_of(d)
+        )
+
+    def _inner_tensor_lookup(
+        self, d: MetaTensorDesc, known: dict[int, Any]
+    ) -> Callable[[Any], Any | None]:
+        del d
+        return lambda part: known.get(part.id)
+
+    def _closed_over(self, part: MetaTensorDesc) -> Any:
+        if self._shape_env is None:
+            return self._convert(part, None, None)
+        source = dynamo_source().EphemeralSource("tensor_visitor_fn")
+        return self._convert(part, source, self._all_dynamic(part, source))
+
+    def _functorch(
+        self, d: MetaTensorDesc, source: Source | None, context: SymbolicContext | None
+    ) -> Any:
+        wrapper = d.functorch
+        assert wrapper is not None
+        inner = wrapper.unwrapped
+        if wrapper.kind != "functional" and self._shape_env is not None:
+            # Torch makes no symbols for tensors inside vmap and grad; a fake one has its own.
+            context = None if inner.is_fake else all_static(inner)
+        if wrapper.level == torch_dispatch.DEAD_LEVEL:
+            unwrapped, _ = self._make(inner, source, context)
+        else:
+            unwrapped = self._convert(inner, source, context)
+        ints = partial(self._batch_size, d)
+        layers = self._interpreters.layers(wrapper.stack, ints=ints)
+        return wrap_functorch(
+            unwrapped,
+            kind=wrapper.kind,
+            level=wrapper.level,
+            bdim=wrapper.bdim,
+            layers=layers,
+            requires_grad=d.requires_grad,
+            is_leaf=d.is_leaf,
+            where=where_of(d),
+        )
+
+    def _batch_size(self, d: MetaTensorDesc, n: IntLike) -> Any:
+        if isinstance(n, int):
+            return n
+        return (
+            self._static(n, where_of(d)) if self._sizes is None else self._sizes.carry(d, (n,))[0]
+        )
+
+    def _functional(
+        self, d: MetaTensorDesc, source: Source | None, context: SymbolicContext | None
+    ) -> Any:
+        assert d.functional is not None
+        return wrap_functional(
+            self._convert(d.functional.unwrapped, source, context),
+            is_python=d.functional.is_python,
+            requires_grad=d.requires_grad,
+            is_leaf=d.is_leaf,
+        )
+
+    # --- attributes -----------------------------------------------------------------------------
+
+    def _attach_grad(self, d: MetaTensorDesc, made: Any, grad: Any) -> None:
+        attach_grad(made, grad, where_of(d))
+
+    def _finish(self, d: MetaTensorDesc, made: Any, source: Source | None) -> None:
+        if d.storage is not None and d.functional is None:
+            # Operators may also have grown a storage that is smaller than its tensors.
+            resize(d, made.untyped_storage(), symbolic=self._shape_env is not None)
+        set_attributes(d, made)
+        if d.item_memo is not None and self._sizes is not None:
+            assert source is not None
+            made.item_memo = self._sizes.scalar(d.item_memo, d, source)
+        if d.nested_int is not None:
+            made.nested_int_memo = self._nested_ints.symbol(d.nested_int)
+
+    def _inner_wrapper(
+        self, d: MetaTensorDesc, source: Source | None, context: SymbolicContext | None
+    ) -> Any:
+        made = self._find_cached(d)
+        if made is not None:
+            return made
+        with torch.inference_mode(d.is_inference):
+            made = super()._inner_wrapper(d, source, context)
+        if d.requires_grad:
+            made.requires_grad = True
+        self._share_storage(d, made, Geometry(made.size(), made.stride(), made.storage_offset()))
+        self._finish(d, made, source)
+        if self._shape_env is None:  # else, as an input, it gets symbols of its own
+            self._cache_made(d, made, None)
+        return made
+
+    def _view_by_calls(
+        self,
+        base: Any,
+        d: MetaTensorDesc,
+        geometry: Geometry,
+        source: Source | None,
+        context: SymbolicContext | None,
+    ) -> Any:
+        made = super()._view_by_calls(base, d, geometry, source, context)
+        set_inner_marks(d, made)
+        return made
+
+    def _wrapper(
+        self, d: MetaTensorDesc, source: Source | None, context: SymbolicContext | None
+    ) -> Any:
+        made = super()._wrapper(d, source, context)
+        if not d.is_leaf:  # its inner tensors were replaced when it got a history
+            set_inner_marks(d, made)
+        return made
+
+    def _view_mismatch(self, d: MetaTensorDesc, found: Any, expected: Any) -> Exception:
+        return view_mismatch(d, found, expected)
+
+    def _track_item(
+        self, fake: Any, d: MetaTensorDesc, source: Source, context: SymbolicContext | None
+    ) -> None:
+        """Set the symbol of ``item()``; see `tracked_items`."""
+        if fake._item_memo is None and not self.mode.fake_tensor_converter.export:
+            keep = self._symbols == "keep"
+            if (item := tracked_item(self._shape_env, d, source, context, keep=keep)) is not None:
+                fake.item_memo = item
+
+    def _source_of(self, d: MetaTensorDesc) -> Source | None:
+        return None if d.source is None else decode_source(d.source, memo=self._sources)
+
+    def _context_of(self, d: MetaTensorDesc) -> SymbolicContext | None:
+        return self._contexts.of(d.symbolic_context)
+
+    def _policy_of(self, d: MetaTensorDesc) -> SymbolicContext | ContextDesc | None:
+        """The symbolic context, or its record if it and that of the base are stateless."""
+        record = d.symbolic_context
+        if record is None or record.kind != "stateless":
+            return self._context_of(d)
+        base = record.view_base_context
+        return record if base is None or base.kind == "stateless" else self._context_of(d)
+
+    def _device(self, d: MetaTensorDesc) -> FakeDevice:
+        if d.device not in self._devices:
+            self._devices[d.device] = FakeDevice.make(self.mode, d.device, where_of(d))
+        return self._devices[d.device]

@@ -1,0 +1,201 @@
+"""The command ``replay`` over a corpus: its executor, its result files and its report."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch_fakeify._atomic_write import check_not_input, is_same_file, write_atomic
+from torch_fakeify.errors import FakeifyError, WriteError
+from torch_fakeify.render.show import table_lines
+from torch_fakeify.render.text import clip
+
+from .dask_cluster import dask_cluster
+from .files import find_captures
+from .jobs import local_executor
+from .junit import junit_xml
+from .progress import progress
+from .results import ResultFile, Row, compare, read_rows
+from .runner import check_backend, replay_all
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from .jobs import Job
+    from .results import Comparison
+
+__all__ = ["CorpusReport", "Outputs", "replay_corpus"]
+
+_AHEAD = 2
+"""Captures submitted for each local job, so that a worker need not wait for the next one."""
+_WIDEST = 160
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Result files, and the earlier result to compare with."""
+
+    jsonl: str | None = None
+    """Path of the JSON lines, written as results arrive."""
+    junit: str | None = None
+    against: str | None = None
+    """An earlier result, as JSON lines."""
+    resume: bool = False
+    """Reuse the rows in ``jsonl``."""
+
+
+@dataclass
+class CorpusReport:
+    """The results of a corpus."""
+
+    total: int
+    rows: list[Row] = field(default_factory=list[Row])
+    """In the order of the files."""
+    seconds: float = 0.0
+    comparison: Comparison | None = None
+    stopped: BaseException | None = None
+    """The exception that ended the run early: ``KeyboardInterrupt``, or the executor's ``FakeifyError``."""
+
+    @property
+    def wrong(self) -> list[Row]:
+        """The captures that do not hold; with a comparison, those that held or did not exist earlier."""
+        if self.comparison is None:
+            return [row for row in self.rows if not row.holds]
+        return [c.after for c in self.comparison.newly_fails if c.after is not None]
+
+    def lines(self) -> list[str]:
+        """Format the captures that do not hold, the comparison, and the counts by verdict."""
+        lines: list[str] = []
+        bad = [row for row in self.rows if not row.holds]
+        if bad:
+            rows = [(row.file, row.verdict, _found(row)) for row in bad]
+            lines += [*table_lines([("file", "verdict", "found"), *rows]), ""]
+        if self.comparison is not None:
+            lines += [*self.comparison.lines(), ""]
+        copies = sum(row.same_as is not None for row in self.rows)
+        done = (
+            str(self.total) if len(self.rows) == self.total else f"{len(self.rows)} of {self.total}"
+        )
+        noun = "capture" if self.total == 1 else "captures"
+        lines.append(f"{done} {noun} in {self.seconds:.1f} s, {len(bad)} do not hold")
+        if copies:
+            lines.append(f"{copies} of them are the same frame as another one")
+        counts = Counter(row.verdict for row in self.rows)
+        width = max(map(len, counts), default=0)
+        lines += [f"  {word:{width}}  {n:>6}" for word, n in sorted(counts.items())]
+        return lines
+
+
+def _found(row: Row) -> str:
+    if row.same_as is not None:
+        return f"the same frame as {row.same_as}"
+    return clip(row.summary, _WIDEST)
+
+
+def replay_corpus(
+    paths: Sequence[str],
+    job: Job,
+    *,
+    jobs: int,
+    dask: str | None = None,
+    every: bool = False,
+    outputs: Outputs | None = None,
+) -> CorpusReport:
+    """Compile every capture of a corpus and write the results.
+
+    Args:
+        paths: capture files, and directories of them.
+        job: backend, device, limits.
+        jobs: how many captures are compiled at a time on this machine.
+        dask: address of a Dask scheduler, whose workers then do the work instead.
+        every: compile each capture, even if its frame was compiled for another one.
+        outputs: result files.
+
+    Raises:
+        FormatError: there are no captures, or the earlier result cannot be read.
+        WriteError: a result cannot be written, or would be written over a capture, the earlier
+            result, or the other one.
+        FakeifyError: there is no such backend or no such cluster.
+    """
+    outputs = outputs or Outputs()
+    files = find_captures(paths)
+    _check_outputs(outputs, [file.path for file in files])
+    earlier = None if outputs.against is None else read_rows(outputs.against)
+    reusable = _rows_to_resume(outputs)
+    names = [file.name for file in files]
+    report = CorpusReport(len(files))
+    started = time.monotonic()
+    with ExitStack() as stack:
+        if dask is None:
+            jobs = min(jobs, len(files))
+            executor, window, share = stack.enter_context(local_executor(jobs)), _AHEAD * jobs, jobs
+        else:
+            cluster = stack.enter_context(dask_cluster(dask))
+            executor, window, share = cluster.executor, cluster.window, cluster.share
+        job = replace(job, share=share)
+        check_backend(executor, job)
+        rows = replay_all(
+            files,
+            executor,
+            job,
+            window=window,
+            send_files=dask is not None,
+            every=every,
+            earlier=reusable,
+        )
+        if outputs.junit is not None:
+            write_atomic(
+                outputs.junit, junit_xml([], backend=job.backend)
+            )  # fail now if it cannot be written
+        result = None
+        if outputs.jsonl is not None:
+            result = stack.enter_context(ResultFile(outputs.jsonl, names, reusable.values()))
+        _collect(rows, report, result)
+    report.seconds = time.monotonic() - started
+    order = {name: number for number, name in enumerate(names)}
+    report.rows.sort(key=lambda row: order[row.file])
+    if outputs.junit is not None:
+        write_atomic(outputs.junit, junit_xml(report.rows, backend=job.backend))
+    if earlier is not None:
+        report.comparison = compare(earlier, report.rows)
+    return report
+
+
+def _collect(rows: Iterable[Row], report: CorpusReport, result: ResultFile | None) -> None:
+    """Collect the rows as they arrive, until the end or an interruption."""
+    with progress(report.total) as step:
+        try:
+            for row in rows:
+                report.rows.append(row)
+                if result is not None:
+                    result.add(row)
+                step(row.holds)
+        except (KeyboardInterrupt, FakeifyError) as error:
+            report.stopped = error
+
+
+def _check_outputs(outputs: Outputs, captures: Iterable[Path]) -> None:
+    """Raise if a result would overwrite an input or the other result."""
+    read = [*captures, *([] if outputs.against is None else [outputs.against])]
+    if outputs.jsonl is not None:
+        check_not_input(outputs.jsonl, *read)
+    if outputs.junit is not None:
+        check_not_input(outputs.junit, *read)
+        if outputs.jsonl is not None and is_same_file(outputs.junit, outputs.jsonl):
+            raise WriteError(
+                "two results cannot be in one file",
+                where=outputs.junit,
+                found=f"--jsonl {outputs.jsonl} and --junit {outputs.junit}",
+                fix="Give each its own path",
+            )
+
+
+def _rows_to_resume(outputs: Outputs) -> dict[str, Row]:
+    """The rows that an earlier run of the same command wrote, by file."""
+    if not outputs.resume or outputs.jsonl is None or not Path(outputs.jsonl).exists():
+        return {}
+    return {row.file: row for row in read_rows(outputs.jsonl, whole=False)}

@@ -1,0 +1,259 @@
+"""Submit the captures of a corpus to an executor and turn the results into rows.
+
+Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Future, wait
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from torch_fakeify.errors import CaptureError, FakeifyError, FormatError
+from torch_fakeify.serialization.container import Limits
+from torch_fakeify.tools.replaying import judge, recorded_result
+from torch_fakeify.tools.worker.replies import Crashed, Found, Hung, OutOfMemory, Raised, Refused
+
+from .files import read_keyed
+from .jobs import Job, carry_out
+from .results import BAD_FILE, LOST, NOT_REBUILT, Row
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from concurrent.futures import Executor
+
+    from torch_fakeify.records.frame import CaptureDesc
+
+    from .files import CorpusFile, FrameKey
+    from .jobs import Done
+
+__all__ = ["bad_file_row", "check_backend", "replay_all", "result_row"]
+
+
+def check_backend(executor: Executor, job: Job) -> None:
+    """Check once, on a worker, that the backend exists.
+
+    Args:
+        executor: runs `carry_out`.
+        job: only its backend matters.
+
+    Raises:
+        FakeifyError: there is no such backend, or the worker cannot compile captures.
+    """
+    try:
+        done = executor.submit(carry_out, replace(job, task="backend")).result()
+    except (FakeifyError, CancelledError, BrokenExecutor):
+        raise
+    except Exception as error:
+        raise CaptureError(
+            "the workers cannot compile captures",
+            expected="torch_fakeify and torch, of the same releases as here, on every worker",
+            found=f"{type(error).__name__}: {error}",
+        ) from error
+    match done.answer.outcome:
+        case Found():
+            return
+        case Refused() | Raised() as reply:
+            raise CaptureError(reply.message)
+        case Hung() | OutOfMemory() | Crashed() as end:
+            raise CaptureError(
+                "a worker's interpreter ends before it compiles anything",
+                expected="an interpreter that imports torch",
+                found="; ".join(end.tail) or end.how,
+            )
+        case outcome:
+            raise CaptureError("a worker could not look for the backend", found=str(outcome))
+
+
+def replay_all(
+    files: Iterable[CorpusFile],
+    executor: Executor,
+    job: Job,
+    *,
+    window: int,
+    send_files: bool = False,
+    every: bool = False,
+    earlier: Mapping[str, Row] | None = None,
+) -> Iterator[Row]:
+    """Compile the captures of a corpus and yield a row for each, as results arrive.
+
+    Args:
+        files: submitted in this order.
+        executor: runs `carry_out`. It is not shut down.
+        job: the common settings: backend, device, limits.
+        window: largest number of captures submitted at a time; the others are not read yet.
+        send_files: send a capture's bytes instead of its path, to workers that do not share the file
+            system.
+        every: compile each capture, even if its frame was compiled for another one.
+        earlier: rows of an earlier run by name; a row of the same frame, backend and device is reused.
+
+    Raises:
+        FakeifyError: the executor has stopped.
+    """
+    return _Run(executor, job, window, send_files, every, earlier or {}).rows(files)
+
+
+@dataclass
+class _Frame:
+    """A submitted frame, and the rows of other captures that wait for its result."""
+
+    file: CorpusFile
+    desc: CaptureDesc
+    key: FrameKey
+    others: list[Row] = field(default_factory=list[Row])
+
+
+@dataclass
+class _Run:
+    executor: Executor
+    job: Job
+    window: int
+    send_files: bool
+    every: bool
+    earlier: Mapping[str, Row]
+    pending: dict[Future[Done], _Frame] = field(default_factory=dict)
+    frames: dict[FrameKey, _Frame | Row] = field(default_factory=dict)
+    """The result of each frame so far, or the submitted frame."""
+
+    def rows(self, files: Iterable[CorpusFile]) -> Iterator[Row]:
+        try:
+            for file in files:
+                while len(self.pending) >= self.window:
+                    yield from self._completed()
+                yield from self._begin(file)
+            while self.pending:
+                yield from self._completed()
+        finally:
+            for future in self.pending:
+                future.cancel()
+
+    def _begin(self, file: CorpusFile) -> Iterator[Row]:
+        limits = Limits.none() if self.job.trust else None
+        try:
+            desc, key = read_keyed(file.path, limits=limits)
+            data = file.path.read_bytes() if self.send_files else str(file.path)
+        except (FormatError, OSError) as error:
+            yield bad_file_row(file.name, error, self.job)
+            return
+        row = _row_of(file.name, desc, key, self.job)
+        frame = None if self.every else self.frames.get(key)
+        earlier = self.earlier.get(file.name)
+        if isinstance(frame, Row):
+            yield _duplicate_row(row, frame)
+        elif frame is not None:
+            frame.others.append(row)
+        elif earlier is not None and _is_reusable(earlier, row):
+            self.frames[key] = earlier
+            yield earlier
+        else:
+            frame = self.frames[key] = _Frame(file, desc, key)
+            self.pending[self._submit(replace(self.job, file=data))] = frame
+
+    def _submit(self, job: Job) -> Future[Done]:
+        try:
+            return self.executor.submit(carry_out, job)
+        except RuntimeError as error:  # also BrokenExecutor
+            raise _stopped(error) from error
+
+    def _completed(self) -> Iterator[Row]:
+        for future in wait(self.pending, return_when=FIRST_COMPLETED).done:
+            frame = self.pending.pop(future)
+            row = self._row(future, frame)
+            if self.frames[frame.key] is frame:
+                self.frames[frame.key] = row
+            yield row
+            yield from (_duplicate_row(other, row) for other in frame.others)
+
+    def _row(self, future: Future[Done], frame: _Frame) -> Row:
+        try:
+            done = future.result()
+        except (CancelledError, BrokenExecutor) as error:
+            raise _stopped(error) from error
+        except Exception as error:  # noqa: BLE001 - any failure of a worker is a result
+            row = _row_of(frame.file.name, frame.desc, frame.key, self.job)
+            found = (f"{type(error).__module__}.{type(error).__qualname__}: {error}",)
+            return msgspec.structs.replace(row, verdict=LOST, details=found)
+        return result_row(frame.file.name, frame.desc, frame.key, self.job, done)
+
+
+def _stopped(error: BaseException) -> FakeifyError:
+    return FakeifyError(
+        "the executor has stopped before all captures were compiled",
+        found=f"{type(error).__name__}: {error}".removesuffix(": "),
+    )
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+
+def result_row(name: str, desc: CaptureDesc, key: FrameKey, job: Job, done: Done) -> Row:
+    """Build the row of a capture that was compiled.
+
+    Args:
+        name: of the capture.
+        desc: its record.
+        key: of its frame.
+        job: how it was compiled.
+        done: the result.
+    """
+    row = msgspec.structs.replace(
+        _row_of(name, desc, key, job),
+        torch=done.answer.torch,
+        seconds=round(done.seconds, 3),
+    )
+    try:
+        verdict = judge(desc, done.answer, timeout=job.timeout, memory=done.memory)
+    except FakeifyError as error:
+        details = tuple(str(error).splitlines())
+        return msgspec.structs.replace(row, verdict=NOT_REBUILT, details=details)
+    details = tuple(_utf8(line) for line in verdict.details)
+    return msgspec.structs.replace(row, verdict=verdict.word, holds=verdict.holds, details=details)
+
+
+def bad_file_row(name: str, error: FormatError | OSError, job: Job) -> Row:
+    """Build the row of a file that is not a capture or cannot be read."""
+    return Row(
+        file=name,
+        verdict=BAD_FILE,
+        holds=False,
+        backend=job.backend,
+        device=job.device,
+        details=tuple(str(error).splitlines()),
+    )
+
+
+def _row_of(name: str, desc: CaptureDesc, key: FrameKey, job: Job) -> Row:
+    """Build the row of a capture before it is compiled."""
+    recorded = recorded_result(desc)
+    return Row(
+        file=name,
+        verdict="",
+        holds=False,
+        backend=job.backend,
+        device=job.device,
+        fingerprint=key.fingerprint,
+        recorded=None if recorded is None else _utf8(recorded),
+    )
+
+
+def _utf8(text: str) -> str:
+    """Escape lone surrogates, which JSON cannot contain."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _duplicate_row(row: Row, first: Row) -> Row:
+    """Build the row of another capture of the same frame."""
+    return msgspec.structs.replace(
+        first, file=row.file, recorded=row.recorded, same_as=first.file, seconds=0.0
+    )
+
+
+def _is_reusable(earlier: Row, row: Row) -> bool:
+    same = ("fingerprint", "recorded", "backend", "device")
+    return (
+        earlier.verdict != LOST
+        and earlier.same_as is None
+        and all(getattr(earlier, name) == getattr(row, name) for name in same)
+    )

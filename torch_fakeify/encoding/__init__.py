@@ -1,0 +1,1 @@
+"""Torch's leaf objects to records and back: expressions, sources, contexts, values, subclasses."""

@@ -1,0 +1,86 @@
+"""Conditions of ``specialize_on`` <-> expressions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import sympy
+import torch
+
+from torch_fakeify.compat.torch_symbols import (
+    CapturedTraceback,
+    ShapeEnv,
+    SymNode,
+    ValueRanges,
+    int_oo,
+)
+from torch_fakeify.errors import ShapeEnvError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["DIM", "RecordedCondition", "evaluate_condition"]
+
+DIM = sympy.Symbol("dim", positive=True, integer=True)
+"""Symbol for a size without one."""
+
+
+class RecordedCondition:
+    """A condition on a size, callable like ``Specialization.check_fn``."""
+
+    __slots__ = ("condition", "symbol")
+
+    def __init__(self, symbol: sympy.Symbol, condition: sympy.Basic) -> None:
+        self.symbol = symbol
+        self.condition = condition
+
+    def __call__(self, size: int | torch.SymInt) -> bool | torch.SymBool:
+        """Whether the condition holds for a size; a ``SymBool`` for a ``SymInt``."""
+        if not isinstance(size, torch.SymInt):
+            return bool(self.condition.xreplace({self.symbol: sympy.Integer(size)}))
+        sym_node: Any = size.node
+        condition = self.condition.xreplace({self.symbol: sym_node.expr})
+        return sym_node.shape_env.create_symboolnode(condition)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, RecordedCondition):
+            return NotImplemented
+        return (self.symbol, self.condition) == (other.symbol, other.condition)
+
+    def __hash__(self) -> int:
+        return hash((self.symbol, self.condition))
+
+
+def evaluate_condition(check_fn: Callable[[Any], Any], symbol: sympy.Symbol) -> sympy.Basic:
+    """Evaluate a ``check_fn`` on a symbol.
+
+    Raises:
+        ShapeEnvError: the function branches on the size, or does not return a bool.
+    """
+    # As patch_source_specialization asks it, but in an environment of its own, which learns
+    # nothing: a function that branches on the size finds no hint there and fails.
+    scratch: Any = ShapeEnv(should_record_events=False)
+    scratch.var_to_stack[symbol] = CapturedTraceback(None)
+    scratch.var_to_range[symbol] = ValueRanges(-int_oo, int_oo)
+    size = torch.SymInt(SymNode(symbol, scratch, int, None))
+    where = f"check_fn of {symbol}"
+    try:
+        holds = check_fn(size)
+    except Exception as error:
+        raise ShapeEnvError(
+            "a condition to specialize on cannot be written as an expression",
+            where=where,
+            expected="one comparison of the size, such as `lambda n: n % 8 == 0`",
+            found=f"{type(error).__name__} when it was called with a symbolic size",
+        ) from error
+    if isinstance(holds, bool):
+        return sympy.true if holds else sympy.false
+    if not isinstance(holds, torch.SymBool):
+        raise ShapeEnvError(
+            "a condition to specialize on gives no bool",
+            where=where,
+            expected="bool or SymBool",
+            found=type(holds).__name__,
+        )
+    sym_node: Any = holds.node
+    return sym_node._expr

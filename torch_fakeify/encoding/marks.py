@@ -1,0 +1,186 @@
+"""Attributes set by ``torch._dynamo.mark_*`` <-> record.
+
+Dynamo's marks are Python attributes of a tensor by which frontends choose dynamic dims. They are part
+of the tensor's record and are set on the fake tensor. An empty mark equals an absent one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch_fakeify.compat.torch_dispatch import DispatchKey, DispatchKeySet, dispatch_key_of
+from torch_fakeify.compat.torch_dynamo import dim_range_class
+from torch_fakeify.compat.torch_fakes import FakeTensor
+from torch_fakeify.errors import ShapeEnvError, UnsupportedTensorError
+from torch_fakeify.records.tensor import ExprDesc, MarksDesc
+
+from .conditions import DIM, RecordedCondition, evaluate_condition
+from .exprs import decode_expr, encode_expr
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from torch_fakeify.records.tensor import MetaTensorDesc
+
+__all__ = ["MISSING_PROPERTIES", "decode_marks", "encode_marks", "note_missing_properties"]
+
+MISSING_PROPERTIES = "_fakeify_lacks"
+"""Attribute of a fake tensor: layout of the described tensor, and whether its memory is pinned.
+
+Torch's fake tensors cannot be pinned or, before torch 2.14, mkldnn tensors.
+"""
+
+_INDICES = {
+    "_dynamo_dynamic_indices": "dynamic",
+    "_dynamo_weak_dynamic_indices": "weak_dynamic",
+    "_dynamo_propagated_dynamic_indices": "propagated_dynamic",
+    "_dynamo_static_indices": "static",
+    "_dynamo_unbacked_indices": "unbacked",
+    "_dynamo_strict_unbacked_indices": "strict_unbacked",
+}
+"""Attributes with a set of dims -> field of the record."""
+
+_OTHERS = frozenset(
+    {
+        "_dynamo_dynamic_range",
+        "_dynamo_unbacked_bounds",
+        "_dynamo_shape_ids",
+        "_dynamo_hint_overrides",
+        "_dynamo_static_input_type",
+        "_specialize_on",
+        "_has_dynamo_dim_marking",
+    }
+)
+
+_FLAGGED = ("dynamic", "weak_dynamic", "static", "unbacked", "strict_unbacked")
+"""Fields whose marks also set ``_has_dynamo_dim_marking``."""
+
+
+def _encode_condition(condition: Callable[[Any], object], where: str) -> ExprDesc:
+    try:
+        return encode_expr(evaluate_condition(condition, DIM))
+    except ShapeEnvError as error:
+        raise UnsupportedTensorError(
+            error.what, where=where, expected=error.expected, found=error.found
+        ) from error
+
+
+def _decode_condition(condition: ExprDesc) -> RecordedCondition:
+    return RecordedCondition(DIM, decode_expr(condition))
+
+
+def encode_marks(attributes: Mapping[str, Any], *, where: str = "$") -> MarksDesc | None:
+    """The marks among a tensor's Python attributes, or ``None`` without any.
+
+    Args:
+        attributes: ``vars(tensor)``.
+        where: names the tensor in errors.
+
+    Raises:
+        UnsupportedTensorError: an unsupported attribute of Dynamo, or a mark without a record.
+    """
+    found: dict[str, Any] = {}
+    for name, value in attributes.items():
+        if name in _INDICES:
+            if value:
+                found[_INDICES[name]] = tuple(sorted(value))
+        elif name in _OTHERS:
+            if value:
+                _encode_other(name, value, found, where)
+        elif name.startswith("_dynamo"):
+            raise UnsupportedTensorError(
+                f"the tensor attribute `{name}` has no record",
+                where=where,
+                found=f"{name} = {value!r}",
+                fix="Delete the attribute, or describe a detached alias of the tensor",
+            )
+    return MarksDesc(**found) if found else None
+
+
+def _encode_other(name: str, value: Any, found: dict[str, Any], where: str) -> None:
+    match name:
+        case "_dynamo_dynamic_range":
+            found["dynamic_range"] = _ranges((r.dim, r.min, r.max) for r in value)
+        case "_dynamo_unbacked_bounds":
+            found["unbacked_bounds"] = _ranges((dim, *ends) for dim, ends in value.items())
+        case "_dynamo_shape_ids":
+            found["shape_ids"] = tuple(sorted(value.items()))
+        case "_dynamo_hint_overrides":
+            found["hint_overrides"] = tuple(sorted(value.items()))
+        case "_dynamo_static_input_type":
+            found["static_input_type"] = value
+        case "_specialize_on":
+            conditions = tuple(
+                (dim, tuple(_encode_condition(f, where) for f in functions))
+                for dim, functions in sorted(value.items())
+                if functions
+            )
+            if conditions:
+                found["specialize_on"] = conditions
+        case _:  # _has_dynamo_dim_marking follows from the others
+            pass
+
+
+def _ranges(
+    triples: Iterable[tuple[int, int | None, int | None]],
+) -> tuple[tuple[int, int | None, int | None], ...]:
+    def key(triple: tuple[int, int | None, int | None]) -> tuple[float, ...]:
+        dim, lower, upper = triple
+        return (
+            dim,
+            float("-inf") if lower is None else lower,
+            float("inf") if upper is None else upper,
+        )
+
+    return tuple(sorted(triples, key=key))
+
+
+def decode_marks(marks: MarksDesc) -> dict[str, Any]:
+    """The attributes that ``mark_*`` would set.
+
+    Raises:
+        FormatError: a condition's expression is not well-formed.
+    """
+    kind = marks.static_input_type
+    if kind is not None and marks == MarksDesc(static_input_type=kind):
+        return {"_dynamo_static_input_type": kind}  # as parameters have
+    out: dict[str, Any] = {}
+    for attribute, field in _INDICES.items():
+        dims: Sequence[int] = getattr(marks, field)
+        if dims:
+            out[attribute] = set(dims)
+    if marks.dynamic_range:
+        dim_range = dim_range_class()
+        out["_dynamo_dynamic_range"] = {dim_range(*triple) for triple in marks.dynamic_range}
+    if marks.unbacked_bounds:
+        out["_dynamo_unbacked_bounds"] = {d: (lo, hi) for d, lo, hi in marks.unbacked_bounds}
+    if marks.shape_ids:
+        out["_dynamo_shape_ids"] = dict(marks.shape_ids)
+    if marks.static_input_type is not None:
+        out["_dynamo_static_input_type"] = marks.static_input_type
+    dims_marked = any(getattr(marks, field) for field in _FLAGGED)
+    if marks.hint_overrides or marks.dynamic or marks.unbacked:
+        # mark_dynamic and mark_unbacked always set these two; Dynamo's builder and a second
+        # mark_dynamic rely on them.
+        out["_dynamo_hint_overrides"] = dict(marks.hint_overrides)
+    if marks.specialize_on or marks.dynamic or marks.unbacked:
+        out["_specialize_on"] = {dim: [] for dim in (*marks.dynamic, *marks.unbacked)}
+        for dim, conditions in marks.specialize_on:
+            out["_specialize_on"][dim] = [_decode_condition(condition) for condition in conditions]
+    if marks.dynamic and "_dynamo_dynamic_range" not in out:
+        out["_dynamo_dynamic_range"] = set()
+    if dims_marked:
+        out["_has_dynamo_dim_marking"] = True
+    return out
+
+
+def note_missing_properties(d: MetaTensorDesc, fake: Any) -> None:
+    """Make a fake tensor mkldnn if torch supports it; else, and if pinned, note the properties."""
+    is_mkldnn = d.layout == "_mkldnn" and "is_mkldnn" in vars(FakeTensor)
+    if is_mkldnn:
+        fake.dispatch_keys = DispatchKeySet(dispatch_key_of("MkldnnCPU"))
+        if not d.is_inference:
+            fake.dispatch_keys |= DispatchKeySet(DispatchKey.ADInplaceOrView)
+            fake.dispatch_keys |= DispatchKeySet(DispatchKey.AutogradOther)
+    if not is_mkldnn or d.is_pinned:
+        setattr(fake, MISSING_PROPERTIES, (d.layout, d.is_pinned))

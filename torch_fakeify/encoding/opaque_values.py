@@ -1,0 +1,175 @@
+"""Opaque inputs and constants of graphs <-> records.
+
+Dynamo makes objects of registered opaque types inputs or constants of a graph: device meshes,
+placements of DTensors, process groups and classes of users. Supported are torch's (see `meshes` and
+`subclass_context`) and those registered with this package.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import torch
+
+from torch_fakeify.compat import torch_distributed, torch_fakes
+from torch_fakeify.errors import UnknownNameError, UnsupportedValueError
+from torch_fakeify.records.tensor import OpaqueValue, TupleValue, Value
+
+from . import meshes, subclass_registry
+from .subclass_context import decode_context_value, encode_context_value
+from .values import DecodeHook, EncodeHook, Located, decode_value, encode_value
+
+__all__ = ["decode_constant", "decode_opaque", "encode_constant", "encode_opaque", "is_opaque"]
+
+_SPEC = "torch.distributed.tensor._dtensor_spec.DTensorSpec"
+_KINDS = frozenset({meshes.MESH, meshes.PLACEMENT, meshes.GROUP, "object", "dataclass"})
+
+
+def is_opaque(v: OpaqueValue) -> bool:
+    """Whether `decode_opaque` can decode a record."""
+    return v.kind in _KINDS
+
+
+# --- encode ---------------------------------------------------------------------------------------
+
+
+def encode_opaque(obj: object, where: str | None, hook: EncodeHook) -> Value | None:
+    """The record of an opaque object; ``None`` for other objects.
+
+    Args:
+        obj: the object.
+        where: its path, for errors.
+        hook: encodes symbolic integers and tensors inside it.
+
+    Raises:
+        UnsupportedValueError: the object or a part of it has no record.
+    """
+    cls = type(obj)
+    if cls.__module__ == "builtins":
+        return None
+    if meshes.is_mesh(obj):
+        return meshes.encode_mesh(obj, where=where or "$")
+    if meshes.is_group(obj):
+        return meshes.encode_group(obj, where=where)
+    registration = subclass_registry.find(cls)
+    is_registered = registration is not None and registration.encode is not None
+    is_spec = subclass_registry.class_name(cls) == _SPEC
+    if meshes.is_placement(obj) or is_spec or (is_registered and not _is_tensor(cls)):
+        parts = _parts(obj, hook)
+        return encode_context_value(obj, where=where or "$", package="torch", ints=parts)
+    advice = _advice(obj)
+    if advice is None:
+        return None
+    raise UnsupportedValueError(
+        "an object of an opaque type has no record",
+        where=where,
+        found=f"an object of {_type_name(obj)}",
+        fix=advice,
+    )
+
+
+def _is_tensor(cls: type) -> bool:
+    return issubclass(cls, torch.Tensor)
+
+
+def _parts(whole: object, hook: EncodeHook) -> EncodeHook:
+    """A hook for the parts of an object that the codec of subclass contexts does not support."""
+
+    def ask(obj: object) -> Value | None:
+        is_own = obj is whole or meshes.is_mesh(obj) or meshes.is_placement(obj)
+        return None if is_own else hook(obj)
+
+    return ask
+
+
+def encode_constant(obj: object, where: str, source: str | None = None) -> Value:
+    """The record of an input or module attribute of a graph that is neither tensor nor number.
+
+    Args:
+        obj: the object.
+        where: its path, for errors.
+        source: its name in the program.
+
+    Raises:
+        UnsupportedValueError: it has no record.
+    """
+    try:
+        return encode_value(
+            obj, where=where, hook=Located(lambda part, at: encode_opaque(part, at, _no_hook))
+        )
+    except UnsupportedValueError as error:
+        if source is not None:
+            error.where = f"{error.where} ({source})"
+        raise
+
+
+def _no_hook(_: object) -> None:
+    return None
+
+
+def _type_name(obj: object) -> str:
+    if isinstance(obj, torch.ScriptObject):
+        return str(obj._type())  # pyright: ignore
+    return subclass_registry.class_name(type(obj))
+
+
+def _advice(obj: object) -> str | None:
+    """The remedy for an unsupported object that Dynamo passes to a backend."""
+    name = type(obj).__name__
+    if isinstance(obj, torch.ScriptObject):
+        return "Call its methods outside the compiled function, or pass the tensors that it holds."
+    if isinstance(obj, (torch.Stream, torch.Event)):
+        return "Enter streams and wait for events outside the compiled function."
+    if isinstance(obj, torch.Generator):
+        return "Seed the default generator instead."
+    if torch_fakes.is_opaque_type(type(obj)) and not isinstance(obj, enum.Enum):
+        return (
+            f"Call torch_fakeify.register_subclass({name}, encode_ctx=..., decode_ctx=...) with "
+            "functions from the object to plain data and back."
+        )
+    return None
+
+
+# --- decode ---------------------------------------------------------------------------------------
+
+
+def decode_opaque(v: OpaqueValue, where: str, hook: DecodeHook, known: meshes.Meshes) -> Any:
+    """The object of a record of `encode_opaque`.
+
+    Args:
+        v: the record.
+        where: its path, for errors.
+        hook: decodes symbolic integers and tensors inside it.
+        known: cache of decoded meshes.
+
+    Raises:
+        FormatError: the record is invalid.
+        UnknownNameError: a class is not registered.
+        ConvertError: the process has no such process group, or this torch does not support the mesh.
+    """
+    if v.kind == meshes.GROUP:
+        return meshes.decode_group(v, where=where)
+    if v.kind == "dataclass":
+        match v.data:
+            case TupleValue(items=(str(name), _)) if name == _SPEC:
+                torch_distributed.device_meshes()  # imports it
+            case _:
+                raise UnknownNameError("a graph may not have such an object", where=where)
+
+    def ask(part: Value) -> object:
+        is_own = part is v or (isinstance(part, OpaqueValue) and part.kind in _KINDS)
+        return NotImplemented if is_own else hook(part)
+
+    return decode_context_value(v, where=where, package="torch", ints=ask, known=known)
+
+
+def decode_constant(v: Value, where: str, known: meshes.Meshes) -> Any:
+    """The object of a record of `encode_constant`."""
+
+    def ask(part: Value, at: str) -> object:
+        if isinstance(part, OpaqueValue) and part.kind in _KINDS:
+            return decode_opaque(part, at, lambda _: NotImplemented, known)
+        return NotImplemented
+
+    return decode_value(v, where=where, hook=Located(ask))

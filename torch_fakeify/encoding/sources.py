@@ -1,0 +1,586 @@
+"""``torch._guards.Source`` trees <-> records.
+
+Sources are dataclasses, so one encoder serves all classes of ``torch._dynamo.source``: the
+dataclass fields are the record. Only classes that torch defines are supported; fields at their defaults
+are omitted. Decoding checks every field against the class's annotation, because torch renders some
+fields into Python text that it evaluates later.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import types
+import typing
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import msgspec
+
+from torch_fakeify.compat import torch_dynamo
+from torch_fakeify.errors import FormatError, LimitError, UnknownNameError, UnsupportedValueError
+from torch_fakeify.records.tensor import EnumValue, SourceDesc, SourceValue, Value
+
+from .source_fields import RENDERED_RAW, is_a
+from .values import decode_value, encode_value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+__all__ = [
+    "DecodeMemo",
+    "EncodeMemo",
+    "decode_source",
+    "decode_sources",
+    "encode_source",
+    "name_of",
+    "source_of",
+]
+
+EncodeMemo: TypeAlias = "dict[int, tuple[torch_dynamo.Source, SourceDesc]]"
+"""Records by ``id`` of a source, since equal sources may differ in ``1`` and ``True``."""
+
+
+class DecodeMemo(dict[int, "torch_dynamo.Source"]):
+    """Sources by ``id`` of a record."""
+
+    __slots__ = ("alive",)
+
+    def __init__(self) -> None:
+        self.alive: list[SourceDesc] = []
+        """Strong references to the records whose ids are keys."""
+
+
+MAX_NESTING = 50
+"""Maximum depth of sources in fields of other sources; chains of ``base`` are not limited."""
+
+_PROPERTY = "torch._dynamo.source.TensorProperty"
+_RECORD = "_fakeify_record"
+_new: Any = object.__new__
+_set_attribute = object.__setattr__
+"""Also sets fields of a frozen dataclass."""
+
+
+# --- the closed table of source classes -----------------------------------------------------------
+
+
+class _SourceClass(msgspec.Struct, frozen=True):
+    """A supported source class."""
+
+    cls: type[Any]
+    chained: bool
+    """Whether it has a ``base``."""
+    fields: dict[str, Any]
+    """Annotations of the constructor's fields, except ``base``."""
+    defaults: dict[str, Any]
+    plain: dict[str, type[Any]]
+    """Fields of type ``str``, ``int`` or ``bool`` that may have any value of the type."""
+    required: frozenset[str]
+    bare: dict[str, Any] | None
+    """All fields and their defaults, if the constructor only sets them."""
+    naming: _Naming | None
+    """Fast construction of an instance without base; see `_Naming`."""
+    link: _Link | None
+    """Fast construction of an instance over a base; see `_Link`."""
+
+
+class _Naming(NamedTuple):
+    """A source class with one text field, and torch's name for an instance if it is an identifier."""
+
+    cls: type[Any]
+    field: str
+    before: str
+    after: str
+    values: dict[str, Any]
+    """Values of all fields, and of the attributes in which torch caches the name."""
+
+
+class _Link(NamedTuple):
+    """A source class with a base and at most one plain field."""
+
+    cls: type[Any]
+    values: dict[str, Any]
+    """Defaults of all fields."""
+    needed: str | None
+    """The required field."""
+    kinds: dict[str, frozenset[type[Any]]]
+    """Types of which each field may have any value."""
+    is_name: bool = False
+    """Whether the field must not contain a dot."""
+
+
+# Annotations of literals, of which the constructor checks the type.
+_LITERALS: Mapping[tuple[str, str], frozenset[type[Any]]] = types.MappingProxyType(
+    {("DictGetItemSource", "index"): frozenset({str, int})}
+)
+# Annotations of names, which the constructor searches for dots.
+_NAMES = frozenset({"AttrSource", "ParamBufferSource", "UnspecializedParamBufferSource"})
+
+# Fields whose values do not match torch's annotation.
+_TAKEN: Mapping[tuple[str, str], Any] = types.MappingProxyType(
+    {("LocalSource", "dynamism"): frozenset[str | tuple[str, tuple[bool, ...]]] | None}
+)
+
+
+@functools.cache
+def _source_classes() -> Mapping[str, _SourceClass]:
+    """Every source class that torch defines, by name."""
+    module = torch_dynamo.dynamo_source()
+    found = {
+        cls.__name__: cls
+        for cls in vars(module).values()
+        if isinstance(cls, type)
+        and issubclass(cls, torch_dynamo.Source)
+        and cls.__module__ in (module.__name__, torch_dynamo.Source.__module__)
+    }
+    return types.MappingProxyType({name: _inspect(cls) for name, cls in found.items()})
+
+
+@functools.cache
+def _links() -> dict[str, _Link]:
+    """Source classes with a base that are constructed directly, by name."""
+    found = {name: known.link for name, known in _source_classes().items()}
+    return {name: link for name, link in found.items() if link is not None}
+
+
+@functools.cache
+def _namings() -> dict[str, _Naming]:
+    """Source classes with one text field, by name."""
+    found = {name: known.naming for name, known in _source_classes().items()}
+    return {name: naming for name, naming in found.items() if naming is not None}
+
+
+def _inspect(cls: type[Any]) -> _SourceClass:
+    hints = typing.get_type_hints(cls)
+    taken = [field for field in dataclasses.fields(cls) if field.init]
+    fields = {
+        field.name: _TAKEN.get((cls.__name__, field.name), hints[field.name])
+        for field in taken
+        if field.name != "base"
+    }
+    defaults = {
+        field.name: field.default for field in taken if field.default is not dataclasses.MISSING
+    }
+    does_more = hasattr(cls, "__post_init__") or len(taken) < len(dataclasses.fields(cls))
+    bare = None if does_more else {field.name: field.default for field in taken}
+    chained = any(field.name == "base" for field in taken)
+    required = frozenset(fields) - frozenset(defaults)
+    plain = {
+        name: hint
+        for name, hint in fields.items()
+        if hint in (str, int, bool) and (cls.__name__, name) not in RENDERED_RAW
+    }
+    return _SourceClass(
+        cls=cls,
+        chained=chained,
+        fields=fields,
+        defaults=defaults,
+        plain=plain,
+        required=required,
+        bare=bare,
+        naming=None if bare is None or chained else _naming(cls, plain, required, bare),
+        link=_link(cls, fields, plain, required, bare) if chained else None,
+    )
+
+
+def _link(
+    cls: type[Any],
+    fields: dict[str, Any],
+    plain: dict[str, type[Any]],
+    required: frozenset[str],
+    bare: dict[str, Any] | None,
+) -> _Link | None:
+    needed = next(iter(required), None)
+    if len(required) > 1:
+        return None
+    if bare is not None:
+        return _Link(cls, bare, needed, {name: frozenset({kind}) for name, kind in plain.items()})
+    is_name = cls.__name__ in _NAMES
+    kinds = frozenset({str}) if is_name else _LITERALS.get((cls.__name__, needed or ""))
+    if needed is None or kinds is None or fields.keys() != {needed}:
+        return None
+    # Whether the constructor only sets its arguments.
+    base = torch_dynamo.dynamo_source().ConstantSource("x")
+    for example in ("x", 1):
+        recorded: dict[str, Any] = {"base": base, needed: example}
+        if type(example) in kinds and vars(cls(**recorded)) != recorded:
+            return None
+    return _Link(cls, {}, needed, {needed: kinds}, is_name)
+
+
+def _naming(
+    cls: type[Any], plain: dict[str, type[Any]], required: frozenset[str], bare: dict[str, Any]
+) -> _Naming | None:
+    name, template = cls.name, inspect.getattr_static(cls, "_name_template")
+    if not type(name) is type(template) is functools.cached_property or len(required) != 1:
+        return None
+    (field,) = required
+    example = "fakeify"
+    if plain.get(field) is not str:
+        return None
+    before, found, after = cls(**{field: example}).name.partition(f"'{example}'")
+    if not found:
+        return None
+    return _Naming(
+        cls, field, before + "'", "'" + after, {**bare, "_name_template": "", "name": ""}
+    )
+
+
+# --- sources --------------------------------------------------------------------------------------
+
+
+def source_of(fx_node: Any) -> Any | None:
+    """Dynamo's source of the input of a placeholder, or ``None``."""
+    source = getattr(fx_node, "_dynamo_source", None)
+    if source is None:
+        source = getattr(fx_node.meta.get("grapharg"), "source", None)
+    return source
+
+
+def encode_source(source: torch_dynamo.Source, *, memo: EncodeMemo | None = None) -> SourceDesc:
+    """The record of a source; each source object has one record object.
+
+    The record is cached on the source, since a model's parameters share most of their bases.
+
+    Args:
+        source: an instance of a class of ``torch._dynamo.source``.
+        memo: cache to use instead of the sources.
+
+    Raises:
+        UnsupportedValueError: the class is not torch's, or a field has no record.
+        LimitError: sources are nested too deeply in fields of other sources.
+    """
+    known = vars(source).get(_RECORD) if memo is None else None
+    return _encode_source(source, memo, MAX_NESTING) if known is None else known
+
+
+def _encode_source(source: torch_dynamo.Source, memo: EncodeMemo | None, left: int) -> SourceDesc:
+    chain: list[torch_dynamo.Source] = []
+    current: torch_dynamo.Source | None = source
+    desc: SourceDesc | None = None
+    while current is not None:
+        desc = _known_record(current, memo)
+        if desc is not None:
+            break
+        chain.append(current)
+        current = getattr(current, "base", None)
+    for link in reversed(chain):
+        desc = _encode_link(link, desc, memo, left)
+        if memo is None:
+            # Set like torch's cached hash of a frozen dataclass. It is not a field, so it does not
+            # affect equality, copies and pickles.
+            object.__setattr__(link, _RECORD, desc)
+        else:
+            memo[id(link)] = link, desc
+    return typing.cast("SourceDesc", desc)
+
+
+def _known_record(source: torch_dynamo.Source, memo: EncodeMemo | None) -> SourceDesc | None:
+    if memo is None:
+        return vars(source).get(_RECORD)
+    found = memo.get(id(source))
+    return None if found is None else found[1]
+
+
+def _encode_link(
+    source: Any,
+    base: SourceDesc | None,
+    memo: EncodeMemo | None,
+    left: int,
+) -> SourceDesc:
+    cls = type(source)
+    known = _source_classes().get(cls.__name__)
+    if known is None or known.cls is not cls:
+        raise UnsupportedValueError(
+            "a source class has no record",
+            where=name_of(source),
+            expected="a class of torch._dynamo.source",
+            found=f"{cls.__module__}.{cls.__qualname__}",
+            fix="Give the source as one of torch's own classes",
+        )
+    fields: list[tuple[str, Value]] = []
+    for name in known.fields:
+        value = getattr(source, name)
+        if name == "index" and getattr(source, "index_is_slice", False):
+            value = source.unpack_slice()
+        elif name == "index_is_slice" and value:
+            continue  # implied by a slice in ``index``
+        default = known.defaults.get(name, dataclasses.MISSING)
+        if type(value) is type(default) and value == default:
+            continue
+        where = f"{name_of(source)} ({cls.__name__}.{name})"
+        check = RENDERED_RAW.get((cls.__name__, name))
+        if check is not None and isinstance(value, str) and not check(value):
+            # Refused here, since no reader would accept it.
+            raise UnsupportedValueError(
+                "a field of a source is no identifier", where=where, found=repr(value)
+            )
+        fields.append((name, _encode_field(value, where, memo, left)))
+    return SourceDesc(cls=cls.__name__, name=name_of(source), base=base, fields=tuple(fields))
+
+
+def _encode_field(value: object, where: str, memo: EncodeMemo | None, left: int) -> Value:
+    if value is None or type(value) in (bool, int):
+        return typing.cast("Value", value)
+
+    def own(part: object) -> Value | None:
+        if isinstance(part, torch_dynamo.Source):
+            if left == 0:
+                raise LimitError(
+                    f"sources are nested deeper than {MAX_NESTING} levels", where=where
+                )
+            return SourceValue(source=_encode_source(part, memo, left - 1))
+        if isinstance(part, torch_dynamo.dynamo_source().TensorProperty):
+            return EnumValue(cls=_PROPERTY, name=part.name)  # pyright: ignore[reportAttributeAccessIssue]
+        return None
+
+    return encode_value(value, where=where, hook=own)
+
+
+def name_of(source: Any) -> str:
+    """Torch's name of a source, or the name of its class if torch has none."""
+    try:
+        name = source.name
+    except (AssertionError, AttributeError, RuntimeError):
+        # Torch refuses names of sources that nothing may guard on: NotImplementedError is a
+        # RuntimeError; slices of lists and sources as plain indices assert.
+        return type(source).__name__
+    return name if isinstance(name, str) else type(source).__name__
+
+
+def decode_source(d: SourceDesc, *, memo: DecodeMemo | None = None) -> torch_dynamo.Source:
+    """The source of a record, whose ``name`` is not used.
+
+    Args:
+        d: the record.
+        memo: cache of decoded sources; records with a common base then share its source.
+
+    Raises:
+        UnknownNameError: torch has no such source class.
+        FormatError: a field is missing, unknown or has the wrong type.
+    """
+    if memo is None:
+        memo = DecodeMemo()
+    known = memo.get(id(d))
+    if known is not None:
+        return known
+    if d.base is not None:
+        return decode_sources((d,), memo)[0]
+    source = _named(d) or _decode_link(d, None, memo, MAX_NESTING)
+    memo[id(d)] = source
+    memo.alive.append(d)
+    return source
+
+
+def base_source_of(source: torch_dynamo.Source) -> torch_dynamo.Source:
+    """The source of the base of a view."""
+    cls, fields, suffix = _base_of_example()
+    made = _new(cls)
+    own = made.__dict__
+    own.update(fields)
+    own["base"] = source
+    name = source.__dict__.get("name")
+    if name is not None:
+        own["name"] = name + suffix
+    return made
+
+
+@functools.cache
+def _base_of_example() -> tuple[type[Any], dict[str, Any], str]:
+    """Class, other fields and end of the name of the source of a view's base."""
+    sources = torch_dynamo.dynamo_source()
+    example = sources.ConstantSource("x")
+    base = sources.AttrSource(example, "_base")
+    suffix = base.name.removeprefix(example.name)
+    fields = {name: value for name, value in vars(base).items() if name not in ("base", "name")}
+    return type(base), fields, suffix
+
+
+def _named(d: SourceDesc) -> Any:
+    """A source with one text field that is an identifier; ``None`` for all others."""
+    naming, recorded = _namings().get(d.cls), d.fields
+    if naming is None or d.base is not None or len(recorded) != 1:
+        return None
+    cls, needed, before, after, values = naming
+    ((field, text),) = recorded
+    if type(text) is not str or field != needed or not text.isascii() or not text.isidentifier():
+        return None
+    source = _new(cls)
+    own = source.__dict__
+    own.update(values)
+    own[field] = text
+    own["_name_template"] = own["name"] = before + text + after
+    return source
+
+
+def decode_sources(
+    records: Iterable[SourceDesc], memo: DecodeMemo, left: int = MAX_NESTING
+) -> list[torch_dynamo.Source]:
+    """Decode many sources; see `decode_source`.
+
+    Args:
+        records: the records.
+        memo: cache, to which the sources are added.
+        left: maximum depth of sources in fields.
+    """
+    decoded: list[Any] = []
+    known_of: Callable[[int], Any] = memo.get
+    link_of, keep_alive = _links().get, memo.alive.append
+    for d in records:
+        chain: list[SourceDesc] = []
+        record: Any = d
+        source: Any = None
+        while record is not None:
+            source = known_of(id(record))
+            if source is not None:
+                break
+            chain.append(record)
+            record = record.base
+        while chain:
+            record = chain.pop()
+            link = None if source is None else link_of(record.cls)
+            if link is not None:
+                # With a base, without its constructor: there are thousands of them.
+                cls, values, needed, kinds, is_name = link
+                name, recorded = None, record.fields
+                made = _new(cls)
+                own = made.__dict__
+                own.update(values)
+                own["base"] = source
+                if recorded:
+                    name, value = recorded[0]
+                    own[name] = value
+                    dotted = is_name and "." in str(value)
+                    if len(recorded) > 1 or dotted or type(value) not in kinds.get(name, ()):
+                        link = None
+                if link is not None and (needed is None or name == needed):
+                    source = memo[id(record)] = made
+                    keep_alive(record)
+                    continue
+            named = _named(record) if source is None else None
+            source = named or _decode_link(record, source, memo, left)
+            memo[id(record)] = source
+            keep_alive(record)
+        decoded.append(source)
+    return decoded
+
+
+def _decode_link(
+    d: SourceDesc, base: torch_dynamo.Source | None, memo: DecodeMemo, left: int
+) -> torch_dynamo.Source:
+    known = _source_classes().get(d.cls)
+    if known is None:
+        raise UnknownNameError(
+            "no such source class",
+            where=d.name,
+            expected="a class of torch._dynamo.source",
+            found=d.cls,
+        )
+    if known.chained != (base is not None):
+        expected, found = ("a base", "none") if known.chained else ("no base", "one")
+        raise FormatError(
+            "a source has the wrong base", where=_where_of(d), expected=expected, found=found
+        )
+    if known.bare is not None and (source := _bare(known, known.bare, d.fields, base)) is not None:
+        return source
+    values: dict[str, Any] = {} if base is None else {"base": base}
+    is_plain = True
+    for name, value in d.fields:
+        if type(value) is known.plain.get(name) and name not in values:
+            values[name] = value
+            continue
+        where, is_plain = _where_of(d), False
+        if name not in known.fields or name in values:
+            raise FormatError(
+                "a source has a field that is unknown or occurs twice",
+                where=where,
+                expected=" | ".join(known.fields) or "no field",
+                found=name,
+            )
+        values[name] = _decode_field(value, f"{where}.{name}", memo, left)
+        _check_field(d.cls, name, values[name], known.fields[name], where)
+    if not known.required <= values.keys():
+        missing = [name for name in known.fields if name in known.required - values.keys()]
+        raise FormatError("a source lacks a field", where=_where_of(d), expected=missing[0])
+    return _construct(known, values, d, hashable=is_plain)
+
+
+def _bare(
+    known: _SourceClass,
+    defaults: dict[str, Any],
+    recorded: tuple[tuple[str, Value], ...],
+    base: Any,
+) -> Any:
+    """A source made without its constructor; ``None`` unless each field occurs once and is plain."""
+    values = defaults.copy()
+    if base is not None:
+        values["base"] = base
+    for name, value in recorded:
+        if type(value) is not known.plain.get(name):
+            return None
+        values[name] = value
+    for name in known.required:
+        if values[name] is dataclasses.MISSING:
+            return None
+    if len(recorded) > 1 and len(dict(recorded)) < len(recorded):
+        return None
+    source = _new(known.cls)
+    _set_attribute(source, "__dict__", values)
+    return source
+
+
+def _where_of(d: SourceDesc) -> str:
+    return f"{d.name} ({d.cls})"
+
+
+def _decode_field(value: Value, where: str, memo: DecodeMemo, left: int) -> Any:
+    def own(part: Value) -> object:
+        if isinstance(part, SourceValue):
+            if left == 0:
+                raise LimitError(
+                    f"sources are nested deeper than {MAX_NESTING} levels", where=where
+                )
+            return decode_sources((part.source,), memo, left - 1)[0]
+        if isinstance(part, EnumValue) and part.cls == _PROPERTY:
+            members = torch_dynamo.dynamo_source().TensorProperty.__members__
+            if part.name not in members:
+                raise UnknownNameError("no such tensor property", where=where, found=part.name)
+            return members[part.name]
+        return NotImplemented
+
+    return decode_value(value, where=where, hook=own)
+
+
+def _construct(
+    known: _SourceClass, values: dict[str, Any], d: SourceDesc, *, hashable: bool
+) -> torch_dynamo.Source:
+    if d.cls == "ImportSource":
+        # Its __post_init__ adds a guard to the frame that is compiled; there is none.
+        source = object.__new__(known.cls)
+        for name, value in values.items():
+            object.__setattr__(source, name, value)
+        return source
+    try:
+        source = known.cls(**values)
+        if not hashable:
+            hash(source)
+    except (AssertionError, TypeError, ValueError) as error:
+        raise FormatError(
+            "a source cannot be made", where=_where_of(d), found=str(error)
+        ) from error
+    return source
+
+
+def _check_field(cls: str, name: str, value: object, hint: Any, where: str) -> None:
+    if not is_a(value, hint):
+        raise FormatError(
+            "a field of a source has the wrong type",
+            where=f"{where}.{name}",
+            expected=getattr(hint, "__name__", str(hint)),
+            found=type(value).__name__,
+        )
+    check = RENDERED_RAW.get((cls, name))
+    if check is not None and isinstance(value, str) and not check(value):
+        raise FormatError(
+            "a field of a source is no identifier", where=f"{where}.{name}", found=repr(value)
+        )

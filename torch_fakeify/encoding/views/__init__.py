@@ -1,0 +1,1 @@
+"""Functions that make a view, traced to records and replayed."""

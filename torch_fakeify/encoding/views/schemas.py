@@ -1,0 +1,144 @@
+"""View operators and the arguments in their schemas, for tracing and replaying view calls.
+
+Torch's C++ view function stores the arguments of its operators by type: visitors get every ``SymInt``
+first, then every tensor, in the order of the chain and of each schema
+(``torch/csrc/autograd/variable.h``, torch 2.13).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+from torch_fakeify.errors import FormatError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from torch_fakeify.compat.torch_graphs import OpOverload
+
+__all__ = ["ArgumentKind", "BoundArgument", "bind", "gives_several", "is_view_operator"]
+
+ArgumentKind: TypeAlias = Literal["int", "tensor", "other"]
+"""Kind of an argument: view functions can replace integers and tensors."""
+
+
+class Parameter(NamedTuple):
+    """An argument in a schema, after the viewed tensor."""
+
+    name: str
+    position: int
+    """Index among the arguments after the viewed tensor."""
+    kind: ArgumentKind
+    keyword_only: bool
+    has_default: bool
+    default: Any
+
+
+class BoundArgument(NamedTuple):
+    """An argument of a call."""
+
+    parameter: Parameter
+    value: Any
+
+
+@functools.cache
+def is_view_operator(op: OpOverload[..., Any]) -> bool:
+    """Whether all results of an operator alias its first argument, by its schema.
+
+    It writes nothing, and each result is a tensor or a list of tensors.
+    """
+    schema = op._schema
+    arguments = schema.arguments
+    if not arguments or schema.is_mutable or not schema.returns:
+        return False
+    if arguments[0].alias_info is None or str(arguments[0].type) != "Tensor":
+        return False
+    if any(argument.alias_info is not None for argument in arguments[1:]):
+        return False
+    return all(
+        result.alias_info is not None and str(result.type) in ("Tensor", "List[Tensor]")
+        for result in schema.returns
+    )
+
+
+def gives_several(op: OpOverload[..., Any]) -> bool:
+    """Whether a view operator returns a sequence of tensors."""
+    returns = op._schema.returns
+    return len(returns) > 1 or str(returns[0].type) == "List[Tensor]"
+
+
+@functools.cache
+def parameters(op: OpOverload[..., Any]) -> tuple[Parameter, ...]:
+    """The arguments in the schema of a view operator, after the viewed tensor."""
+    return tuple(
+        Parameter(
+            name=argument.name,
+            position=i,
+            kind=_kind(argument.real_type),
+            keyword_only=bool(argument.kwarg_only),
+            has_default=argument.has_default_value(),
+            default=argument.default_value,
+        )
+        for i, argument in enumerate(op._schema.arguments[1:])
+    )
+
+
+def _kind(type_: Any) -> ArgumentKind:
+    while type_.kind() in ("OptionalType", "ListType"):
+        type_ = type_.getElementType()
+    kinds: dict[str, ArgumentKind] = {"SymIntType": "int", "TensorType": "tensor"}
+    return kinds.get(type_.kind(), "other")
+
+
+def bind(
+    op: OpOverload[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | Iterable[tuple[str, Any]],
+    *,
+    where: str,
+) -> list[BoundArgument]:
+    """The arguments of a call in the order of the schema.
+
+    Torch omits arguments at their defaults. An omitted number is added, since the view function stores
+    it.
+
+    Args:
+        op: a view operator.
+        args: the positional arguments after the viewed tensor.
+        kwargs: the keyword arguments, by name.
+        where: of the call, for errors.
+
+    Raises:
+        FormatError: the arguments do not match the schema.
+    """
+    named = dict(kwargs)
+    known = parameters(op)
+    positional = [parameter for parameter in known if not parameter.keyword_only]
+    if len(args) > len(positional):
+        raise FormatError(
+            f"too many arguments for {op}",
+            where=where,
+            expected=f"at most {len(positional)} after the tensor",
+            found=str(len(args)),
+        )
+    passed = dict(zip((parameter.name for parameter in positional), args, strict=False))
+    for name, value in named.items():
+        if name in passed or all(parameter.name != name for parameter in known):
+            raise FormatError(
+                f"not an argument of {op}, or a repeated one",
+                where=where,
+                found=repr(name),
+            )
+        passed[name] = value
+    bound: list[BoundArgument] = []
+    for parameter in known:
+        if parameter.name in passed:
+            bound.append(BoundArgument(parameter, passed[parameter.name]))
+        elif not parameter.has_default:
+            raise FormatError(
+                f"an argument of {op} is missing", where=where, expected=repr(parameter.name)
+            )
+        elif parameter.kind == "int" and parameter.default is not None:
+            bound.append(BoundArgument(parameter, parameter.default))
+    return bound

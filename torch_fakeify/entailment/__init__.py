@@ -1,0 +1,1 @@
+"""Entailment between conditions on shape symbols: linear and polynomial integer arithmetic."""

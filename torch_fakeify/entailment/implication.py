@@ -1,0 +1,310 @@
+"""Which facts about shape symbols follow from other facts, and which contradict each other.
+
+A fact is a sympy condition over torch's symbols and functions; a value range is two facts. A
+positive answer ("it follows", "it contradicts") is sound: over the integers for integer symbols, over
+the real numbers for all others. A negative answer may be a failure of the search, which looks at a
+bounded number of facts, the nearest ones. `refutation` finds the contradictions.
+
+Of sympy's assumptions on a symbol only ``integer`` counts; ``positive=True`` is not a fact, unless
+sympy itself simplifies a condition by it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
+
+from .polynomials import FALSE, AtomTable, Either, all_rows
+from .refutation import Refuter, WorkCounter, opposite
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    import sympy
+
+    from .polynomials import Part
+    from .simplex import Mono, Number, Row
+
+__all__ = ["WorkCounter", "conflict", "implied", "redundant"]
+
+MAX_NEIGHBOURS = 20
+"""The most facts of several variables that one question uses; bounds of one variable are extra."""
+
+MAX_CHOICES = 4
+"""The most disjunctions among the facts that one question uses."""
+
+MAX_LOOKED_AT = 32
+"""The most facts that are considered for one variable."""
+
+WIDER_SEARCH_FACTOR = 4
+"""The factor by which `conflict` raises `MAX_NEIGHBOURS` for its second attempt."""
+
+
+def redundant(
+    facts: Sequence[sympy.Basic],
+    *,
+    removable: Sequence[bool] | None = None,
+    work: WorkCounter | None = None,
+) -> list[int]:
+    """Positions of facts that follow from the remaining facts, in ascending order.
+
+    Facts are tried from the last to the first, each against those not yet removed, so the remaining
+    facts are equivalent to all of them. Time is linear in the number of facts. An undecided fact is
+    not redundant.
+
+    Args:
+        facts: sympy conditions, the most important first; ranges are facts like ``s0 >= 2``.
+        removable: for each fact whether it may be removed; by default every fact may.
+        work: counts the work done.
+    """
+    index = _Facts(facts, work or WorkCounter())
+    removed: list[int] = []
+    for at in reversed(range(len(facts))):
+        if removable is not None and not removable[at]:
+            continue
+        if index.implies(index.parts[at], without=at):
+            index.remove(at)
+            removed.append(at)
+    return removed[::-1]
+
+
+def implied(
+    premises: Sequence[sympy.Basic], conclusion: sympy.Basic, *, work: WorkCounter | None = None
+) -> bool:
+    """Whether a condition follows from others; False if that is undecided.
+
+    Only premises that share variables with the conclusion, directly or through others, are used: a
+    contradiction among unrelated premises is not found.
+    """
+    index = _Facts(premises, work or WorkCounter())
+    return index.implies(index.table.condition(conclusion), without=None)
+
+
+def conflict(
+    facts: Sequence[sympy.Basic], new: sympy.Basic, *, work: WorkCounter | None = None
+) -> tuple[int, ...] | None:
+    """Positions of a minimal set of facts that contradict a condition, in ascending order.
+
+    Empty if the condition contradicts itself; ``None`` if no contradiction was found.
+    """
+    index = _Facts(facts, work or WorkCounter())
+    parts = index.table.condition(new)
+    for limit in (MAX_NEIGHBOURS, MAX_NEIGHBOURS * WIDER_SEARCH_FACTOR):
+        found = index.near(parts, None, limit)
+        if index.refuter.contradicts([*parts, *(part for _, part in found)]):
+            return tuple(sorted(_needed(index.refuter, parts, found)))
+    return None
+
+
+def _needed(
+    refuter: Refuter, parts: Sequence[Part], found: list[tuple[int, Part]]
+) -> dict[int, None]:
+    """A minimal contradicting subset of the found facts; the farthest are removed first."""
+    needed = dict.fromkeys(at for at, _ in found)
+    for at in reversed(needed.copy()):
+        left = [part for other, part in found if other in needed and other != at]
+        if refuter.contradicts([*parts, *left]):
+            del needed[at]
+    return needed
+
+
+class _Entry(NamedTuple):
+    """A bound on one linear combination; entries sort from the tightest to the loosest."""
+
+    bound: Number
+    is_loose: bool
+    """Whether the inequality is not strict."""
+    at: int
+    part: int
+
+
+class _Facts:
+    """An index of facts by the variables and symbols that occur in them."""
+
+    def __init__(self, facts: Iterable[sympy.Basic], work: WorkCounter) -> None:
+        self.table = AtomTable()
+        self.work = work
+        self.refuter = Refuter(self.table, work)
+        self.parts = [self.table.condition(fact) for fact in facts]
+        self._tightest: dict[tuple[tuple[Mono, int], ...], list[_Entry]] = {}
+        self._directions: dict[tuple[Mono, bool], dict[tuple[tuple[Mono, int], ...], None]] = {}
+        self._of_symbol: dict[int, dict[tuple[int, int], None]] = {}
+        self._never = {at: None for at, parts in enumerate(self.parts) if FALSE[0] in parts}
+        for at, parts in enumerate(self.parts):
+            for number, part in enumerate(parts):
+                self._insert(at, number, part)
+
+    def _insert(self, at: int, number: int, part: Part) -> None:
+        for row in _rows(part):
+            entry = _Entry(row.bound, not row.strict, at, number)
+            insort(self._tightest.setdefault(row.coeffs, []), entry)
+            if len(row.coeffs) > 1:
+                for mono, c in row.coeffs:
+                    self._directions.setdefault((mono, c > 0), {})[row.coeffs] = None
+        for symbol in self._deep_symbols(part):
+            self._of_symbol.setdefault(symbol, {})[at, number] = None
+
+    def remove(self, at: int) -> None:
+        """Remove a fact from the index."""
+        self._never.pop(at, None)
+        for number, part in enumerate(self.parts[at]):
+            for row in _rows(part):
+                entries = self._tightest[row.coeffs]
+                del entries[bisect_left(entries, _Entry(row.bound, not row.strict, at, number))]
+                if not entries:
+                    for mono, c in row.coeffs if len(row.coeffs) > 1 else ():
+                        del self._directions[mono, c > 0][row.coeffs]
+                    del self._tightest[row.coeffs]
+            for symbol in self._deep_symbols(part):
+                del self._of_symbol[symbol][at, number]
+
+    def _deep_symbols(self, part: Part) -> list[int]:
+        """The symbols inside functions, products and disjunctions of a part."""
+        if isinstance(part, Either):
+            return sorted({s for row in all_rows(part) for s in self.table.symbols_of(row.coeffs)})
+        is_plain = all(self.table.is_symbol(mono) for mono, _ in part.coeffs)
+        return [] if is_plain else sorted(self.table.symbols_of(part.coeffs))
+
+    def implies(self, parts: Sequence[Part], *, without: int | None) -> bool:
+        """Whether a condition follows from the facts except the one at position ``without``."""
+        for part in parts:
+            wrong = opposite(self.table, [part])
+            near = [p for _, p in self.near(wrong, without, MAX_NEIGHBOURS)]
+            # Each option is refuted separately, so that its equalities can replace symbols.
+            lone = wrong[0] if len(wrong) == 1 else None
+            options = lone.options if isinstance(lone, Either) else (wrong,)
+            if not all(self.refuter.contradicts([*option, *near]) for option in options):
+                return False
+        return True
+
+    # --- neighbours ----------------------------------------------------------------------------
+
+    def near(
+        self, parts: Sequence[Part], without: int | None, limit: int
+    ) -> list[tuple[int, Part]]:
+        """The facts that can take part in a contradiction with a condition, nearest first.
+
+        In a contradiction every variable of a row cancels against a row that has it with the opposite
+        sign. The search is breadth-first over these pairs of variable and sign.
+        """
+        search = _Search(self, without, limit)
+        search.found += [(at, FALSE[0]) for at in self._never if at != without]
+        for part in parts:
+            search.reach(part)
+        search.run()
+        self.work.neighbours += search.looked_at
+        return search.found
+
+    def tightest(
+        self, coeffs: tuple[tuple[Mono, int], ...], without: int | None
+    ) -> tuple[int, int] | None:
+        """Positions of the fact, and of its part, with the tightest bound on a linear combination."""
+        for entry in self._tightest.get(coeffs, ()):
+            if entry.at != without:
+                return entry.at, entry.part
+        return None
+
+    def with_variable(self, mono: Mono, positive: bool) -> Iterable[tuple[tuple[Mono, int], ...]]:
+        """Linear combinations of several variables that have this one with this sign."""
+        return islice(self._directions.get((mono, positive), ()), MAX_LOOKED_AT)
+
+    def of_symbol(self, symbol: int) -> Iterable[tuple[int, int]]:
+        """Parts that have the symbol inside a function, a product or a disjunction."""
+        return islice(self._of_symbol.get(symbol, ()), MAX_LOOKED_AT)
+
+
+class _Search:
+    """A breadth-first search for the facts that can contradict a condition."""
+
+    def __init__(self, facts: _Facts, without: int | None, limit: int) -> None:
+        self.facts = facts
+        self.table = facts.table
+        self.without = without
+        self.limit = limit
+        self.choices_left = MAX_CHOICES
+        self.looked_at = 0
+        self.found: list[tuple[int, Part]] = []
+        self._taken: set[tuple[int, int]] = set()
+        self._requested: dict[tuple[Mono, bool], None] = {}
+        self._next: list[tuple[Mono, bool]] = []
+        self._symbols: set[int] = set()
+
+    def reach(self, part: Part) -> None:
+        """Request rows in which the variables of a part have the opposite sign."""
+        for key in _cancelling(part):
+            self._request(key)
+
+    def _request(self, key: tuple[Mono, bool]) -> None:
+        if key not in self._requested:
+            self._requested[key] = None
+            self._next.append(key)
+
+    def run(self) -> None:
+        """Search level by level; facts that add the fewest new variables come first."""
+        while self._next and self.limit > 0:
+            level, self._next = self._next, []
+            candidates: dict[tuple[int, int], None] = {}
+            for mono, positive in level:
+                self._bound(mono, positive)
+                candidates.update(dict.fromkeys(self._around(mono, positive)))
+            ranked = [(self._new(at, number), at, number) for at, number in candidates]
+            ranked.sort(key=lambda item: item[0])  # stable: then in the order of their variables
+            for _, at, number in ranked:
+                self._take(at, number)
+        while self._next:  # bounds of the variables of the last facts
+            level, self._next = self._next, []
+            for mono, positive in level:
+                self._bound(mono, positive)
+                self._request_inside(mono)
+
+    def _bound(self, mono: Mono, positive: bool) -> None:
+        key = self.facts.tightest(((mono, 1 if positive else -1),), self.without)
+        if key is not None and key not in self._taken:
+            self._taken.add(key)
+            self.found.append((key[0], self.facts.parts[key[0]][key[1]]))
+
+    def _around(self, mono: Mono, positive: bool) -> Iterator[tuple[int, int]]:
+        for coeffs in self.facts.with_variable(mono, positive):
+            self.looked_at += 1
+            key = self.facts.tightest(coeffs, self.without)
+            if key is not None and key not in self._taken:
+                yield key
+        self._request_inside(mono)
+        for symbol in sorted(self.table.symbols_of([(mono, 1)]) - self._symbols):
+            self._symbols.add(symbol)
+            for key in self.facts.of_symbol(symbol):
+                self.looked_at += 1
+                if key[0] != self.without and key not in self._taken:
+                    yield key
+
+    def _request_inside(self, mono: Mono) -> None:
+        for inner in self.table.inside(mono):
+            self._request((inner, True))
+            self._request((inner, False))
+
+    def _new(self, at: int, number: int) -> int:
+        return sum(key not in self._requested for key in _cancelling(self.facts.parts[at][number]))
+
+    def _take(self, at: int, number: int) -> None:
+        part = self.facts.parts[at][number]
+        if self.limit == 0 or (at, number) in self._taken:
+            return
+        if isinstance(part, Either):
+            if self.choices_left == 0:
+                return
+            self.choices_left -= 1
+        self.limit -= 1
+        self._taken.add((at, number))
+        self.found.append((at, part))
+        self.reach(part)
+
+
+def _rows(part: Part) -> tuple[Row, ...]:
+    """The inequalities that a part is equivalent to; none for a disjunction."""
+    return () if isinstance(part, Either) else tuple(all_rows(part))
+
+
+def _cancelling(part: Part) -> list[tuple[Mono, bool]]:
+    """The pairs of variable and sign that would cancel the variables of a part."""
+    return [(mono, c < 0) for row in all_rows(part) for mono, c in row.coeffs]

@@ -1,0 +1,218 @@
+"""Linear inequalities that hold for functions and products of symbols, for use in linear programs.
+
+A floor division gets its definition; a maximum is at least each of its arguments and equals one of
+them; a product gets McCormick's bounds ("Computability of global solutions to factorable nonconvex
+programs", 1976) and those of rows multiplied by a factor.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import product
+from math import floor
+from typing import TYPE_CHECKING
+
+from .polynomials import FLOOR, MAX, AtomTable, Either, Poly, add, all_rows, either, multiply
+from .simplex import Mono, Number, Row
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+__all__ = ["Lemmas"]
+
+MAX_LEMMAS = 80
+"""The most inequalities about functions and products for one question."""
+
+MAX_WIDTH = 16
+"""The most variables of a row that is multiplied by a factor."""
+
+PROPAGATION_ROUNDS = 3
+"""Rounds of bound propagation through the rows before products use the bounds."""
+
+
+class Lemmas:
+    """Inequalities that follow from some rows for the functions and products in them."""
+
+    def __init__(self, table: AtomTable, rows: Sequence[Row], choices: Sequence[Either]) -> None:
+        self.table = table
+        self.rows = rows
+        self.choices = choices
+        self.low: dict[Mono, Number] = {}
+        self.high: dict[Mono, Number] = {}
+        self.found: dict[Row, None] = {}
+        self.splits: list[Either] = []
+
+    def collect(self) -> tuple[list[Row], list[Either]]:
+        """The inequalities, and for each maximum the disjunction that it equals an argument."""
+        seen: dict[Mono, None] = {}
+        rows = [*self.rows, *(row for choice in self.choices for row in all_rows(choice))]
+        queue = [m for row in rows for m, _ in row.coeffs if not self.table.is_symbol(m)]
+        if not queue:
+            return [], []
+        self._propagate()
+        while queue and len(self.found) < MAX_LEMMAS:
+            mono = queue.pop(0)
+            if mono in seen or self.table.is_symbol(mono):
+                continue
+            seen[mono] = None
+            before = len(self.found)
+            self._about(mono)
+            fresh = list(self.found)[before:]
+            queue.extend(m for row in fresh for m, _ in row.coeffs)
+        self._multiplied([m for m in seen if len(m) > 1])
+        return list(self.found), self.splits
+
+    # --- bounds --------------------------------------------------------------------------------
+
+    def _propagate(self) -> None:
+        rows = sorted(self.rows, key=lambda row: len(row.coeffs))
+        for _ in range(PROPAGATION_ROUNDS):
+            before = self.low.copy(), self.high.copy()
+            for row in rows:
+                for mono, c in row.coeffs:
+                    others: Poly = {m: -d for m, d in row.coeffs if m != mono}
+                    others[()] = row.bound
+                    _, high = self.interval(others)  # c * mono <= high
+                    if high is not None:
+                        self._bound(mono, high * c if c in (1, -1) else Fraction(high) / c, c > 0)
+            if (self.low, self.high) == before:
+                return
+
+    def _bound(self, mono: Mono, value: Number, is_high: bool) -> None:
+        if self.table.is_whole(mono):
+            value = floor(value) if is_high else -floor(-value)
+        if is_high:
+            self.high[mono] = min(self.high.get(mono, value), value)
+        else:
+            self.low[mono] = max(self.low.get(mono, value), value)
+
+    def interval(self, poly: Mapping[Mono, Number]) -> tuple[Number | None, Number | None]:
+        """Lower and upper bound of a polynomial from those of its products; ``None``: unbounded."""
+        low: Number | None = 0
+        high: Number | None = 0
+        for mono, c in poly.items():
+            least, most = (1, 1) if mono == () else self._range(mono)
+            if c < 0:
+                least, most = most, least
+            low = None if low is None or least is None else low + c * least
+            high = None if high is None or most is None else high + c * most
+        return low, high
+
+    def _range(self, mono: Mono) -> tuple[Number | None, Number | None]:
+        low, high = self.low.get(mono), self.high.get(mono)
+        if len(mono) < 2:
+            return low, high
+        least, most = _times(self._range(mono[:1]), self._range(mono[1:]))
+        if all(mono.count(a) % 2 == 0 for a in mono):
+            least = 0 if least is None else max(0, least)
+        return _tighter(low, least, _max), _tighter(high, most, _min)
+
+    # --- lemmas --------------------------------------------------------------------------------
+
+    def _add(self, poly: Poly) -> None:
+        """Add the lemma ``poly <= 0``."""
+        for row in self.table.row(poly, False):
+            if isinstance(row, Row):
+                self.found[row] = None
+
+    def _about(self, mono: Mono) -> None:
+        first, *others = mono
+        if others:
+            self._about_product(mono)
+            return
+        atom = self.table.atoms[first]
+        if atom.head is FLOOR:
+            self._about_floor(mono, dict(atom.args[0]), dict(atom.args[1]))
+        elif atom.head is MAX:
+            options = [add(dict(arg), {mono: 1}, -1) for arg in atom.args]
+            for option in options:
+                self._add(option)
+            least = [self.table.row(add({}, option, -1), False) for option in options]
+            self.splits.extend(p for p in either(least) if isinstance(p, Either))
+
+    def _about_floor(self, mono: Mono, a: Poly, b: Poly) -> None:
+        whole = all(type(c) is int and self.table.is_whole(m) for m, c in (*a.items(), *b.items()))
+        least, most = self.interval(b)
+        if not whole or least is None or least < 1:
+            return
+        if most is not None and most < least:
+            return  # the bounds contradict each other, and so do their rows
+        rest = add(a, multiply(b, {mono: 1}), -1)
+        self._add(add({}, rest, -1))
+        self._add(add(add(rest, b, -1), {(): 1}))
+        low, high = self.interval(a)
+        if low is not None and low >= 0:
+            by = most if most is not None else None
+            self._bound_lemma(mono, 0 if by is None else floor(Fraction(low) / by), False)
+            if high is not None:
+                self._bound_lemma(mono, floor(Fraction(high) / least), True)
+
+    def _bound_lemma(self, mono: Mono, value: Number, is_high: bool) -> None:
+        self._bound(mono, value, is_high)
+        poly = add({mono: 1}, {(): value}, -1)
+        self._add(poly if is_high else add({}, poly, -1))
+
+    def _about_product(self, mono: Mono) -> None:
+        low, high = self._range(mono)
+        if low is not None:
+            self._bound_lemma(mono, low, False)
+        if high is not None:
+            self._bound_lemma(mono, high, True)
+        for a in dict.fromkeys(mono):
+            rest = list(mono)
+            rest.remove(a)
+            x, y = (a,), tuple(rest)
+            for p, q in product(self._gaps(x), self._gaps(y)):
+                self._add(add({}, multiply(p, q), -1))
+
+    def _gaps(self, mono: Mono) -> Iterator[Poly]:
+        """The polynomials that bounds make non-negative: ``mono - low`` and ``high - mono``."""
+        low, high = self._range(mono)
+        if low is not None:
+            yield add({mono: 1}, {(): low}, -1)
+        if high is not None:
+            yield add({(): high} if high else {}, {mono: 1}, -1)
+
+    def _multiplied(self, products: list[Mono]) -> None:
+        """Add rows multiplied by a factor where all resulting products occur already."""
+        known = set(products)
+        factors = dict.fromkeys((a,) for mono in products for a in mono)
+        for row, factor in product(self.rows, factors):
+            if len(self.found) >= MAX_LEMMAS:
+                return
+            if not 2 <= len(row.coeffs) <= MAX_WIDTH:
+                continue
+            if not all(tuple(sorted(m + factor)) in known for m, _ in row.coeffs):
+                continue
+            slack = add({(): row.bound} if row.bound else {}, dict(row.coeffs), -1)
+            for gap in self._gaps(factor):
+                self._add(add({}, multiply(slack, gap), -1))
+
+
+def _max(a: Number, b: Number) -> Number:
+    return max(b, a)
+
+
+def _min(a: Number, b: Number) -> Number:
+    return min(b, a)
+
+
+def _tighter(
+    a: Number | None, b: Number | None, pick: Callable[[Number, Number], Number]
+) -> Number | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return pick(a, b)
+
+
+def _times(
+    a: tuple[Number | None, Number | None], b: tuple[Number | None, Number | None]
+) -> tuple[Number | None, Number | None]:
+    """Bounds of a product from the bounds of its two factors."""
+    ends = [x * y for x in a for y in b if x is not None and y is not None]
+    if len(ends) == 4:
+        return min(ends), max(ends)
+    a_low, b_low = a[0], b[0]
+    if a_low is None or b_low is None or a_low < 0 or b_low < 0:
+        return None, None
+    return a_low * b_low, None

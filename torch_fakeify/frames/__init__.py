@@ -1,0 +1,1 @@
+"""One frame of ``torch.compile``: recorded, saved, instantiated, compiled."""

@@ -1,0 +1,1 @@
+"""FX graphs to records and back."""

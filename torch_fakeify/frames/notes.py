@@ -1,0 +1,118 @@
+"""Reports on recorded frames, and the notes file that passes them to the parent process.
+
+A recorder notes a frame before and after its backend is called, so that the notes of a killed process
+show which frame it was compiling. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["FrameReport", "Notes", "NotesRead", "RecordWarning"]
+
+
+class RecordWarning(UserWarning):
+    """Warns that a frame could not be recorded; it is compiled all the same.
+
+    Example:
+        >>> import warnings
+        >>> warnings.simplefilter("error", tfk.RecordWarning)  # raise where a frame is not recorded
+    """
+
+
+@dataclass
+class FrameReport:
+    """The report on one frame."""
+
+    function: str = "frame"
+    path: Path | None = None
+    """The file that was written; ``None`` if the frame could not be recorded."""
+    counts: tuple[int, int, int, int, int] = (0, 0, 0, 0, 0)
+    """FX nodes, inputs, symbols, guards, runtime asserts."""
+    bytes: int = 0
+    milliseconds: float = 0.0
+    """Duration of the backend, without the recording."""
+    failure: str | None = None
+    """The exception of the backend, or how its process ended, in one line."""
+    problem: str | None = None
+    """Why the frame could not be recorded."""
+    fingerprint: str | None = None
+    """Fingerprint of the frame, if it was recorded."""
+    backend: str = ""
+    """The backend's name."""
+    state: Literal["not finished", "compiled", "not compiled", "failed", "left out"] = (
+        "not finished"
+    )
+    """``not finished`` until the backend returns; ``not compiled`` if Dynamo only captures, as for export;
+    ``left out`` if the backend returned the frame to Dynamo."""
+    pid: int = field(default_factory=os.getpid)
+    """Id of the process that compiled it."""
+
+    @property
+    def is_well(self) -> bool:
+        """Whether the frame was recorded and nothing failed."""
+        return self.state in ("compiled", "not compiled") and self.problem is None
+
+    @property
+    def result(self) -> str:
+        """The result in one line."""
+        text = self.state if self.failure is None else f"{self.state}: {self.failure}"
+        return text if self.problem is None else f"{text}; not recorded: {self.problem}"
+
+
+@dataclass
+class NotesRead:
+    """The notes of a process so far."""
+
+    frames: list[FrameReport] = field(default_factory=list[FrameReport])
+    """In the order in which their compilations began."""
+    script: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Notes on the process itself, by topic."""
+
+
+class Notes:
+    """A file of JSON lines, each written at once, so that it survives the end of the process."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(self, topic: str, content: object) -> None:
+        """Write a note on the process. Errors are ignored, to not disturb the program."""
+        self._append({"topic": topic, "content": content})
+
+    def frame(self, report: FrameReport) -> None:
+        """Write a note on a frame; the last note on a frame counts."""
+        self._append({"frame": [os.getpid(), id(report)], "content": asdict(report)})
+
+    def _append(self, note: Mapping[str, Any]) -> None:
+        line = json.dumps(note, default=str).encode("utf-8", "backslashreplace") + b"\n"
+        with contextlib.suppress(OSError), self.path.open("ab", buffering=0) as file:
+            file.write(line)
+
+    def read(self) -> NotesRead:
+        """Read all notes, except a truncated last line."""
+        read, frames = NotesRead(), dict[tuple[int, int], dict[str, Any]]()
+        lines = self.path.read_bytes().split(b"\n")[:-1] if self.path.exists() else []
+        for note in map(json.loads, lines):
+            if "frame" not in note:
+                read.script[note["topic"]] = note["content"]
+            elif note["content"]["state"] == "left out":
+                frames.pop(tuple(note["frame"]), None)
+            else:
+                frames[tuple(note["frame"])] = note["content"]
+        read.frames = [_report(row) for row in frames.values()]
+        return read
+
+
+def _report(row: dict[str, Any]) -> FrameReport:
+    path = row["path"]
+    row = {**row, "path": None if path is None else Path(path), "counts": tuple(row["counts"])}
+    return FrameReport(**row)

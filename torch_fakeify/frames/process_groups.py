@@ -1,0 +1,290 @@
+"""Records of the process groups of a frame, and a fake world with these groups.
+
+A frame with collectives or with tensors on a device mesh needs process groups. Their names, ranks and
+sizes are recorded; where there are none, ``torch.distributed``'s ``fake`` backend stands
+in for them, whose collectives copy what this rank has.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torch_fakeify.compat import torch_distributed
+from torch_fakeify.encoding.meshes import GROUP, MESH, Meshes, find_group, mesh_groups, mesh_text
+from torch_fakeify.errors import CaptureError, FormatError, LimitError
+from torch_fakeify.records.frame import ProcessGroupDesc, WorldDesc
+from torch_fakeify.records.rewrite import walk
+from torch_fakeify.records.tensor import OpaqueValue
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    from torch_fakeify.records.frame import CaptureDesc, InputDesc
+    from torch_fakeify.records.graph import GraphModuleDesc
+    from torch_fakeify.records.tensor import Value
+
+__all__ = [
+    "check_world",
+    "describe_world",
+    "fake_world",
+    "has_world",
+    "needed_world",
+    "ranks_of",
+    "world_of_calls",
+]
+
+MAX_RANKS = 1 << 17
+"""Largest number of processes in the world of a file: torch makes tables of them."""
+
+MAX_GROUPS = 1024
+"""Largest number of process groups in the world of a file."""
+
+
+def _is_initialized() -> bool:
+    distributed: Any = torch.distributed
+    return distributed.is_available() and distributed.is_initialized()
+
+
+# --- describe -------------------------------------------------------------------------------------
+
+
+def describe_world(graph: GraphModuleDesc, inputs: tuple[InputDesc, ...]) -> WorldDesc | None:
+    """Describe the world of this process with the groups that a frame uses; ``None`` if it uses none.
+
+    A frame uses the groups of its meshes, groups that are inputs, and groups whose name is an argument
+    of a call in its graph, as for functional collectives.
+    """
+    if not _is_initialized():
+        return None
+    distributed: Any = torch.distributed
+    size = distributed.get_world_size()
+    groups: list[ProcessGroupDesc] = []
+    for name in sorted({*_names_in_values((graph, inputs)), *_names_in_calls(graph)}):
+        group = find_group(name)
+        if group is not None:
+            ranks = tuple(distributed.get_process_group_ranks(group))
+            if distributed.get_rank() not in ranks:
+                continue
+            whole = ranks == tuple(range(size))
+            groups.append(ProcessGroupDesc(name=name, ranks=() if whole else ranks))
+    if not groups:
+        return None
+    return WorldDesc(rank=distributed.get_rank(), size=size, groups=tuple(groups))
+
+
+def _names_in_calls(graph: GraphModuleDesc) -> Iterator[str]:
+    for fx_node in graph.nodes:
+        if fx_node.op == "call_function":
+            args = (*fx_node.args, *(value for _, value in fx_node.kwargs))
+            yield from (arg for arg in args if isinstance(arg, str))
+    for _, body in graph.submodules:
+        yield from _names_in_calls(body)
+
+
+def _names_in_values(record: Any) -> Iterator[str]:
+    for value in walk(record, OpaqueValue):
+        if value.kind == GROUP and isinstance(value.data, str):
+            yield value.data
+        elif value.kind == MESH:
+            yield from _strings(value.data)
+
+
+def _strings(v: Value) -> Iterator[str]:
+    yield from walk(v, str)
+
+
+# --- what a frame needs -----------------------------------------------------------------------------
+
+
+def needed_world(desc: CaptureDesc) -> WorldDesc | None:
+    """The world that a frame needs: the recorded one, or one with the ranks of its meshes, or ``None``.
+
+    Raises:
+        FormatError: the record is contradictory; ``LimitError``: it has too many ranks.
+    """
+    world = desc.world
+    if world is None:
+        world = _world_of_meshes(desc)
+    if world is not None:
+        _check(world)
+    return world
+
+
+def _meshes_of(desc: CaptureDesc) -> list[Any]:
+    meshes, graph = Meshes(), desc.graph
+    parts = walk((desc.inputs, graph.tensors, graph.values), OpaqueValue)
+    records = [v for v in parts if v.kind == MESH]
+    return [meshes.decode(v, where="$") for v in records]
+
+
+def _world_of_meshes(desc: CaptureDesc) -> WorldDesc | None:
+    """Derive the world from meshes, for a file by an older release without one."""
+    groups: dict[str, tuple[int, ...]] = {}
+    size, rank = 0, 0
+    for mesh in _meshes_of(desc):
+        for each in (mesh, *mesh._flatten_mapping.values()):
+            groups.update(mesh_groups(each))
+        size = max(size, 1 + max(mesh._flatten_rank_map))
+        rank = mesh._rank
+    if not groups:
+        return None
+    found = tuple(ProcessGroupDesc(name=name, ranks=groups[name]) for name in sorted(groups))
+    return WorldDesc(rank=rank, size=size, groups=found)
+
+
+def _check(world: WorldDesc) -> None:
+    """Check a world before torch uses it."""
+    where = "$.world"
+    if world.size > MAX_RANKS or len(world.groups) > MAX_GROUPS:
+        raise LimitError(
+            "a world of processes is too large",
+            where=where,
+            expected=f"at most {MAX_RANKS} ranks and {MAX_GROUPS} groups",
+            found=f"{world.size} and {len(world.groups)}",
+        )
+    if not 0 <= world.rank < world.size:
+        raise FormatError(
+            "the rank is not in the world",
+            where=f"{where}.rank",
+            expected=f"0 to {world.size - 1}",
+            found=str(world.rank),
+        )
+    names: set[str] = set()
+    for i, group in enumerate(world.groups):
+        at = f"{where}.groups[{i}]"
+        if not group.name or group.name in names:
+            raise FormatError("not the name of one process group", where=f"{at}.name")
+        names.add(group.name)
+        ranks = group.ranks
+        in_world = not ranks or (min(ranks) >= 0 and max(ranks) < world.size)
+        if not in_world or len(set(ranks)) != len(ranks) or (ranks and world.rank not in ranks):
+            raise FormatError("not the ranks of a process group of this rank", where=f"{at}.ranks")
+
+
+def ranks_of(world: WorldDesc, group: ProcessGroupDesc) -> tuple[int, ...]:
+    """The ranks of a group."""
+    return group.ranks or tuple(range(world.size))
+
+
+def world_of_calls(desc: CaptureDesc, world: WorldDesc) -> dict[str, tuple[int, ...]]:
+    """The ranks of the groups whose name is an argument of a call in the graph."""
+    names = set(_names_in_calls(desc.graph))
+    return {group.name: ranks_of(world, group) for group in world.groups if group.name in names}
+
+
+def has_world(world: WorldDesc) -> bool:
+    """Whether ``torch.distributed`` is initialized and has the groups of a world.
+
+    Raises:
+        CaptureError: it is initialized without these groups.
+    """
+    if not _is_initialized():
+        return False
+    distributed: Any = torch.distributed
+    here = (distributed.get_rank(), distributed.get_world_size())
+    if here != (world.rank, world.size):
+        raise _unfit(world, f"rank {here[0]} of {here[1]}")
+    for group in world.groups:
+        existing = find_group(group.name)
+        if existing is None:
+            raise _unfit(world, f"no process group {group.name!r}")
+        ranks = tuple(distributed.get_process_group_ranks(existing))
+        if ranks != ranks_of(world, group):
+            raise _unfit(world, f"a process group {group.name!r} of the ranks {ranks}")
+    return True
+
+
+def _unfit(world: WorldDesc, found: str) -> CaptureError:
+    return CaptureError(
+        "torch.distributed is not initialized as the frame needs it",
+        expected=_world_text(world),
+        found=found,
+        fix="Use `with capture.fake_world():` in a process without process groups, or initialize "
+        "torch.distributed as the recorded program did",
+    )
+
+
+def _world_text(world: WorldDesc) -> str:
+    groups = ", ".join(
+        f"{group.name!r} of {'all' if not group.ranks else f'the ranks {group.ranks}'}"
+        for group in world.groups
+    )
+    return f"rank {world.rank} of {world.size} with the process groups {groups}"
+
+
+def check_world(desc: CaptureDesc, error: Exception | None = None) -> None:
+    """Raise if this process lacks the process groups of a frame.
+
+    Args:
+        desc: the frame.
+        error: how it went wrong; without it a process that has no process groups at all is fine.
+
+    Raises:
+        CaptureError: it lacks them; the error explains how to create them.
+    """
+    if error is None and not _is_initialized():
+        return
+    world = needed_world(desc)
+    if world is None or has_world(world) or error is None:
+        return
+    made = sorted({mesh_text(mesh._get_root_mesh()) for mesh in _meshes_of(desc)})
+    raise CaptureError(
+        "the frame needs process groups, and this process has none",
+        expected=_world_text(world) + "".join(f", {text}" for text in made),
+        found=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}",
+        fix="Do it inside `with capture.fake_world():`",
+    ) from error
+
+
+# --- fake world -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def fake_world(desc: CaptureDesc) -> Generator[None, None, None]:
+    """Initialize the world of a frame with torch's ``fake`` backend, without network or other processes.
+
+    Does nothing for a frame without process groups, or if this process has them already.
+
+    Raises:
+        CaptureError: this process has process groups, but not those that the frame needs.
+    """
+    world = needed_world(desc)
+    if world is None or has_world(world):
+        yield
+        return
+    hook = sys.excepthook
+    _make(world)
+    try:
+        yield
+    finally:
+        distributed: Any = torch.distributed
+        distributed.destroy_process_group()
+        sys.excepthook = hook  # torch wrapped it
+
+
+def _make(world: WorldDesc) -> None:
+    distributed: Any = torch.distributed
+    fake_store, new_group, table = torch_distributed.process_groups()
+    store = fake_store()
+    distributed.init_process_group("fake", store=store, rank=world.rank, world_size=world.size)
+    for group in world.groups:
+        ranks = ranks_of(world, group)
+        existing = find_group(group.name)
+        if existing is None:
+            made, _ = new_group(
+                len(ranks),
+                ranks.index(world.rank),
+                list(ranks),
+                distributed.Backend("fake"),
+                store,
+                group.name,
+                timeout=distributed.default_pg_timeout,
+            )
+            table.pg_group_ranks[made] = {rank: i for i, rank in enumerate(ranks)}
+        if group.name.isdecimal() and len(group.name) < 9:  # torch continues to count from it
+            table.group_count = max(table.group_count, int(group.name) + 1)
+    has_world(world)

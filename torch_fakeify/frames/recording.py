@@ -1,0 +1,121 @@
+"""Recording one frame, inside a compiler backend or from any FX graph with fake inputs.
+
+Replay does not import this module.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from torch_fakeify.compat import torch_dynamo
+from torch_fakeify.describe.describer import MetaTensorDescriber
+from torch_fakeify.describe.inputs import describe_inputs, traced_values
+from torch_fakeify.encoding.fake_modes import describe_fake_mode
+from torch_fakeify.encoding.modes import describe_modes
+from torch_fakeify.encoding.sources import encode_source
+from torch_fakeify.frames.graph.codec import encode_graph
+from torch_fakeify.records.frame import CaptureDesc, FakeModeDesc
+from torch_fakeify.records.redact_paths import short_path
+from torch_fakeify.records.redact_scalars import redact_scalars
+from torch_fakeify.shape_env.snapshot import snapshot
+
+from .captures import Capture
+from .process_groups import describe_world
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import torch
+
+    from torch_fakeify.records.shape_env import ShapeEnvDesc
+
+__all__ = ["capture"]
+
+
+def capture(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any] | None = None,
+    *,
+    constants: Literal["none", "small"] = "none",
+    paths: Literal["short", "full"] = "short",
+) -> Capture:
+    """Record a frame: its graph, its inputs and their shape environment.
+
+    Inside a Dynamo backend the inputs are the real tensors of the frame, and their symbols come from
+    the frame's symbolic contexts; elsewhere they may be fake tensors of one mode. No guard is added.
+    Of tensor data only the elements of 0-dim tensors that torch tracks as symbols are read.
+
+    Args:
+        gm: the graph, at torch level (Dynamo's) or at ATen level.
+        example_inputs: one for each placeholder; by default the placeholders' ``meta["val"]`` or
+            ``meta["example_value"]``.
+        constants: ``"small"`` also records the data of tensors of at most 4096 bytes that are
+            attributes of the graph (``make_fx`` makes such); without their data the graph compiles
+            from its capture but does not run. It also records the values of 0-dim inputs that
+            the frame does not depend on, which ``"none"`` replaces (`redact_scalars`).
+        paths: ``"full"`` leaves absolute paths unchanged, in stacks and all other texts.
+
+    Raises:
+        CaptureError: the inputs do not fit the graph, a placeholder has no value and there are no
+            ``example_inputs``, or their mode is not torch's own.
+        UnsupportedTensorError: a tensor has a property that a record cannot carry.
+        UnsupportedValueError: a target, constant, source or expression has no record.
+
+    Example:
+        >>> size = tfk.capture(torch.fx.symbolic_trace(torch.nn.ReLU()), [torch.ones(2)]).save(
+        ...     "frame.fkf"
+        ... )
+    """
+    placeholders = [fx_node for fx_node in gm.graph.nodes if fx_node.op == "placeholder"]
+    if example_inputs is None:
+        example_inputs = traced_values(placeholders)
+    tracing_context = torch_dynamo.TracingContext.try_get()
+    fake_mode = torch_dynamo.detect_fake_mode(list(example_inputs))
+    shape_env = None if fake_mode is None else fake_mode.shape_env
+    describer = MetaTensorDescriber(keep_nested_ints=True, keep_alive=True)
+    inputs = describe_inputs(placeholders, example_inputs, describer, shape_env)
+    graph = encode_graph(
+        gm,
+        describer,
+        constants=constants,
+        file_name=_file_name(paths),
+        inputs=[(value, d.tensor) for value, d in zip(example_inputs, inputs, strict=True)],
+    )
+    param_sources: Mapping[str, Any] = getattr(gm, "_param_name_to_source", None) or {}
+    desc = CaptureDesc(
+        graph=graph,
+        inputs=inputs,
+        modes=describe_modes(),
+        fake_mode=FakeModeDesc() if fake_mode is None else describe_fake_mode(fake_mode),
+        parameter_sources=tuple((n, encode_source(s)) for n, s in param_sources.items()),
+        shape_env=None if shape_env is None else _snapshot(shape_env, paths),
+        torch_version=torch_dynamo.torch_version(),
+        frame=frame_name(tracing_context),
+        world=describe_world(graph, inputs),
+        state="not compiled",
+    )
+    if constants == "none":
+        desc = redact_scalars(desc)
+    return Capture(desc, paths=paths)
+
+
+def _file_name(paths: Literal["short", "full"]) -> Callable[[str], str]:
+    return str if paths == "full" else short_path
+
+
+def _snapshot(shape_env: Any, paths: Literal["short", "full"]) -> ShapeEnvDesc:
+    desc, shorten = snapshot(shape_env), _file_name(paths)
+    co_fields = tuple(
+        (name, shorten(value) if isinstance(value, str) else value)
+        for name, value in desc.co_fields
+    )
+    return msgspec.structs.replace(desc, co_fields=co_fields)
+
+
+def frame_name(tracing_context: Any | None) -> str | None:
+    """Name of the function that Dynamo is tracing."""
+    if tracing_context is None or not tracing_context.traced_code:
+        return None
+    return str(tracing_context.traced_code[0].co_name)

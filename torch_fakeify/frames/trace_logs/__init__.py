@@ -1,0 +1,1 @@
+"""Captures from the structured trace logs of torch."""

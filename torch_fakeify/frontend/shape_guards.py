@@ -1,0 +1,227 @@
+"""The facts of a ``ShapeEnv`` about a frontend's inputs, as guards over their sources.
+
+Method: the three parts of ``ShapeEnv.produce_guards`` (torch 2.13): each number of an input equals its
+expression, each guard holds, each symbol is in its range. The conditions are those of
+`assumed_facts`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import sympy
+import torch
+
+from torch_fakeify._version import PACKAGE_DIR
+from torch_fakeify.compat import torch_dynamo, torch_fakes, torch_symbols
+from torch_fakeify.errors import ShapeEnvError
+from torch_fakeify.replay.facts import Fact, assumed_facts
+from torch_fakeify.replay.lowering import function_of
+
+from .guards import Guard, reader_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from .guards import Reader
+
+
+__all__ = ["Number", "numbers_of", "shape_guards"]
+
+
+class Number(NamedTuple):
+    """A number of an input: the input itself, or a size, stride, offset or item of it."""
+
+    source: Any
+    expr: sympy.Basic
+    """Its expression in the ``ShapeEnv``, before replacements."""
+
+
+def numbers_of(source: Any, value: Any) -> Iterator[Number]:
+    """All numbers of an input: itself, or its sizes, strides, offset and ``item()``.
+
+    Args:
+        source: the source of the input.
+        value: a fake tensor as at the start of the trace, or a symbolic number.
+    """
+    sources = torch_dynamo.dynamo_source()
+    if isinstance(value, torch.SymBool):
+        yield Number(sources.ConvertIntSource(source), _expr(value).args[0])
+    elif not isinstance(value, torch.Tensor):
+        yield Number(source, _expr(value))
+    else:
+        yield from _tensor_numbers(source, value)
+        base = value._base if value._is_view() else None
+        if base is not None:  # only symbolic numbers, as in Dynamo
+            numbers = _tensor_numbers(sources.AttrSource(source, "_base"), base)
+            yield from (number for number in numbers if number.expr.free_symbols)
+        if isinstance(value, torch_fakes.FakeTensor) and value.item_memo is not None:
+            yield Number(sources.CallMethodItemSource(source), _expr(value.item_memo))
+
+
+def _tensor_numbers(source: Any, t: torch.Tensor) -> Iterator[Number]:
+    sources = torch_dynamo.dynamo_source()
+    prop, make = sources.TensorProperty, sources.TensorPropertySource
+    found: list[tuple[Any, Any]] = [(make(source, prop.SIZE, i), n) for i, n in enumerate(t.size())]
+    if t.layout is torch.strided:
+        found += [(make(source, prop.STRIDE, i), n) for i, n in enumerate(t.stride())]
+        found.append((make(source, prop.STORAGE_OFFSET), t.storage_offset()))
+    for part, n in found:
+        if not isinstance(n, torch.SymInt) or isinstance(n.node, torch_symbols.SymNode):
+            yield Number(part, _expr(n))
+    if torch_fakes.is_traceable_wrapper_subclass(t):
+        wrapper: Any = t
+        for name in wrapper.__tensor_flatten__()[0]:
+            inner = getattr(wrapper, name)
+            if isinstance(inner, torch.Tensor):
+                yield from _tensor_numbers(sources.AttrSource(source, name), inner)
+
+
+def _expr(number: Any) -> Any:
+    sym_node = getattr(number, "node", None)
+    return sympy.sympify(number, strict=True) if sym_node is None else sym_node._expr
+
+
+def shape_guards(
+    env: Any, numbers: Sequence[Number], asserts: Mapping[Any, int] | None = None
+) -> Iterator[Guard]:
+    """Guards for the facts of an environment.
+
+    Facts about numbers that a graph computes are not guards: the graph asserts them.
+
+    Args:
+        env: the environment.
+        numbers: the numbers of all inputs.
+        asserts: how many runtime asserts of each symbol the graph has; later ones become guards if
+            inputs hold their symbols. By default no runtime assert becomes a guard.
+
+    Raises:
+        ShapeEnvError: a fact is about a symbol that no input holds.
+    """
+    writer = _Writer(env, numbers)
+    for number in numbers:
+        yield from writer.equality(number)
+    for fact in assumed_facts(env):
+        yield from writer.fact(fact)
+    if asserts is not None:
+        for symbol, group in env.deferred_runtime_asserts.items():
+            for one in group[asserts.get(symbol, 0) :]:
+                yield from writer.fact(Fact("assert", one.expr))
+
+
+class _Writer:
+    """Writes conditions over symbols as guards over the sources of these symbols."""
+
+    def __init__(self, env: Any, numbers: Sequence[Number]) -> None:
+        self._env = env
+        self._sources: dict[sympy.Basic, Any] = {}
+        for number in numbers:
+            if isinstance(number.expr, sympy.Symbol):
+                self._sources.setdefault(number.expr, number.source)
+        for symbol, sources in env.var_to_sources.items():
+            lasting = [source for source in sources if not source.is_ephemeral()]
+            if lasting and _is_argument(lasting[0]):
+                self._sources.setdefault(symbol, lasting[0])
+        sources = {symbol: [source] for symbol, source in self._sources.items()}
+        printer: Any = torch_symbols.ShapeGuardPrinter(sources, lambda source: source.name, {})
+        self._print: Callable[[Any], str] = printer.doprint
+        self._readers: dict[sympy.Basic, Reader] = {
+            symbol: reader_of(source) for symbol, source in self._sources.items()
+        }
+        self._names = {
+            symbol: self._name(symbol, source) for symbol, source in self._sources.items()
+        }
+        self._done: set[str] = set()
+
+    @staticmethod
+    def _name(symbol: sympy.Basic, source: Any) -> sympy.Symbol:
+        return sympy.Symbol(source.name, **{"integer" if symbol.is_integer else "real": True})
+
+    def equality(self, number: Number) -> Iterator[Guard]:
+        """The guard that a number of an input equals its expression; for a float, that it is no NaN."""
+        expr, source = number.expr, number.source
+        if self._sources.get(expr) is source:
+            if torch_symbols.is_float_symbol(expr):
+                read = reader_of(source)
+                text = f"not math.isnan({source.name})"
+                yield Guard(text, lambda scope: not math.isnan(read(scope)))
+            return
+        if not self._can_read(expr):
+            raise self._unguardable(sympy.Eq(self._name(expr, source), expr, evaluate=False))
+        read, compute = reader_of(source), function_of(expr, self._readers)
+        name = self._name(expr, source)
+        yield from self._unless_done(
+            Guard(
+                f"{source.name} == {self._print(expr)}",
+                lambda scope: read(scope) == compute(scope),
+                sympy.Eq(name, expr.xreplace(self._names), evaluate=False),
+                _user_location(self._env.replacements_slocs.get(expr)),
+            )
+        )
+
+    def fact(self, fact: Fact) -> Iterator[Guard]:
+        """The guard for a fact, unless the graph must assert it."""
+        expr: Any = fact.expr
+        if not self._can_read(expr):
+            expr = self._env.replace(expr)
+        if expr == sympy.true or self._is_jagged(fact) or _is_trivial(expr):
+            return
+        if not self._can_read(expr):
+            if fact.what == "range":
+                return  # the symbol is of conversion alone, such as one of a jagged tensor's views
+            if expr.free_symbols <= self._env.backed_var_to_val.keys() | self._sources.keys():
+                raise self._unguardable(expr)
+            return  # it is about numbers that the graph computes
+        compute = function_of(expr, self._readers)
+        yield from self._unless_done(
+            Guard(
+                self._print(expr),
+                lambda scope: bool(compute(scope)),
+                expr.xreplace(self._names),
+                _user_location(fact.location),
+            )
+        )
+
+    def _unless_done(self, guard: Guard) -> Iterator[Guard]:
+        if guard.text not in self._done:
+            self._done.add(guard.text)
+            yield guard
+
+    def _can_read(self, expr: sympy.Basic) -> bool:
+        return expr.free_symbols <= self._sources.keys()
+
+    def _is_jagged(self, fact: Fact) -> bool:
+        """Whether a fact is the range of a jagged dim's size, a nested int."""
+        hint = self._env.backed_var_to_val.get(fact.symbol)
+        return fact.what == "range" and isinstance(hint, torch_symbols.SingletonInt)
+
+    def _unguardable(self, expr: sympy.Basic) -> ShapeEnvError:
+        readable = {*self._sources.keys(), *self._names.values()}
+        unknown = sorted(
+            str(s) for s in expr.free_symbols if s in self._env.var_to_range and s not in readable
+        )
+        return ShapeEnvError(
+            "the trace assumes something of what no input holds",
+            where=str(expr),
+            expected="symbols of inputs",
+            found=", ".join(unknown),
+            fix="Make that input's dims static in the policy",
+        )
+
+
+def _is_trivial(expr: sympy.Basic) -> bool:
+    return isinstance(expr, sympy.Eq) and expr.args[0] == expr.args[1]
+
+
+def _user_location(location: Any) -> Any | None:
+    """A location; ``None`` if it is in this package."""
+    frame = getattr(location, "framework_loc", None)
+    return None if getattr(frame, "filename", "").startswith(str(PACKAGE_DIR)) else location
+
+
+def _is_argument(source: Any) -> bool:
+    """Whether a source starts at an argument."""
+    while hasattr(source, "base"):
+        source = source.base
+    return isinstance(source, torch_dynamo.dynamo_source().LocalSource)

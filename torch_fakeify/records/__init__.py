@@ -1,0 +1,1 @@
+"""Record types of tensors, graphs, frames and ``ShapeEnv``s, and passes over records alone."""

@@ -1,0 +1,240 @@
+"""A content hash of a frame that does not depend on symbol names, ids, stacks or policies.
+
+The record is walked once, depth first. Symbols and ids are numbered in first-seen order, inputs
+first; the arguments of commutative functions, the guards and the ranges are sorted after that, as
+sympy orders them by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from .tensor import (
+    AtomNode,
+    ExprDesc,
+    ExprValue,
+    FloatNode,
+    FunctionValue,
+    IntNode,
+    MetaTensorDesc,
+    NestedIntDesc,
+    NodeValue,
+    RationalNode,
+    SourceDesc,
+    StackDesc,
+    SymbolNode,
+    SymDesc,
+    SymValue,
+    TensorValue,
+)
+
+if TYPE_CHECKING:
+    from .frame import CaptureDesc, InputDesc
+    from .graph import GraphModuleDesc, NodeDesc
+
+COMMUTATIVE = frozenset(
+    {"Add", "Mul", "And", "Or", "Xor", "Min", "Max", "Eq", "Ne", "Equality", "Unequality"}
+)
+"""Functions whose argument order depends on the names of symbols."""
+
+_PLAIN = frozenset({type(None), bool, int, float, str})
+
+_ASSERTS = frozenset({"aten._assert_scalar.default", "torch._check", "torch._assert_scalar"})
+
+
+def fingerprint(desc: CaptureDesc) -> str:
+    """Return the SHA-256 of the frame's canonical form, in hexadecimal."""
+    form = canonical_form(desc)
+    return hashlib.sha256(msgspec.json.encode(form, order="deterministic")).hexdigest()
+
+
+def canonical_form(desc: CaptureDesc) -> dict[str, Any]:
+    """Return the content that is hashed, as JSON-like data that is equal for equal frames."""
+    canonical = _Canonical()
+    return {
+        "inputs": [canonical.input(entry) for entry in desc.inputs],
+        "graph": canonical.graph(desc.graph),
+        "modes": canonical.value(desc.modes),
+        "shape_env": canonical.shape_env(desc.shape_env),
+    }
+
+
+class _Canonical:
+    def __init__(self) -> None:
+        self.symbols: dict[str, str] = {}
+        self.tensors: dict[int, int] = {}
+        self.storages: dict[int, int] = {}
+        self.exprs: dict[ExprDesc, Any] = {}
+        self.nested: dict[int, int] = {}
+
+    # --- expressions ---
+
+    def symbol(self, name: str) -> str:
+        prefix = name.rstrip("0123456789")
+        return self.symbols.setdefault(name, f"{prefix}#{len(self.symbols)}")
+
+    def expr(self, desc: ExprDesc) -> Any:
+        """Return a hash of the expression, whose size does not depend on sharing."""
+        done = self.exprs.get(desc)
+        if done is not None:
+            return done
+        forms: list[str] = []
+        for expr_node in desc.nodes:
+            match expr_node:
+                case SymbolNode(name=name):
+                    form = self.symbol(name)
+                case IntNode(value=value):
+                    form = str(value)
+                case FloatNode() | RationalNode() | AtomNode():
+                    form = msgspec.json.encode(expr_node).decode()
+                case _:
+                    args = [forms[i] for i in expr_node.args]
+                    if expr_node.function in COMMUTATIVE:
+                        args.sort()
+                    form = f"{expr_node.function}({','.join(args)})"
+            if len(form) > 64:
+                form = hashlib.sha256(form.encode()).hexdigest()
+            forms.append(form)
+        self.exprs[desc] = forms[-1]
+        return forms[-1]
+
+    def sym(self, desc: SymDesc) -> Any:
+        form = [self.expr(desc.expr), desc.kind, self.number(desc.hint)]
+        return [*form, "constant"] if desc.constant else form
+
+    def number(self, value: Any) -> Any:
+        if isinstance(value, SymDesc):
+            return self.sym(value)
+        if isinstance(value, NestedIntDesc):
+            return ["nested", self.nested.setdefault(value.id, len(self.nested)), value.coeff]
+        return value
+
+    # --- tensors ---
+
+    def tensor(self, desc: MetaTensorDesc) -> Any:
+        number = self.tensors.get(desc.id)
+        if number is not None:
+            return {"tensor": number}
+        self.tensors[desc.id] = len(self.tensors)
+        storage = desc.storage
+        return {
+            "dtype": desc.dtype,
+            "device": desc.device,
+            "layout": desc.layout,
+            "size": [self.number(n) for n in desc.size],
+            "stride": [self.number(n) for n in desc.stride],
+            "storage_offset": self.number(desc.storage_offset),
+            "storage": None
+            if storage is None
+            else self.storages.setdefault(storage.id, len(self.storages)),
+            "no_bytes": storage is not None and storage.nbytes == 0,
+            "flags": [
+                desc.requires_grad,
+                desc.is_leaf,
+                desc.is_inference,
+                desc.is_conj,
+                desc.is_neg,
+                desc.is_parameter,
+                desc.is_buffer,
+                desc.creation_meta,
+                desc.grad_dtype,
+            ],
+            "base": None if desc.base is None else self.tensor(desc.base),
+            "grad": None if desc.grad is None else self.tensor(desc.grad),
+            "kind": [
+                self.value(part)
+                for part in (
+                    desc.view_calls,
+                    desc.sparse,
+                    desc.subclass,
+                    desc.functorch,
+                    desc.functional,
+                    None if desc.nested_int is None else NestedIntDesc(desc.nested_int),
+                    desc.is_pinned,
+                )
+            ],
+        }
+
+    def input(self, desc: InputDesc) -> Any:
+        source = None if desc.source is None else desc.source.name
+        if desc.tensor is not None:
+            return [source, self.tensor(desc.tensor)]
+        if desc.sym is not None:
+            return [source, self.sym(desc.sym)]
+        return [source, self.value(desc.value)]
+
+    # --- graphs ---
+
+    def graph(self, desc: GraphModuleDesc) -> Any:
+        return {
+            "nodes": [self.fx_node(n) for n in desc.nodes],
+            "submodules": [[name, self.graph(sub)] for name, sub in desc.submodules],
+            "tensors": [[name, self.tensor(t)] for name, t in desc.tensors],
+            "data": [[name, hashlib.sha256(data).hexdigest()] for name, data in desc.tensor_data],
+            "values": [[name, self.value(value)] for name, value in desc.values],
+        }
+
+    def fx_node(self, desc: NodeDesc) -> Any:
+        target = None if desc.op in ("placeholder", "output") else self.value(desc.target)
+        args = desc.args
+        if isinstance(desc.target, FunctionValue) and desc.target.name in _ASSERTS:
+            args = args[:1]  # messages name symbols and nodes
+        return [desc.op, target, self.value(args), self.value(desc.kwargs)]
+
+    def value(self, value: Any) -> Any:
+        """Return the form of a constant or record inside a graph."""
+        kind = type(value)
+        if kind in _PLAIN:
+            return value
+        if kind is tuple or kind is list:
+            return [self.value(item) for item in value]
+        match value:
+            case NodeValue():  # most often
+                return ["node", value.index]
+            case NestedIntDesc():
+                return self.number(value)
+            case SymDesc():
+                return self.sym(value)
+            case SymValue():
+                return self.number(value.sym)
+            case MetaTensorDesc():
+                return self.tensor(value)
+            case ExprValue():
+                return self.expr(value.expr)
+            case TensorValue():
+                return self.tensor(value.tensor)
+            case SourceDesc():
+                return value.name
+            case StackDesc():
+                return None
+            case msgspec.Struct():
+                fields = [self.value(getattr(value, f)) for f in value.__struct_fields__]
+                return [value.__struct_config__.tag, *fields]
+            case _:
+                return value
+
+    # --- shape environments ---
+
+    def shape_env(self, env: Any) -> Any:
+        if env is None:
+            return None
+        # Symbols that no input or node has are named by their source, not numbered.
+        for s in env.symbols:
+            if s.name not in self.symbols and s.sources:
+                self.symbols[s.name] = f"{s.name.rstrip('0123456789')}@{s.sources[0].name}"
+        ranges = [
+            [self.symbol(s.name), self._bound(s.lower), self._bound(s.upper)]
+            for s in env.symbols
+            if s.name in self.symbols and "@" not in self.symbols[s.name]
+        ]
+        return {
+            "ranges": sorted(ranges),
+            "guards": sorted({self.expr(g.expr) for g in env.guards}),
+            "settings": self.value(env.settings),
+        }
+
+    def _bound(self, bound: ExprDesc | None) -> Any:
+        return "" if bound is None else self.expr(bound)

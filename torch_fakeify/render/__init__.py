@@ -1,0 +1,1 @@
+"""Records as text: ``show``, ``diff``, privacy."""

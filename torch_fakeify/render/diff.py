@@ -1,0 +1,514 @@
+"""The differences of two frames, in terms of the user's program.
+
+Inputs are matched by source, symbols by the sizes that they represent, conditions by content, nodes
+by target. Frames with different fingerprints have at least one difference.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from torch_fakeify.records.fingerprint import canonical_form
+from torch_fakeify.records.tensor import NodeValue, SymDesc, SymValue, TensorValue
+
+from .alignment import align
+from .code import node_stack, statement
+from .readable_names import ReadableNames, readable_source
+from .show import location_text
+from .text import clip, tensor_text, user_line, value_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from torch_fakeify.records.frame import CaptureDesc, InputDesc, WorldDesc
+    from torch_fakeify.records.graph import GraphModuleDesc, NodeDesc
+    from torch_fakeify.records.shape_env import ShapeEnvDesc
+    from torch_fakeify.records.tensor import ExprDesc, IntLike, MetaTensorDesc
+
+__all__ = ["Difference", "difference_lines", "differences"]
+
+_MOST = 8
+"""Most differences of a part that are shown; the others are counted."""
+_WIDEST = 400
+_UNNAMED = "another input"
+
+
+class Difference(NamedTuple):
+    """A difference of two frames."""
+
+    part: str
+    """``inputs``, ``aliasing``, ``symbols``, ``guards``, ``runtime asserts``, ``graph``, ``modes``,
+    ``ranks``, ``shape settings``, ``examples`` or ``record``."""
+    text: str
+    """A description without line breaks."""
+
+
+def differences(a: CaptureDesc, b: CaptureDesc) -> list[Difference]:
+    """Return the differences of two frames, the most important first; empty for equal frames.
+
+    Different hints are a difference: the frame was compiled for other sizes.
+    """
+    form_a, form_b = canonical_form(a), canonical_form(b)
+    if _same(form_a, form_b) and a.world == b.world:
+        return []
+    names_a, names_b = ReadableNames(a), ReadableNames(b)
+    found = [
+        Difference(part, clip(text, _WIDEST))
+        for part, compare in _PARTS
+        for text in compare(a, b, names_a, names_b)
+    ]
+    place = _first_other(form_a, form_b, "$") if not found else None
+    return found if place is None else [Difference("record", clip(place, _WIDEST))]
+
+
+def difference_lines(found: Sequence[Difference]) -> list[str]:
+    """Return the first differences of each part as indented lines."""
+    lines: list[str] = []
+    for part in dict.fromkeys(each.part for each in found):
+        texts = [each.text for each in found if each.part == part]
+        lines.append(part)
+        lines.extend(f"  {text}" for text in texts[:_MOST])
+        if len(texts) > _MOST:
+            lines.append(f"  ... and {len(texts) - _MOST} more")
+    return lines
+
+
+def _only(texts_a: Iterable[str], texts_b: Iterable[str]) -> Iterator[str]:
+    """Yield the texts that only one side has, with the side."""
+    of_a, of_b = dict.fromkeys(texts_a), dict.fromkeys(texts_b)
+    yield from (f"{text} only in A" for text in of_a if text not in of_b)
+    yield from (f"{text} only in B" for text in of_b if text not in of_a)
+
+
+def _change(what: str, a: object, b: object) -> Iterator[str]:
+    if a != b:
+        yield f"{what}: {a} against {b}"
+
+
+# --- inputs -------------------------------------------------------------------------------------
+
+
+def _name(entry: InputDesc) -> str:
+    return entry.name if entry.source is None else readable_source(entry.source.name)
+
+
+def _by_name(desc: CaptureDesc) -> dict[str, InputDesc]:
+    """Return the inputs by name, without inputs that are dynamic sizes of other inputs."""
+    return {
+        _name(entry): entry
+        for entry in desc.inputs
+        if not (entry.sym is not None and _name(entry).endswith(")"))
+    }
+
+
+def _inputs(
+    a: CaptureDesc, b: CaptureDesc, names_a: ReadableNames, names_b: ReadableNames
+) -> Iterator[str]:
+    of_a, of_b = _by_name(a), _by_name(b)
+    yield from _only((f"input {n}" for n in of_a), (f"input {n}" for n in of_b))
+    for name, first in of_a.items():
+        second = of_b.get(name)
+        if second is None:
+            continue
+        if first.tensor is not None and second.tensor is not None:
+            yield from _tensor(name, first.tensor, second.tensor, names_a, names_b)
+        else:
+            yield from _change(name, _scalar(first), _scalar(second))
+    common = [name for name in of_a if name in of_b]
+    other = [name for name in of_b if name in of_a]
+    if common != other:
+        place = next(i for i, (x, y) in enumerate(zip(common, other, strict=True)) if x != y)
+        yield f"the order of inputs: {common[place]} against {other[place]} first"
+
+
+def _scalar(entry: InputDesc) -> str:
+    if entry.tensor is not None:
+        return f"a tensor {tensor_text(entry.tensor)}"
+    if entry.sym is not None:
+        return f"dynamic{_hint(entry.sym)}"
+    return value_text(entry.value)
+
+
+def _hint(n: object) -> str:
+    if not isinstance(n, SymDesc):
+        return ""
+    return ", unbacked" if n.hint is None else f" ({n.hint} here)"
+
+
+def _tensor(
+    name: str, a: MetaTensorDesc, b: MetaTensorDesc, names_a: ReadableNames, names_b: ReadableNames
+) -> Iterator[str]:
+    for field in ("dtype", "device", "layout"):
+        yield from _change(f"{name}.{field}", getattr(a, field), getattr(b, field))
+    for field in _FLAGS:
+        yield from _change(f"{name}: {field}", getattr(a, field), getattr(b, field))
+    if a.ndim != b.ndim:
+        yield f"{name}: {a.ndim} dims against {b.ndim}"
+        return
+    sizes = list(_numbers(f"{name}.size", a.size, b.size, names_a, names_b))
+    yield from sizes
+    if not sizes:
+        yield from _numbers(f"{name}.stride", a.stride, b.stride, names_a, names_b)
+        yield from _number(
+            f"{name}.storage_offset()", a.storage_offset, b.storage_offset, names_a, names_b
+        )
+    yield from _change(f"{name}: a view", a.is_view, b.is_view)
+    yield from _change(f"{name}: a storage without bytes", _is_empty(a), _is_empty(b))
+    yield from _change(f"{name}.grad", _there(a.grad), _there(b.grad))
+    if a.grad is not None and b.grad is not None:
+        yield from _tensor(f"{name}.grad", a.grad, b.grad, names_a, names_b)
+    yield from _change(f"{name}: class", _class_of(a), _class_of(b))
+    if a.subclass is not None and b.subclass is not None:
+        inner = dict(b.subclass.tensors)
+        for attribute, part in a.subclass.tensors:
+            if attribute in inner:
+                yield from _tensor(f"{name}.{attribute}", part, inner[attribute], names_a, names_b)
+
+
+_FLAGS = (
+    "requires_grad", "is_leaf", "is_inference", "is_conj", "is_neg", "is_parameter", "is_buffer",
+    "is_pinned", "creation_meta", "grad_dtype",
+)  # fmt: skip
+
+
+def _is_empty(t: MetaTensorDesc) -> bool:
+    return t.storage is not None and t.storage.nbytes == 0
+
+
+def _there(part: object) -> str:
+    return "None" if part is None else "a tensor"
+
+
+def _class_of(t: MetaTensorDesc) -> str:
+    if t.subclass is not None:
+        return t.subclass.cls
+    if t.functorch is not None:
+        return t.functorch.kind
+    return "functional" if t.functional is not None else "torch.Tensor"
+
+
+def _numbers(
+    what: str,
+    a: Sequence[IntLike],
+    b: Sequence[IntLike],
+    names_a: ReadableNames,
+    names_b: ReadableNames,
+) -> Iterator[str]:
+    for i, (first, second) in enumerate(zip(a, b, strict=True)):
+        yield from _number(f"{what}({i})", first, second, names_a, names_b)
+
+
+def _number(
+    what: str, a: IntLike, b: IntLike, names_a: ReadableNames, names_b: ReadableNames
+) -> Iterator[str]:
+    text_a, text_b = _number_text(a, what, names_a), _number_text(b, what, names_b)
+    if text_a != text_b:
+        yield f"{what}: {text_a}{_hint(a)} against {text_b}{_hint(b)}"
+
+
+def _number_text(n: IntLike, what: str, words: ReadableNames) -> str:
+    """Return a number as text; a dynamic one by the name of another size that it equals, if any."""
+    text = words.number(n)
+    return "dynamic" if isinstance(n, SymDesc) and text == what else text
+
+
+# --- aliasing -----------------------------------------------------------------------------------
+
+
+def _aliasing(
+    a: CaptureDesc, b: CaptureDesc, _names_a: ReadableNames, _names_b: ReadableNames
+) -> Iterator[str]:
+    both = _by_name(a).keys() & _by_name(b).keys()
+    yield from _only(_relations(a, both), _relations(b, both))
+
+
+def _relations(desc: CaptureDesc, names: set[str]) -> Iterator[str]:
+    """Yield which inputs are one tensor, share a storage, or are views."""
+    tensors = {
+        n: e.tensor for n, e in _by_name(desc).items() if n in names and e.tensor is not None
+    }
+    one: dict[int, list[str]] = {}
+    storages: dict[int, list[str]] = {}
+    for name, t in sorted(tensors.items()):
+        one.setdefault(t.id, []).append(name)
+        if t.storage is not None:
+            storages.setdefault(t.storage.id, []).append(name)
+    for group in one.values():
+        if len(group) > 1:
+            yield f"{' and '.join(group)} are one tensor"
+    for group in storages.values():
+        if len({tensors[name].id for name in group}) > 1:
+            yield f"{' and '.join(group)} share a storage"
+    for name, t in sorted(tensors.items()):
+        if t.base is not None:
+            yield f"{name} is a view of {' = '.join(one.get(t.base.id, ())) or _UNNAMED}"
+
+
+# --- shape environment --------------------------------------------------------------------------
+
+
+def _hints(
+    a: CaptureDesc, b: CaptureDesc, names_a: ReadableNames, names_b: ReadableNames
+) -> Iterator[str]:
+    of_a, of_b = _hints_of(a.shape_env, names_a), _hints_of(b.shape_env, names_b)
+    for name, text in of_a.items():
+        if name in of_b:
+            yield from _change(name, text, of_b[name])
+
+
+def _hints_of(env: ShapeEnvDesc | None, words: ReadableNames) -> dict[str, str]:
+    symbols = () if env is None else env.symbols
+    return {words.symbol(s.name): words.expr(s.hint) for s in symbols if s.hint is not None}
+
+
+def _symbols(
+    a: CaptureDesc, b: CaptureDesc, names_a: ReadableNames, names_b: ReadableNames
+) -> Iterator[str]:
+    of_a, of_b = _ranges(a.shape_env, names_a), _ranges(b.shape_env, names_b)
+    for name, text in of_a.items():
+        if name in of_b:
+            yield from _change(f"the range of {name}", text, of_b[name])
+
+
+def _ranges(env: ShapeEnvDesc | None, words: ReadableNames) -> dict[str, str]:
+    return {
+        words.symbol(s.name): f"[{_end(s.lower, words)}, {_end(s.upper, words)}]"
+        for s in (env.symbols if env is not None else ())
+    }
+
+
+def _end(end: ExprDesc | None, words: ReadableNames) -> str:
+    return "?" if end is None else words.expr(end)
+
+
+def _guards(
+    a: CaptureDesc, b: CaptureDesc, names_a: ReadableNames, names_b: ReadableNames
+) -> Iterator[str]:
+    yield from _conditions(_guards_of(a.shape_env, names_a), _guards_of(b.shape_env, names_b))
+
+
+def _guards_of(env: ShapeEnvDesc | None, words: ReadableNames) -> dict[str, str]:
+    """Return the user's lines by the condition of the guard."""
+    guards = () if env is None else env.guards
+    return {words.expr(g.expr): location_text(g.location) for g in reversed(guards)}
+
+
+def _asserts(
+    a: CaptureDesc, b: CaptureDesc, names_a: ReadableNames, names_b: ReadableNames
+) -> Iterator[str]:
+    yield from _conditions(_asserts_of(a.shape_env, names_a), _asserts_of(b.shape_env, names_b))
+
+
+def _asserts_of(env: ShapeEnvDesc | None, words: ReadableNames) -> dict[str, str]:
+    asserts = () if env is None else env.runtime_asserts
+    return {words.expr(e.expr): user_line(e.stack) for e in reversed(asserts)}
+
+
+def _conditions(of_a: dict[str, str], of_b: dict[str, str]) -> Iterator[str]:
+    for side, own, other in (("A", of_a, of_b), ("B", of_b, of_a)):
+        for text in reversed(own):
+            if text not in other:
+                place = f", from {own[text]}" if own[text] else ""
+                yield f"{text} only in {side}{place}"
+
+
+def _settings(
+    a: CaptureDesc, b: CaptureDesc, _names_a: ReadableNames, _names_b: ReadableNames
+) -> Iterator[str]:
+    if a.shape_env is None or b.shape_env is None:
+        yield from _change("a shape environment", _there(a.shape_env), _there(b.shape_env))
+    else:
+        yield from _fields(a.shape_env.settings, b.shape_env.settings)
+
+
+def _modes(
+    a: CaptureDesc, b: CaptureDesc, _names_a: ReadableNames, _names_b: ReadableNames
+) -> Iterator[str]:
+    yield from _fields(a.modes, b.modes)
+
+
+def _ranks(
+    a: CaptureDesc, b: CaptureDesc, _names_a: ReadableNames, _names_b: ReadableNames
+) -> Iterator[str]:
+    yield from _change("the process groups", *map(_world_text, (a.world, b.world)))
+
+
+def _world_text(world: WorldDesc | None) -> str:
+    if world is None:
+        return "none"
+    groups = "; ".join(f"{group.name!r} {list(group.ranks) or 'all'}" for group in world.groups)
+    return clip(f"rank {world.rank} of {world.size}, {groups}", 400)
+
+
+def _fields(a: msgspec.Struct, b: msgspec.Struct) -> Iterator[str]:
+    for name in a.__struct_fields__:
+        yield from _change(name, getattr(a, name), getattr(b, name))
+
+
+# --- graph --------------------------------------------------------------------------------------
+
+
+def _graph(
+    a: CaptureDesc, b: CaptureDesc, _names_a: ReadableNames, _names_b: ReadableNames
+) -> Iterator[str]:
+    yield from _graphs(a.graph, b.graph, "")
+
+
+def _graphs(a: GraphModuleDesc, b: GraphModuleDesc, where: str) -> Iterator[str]:
+    of_a, of_b = ([i for i, n in enumerate(g.nodes) if n.op != "placeholder"] for g in (a, b))
+    matched = align(_keys(a, of_a), _keys(b, of_b))
+    pairs = {of_a[i]: of_b[j] for i, j in matched.pairs}
+    back = {j: i for i, j in pairs.items()}
+    names_a, names_b = _names(a), _names(b)
+    found = list(_unpaired(of_a, of_b, pairs))
+    for i, j in pairs.items():
+        taken = zip(_taken(a.nodes[i]), _taken(b.nodes[j]), strict=False)
+        if any(
+            _is_other(_Operand(a, x, names_a), _Operand(b, y, names_b), pairs, back)
+            for x, y in taken
+        ):
+            found.append(([i], [j]))
+    if any(matched.unsearched):
+        left = " and ".join(
+            f"{count} nodes of {side}" for side, count in zip("AB", matched.unsearched, strict=True)
+        )
+        yield f"{where}these graphs have little in common: {left} were not compared in detail"
+    for run_a, run_b in sorted(found):
+        yield from _run("A", a, run_a, names_a, where)
+        yield from _run("B", b, run_b, names_b, where)
+    graphs = dict(b.submodules)
+    yield from _only(
+        (f"the graph {where}{name}" for name, _ in a.submodules),
+        (f"the graph {where}{name}" for name, _ in b.submodules),
+    )
+    for name, graph in a.submodules:
+        if name in graphs:
+            yield from _graphs(graph, graphs[name], f"{where}{name}: ")
+
+
+def _unpaired(
+    of_a: list[int], of_b: list[int], pairs: dict[int, int]
+) -> Iterator[tuple[list[int], list[int]]]:
+    """Yield the nodes of both sides between consecutive pairs."""
+    last_a = last_b = 0
+    place_a, place_b = ({i: at for at, i in enumerate(of)} for of in (of_a, of_b))
+    for i, j in [*((place_a[i], place_b[j]) for i, j in pairs.items()), (len(of_a), len(of_b))]:
+        if (i, j) != (last_a, last_b):
+            yield of_a[last_a:i], of_b[last_b:j]
+        last_a, last_b = i + 1, j + 1
+
+
+def _keys(graph: GraphModuleDesc, of: Sequence[int]) -> list[str]:
+    """Return a key for each node: its call with constants, other nodes as ``_``."""
+    names = ("_",) * len(graph.nodes)
+    return [_key(graph.nodes[i], names) for i in of]
+
+
+def _key(fx_node: NodeDesc, names: tuple[str, ...]) -> str:
+    parts = [value_text(arg, names=names) for arg in fx_node.args]
+    parts += [f"{key}={value_text(value, names=names)}" for key, value in fx_node.kwargs]
+    return f"{fx_node.op} {_called(fx_node)} {parts}"
+
+
+def _names(graph: GraphModuleDesc) -> tuple[str, ...]:
+    """Return the names of the nodes, with inputs by source."""
+    return tuple([_called(n) if n.op == "placeholder" else n.name for n in graph.nodes])
+
+
+class _Operand(NamedTuple):
+    """A node that is an argument of another one, in the graph of one side."""
+
+    graph: GraphModuleDesc
+    position: int
+    names: tuple[str, ...]
+
+    @property
+    def is_input(self) -> bool:
+        """Whether it is an input of its graph."""
+        return self.graph.nodes[self.position].op == "placeholder"
+
+
+def _is_other(
+    first: _Operand, second: _Operand, pairs: dict[int, int], back: dict[int, int]
+) -> bool:
+    """Return whether operands in the same position differ.
+
+    An unpaired operand does not count: its own absence is reported.
+    """
+    x, y = first.position, second.position
+    if first.is_input and second.is_input:
+        return first.names[x] != second.names[y]
+    if first.is_input or second.is_input:
+        return x in pairs or y in back
+    return x in pairs and y in back and pairs[x] != y
+
+
+def _taken(fx_node: NodeDesc) -> list[int]:
+    """Return the positions of the nodes among the arguments."""
+    found: list[int] = []
+    pending: list[Any] = [fx_node.args, fx_node.kwargs]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, NodeValue):
+            found.append(part.index)
+        elif isinstance(part, tuple):
+            pending.extend(part)  # pyright: ignore[reportUnknownArgumentType]
+        elif isinstance(part, msgspec.Struct) and not isinstance(part, (TensorValue, SymValue)):
+            pending.extend(getattr(part, field) for field in part.__struct_fields__)
+    return found
+
+
+def _called(fx_node: NodeDesc) -> str:
+    if fx_node.op == "placeholder":
+        return fx_node.name if fx_node.source is None else readable_source(fx_node.source.name)
+    return "" if fx_node.op == "output" else value_text(fx_node.target)
+
+
+def _run(
+    side: str, graph: GraphModuleDesc, run: Sequence[int], names: tuple[str, ...], where: str
+) -> Iterator[str]:
+    """Yield a text for nodes that only one side has: the first, and the number of others."""
+    if not run:
+        return
+    more = f", and {len(run) - 1} after it" if len(run) > 1 else ""
+    first = graph.nodes[run[0]]
+    line = user_line(node_stack(first))
+    place = f", from {line}" if line else ""
+    yield f"{where}{clip(statement(first, names), 160)}{more} only in {side}{place}"
+
+
+# --- differences of no other part ---------------------------------------------------------------
+
+
+def _first_other(a: Any, b: Any, path: str) -> str | None:
+    """Return the first difference of two canonical forms, with its path."""
+    if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
+        parts = [(a[key], b[key], f"{path}.{key}") for key in a]
+    elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+        parts = [(x, y, f"{path}[{i}]") for i, (x, y) in enumerate(zip(a, b, strict=True))]
+    else:
+        return None if _same(a, b) else f"{path}: {a} against {b}"
+    return next(filter(None, (_first_other(*part) for part in parts)), None)
+
+
+def _same(a: Any, b: Any) -> bool:
+    return msgspec.json.encode(a) == msgspec.json.encode(b)
+
+
+_PARTS: tuple[
+    tuple[str, Callable[[CaptureDesc, CaptureDesc, ReadableNames, ReadableNames], Iterator[str]]],
+    ...,
+] = (
+    ("inputs", _inputs),
+    ("aliasing", _aliasing),
+    ("symbols", _symbols),
+    ("guards", _guards),
+    ("runtime asserts", _asserts),
+    ("graph", _graph),
+    ("modes", _modes),
+    ("ranks", _ranks),
+    ("shape settings", _settings),
+    ("examples", _hints),
+)

@@ -1,0 +1,261 @@
+"""The graphs of a report: a row for each node, folded by module and by the user's lines."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch_fakeify.render.code import result_text, statement
+from torch_fakeify.render.readable_names import readable_source
+from torch_fakeify.render.text import clip, tensor_text, value_text
+
+from .html import Html, joined, tag
+from .lines import LONGEST, NodeAt, node_id
+from .outline import Group, outline
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from torch_fakeify.records.graph import GraphModuleDesc, NodeDesc
+
+    from .lines import Stacks
+    from .outline import Line
+
+__all__ = ["NamedGraph", "Page", "all_graphs", "graphs_html"]
+
+_NODES = 50_000
+"""Most nodes of a report; ``show`` prints all."""
+_CHARACTERS = 10_000_000
+"""Most characters of all statements; each may have at least 200."""
+_WIDEST, _NARROWEST = 2000, 200
+_OPEN = 300
+"""Most nodes of a graph that is unfolded when the page opens."""
+_FEW = 30
+"""Most nodes of an outer module that is unfolded in a larger graph."""
+_CHUNK = 40
+"""Rows that the browser lays out together, and skips while they are not visible."""
+_BADGES = 6
+
+_MARK = re.compile("\x00([0-9]+)\x00")
+
+
+class NamedGraph(NamedTuple):
+    """A graph of a frame: its main graph, or the body of a higher-order operator."""
+
+    name: str
+    graph: GraphModuleDesc
+    inner: dict[str, int]
+    """Numbers of the graphs that it calls, by attribute."""
+
+
+class Page(NamedTuple):
+    """The stacks and badges to which the rows of a report refer."""
+
+    stacks: Stacks
+    badges: Mapping[NodeAt, Sequence[str]]
+    """Ids of the guards and runtime asserts on the line of a node."""
+
+
+def all_graphs(graph: GraphModuleDesc) -> list[NamedGraph]:
+    """Return a graph and its nested graphs, callers first."""
+    found: list[NamedGraph] = []
+    todo: list[tuple[str, GraphModuleDesc, dict[str, int], str]] = [("", graph, {}, "")]
+    while todo:
+        name, graph, outer, attribute = todo.pop()
+        outer[attribute] = len(found)
+        inner: dict[str, int] = {}
+        found.append(NamedGraph(name, graph, inner))
+        for key, body in reversed(graph.submodules):
+            todo.append((f"{name}.{key}" if name else key, body, inner, key))
+    for each in found:
+        for alias, key in each.graph.submodule_aliases:
+            if key in each.inner:
+                each.inner.setdefault(alias, each.inner[key])
+    return found
+
+
+def graphs_html(graphs: Sequence[NamedGraph], page: Page) -> Html:
+    """Return the HTML of all graphs, the main graph first."""
+    total = sum(len(graph.graph.nodes) for graph in graphs)
+    width = min(_WIDEST, max(_NARROWEST, _CHARACTERS // max(total, 1)))
+    left = _NODES
+    parts: list[Html] = []
+    for number, each in enumerate(graphs):
+        count = len(each.graph.nodes)
+        if number and left > 0:
+            heading = tag("h3", "graph ", tag("code", f"self.{clip(each.name, LONGEST)}"))
+            parts.append(tag("div", heading, class_="body-of", id=f"graph{number}"))
+        if left > 0:
+            is_small = total <= _OPEN
+            parts.append(_Rows(number, each, page, width, left, is_small).html())
+        left -= count
+    if left < 0:
+        text = f"{_NODES} of {total} nodes are shown; `torch-fakeify show` prints all of them."
+        parts.append(tag("p", text, class_="note"))
+    return joined(parts)
+
+
+class _Rows:
+    """The rows of one graph."""
+
+    def __init__(
+        self, number: int, named: NamedGraph, page: Page, width: int, most: int, is_small: bool
+    ) -> None:
+        self.number = number
+        self.graph = named.graph
+        self.inner = named.inner
+        self.page = page
+        self.width = width
+        self.most = most
+        self.is_small = is_small
+        self.names = tuple([clip(fx_node.name, LONGEST) for fx_node in self.graph.nodes])
+        self.marked = tuple([f"\x00{at}\x00" for at in range(len(self.names))])
+
+    def html(self) -> Html:
+        """Return the HTML of inputs, tensors of the module, and groups of nodes."""
+        parts = outline(self.graph)
+        has_modules = any(isinstance(part, Group) for part in parts)
+        rows = [self._inputs(), self._attributes()]
+        rows.extend(self._part(part, 0, has_modules) for part in parts)
+        return tag("div", *rows, class_="graph")
+
+    # --- what the graph starts from ---
+
+    def _inputs(self) -> Html:
+        at = [i for i, n in enumerate(self.graph.nodes[: self.most]) if n.op == "placeholder"]
+        if not at:
+            return Html()
+        title = "inputs" if self.number == 0 else "arguments"
+        return self._group(title, None, len(at), [self._chunks(at)], is_open=len(at) <= _FEW // 3)
+
+    def _attributes(self) -> Html:
+        rows = [
+            tag(
+                "li",
+                tag("code", f"self.{clip(name, LONGEST)}", class_="s"),
+                tag("span", clip(tensor_text(tensor), LONGEST), class_="t"),
+                class_="r",
+            )
+            for name, tensor in self.graph.tensors[: self.most]
+        ]
+        if not rows:
+            return Html()
+        count = len(self.graph.tensors)
+        return self._group("tensors of the graph", None, count, [tag("ul", *rows)], is_open=False)
+
+    # --- groups and lines ---
+
+    def _part(self, part: Group | Line, depth: int, has_modules: bool) -> Html:
+        if not isinstance(part, Group):
+            return self._line(part)
+        inside = [self._part(each, depth + 1, has_modules) for each in part.parts]
+        count = part.total
+        is_open = self.is_small or depth == 0 or (depth < 2 and count <= _FEW)
+        cls = clip(part.cls.rpartition(".")[2], LONGEST)
+        name = clip(readable_source(part.name), LONGEST) or cls
+        return self._group(
+            name, cls, count, inside, is_open=is_open, title=f"{part.path}: {part.cls}"
+        )
+
+    @staticmethod
+    def _group(
+        name: str,
+        cls: str | None,
+        count: int,
+        inside: Sequence[str],
+        *,
+        is_open: bool,
+        title: str | None = None,
+    ) -> Html:
+        nodes = "1 node" if count == 1 else f"{count} nodes"
+        words = [tag("code", name), " "]
+        if cls is not None:
+            words += [tag("span", cls, class_="cls"), " "]
+        summary = tag("summary", *words, tag("span", nodes, class_="n"), title=title)
+        return tag("details", summary, *inside, class_="mod", open=is_open)
+
+    def _line(self, line: Line) -> Html:
+        nodes = [at for at in line.nodes if at < self.most]
+        if not nodes:
+            return Html()
+        if line.frame is None or line.stack is None:
+            return self._chunks(nodes)
+        head = self.page.stacks.unfolding(line.frame, line.stack)
+        return self._chunks(nodes, joined([head, *self._badges(nodes)]))
+
+    def _badges(self, nodes: Sequence[int]) -> Iterator[Html]:
+        found: dict[str, None] = {}
+        for at in nodes:
+            found.update(dict.fromkeys(self.page.badges.get(NodeAt(self.number, at), ())))
+        for each in list(found)[:_BADGES]:
+            word = "guard" if each.startswith("g") else "assert"
+            yield tag("a", f"{word} {each[1:]}", class_="badge", href=f"#{each}")
+        if len(found) > _BADGES:
+            yield tag("span", f"and {len(found) - _BADGES} more", class_="badge")
+
+    def _chunks(self, nodes: Sequence[int], head: Html | None = None) -> Html:
+        """Return rows in lists of limited length, with the head in the first."""
+        chunks: list[Html] = []
+        for start in range(0, len(nodes), _CHUNK):
+            some = nodes[start : start + _CHUNK]
+            rows = tag("ul", *[self._row(at) for at in some])
+            size = "l" if len(some) <= _CHUNK // 4 else "l many"
+            chunks.append(tag("div", *([head] if head and not start else []), rows, class_=size))
+        return joined(chunks)
+
+    # --- rows ---
+
+    def _row(self, at: int) -> Html:
+        fx_node = self.graph.nodes[at]
+        shape = clip(result_text(fx_node, self.graph), min(self.width, LONGEST))
+        code = tag("code", *self._code(at, fx_node), class_="s")
+        parts = [code, tag("span", shape, class_="t")] if shape else [code]
+        return tag("li", *parts, class_="r", id=node_id(NodeAt(self.number, at)))
+
+    def _code(self, at: int, fx_node: NodeDesc) -> Iterator[str]:
+        own = tag("a", self.names[at], class_="d", href=self._href(at))
+        if fx_node.op == "placeholder":
+            yield own
+            if fx_node.source is not None:
+                yield tag(
+                    "span", f" {readable_source(clip(fx_node.source.name, LONGEST))}", class_="m"
+                )
+            elif fx_node.args:
+                yield clip(f" = {value_text(fx_node.args[0])}", self.width)
+            return
+        plain = statement(fx_node, self.names)
+        text = plain
+        if len(plain) > self.width or "\x00" in plain:
+            text = clip(plain, self.width).replace("\x00", "\\x00")
+        else:
+            text = statement(fx_node, self.marked)
+        head = f"{fx_node.name} = "
+        if text.startswith(head):
+            yield own
+            text = text[len(head) - 3 :]
+        else:  # `return` has no name of its own
+            word, space, text = text.partition(" ")
+            yield joined([tag("a", word, class_="d", href=self._href(at)), space])
+        yield from self._linked(text, fx_node)
+
+    def _linked(self, text: str, fx_node: NodeDesc) -> Iterator[str]:
+        """Yield a statement, with links for the names of other nodes and graphs."""
+        for part in _split(text):
+            if isinstance(part, int) and part < len(self.names):
+                yield tag("a", self.names[part], href=self._href(part))
+            else:
+                yield str(part)
+        if fx_node.op in ("get_attr", "call_module") and isinstance(fx_node.target, str):
+            number = self.inner.get(fx_node.target)
+            if number is not None:
+                yield joined([" ", tag("a", "its graph", class_="badge", href=f"#graph{number}")])
+
+    def _href(self, at: int) -> str:
+        return f"#{node_id(NodeAt(self.number, at))}"
+
+
+def _split(text: str) -> Iterator[str | int]:
+    """Split a text at the marks of nodes: yield texts and positions of nodes."""
+    for at, part in enumerate(_MARK.split(text)):
+        if part:
+            yield int(part) if at % 2 else part

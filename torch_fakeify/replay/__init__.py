@@ -1,0 +1,1 @@
+"""Guards and runtime asserts of a ``ShapeEnv`` as FX nodes, and from there into another one."""

@@ -1,0 +1,176 @@
+"""The facts of a ``ShapeEnv``: its assumptions about inputs, as a list of conditions.
+
+The conditions are those that ``ShapeEnv.produce_guards`` consults (torch 2.13): the ranges of
+symbols, replacements, divisibility, guards, and the exclusion guard of automatic dynamic shapes.
+`needed_facts` removes those that follow from others (`implication.redundant`). A range remains if a
+``ShapeEnv`` with the other facts would not derive it, even where arithmetic could: the ranges of an
+environment decide which questions it answers without a guard.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+import sympy
+
+from torch_fakeify.compat import torch_dynamo, torch_symbols
+from torch_fakeify.compat.torch_symbols import int_oo
+from torch_fakeify.entailment.implication import redundant
+
+from .lowering import keeping_axioms
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+__all__ = ["Fact", "Kind", "assumed_facts", "needed_facts"]
+
+Kind: TypeAlias = Literal["range", "equality", "divisible", "guard", "exclusion", "assert"]
+
+_NO_LIMIT = sys.maxsize - 1
+"""The upper bound that torch gives to unbacked sizes, which is no limit."""
+
+
+class Fact(NamedTuple):
+    """A condition on the inputs of a graph, or on what it computes."""
+
+    what: Kind
+    expr: sympy.Basic
+    """The condition as a sympy boolean."""
+    location: Any = None
+    """The ``SLoc`` of its cause."""
+    symbol: sympy.Symbol | None = None
+    """For a range: its symbol."""
+
+
+def assumed_facts(env: Any) -> list[Fact]:
+    """All facts of a ``ShapeEnv``, in the best order for stating them in a new one.
+
+    Ranges come first: torch accepts a replacement only if it is within the range of its symbol.
+    """
+    return [
+        *_ranges(env),
+        *_replacements(env),
+        *_divisible(env),
+        *_guards(env),
+        *_exclusions(env),
+    ]
+
+
+def _ranges(env: Any) -> Iterator[Fact]:
+    for symbol, bounds in env.var_to_range.items():
+        lower, upper = bounds.lower, bounds.upper
+        if symbol in env.replacements:
+            implied = env.bound_sympy(env.replace(symbol))
+            if implied.issubset(bounds):
+                continue
+        locations = env.var_to_range_sloc.get(symbol)
+        if lower not in (-sympy.oo, -int_oo):
+            location = None if locations is None else locations.lower
+            expr = sympy.Ge(symbol, lower, evaluate=False)
+            yield Fact("range", expr, location, symbol)
+        if upper not in (sympy.oo, int_oo, _NO_LIMIT):
+            location = None if locations is None else locations.upper
+            expr = sympy.Le(symbol, upper, evaluate=False)
+            yield Fact("range", expr, location, symbol)
+
+
+def _replacements(env: Any) -> Iterator[Fact]:
+    for symbol in env.replacements:
+        expr = env.replace(symbol)
+        if expr != symbol:
+            location = env.replacements_slocs.get(symbol)
+            yield Fact("equality", sympy.Eq(symbol, expr, evaluate=False), location)
+
+
+def _divisible(env: Any) -> Iterator[Fact]:
+    locations: dict[sympy.Basic, Any] = {}
+    for guard in env.guards:
+        for part in guard.expr.atoms(torch_symbols.sympy_functions.Mod):
+            locations.setdefault(part, guard.sloc)
+    asked = [part for part in locations if part in env.divisible]  # in the order of the guards
+    others = sorted(env.divisible.difference(asked), key=str)
+    for part in (*asked, *others):
+        yield Fact("divisible", sympy.Eq(part, 0, evaluate=False), locations.get(part))
+
+
+def _guards(env: Any) -> Iterator[Fact]:
+    for guard in env.guards:
+        if _is_open(env, guard):
+            yield Fact("guard", guard.expr, guard.sloc)
+
+
+def _is_open(env: Any, guard: Any) -> bool:
+    """Whether a guard does not follow from the other facts of the environment."""
+    with keeping_axioms(env):
+        value = env._maybe_evaluate_static(
+            guard.expr, axioms=(), size_oblivious=guard.size_oblivious
+        )
+    return value is None
+
+
+def _exclusions(env: Any) -> Iterator[Fact]:
+    pairs = [(s, n) for s, n in env.exclusion_constraints if env.var_to_sources.get(s)]
+    if not pairs or not _excludes_old_sizes():
+        return
+    if all(env.backed_var_to_val.get(symbol) == n for symbol, n in pairs):
+        return  # the inputs themselves are excluded: torch omits the guard
+    differs: list[Any] = [sympy.Ne(symbol, n, evaluate=False) for symbol, n in pairs]
+    yield Fact("exclusion", sympy.Or(*differs))
+
+
+def _excludes_old_sizes() -> bool:
+    config: Any = torch_dynamo.dynamo().config
+    return config.automatic_dynamic_exclusion_guard and not config.enable_compiler_collectives
+
+
+# --- redundancy -----------------------------------------------------------------------------------
+
+
+def needed_facts(facts: Sequence[Fact], env: Any) -> tuple[list[Fact], list[Fact]]:
+    """Split facts into those that do not follow from the others, and those that do.
+
+    A condition on an unbacked symbol is always needed: no guard can replace it later.
+
+    Args:
+        facts: in the order of `assumed_facts`.
+        env: their environment.
+    """
+    removable = [_backed(fact, env) for fact in facts]
+    implied = set(redundant([fact.expr for fact in facts], removable=removable))
+    ranges = {i for i in implied if facts[i].what == "range"}
+    if ranges:
+        needed = [fact for i, fact in enumerate(facts) if i not in implied]
+        derived = _derived_ranges(needed, env)
+        implied -= {i for i in ranges if not _holds(facts[i], derived)}
+    return (
+        [fact for i, fact in enumerate(facts) if i not in implied],
+        [fact for i, fact in enumerate(facts) if i in implied],
+    )
+
+
+def _backed(fact: Fact, env: Any) -> bool:
+    return fact.expr.free_symbols <= env.backed_var_to_val.keys()
+
+
+def _derived_ranges(facts: Sequence[Fact], env: Any) -> Callable[[sympy.Symbol], Any]:
+    """The ranges that a ``ShapeEnv`` derives for its symbols from these facts alone."""
+    scratch: Any = torch_symbols.unvalidated_shape_env()
+    here = scratch._get_sloc()
+    scratch._get_sloc = lambda *_args, **_kwargs: here  # not used
+    for symbol, bounds in env.var_to_range.items():
+        scratch.var_to_range[symbol] = bounds.unknown_int() if bounds.is_int else bounds.unknown()
+        scratch.var_to_range_sloc[symbol] = torch_symbols.ValueRangesSLoc(here, here)
+        scratch.var_to_sources[symbol] = env.var_to_sources.get(symbol, [])
+    scratch.backed_var_to_val.update(env.backed_var_to_val)
+    for fact in facts:
+        if _backed(fact, env):
+            scratch.evaluate_expr(fact.expr)
+    return lambda symbol: scratch.bound_sympy(scratch.replace(symbol))
+
+
+def _holds(fact: Fact, ranges: Callable[[sympy.Symbol], Any]) -> bool:
+    assert fact.symbol is not None
+    bounds = ranges(fact.symbol)
+    limit = fact.expr.args[1]
+    return bool(bounds.lower >= limit if isinstance(fact.expr, sympy.Ge) else bounds.upper <= limit)

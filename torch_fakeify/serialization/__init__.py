@@ -1,0 +1,1 @@
+"""Records to bytes and files, and back."""

@@ -1,0 +1,201 @@
+"""Read and write capture files: the record of a frame in a container, without torch."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from torch_fakeify.errors import TRUST, FormatError, LimitError, UnsupportedValueError, WriteError
+from torch_fakeify.records.frame import CaptureDesc
+from torch_fakeify.records.redact_paths import may_mention_path, redact_paths, short_paths
+from torch_fakeify.versions import PRODUCER, is_newer, newer_release_error
+
+from . import limits as bounds
+from .container import VERSION, Limits, read_container, write_container
+from .document import Decoder, Encoder
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Mapping
+
+    from torch_fakeify.records.graph import GraphModuleDesc
+
+_MEMBER = "capture"
+
+
+def _members_of_version_1(desc: CaptureDesc) -> dict[str, bytes]:
+    return Encoder().add(_MEMBER, desc).check(desc.shape_env).members()
+
+
+WRITERS: Mapping[int, Callable[[CaptureDesc], dict[str, bytes]]] = MappingProxyType(
+    {1: _members_of_version_1}
+)
+"""Functions that encode a record to the members of a file, by format version.
+
+The function of an older version converts the record to that version, and raises ``WriteError`` for
+what the version cannot represent.
+"""
+
+
+class CaptureFile(NamedTuple):
+    """The content of a capture file, and the release that wrote it."""
+
+    desc: CaptureDesc
+    producer: str
+    """The release of this package, as ``torch_fakeify 0.1.0``."""
+
+
+def check_version(version: int) -> None:
+    """Refuse a format version that this release does not write.
+
+    Raises:
+        WriteError: there is no writer for it.
+    """
+    if version not in WRITERS:
+        known = ", ".join(map(str, sorted(WRITERS)))
+        raise WriteError(
+            "this release cannot write that format version",
+            expected=f"one of {known}" if len(WRITERS) > 1 else f"format version {known}",
+            found=repr(version),
+            fix="Ask for another one, or write the file with a release that has it",
+        )
+
+
+def encode_with_short_paths(desc: CaptureDesc) -> tuple[CaptureDesc, dict[str, bytes] | None]:
+    """Return the frame with all absolute paths shortened, and the members of its file.
+
+    Most frames have paths only in the stacks of their shape environment, which a search of the encoded
+    text shows soonest. The members are ``None`` where the record itself had to be searched.
+    """
+    if not _has_data(desc.graph):  # bytes may look like a path
+        short = msgspec.structs.replace(desc, shape_env=short_paths(desc.shape_env))
+        # Such errors are raised when the file is written.
+        with contextlib.suppress(UnsupportedValueError, LimitError):
+            members = WRITERS[VERSION](short)
+            if not any(map(may_mention_path, members.values())):
+                return short, members
+    return redact_paths(desc), None
+
+
+def with_state(
+    members: dict[str, bytes], state: str | None, *, was: str | None
+) -> dict[str, bytes]:
+    """Return the members of a frame's file with another `CaptureDesc.state`, without encoding again.
+
+    The state is the record's last field, so it is the end of the member.
+
+    Args:
+        members: of `encode_with_short_paths`.
+        state: the new one.
+        was: the present one.
+    """
+    name = f"{_MEMBER}.json"
+    text = members[name].removesuffix(_state_text(was))
+    return {**members, name: text + _state_text(state)}
+
+
+def _state_text(state: str | None) -> bytes:
+    return b"}}" if state is None else b',"state":%b}}' % msgspec.json.encode(state)
+
+
+def _has_data(graph: GraphModuleDesc) -> bool:
+    return bool(graph.tensor_data) or any(_has_data(sub) for _, sub in graph.submodules)
+
+
+def write_capture(
+    path: str | os.PathLike[str],
+    desc: CaptureDesc,
+    *,
+    version: int = VERSION,
+    members: dict[str, bytes] | None = None,
+    limits: Limits | None = None,
+) -> int:
+    """Write a capture file atomically, and return its size in bytes.
+
+    A written file can be read with the same limits.
+
+    Args:
+        path: where.
+        desc: the frame.
+        version: of the format, for older readers.
+        members: the encoded frame in the newest version, if there is one.
+        limits: of the reader; by default `Limits()`.
+
+    Raises:
+        WriteError: the file cannot be written, or not in this version, or could not be read; what
+            was there before is untouched.
+    """
+    check_version(version)
+    limits = limits or Limits()
+    try:
+        if members is None or version != VERSION:
+            members = WRITERS[version](desc)
+        _check_nodes(members["tables.json"], limits.expr_nodes)
+        return write_container(
+            path,
+            members,
+            version=version,
+            producer=PRODUCER,
+            torch=desc.torch_version,
+            limits=limits,
+        )
+    except LimitError as error:
+        lower = "Pass higher limits to `save`; its readers need them too"
+        raise WriteError(
+            f"the file could not be read again: {error.what}",
+            where=error.where,
+            expected=error.expected,
+            found=error.found,
+            fix=lower if error.fix == TRUST else None,
+        ) from error
+
+
+class _Nodes(msgspec.Struct):
+    nodes: tuple[msgspec.Raw, ...] = ()
+
+
+def _check_nodes(tables: bytes, most: int) -> None:
+    """Refuse more expression nodes than a reader allows; a node has more than four bytes."""
+    if len(tables) > 4 * most:
+        nodes = msgspec.json.decode(tables, type=_Nodes).nodes
+        bounds.check_count(len(nodes), most, "tables.json $.nodes")
+
+
+def read_capture(path: str | os.PathLike[str], *, limits: Limits | None = None) -> CaptureDesc:
+    """Read a capture file. Runs no code of the file and imports no torch.
+
+    Args:
+        path: the file.
+        limits: bounds of its size and content.
+
+    Raises:
+        FormatError: no such file, not a capture, truncated, or ill-typed.
+        VersionError: a newer release wrote it, with unsupported content.
+        LimitError: it exceeds ``limits``.
+    """
+    return read_file(path, limits=limits).desc
+
+
+def read_file(path: str | os.PathLike[str], *, limits: Limits | None = None) -> CaptureFile:
+    """Read a capture file, with the release that wrote it; errors are those of ``read_capture``."""
+    limits = limits or Limits()
+    manifest, members = read_container(path, limits=limits)
+    try:
+        decoder = Decoder(members, limits.expr_nodes)
+        del members["tables.json"]  # decoded, and large
+        desc = decoder.get(_MEMBER, CaptureDesc)
+        if desc.shape_env is not None:  # else expressions are not evaluated
+            decoder.check_frame(desc.shape_env)
+        return CaptureFile(desc, manifest.producer)
+    except LimitError:
+        raise
+    except FormatError as error:
+        if not is_newer(manifest.producer):
+            raise
+        raise newer_release_error(
+            error, str(Path(path)), producer=manifest.producer, torch=manifest.torch
+        ) from error

@@ -1,0 +1,128 @@
+"""Serialize records to bytes and back, generic over the record types.
+
+Expressions, stacks, sources, storages and tensors are *shared* types: each such object is written
+once, as a row of a table of the document, and referenced by its position. An object that is
+referenced twice is decoded to one object. A row refers to earlier rows and earlier tables only, so no
+bytes can describe a cycle.
+
+A document is complete (``dumps``, ``loads``), or is split into the members of a capture file, which
+share one set of tables (``Encoder``, ``Decoder``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from torch_fakeify.errors import FormatError
+
+from . import limits
+from .decoder import Reader
+from .encoder import Encoder
+from .format import MAX_EXPR_NODES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch_fakeify.records.shape_env import ShapeEnvDesc
+
+__all__ = ["Decoder", "Encoder", "dumps", "loads"]
+
+_T = TypeVar("_T")
+
+
+def dumps(obj: object) -> bytes:
+    """Serialize a record, or a list, tuple or dict of records and scalars, to bytes.
+
+    Objects of the shared types that occur twice are written once. Equal input gives equal bytes.
+
+    Args:
+        obj: any record; ``None``, ``bool``, ``int``, ``float``, ``str``; or a list, tuple or dict
+            (keys ``str`` or ``int``) of these, nested.
+
+    Raises:
+        UnsupportedValueError: an object has no record, a field has the wrong type, records are of
+            two describers, or two with one id are not of one tensor or storage at one time.
+        LimitError: records are nested deeper than a reader allows.
+
+    Example:
+        >>> record = tfk.describe_tensor(torch.ones(2))
+        >>> tfk.loads(tfk.dumps([record])) == [record]
+        True
+    """
+    encoder = Encoder()
+    return encoder.document(encoder.encode(obj))
+
+
+def loads(data: bytes | bytearray | memoryview) -> Any:
+    """Deserialize the bytes of ``dumps``; shared objects are shared again.
+
+    Args:
+        data: the bytes.
+
+    Raises:
+        FormatError: the bytes are not a document, truncated, or ill-typed; names the ``$.path``.
+        VersionError: a newer version wrote them.
+        LimitError: they have more depth or expression nodes than allowed.
+
+    Example:
+        >>> tfk.loads(tfk.dumps({"x": tfk.describe_tensor(torch.ones(2))}))["x"].size
+        (2,)
+    """
+    reader = Reader(bytes(data), "$")
+    if reader.root is msgspec.UNSET:
+        raise FormatError("the document has no root", where="$")
+    return reader.tree(bytes(reader.root), "$.root")
+
+
+class Decoder:
+    """Decodes the members that an ``Encoder`` wrote.
+
+    Args:
+        members: their bytes by name; the tables are decoded and validated here.
+        expr_nodes: most distinct nodes of the expressions.
+
+    Raises:
+        FormatError: as ``loads``, with the member's name before the path.
+        VersionError: as ``loads``.
+        LimitError: as ``loads``.
+    """
+
+    def __init__(self, members: Mapping[str, bytes], expr_nodes: int = MAX_EXPR_NODES) -> None:
+        self._members = members
+        if "tables.json" not in members:
+            raise FormatError("the member is missing", where="tables.json")
+        where = "tables.json $"
+        self._reader = Reader(members["tables.json"], where, expr_nodes)
+        limits.check_tables(self._reader.tables, self._reader.tree_nodes, where)
+
+    def check_frame(self, env: ShapeEnvDesc) -> None:
+        """Refuse expressions that are too large for a ``ShapeEnv``.
+
+        Args:
+            env: the shape environment that has their symbols.
+
+        Raises:
+            LimitError: one is too large multiplied out, or with numbers for its symbols.
+        """
+        tables = self._reader.tables
+        expr_ids = {id(expr): at for at, expr in enumerate(tables["exprs"])}
+        limits.check_frame(tables, self._reader.roots, expr_ids, env, "tables.json $")
+
+    def get(self, name: str, cls: type[_T]) -> _T:
+        """Decode a member.
+
+        Raises:
+            FormatError: there is no such member, it is ill-typed, or no instance of ``cls``.
+        """
+        file = f"{name}.json"
+        if file not in self._members:
+            raise FormatError("the member is missing", where=file)
+        obj = self._reader.tree(self._members[file], f"{file} $")
+        if not isinstance(obj, cls):
+            expected, found = cls.__name__, type(obj).__name__
+            raise FormatError(
+                "the member has the wrong type", where=file, expected=expected, found=found
+            )
+        return obj

@@ -1,0 +1,47 @@
+"""Internal errors that collect their path on the way out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch_fakeify.errors import FakeifyError
+
+__all__ = ["Fault"]
+
+
+class Fault(ValueError):  # noqa: N818 - never leaves the package
+    """An internal error to which each level adds its part of the path.
+
+    It is a ``ValueError``, so that msgspec adds the path when a hook raises it.
+
+    Args:
+        what: as for ``FakeifyError``, like ``expected``, ``found`` and ``fix``.
+        kind: the public error to raise; by default the caller of `error` decides.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        expected: str | None = None,
+        found: str | None = None,
+        *,
+        kind: type[FakeifyError] | None = None,
+        fix: str | None = None,
+    ) -> None:
+        super().__init__(what)
+        self.what, self.expected, self.found = what, expected, found
+        self.kind, self.fix = kind, fix
+        self.path: list[str] = []
+
+    def at(self, part: str) -> Fault:
+        """Put ``part`` before the path."""
+        self.path.append(part)
+        return self
+
+    def error(self, where: str, kind: type[FakeifyError]) -> FakeifyError:
+        """Return the public error at ``where`` and this path."""
+        where += "".join(reversed(self.path))
+        return (self.kind or kind)(
+            self.what, where=where, expected=self.expected, found=self.found, fix=self.fix
+        )

@@ -1,0 +1,531 @@
+"""Limits on the expanded size of a document.
+
+Rows are shared, so a small document can describe a graph that is larger than any memory as a tree.
+The codec is linear in the graph, but sympy and torch walk every expression as a tree, and a converter
+makes the inner tensors of each wrapper.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from torch_fakeify.errors import TRUST, LimitError
+from torch_fakeify.records.tensor import (
+    ApplyNode,
+    AtomNode,
+    FloatNode,
+    IntNode,
+    RationalNode,
+    SymbolNode,
+    SymDesc,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from torch_fakeify.records.shape_env import ShapeEnvDesc, SymbolDesc
+    from torch_fakeify.records.tensor import ExprNode, IntLike, MetaTensorDesc
+
+__all__ = [
+    "allowed_characters",
+    "allowed_nodes",
+    "check_count",
+    "check_exponents",
+    "check_frame",
+    "check_names",
+    "check_numbers",
+    "check_products",
+    "check_tables",
+    "check_tensors",
+    "tree_nodes",
+]
+
+NODES_PER_ROW = 128
+TENSORS_PER_ROW = 64
+MAX_BITS = 1 << 18
+"""Most bits of a number that sympy may get when it evaluates an expression."""
+_SYMBOL_BITS = 64
+PRODUCTS = 100_000
+"""Multiplications that the products of sums of a document may take, besides those for each row.
+
+One takes torch about 20 us. A Swin transformer with dynamic image sizes takes 60 for each row."""
+PRODUCTS_PER_ROW = 256
+_POWERS = frozenset({"Pow", "PowByNatural", "LShift", "RoundDecimal"})
+"""Without ``FloatPow``: all floats have one size."""
+_FACTORIALS = frozenset({"gamma", "loggamma"})
+_CONDITIONS = frozenset({"Eq", "Ne", "Lt", "Le", "Gt", "Ge", "And", "Or", "Not"})
+_DIVISIONS = frozenset({"FloorDiv", "CleanDiv"})
+_REMAINDERS = frozenset({"Mod", "PythonMod"})
+_GROWING = _POWERS | _FACTORIALS
+
+
+def allowed_characters(size: int) -> int:
+    """Return how many characters the names of sources may have, in a document of ``size`` bytes.
+
+    A name contains that of its base; those of a deep module have 2 characters for each byte.
+    """
+    return 20_000_000 + 64 * size
+
+
+def allowed_nodes(rows: int, most: int) -> int:
+    """Return how many nodes the expressions of a document with ``rows`` rows may have, at most ``most``.
+
+    A thousand prefix sums of a thousand sizes have 170 nodes for each row.
+    """
+    return min(most, 200_000 + NODES_PER_ROW * rows)
+
+
+def check_count(found: int, most: int, where: str) -> None:
+    """Refuse expressions with more than ``most`` distinct nodes.
+
+    Raises:
+        LimitError: there are ``found``.
+    """
+    if found > most:
+        raise LimitError(
+            "the expressions have too many nodes",
+            where=where,
+            expected=f"at most {most}",
+            found=str(found),
+            fix=TRUST,
+        )
+
+
+def tree_nodes(
+    args: Sequence[tuple[int, ...]], exprs: Sequence[int | tuple[int, ...]], most: int
+) -> int:
+    """Return the number of nodes of all expressions as trees, up to ``most`` + 1.
+
+    Args:
+        args: positions of the arguments of each node, all of them earlier ones.
+        exprs: the position of the root of each expression, or those of all its nodes.
+        most: where to stop counting.
+    """
+    sizes: list[int] = []
+    for positions in args:
+        sizes.append(min(1 + sum([sizes[at] for at in positions]), most + 1))
+    total = 0
+    for expr in exprs:
+        root = expr if isinstance(expr, int) else expr[-1] if expr else -1
+        if 0 <= root < len(sizes):
+            total += sizes[root]
+    return min(total, most + 1)
+
+
+def check_names(found: int, size: int, where: str) -> None:
+    """Refuse sources whose names are too long together, in a document of ``size`` bytes.
+
+    Raises:
+        LimitError: they have ``found`` characters.
+    """
+    if found > allowed_characters(size):
+        raise LimitError("the names of sources are too long together", where=f"{where}.sources")
+
+
+def check_tables(tables: Mapping[str, Sequence[Any]], found: tuple[int, int], where: str) -> None:
+    """Refuse tables that are too large for sympy, torch or a converter.
+
+    Args:
+        tables: the rows by the name of their table.
+        found: how many nodes the expressions have as trees, and how many they may have.
+        where: the document.
+
+    Raises:
+        LimitError: a limit is exceeded.
+    """
+    nodes, most = found
+    if nodes > most:
+        raise LimitError(
+            "the expressions are too large with their shared parts written out",
+            where=f"{where}.exprs",
+            expected=f"at most {most} nodes together",
+        )
+    check_numbers(tables["nodes"], f"{where}.nodes")
+    check_tensors(tables["tensors"], f"{where}.tensors")
+
+
+def check_numbers(nodes: Sequence[ExprNode], where: str) -> None:
+    """Refuse a power, a factorial or a product that is too large to be evaluated.
+
+    A symbol counts as 64 bits, but as a small exponent: `check_exponents` checks those.
+
+    Args:
+        nodes: arguments before what uses them.
+        where: the table.
+
+    Raises:
+        LimitError: the value may have more than ``MAX_BITS`` bits.
+    """
+    bits: list[int] = []
+    free: list[bool] = []
+    for position, node in enumerate(nodes):
+        if isinstance(node, ApplyNode):
+            args = node.args
+            free.append(any(free[at] for at in args))
+            counts = [1 if free[at] else _magnitude(nodes[at], bits[at]) for at in args]
+            bits.append(_bits(node, [bits[at] for at in args], counts))
+        else:
+            free.append(isinstance(node, SymbolNode))
+            bits.append(_leaf_bits(node))
+        if bits[-1] > MAX_BITS:
+            raise _too_large(f"{where}[{position}]")
+
+
+def _too_large(where: str) -> LimitError:
+    return LimitError(
+        "an expression has a value that is too large",
+        where=where,
+        expected=f"at most {MAX_BITS} bits",
+    )
+
+
+def check_exponents(nodes: Sequence[ExprNode], env: ShapeEnvDesc, where: str) -> None:
+    """Refuse a power or a factorial that is too large at the recorded hints and ranges.
+
+    Args:
+        nodes: arguments before what uses them.
+        env: has hints and ranges of the symbols.
+        where: the table.
+
+    Raises:
+        LimitError: the value may have more than ``MAX_BITS`` bits.
+    """
+    if not any(isinstance(node, ApplyNode) and node.function in _GROWING for node in nodes):
+        return
+    by_symbol = {symbol.name: _hint_bits(symbol) for symbol in env.symbols}
+    bits: list[int] = []
+    for position, node in enumerate(nodes):
+        if isinstance(node, ApplyNode):
+            args = [bits[at] for at in node.args]
+            counts = [_magnitude(nodes[at], bits[at]) for at in node.args]
+            bits.append(_bits(node, args, counts))
+        else:
+            bits.append(
+                by_symbol.get(node.name, 1) if isinstance(node, SymbolNode) else _leaf_bits(node)
+            )
+        if bits[-1] > MAX_BITS:
+            raise _too_large(f"{where}[{position}]")
+
+
+def _hint_bits(symbol: SymbolDesc) -> int:
+    """Return the bits of a symbol's largest recorded value; infinite bounds do not count."""
+    exprs = (symbol.hint, symbol.real_value, symbol.lower)
+    roots = [expr.nodes[-1] for expr in exprs if expr is not None and expr.nodes]
+    found = [_leaf_bits(root) for root in roots if not isinstance(root, AtomNode)]
+    override = 0 if symbol.hint_override is None else symbol.hint_override.bit_length()
+    return max(1, override, *found)
+
+
+def _leaf_bits(node: ExprNode) -> int:
+    if isinstance(node, IntNode):
+        return node.value.bit_length()
+    if isinstance(node, RationalNode):
+        return node.numerator.bit_length() + node.denominator.bit_length()
+    if isinstance(node, FloatNode):
+        return node.mantissa.bit_length()
+    return _SYMBOL_BITS
+
+
+def _bits(node: ApplyNode, args: list[int], counts: list[int]) -> int:
+    """Return about how many bits the value of an application has at most.
+
+    Args:
+        node: the application.
+        args: the bits of its arguments.
+        counts: about their values, for exponents and factorials.
+    """
+    if node.function == "Mul":
+        return sum(args)
+    if node.function in _POWERS and len(args) == 2:
+        return args[0] + counts[1] if node.function == "LShift" else args[0] * counts[1]
+    if node.function in _FACTORIALS and args:
+        return args[0] * counts[0]
+    return max(args, default=1) + len(args).bit_length()
+
+
+def _magnitude(node: ExprNode, bits: int) -> int:
+    """Return about the largest absolute value of a number."""
+    if isinstance(node, IntNode):
+        return max(abs(node.value), 1)
+    if isinstance(node, RationalNode):
+        return abs(node.numerator) // max(node.denominator, 1) + 1
+    if isinstance(node, FloatNode):
+        return 1  # evaluated as a float
+    return 1 << min(bits, 64)
+
+
+def check_frame(
+    tables: Mapping[str, Sequence[Any]],
+    roots: Sequence[int | tuple[int, ...]],
+    expr_ids: Mapping[int, int],
+    env: ShapeEnvDesc,
+    where: str,
+) -> None:
+    """Refuse expressions that are too large for a ``ShapeEnv``.
+
+    Args:
+        tables: the rows by the name of their table.
+        roots: of each expression the position of its root, or those of all its nodes.
+        expr_ids: the position in ``roots`` by the ``id()`` of an expression in a tensor.
+        env: has hints and ranges of the symbols.
+        where: the document.
+
+    Raises:
+        LimitError: one is too large multiplied out, or with numbers for its symbols.
+    """
+    check_products(tables, roots, expr_ids, where)
+    check_exponents(tables["nodes"], env, f"{where}.nodes")
+
+
+def check_products(
+    tables: Mapping[str, Sequence[Any]],
+    roots: Sequence[int | tuple[int, ...]],
+    expr_ids: Mapping[int, int],
+    where: str,
+) -> None:
+    """Refuse products of sums that are too large when expanded.
+
+    Torch expands (``_fast_expand``) each expression that it evaluates, and the number of elements of
+    each tensor. A product of twenty sums of two terms has a million terms.
+
+    Args:
+        tables: the rows by the name of their table.
+        roots: of each expression the position of its root, or those of all its nodes.
+        expr_ids: the position in ``roots`` by the ``id()`` of an expression in a tensor.
+        where: the document.
+
+    Raises:
+        LimitError: it takes too many multiplications.
+    """
+    most = PRODUCTS + PRODUCTS_PER_ROW * (len(tables["nodes"]) + len(roots))
+    positions = [root if isinstance(root, int) else root[-1] for root in roots]
+    try:
+        expanded = _Expanded(tables["nodes"], most)
+        total = sum([expanded.work[at] for at in positions])
+        if total <= most:
+            of_exprs = {key: expanded.polynomials[positions[at]] for key, at in expr_ids.items()}
+            total += _size_products(tables["tensors"], of_exprs, expanded, most)
+    except _TooManyError:
+        total = most + 1
+    if total > most:
+        raise LimitError(
+            "the products of sums are too large multiplied out",
+            where=f"{where}.exprs",
+            expected=f"at most {most} multiplications",
+        )
+
+
+_Monomial: TypeAlias = tuple[int, ...]
+"""Sorted numbers of factors; a factor may occur more than once."""
+_Polynomial: TypeAlias = "dict[_Monomial, int | None]"
+"""Coefficients by monomial, ``None`` for any coefficient."""
+
+
+class _TooManyError(Exception):
+    """There are too many multiplications."""
+
+
+class _Expanded:
+    """Expands expressions as torch does, to polynomials over opaque factors.
+
+    The result of a function is a factor. Sympy may simplify a division by a number to the terms it
+    divides, and some functions to one of their arguments: those terms are added. So a polynomial here
+    has at least the terms of sympy's, and the multiplications are an upper bound.
+
+    Args:
+        nodes: arguments before what uses them.
+        most: the number of multiplications after which `_TooManyError` is raised.
+    """
+
+    def __init__(self, nodes: Sequence[ExprNode], most: int) -> None:
+        self.polynomials: list[_Polynomial] = []
+        self.work: list[int] = []
+        """For each node the multiplications of its tree, up to one more than ``most``."""
+        self._left = most
+        self._factors: dict[Any, int] = {}
+        for position, node in enumerate(nodes):
+            before = self._left
+            self.polynomials.append(self._of_node(position, node, nodes))
+            args = node.args if isinstance(node, ApplyNode) else ()
+            work = before - self._left + sum([self.work[at] for at in args])
+            self.work.append(min(work, most + 1))
+
+    def product(self, factors: Iterable[_Polynomial]) -> _Polynomial:
+        """Return a product, counting the terms before like terms are combined, as torch does.
+
+        A factor that occurs more than once counts as a power, as sympy makes one.
+
+        Raises:
+            _TooManyError: it takes more multiplications than are left.
+        """
+        result: _Polynomial = {(): 1}
+        sums: dict[int, int] = {}
+        terms = 1
+        for factor in factors:
+            if len(factor) > 1:
+                sums[id(factor)] = power = sums.get(id(factor), 0) + 1
+                if power == 1:
+                    terms *= len(factor)
+                else:
+                    more = _choices(len(factor), power, self._left + terms)
+                    terms = terms // _choices(len(factor), power - 1, self._left + terms) * more
+            if len(result) > 1 or len(factor) > 1:
+                self._left -= max(terms, len(result) * len(factor))
+            if self._left < 0:
+                raise _TooManyError
+            result = _multiplied(result, factor)
+        return result
+
+    def _of_node(self, position: int, node: ExprNode, nodes: Sequence[ExprNode]) -> _Polynomial:
+        if isinstance(node, IntNode):
+            return {(): node.value}
+        if not isinstance(node, ApplyNode) or not node.args:
+            return {(self._factor(position),): 1}
+        args = [self.polynomials[at] for at in node.args]
+        if node.function == "Add":
+            return _added(args)
+        if node.function == "Mul":
+            return self.product(args)
+        if node.function in _POWERS and len(args) == 2 and len(args[0]) > 1:
+            exponent = nodes[node.args[1]]
+            if isinstance(exponent, IntNode):
+                return self.product([args[0]] * min(abs(exponent.value), self._left + 1))
+        key = (node.function, *[frozenset(arg.items()) for arg in args])
+        return {**_possible_terms(node, args), (self._factor(key),): 1}
+
+    def _factor(self, key: object) -> int:
+        return self._factors.setdefault(key, len(self._factors))
+
+
+def _possible_terms(node: ApplyNode, args: list[_Polynomial]) -> _Polynomial:
+    """Return the terms to which sympy may simplify the application of a function."""
+    largest = max(args, key=len)
+    if len(largest) == 1 or node.function in _CONDITIONS:
+        return {}
+    divisor = args[1].get(()) if len(args) == 2 and len(args[1]) == 1 else None
+    if divisor and abs(divisor) > 1:
+        if node.function in _REMAINDERS:
+            return {}
+        if node.function in _DIVISIONS:
+            return {
+                monomial: None if n is None else n // divisor
+                for monomial, n in args[0].items()
+                if n is None or n % divisor == 0
+            }
+    return dict.fromkeys(largest)
+
+
+def _added(terms: Iterable[_Polynomial]) -> _Polynomial:
+    result: _Polynomial = {}
+    for polynomial in terms:
+        for monomial, n in polynomial.items():
+            _put(result, monomial, n)
+    return result
+
+
+def _multiplied(a: _Polynomial, b: _Polynomial) -> _Polynomial:
+    result: _Polynomial = {}
+    for left, n in a.items():
+        for right, m in b.items():
+            product = None if n is None or m is None else n * m
+            _put(result, tuple(sorted(left + right)), product)
+    return result
+
+
+def _choices(terms: int, power: int, most: int) -> int:
+    """Return the number of terms of a power of a sum, as a multiset coefficient."""
+    few, many = sorted((terms - 1, power))
+    result = 1
+    for i in range(1, few + 1):
+        result = result * (many + i) // i
+        if result > most:
+            break
+    return result
+
+
+def _put(result: _Polynomial, monomial: _Monomial, n: int | None) -> None:
+    """Add a term to a sum; a term with coefficient zero remains."""
+    known = result.get(monomial, 0)
+    result[monomial] = None if n is None or known is None else known + n
+
+
+def _size_products(
+    rows: Sequence[MetaTensorDesc],
+    of_exprs: Mapping[int, _Polynomial],
+    expanded: _Expanded,
+    most: int,
+) -> int:
+    """Return the multiplications for the elements and extents of tensors, each layout once."""
+    total = 0
+    seen: set[tuple[int, ...]] = set()
+    same: set[tuple[int, int]] = set()  # by `id()` of parts, which rows reference
+    one: _Polynomial = {(): 1}
+    for row in rows:
+        ids = id(row.size), id(row.stride)
+        if ids in same:
+            continue
+        same.add(ids)
+        layout = (*map(_expr_id, row.size), *map(_expr_id, row.stride))
+        if not any(layout) or layout in seen:
+            continue
+        seen.add(layout)
+        parts = [of_exprs.get(part, one) for part in layout]
+        size, stride = parts[: len(row.size)], parts[len(row.size) :]
+        elements = expanded.product(size)
+        if len(elements) > max(map(len, size), default=1):
+            total += len(elements) * len(size)
+        # An extent is the sum over dims of (size - 1) * stride.
+        pairs = zip(size, stride, strict=False)
+        total += sum([(len(n) + 1) * len(step) for n, step in pairs if len(step) > 1])
+        if total > most:
+            break
+    return total
+
+
+def _expr_id(n: IntLike) -> int:
+    return id(n.expr) if isinstance(n, SymDesc) else 0
+
+
+def check_tensors(rows: Sequence[MetaTensorDesc], where: str) -> None:
+    """Refuse tensors that contain too many others, each counted as often as it occurs.
+
+    Args:
+        rows: the records in the order of their table: each refers to earlier ones.
+        where: the table.
+
+    Raises:
+        LimitError: they hold too many.
+    """
+    most = 10_000 + TENSORS_PER_ROW * len(rows)
+    weights: dict[int, int] = {}
+    total = 0
+    for position, row in enumerate(rows):
+        weight = 1
+        if _HELD(row) != _NOTHING_HELD:
+            weight += sum([weights.get(id(part), 1) for part in _parts(row)])
+            weights[id(row)] = weight
+        total += weight
+        if total > most:
+            raise LimitError(
+                "the tensors hold too many others, each counted as often as it is held",
+                where=f"{where}[{position}]",
+                expected=f"at most {most} together",
+            )
+
+
+_HELD = attrgetter("base", "grad", "subclass", "functorch", "functional")
+_NOTHING_HELD = (None,) * 5
+
+
+def _parts(row: MetaTensorDesc) -> Iterator[MetaTensorDesc]:
+    if row.base is not None:
+        yield row.base
+    if row.grad is not None:
+        yield row.grad
+    if row.subclass is not None:
+        for _, inner in row.subclass.tensors:
+            yield inner
+    for wrapper in (row.functorch, row.functional):
+        if wrapper is not None:
+            yield wrapper.unwrapped

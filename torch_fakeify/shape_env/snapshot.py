@@ -1,0 +1,322 @@
+"""``snapshot``: the whole state of a ``ShapeEnv`` as a record.
+
+`attribute_policies.SHAPE_ENV_ATTRIBUTES` classifies every attribute of torch's ``ShapeEnv``. A
+snapshot only reads attributes: no guard is added, no counter changes. A restored environment
+(`restore`) is a new ``ShapeEnv`` that behaves as the original: it has the same simplifications, duck
+shapes, names for the next fresh symbols, and guards with the user's line that caused them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import sympy
+import torch
+
+from torch_fakeify.compat.attribute_policies import SHAPE_ENV_ATTRIBUTES as ATTRIBUTES
+from torch_fakeify.compat.attribute_policies import unknown_attributes
+from torch_fakeify.compat.torch_symbols import ShapeEnv, SingletonInt
+from torch_fakeify.encoding.conditions import DIM, RecordedCondition, evaluate_condition
+from torch_fakeify.encoding.exprs import encode_expr
+from torch_fakeify.encoding.sources import encode_source
+from torch_fakeify.encoding.stacks import decode_stack, encode_location, encode_stack
+from torch_fakeify.errors import ShapeEnvError, UnsupportedValueError
+from torch_fakeify.records.shape_env import (
+    IMPLIED_KEYS,
+    AssumptionDesc,
+    GuardDesc,
+    OrderDesc,
+    ReplacementDesc,
+    RuntimeAssertDesc,
+    ShapeEnvDesc,
+    ShapeEnvSettingsDesc,
+    SpecializationDesc,
+    SymbolDesc,
+)
+from torch_fakeify.records.tensor import SymbolNode
+
+from .restoring import restore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch_fakeify.encoding.sources import EncodeMemo
+    from torch_fakeify.records.shape_env import LocationDesc
+    from torch_fakeify.records.tensor import ExprDesc, SourceDesc
+
+__all__ = ["ATTRIBUTES", "decode_stack", "encode_stack", "restore", "snapshot"]
+
+_T = TypeVar("_T")
+
+
+# --- snapshot -----------------------------------------------------------------------------------
+
+
+def snapshot(env: Any) -> ShapeEnvDesc:
+    """The state of a ``ShapeEnv`` as a record; the environment is not changed.
+
+    Raises:
+        ShapeEnvError: the environment has an attribute that no supported torch has, or an entry of a
+            type that torch never makes; nothing is dropped silently.
+        UnsupportedValueError: an expression or a source has no record.
+
+    Example:
+        >>> from torch.fx.experimental.symbolic_shapes import ShapeEnv
+        >>> tfk.snapshot(ShapeEnv()).guards
+        ()
+    """
+    if not isinstance(env, ShapeEnv):
+        raise ShapeEnvError(
+            "not a shape environment", expected="ShapeEnv", found=type(env).__qualname__
+        )
+    unknown = unknown_attributes(env, ATTRIBUTES)
+    if unknown:
+        raise ShapeEnvError(
+            "the ShapeEnv has an attribute that a snapshot does not support",
+            expected="the attributes of torch's ShapeEnv",
+            found=", ".join(unknown),
+            fix="Remove the attribute, or use a version of torch_fakeify for this torch.",
+        )
+    return _Snapshot(env).desc()
+
+
+class _Snapshot:
+    """Builds one snapshot; an object shared in the environment is shared in the record."""
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+        self._exprs: dict[int, ExprDesc] = {}
+        self._shared: dict[ExprDesc, ExprDesc] = {}
+        self._sources: EncodeMemo = {}
+        self._stacks: dict[int, Any] = {}
+        self._alive: list[object] = []
+
+    def desc(self) -> ShapeEnvDesc:
+        env, expr = self.env, self.expr
+        symbols = self.symbols()
+        return ShapeEnvDesc(
+            settings=_settings(env.settings),
+            symbols=tuple(symbols.values()),
+            orders=self.orders(symbols),
+            replacements=tuple(
+                ReplacementDesc(symbol=expr(k), expr=expr(v)) for k, v in env.replacements.items()
+            ),
+            unbacked_renamings=self.pairs(env.unbacked_renamings),
+            divisible=tuple(sorted(map(expr, env.divisible), key=repr)),
+            axioms=self.pairs(env.axioms),
+            guards=tuple(
+                GuardDesc(
+                    expr=expr(guard.expr),
+                    location=self.location(guard.sloc),
+                    size_oblivious=guard.size_oblivious,
+                )
+                for guard in env.guards
+            ),
+            runtime_asserts=tuple(
+                RuntimeAssertDesc(
+                    symbol=None if symbol is None else expr(symbol),
+                    expr=expr(runtime_assert.expr),
+                    msg=_typed(runtime_assert.msg, str, "deferred_runtime_asserts"),
+                    stack=self._encoded_once(runtime_assert.stack, encode_stack),
+                )
+                for symbol, group in env.deferred_runtime_asserts.items()
+                for runtime_assert in group
+            ),
+            hint_overrides=tuple(
+                (expr(k), _typed(v, int, "var_to_hint_override"))
+                for k, v in env.var_to_hint_override.items()
+                if not isinstance(k, sympy.Symbol)
+            ),
+            duck_shapes=tuple((self.number(k), expr(v)) for k, v in env.val_to_var.items()),
+            source_to_var=self.named(env.source_to_var),
+            source_to_symbol=self.named(env.source_to_symbol),
+            source_name_to_debug_name=tuple(env.source_name_to_debug_name.items()),
+            unique_ids=tuple(sorted(env.unique_ids)),
+            unbacked_symint_counter=env.unbacked_symint_counter,
+            unbacked_symfloat_counter=env.unbacked_symfloat_counter,
+            num_deferred_runtime_asserts=env.num_deferred_runtime_asserts,
+            version_counter=int(env._version_counter),  # may be a `SkippingCounter`
+            replacements_version_counter=int(env._replacements_version_counter),
+            counter=tuple(env.counter.items()),
+            pending_fresh_unbacked_symbols=tuple(map(expr, env.pending_fresh_unbacked_symbols)),
+            ignorable_fresh_unbacked_symbols=tuple(map(expr, env.ignorable_fresh_unbacked_symbols)),
+            exclusion_constraints=tuple(
+                (expr(k), _typed(v, int, "exclusion_constraints"))
+                for k, v in env.exclusion_constraints
+            ),
+            specializations=tuple(map(self.specialization, env.specializations)),
+            specialization_stacks=tuple(
+                (self.source(k), self._encoded_once(v, encode_stack))
+                for k, v in env.specialization_stacks.items()
+            ),
+            shape_ids=self.named(env._shape_id_to_unbacked_symbol),
+            spec_symbols=self.pairs(env._spec_symbol_to_compile_symbol),
+            pending_assumptions=tuple(
+                AssumptionDesc(
+                    free=tuple(sorted(map(expr, free), key=repr)), condition=expr(condition)
+                )
+                for free, condition in env._shape_spec_pending_assumptions
+            ),
+            frozen=env.frozen,
+            runtime_asserts_frozen=env.runtime_asserts_frozen,
+            error_on_new_guards=env._error_on_new_guards,
+            # The next change would compute this from the cache key, which is not in the record.
+            resimplify_floor_div_axioms=env._resimplify_floor_div_axioms
+            or len(env.divisible) != env._prev_cache_key[1],
+            trace_asserts=env.trace_asserts,
+            co_fields=tuple((k, _co_field(k, v)) for k, v in env.co_fields.items()),
+        )
+
+    # --- the symbols ---
+
+    def symbols(self) -> dict[sympy.Symbol, SymbolDesc]:
+        """The records of all symbols in any attribute, in the order they were made."""
+        env = self.env
+        tables = (
+            env.var_to_range,
+            env.symbol_guard_counter,
+            env.var_to_sources,
+            env.backed_var_to_val,
+            env.var_to_stack,
+            env.var_to_range_sloc,
+            env.unbacked_alloc_order,
+            env.replacements_slocs,
+            env.real_tensor_prop_unbacked_vals,
+            [k for k in env.var_to_hint_override if isinstance(k, sympy.Symbol)],
+            env.unbacked_inputs,
+            sorted(env.size_like, key=str),
+        )
+        found = dict.fromkeys(symbol for table in tables for symbol in table)
+        return {symbol: self.symbol(symbol) for symbol in found}
+
+    def symbol(self, symbol: sympy.Symbol) -> SymbolDesc:
+        env = self.env
+        record = self.expr(symbol).nodes[0]
+        if not isinstance(record, SymbolNode):
+            raise ShapeEnvError(
+                "an entry of the ShapeEnv is not about a symbol",
+                expected="a sympy.Symbol",
+                found=str(symbol),
+            )
+        hint = env.backed_var_to_val.get(symbol)
+        real_value = env.real_tensor_prop_unbacked_vals.get(symbol)
+        value_range = env.var_to_range.get(symbol)
+        locations = env.var_to_range_sloc.get(symbol)
+        override = env.var_to_hint_override.get(symbol)
+        return SymbolDesc(
+            name=record.name,
+            assumptions=record.assumptions,
+            sources=tuple(map(self.source, env.var_to_sources.get(symbol, ()))),
+            hint=None if hint is None else self.number(hint),
+            hint_override=None
+            if override is None
+            else _typed(override, int, "var_to_hint_override"),
+            real_value=None if real_value is None else self.number(real_value),
+            lower=None if value_range is None else self.expr(value_range.lower),
+            upper=None if value_range is None else self.expr(value_range.upper),
+            lower_location=None if locations is None else self.location(locations.lower),
+            upper_location=None if locations is None else self.location(locations.upper),
+            stack=self._encoded_once(env.var_to_stack.get(symbol), encode_stack),
+            replacement_location=self.location(env.replacements_slocs.get(symbol)),
+            guard_count=env.symbol_guard_counter.get(symbol),
+            alloc_order=env.unbacked_alloc_order.get(symbol),
+            size_like=symbol in env.size_like,
+            unbacked_input=symbol in env.unbacked_inputs,
+        )
+
+    def orders(self, symbols: Mapping[sympy.Symbol, SymbolDesc]) -> tuple[OrderDesc, ...]:
+        """The key orders that `restore` cannot derive from the symbols' records."""
+        by_symbol = {self.expr(symbol): record for symbol, record in symbols.items()}
+        found: list[OrderDesc] = []
+        for table, has in IMPLIED_KEYS.items():
+            keys = [self.expr(k) for k in getattr(self.env, table) if isinstance(k, sympy.Symbol)]
+            if keys != [symbol for symbol, record in by_symbol.items() if has(record)]:
+                found.append(OrderDesc(table=table, keys=tuple(keys)))
+        groups = self.env.deferred_runtime_asserts
+        if not all(groups.values()):
+            keys = tuple(None if k is None else self.expr(k) for k in groups)
+            found.append(OrderDesc(table="deferred_runtime_asserts", keys=keys))
+        return tuple(found)
+
+    # --- parts ---
+
+    def expr(self, expr: Any) -> ExprDesc:
+        found = self._exprs.get(id(expr))
+        if found is None:
+            self._alive.append(expr)
+            encoded = encode_expr(expr)
+            found = self._exprs[id(expr)] = self._shared.setdefault(encoded, encoded)
+        return found
+
+    def number(self, value: Any) -> ExprDesc:
+        if isinstance(value, torch.SymInt):
+            sym_node: Any = value.node
+            if not sym_node.is_nested_int():
+                raise ShapeEnvError(
+                    "a duck shape under a symbolic size",
+                    where="val_to_var",
+                    expected="int, float or nested int",
+                    found=str(value),
+                )
+            return self.expr(SingletonInt(sym_node.nested_int(), coeff=sym_node.nested_int_coeff()))
+        if isinstance(value, (int, float)):
+            return self.expr(sympy.sympify(value, strict=True))
+        return self.expr(value)
+
+    def pairs(self, table: Mapping[Any, Any]) -> tuple[tuple[ExprDesc, ExprDesc], ...]:
+        return tuple((self.expr(k), self.expr(v)) for k, v in table.items())
+
+    def named(self, table: Mapping[str, Any]) -> tuple[tuple[str, ExprDesc], ...]:
+        return tuple((name, self.expr(value)) for name, value in table.items())
+
+    def source(self, source: Any) -> SourceDesc:
+        return encode_source(source, memo=self._sources)
+
+    def _encoded_once(self, stack: Any, encode: Callable[[Any], _T]) -> _T:
+        if id(stack) not in self._stacks:
+            self._alive.append(stack)
+            self._stacks[id(stack)] = encode(stack)
+        return self._stacks[id(stack)]
+
+    def location(self, location: Any) -> LocationDesc | None:
+        return self._encoded_once(location, encode_location)
+
+    def specialization(self, specialization: Any) -> SpecializationDesc:
+        check_fn = specialization.check_fn
+        if isinstance(check_fn, RecordedCondition):
+            symbol, condition = check_fn.symbol, check_fn.condition
+        else:
+            found = self.env.source_to_var.get(specialization.source.name)
+            symbol = found if isinstance(found, sympy.Symbol) else DIM
+            condition = evaluate_condition(check_fn, symbol)
+        return SpecializationDesc(
+            source=self.source(specialization.source),
+            symbol=self.expr(symbol),
+            condition=self.expr(condition),
+        )
+
+
+def _settings(settings: Any) -> ShapeEnvSettingsDesc:
+    names = ShapeEnvSettingsDesc.__struct_fields__
+    return ShapeEnvSettingsDesc(**{name: getattr(settings, name) for name in names})
+
+
+def _typed(value: Any, kind: type[_T], table: str) -> _T:
+    if type(value) is not kind:
+        raise ShapeEnvError(
+            f"an entry of `{table}` that a snapshot does not support",
+            expected=kind.__name__,
+            found=f"{type(value).__name__} {value!r}",
+        )
+    return value
+
+
+def _co_field(name: str, value: Any) -> str | int | float | bool | None:
+    if value is not None and type(value) not in (str, int, float, bool):
+        raise UnsupportedValueError(
+            "a field of co_fields has an unsupported type",
+            where=f"co_fields[{name!r}]",
+            expected="str, int, float, bool or None",
+            found=type(value).__name__,
+        )
+    return value

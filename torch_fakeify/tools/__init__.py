@@ -1,0 +1,1 @@
+"""The commands on one capture: run, replay, minify, fuzz, doctor, demo."""

@@ -1,0 +1,1 @@
+"""The demo: a model recorded here, replayed elsewhere."""

@@ -1,0 +1,203 @@
+"""The command ``demo``: record a small decoder here; rebuild, compile and run it in another process."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from torch_fakeify.compat import torch_dynamo
+from torch_fakeify.errors import CaptureError
+from torch_fakeify.frames.record_backend import record
+from torch_fakeify.records.tensor import IntNode
+from torch_fakeify.render.show import table_lines
+from torch_fakeify.serialization.capture_file import read_capture
+from torch_fakeify.tools.worker.client import ask
+from torch_fakeify.tools.worker.replies import Crashed, Hung, OutOfMemory, Raised, Ran, Refused
+
+from .model import WIDTH, Decoder
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from torch_fakeify.records.frame import CaptureDesc
+
+TOLERANCE = 1e-4
+"""Largest absolute difference to eager that counts as equal."""
+
+_RECORDED = {"batch": 2, "sequence": 5, "capacity": 24}
+_OTHERS = (
+    {"batch": 3, "sequence": 7, "capacity": 40},
+    {"batch": 6, "sequence": 16, "capacity": 64},
+)
+_TIMEOUT = 600.0
+
+
+@dataclass(frozen=True)
+class DemoReport:
+    """The measurements of the demo."""
+
+    file: str
+    nbytes: int
+    record_ms: float
+    desc: CaptureDesc
+    backend: str
+    pids: tuple[int, int]
+    """Process ids of the recorder and of the one that rebuilt the frame."""
+    reply: Ran
+
+    @property
+    def difference(self) -> float:
+        """Largest absolute difference between compiled and eager, over all sizes."""
+        return max(run["difference"] for run in self.reply.runs)
+
+    @property
+    def holds(self) -> bool:
+        """Whether compiled and eager agree at every size."""
+        return self.difference <= TOLERANCE
+
+    def lines(self) -> list[str]:
+        """Format the report."""
+        return [
+            "A decoder with a KV cache, tied embeddings and a position that depends on data.",
+            "",
+            f"Recorded in process {self.pids[0]}, which has the model:",
+            *_indented(self._recorded_rows()),
+            "",
+            f"Rebuilt in process {self.pids[1]}, which has the file, no model code and no weights:",
+            *_indented(self._rebuilt_rows()),
+            "",
+            f"Run there on synthetic inputs, {self.backend} beside eager:",
+            *_indented(self._run_rows()),
+            "",
+            f"Largest difference {self.difference:.1e}: "
+            + (f"at most {TOLERANCE:g}, equal." if self.holds else f"above {TOLERANCE:g}!"),
+        ]
+
+    def _recorded_rows(self) -> list[tuple[str, str]]:
+        tensors = [entry.tensor for entry in self.desc.inputs if entry.tensor is not None]
+        storages = {t.storage.id for t in tensors if t.storage is not None}
+        views = sum(tensor.base is not None for tensor in tensors)
+        env = self.desc.shape_env
+        symbols = () if env is None else env.symbols
+        unbacked = sum(symbol.hint is None for symbol in symbols)
+        return [
+            ("file", f"{self.file}, {self.nbytes:,} bytes"),
+            ("graph", f"{len(self.desc.graph.nodes)} FX nodes, {len(self.desc.inputs)} inputs"),
+            ("tensors", f"{len(tensors)}, {views} of them views"),
+            ("storages", str(len(storages))),
+            ("symbols", f"{len(symbols)}, {unbacked} of them from data"),
+            ("guards", str(0 if env is None else len(env.guards))),
+            ("asserts", str(0 if env is None else len(env.runtime_asserts))),
+            ("recorded in", f"{self.record_ms:,.0f} ms, tracing included"),
+        ]
+
+    def _rebuilt_rows(self) -> list[tuple[str, str]]:
+        return [
+            ("loaded in", f"{self.reply.load:,.0f} ms"),
+            ("compiled in", f"{self.reply.compile:,.0f} ms by {self.backend}"),
+        ]
+
+    def _run_rows(self) -> list[Sequence[str]]:
+        head = (*_RECORDED, "output", "eager ms", "first ms", "next ms", "difference")
+        rows: list[Sequence[str]] = [head]
+        for sizes, run in zip(_OTHERS, self.reply.runs, strict=True):
+            times = (f"{run[key]:.1f}" for key in ("eager", "first", "next"))
+            output = " x ".join(map(str, run["outputs"][0]))
+            rows.append((*map(str, sizes.values()), output, *times, f"{run['difference']:.1e}"))
+        return rows
+
+
+def _indented(rows: Sequence[Sequence[str]]) -> list[str]:
+    return [f"  {line}" for line in table_lines(rows)]
+
+
+def run_demo(backend: str = "inductor") -> DemoReport:
+    """Record the decoder here, rebuild and run it at two other sizes in a fresh interpreter.
+
+    Args:
+        backend: compiles the frame in the fresh interpreter.
+
+    Raises:
+        CaptureError: the fresh interpreter failed; the message has the reason.
+    """
+    with tempfile.TemporaryDirectory(prefix="torch-fakeify-demo-") as directory:
+        started = time.perf_counter()
+        path = record_decoder(directory)
+        record_ms = (time.perf_counter() - started) * 1e3
+        desc = read_capture(path)
+        answer = ask(
+            {
+                "task": "run",
+                "file": str(path),
+                "backend": backend,
+                "sizes": [_sizes_of(desc, sizes) for sizes in _OTHERS],
+                "absent": ["torch_fakeify.tools.demo.runner", "torch_fakeify.tools.demo.model"],
+            },
+            timeout=_TIMEOUT,
+        )
+        match answer.outcome:
+            case Ran() as reply:
+                pass
+            case Refused() | Raised() as reply:
+                raise CaptureError(reply.message)
+            case Hung() | OutOfMemory() | Crashed() as end:
+                raise CaptureError(
+                    "the process that rebuilds the frame ended",
+                    found="\n".join(end.tail) or end.how,
+                )
+            case outcome:
+                raise CaptureError("the frame was not run", found=str(outcome))
+        assert answer.pid is not None
+        return DemoReport(
+            file=path.name,
+            nbytes=path.stat().st_size,
+            record_ms=record_ms,
+            desc=desc,
+            backend=backend,
+            pids=(os.getpid(), answer.pid),
+            reply=reply,
+        )
+
+
+def record_decoder(directory: str | Path) -> Path:
+    """Compile the decoder with dynamic batch, sequence and capacity, and return its capture."""
+    recorder = record(directory, inner="eager", on_error="raise")
+    with torch.random.fork_rng(devices=()), torch.no_grad():
+        torch.manual_seed(0)
+        model = Decoder().eval()
+        batch, sequence, capacity = _RECORDED.values()
+        tokens = torch.randint(0, 97, (batch, sequence))
+        lengths = torch.arange(batch)
+        cache = model.make_cache(batch, capacity)
+        mark_dynamic = torch_dynamo.dynamo().mark_dynamic
+        mark_dynamic(tokens, (0, 1))
+        mark_dynamic(lengths, 0)
+        for buffer in (buffer for pair in cache for buffer in pair):
+            mark_dynamic(buffer, (0, 2))
+        with torch_dynamo.dynamo_config_patch(capture_scalar_outputs=True):
+            torch.compile(model, backend=recorder, fullgraph=True)(tokens, lengths, cache)
+    return recorder.paths[-1]
+
+
+def _sizes_of(desc: CaptureDesc, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Map each symbol to its new value, by its recorded one: batch, sequence or capacity."""
+    new = {_RECORDED[name]: value for name, value in sizes.items()}
+    # Where in their common buffer the values begin behind the keys.
+    new[_offset(_RECORDED)] = _offset(sizes)
+    chosen: dict[str, int] = {}
+    for symbol in () if desc.shape_env is None else desc.shape_env.symbols:
+        hint = None if symbol.hint is None else symbol.hint.nodes[-1]
+        if isinstance(hint, IntNode) and hint.value in new:
+            chosen[symbol.name] = new[hint.value]
+    return chosen
+
+
+def _offset(sizes: Mapping[str, int]) -> int:
+    """Number of elements of the keys of one block."""
+    return sizes["batch"] * sizes["capacity"] * WIDTH

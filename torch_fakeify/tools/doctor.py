@@ -1,0 +1,213 @@
+"""The command ``doctor``: installed versions, support for this torch, and working features.
+
+It also runs without torch, or with a torch that is refused.
+"""
+
+from __future__ import annotations
+
+import platform
+import warnings
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch_fakeify._version import __version__
+from torch_fakeify.compat.dropin_sites import DROPIN_SITES
+from torch_fakeify.errors import FakeifyError
+from torch_fakeify.serialization.container import VERSION
+from torch_fakeify.versions import TorchVersionWarning, support_status, supported_torch_text
+
+from .probes import Support, package_version, probe_all
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from torch_fakeify.compat.census import Census
+
+__all__ = ["Diagnosis", "DropinSite", "doctor"]
+
+_REQUIRED = ("sympy", "numpy", "msgspec")
+_OPTIONAL = ("distributed", "pytest", "rich", "safetensors", "torchao", "transformers", "diffusers", "triton")  # fmt: skip
+"""Packages that are used if they are installed."""
+_NOT_INSTALLED = "not installed"
+
+
+@dataclass(frozen=True)
+class DropinSite:
+    """An attribute of torch that the drop-in replaces."""
+
+    name: str
+    found: bool
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The result of `doctor`. ``str()`` of it is the printed text.
+
+    Example:
+        >>> print(tfk.doctor())  # doctest: +SKIP
+    """
+
+    versions: Mapping[str, str]
+    """Versions of Python, the platform, this package, its file format, torch and the required packages."""
+    optional: Mapping[str, str]
+    """Version of each optional package, or ``not installed``."""
+    torch: Literal["known", "unknown", "older", "missing"]
+    """Support of this release for the version of torch; ``missing`` if torch cannot be imported."""
+    refused: str | None
+    """Why the modules that use torch cannot be imported; ``None`` if they can."""
+    attributes: Mapping[str, Mapping[str, int]]
+    """By class of torch, the number of attributes that are ``carried``, ``derived`` and ``dropped``."""
+    names: int | None
+    """Number of torch's names that this package needs; ``None`` without a census."""
+    sources: int | None
+    """Number of source classes in this torch."""
+    findings: tuple[str, ...]
+    """Attributes and names that are unknown or missing in this torch, a line each."""
+    sites: tuple[DropinSite, ...]
+    """Attributes that the drop-in replaces; empty without torch."""
+    supported: tuple[Support, ...]
+    """Result of each probe."""
+
+    @property
+    def is_well(self) -> bool:
+        """Whether torch is usable and the census has no findings; then the command exits with 0."""
+        return self.refused is None and not self.findings
+
+    def as_json(self) -> dict[str, Any]:
+        """All fields and ``is_well`` as a JSON object."""
+        return {**asdict(self), "is_well": self.is_well}
+
+    def lines(self) -> list[str]:
+        """Format the report."""
+        return [
+            *_table("versions", self.versions.items()),
+            "",
+            *_table("optional", self.optional.items()),
+            "",
+            "torch",
+            *(f"  {line}" for line in self._of_torch()),
+            "",
+            "census",
+            *(f"  {line}" for line in self._of_census()),
+            "",
+            *_table("drop-in sites", ((s.name, _word(s.found)) for s in self.sites)),
+            "",
+            *_table("supported here", ((s.name, _supported(s)) for s in self.supported)),
+        ]
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def _of_torch(self) -> Iterator[str]:
+        match self.torch:
+            case "known":
+                yield f"known: this release is made for {supported_torch_text()}"
+            case "unknown":
+                yield f"not known: this release is made for {supported_torch_text()}"
+            case "older":
+                yield f"older than {supported_torch_text()}"
+            case "missing":
+                yield "there is none that can be imported"
+        yield "it is used" if self.refused is None else f"refused: {self.refused}"
+
+    def _of_census(self) -> Iterator[str]:
+        if self.names is None:
+            yield "not taken"
+            return
+        for name, counts in self.attributes.items():
+            counted = (f"{counts.get(how, 0)} {how}" for how in ("carried", "derived", "dropped"))
+            yield f"{name}: {', '.join(counted)}"
+        yield f"{self.sources} source classes"
+        yield f"{self.names} names of torch that this package needs"
+        if not self.findings:
+            yield "nothing unknown"
+            return
+        yield f"unknown or missing: {len(self.findings)}"
+        yield from (f"  {finding}" for finding in self.findings)
+
+
+def doctor() -> Diagnosis:
+    """Inspect the installation: versions, support for this torch, and working features.
+
+    Takes a census of torch, imports what a compilation imports, tries a C++ compiler and rebuilds a
+    few small tensors; this takes some seconds. Problems are in the result; none of them raises.
+
+    Returns:
+        The report: ``print(doctor())``, or its fields.
+
+    Example:
+        >>> tfk.doctor().versions["torch"] == torch.__version__
+        True
+    """
+    running, missing = _running_torch()
+    versions = {
+        "torch_fakeify": f"{__version__}, writes format version {VERSION}",
+        "python": f"{platform.python_version()} ({platform.python_implementation()})",
+        "platform": platform.platform(),
+        "torch": running or package_version("torch") or _NOT_INSTALLED,
+        **{name: package_version(name) or _NOT_INSTALLED for name in _REQUIRED},
+    }
+    refused = missing if running is None else _refusal()
+    census, sites = (None, ()) if running is None else (_census(), _sites())
+    return Diagnosis(
+        versions=versions,
+        optional={name: package_version(name) or _NOT_INSTALLED for name in _OPTIONAL},
+        torch="missing" if running is None else support_status(running),
+        refused=refused,
+        attributes={} if census is None else {k: dict(v) for k, v in census.attributes.items()},
+        names=None if census is None else census.names,
+        sources=None if census is None else census.sources,
+        findings=() if census is None else census.findings,
+        sites=sites,
+        supported=probe_all(refused=None if refused is None else "refused, see above"),
+    )
+
+
+def _running_torch() -> tuple[str | None, str | None]:
+    """The version of torch with its build suffix and ``None``, or ``None`` and why it cannot be imported."""
+    try:
+        import torch
+    except Exception as error:  # noqa: BLE001 - a broken installation may raise anything
+        return None, f"torch cannot be imported, {type(error).__name__}: {error}"
+    return str(torch.__version__), None
+
+
+def _refusal() -> str | None:
+    """Why the modules that use torch's private names cannot be imported; ``None`` if they can."""
+    from torch_fakeify.compat.private_names import import_torch_modules
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", TorchVersionWarning)  # it is in the report
+            import_torch_modules()
+    except FakeifyError as error:
+        return str(error)
+    except Exception as error:  # noqa: BLE001 - a torch without these names may raise anything
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def _census() -> Census | None:
+    from torch_fakeify.compat.census import take_census
+
+    return take_census()
+
+
+def _sites() -> tuple[DropinSite, ...]:
+    from torch_fakeify.compat.private_names import name_exists
+
+    return tuple(DropinSite(name, name_exists(name)) for name in DROPIN_SITES)
+
+
+def _table(title: str, rows: Any) -> list[str]:
+    found = [(name, text) for name, text in rows]
+    width = max((len(name) for name, _ in found), default=0)
+    return [title, *(f"  {name:{width}}  {text}" for name, text in found or [("none", "")])]
+
+
+def _word(found: bool) -> str:
+    return "found" if found else "not found"
+
+
+def _supported(support: Support) -> str:
+    return f"{'yes' if support.works else 'no '}  {support.note}"

@@ -1,0 +1,281 @@
+"""Run compiled code at sizes other than the recorded ones and compare it with eager.
+
+A frame is compiled once, with its recorded symbols, and the code must work for every size that the
+guards admit. `fuzz` searches for sizes at which it is wrong, raises, hangs or crashes, and shrinks
+them. Each batch of sizes runs in its own process.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch_fakeify._atomic_write import check_not_input, write_atomic
+from torch_fakeify.errors import CaptureError
+from torch_fakeify.frames.inputs.size_search import SizeSearch
+from torch_fakeify.render.readable_names import ReadableNames
+from torch_fakeify.tools.worker.fork_server import ForkServer
+from torch_fakeify.tools.worker.replies import (
+    Compared,
+    Crashed,
+    Failed,
+    Hung,
+    NotCompared,
+    OutOfMemory,
+    Passed,
+    Raised,
+    Refused,
+    Wrong,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from torch_fakeify.records.frame import CaptureDesc
+
+__all__ = ["FuzzReport", "SizeFailure", "fuzz"]
+
+_BATCH = 20
+_ROUNDS = 24
+"""Largest number of rounds in which a failure is shrunk."""
+
+Kind = Literal["wrong", "raises", "hangs", "crashes", "out of memory"]
+
+
+@dataclass(frozen=True)
+class SizeFailure:
+    """Sizes that the guards admit and at which the compiled code fails."""
+
+    sizes: dict[str, int]
+    """Values by symbol name."""
+    kind: Kind
+    text: str
+
+
+@dataclass
+class FuzzReport:
+    """The result of running a frame at many sizes."""
+
+    words: dict[str, str]
+    """Readable names of the symbols."""
+    tried: int = 0
+    failures: list[SizeFailure] = field(default_factory=list[SizeFailure])
+    """In the order in which they were found."""
+    smallest: SizeFailure | None = None
+    interrupted: bool = False
+    """Whether Ctrl-C ended the search; the report has the results until then."""
+    not_compared: Counter[str] = field(default_factory=Counter[str])
+    """Number of sizes that were not compared, by reason, such as an exception in eager."""
+    is_static: bool = False
+    """Whether the frame has no dynamic sizes, so that only the recorded ones were tried."""
+
+    source: Path | None = None
+    """The capture file, which `save` never overwrites."""
+
+    @property
+    def compared(self) -> int:
+        """Number of sizes that were compared with eager."""
+        return self.tried - self.not_compared.total()
+
+    def lines(self) -> list[str]:
+        """Format the report."""
+        tried = f"{self.tried} size{'' if self.tried == 1 else 's'} tried, {self.compared} compared"
+        reasons = [f"{n} not compared: {why}" for why, n in self.not_compared.most_common(4)]
+        static = ["the frame has no dynamic sizes: only the recorded one was tried"]
+        notes = [*reasons, *(static if self.is_static else [])]
+        if not self.compared:
+            first = self.not_compared.most_common(1)
+            return [f"{tried}: {first[0][0]}" if first else tried, *notes[1 if first else 0 :]]
+        if self.smallest is None:
+            so_far = " so far" if self.interrupted else ""
+            return [f"{tried}, none fails{so_far}", *notes]
+        smallest = self.smallest
+        return [
+            f"{tried}, {len(self.failures)} fail{'s' if len(self.failures) == 1 else ''}",
+            f"smallest: {self._sizes(smallest)}",
+            *(f"  {line}" for line in f"{smallest.kind}: {smallest.text}".splitlines()),
+            *(f"also: {self._sizes(each)}" for each in self.failures[:8] if each != smallest),
+            *notes,
+        ]
+
+    def save(self, path: str | Path, *, backend: str) -> None:
+        """Write the report as JSON.
+
+        It has ``backend``, the counts ``tried``, ``compared`` and ``not_compared`` (by reason),
+        ``smallest`` and ``failures``, each with ``sizes`` by symbol name.
+
+        Raises:
+            WriteError: the file cannot be written, or is the capture.
+        """
+        if self.source is not None:
+            check_not_input(path, self.source)
+        smallest = None if self.smallest is None else asdict(self.smallest)
+        failures = [asdict(failure) for failure in self.failures]
+        content = {
+            "backend": backend,
+            "tried": self.tried,
+            "compared": self.compared,
+            "not_compared": dict(self.not_compared),
+            "smallest": smallest,
+            "failures": failures,
+        }
+        write_atomic(path, (json.dumps(content, indent=1) + "\n").encode())
+
+    def _sizes(self, failure: SizeFailure) -> str:
+        named = {self.words[name]: value for name, value in failure.sizes.items()}
+        return ", ".join(f"{name} = {value}" for name, value in named.items()) or "as recorded"
+
+
+def fuzz(
+    path: str | Path,
+    desc: CaptureDesc,
+    *,
+    backend: str,
+    runs: int = 60,
+    seed: int = 0,
+    timeout: float = 600.0,
+    memory: int | None = None,
+    trust: bool = False,
+) -> FuzzReport:
+    """Run a frame at other sizes that its guards admit, compiled and eagerly.
+
+    Args:
+        path: the capture file.
+        desc: its record.
+        backend: name of a Dynamo backend.
+        runs: largest number of sizes to try, at least 1.
+        seed: seed of the sizes and of the inputs' data.
+        timeout: seconds for each batch of sizes, including the compilation.
+        memory: bytes that a process may hold; ``None`` for no limit.
+        trust: read the file without limits.
+
+    Raises:
+        CaptureError: the frame cannot be run (it has tensors without recorded data, or the backend
+            fails to compile it), or ``runs`` is less than 1.
+    """
+    if runs < 1:
+        raise CaptureError(
+            "there are no sizes to try", where="runs", expected="1 or more", found=str(runs)
+        )
+    search = SizeSearch(desc, seed=seed)
+    words = ReadableNames(desc)
+    report = FuzzReport({name: words.symbol(name) for name in _names(desc)}, source=Path(path))
+    report.is_static = not search.example
+    with ForkServer() as server:
+        request = {"backend": backend, "seed": seed, "trust": trust}
+        runner = _Runner(server, Path(path), request, timeout, memory)
+        try:
+            _search(search, runner, runs, report)
+        except KeyboardInterrupt:
+            report.interrupted = True
+    return report
+
+
+def _search(search: SizeSearch, runner: _Runner, runs: int, report: FuzzReport) -> None:
+    """Try sizes and shrink a failure; the report is updated after each batch."""
+    sizes = iter(islice(search, runs))
+    sizes = chain([next(sizes, {})], sizes)  # as recorded, where no others are found
+    while batch := list(islice(sizes, _BATCH)):
+        not_compared = Counter[str]()
+        report.failures += runner.failures(batch, not_compared)
+        report.tried += len(batch)
+        report.not_compared += not_compared
+        report.smallest = min(report.failures, key=_extent, default=None)
+    for _ in range(_ROUNDS if report.smallest else 0):
+        assert report.smallest is not None
+        found = runner.failures(search.smaller(report.smallest.sizes, _BATCH), Counter())
+        if not found:
+            break
+        report.smallest = min(found, key=_extent)
+
+
+def _names(desc: CaptureDesc) -> Iterable[str]:
+    return () if desc.shape_env is None else (s.name for s in desc.shape_env.symbols)
+
+
+def _extent(failure: SizeFailure) -> tuple[int, ...]:
+    return sum(failure.sizes.values()), *failure.sizes.values()
+
+
+class _Runner:
+    """Runs batches of sizes."""
+
+    def __init__(
+        self,
+        server: ForkServer,
+        path: Path,
+        request: dict[str, Any],
+        timeout: float,
+        memory: int | None,
+    ) -> None:
+        self._server = server
+        self._file = str(path.absolute())
+        self._request = {"task": "sizes", "file": self._file, **request}
+        self._timeout = timeout
+        self._memory = memory
+
+    def failures(
+        self, batch: Sequence[dict[str, int]], not_compared: Counter[str]
+    ) -> list[SizeFailure]:
+        """Run a batch of sizes and return the failures; count in ``not_compared`` why others were skipped.
+
+        A batch that crashes is bisected.
+        """
+        if not batch:
+            return []
+        answer = self._server.ask(
+            {**self._request, "sizes": list(batch)}, timeout=self._timeout, memory=self._memory
+        )
+        match answer.outcome:
+            case Compared(results=results):
+                found = [_failure(*pair, not_compared) for pair in zip(batch, results, strict=True)]
+                return [each for each in found if each is not None]
+            case Refused(error=kind, message=message):
+                raise self._cannot_run(kind, message)
+            case Failed(error=error) | Raised(error=error):
+                raise self._cannot_run(error.type, error.message)
+            case _ if len(batch) > 1:
+                middle = len(batch) // 2
+                halves = (batch[:middle], batch[middle:])
+                return [each for half in halves for each in self.failures(half, not_compared)]
+            case Hung(tail=tail):
+                return [self._ended(batch, "hangs", f"killed after {self._timeout:g} s", *tail)]
+            case OutOfMemory(tail=tail):
+                return [self._ended(batch, "out of memory", *tail)]
+            case Crashed(how=how, tail=tail):
+                return [self._ended(batch, "crashes", how, *tail)]
+            case outcome:
+                raise AssertionError(f"no reply to a batch of sizes: {outcome}")
+
+    def _cannot_run(self, kind: str, message: str) -> CaptureError:
+        return CaptureError("the frame cannot be run", where=self._file, found=f"{kind}: {message}")
+
+    @staticmethod
+    def _ended(batch: Sequence[dict[str, int]], kind: Kind, *lines: str) -> SizeFailure:
+        return SizeFailure(batch[0], kind, "\n".join(lines))
+
+
+def _failure(
+    sizes: dict[str, int],
+    result: Passed | Failed | Wrong | NotCompared,
+    not_compared: Counter[str],
+) -> SizeFailure | None:
+    """The failure at some sizes; a reason not to compare is counted."""
+    match result:
+        case Passed():
+            return None
+        case NotCompared(text=text):
+            not_compared[text] += 1
+            return None
+        case Wrong(stage=stage, text=text):
+            return SizeFailure(sizes, "wrong", _in(stage) + text)
+        case Failed(stage=stage, error=error):
+            return SizeFailure(sizes, "raises", f"{_in(stage)}{error.type}: {error.message}")
+
+
+def _in(stage: str) -> str:
+    return "in the backward pass: " if stage == "backward" else ""

@@ -1,0 +1,508 @@
+"""Edits of recorded graphs: remove or replace nodes, drop outputs.
+
+An edit returns a new record. Names of the remaining nodes do not change, so that errors which
+name a node can be compared. Values that the graph needs and no longer computes become inputs, described by the
+nodes' metadata.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from torch_fakeify.records.frame import InputDesc
+from torch_fakeify.records.graph import NodeDesc
+from torch_fakeify.records.rewrite import Rewriter, walk
+from torch_fakeify.records.tensor import (
+    FunctionValue,
+    ListValue,
+    MetaStorageDesc,
+    MetaTensorDesc,
+    NodeValue,
+    OpaqueValue,
+    SourceDesc,
+    SymValue,
+    TensorValue,
+    TupleValue,
+    Value,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping
+
+    from torch_fakeify.records.frame import CaptureDesc
+    from torch_fakeify.records.graph import GraphModuleDesc
+
+__all__ = [
+    "FreshIds",
+    "drop_outputs",
+    "graph_outputs",
+    "has_calls",
+    "inline_body",
+    "leaf_tensor",
+    "operations",
+    "recorded_value",
+    "remove_nodes",
+    "replace_inputs",
+    "replace_nodes",
+    "uses_of",
+    "with_nodes",
+]
+
+_VALUES = ("example_value", "val")
+_NO_VALUES = frozenset({"placeholder", "output"})
+
+
+def operations(graph: GraphModuleDesc) -> list[int]:
+    """Positions of the nodes that are neither inputs nor the output."""
+    return [i for i, n in enumerate(graph.nodes) if n.op not in _NO_VALUES]
+
+
+def recorded_value(graph: GraphModuleDesc, position: int) -> Value:
+    """The recorded value of a node; ``None`` if there is none."""
+    for key, value in graph.nodes[position].meta:
+        if key in _VALUES:
+            return resolve_shared(graph, value)
+    return None
+
+
+def resolve_shared(graph: GraphModuleDesc, value: Value) -> Value:
+    """Resolve a reference to ``GraphModuleDesc.shared``; return any other value unchanged."""
+    if isinstance(value, OpaqueValue) and value.kind == "shared" and isinstance(value.data, int):
+        return graph.shared[value.data]
+    return value
+
+
+def has_calls(graph: GraphModuleDesc) -> bool:
+    """Whether a graph has a call. Dynamo calls no backend for a graph without one."""
+    return any(fx_node.op.startswith("call_") for fx_node in graph.nodes)
+
+
+def uses_of(fx_node: NodeDesc) -> list[int]:
+    """Positions of the nodes among a node's arguments."""
+    found = walk((fx_node.args, tuple(v for _, v in fx_node.kwargs)), NodeValue)
+    return [value.index for value in found]
+
+
+def graph_outputs(graph: GraphModuleDesc) -> list[Value] | None:
+    """The outputs of a graph that returns a tuple or list; else ``None``."""
+    returned = graph.nodes[-1].args[0] if graph.nodes[-1].args else None
+    return list(returned.items) if isinstance(returned, (TupleValue, ListValue)) else None
+
+
+# --- edits ----------------------------------------------------------------------------------------
+
+
+def remove_nodes(desc: CaptureDesc, positions: Collection[int]) -> CaptureDesc | None:
+    """Remove nodes from a frame.
+
+    Removed values that other nodes use become inputs. Values that only removed nodes used become
+    outputs, so that they are not dead code.
+
+    Args:
+        desc: the frame.
+        positions: of operations, or of placeholders that nothing uses.
+
+    Returns:
+        The frame; ``None`` if a needed value cannot be an input.
+    """
+    graph = desc.graph
+    removed = set(positions)
+    users = _users(graph)
+    last = len(graph.nodes) - 1
+    needed: set[int] = set()
+    for i, fx_node in enumerate(graph.nodes[:-1]):
+        if i not in removed:
+            needed.update(at for at in uses_of(fx_node) if at in removed)
+    inputs: dict[int, InputDesc] = {}
+    ids = FreshIds(desc)
+    while needed:
+        at = needed.pop()
+        made = _as_input(graph, at, ids)
+        if made is not None:
+            inputs[at] = made
+            continue
+        items = {user for user in users[at] if user != last}
+        if not all(_is_item(graph.nodes[user]) for user in items):
+            return None
+        needed |= items - removed - inputs.keys()
+        removed |= items
+    returned = graph_outputs(graph)
+    if returned is None:
+        return None
+    remaining = [v for v in returned if not (isinstance(v, NodeValue) and v.index in removed)]
+    present = {v.index for v in remaining if isinstance(v, NodeValue)}
+    for i, fx_node in enumerate(graph.nodes):
+        if i in removed or i in present or fx_node.op in _NO_VALUES:
+            continue
+        if users[i] and users[i] <= removed | {last} and users[i] != {last} and _is_value(graph, i):
+            remaining.append(NodeValue(index=i))
+    return _rebuilt(desc, removed, inputs, {}, remaining)
+
+
+def replace_nodes(desc: CaptureDesc, by: Mapping[int, Value]) -> CaptureDesc:
+    """Replace nodes of a frame by earlier nodes or constants."""
+    return _rebuilt(desc, set(by), {}, dict(by), graph_outputs(desc.graph))
+
+
+def inline_body(desc: CaptureDesc, position: int) -> CaptureDesc | None:
+    """Inline the body of a higher-order operator; of ``cond``, the first branch.
+
+    Returns:
+        The frame; ``None`` if the node calls no body, the operands do not match its placeholders, or
+        the body has attributes.
+    """
+    graph = desc.graph
+    found = _call_of_body(graph, position)
+    returned = graph_outputs(graph)
+    if found is None or returned is None:
+        return None
+    body, operands = found
+    inner = graph_outputs(body)
+    takes = sum(1 for n in body.nodes if n.op == "placeholder")
+    attributes = (body.tensors, body.values, body.submodules)
+    if inner is None or takes != len(operands) or any(attributes):
+        return None
+    names = {n.name for n in graph.nodes}
+    start, shared = len(graph.nodes), len(graph.shared)
+
+    def changed(part: Any) -> Any:
+        if isinstance(part, NodeValue):
+            at = part.index
+            return operands[at] if at < takes else NodeValue(index=start + at - takes)
+        if isinstance(part, OpaqueValue) and part.kind == "shared" and isinstance(part.data, int):
+            return OpaqueValue(kind="shared", data=part.data + shared)
+        return part
+
+    rewrite = Rewriter(changed)
+    extra: list[NodeDesc] = []
+    for fx_node in body.nodes[takes:-1]:
+        name = fx_node.name
+        while name in names:
+            name = f"{fx_node.name}_{len(names)}"
+        names.add(name)
+        extra.append(
+            msgspec.structs.replace(
+                fx_node,
+                name=name,
+                args=rewrite(fx_node.args),
+                kwargs=tuple((key, rewrite(value)) for key, value in fx_node.kwargs),
+                users=None,
+                meta=tuple((key, rewrite(value)) for key, value in fx_node.meta),
+            )
+        )
+    results = [rewrite(value) for value in inner]
+    by: dict[int, Value] = {position: None}
+    for user, fx_node in enumerate(graph.nodes):
+        if position not in uses_of(fx_node):
+            continue
+        item = fx_node.args[1] if _is_item(fx_node) and len(fx_node.args) == 2 else None
+        if not isinstance(item, int) or not 0 <= item < len(results):
+            return None
+        by[user] = results[item]
+    users = _users(graph)
+    for at in uses_of(graph.nodes[position]):
+        if graph.nodes[at].op == "get_attr" and users[at] == {position}:
+            by[at] = None
+    whole = msgspec.structs.replace(
+        graph,
+        shared=(*graph.shared, *(rewrite(value) for value in body.shared)),
+    )
+    desc = msgspec.structs.replace(desc, graph=whole)
+    return _rebuilt(desc, set(by), {}, by, returned, {position: extra})
+
+
+_BODY_AND_OPERANDS = {"tag_activation_checkpoint": 1, "wrap": 1, "invoke_subgraph": 2}
+"""Higher-order operators whose first argument is a body: the position of the first operand."""
+
+
+def _call_of_body(
+    graph: GraphModuleDesc, position: int
+) -> tuple[GraphModuleDesc, tuple[Value, ...]] | None:
+    """The body that a node calls, and its operands; ``None`` if it calls none."""
+    target, args = graph.nodes[position].target, graph.nodes[position].args
+    if not isinstance(target, FunctionValue) or target.kind != "hop":
+        return None
+    operands: tuple[Value, ...]
+    if target.name == "cond" and len(args) == 4 and isinstance(args[3], (TupleValue, ListValue)):
+        called, operands = args[1], args[3].items
+    elif target.name in _BODY_AND_OPERANDS and args:
+        called, operands = args[0], args[_BODY_AND_OPERANDS[target.name] :]
+    else:
+        return None
+    if not isinstance(called, NodeValue):
+        return None
+    name = str(graph.nodes[called.index].target)
+    name = dict(graph.submodule_aliases).get(name, name)
+    body = dict(graph.submodules).get(name)
+    return None if body is None else (body, operands)
+
+
+def drop_outputs(desc: CaptureDesc, positions: Collection[int]) -> CaptureDesc | None:
+    """Drop outputs of a frame, by position."""
+    returned = graph_outputs(desc.graph)
+    if returned is None:
+        return None
+    remaining = [value for i, value in enumerate(returned) if i not in positions]
+    return _rebuilt(desc, set(), {}, {}, remaining)
+
+
+def with_nodes(desc: CaptureDesc, change: Callable[[NodeDesc], NodeDesc]) -> CaptureDesc:
+    """Change each node of a frame, except those of bodies."""
+    graph = msgspec.structs.replace(desc.graph, nodes=tuple(map(change, desc.graph.nodes)))
+    return msgspec.structs.replace(desc, graph=graph)
+
+
+def replace_inputs(desc: CaptureDesc, inputs: Mapping[int, InputDesc]) -> CaptureDesc:
+    """Replace inputs of a frame, by position."""
+    changed = tuple(inputs.get(i, entry) for i, entry in enumerate(desc.inputs))
+    return msgspec.structs.replace(desc, inputs=changed)
+
+
+def leaf_tensor(tensor: MetaTensorDesc) -> MetaTensorDesc:
+    """Make the record of an intermediate a leaf that owns its storage, for use as an input."""
+    return msgspec.structs.replace(
+        tensor,
+        is_leaf=True,
+        is_view=False,
+        base=None,
+        creation_meta=None,
+        grad=None,
+        retains_grad=False,
+        is_fake=False,
+        item_memo=None,
+        symbols=(),
+    )
+
+
+class FreshIds:
+    """Allocates unused tensor and storage ids of a frame."""
+
+    def __init__(self, desc: CaptureDesc) -> None:
+        tensors = walk(desc, MetaTensorDesc, inside=True)
+        self._tensor = 1 + max((t.id for t in tensors), default=0)
+        self._storage = 1 + max((s.id for s in walk(desc, MetaStorageDesc)), default=0)
+
+    def renumbered(self, tensor: MetaTensorDesc, *, storage: bool = True) -> MetaTensorDesc:
+        """Give a tensor a fresh id and, with ``storage``, a storage with a fresh id."""
+        changes: dict[str, Any] = {"id": self._tensor}
+        self._tensor += 1
+        if storage and tensor.storage is not None:
+            changes["storage"] = msgspec.structs.replace(tensor.storage, id=self._storage)
+            self._storage += 1
+        return msgspec.structs.replace(tensor, **changes)
+
+
+# --- implementation ------------------------------------------------------------------------------------------
+
+
+def _users(graph: GraphModuleDesc) -> list[set[int]]:
+    users: list[set[int]] = [set() for _ in graph.nodes]
+    for i, fx_node in enumerate(graph.nodes):
+        for at in uses_of(fx_node):
+            users[at].add(i)
+    return users
+
+
+def _is_item(fx_node: NodeDesc) -> bool:
+    target = fx_node.target
+    return isinstance(target, FunctionValue) and target.name in _GETITEM
+
+
+_GETITEM = frozenset({"operator.getitem", "_operator.getitem"})
+
+
+def _is_value(graph: GraphModuleDesc, position: int) -> bool:
+    return isinstance(recorded_value(graph, position), (TensorValue, SymValue))
+
+
+def _as_input(graph: GraphModuleDesc, position: int, ids: FreshIds) -> InputDesc | None:
+    """Make an input of a node's recorded value; ``None`` if it cannot be one."""
+    fx_node = graph.nodes[position]
+    source = local_source(fx_node.name)
+    match recorded_value(graph, position):
+        case TensorValue(tensor=tensor) if tensor.functorch is None and tensor.functional is None:
+            made = ids.renumbered(leaf_tensor(tensor))
+            return InputDesc(name=fx_node.name, tensor=made, source=source)
+        case SymValue(sym=sym) if isinstance(sym, msgspec.Struct):
+            return InputDesc(name=fx_node.name, sym=sym, source=source)
+        case _:
+            return None
+
+
+def local_source(name: str) -> SourceDesc:
+    """Return the record of a ``LocalSource``."""
+    fields = (("local_name", name), ("is_input", True))
+    return SourceDesc(cls="LocalSource", name=f"L['{name}']", fields=fields)
+
+
+def _rebuilt(
+    desc: CaptureDesc,
+    removed: set[int],
+    inputs: Mapping[int, InputDesc],
+    by: Mapping[int, Value],
+    returned: Collection[Value] | None,
+    extra: Mapping[int, list[NodeDesc]] | None = None,
+) -> CaptureDesc:
+    """Remove nodes, with ``inputs`` for some of them and replacement values ``by`` for others.
+
+    ``returned`` are the new outputs, ``None`` for the old ones. ``extra`` are nodes to insert at the
+    position of a removed one; their indices continue those of the graph. Bodies and constants that
+    lose their last user are removed too.
+    """
+    nodes = desc.graph.nodes
+    removed = removed | _unread(desc.graph, removed, by, returned)
+    first = sum(1 for fx_node in nodes if fx_node.op == "placeholder")
+    order = [i for i in range(first) if i not in removed]
+    order += sorted(inputs)
+    for i in range(first, len(nodes)):
+        order += (
+            [i]
+            if i not in removed
+            else range(len(nodes), len(nodes) + len((extra or {}).get(i, ())))
+        )
+    nodes = (*nodes, *(fx_node for some in (extra or {}).values() for fx_node in some))
+    place = {old: new for new, old in enumerate(order)}
+
+    def changed(part: Any) -> Any:
+        if not isinstance(part, NodeValue):
+            return part
+        seen: set[int] = set()
+        value: Value = part
+        while isinstance(value, NodeValue) and value.index in by and value.index not in seen:
+            seen.add(value.index)
+            value = by[value.index]
+        if not isinstance(value, NodeValue):
+            return value
+        at = place.get(value.index)
+        return _LOST if at is None else NodeValue(index=at)
+
+    rewrite = Rewriter(changed)
+    made: list[NodeDesc] = []
+    for i in order:
+        fx_node = nodes[i]
+        if i in inputs:
+            made.append(_placeholder(fx_node, inputs[i], rewrite))
+        elif fx_node.op == "output" and returned is not None:
+            kind = type(fx_node.args[0])
+            items = tuple(rewrite(value) for value in returned)
+            wrapped = ListValue(items=items) if kind is ListValue else TupleValue(items=items)
+            made.append(msgspec.structs.replace(fx_node, args=(wrapped,), meta=()))
+        else:
+            made.append(_moved(fx_node, rewrite))
+    source_of = {entry.name: entry for entry in inputs.values()}
+    taken = [entry for i, entry in enumerate(desc.inputs) if i not in removed]
+    taken += [source_of[nodes[i].name] for i in sorted(inputs)]
+    graph = without_unused_attributes(msgspec.structs.replace(desc.graph, nodes=tuple(made)))
+    names = {name for name, _ in graph.tensors}
+    sources = tuple((n, s) for n, s in desc.parameter_sources if n in names)
+    return msgspec.structs.replace(
+        desc, graph=graph, inputs=tuple(taken), parameter_sources=sources
+    )
+
+
+def _unread(
+    graph: GraphModuleDesc,
+    removed: Collection[int],
+    by: Mapping[int, Value],
+    returned: Iterable[Value] | None,
+) -> set[int]:
+    """Positions of the ``get_attr`` nodes whose last user is removed."""
+    results = graph.nodes[-1].args if returned is None else tuple(returned)
+    used = {part.index for part in walk((results, tuple(by.values())), NodeValue)}
+    for i, fx_node in enumerate(graph.nodes[:-1]):
+        if i not in removed:
+            used.update(uses_of(fx_node))
+    before = {at for fx_node in graph.nodes for at in uses_of(fx_node)}
+    return {i for i in before - used if graph.nodes[i].op == "get_attr"}
+
+
+_LOST = NodeValue(index=-1)
+"""Replaces a removed node in metadata; entries that contain it are dropped."""
+
+
+def _moved(fx_node: NodeDesc, rewrite: Rewriter) -> NodeDesc:
+    meta = tuple((key, rewrite(value)) for key, value in fx_node.meta)
+    return msgspec.structs.replace(
+        fx_node,
+        args=rewrite(fx_node.args),
+        kwargs=tuple((key, rewrite(value)) for key, value in fx_node.kwargs),
+        users=None,
+        meta=tuple((k, v) for k, v in meta if not _has_lost(v)),
+    )
+
+
+def _has_lost(value: Value) -> bool:
+    return any(part == _LOST for part in walk(value, NodeValue))
+
+
+def _placeholder(fx_node: NodeDesc, entry: InputDesc, rewrite: Rewriter) -> NodeDesc:
+    return NodeDesc(
+        op="placeholder",
+        name=fx_node.name,
+        target=fx_node.name,
+        source=entry.source,
+        stack=fx_node.stack,
+        meta=tuple((key, rewrite(value)) for key, value in fx_node.meta if key in _VALUES),
+    )
+
+
+def without_unused_attributes(graph: GraphModuleDesc) -> GraphModuleDesc:
+    """Drop the attributes of a graph's module that no node reads."""
+    named = {str(n.target) for n in graph.nodes if n.op in ("get_attr", "call_module")}
+    aliases = tuple((name, of) for name, of in graph.submodule_aliases if name in named)
+    remaining = named | {of for _, of in aliases}
+
+    def inside(name: str) -> bool:
+        return name in remaining or any(one.startswith(f"{name}.") for one in remaining)
+
+    graph = msgspec.structs.replace(
+        graph,
+        modules=tuple((n, t) for n, t in graph.modules if inside(n)),
+        submodules=tuple((n, sub) for n, sub in graph.submodules if n in remaining),
+        submodule_aliases=aliases,
+        tensors=tuple((n, t) for n, t in graph.tensors if n in remaining),
+        plain_tensors=tuple(n for n in graph.plain_tensors if n in remaining),
+        transient_buffers=tuple(n for n in graph.transient_buffers if n in remaining),
+        tensor_data=tuple((n, d) for n, d in graph.tensor_data if n in remaining),
+        values=tuple((n, v) for n, v in graph.values if n in remaining),
+    )
+    return _without_unused_shared(graph)
+
+
+def _without_unused_shared(graph: GraphModuleDesc) -> GraphModuleDesc:
+    """Drop the shared values of a graph that no metadata refers to."""
+
+    def is_shared(part: OpaqueValue) -> bool:
+        return part.kind == "shared" and isinstance(part.data, int)
+
+    notes = (tuple(n.meta for n in graph.nodes), graph.meta)
+    used: set[int] = set()
+    pending: list[Any] = [notes]
+    while pending:
+        for part in walk(pending.pop(), OpaqueValue):
+            if not is_shared(part):
+                pending.append(part.data)
+            elif part.data not in used:
+                used.add(part.data)
+                pending.append(graph.shared[part.data])
+    if len(used) == len(graph.shared):
+        return graph
+    place = {old: new for new, old in enumerate(sorted(used))}
+
+    def changed(part: Any) -> Any:
+        if isinstance(part, OpaqueValue) and is_shared(part):
+            return OpaqueValue(kind="shared", data=place[part.data])  # pyright: ignore[reportArgumentType]
+        return part
+
+    rewrite = Rewriter(changed)
+    return msgspec.structs.replace(
+        graph,
+        nodes=tuple(
+            msgspec.structs.replace(n, meta=tuple((k, rewrite(v)) for k, v in n.meta))
+            for n in graph.nodes
+        ),
+        meta=tuple((k, rewrite(v)) for k, v in graph.meta),
+        shared=tuple(rewrite(graph.shared[old]) for old in sorted(used)),
+    )

@@ -1,0 +1,90 @@
+"""The journal of a search: the tried candidates, from which an interrupted search resumes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["Journal"]
+
+_BEST = "best "
+_HEAD = re.compile(rb"(?:[0-9a-f]{64}\n)?")
+"""The first line of a journal; the file is empty if its writer was killed early."""
+
+
+class Journal:
+    """The digests of tried candidates, in a file beside the output that is removed at the end.
+
+    Args:
+        output: the output; the journal is ``OUTPUT.journal``.
+        head: identifies the search; the journal of another search is discarded.
+    """
+
+    def __init__(self, output: Path, head: Any) -> None:
+        self._path = self.path_of(output)
+        self._head = hashlib.sha256(json.dumps(head, sort_keys=True).encode()).hexdigest()
+        self._seen: set[str] = set()
+        self.best: str | None = None
+        """Digest of the best frame of an earlier search."""
+
+    @staticmethod
+    def path_of(output: Path) -> Path:
+        """The path of the journal of an output."""
+        return output.with_name(output.name + ".journal")
+
+    @staticmethod
+    def is_journal(path: Path) -> bool:
+        """Whether a file is a journal: its first line is a digest."""
+        try:
+            with path.open("rb") as file:
+                return _HEAD.fullmatch(file.readline(80)) is not None
+        except OSError:
+            return False
+
+    def __enter__(self) -> Journal:
+        lines: list[str] = []
+        if self._path.exists():
+            lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines()
+        if lines[:1] == [self._head]:
+            best = [line for line in lines[1:] if line.startswith(_BEST)]
+            self._seen = set(lines[1:]).difference(best)
+            self.best = best[-1].removeprefix(_BEST) if best else None
+            self._file = self._path.open("a", encoding="utf-8")
+        else:
+            self._file = self._path.open("w", encoding="utf-8")
+            self._write(self._head)
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self._file.close()
+
+    def __contains__(self, digest: str) -> bool:
+        return digest in self._seen
+
+    @property
+    def count(self) -> int:
+        """Number of tried candidates."""
+        return len(self._seen)
+
+    def add(self, digest: str) -> None:
+        """Add a tried candidate."""
+        self._seen.add(digest)
+        self._write(digest)
+
+    def set_best(self, digest: str) -> None:
+        """Note the best frame so far, which the output contains."""
+        self._write(_BEST + digest)
+
+    def remove(self) -> None:
+        """Remove the journal of a finished search."""
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+    def _write(self, line: str) -> None:
+        self._file.write(line + "\n")
+        self._file.flush()

@@ -1,0 +1,451 @@
+"""A frame as a Python script that uses torch alone, for people who do not have this package.
+
+The graph is a module, the inputs are synthetic, dynamic dims are marked, and guards are conditions of
+the program; ``torch.compile`` traces it again. Where Dynamo would make a different graph (such as one
+without an unused input) the script can call the backend itself, see `direct_script`. `check_script`
+runs the script and checks that it fails like the frame.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torch_fakeify.encoding.names import decode_function
+from torch_fakeify.errors import UnsupportedValueError
+from torch_fakeify.frames.captures import Capture
+from torch_fakeify.records.tensor import FunctionValue, SymDesc
+from torch_fakeify.render.text import expr_text
+from torch_fakeify.tools.worker.client import import_path
+
+from .direct_script import DirectScript, attribute, member, read_attributes
+from .failures import Outcome, masked_line, normalized_message
+from .script_code import InputCode, filled
+from .script_worlds import ScriptWorld
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from torch_fakeify.records.frame import CaptureDesc, InputDesc
+
+    from .failures import Failure
+
+__all__ = ["check_script", "is_script", "script_of"]
+
+_IMPORTS = {
+    "device": "from torch import device",
+    "inf": "from math import inf",
+    "nan": "from math import nan",
+    "NoneType": "NoneType = type(None)",
+}
+
+
+_LOWER_VERSION = FunctionValue(
+    kind="function", name="torch._dynamo.variables.builtin._lower_version_count_by_1"
+)
+
+_RELEASES = re.compile(r";  (?:\w+ = )+None(?=$|  #)")
+"""Code that FX writes to release values after their last use."""
+
+
+def script_of(
+    desc: CaptureDesc,
+    failure: Failure,
+    backend: str,
+    *,
+    seed: int = 0,
+    sizes: Mapping[str, int] | None = None,
+    direct: bool = False,
+) -> str:
+    """Write a script that compiles the frame with a backend and fails in the same way.
+
+    Args:
+        desc: the frame.
+        failure: how it fails.
+        backend: name of a Dynamo backend.
+        seed: of the inputs' data.
+        sizes: at which it fails, by symbol name, if not at the recorded ones: the script compiles at
+            the recorded sizes and then runs at these.
+        direct: call the backend without Dynamo.
+
+    Raises:
+        UnsupportedValueError: an input is of a kind that the script cannot make, or the graph calls
+            a function that is not part of torch.
+    """
+    inputs = InputCode(desc, seed, sizes or {})
+    return (_Direct if direct else _Script)(desc, failure, backend, inputs).text()
+
+
+_FIRST = '"""The smallest frame that still fails with the backend'
+
+
+def is_script(path: Path) -> bool:
+    """Whether a file is a script written by `script_of`."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_FIRST)) == _FIRST.encode()
+    except OSError:
+        return False
+
+
+def _filled(dtype: str, size: tuple[int, ...]) -> str:
+    return filled(dtype, str(size), len(size))
+
+
+def _uses_math(lines: list[str]) -> bool:
+    return any("math." in line for line in lines)
+
+
+class _Script:
+    """A script in which Dynamo traces the frame again."""
+
+    def __init__(
+        self, desc: CaptureDesc, failure: Failure, backend: str, inputs: InputCode
+    ) -> None:
+        self._desc = desc
+        self._failure = failure
+        self._backend = backend
+        self._inputs = inputs
+        self._globals: dict[str, str] = {}
+        self._binders = _binders(desc)
+        self._lone = any(e.sym is not None and self._binder_of(e) is None for e in desc.inputs)
+        # A symbol that is not a size of a tensor is an int of the program: make all ints dynamic.
+
+    def text(self) -> str:
+        """Write the script."""
+        capture = Capture(self._desc)
+        with capture.fake_world():
+            self._instance = capture.instantiate()
+            self._world = ScriptWorld(self._desc, self._instance)
+            lines = [*self._frame(), *self._main()]
+        failure = "\n".join(self._failure.lines).replace("\\", "\\\\").replace('"""', "'''")
+        head = [
+            f"{_FIRST} {self._backend!r}.\n",
+            f'{failure}\n\nRecorded with torch {self._desc.torch_version}.\n"""',
+            "\n".join(["", *self._imports(), *(["import math"] if _uses_math(lines) else [])]),
+        ]
+        return "\n".join([*head, *self._world.lines(), "", *lines]) + "\n"
+
+    def _imports(self) -> list[str]:
+        return sorted({"import torch", *self._globals.values()})
+
+    def _frame(self) -> Iterator[str]:
+        """Write the graph, the inputs, and the program around them."""
+        gm = self._instance.gm
+        self._bind_sizes(gm)
+        yield ""
+        yield from self._module("Frame", gm)
+        yield from self._inputs.lines(
+            lambda entry: self._binder_of(entry) is not None,
+            lambda entry: _marks(entry, self._lone),
+            lambda entry: self._world.input(entry, _filled),
+        )
+        names = ", ".join(e.name for e in self._desc.inputs if self._binder_of(e) is None)
+        yield from ("", "", f"def program({names}):")
+        yield from (f"    {line}" for line in self._guards())
+        yield from (f"    return frame({names})", "", "")
+
+    # --- the graph ---
+
+    def _bind_sizes(self, gm: torch.fx.GraphModule) -> None:
+        """Write lines that read sizes from the tensors, as the program did."""
+        nodes = {n.name: n for n in gm.graph.find_nodes(op="placeholder")}
+        last = list(nodes.values())[-1:]
+        for entry in self._desc.inputs:
+            binder = self._binder_of(entry)
+            if binder is None:
+                continue
+            name, method, dim = binder
+            fx_node = nodes[entry.name]
+            with gm.graph.inserting_after(last[0]):
+                size = gm.graph.call_method(method, (nodes[name], dim))
+            fx_node.replace_all_uses_with(size)
+            gm.graph.erase_node(fx_node)
+            size._rename(entry.name)
+        for fx_node in gm.graph.nodes:
+            fx_node.type = None
+            if fx_node.op == "placeholder":
+                fx_node.target = fx_node.name
+        gm.recompile()
+
+    def _binder_of(self, entry: InputDesc) -> tuple[str, str, int] | None:
+        if entry.sym is None:
+            return None
+        return self._binders.get(expr_text(entry.sym.expr))
+
+    def _module(self, cls: str, gm: torch.fx.GraphModule) -> Iterator[str]:
+        """Write a class whose ``forward`` is a graph, after the classes of the graph's bodies."""
+        members: list[str] = []
+        for name in read_attributes(gm):
+            value = attribute(gm, name)
+            flat = name.replace(".", "_")
+            if isinstance(value, torch.fx.GraphModule):
+                body = f"{cls}_{flat}"
+                yield from self._module(body, value)
+                members.append(f"self.{flat} = {body}()")
+            elif isinstance(value, torch.Tensor):
+                members.append(member(flat, value, "self"))
+            else:
+                members.append(f"self.{flat} = {value!r}")
+        for fx_node in gm.graph.nodes:
+            if fx_node.op in ("get_attr", "call_module"):
+                fx_node.target = str(fx_node.target).replace(".", "_")
+        _assign_data_again(gm.graph)
+        code = gm.graph.python_code("self")
+        for name, value in code.globals.items():
+            if re.search(rf"\b{re.escape(name)}\b", code.src):  # FX lists some that are unused
+                self._globals[name] = _import_of(name, value)
+        yield f"class {cls}(torch.nn.Module):"
+        if members:
+            yield from ("    def __init__(self):", "        super().__init__()")
+            yield from (f"        {line}" for line in members)
+            yield ""
+        lines = [self._world.code(line) for line in code.src.strip("\n").splitlines()]
+        yield from (f"    {_RELEASES.sub('', line)}".rstrip() for line in lines if line.strip())
+        yield from ("", "")
+
+    # --- the program ---
+
+    def _main(self) -> Iterator[str]:
+        """Write the modes, the compilation, and the call of the compiled code."""
+        yield from self._settings()
+        yield from self._compile()
+        if self._inputs.others:
+            yield "compiled(*inputs())  # compile at these sizes; it fails at others"
+        call = self._inputs.call
+        if self._is_compared:
+            yield "found, expected = [], []"
+            yield from (line.replace("inputs()", call) for line in _COMPARED)
+        else:
+            yield f"compiled(*{call})"
+
+    @property
+    def _is_compared(self) -> bool:
+        """Whether the frame fails when it runs or in the comparison, not in the compilation."""
+        return self._failure.kind == "wrong" or self._failure.stage in ("forward", "backward")
+
+    def _settings(self) -> Iterator[str]:
+        """Write the global state of torch where it is not the default."""
+        modes = self._desc.modes
+        if not modes.grad_enabled:
+            yield "torch.set_grad_enabled(False)"
+        if modes.inference_mode:
+            yield "torch.inference_mode().__enter__()"
+        if modes.deterministic:
+            warn = ", warn_only=True" if modes.deterministic_warn_only else ""
+            yield f"torch.use_deterministic_algorithms(True{warn})"
+        if modes.default_dtype != "float32":
+            yield f"torch.set_default_dtype(torch.{modes.default_dtype})"
+        if modes.float32_matmul_precision != "highest":
+            yield f"torch.set_float32_matmul_precision({modes.float32_matmul_precision!r})"
+        for cast in modes.autocast:
+            yield f"torch.set_autocast_dtype({cast.device_type!r}, torch.{cast.dtype})"
+            yield f"torch.set_autocast_enabled({cast.device_type!r}, {cast.enabled})"
+        if not modes.autocast_cache_enabled:
+            yield "torch.set_autocast_cache_enabled(False)"
+
+    def _compile(self) -> Iterator[str]:
+        """Write the lines that make ``compiled`` and, for a comparison, ``eager``."""
+        yield "frame = Frame()"
+        env = self._desc.shape_env
+        if env is not None and env.settings.allow_scalar_outputs:
+            yield "torch._dynamo.config.capture_scalar_outputs = True"
+        if env is not None and env.settings.allow_dynamic_output_shape_ops:
+            yield "torch._dynamo.config.capture_dynamic_output_shape_ops = True"
+        dynamic = ", dynamic=True" if self._lone else ""
+        yield f"compiled = torch.compile(program, backend={self._backend!r}{dynamic})"
+        if self._is_compared:
+            yield "eager = frame"
+
+    def _guards(self) -> Iterator[str]:
+        """Write the frame's guards as conditions of the program."""
+        env = self._desc.shape_env
+        if env is None or not env.guards:
+            return
+        bound = {name: f"{t}.{method}({dim})" for name, (t, method, dim) in self._binders.items()}
+        used: set[str] = set()
+        conditions: list[str] = []
+        for guard in env.guards:
+            text = expr_text(guard.expr)
+            names = _names_in(text)
+            if names is None or not names <= bound.keys():
+                conditions.append(f"# guard: {text}")
+                continue
+            used |= names
+            conditions += [f"if not ({text}):", "    raise AssertionError"]
+        yield from (f"{name} = {bound[name]}" for name in sorted(used))
+        yield from conditions
+
+
+class _Direct(_Script):
+    """A script that calls the backend itself."""
+
+    def _frame(self) -> Iterator[str]:
+        self._made = DirectScript(self._desc, self._inputs)
+        yield from self._made.lines()
+        yield from ("", "")
+
+    def _imports(self) -> list[str]:
+        return sorted(self._made.imports)
+
+    def _compile(self) -> Iterator[str]:
+        yield f"compiled = compiled_by({self._backend!r})"
+        if self._is_compared:
+            yield "eager = frame(fake_inputs())"
+
+
+_COMPARED = """\
+for function, results in ((compiled, found), (eager, expected)):
+    args = inputs()
+    torch.manual_seed(0)
+    outputs = function(*args)
+    results += [*outputs, *args]
+    outputs = [v for v in outputs if isinstance(v, torch.Tensor) and v.grad_fn is not None]
+    leaves = [v for v in args if isinstance(v, torch.Tensor) and v.requires_grad and v.is_leaf]
+    if outputs and leaves:
+        weights = [torch.ones_like(v) for v in outputs]
+        results += torch.autograd.grad(outputs, leaves, weights, allow_unused=True)
+for one, other in zip(found, expected, strict=True):
+    if isinstance(one, torch.Tensor):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3, equal_nan=True)
+    else:
+        assert one == other, f"{one}, not {other}"
+""".splitlines()
+
+
+# --- parts ----------------------------------------------------------------------------------------
+
+
+def _binders(desc: CaptureDesc) -> dict[str, tuple[str, str, int]]:
+    """Map each symbol to where it is read: a tensor, ``size`` or ``stride``, and a dim."""
+    found: dict[str, tuple[str, str, int]] = {}
+    for method in ("size", "stride"):
+        for entry in desc.inputs:
+            for dim, n in enumerate(getattr(entry.tensor, method, ())):
+                if isinstance(n, SymDesc) and len(n.expr.nodes) == 1:
+                    found.setdefault(expr_text(n.expr), (entry.name, method, dim))
+    return found
+
+
+def _assign(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Assign ``x.data = y``, which Dynamo records as two nodes that it cannot trace again."""
+    x.data = y
+    return x
+
+
+_assign.__module__ = "data"  # FX names it data__assign in the script
+
+
+def _assign_data_again(graph: torch.fx.Graph) -> None:
+    """Replace ``set_`` and the node that lowers the version counter by the statement ``x.data = y``."""
+    for fx_node in graph.find_nodes(op="call_function", target=decode_function(_LOWER_VERSION)):
+        replaced: Any = fx_node.args[0]
+        if replaced.target is not torch.Tensor.set_:
+            continue
+        with graph.inserting_before(replaced):
+            made = graph.call_function(_assign, replaced.args)
+        graph.erase_node(fx_node)
+        replaced.replace_all_uses_with(made)
+        graph.erase_node(replaced)
+
+
+def _marks(entry: InputDesc, static_too: bool) -> Iterator[str]:
+    tensor = entry.tensor
+    if tensor is None:
+        return
+    for dim, n in enumerate(tensor.size):
+        if isinstance(n, SymDesc):
+            text = expr_text(n.expr)
+            mark = "decorators.mark_unbacked" if text.startswith("u") else "mark_dynamic"
+            yield f"torch._dynamo.{mark}({entry.name}, {dim})  # {text}"
+        elif static_too:
+            yield f"torch._dynamo.mark_static({entry.name}, {dim})"
+
+
+def _names_in(text: str) -> set[str] | None:
+    """The names in a condition; ``None`` if it is not valid Python."""
+    try:
+        tree = ast.parse(text, mode="eval")
+    except SyntaxError:
+        return None
+    if any(isinstance(part, (ast.Call, ast.Attribute)) for part in ast.walk(tree)):
+        return None
+    return {part.id for part in ast.walk(tree) if isinstance(part, ast.Name)}
+
+
+def _import_of(name: str, value: Any) -> str:
+    if name in _IMPORTS:
+        return _IMPORTS[name]
+    if isinstance(value, types.ModuleType):
+        if name == value.__name__:
+            return f"import {name}"
+        return f"import {value.__name__} as {name}"
+    if value is _assign:
+        return f"def {name}(x, y):\n    x.data = y\n    return x\n"
+    module, qualname = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
+    if not module or not qualname.isidentifier():
+        raise UnsupportedValueError(
+            "the graph uses what a script cannot import", found=name, fix="Use the capture"
+        )
+    return f"from {module} import {qualname} as {name}"
+
+
+# --- check ------------------------------------------------------------------------------
+
+
+def check_script(path: Path, failure: Failure, *, timeout: float) -> Outcome:
+    """Run a script in a fresh interpreter, in an empty folder, and check that it fails in the same way."""
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONSAFEPATH"}
+    environment["PYTHONPATH"] = os.pathsep.join(import_path())
+    with tempfile.TemporaryDirectory(prefix="torch-fakeify-") as folder:
+        child = subprocess.Popen(
+            [sys.executable, "-X", "faulthandler", str(path.absolute())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            cwd=folder,
+            env=environment,
+            start_new_session=True,
+            text=True,
+            errors="replace",
+        )
+        try:
+            _, stderr = child.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            fails = True if failure.kind == "hangs" else None
+            return Outcome(fails, f"it runs for more than {timeout:g} s")
+        finally:  # on any exception, such as KeyboardInterrupt, kill all its processes
+            if child.returncode is None:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.communicate()
+    if _matches_failure(child.returncode or 0, stderr, failure):
+        return Outcome(True, "fails in the same way")
+    last = (stderr.strip().splitlines() or ["nothing"])[-1]
+    return Outcome(False, "it succeeds" if child.returncode == 0 else f"it ends with: {last}")
+
+
+def _matches_failure(status: int, stderr: str, failure: Failure) -> bool:
+    match failure.kind:
+        case "raises":
+            output = [masked_line(line) for line in stderr.splitlines()]
+            name = failure.type.rpartition(".")[2]
+            expected = normalized_message(f"{name}: {failure.message}")[:1]
+            return status != 0 and all(any(t in line for line in output) for t in expected)
+        case "wrong":
+            return status != 0 and "AssertionError" in stderr
+        case "crashes" if status < 0:
+            return signal.Signals(-status).name == failure.type
+        case "crashes":
+            return f"exit status {status}" == failure.type
+        case _:
+            return False

@@ -1,0 +1,488 @@
+"""Python source of the parts of a script: sizes, tensors, functions and constants.
+
+Parts that cannot be written raise ``UnsupportedValueError``; nothing is left out silently.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import enum
+import math
+import re
+import sys
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torch_fakeify.encoding.exprs import decode_expr, encode_expr
+from torch_fakeify.encoding.names import encode_function
+from torch_fakeify.errors import FakeifyError, UnsupportedValueError
+from torch_fakeify.frames.captures import Capture
+from torch_fakeify.frames.inputs.requirements import data_symbols
+from torch_fakeify.frames.inputs.symbol_values import Symbols
+from torch_fakeify.records.aliasing import itemsize
+from torch_fakeify.records.symbol_names import names_in
+from torch_fakeify.records.tensor import NestedIntDesc, SymbolNode, SymDesc
+from torch_fakeify.render.text import expr_text
+from torch_fakeify.tools.size_edits import contiguous, is_strided_base
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from torch_fakeify.records.frame import CaptureDesc, InputDesc
+    from torch_fakeify.records.tensor import ExprDesc, IntLike, MetaTensorDesc
+
+__all__ = ["InputCode", "ValueCode", "expr_code", "filled", "int_code", "tuple_code", "unsupported"]
+
+
+def unsupported(what: str, where: str, found: str) -> UnsupportedValueError:
+    """Make the error for a part of a frame that cannot be written."""
+    return UnsupportedValueError(what, where=where, found=found, fix="Use the capture")
+
+
+# --- sizes ----------------------------------------------------------------------------------------
+
+
+def expr_code(expr: ExprDesc) -> str:
+    """Write an expression over symbols as Python that works for ``int`` and ``SymInt``.
+
+    Conditions are joined by ``&`` and ``|``, so that a ``ShapeEnv`` sees one condition.
+    """
+    text = expr_text(expr)
+    try:
+        tree = ast.parse(text, mode="eval")
+    except SyntaxError as error:
+        raise unsupported("a size is too long to be written out", "a size", text) from error
+    symbols = {*names_in(expr), "true", "false"}
+    for part in ast.walk(tree):
+        if isinstance(part, ast.Name) and part.id not in {*symbols, *_FUNCTIONS}:
+            raise unsupported("a size that Python does not compute as it stands", "a size", text)
+    return ast.unparse(_Symbolic().visit(tree))
+
+
+_FUNCTIONS = {
+    "Max": "torch.sym_max",
+    "Min": "torch.sym_min",
+    "ToFloat": "torch.sym_float",
+    "TruncToInt": "torch.sym_int",
+    "Where": "torch.sym_ite",
+    "RoundToInt": "round",
+    "CeilToInt": "math.ceil",
+    "FloorToInt": "math.floor",
+    "Abs": "abs",
+    "Identity": "",
+    "OpaqueUnaryFn_sqrt": "torch.sym_sqrt",
+    "Piecewise": "torch.sym_ite",
+    "ExprCondPair": "",
+}
+"""Functions in expressions over sizes, and the Python that computes them."""
+
+
+class _Symbolic(ast.NodeTransformer):
+    """Replaces operators that need a truth value by operators with a symbolic result."""
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
+        values = [self.visit(value) for value in node.values]
+        joined = values[0]
+        for value in values[1:]:
+            op = ast.BitAnd() if isinstance(node.op, ast.And) else ast.BitOr()
+            joined = ast.BinOp(joined, op, value)
+        return joined
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
+        operand = self.visit(node.operand)
+        if isinstance(node.op, ast.Not):
+            return ast.Call(_name("torch.sym_not"), [operand], [])
+        return ast.UnaryOp(node.op, operand)
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        truths = {"true": True, "false": False}
+        return ast.Constant(truths[node.id]) if node.id in truths else node
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        args = [self.visit(arg) for arg in node.args]
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        if name in ("Identity", "ExprCondPair"):
+            return ast.Tuple(args, ast.Load()) if len(args) > 1 else args[0]
+        if name == "Piecewise":
+            pairs = [arg.elts for arg in args if isinstance(arg, ast.Tuple)]
+            made = pairs[-1][0]  # whose condition is true
+            for value, condition in reversed(pairs[:-1]):
+                made = ast.Call(_name(_FUNCTIONS[name]), [condition, value, made], [])
+            return made
+        made = args[0]
+        if name in ("Max", "Min"):  # torch's functions take two arguments
+            for arg in args[1:]:
+                made = ast.Call(_name(_FUNCTIONS[name]), [made, arg], [])
+            return made
+        return ast.Call(_name(_FUNCTIONS[name]), args, [])
+
+
+def _name(dotted: str) -> ast.expr:
+    return ast.parse(dotted, mode="eval").body
+
+
+def int_code(n: IntLike) -> str:
+    """Write a size, stride or offset as Python over symbols."""
+    if isinstance(n, SymDesc):
+        return expr_code(n.expr)
+    if isinstance(n, NestedIntDesc):
+        raise unsupported("a ragged size is no number", "a size", str(n))
+    return str(n)
+
+
+def tuple_code(items: Iterable[str]) -> str:
+    """Write a tuple of expressions."""
+    found = list(items)
+    return f"({found[0]},)" if len(found) == 1 else f"({', '.join(found)})"
+
+
+def sizes_code(sizes: Iterable[IntLike]) -> str:
+    """Write sizes or strides as a tuple."""
+    return tuple_code(map(int_code, sizes))
+
+
+# --- inputs ---------------------------------------------------------------------------------------
+
+
+_SUB_BYTE = re.compile(r"(float4|u?int[1-7]\b|bits(8|\dx))")
+
+
+def filled(dtype: str, size: str, ndim: int = 2) -> str:
+    """Write random data like that of `materialize`: integers are 0 or 1, which are valid indices.
+
+    Args:
+        dtype: as a record names it.
+        size: a tuple, as text.
+        ndim: its length.
+    """
+    random = "rand" if ndim < 2 else "randn"
+    if _SUB_BYTE.match(dtype):
+        return f"torch.randint(0, 2, {size}, dtype=torch.uint8).view(torch.{dtype})"
+    if dtype.startswith(("float", "bfloat", "complex")):
+        if dtype.startswith("float8"):
+            return f"torch.{random}({size}).to(torch.{dtype})"
+        argument = f", dtype=torch.{dtype}" if dtype != "float32" else ""
+        return f"torch.{random}({size}{argument})"
+    if dtype.startswith(("int", "uint", "bool")):
+        return f"torch.randint(0, 2, {size}).to(torch.{dtype})"
+    return f"torch.zeros({size}, dtype=torch.{dtype})"
+
+
+class InputCode:
+    """Writes the inputs of a frame as a function ``inputs`` of its sizes.
+
+    Args:
+        desc: the frame.
+        seed: of the data.
+        sizes: at which the frame fails, by symbol name; the others are as recorded.
+    """
+
+    def __init__(self, desc: CaptureDesc, seed: int, sizes: Mapping[str, int]) -> None:
+        self._desc = desc
+        self._seed = seed
+        env = desc.shape_env
+        symbols = {} if env is None else {symbol.name: symbol for symbol in env.symbols}
+        requested = {name: n for name, n in sizes.items() if name in symbols}
+        values = Symbols(env, {}).values
+        used = names_in(tuple((e.tensor, e.sym) for e in desc.inputs))
+        self.defaults: dict[str, Any] = {}
+        """Values of the inputs' symbols, by name."""
+        for name, symbol in symbols.items():
+            if name in used:
+                value = requested.get(name, values[name]) if symbol.hint is None else values[name]
+                self.defaults[name] = _number(value, name)
+        self.others = {name: n for name, n in requested.items() if self.defaults.get(name, n) != n}
+        """Sizes at which the frame fails, where they differ from those of the compilation."""
+        self._storages = _shared(desc)
+        self._numbers = _written_out(desc, seed, sizes)
+
+    @property
+    def call(self) -> str:
+        """The call of ``inputs`` at the sizes at which the frame fails."""
+        return f"inputs({', '.join(f'{name}={n}' for name, n in self.others.items())})"
+
+    def lines(
+        self,
+        left_out: Callable[[InputDesc], bool],
+        marks: Callable[[InputDesc], Iterable[str]],
+        made: Callable[[InputDesc], str | None] = lambda _: None,
+    ) -> Iterator[str]:
+        """Write the function.
+
+        Args:
+            left_out: whether to leave out an input.
+            marks: lines to write after an input.
+            made: the expression for an input such as a ``DTensor``; ``None`` for the default.
+        """
+        params = [f"{name}={value!r}" for name, value in self.defaults.items()]
+        yield f"def inputs({', '.join(params)}):"
+        yield f"    torch.manual_seed({self._seed})"
+        names: list[str] = []
+        taken = {*self.defaults, "torch"}
+        for number, (dtype, count) in self._storages.items():
+            yield f"    storage_{number} = {filled(dtype, f'({count},)', 1)}"
+        for entry in self._desc.inputs:
+            if left_out(entry):
+                continue
+            text = made(entry)
+            if entry.tensor is None:
+                names.append(text or self._scalar(entry))
+                continue
+            name = entry.name if entry.name not in taken else f"{entry.name}_"
+            names.append(name)
+            yield f"    {name} = {text or self._tensor(entry, entry.tensor)}"
+            yield from (f"    {line}" for line in marks(entry))
+        yield f"    return [{', '.join(names)}]"
+
+    def _scalar(self, entry: InputDesc) -> str:
+        if entry.sym is not None:
+            return expr_code(entry.sym.expr)
+        if isinstance(entry.value, (int, float, bool, str, type(None))):
+            return repr(entry.value)
+        raise unsupported(_NO_INPUT, entry.name, "a constant that is no number")
+
+    def _tensor(self, entry: InputDesc, tensor: MetaTensorDesc) -> str:
+        storage = None if tensor.storage is None else tensor.storage.id
+        plain = tensor.layout == "strided" and tensor.subclass is None
+        if not plain or tensor.functorch is not None or tensor.functional is not None:
+            raise unsupported(_NO_INPUT, entry.name, "not a plain strided tensor")
+        if tensor.is_conj or tensor.is_neg:
+            raise unsupported(_NO_INPUT, entry.name, "a conjugate or negative view")
+        size, stride = sizes_code(tensor.size), sizes_code(tensor.stride)
+        data = self._numbers.get(entry.name) or filled(tensor.dtype, size, tensor.ndim)
+        if storage in self._storages:
+            offset = int_code(tensor.storage_offset)
+            assert storage is not None
+            of_dtype = (
+                "" if self._storages[storage][0] == tensor.dtype else f".view(torch.{tensor.dtype})"
+            )
+            text = f"storage_{storage}{of_dtype}.as_strided({size}, {stride}, {offset})"
+        elif is_strided_base(tensor) and not is_row_major(tensor):
+            text = (
+                f"torch.empty_strided({size}, {stride}, dtype=torch.{tensor.dtype}).copy_({data})"
+            )
+        else:
+            text = data
+        if tensor.device not in ("cpu", ""):
+            text = f"{text}.to({tensor.device!r})"
+        if tensor.is_parameter:
+            return f"torch.nn.Parameter({text}, requires_grad={tensor.requires_grad})"
+        return f"{text}.requires_grad_()" if tensor.requires_grad else text
+
+
+_MOST = 64
+
+
+def _written_out(desc: CaptureDesc, seed: int, sizes: Mapping[str, int]) -> dict[str, str]:
+    """Data of small inputs, by name, if the program may read sizes from it or index by it."""
+    try:
+        made = Capture(desc).materialize(seed, sizes=dict(sizes), device="cpu")
+    except FakeifyError:
+        return {}  # random data suffices
+    found: dict[str, str] = {}
+    is_read = bool(data_symbols(desc))
+    for entry, value in zip(desc.inputs, made, strict=True):
+        if not isinstance(value, torch.Tensor) or type(value) not in _REAL:
+            continue
+        if names_in((entry.tensor and entry.tensor.size,)) or value.layout is not torch.strided:
+            continue
+        if value.dtype.is_floating_point and value.dtype.itemsize > 1:
+            written = is_read or value.ndim == 0
+        else:
+            written = value.dtype in _INTEGERS
+        if value.numel() <= _MOST and written:
+            found[entry.name] = f"torch.tensor({value.tolist()!r}, dtype={value.dtype})"
+    return found
+
+
+_REAL = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_INTEGERS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+
+_NO_INPUT = "a few lines of torch do not make this input"
+
+
+def is_row_major(tensor: MetaTensorDesc) -> bool:
+    """Whether ``torch.empty`` of a tensor's size has the strides of the tensor."""
+    for n in tensor.size[1:]:
+        if isinstance(n, SymDesc) and not _is_lone_size(n):
+            return False  # torch's strides may be over Max(1, n)
+    row_major = contiguous(tensor)
+    return row_major is None or sizes_code(row_major.stride) == sizes_code(tensor.stride)
+
+
+def _is_lone_size(n: SymDesc) -> bool:
+    """Whether a size is a symbol, not an expression."""
+    last = n.expr.nodes[-1]
+    return isinstance(last, SymbolNode) and not last.name.startswith("u")
+
+
+def _shared(desc: CaptureDesc) -> dict[int, tuple[str, str]]:
+    """Dtype and number of elements of the storages that several inputs share, by id."""
+    tensors = [entry.tensor for entry in desc.inputs if entry.tensor is not None]
+    known = [(t.storage.id, t) for t in tensors if t.storage is not None]
+    ids = [identity for identity, _ in known]
+    found: dict[int, tuple[str, str]] = {}
+    for identity, tensor in known:
+        if identity in found or (ids.count(identity) < 2 and tensor.base is None):
+            continue
+        extents = [
+            _extent(t) for other, t in known if other == identity and t.dtype == tensor.dtype
+        ]
+        assert tensor.storage is not None
+        nbytes = tensor.storage.nbytes
+        recorded = _hint(nbytes) // itemsize(tensor.dtype)
+        hint, extent = max(extents, key=lambda each: each[0])
+        symbolic = any(names_in((t.size, t.stride)) for other, t in known if other == identity)
+        found[identity] = tensor.dtype, extent if symbolic else str(max(hint, recorded))
+    return found
+
+
+def _extent(tensor: MetaTensorDesc) -> tuple[int, str]:
+    """Elements from the start of the storage to the end of a tensor: at the recorded sizes, and as code."""
+    hint, expr = 1, decode_expr_of(1)
+    numbers = [*zip(tensor.size, tensor.stride, strict=True)]
+    expr += decode_expr_of(tensor.storage_offset)
+    hint += _hint(tensor.storage_offset)
+    for n, step in numbers:
+        expr += (decode_expr_of(n) - 1) * decode_expr_of(step)
+        hint += (_hint(n) - 1) * _hint(step)
+    return hint, expr_code(encode_expr(expr.expand()))
+
+
+def decode_expr_of(n: IntLike) -> Any:
+    """Convert a size to a sympy expression."""
+    import sympy
+
+    return decode_expr(n.expr) if isinstance(n, SymDesc) else sympy.Integer(int(n))  # pyright: ignore[reportArgumentType]
+
+
+def _hint(n: IntLike) -> int:
+    known = n.hint if isinstance(n, SymDesc) else n
+    return known if isinstance(known, int) else 2
+
+
+def _number(value: Any, where: str) -> Any:
+    """Convert a sympy number to a Python number."""
+    if isinstance(value, int):
+        return value
+    if not value.is_number:
+        raise unsupported("a ragged size is no number", where, str(value))
+    return int(value) if value.is_Integer else float(value)
+
+
+# --- functions and constants ----------------------------------------------------------------------
+
+
+class ValueCode:
+    """Writes constants and functions, and collects the imports that they need."""
+
+    def __init__(self) -> None:
+        self.imports: set[str] = {"import torch"}
+
+    def of(self, value: Any, names: Mapping[Any, str], where: str) -> str:
+        """Write a value of a graph.
+
+        Args:
+            value: an argument of a node, or a value in its metadata.
+            names: of the variables that hold the nodes.
+            where: the node, for errors.
+
+        Raises:
+            UnsupportedValueError: there is no text for it.
+        """
+
+        def of(part: Any) -> str:
+            return self.of(part, names, where)
+
+        match value:
+            case torch.fx.Node():
+                return names[value]
+            case enum.Enum():
+                return f"{self._qualified(type(value), where)}.{value.name}"
+            case None | bool() | int() | str() | bytes():
+                return repr(value)
+            case float():
+                return repr(value) if math.isfinite(value) else f'float("{value}")'
+            case complex():
+                return repr(value)
+            case EllipsisType():
+                return "..."
+            case slice():
+                return f"slice({of(value.start)}, {of(value.stop)}, {of(value.step)})"
+            case range():
+                return repr(value)
+            case torch.Size():
+                return f"torch.Size({of(tuple(value))})"
+            case tuple() if hasattr(value, "_fields"):
+                return f"{self._qualified(type(value), where)}{tuple_code(map(of, value))}"
+            case tuple():
+                return tuple_code(map(of, value))
+            case list():
+                return f"[{', '.join(map(of, value))}]"
+            case dict():
+                return "{" + ", ".join(f"{of(k)}: {of(v)}" for k, v in value.items()) + "}"
+            case set() | frozenset():
+                return f"{type(value).__name__}([{', '.join(sorted(map(of, value)))}])"
+            case torch.dtype() | torch.layout() | torch.memory_format():
+                return str(value)
+            case torch.device():
+                return f"torch.device({str(value)!r})"
+            case torch.SymInt() | torch.SymFloat() | torch.SymBool():
+                return expr_code(encode_expr(value.node.expr))
+            case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
+                fields = [(f.name, getattr(value, f.name)) for f in dataclasses.fields(value)]
+                arguments = ", ".join(f"{name}={of(part)}" for name, part in fields)
+                return f"{self._qualified(type(value), where)}({arguments})"
+            case _ if callable(value):
+                return self.function(value, where)
+            case _:
+                raise unsupported(
+                    _NO_TEXT, where, f"{type(value).__module__}.{type(value).__qualname__}"
+                )
+
+    def function(self, function: Any, where: str) -> str:
+        """Write the name of a function, operator or class."""
+        try:
+            found = encode_function(function)
+        except FakeifyError:
+            found = None
+        if found is None:
+            raise unsupported("the graph calls what a script cannot import", where, repr(function))
+        match found.kind:
+            case "op" | "packet":
+                return f"torch.ops.{found.name}"
+            case "hop":
+                self.imports.add(f"import {type(function).__module__}")  # the import registers it
+                return f"torch.ops.higher_order.{found.name}"
+            case "function" | "class":
+                return self._dotted(found.name, where)
+            case _:
+                wrapped = repr(found.name)
+                if found.kind != "numpy_method":
+                    wrapped = self._dotted(found.name, where)
+                kind = "to_tensor" if found.kind == "numpy" else found.kind.removeprefix("numpy_")
+                self.imports.add("import torch._dynamo.utils")
+                return f"torch._dynamo.utils.numpy_{kind}_wrapper({wrapped})"
+
+    def _qualified(self, cls: type, where: str) -> str:
+        if "." in cls.__qualname__ or "<" in cls.__qualname__:
+            raise unsupported(_NO_TEXT, where, f"{cls.__module__}.{cls.__qualname__}")
+        return self._dotted(f"{cls.__module__}.{cls.__name__}", where)
+
+    def _dotted(self, name: str, where: str) -> str:
+        """Write a dotted name and import its module."""
+        if name.startswith("builtins."):
+            return name.removeprefix("builtins.")
+        parts = name.split(".")
+        modules = [".".join(parts[:n]) for n in range(len(parts) - 1, 0, -1)]
+        module = next((m for m in modules if m in sys.modules), None)
+        if module is None:
+            raise unsupported("the graph calls what a script cannot import", where, name)
+        self.imports.add(f"import {module}")
+        return name
+
+
+_NO_TEXT = "the graph holds what a script cannot write"

@@ -1,0 +1,630 @@
+"""The smallest frame that still fails in the same way.
+
+Method: delta debugging (Zeller and Hildebrandt, 2002) on the record of the frame. Each reduction in
+`reductions` has removable items: the search removes all of them, then halves, quarters and so on down
+to single items, and accepts a removal if the frame still fails in the same way. When a round of all
+reductions removes nothing, the frame is 1-minimal: without any one of the remaining items it does not
+fail in the same way.
+
+Each candidate is compiled in its own process, with limits of time and memory, because it may crash or
+hang. The best frame so far is always in the output file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from torch_fakeify._atomic_write import check_not_input, is_same_file, write_atomic
+from torch_fakeify.errors import CaptureError, FakeifyError, NotFailingError, WriteError
+from torch_fakeify.frames.inputs.size_search import SizeSearch, choose_sizes
+from torch_fakeify.frames.inputs.symbol_values import Symbols
+from torch_fakeify.records.frame import FailureDesc
+from torch_fakeify.records.redact_paths import short_message
+from torch_fakeify.serialization.capture_file import read_capture, write_capture
+from torch_fakeify.serialization.container import Limits
+from torch_fakeify.tools.graph_edits import has_calls
+from torch_fakeify.tools.replaying import allowed_memory
+from torch_fakeify.tools.size_edits import fix_unbacked, is_bound, rehint, resize, static_sizes
+from torch_fakeify.tools.worker.client import ask
+from torch_fakeify.tools.worker.fork_server import ForkServer
+from torch_fakeify.tools.worker.replies import NotCompared, Passed, Raised, Refused
+
+from .failures import Outcome, failure_of
+from .journal import Journal
+from .reductions import REDUCTIONS, extent
+from .repro_script import check_script, is_script, script_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from torch_fakeify.frames.inputs.size_search import Chosen
+    from torch_fakeify.records.frame import CaptureDesc
+    from torch_fakeify.tools.worker.replies import Outcome as WorkerOutcome
+
+    from .failures import Failure
+    from .reductions import Extent, Reduction
+
+__all__ = ["MinifyReport", "Progress", "minify"]
+
+_QUICK = 60.0
+"""Smallest time limit of a candidate in seconds, unless the frame itself hangs."""
+_START = 30.0
+"""Seconds for a script to import torch."""
+_PATIENCE = 10.0
+"""Time limit of a candidate, as a multiple of the time that the frame took."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The state of a search."""
+
+    reduction: str
+    extent: Extent
+    tried: int
+
+
+@dataclass
+class MinifyReport:
+    """The result of minifying a frame."""
+
+    failure: Failure
+    before: Extent
+    after: Extent
+    desc: CaptureDesc
+    tried: int = 0
+    """Candidates that were compiled, in this and earlier runs."""
+    seconds: float = 0.0
+    finished: bool = False
+    """Whether the frame is 1-minimal; if not, the search was interrupted."""
+    interrupted: bool = False
+    """Whether the search, or the check of what it wrote, was interrupted."""
+    sizes: dict[str, int] = field(default_factory=dict[str, int])
+    """Sizes at which the frame must run to fail, by symbol name, where they are not its hints."""
+    capture: Outcome | None = None
+    """The check of the written capture, run without further options than the backend."""
+    script: Path | None = None
+    """The script of the frame, which uses torch alone; ``None`` if there is none."""
+    script_outcome: Outcome | None = None
+    """The check of the script."""
+    script_state: str = ""
+    """Whether the script fails as the frame does, or why there is none."""
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether capture and script fail like the frame; ``None`` if that could not be determined."""
+        outcomes = [o for o in (self.capture, self.script_outcome) if o is not None]
+        if any(o.fails is False for o in outcomes):
+            return False
+        return None if self.capture is None or any(o.fails is None for o in outcomes) else True
+
+    def lines(self) -> list[str]:
+        """Format the report, warnings first."""
+        state = "1-minimal" if self.finished else "interrupted: run the same command to resume"
+        rows = [
+            f"{name}: {was} -> {now}"
+            for name, was, now in zip(self.before._fields, self.before, self.after, strict=True)
+            if was or now
+        ]
+        took = f"{self.tried} candidates in {self.seconds:.0f} s, {state}"
+        script = [f"script: {self.script_state}"] if self.script_state else []
+        return [*self._warnings(), *self.failure.lines, *rows, took, *script]
+
+    def _warnings(self) -> list[str]:
+        if self.interrupted and not self.finished:
+            return [
+                "interrupted: the smallest frame so far is written; run the same command to resume"
+            ]
+        if self.interrupted:
+            return ["interrupted: the written capture was not checked; see `torch-fakeify replay`"]
+        warnings: list[str] = []
+        for what, outcome in (("capture", self.capture), ("script", self.script_outcome)):
+            if outcome is None or outcome.fails:
+                continue
+            does = "does not fail in the same way" if outcome.fails is False else "was not checked"
+            warnings.append(f"the {what} that was written {does}: {outcome.text}")
+        if self.sizes and self.capture is not None and not self.capture.fails:
+            named = ",".join(f"{name}={n}" for name, n in self.sizes.items())
+            warnings[0] += f"; it does with --sizes {named}"
+        return warnings
+
+
+def minify(
+    path: str | Path,
+    output: str | Path,
+    *,
+    backend: str,
+    accuracy: bool = False,
+    sizes: Mapping[str, int] | None = None,
+    seed: int = 0,
+    device: str | None = None,
+    timeout: float = 600.0,
+    memory: int | None = None,
+    jobs: int = 1,
+    script: bool = True,
+    trust: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+) -> MinifyReport:
+    """Reduce a failing frame as far as it still fails in the same way.
+
+    The best frame so far is always in ``output``. An interrupted search resumes from it when it is
+    called again with the same arguments. The written files are checked at the end, see
+    ``MinifyReport.holds``.
+
+    Args:
+        path: the capture file.
+        output: file for the smaller frame.
+        backend: name of the Dynamo backend that fails.
+        accuracy: also run the compiled code, forward and backward, and compare it with eager;
+            otherwise the frame is only compiled.
+        sizes: at which to run it, by name, see `size_names`; the others are as recorded. They become
+            the hints of the written frame.
+        seed: of the inputs' data.
+        device: for candidates, as for ``Capture.instantiate``; the written frame has the recorded
+            devices.
+        timeout: seconds to compile and run the frame once.
+        memory: bytes that a process may hold; by default nine tenths of the free memory.
+        jobs: number of candidates to try at a time.
+        script: whether to write and check a script too.
+        trust: read the file without limits.
+        progress: called after each candidate.
+
+    Raises:
+        CaptureError: the frame cannot be rebuilt here, or there is no such backend.
+        NotFailingError: the frame does not fail, or not in the same way each time.
+        FormatError: the file is not a capture.
+        WriteError: the output cannot be written, or it, its script or its journal would overwrite
+            the capture or a file that this function did not write.
+    """
+    output = Path(output)
+    _check_outputs(output, path, script=script)
+    desc = read_capture(path, limits=Limits.none() if trust else None)
+    chosen = choose_sizes(desc, sizes) if sizes else None
+    request = {
+        "task": "try",
+        "backend": backend,
+        "runs": accuracy,
+        "seed": seed,
+        "device": device,
+        "trust": True,
+    }
+    with ExitStack() as stack:
+        trials = stack.enter_context(_Trials(request, jobs, timeout, allowed_memory(memory)))
+        failure, desc = _first(trials, desc, chosen, str(path))
+        head = [_digest(desc), request, trials.sizes, failure.key]
+        journal = stack.enter_context(Journal(output, head))
+        search = _Search(trials, failure, output, journal, progress)
+        report = search.run(desc, trust=trust)
+        report.sizes = trials.sizes_of(report.desc)
+        if report.finished:
+            try:
+                report.capture = trials.again(output, report.failure, trust=trust)
+                if script:
+                    _write_script(report, output, backend, seed=seed, timeout=trials.timeout)
+            except KeyboardInterrupt:
+                report.interrupted = True
+    return report
+
+
+def _first(
+    trials: _Trials, desc: CaptureDesc, chosen: Chosen | None, where: str
+) -> tuple[Failure, CaptureDesc]:
+    """Return how a frame fails at some sizes, and the frame with these sizes as hints if that also fails.
+
+    Sizes that cannot be hints, or as hints prevent the failure, stay sizes of the trials.
+    """
+    trials.sizes = {} if chosen is None else {**chosen.sizes, **chosen.data}
+    failure = trials.first(desc, where)
+    env = desc.shape_env
+    if chosen is None or env is None:
+        return failure, desc
+    recorded = Symbols(env, {}).values
+    trials.sizes = {name: n for name, n in trials.sizes.items() if recorded.get(name) != n}
+    hinted = rehint(desc, chosen.sizes)
+    if hinted is None:
+        return failure, desc
+    every = trials.sizes
+    backed = {symbol.name for symbol in env.symbols if symbol.hint is not None}
+    trials.sizes = {name: n for name, n in every.items() if name not in backed}
+    found = trials.failure(hinted)
+    if found is not None and found.same_as(failure):
+        return failure, hinted
+    trials.sizes = every
+    return failure, desc
+
+
+def _script_path(output: Path) -> Path:
+    """The path of the script of an output."""
+    return output.with_suffix(".py")
+
+
+def _check_outputs(output: Path, source: str | Path, *, script: bool) -> None:
+    """Check, before anything is tried, that no unrelated file would be overwritten.
+
+    Raises:
+        WriteError: a file that would be written is the capture, or was not written by `minify`.
+    """
+    check_not_input(output, source)
+    others = [(Journal.path_of(output), Journal.is_journal)]
+    if script:
+        others.append((_script_path(output), is_script))
+    for path, is_ours in others:
+        check_not_input(path, source)
+        if is_same_file(path, output):
+            raise WriteError(
+                "the capture and its script cannot be in one file",
+                where=str(output),
+                expected="a name that does not end in .py",
+                fix="Choose another name, or --no-script",
+            )
+        if path.exists() and not is_ours(path):
+            raise WriteError(
+                "the file exists and was not written by minify",
+                where=str(path),
+                fix=f"Move it, or choose another output than {output}",
+            )
+
+
+def _write_script(
+    report: MinifyReport, output: Path, backend: str, *, seed: int, timeout: float
+) -> None:
+    """Write the frame as a script beside the output, and check it."""
+    path = _script_path(output)
+    for direct in (False, True):
+        try:
+            text = script_of(
+                report.desc, report.failure, backend, seed=seed, sizes=report.sizes, direct=direct
+            )
+        except FakeifyError as error:
+            if report.script is None:
+                report.script_state = f"none: {error}"
+            return
+        write_atomic(path, text.encode())
+        report.script = path
+        outcome = check_script(path, report.failure, timeout=timeout + _START)
+        report.script_outcome = outcome
+        report.script_state = "fails in the same way" if outcome.fails else outcome.text
+        if outcome.fails:
+            return
+
+
+class _Search:
+    """The search itself."""
+
+    def __init__(
+        self,
+        trials: _Trials,
+        failure: Failure,
+        output: Path,
+        journal: Journal,
+        progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self._trials = trials
+        self._failure = failure
+        self._output = output
+        self._journal = journal
+        self._progress = progress
+        self._reduction = ""
+        self._is_written = False
+
+    def run(self, desc: CaptureDesc, *, trust: bool) -> MinifyReport:
+        """Run the search, from the best frame of an interrupted one."""
+        started = time.monotonic()
+        self._report = MinifyReport(self._failure, extent(desc), extent(desc), desc)
+        self._best = self._earlier(trust) or desc
+        try:
+            self._set_best(self._best)
+            while self._round():
+                pass
+            self._report.failure = self._trials.failure(self._best) or self._failure
+            self._failure = self._report.failure
+            self._set_best(self._best)
+            self._report.finished = True
+            self._journal.remove()
+        except KeyboardInterrupt:
+            if not self._is_written:
+                raise
+            self._report.interrupted = True  # the best frame is in the output
+        self._report.after, self._report.desc = extent(self._best), self._best
+        self._report.tried = self._journal.count
+        self._report.seconds = time.monotonic() - started
+        return self._report
+
+    def _earlier(self, trust: bool) -> CaptureDesc | None:
+        if self._journal.best is None:
+            return None
+        try:
+            desc = read_capture(self._output, limits=Limits.none() if trust else None)
+        except FakeifyError:
+            return None
+        return desc if _digest(desc) == self._journal.best else None
+
+    def _round(self) -> bool:
+        """Try all reductions once; return whether any removed something."""
+        before = extent(self._best)
+        for reduction in REDUCTIONS:
+            self._reduction = reduction.name
+            self._notify()
+            self._shrink(reduction)
+        steps = (
+            ("unbacked sizes", self._unbacked),
+            ("sizes", self._static),
+            ("example sizes", self._hints),
+        )
+        for name, shrink in steps:
+            self._reduction = name
+            self._notify()
+            shrink()
+        return extent(self._best) < before
+
+    def _shrink(self, reduction: Reduction) -> None:
+        """Remove items of one reduction by delta debugging, from the end."""
+        size = len(reduction.items(self._best))
+        while size:
+            at = len(reduction.items(self._best))
+            while at > 0:
+                at = self._try_chunks(reduction, at, size)
+            size //= 2
+
+    def _try_chunks(self, reduction: Reduction, at: int, size: int) -> int:
+        """Try to remove the chunks that end at ``at`` and before; return the end of the remaining ones."""
+        ends = range(at, 0, -size)
+        items = list(reduction.items(self._best))
+
+        def candidate(end: int) -> _Candidate | None:
+            made = reduction.without(self._best, items[max(0, end - size) : end])
+            return self._candidate(made, {} if reduction.propagates else None)
+
+        found = self._first(candidate(end) for end in ends)
+        return 0 if found is None else min(ends[found] - size, len(reduction.items(self._best)))
+
+    def _unbacked(self) -> None:
+        """Replace sizes without hints by numbers, so that the frame fails without options."""
+        env = self._best.shape_env
+        unbacked = (
+            {s.name for s in env.symbols if s.hint is None} if env is not None else set[str]()
+        )
+        for name, n in self._trials.sizes_of(self._best).items():
+            if name in unbacked:
+                self._first([self._candidate(fix_unbacked(self._best, {name: n}), None)])
+
+    def _static(self) -> None:
+        """Reduce static sizes."""
+        for old in static_sizes(self._best):
+            for new in _smaller_than(old):
+                made = resize(self._best, old, new)
+                if self._first([self._candidate(made, {old: new})]) is not None:
+                    break
+
+    def _hints(self) -> None:
+        """Reduce the example sizes of dynamic dims."""
+        while True:
+            search = SizeSearch(self._best)
+            smaller = sorted(search.smaller(search.example, 12), key=lambda s: sum(s.values()))
+            made = (self._candidate(rehint(self._best, sizes), None) for sizes in smaller)
+            if self._first(made) is None:
+                return
+
+    # --- candidates ---
+
+    def _candidate(
+        self, desc: CaptureDesc | None, constants: dict[int, int] | None
+    ) -> _Candidate | None:
+        """Return a candidate if the frame is smaller than the best one and has calls."""
+        if desc is None or extent(desc) >= extent(self._best):
+            return None
+        if not is_bound(desc) and is_bound(self._best):
+            return None
+        if not has_calls(desc.graph) and has_calls(self._best.graph):
+            return None  # Dynamo calls no backend for such a graph
+        return _Candidate(desc, constants, _digest(desc, constants))
+
+    def _first(self, candidates: Iterable[_Candidate | None]) -> int | None:
+        """Find the first candidate that fails in the same way, make it the best one, return its position."""
+        for at, candidate, made in self._trials.in_order(candidates, self._journal):
+            failure = made[0]
+            self._journal.add(candidate.digest)
+            if failure is None or not failure.same_as(self._failure):
+                self._notify()
+                continue
+            self._set_best(made[1])
+            self._notify()
+            return at
+        return None
+
+    def _set_best(self, desc: CaptureDesc) -> None:
+        trials = self._trials
+        self._best = with_failure(desc, self._failure, trials.backend, runs=trials.runs)
+        write_capture(self._output, self._best)
+        self._is_written = True
+        self._journal.set_best(_digest(self._best))
+
+    def _notify(self) -> None:
+        if self._progress is not None:
+            self._progress(Progress(self._reduction, extent(self._best), self._journal.count))
+
+
+def _smaller_than(size: int) -> Iterator[int]:
+    small = (n for n in (1, 2, 3, 4, 8, 16) if n < size)
+    return iter((*small, *((size // 2,) if size > 32 else ())))
+
+
+def with_failure(
+    desc: CaptureDesc, failure: Failure, backend: str, *, runs: bool = False
+) -> CaptureDesc:
+    """Record the failure in a frame, if replay (which only compiles) can reproduce it.
+
+    If the frame also ``runs``, the stage of a process that ended without a reply is unknown.
+    """
+    record = None
+    if failure.kind != "wrong" and (failure.stage == "compile" or not (failure.stage or runs)):
+        message = short_message(failure.message)
+        record = FailureDesc(type=failure.type, message=message, backend=backend, kind=failure.kind)
+    return msgspec.structs.replace(desc, failure=record, backend=backend, state=None)
+
+
+# --- trials ---------------------------------------------------------------------------------------
+
+
+class _Candidate:
+    """A frame to try; with ``constants`` its values are propagated again first."""
+
+    def __init__(self, desc: CaptureDesc, constants: dict[int, int] | None, digest: str) -> None:
+        self.desc = desc
+        self.constants = constants
+        self.digest = digest
+
+
+def _digest(desc: CaptureDesc, constants: dict[int, int] | None = None) -> str:
+    text = msgspec.json.encode([desc, sorted((constants or {}).items())])
+    return hashlib.sha256(text).hexdigest()
+
+
+class _Trials:
+    """The worker processes that try candidates, ``jobs`` at a time."""
+
+    def __init__(
+        self, request: dict[str, Any], jobs: int, timeout: float, memory: int | None
+    ) -> None:
+        self._request = request
+        self.sizes: dict[str, int] = {}
+        """Sizes at which to run a frame, by symbol name; the others are its hints."""
+        self.backend = str(request["backend"])
+        self.runs = bool(request["runs"])
+        self.timeout = timeout
+        self._memory = memory
+        self._servers = tuple(ForkServer() for _ in range(jobs))
+        self._free = deque(self._servers)
+        self._pool = ThreadPoolExecutor(jobs)
+        self._jobs = jobs
+
+    def __enter__(self) -> _Trials:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        for server in self._servers:
+            server.stop()
+        self._pool.shutdown(cancel_futures=True)
+
+    def first(self, desc: CaptureDesc, where: str) -> Failure:
+        """Try the frame itself twice and return its failure."""
+        started = time.monotonic()
+        outcome, failure, _ = self._ask(_Candidate(desc, None, ""))
+        took = time.monotonic() - started
+        if isinstance(outcome, (Refused, Raised)):
+            raise CaptureError(outcome.message)
+        if isinstance(outcome, NotCompared):
+            raise CaptureError(
+                "the frame was not compared with eager",
+                where=where,
+                found=outcome.text,
+                fix="Try other sizes or another seed",
+            )
+        if failure is None:
+            raise NotFailingError(
+                "the frame does not fail",
+                where=where,
+                found=_result_text(outcome),
+                fix="Choose the backend that fails; for wrong numbers and errors of compiled code "
+                "ask for accuracy",
+            )
+        again = self._ask(_Candidate(desc, None, ""))[1]
+        if again is None or not again.same_as(failure):
+            raise NotFailingError(
+                "the frame does not fail in the same way each time",
+                where=where,
+                expected=failure.lines[0],
+                found="no failure" if again is None else again.lines[0],
+            )
+        if failure.kind != "hangs":
+            self.timeout = min(self.timeout, max(_QUICK, _PATIENCE * took))
+        return failure
+
+    def sizes_of(self, desc: CaptureDesc) -> dict[str, int]:
+        """The sizes at which to run a frame, without those of dropped symbols."""
+        env = desc.shape_env
+        names = {symbol.name for symbol in env.symbols} if env is not None else set[str]()
+        return {name: n for name, n in self.sizes.items() if name in names}
+
+    def again(self, path: Path, failure: Failure, *, trust: bool) -> Outcome:
+        """Check that a written capture fails in the same way, in a fresh interpreter."""
+        request = {**self._request, "file": str(path.absolute()), "sizes": {}, "trust": trust}
+        answer = ask(request, timeout=self.timeout + _START, memory=self._memory)
+        found = failure_of(answer)
+        if found is not None:
+            is_same = found.same_as(failure)
+            unsure = found.kind == "hangs" and not is_same
+            return Outcome(None if unsure else is_same, found.lines[0])
+        match answer.outcome:
+            case Refused(message=text) | Raised(message=text) | NotCompared(text=text):
+                return Outcome(None, text)
+            case outcome:
+                return Outcome(False, _result_text(outcome))
+
+    def failure(self, desc: CaptureDesc) -> Failure | None:
+        """Try a frame and return its failure."""
+        return self._ask(_Candidate(desc, None, ""))[1]
+
+    def in_order(
+        self, candidates: Iterable[_Candidate | None], journal: Journal
+    ) -> Iterator[tuple[int, _Candidate, tuple[Failure | None, CaptureDesc]]]:
+        """Yield candidates with their results, in order; some are tried ahead."""
+        waiting: deque[Any] = deque()
+        try:
+            for at, candidate in enumerate(candidates):
+                if candidate is None or candidate.digest in journal:
+                    continue
+                waiting.append((at, candidate, self._pool.submit(self._ask, candidate)))
+                if len(waiting) >= self._jobs:
+                    yield self._next(waiting)
+            while waiting:
+                yield self._next(waiting)
+        finally:
+            for _, _, future in waiting:
+                future.cancel()
+
+    @staticmethod
+    def _next(waiting: deque[Any]) -> tuple[int, _Candidate, tuple[Failure | None, CaptureDesc]]:
+        at, candidate, future = waiting.popleft()
+        _, failure, desc = future.result()
+        return at, candidate, (failure, desc)
+
+    def _ask(self, candidate: _Candidate) -> tuple[WorkerOutcome, Failure | None, CaptureDesc]:
+        server = self._free.popleft()
+        try:
+            with tempfile.TemporaryDirectory(prefix="torch-fakeify-") as folder:
+                file, saved = Path(folder) / "candidate.fkf", Path(folder) / "propagated.fkf"
+                write_capture(file, candidate.desc)
+                constants = candidate.constants
+                request = {
+                    **self._request,
+                    "sizes": self.sizes_of(candidate.desc),
+                    "file": str(file),
+                    "constants": constants,
+                    "saved": str(saved),
+                }
+                answer = server.ask(request, timeout=self.timeout, memory=self._memory)
+                failure = failure_of(answer)
+                desc = candidate.desc
+                if constants is not None and failure is not None:
+                    if not saved.exists():  # it failed while its values were propagated
+                        return answer.outcome, None, desc
+                    desc = read_capture(saved, limits=Limits.none())
+                return answer.outcome, failure, desc
+        finally:
+            self._free.append(server)
+
+
+def _result_text(outcome: WorkerOutcome) -> str:
+    """Describe a trial without failure."""
+    is_run = not isinstance(outcome, Passed) or outcome.stage != "compile"
+    return "it compiles and runs right" if is_run else "it compiles"

@@ -1,0 +1,91 @@
+"""Recompilations of a recorded program: why a function was compiled again, and equal frames."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch_fakeify.errors import FakeifyError
+from torch_fakeify.records.fingerprint import fingerprint
+from torch_fakeify.render.diff import difference_lines, differences
+from torch_fakeify.serialization.capture_file import read_capture
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from torch_fakeify.records.frame import CaptureDesc
+
+__all__ = ["recompile_lines", "same_frames"]
+
+_MOST = 8
+
+
+def recompile_lines(paths: Sequence[Path]) -> list[str]:
+    """Format, for each frame of a function that was compiled before, its difference from the previous one.
+
+    Args:
+        paths: captures in the order in which they were made.
+    """
+    lines: list[str] = []
+    found = list(_recompiles(paths))
+    for before, after, differ in found[:_MOST]:
+        what = "the same frame again" if not differ else "A is the earlier, B the later"
+        lines += ["", f"{after.name} after {before.name}: {what}"]
+        lines += [f"  {line}" for line in differ]
+    if len(found) > _MOST:
+        lines += ["", f"... and {len(found) - _MOST} more: see `torch-fakeify diff A B`"]
+    return lines
+
+
+def _recompiles(paths: Sequence[Path]) -> Iterator[tuple[Path, Path, list[str]]]:
+    last: dict[tuple[object, ...], tuple[Path, CaptureDesc]] = {}
+    for path in paths:
+        try:
+            desc = read_capture(path)
+        except FakeifyError:  # it was removed or changed
+            continue
+        key = _code(desc)
+        if key in last:
+            before, earlier = last[key]
+            yield before, path, difference_lines(differences(earlier, desc))
+        last[key] = path, desc
+
+
+def _code(desc: CaptureDesc) -> tuple[object, ...]:
+    """The key of the code object that was compiled."""
+    fields = {} if desc.shape_env is None else dict(desc.shape_env.co_fields)
+    return (
+        desc.frame,
+        *(fields.get(name) for name in ("co_name", "co_filename", "co_firstlineno")),
+    )
+
+
+def same_frames(recorded: Mapping[Path, str]) -> dict[Path, Path]:
+    """Map each new capture of an already recorded frame to the earlier capture of that frame.
+
+    The earlier one is of this run, or was in the directory before.
+
+    Args:
+        recorded: fingerprints by file, in the order in which the files were made.
+    """
+    first: dict[str, Path] = {}
+    found: dict[Path, Path] = {}
+    for path, key in recorded.items():
+        other = first.setdefault(key, path)
+        earlier = other if other != path else _found_before(path, key, recorded)
+        if earlier is not None:
+            found[path] = earlier
+    return found
+
+
+def _found_before(path: Path, key: str, recorded: Mapping[Path, str]) -> Path | None:
+    """A file of an earlier run with the same frame, found by the fingerprint in its name."""
+    for other in sorted(path.parent.glob(f"*-{key[:8]}.fkf")):
+        if other in recorded:
+            continue
+        try:
+            if fingerprint(read_capture(other)) == key:
+                return other
+        except FakeifyError:  # not a capture
+            continue
+    return None

@@ -1,0 +1,238 @@
+"""The command ``replay``: compile a capture and compare the result with the recorded one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from typing_extensions import assert_never
+
+from torch_fakeify.errors import (
+    CaptureError,
+    ConvertError,
+    FakeifyError,
+    UnknownNameError,
+    VersionError,
+)
+from torch_fakeify.records.redact_paths import short_message
+from torch_fakeify.render.text import failure_text
+from torch_fakeify.serialization.capture_file import read_capture
+from torch_fakeify.serialization.container import Limits
+from torch_fakeify.tools.worker.client import ask
+from torch_fakeify.tools.worker.limits import can_count_memory, free_memory
+from torch_fakeify.tools.worker.replies import (
+    Compiled,
+    Crashed,
+    Failed,
+    Hung,
+    OutOfMemory,
+    Raised,
+    Refused,
+)
+
+if TYPE_CHECKING:
+    from torch_fakeify.records.frame import CaptureDesc
+    from torch_fakeify.tools.worker.replies import Answer, Outcome, Thrown
+
+_MASKED = r"0x[0-9a-fA-F]+|\d+"
+_FOLDERS = r"(?:[\w.@+~-]*[\\/])+(?=[\w.@+~-])"
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """The result of compiling a capture in a fresh interpreter."""
+
+    word: str
+    """``reproduced``, ``not reproduced``, ``compiles``, ``does not compile``, ``hangs``,
+    ``crashes`` or ``out of memory``."""
+    holds: bool
+    """Whether the frame fails or compiles as recorded."""
+    details: tuple[str, ...]
+    """Lines that describe the result."""
+
+
+def replay(
+    path: str | Path,
+    *,
+    backend: str,
+    device: str | None = None,
+    timeout: float = 600.0,
+    memory: int | None = None,
+    trust: bool = False,
+) -> Verdict:
+    """Compile a capture in a fresh interpreter and compare the result with the recorded one.
+
+    Two failures are the same when the exceptions have one type and their messages are equal after
+    numbers and addresses are masked, or when the same signal or exit status ended both processes. A
+    frame recorded as not finished is reproduced by a backend that does not return.
+
+    Args:
+        path: the capture file.
+        backend: name of a Dynamo backend.
+        device: as of ``Capture.instantiate``.
+        timeout: seconds after which the compilation counts as hanging.
+        memory: bytes that the compilation and its processes may hold; by default nine tenths of the
+            free memory, or no limit where memory cannot be counted.
+        trust: read the file without limits.
+
+    Raises:
+        FormatError: the file is no capture.
+        FakeifyError: the frame cannot be rebuilt here, there is no such backend, or a memory limit is
+            requested where memory cannot be counted.
+    """
+    desc = read_capture(path, limits=Limits.none() if trust else None)
+    request = {
+        "task": "compile",
+        "file": str(Path(path).absolute()),
+        "backend": backend,
+        "device": device,
+        "trust": trust,
+    }
+    memory = allowed_memory(memory)
+    answer = ask(request, timeout=timeout, memory=memory)
+    return judge(desc, answer, timeout=timeout, memory=memory)
+
+
+def allowed_memory(memory: int | None) -> int | None:
+    """Bytes that a compilation may hold: the requested limit, or nine tenths of the free memory.
+
+    Raises:
+        FakeifyError: a limit is requested and memory cannot be counted here.
+    """
+    if not can_count_memory():
+        if memory is None:
+            return None
+        raise FakeifyError(
+            "the memory of a process cannot be counted on this system",
+            expected="Linux, with /proc",
+            fix="Give no limit of memory",
+        )
+    if memory is not None:
+        return memory
+    free = free_memory()
+    return None if free is None else free // 10 * 9
+
+
+def judge(
+    desc: CaptureDesc, answer: Answer, *, timeout: float, memory: int | None = None
+) -> Verdict:
+    """Judge the answer of a worker.
+
+    Raises:
+        FakeifyError: the worker could not rebuild the frame.
+    """
+    match answer.outcome:
+        case Refused(error=name, message=message):
+            raise _refusal(name)(message)
+        case Raised(error=error):
+            word = "out of memory" if error.memory else "crashes"
+            frames = (f"  {frame}" for frame in error.frames)
+            return Verdict(word, False, (*_indented(error), *frames))
+        case Compiled(milliseconds=milliseconds):
+            return _on_success(desc, milliseconds)
+        case Failed(error=error):
+            return _on_failure(desc, error)
+        case Hung() as end:
+            return _on_end(desc, end, "hangs", f"killed after {timeout:g} s")
+        case OutOfMemory() as end:
+            found = f"killed at more than {(memory or 0) >> 20} MiB"
+            return _on_end(desc, end, "out of memory", found)
+        case Crashed(how="SIGKILL") as end:
+            found = "the process was killed from outside (SIGKILL), as when memory runs out"
+            return _on_end(desc, end, "out of memory", found)
+        case Crashed() as end:
+            ended = "was ended by" if end.status < 0 else "ended with"
+            return _on_end(desc, end, "crashes", f"the process {ended} {end.how}")
+        case outcome:
+            raise AssertionError(f"no reply to a compilation: {outcome}")
+
+
+def _on_end(desc: CaptureDesc, end: Hung | OutOfMemory | Crashed, word: str, found: str) -> Verdict:
+    """Judge a worker that a limit, a signal or the backend ended without a reply."""
+    if _ends_as_recorded(desc, end):
+        return Verdict("reproduced", True, (found, *end.tail))
+    if desc.failure is not None and desc.failure.kind == word:
+        word = "not reproduced"  # another signal
+    return Verdict(word, False, (found, *end.tail, *_recorded(desc)))
+
+
+def _ends_as_recorded(desc: CaptureDesc, end: Outcome) -> bool:
+    """Whether a worker ended like the recorded process, as far as that was recorded."""
+    how = end.how if isinstance(end, Crashed) else ""
+    if desc.failure is None:
+        return desc.state == "not finished"
+    match desc.failure.kind:
+        case "raises":
+            return False
+        case "hangs":
+            return isinstance(end, Hung)
+        case "out of memory":
+            return isinstance(end, OutOfMemory) or how == "SIGKILL"
+        case "crashes":
+            # Out of memory: our limit ends the worker, the system's ended the recorded process.
+            memory = isinstance(end, OutOfMemory) and desc.failure.type == "SIGKILL"
+            return memory or how == desc.failure.type
+        case _:
+            assert_never(desc.failure.kind)
+
+
+def _refusal(name: str) -> type[FakeifyError]:
+    classes = (CaptureError, ConvertError, UnknownNameError, VersionError)
+    return next((cls for cls in classes if cls.__name__ == name), FakeifyError)
+
+
+def _on_success(desc: CaptureDesc, milliseconds: float) -> Verdict:
+    details = (f"compiled in {milliseconds:.0f} ms",)
+    if desc.failure is None and desc.state != "not finished":
+        return Verdict("compiles", True, details)
+    return Verdict("not reproduced", False, (*details, *_recorded(desc)))
+
+
+def _on_failure(desc: CaptureDesc, error: Thrown) -> Verdict:
+    recorded = desc.failure
+    found = _indented(error)
+    if recorded is None:
+        same = desc.state == "not finished" and error.type == "builtins.KeyboardInterrupt"
+    elif recorded.kind == "out of memory":
+        same = error.memory
+    else:
+        same = recorded.type == error.type and masked(recorded.message) == masked(error.message)
+    if same:
+        return Verdict("reproduced", True, found)
+    if error.memory:
+        return Verdict("out of memory", False, (*found, *_recorded(desc)))
+    expected = _recorded(desc)
+    if not expected:
+        return Verdict("does not compile", False, found)
+    return Verdict("not reproduced", False, (*expected, "now:", *found))
+
+
+def recorded_result(desc: CaptureDesc) -> str | None:
+    """The recorded failure, type and message; ``None`` if the frame compiled."""
+    if desc.failure is not None:
+        return f"{failure_text(desc.failure)}: {desc.failure.message}".removesuffix(": ")
+    if desc.state == "not finished":
+        return "not finished: the backend was called, and its process ended or was interrupted"
+    return None
+
+
+def _recorded(desc: CaptureDesc) -> tuple[str, ...]:
+    text = recorded_result(desc)
+    if text is None:
+        return ()
+    first, *rest = text.splitlines() or [""]
+    return ("recorded:", f"  {first}", *(f"    {line}" for line in rest))
+
+
+def _indented(error: Thrown) -> tuple[str, ...]:
+    first, *rest = f"{error.type}: {error.message}".splitlines()
+    return (f"  {first}", *(f"    {line}" for line in rest))
+
+
+def masked(message: str) -> str:
+    """Mask the parts of a message that differ between runs: folders, numbers and addresses.
+
+    Absolute paths and the names of user and host are shortened as in a recorded message.
+    """
+    return re.sub(_MASKED, "#", re.sub(_FOLDERS, "", short_message(message))).strip()

@@ -1,0 +1,371 @@
+"""The command ``run``: run an unchanged script in a new process and record the frames it compiles.
+
+However the process ends, the report has the frames that it began, and the capture of the frame that it
+was compiling has the cause. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import json
+import linecache
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from torch_fakeify import errors
+from torch_fakeify._version import PACKAGE_DIR
+from torch_fakeify.errors import FakeifyError, ScriptError
+from torch_fakeify.frames.notes import FrameReport, Notes
+from torch_fakeify.records.frame import FailureDesc
+from torch_fakeify.records.redact_paths import short_paths
+from torch_fakeify.records.tensor import FrameDesc, StackDesc
+from torch_fakeify.render.show import table_lines
+from torch_fakeify.render.text import death_text, stack_lines
+from torch_fakeify.serialization.capture_file import read_capture, write_capture
+from torch_fakeify.serialization.container import VERSION, Limits
+from torch_fakeify.tools.worker.limits import signal_name
+
+from .recompiles import recompile_lines, same_frames
+from .script_process import FAULTS, NOTES, REQUEST
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping, Sequence
+
+    from torch_fakeify.frames.notes import NotesRead
+
+__all__ = ["ScriptReport", "run_script"]
+
+_CHILD = (
+    "import sys; sys.path = [sys.argv[1], *filter(None, sys.path)]; import torch_fakeify; "
+    "del sys.path[0]; from torch_fakeify.tools.script_process import main; main(sys.argv[2])"
+)
+"""Imports this package, then restores the ``sys.path`` of ``python SCRIPT``, without the script's folder."""
+_FROM_OUTSIDE = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
+"""Signals by which a user ends a program: none of them is a failure of a backend."""
+_PASSED_ON = (*_FROM_OUTSIDE, "SIGUSR1", "SIGUSR2")
+_INTERVAL = 0.2
+"""Seconds between two polls of the process, in case no SIGCHLD arrives."""
+_LAST = 3
+"""Number of Ctrl-C after which a script that ignores them is killed."""
+_SI_KERNEL = 0x80
+"""``si_code`` of a signal that the terminal sends to all foreground processes."""
+_SHOWN = 8
+"""Number of innermost stack entries that are printed."""
+_FAULT = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)$')
+_RECORDER = str(PACKAGE_DIR / "frames" / "record_backend.py")
+
+
+@dataclass
+class ScriptReport:
+    """The result of running a script: its frames and how it ended."""
+
+    frames: list[FrameReport] = field(default_factory=list[FrameReport])
+    ending: Literal["finished", "exited", "raised", "interrupted", "killed"] = "finished"
+    """``interrupted`` by a signal in `_FROM_OUTSIDE`, such as Ctrl-C; ``killed`` by any other signal."""
+    status: int = 0
+    """The script's exit status; 128 plus the number of the signal that ended it."""
+    cause: str = ""
+    """The exception in one line, the argument of ``sys.exit``, or the signal that ended the script."""
+    stack: StackDesc | None = None
+    """The stack at the signal that killed it, if ``faulthandler`` printed one."""
+    during: FrameReport | None = None
+    """The frame that was being compiled when the script ended."""
+    at_its_end: bool = False
+    """Whether it ended by its last line, an exception or ``sys.exit``."""
+
+    @property
+    def is_well(self) -> bool:
+        """Whether the script finished and compiled frames, which all succeeded and were recorded."""
+        well = self.ending == "finished" and all(frame.is_well for frame in self.frames)
+        return well and bool(self.frames)
+
+    def lines(self) -> list[str]:
+        """Format the frames as a table, and the reasons of recompilations."""
+        if not self.frames:
+            return []
+        head = "file function nodes inputs symbols guards asserts bytes ms result"
+        recorded = {f.path: f.fingerprint for f in self.frames if f.path and f.fingerprint}
+        same = same_frames(recorded)
+        rows = [_row(frame, same) for frame in self.frames]
+        again = recompile_lines([frame.path for frame in self.frames if frame.path is not None])
+        return [*table_lines([head.split(), *rows]), *again]
+
+    def crash_lines(self) -> list[str]:
+        """Format the stack of a crash as a traceback; empty if there is none."""
+        if self.stack is None:
+            return []
+        innermost = msgspec.structs.replace(self.stack, frames=self.stack.frames[-_SHOWN:])
+        lines = (f"  {line}" for line in stack_lines(innermost))
+        return ["Traceback of the crash (most recent call last):", *lines]
+
+    def summary(self) -> str:
+        """Format how the script ended and how many frames failed; empty if all is well."""
+        if not self.frames:
+            return "the script compiled nothing"
+        if self.ending == "finished":
+            found = self._bad_frames()
+            return found and f"{found}; the script finished, exit status 0"
+        how = f"was {death_text(self.cause)}" if self.ending == "killed" else self.ending
+        during = "" if self.during is None else f" while {_named(self.during)} was compiled"
+        return f"the script {how}{during}, exit status {self.status}"
+
+    def _bad_frames(self) -> str:
+        counts = {
+            "failed": sum(frame.state == "failed" for frame in self.frames),
+            "not finished": sum(frame.state == "not finished" for frame in self.frames),
+            "not recorded": sum(frame.problem is not None for frame in self.frames),
+        }
+        found = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+        noun = "frame" if len(self.frames) == 1 else "frames"
+        return f"of {len(self.frames)} {noun} {found}" if found else ""
+
+
+def run_script(
+    script: str | Path,
+    args: Sequence[str],
+    directory: str | Path,
+    *,
+    backend: str | None = None,
+    constants: Literal["none", "small"] = "none",
+    paths: Literal["short", "full"] = "short",
+    version: int = VERSION,
+    on_error: Literal["warn", "raise"] = "warn",
+) -> ScriptReport:
+    """Run a script as ``__main__`` of a new process and save a capture of every frame it compiles.
+
+    The process has this one's standard streams, environment and working directory, and gets the
+    signals that this one gets.
+
+    Args:
+        script: a Python file, or a directory or ZIP file with a ``__main__.py``.
+        args: the script's own arguments.
+        directory: where the captures go.
+        backend: compiles every frame instead of the script's own backend.
+        constants: as for `capture`.
+        paths: as for `capture`.
+        version: of the files' format, as for `Capture.save`.
+        on_error: as for `record`.
+
+    Raises:
+        WriteError: the directory cannot be written, or there is no writer for the version; the
+            script has not been started.
+        CaptureError: no backend has that name; the script has not been started.
+        ScriptError: there is no such script, or it ended with an error before it compiled anything.
+        KeyboardInterrupt: before the script was started.
+    """
+    if not Path(script).exists():
+        raise ScriptError("there is no such script", where=str(script), fix="Check the path")
+    with tempfile.TemporaryDirectory(prefix="torch-fakeify-") as name, _blocked_signals() as mask:
+        folder = Path(name)
+        request = {
+            "script": str(Path(script).absolute()),
+            "args": list(args),
+            "mask": mask,
+            "directory": str(Path(directory).absolute()),
+            "backend": backend,
+            "constants": constants,
+            "paths": paths,
+            "version": version,
+            "on_error": on_error,
+        }
+        (folder / REQUEST).write_text(json.dumps(request), encoding="utf-8")
+        notes = Notes(folder / NOTES)
+        sys.stdout.flush()
+        flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        command = [sys.executable, *flags, "-c", _CHILD, str(PACKAGE_DIR.resolve().parent), name]
+        child = subprocess.Popen(command, close_fds=False)
+        stopped = _wait_for(child, notes)
+        report = _report(child.returncode, notes.read(), str(script), stopped=stopped)
+        if report.ending == "killed":
+            report.stack = _stack_of_crash(folder / FAULTS)
+        _record_cause(report, child.pid, paths=paths, version=version)
+    if not report.frames and report.ending in ("exited", "raised", "killed"):
+        found = report.cause or f"exit status {report.status}"
+        raise ScriptError(
+            "the script ended before it compiled anything",
+            where=str(script),
+            found=death_text(found) if report.ending == "killed" else found,
+            fix="Run it without recording first",
+        )
+    return report
+
+
+def _row(report: FrameReport, same: Mapping[Path, Path]) -> list[str]:
+    """Format a frame as a row of the table.
+
+    Args:
+        report: of the frame.
+        same: the earlier capture of the same frame, by path.
+    """
+    result = report.result
+    if report.path is not None and report.path in same:
+        result += f"; the same frame as {same[report.path].name}"
+    name = "-" if report.path is None else report.path.name
+    numbers = [*report.counts, report.bytes, round(report.milliseconds)]
+    return [name, report.function, *map(str, numbers), result]
+
+
+def _named(frame: FrameReport) -> str:
+    return frame.function if frame.path is None else frame.path.name
+
+
+# --- supervising the process -------------------------------------------------------------------------
+
+
+@contextmanager
+def _blocked_signals() -> Generator[list[int]]:
+    """Block the signals that `_wait_for` forwards; yields those that were blocked before.
+
+    The child inherits the block until it restores the mask, so `_wait_for` decides about signals that
+    arrive before the script starts.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield []
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _forwarded_signals())
+    try:
+        yield [int(number) for number in before]
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _forwarded_signals() -> set[signal.Signals]:
+    return {getattr(signal, name) for name in (*_PASSED_ON, "SIGCHLD") if hasattr(signal, name)}
+
+
+def _wait_for(child: subprocess.Popen[bytes], notes: Notes) -> bool:
+    """Wait for the process and forward signals; return whether this function killed it."""
+    interrupts = 0
+    stopped = False
+    try:
+        while child.poll() is None:
+            number, has_it = _next_signal()
+            if number is None:
+                continue
+            interrupts += number == signal.SIGINT
+            ends = signal.Signals(number).name in _FROM_OUTSIDE
+            if (ends and "started" not in notes.read().script) or interrupts >= _LAST:
+                stopped = True
+                child.kill()
+            elif not has_it:
+                child.send_signal(number)
+    finally:
+        if child.returncode is None:
+            child.kill()
+            child.wait()
+    while hasattr(signal, "sigtimedwait") and signal.sigtimedwait(_forwarded_signals(), 0):
+        pass  # drop pending signals, so that the report is printed
+    return stopped
+
+
+def _next_signal() -> tuple[int | None, bool]:
+    """Wait for a signal; return its number and whether the process received it already."""
+    try:
+        if not hasattr(signal, "sigtimedwait"):
+            time.sleep(_INTERVAL)
+            return None, False
+        found = signal.sigtimedwait(_forwarded_signals(), _INTERVAL)
+    except KeyboardInterrupt:  # in another thread, or without `sigtimedwait`
+        return signal.SIGINT, not hasattr(signal, "sigtimedwait")
+    if found is None or found.si_signo == signal.SIGCHLD:
+        return None, False
+    return found.si_signo, found.si_code == _SI_KERNEL
+
+
+# --- how it ended ---------------------------------------------------------------------------------
+
+
+def _report(status: int, read: NotesRead, script: str, *, stopped: bool) -> ScriptReport:
+    """Build the report of a process from its exit status and notes."""
+    if "refused" in read.script:
+        parts = dict(read.script["refused"])
+        cls: type[FakeifyError] = getattr(errors, parts.pop("error"))
+        raise cls(parts.pop("what"), **parts)
+    name = signal_name(status) if status < 0 else ""
+    ended: str = read.script.get("ended", "")
+    interrupted = stopped or ended == "interrupted" or name in _FROM_OUTSIDE
+    if "started" not in read.script:
+        if interrupted:
+            raise KeyboardInterrupt
+        raise ScriptError(
+            "the interpreter ended before the script was started",
+            where=script,
+            found=death_text(name or f"exit status {status}"),
+            fix="See its output, and check that `python -c 'import torch'` works",
+        )
+    report = ScriptReport(read.frames, status=status, cause=read.script.get("cause", ""))
+    report.at_its_end = bool(ended)
+    if interrupted:
+        report.ending, report.cause = "interrupted", name if name in _FROM_OUTSIDE else "SIGINT"
+        report.status = 128 + getattr(signal, report.cause)
+    elif name:
+        report.ending, report.cause, report.status = "killed", name, 128 - status
+    elif ended == "raised":
+        report.ending = "raised"
+    elif status:
+        report.ending = "exited"
+    return report
+
+
+def _record_cause(report: ScriptReport, pid: int, *, paths: str, version: int) -> None:
+    """Record in the unfinished frames and their captures what ended the process."""
+    unfinished = [frame for frame in report.frames if frame.state == "not finished"]
+    for frame in unfinished:
+        if frame.pid != pid:
+            frame.failure = f"process {frame.pid} ended while {frame.backend} compiled it"
+            continue
+        report.during = frame
+        if frame.failure is not None:  # the process noted the interruption itself
+            continue
+        how = report.cause if report.ending in ("killed", "interrupted") else ""
+        how = how or f"exit status {report.status}"
+        frame.failure = f"{death_text(how)} while {frame.backend} compiled it"
+        if report.ending == "interrupted" or report.at_its_end:
+            continue
+        frame.state = "failed"
+        failure = FailureDesc(
+            type=how,
+            message=signal.strsignal(report.status - 128) or ""
+            if report.ending == "killed"
+            else "",
+            stack=report.stack,
+            backend=frame.backend,
+            kind="crashes",
+        )
+        _write_failure(frame, short_paths(failure) if paths == "short" else failure, version)
+
+
+def _write_failure(frame: FrameReport, failure: FailureDesc, version: int) -> None:
+    if frame.path is None:
+        return
+    try:
+        desc = read_capture(frame.path, limits=Limits.none())
+        desc = msgspec.structs.replace(desc, failure=failure, state=None)
+        frame.bytes = write_capture(frame.path, desc, version=version)
+    except FakeifyError as error:
+        frame.problem = str(error)
+
+
+def _stack_of_crash(path: Path) -> StackDesc | None:
+    """The stack of the crashed thread in the report of ``faulthandler``, from the backend's call inwards."""
+    if not path.exists():
+        return None
+    _, _, text = path.read_text(encoding="utf-8", errors="replace").rpartition("Current thread")
+    frames: list[FrameDesc] = []
+    for line in text.splitlines()[1:]:
+        found = _FAULT.match(line)
+        if found is None or found["file"] == _RECORDER:
+            break
+        number = int(found["line"])
+        code = linecache.getline(found["file"], number).strip()
+        frames.append(FrameDesc(found["file"], number, found["name"], code))
+    return StackDesc(frames=tuple(reversed(frames))) if frames else None

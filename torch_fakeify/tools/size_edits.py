@@ -1,0 +1,579 @@
+"""Edits of recorded sizes: specialize dynamic dims, change example sizes, drop facts.
+
+Expressions are rewritten wherever a frame has them: in its inputs, its graph and its ``ShapeEnv``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import sympy
+
+from torch_fakeify.encoding.exprs import decode_expr, encode_expr
+from torch_fakeify.frames.inputs.size_names import symbol_of
+from torch_fakeify.records.aliasing import hint_of, itemsize
+from torch_fakeify.records.rewrite import Rewriter, walk
+from torch_fakeify.records.symbol_names import has_number, lone_symbol, names_in
+from torch_fakeify.records.tensor import (
+    ApplyNode,
+    ExprDesc,
+    MetaStorageDesc,
+    MetaTensorDesc,
+    SymbolFactDesc,
+    SymbolNode,
+    SymDesc,
+    SymValue,
+)
+
+from .graph_edits import FreshIds, replace_nodes
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    from torch_fakeify.records.frame import CaptureDesc, InputDesc
+    from torch_fakeify.records.shape_env import ShapeEnvDesc
+    from torch_fakeify.records.tensor import IntLike, Value
+
+__all__ = ["bound_symbols", "drop_facts", "rehint", "specialize", "used_symbols"]
+
+
+# --- which symbols --------------------------------------------------------------------------------
+
+
+def used_symbols(desc: CaptureDesc) -> set[str]:
+    """Names of the symbols in a frame's inputs and graph."""
+    return names_in((desc.inputs, desc.graph))
+
+
+def bound_symbols(desc: CaptureDesc) -> set[str]:
+    """Names of the symbols that an input's sizes or a node of the graph binds."""
+    found: set[str] = set()
+    for entry in desc.inputs:
+        for tensor in walk(entry.tensor, MetaTensorDesc):
+            numbers = (*tensor.size, *tensor.stride, tensor.storage_offset, tensor.item_memo)
+            found.update(filter(None, map(lone_symbol, numbers)))
+            found |= _parts_bound(tensor)
+        name = lone_symbol(entry.sym)
+        if name is not None:
+            found.add(name)
+    for fx_node in desc.graph.nodes:
+        for key, value in fx_node.meta:
+            if key == "unbacked_bindings":
+                found |= names_in(value)
+    return found
+
+
+def _parts_bound(tensor: MetaTensorDesc) -> set[str]:
+    """The symbols that the inner tensors of a subclass bind."""
+    inner = (tensor.base, tensor.subclass, tensor.functional, tensor.functorch)
+    return {
+        name
+        for part in walk(inner, MetaTensorDesc)
+        for name in map(lone_symbol, (*part.size, *part.stride))
+        if name is not None
+    }
+
+
+# --- dynamic to static ----------------------------------------------------------------------------
+
+
+def specialize(desc: CaptureDesc, names: Collection[str]) -> CaptureDesc | None:
+    """Replace symbols of a frame by their recorded values.
+
+    Symbols whose value follows from these are replaced too, and scalar inputs that become constant are
+    removed.
+
+    Args:
+        desc: the frame.
+        names: names of symbols that have a hint.
+
+    Returns:
+        The frame; ``None`` if a symbol has no hint, or a guard does not hold at the hints.
+    """
+    env = desc.shape_env
+    if env is None:
+        return None
+    values: dict[Any, Any] = {}
+    for symbol in env.symbols:
+        if symbol.name in names:
+            if symbol.hint is None or not has_number(symbol):
+                return None
+            values[symbol_of(symbol)] = decode_expr(symbol.hint)
+    by_symbol = [
+        (decode_expr(entry.symbol), decode_expr(entry.expr).xreplace(values))
+        for entry in env.replacements
+    ]
+    values.update((s, e) for s, e in by_symbol if not e.free_symbols)
+    edit = _Substitution(values)
+    facts = edit.env(env)
+    if facts is None:
+        return None
+    rewrite = Rewriter(edit.part)
+    desc = msgspec.structs.replace(
+        desc, inputs=rewrite(desc.inputs), graph=rewrite(desc.graph), shape_env=facts
+    )
+    return _without_constant_inputs(desc)
+
+
+def fix_unbacked(desc: CaptureDesc, values: Mapping[str, int]) -> CaptureDesc | None:
+    """Replace unbacked sizes of a frame's inputs by numbers.
+
+    Args:
+        desc: the frame.
+        values: numbers by the name of an unbacked symbol.
+
+    Returns:
+        The frame; ``None`` if a fact does not hold, or the graph itself binds such a symbol.
+    """
+    env = desc.shape_env
+    if env is None or names_in(tuple(_bindings(desc))) & values.keys():
+        return None
+    symbols = tuple(
+        msgspec.structs.replace(s, hint=encode_expr(sympy.Integer(values[s.name])))
+        if s.name in values
+        else s
+        for s in env.symbols
+    )
+    nodes = tuple(
+        msgspec.structs.replace(n, meta=tuple(m for m in n.meta if m[0] != "unbacked_bindings"))
+        if n.op == "placeholder" and names_in(n.meta) & values.keys()
+        else n
+        for n in desc.graph.nodes
+    )
+    frame = msgspec.structs.replace(
+        desc,
+        graph=msgspec.structs.replace(desc.graph, nodes=nodes),
+        shape_env=msgspec.structs.replace(env, symbols=symbols),
+    )
+    made = specialize(frame, values.keys())
+    nbytes = None if made is None else _storage_bytes(desc.inputs, made.inputs)
+    if made is None or nbytes is None:
+        return None
+    resized = _resizing(nbytes)
+    return msgspec.structs.replace(made, inputs=resized(made.inputs), graph=resized(made.graph))
+
+
+def _bindings(desc: CaptureDesc) -> Iterator[Value]:
+    """The symbols that the nodes of a graph bind."""
+    for fx_node in (n for n in desc.graph.nodes if n.op != "placeholder"):
+        yield from (value for key, value in fx_node.meta if key == "unbacked_bindings")
+
+
+def _without_constant_inputs(desc: CaptureDesc) -> CaptureDesc | None:
+    """Remove symbolic scalar inputs that have become constants."""
+    constants = {
+        i: entry.sym for i, entry in enumerate(desc.inputs) if isinstance(entry.sym, (int, float))
+    }
+    if not constants:
+        return desc
+    cleared = tuple(
+        msgspec.structs.replace(entry, sym=None) if i in constants else entry
+        for i, entry in enumerate(desc.inputs)
+    )
+    return replace_nodes(msgspec.structs.replace(desc, inputs=cleared), constants)
+
+
+class _Substitution:
+    """Substitutes values for symbols in records."""
+
+    def __init__(self, values: Mapping[Any, Any]) -> None:
+        self._values = values
+        self._names = {symbol.name for symbol in values}
+        self._done: dict[ExprDesc, ExprDesc] = {}
+
+    def expr(self, desc: ExprDesc) -> ExprDesc:
+        """Substitute in an expression."""
+        made = self._done.get(desc)
+        if made is None:
+            made = desc
+            if names_in(desc) & self._names:
+                made = encode_expr(decode_expr(desc).xreplace(self._values))
+            self._done[desc] = made
+        return made
+
+    def part(self, part: Any) -> Any:
+        """Substitute in a part of a record whose children were already rewritten."""
+        match part:
+            case ExprDesc():
+                return self.expr(part)
+            case SymDesc():
+                return _number_of(part)
+            case SymValue(sym=int() | float() as number):
+                return number
+            case MetaTensorDesc():
+                return self._tensor(part)
+            case _:
+                return part
+
+    def _tensor(self, tensor: MetaTensorDesc) -> MetaTensorDesc:
+        facts = tuple(f for f in tensor.symbols if f.name not in self._names)
+        changes: dict[str, Any] = {}
+        if len(facts) != len(tensor.symbols):
+            changes["symbols"] = facts
+        if isinstance(tensor.item_memo, (int, float)):
+            changes["item_memo"] = None
+        context = tensor.symbolic_context
+        if context is not None and context.dynamic_sizes:
+            dims = zip(context.dynamic_sizes, tensor.size, strict=False)
+            policy = tuple("STATIC" if isinstance(n, int) else dim for dim, n in dims)
+            if len(policy) == len(context.dynamic_sizes) and policy != context.dynamic_sizes:
+                changes["symbolic_context"] = msgspec.structs.replace(context, dynamic_sizes=policy)
+        return msgspec.structs.replace(tensor, **changes) if changes else tensor
+
+    def env(self, env: ShapeEnvDesc) -> ShapeEnvDesc | None:
+        """The remaining facts of a ``ShapeEnv``; ``None`` if one is false."""
+        changes: dict[str, Any] = {
+            "symbols": tuple(s for s in env.symbols if s.name not in self._names),
+            "orders": tuple(
+                msgspec.structs.replace(
+                    order, keys=tuple(k for k in order.keys if k is None or not self._names_of(k))
+                )
+                for order in env.orders
+            ),
+            "counter": (),
+        }
+        guards = [msgspec.structs.replace(g, expr=self.expr(g.expr)) for g in env.guards]
+        asserts = [msgspec.structs.replace(a, expr=self.expr(a.expr)) for a in env.runtime_asserts]
+        if any(_truth(fact.expr) is False for fact in (*guards, *asserts)):
+            return None
+        changes["guards"] = tuple(g for g in guards if _truth(g.expr) is None)
+        changes["runtime_asserts"] = tuple(a for a in asserts if _truth(a.expr) is None)
+        changes["axioms"] = tuple(a for a in env.axioms if not self._names_of(a))
+        changes["divisible"] = tuple(
+            made
+            for made in map(self.expr, env.divisible)
+            if any(isinstance(n, SymbolNode) for n in made.nodes)
+        )
+        changes["replacements"] = tuple(
+            msgspec.structs.replace(r, expr=self.expr(r.expr))
+            for r in env.replacements
+            if not self._names_of(r.symbol)
+        )
+        for field in _TABLES:
+            entries = getattr(env, field)
+            changes[field] = tuple(entry for entry in entries if not self._names_of(entry))
+        return msgspec.structs.replace(env, **changes)
+
+    def _names_of(self, record: Any) -> bool:
+        return bool(names_in(record) & self._names)
+
+
+_TABLES = (
+    "unbacked_renamings",
+    "hint_overrides",
+    "duck_shapes",
+    "source_to_var",
+    "source_to_symbol",
+    "pending_fresh_unbacked_symbols",
+    "ignorable_fresh_unbacked_symbols",
+    "exclusion_constraints",
+    "specializations",
+    "shape_ids",
+    "spec_symbols",
+    "pending_assumptions",
+)
+"""Fields of ``ShapeEnvDesc`` whose entries are dropped with the symbols that they contain."""
+
+
+def _truth(expr: ExprDesc) -> bool | None:
+    decoded = decode_expr(expr)
+    if decoded == sympy.true:
+        return True
+    return False if decoded == sympy.false else None
+
+
+def _number_of(sym: SymDesc) -> Any:
+    """A symbolic scalar, or its number if it became constant."""
+    nodes = sym.expr.nodes
+    if any(isinstance(n, SymbolNode) for n in nodes):
+        return sym
+    if any(isinstance(n, ApplyNode) for n in nodes) or sym.constant:
+        return sym
+    value: Any = decode_expr(sym.expr)
+    if sym.kind == "int":
+        return int(value) if value.is_Integer else sym
+    if sym.kind == "bool":
+        return bool(value)
+    return float(value)
+
+
+# --- other example sizes --------------------------------------------------------------------------
+
+
+def rehint(desc: CaptureDesc, values: Mapping[str, int]) -> CaptureDesc | None:
+    """Change the example sizes of a frame to others that its guards admit.
+
+    Args:
+        desc: the frame.
+        values: sizes by symbol name, for all symbols that are sizes; they satisfy the guards.
+
+    Returns:
+        The frame; ``None`` if the storage size of a tensor cannot be computed.
+    """
+    env = desc.shape_env
+    if env is None:
+        return None
+    numbers = {symbol_of(s): sympy.Integer(values[s.name]) for s in env.symbols if s.name in values}
+    hints: dict[ExprDesc, Any] = {}
+
+    def part(part: Any) -> Any:
+        if isinstance(part, SymbolFactDesc) and part.name in values:
+            return msgspec.structs.replace(part, hint=values[part.name])
+        if not isinstance(part, SymDesc) or part.hint is None or isinstance(part.hint, tuple):
+            return part
+        if not names_in(part.expr) & values.keys():
+            return part
+        if part.expr not in hints:
+            hints[part.expr] = decode_expr(part.expr).xreplace(numbers)
+        made = hints[part.expr]
+        if made.free_symbols:
+            return part
+        kind = {"int": int, "float": float, "bool": bool}[part.kind]
+        return msgspec.structs.replace(part, hint=kind(made))
+
+    rewrite = Rewriter(part)
+    inputs = rewrite(desc.inputs)
+    nbytes = _storage_bytes(desc.inputs, inputs)
+    if nbytes is None:
+        return None
+
+    resize_storages = _resizing(nbytes)
+    symbols = tuple(
+        msgspec.structs.replace(s, hint=encode_expr(sympy.Integer(values[s.name])))
+        if s.name in values and s.hint is not None
+        else s
+        for s in env.symbols
+    )
+    # A duck-shaped size shares the symbol of an equal size, which may differ now.
+    facts = msgspec.structs.replace(env, symbols=symbols, duck_shapes=())
+    return msgspec.structs.replace(
+        desc,
+        inputs=resize_storages(inputs),
+        graph=resize_storages(rewrite(desc.graph)),
+        shape_env=facts,
+    )
+
+
+def _resizing(nbytes: Mapping[int, int]) -> Rewriter:
+    """Return a function that sets the sizes of storages, in bytes by id."""
+
+    def resized(part: Any) -> Any:
+        if isinstance(part, MetaStorageDesc) and part.id in nbytes and isinstance(part.nbytes, int):
+            return msgspec.structs.replace(part, nbytes=nbytes[part.id])
+        return part
+
+    return Rewriter(resized)
+
+
+def _storage_bytes(
+    before: tuple[InputDesc, ...], after: tuple[InputDesc, ...]
+) -> dict[int, int] | None:
+    """Compute the bytes, by id, of the storages whose tensors changed size.
+
+    Bytes beyond the tensors of a storage are preserved.
+
+    Returns:
+        The numbers; ``None`` if the storage size of a tensor cannot be computed.
+    """
+    found: dict[int, tuple[int, int, int]] = {}
+    moved: set[int] = set()
+    pairs = zip(*(walk(each, MetaTensorDesc, inside=True) for each in (before, after)), strict=True)
+    for old, new in pairs:
+        if any(part is not None for part in (new.subclass, new.functorch, new.functional)):
+            continue  # its inner tensors have the bytes
+        if new.layout != "strided":
+            if names_in((old.size, old.stride)):
+                return None
+            continue
+        if new.storage is None or not isinstance(old.storage.nbytes, int):
+            continue
+        nbytes, *extents = found.get(new.storage.id, (old.storage.nbytes, 0, 0))
+        now = [max(n, _extent_bytes(t)) for n, t in zip(extents, (old, new), strict=True)]
+        found[new.storage.id] = nbytes, now[0], now[1]
+        if names_in((old.size, old.stride, old.storage_offset)):
+            moved.add(new.storage.id)
+    return {at: now + max(0, n - was) for at, (n, was, now) in found.items() if at in moved}
+
+
+def with_bytes(tensor: MetaTensorDesc) -> MetaTensorDesc | None:
+    """Set the storage size of a strided tensor to what its sizes need; ``None`` for another kind."""
+    if not is_strided_base(tensor) or tensor.storage is None:
+        return None
+    storage = msgspec.structs.replace(tensor.storage, nbytes=_extent_bytes(tensor))
+    return msgspec.structs.replace(tensor, storage=storage)
+
+
+def _extent_bytes(tensor: MetaTensorDesc) -> int:
+    """Bytes from the start of its storage to the end of a tensor."""
+    extent = 1 + _hint(tensor.storage_offset)
+    for n, step in zip(tensor.size, tensor.stride, strict=True):
+        if _hint(n) == 0:
+            return 0
+        extent += (_hint(n) - 1) * _hint(step)
+    return extent * itemsize(tensor.dtype)
+
+
+def is_strided_base(tensor: MetaTensorDesc) -> bool:
+    """Whether a tensor is strided, not a view, and neither wraps tensors nor is wrapped."""
+    others = (
+        tensor.base, tensor.sparse, tensor.subclass, tensor.functorch, tensor.functional,
+        tensor.nested_int, tensor.grad, tensor.view_calls,
+    )  # fmt: skip
+    return tensor.layout == "strided" and not any(part is not None for part in others)
+
+
+def _hint(n: IntLike) -> int:
+    """The hint of a size; 1 if there is none."""
+    hint = hint_of(n)
+    return 1 if hint is None else hint
+
+
+# --- facts ----------------------------------------------------------------------------------------
+
+
+def drop_facts(
+    desc: CaptureDesc, *, guards: Collection[int] = (), asserts: Collection[int] = ()
+) -> CaptureDesc | None:
+    """Drop guards and runtime asserts of a frame, by position.
+
+    The record does not show which guard an axiom or a divisibility came from, so all of these are
+    dropped; ranges and replacements stay.
+    """
+    env = desc.shape_env
+    if env is None:
+        return None
+    return msgspec.structs.replace(
+        desc,
+        shape_env=msgspec.structs.replace(
+            env,
+            guards=tuple(g for i, g in enumerate(env.guards) if i not in guards),
+            runtime_asserts=tuple(a for i, a in enumerate(env.runtime_asserts) if i not in asserts),
+            num_deferred_runtime_asserts=0 if asserts else env.num_deferred_runtime_asserts,
+            axioms=(),
+            divisible=(),
+        ),
+    )
+
+
+def drop_symbols(desc: CaptureDesc, names: Collection[str]) -> CaptureDesc | None:
+    """Drop symbols and the facts about them; ``None`` if the inputs or the graph use one."""
+    env = desc.shape_env
+    if env is None or used_symbols(desc) & set(names):
+        return None
+    symbols = {symbol_of(s): sympy.Integer(0) for s in env.symbols if s.name in names}
+    edit = _Substitution(symbols)
+    dropped = set(names)
+    facts = msgspec.structs.replace(
+        env,
+        guards=tuple(g for g in env.guards if not names_in(g.expr) & dropped),
+        runtime_asserts=tuple(
+            a for a in env.runtime_asserts if not names_in((a.symbol, a.expr)) & dropped
+        ),
+        divisible=tuple(d for d in env.divisible if not names_in(d) & dropped),
+        replacements=tuple(
+            r for r in env.replacements if not names_in((r.symbol, r.expr)) & dropped
+        ),
+    )
+    made = edit.env(facts)
+    return None if made is None else msgspec.structs.replace(desc, shape_env=made)
+
+
+def is_bound(desc: CaptureDesc) -> bool:
+    """Whether every symbol in the graph, the guards and the runtime asserts is bound."""
+    env = desc.shape_env
+    facts = () if env is None else (env.guards, env.runtime_asserts)
+    return used_symbols(desc) | names_in(facts) <= bound_symbols(desc) | _replaced(desc)
+
+
+def _replaced(desc: CaptureDesc) -> set[str]:
+    env = desc.shape_env
+    return set() if env is None else names_in(tuple(r.symbol for r in env.replacements))
+
+
+# --- other static sizes ---------------------------------------------------------------------------
+
+
+def static_sizes(desc: CaptureDesc) -> list[int]:
+    """The static sizes above 2 of strided inputs, in descending order."""
+    tensors = [entry.tensor for entry in desc.inputs if entry.tensor is not None]
+    found = {
+        n for t in tensors if is_strided_base(t) for n in t.size if isinstance(n, int) and n > 2
+    }
+    return sorted(found, reverse=True)
+
+
+def resize(desc: CaptureDesc, old: int, new: int) -> CaptureDesc | None:
+    """Replace one static size by another in all inputs of a frame.
+
+    The graph stays: its values have to be propagated again.
+
+    Returns:
+        The frame; ``None`` if an input with such a size is no plain tensor without gaps.
+    """
+    ids = FreshIds(desc)
+    shared = shared_storages(desc)
+    inputs: list[InputDesc] = []
+    for entry in desc.inputs:
+        tensor = entry.tensor
+        if tensor is None or old not in tensor.size:
+            inputs.append(entry)
+            continue
+        made = _dense(tensor, tuple(new if n == old else n for n in tensor.size))
+        if made is None or (tensor.storage is not None and tensor.storage.id in shared):
+            return None
+        inputs.append(msgspec.structs.replace(entry, tensor=ids.renumbered(made)))
+    return msgspec.structs.replace(desc, inputs=tuple(inputs))
+
+
+def shared_storages(desc: CaptureDesc) -> set[int]:
+    """Ids of the storages that several inputs share."""
+    tensors = [entry.tensor for entry in desc.inputs if entry.tensor is not None]
+    ids = [t.storage.id for t in tensors if t.storage is not None]
+    return {one for one in ids if ids.count(one) > 1}
+
+
+def contiguous(tensor: MetaTensorDesc) -> MetaTensorDesc | None:
+    """Make a strided tensor contiguous; ``None`` for another kind."""
+    order = list(range(tensor.ndim))
+    strides = _dense_strides(tensor.size, order)
+    return with_bytes(
+        msgspec.structs.replace(tensor, stride=tuple(strides[at] for at in order), storage_offset=0)
+    )
+
+
+def _dense(tensor: MetaTensorDesc, size: tuple[IntLike, ...]) -> MetaTensorDesc | None:
+    """Resize a dense tensor, keeping the order of its dims in memory; ``None`` if it has gaps."""
+    order = sorted(range(tensor.ndim), key=lambda at: (-_hint(tensor.stride[at]), at))
+    before = _dense_strides(tensor.size, order)
+    gaps = any(
+        before[at] != tensor.stride[at] and _hint(tensor.size[at]) > 1 for at in range(tensor.ndim)
+    )
+    if gaps or not is_strided_base(tensor) or _hint(tensor.storage_offset):
+        return None
+    strides = _dense_strides(size, order)
+    made = msgspec.structs.replace(
+        tensor, size=size, stride=tuple(strides[at] for at in range(tensor.ndim))
+    )
+    return with_bytes(made)
+
+
+def _dense_strides(size: tuple[IntLike, ...], order: list[int]) -> dict[int, IntLike]:
+    """Strides of a dense tensor, by dim; ``order`` lists the dims from the outermost."""
+    strides: dict[int, IntLike] = {}
+    step: IntLike = 1
+    for at in reversed(order):
+        strides[at] = step
+        step = _times(step, size[at])
+    return strides
+
+
+def _times(a: IntLike, b: IntLike) -> IntLike:
+    if isinstance(a, int) and isinstance(b, int):
+        return a * max(b, 1)
+    exprs: list[Any] = [
+        decode_expr(n.expr) if isinstance(n, SymDesc) else sympy.Integer(_hint(n)) for n in (a, b)
+    ]
+    has_hints = all(not isinstance(n, SymDesc) or n.hint is not None for n in (a, b))
+    hint = _hint(a) * _hint(b) if has_hints else None
+    return SymDesc(expr=encode_expr(exprs[0] * exprs[1]), hint=hint)

@@ -1,0 +1,1 @@
+"""The processes in which captures are compiled and run."""

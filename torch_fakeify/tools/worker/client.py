@@ -1,0 +1,207 @@
+"""Run one request in a fresh interpreter: the parent's side of ``tools.worker.main``.
+
+Nothing here imports torch: the parent stays light, and survives a child that crashes, hangs or runs
+out of memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import warnings
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import msgspec
+
+from torch_fakeify._version import PACKAGE_DIR
+from torch_fakeify.versions import TorchVersionWarning, accepted_text, support_status
+
+from .limits import enforce
+from .replies import Answer, Crashed, Hung, OutOfMemory
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping, Sequence
+    from types import FrameType
+
+    from .limits import Ending
+
+_TAIL_LINES = 12
+"""Lines of a child's output in `output_tail`."""
+_BEFORE_CRASH = 4
+"""How many of them precede the report of ``faulthandler``, if there is one."""
+
+
+def ask(request: Mapping[str, Any], *, timeout: float, memory: int | None = None) -> Answer:
+    """Run a request in a fresh interpreter and return how that ended.
+
+    An error, a hang, a signal and excessive memory all give an `Answer`; none of them raises.
+
+    Args:
+        request: see ``tools.worker.main``; paths in it must be absolute.
+        timeout: seconds until the child and its descendants are killed.
+        memory: bytes that they may hold together; ``None`` for no limit.
+    """
+    with tempfile.TemporaryDirectory(prefix="torch-fakeify-") as name:
+        exchange = Exchange(Path(name))
+        exchange.write_request(request)
+        child = None
+        try:
+            with exchange.log.open("wb") as output, deferred_interrupts():
+                child = start(
+                    [str(exchange.request), str(exchange.reply)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    cwd=exchange.directory,
+                )
+            ending = _wait(child, timeout, memory)
+        finally:  # on an exception, such as `KeyboardInterrupt`, kill the child
+            if child is not None and child.returncode is None:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+        assert child is not None
+        assert child.returncode is not None
+        return answer_of(ending, child.returncode, exchange)
+
+
+@contextlib.contextmanager
+def deferred_interrupts() -> Generator[None]:
+    """Defer SIGINT, SIGTERM and SIGHUP to the end of the block, so that no started process is lost."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[tuple[int, FrameType | None]] = []
+    handlers: dict[int, Any] = {}
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if callable(handler := signal.getsignal(number)):
+            handlers[number] = handler
+            signal.signal(number, lambda *arguments: received.append(arguments))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    for number, frame in received[:1]:
+        handlers[number](number, frame)
+
+
+class Exchange:
+    """The files of one request: the request, the reply and the child's log."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.request, self.reply, self.log = (
+            directory / part for part in ("request", "reply", "log")
+        )
+
+    def write_request(self, request: Mapping[str, Any]) -> None:
+        """Write the request."""
+        self.request.write_text(json.dumps(dict(request)), encoding="utf-8")
+
+    def tail(self) -> tuple[str, ...]:
+        """The end of the child's output."""
+        if not self.log.exists():
+            return ()
+        return output_tail(self.log.read_text(encoding="utf-8", errors="replace").splitlines())
+
+    def paths(self) -> dict[str, str]:
+        """The absolute path of each file, by name."""
+        return {name: str(path) for name, path in vars(self).items()}
+
+
+def start(
+    arguments: Sequence[str],
+    *,
+    stdin: int,
+    stdout: int | IO[bytes],
+    stderr: int | IO[bytes],
+    cwd: Path,
+) -> subprocess.Popen[bytes]:
+    """Start ``tools.worker.main`` in a new session, without core dumps."""
+    child = subprocess.Popen(
+        [sys.executable, "-X", "faulthandler", "-m", "torch_fakeify.tools.worker.main", *arguments],
+        env=_environment(),
+        start_new_session=True,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        cwd=cwd,
+    )
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            resource.prlimit(child.pid, resource.RLIMIT_CORE, (0, 0))
+    return child
+
+
+def answer_of(ending: Ending, status: int, exchange: Exchange) -> Answer:
+    """Build the `Answer` of a child that has ended; warn if its version of torch is not supported."""
+    match ending:
+        case "hung":
+            return Answer(Hung(exchange.tail()))
+        case "out of memory":
+            return Answer(OutOfMemory(exchange.tail()))
+        case "ended" if status != 0 or not exchange.reply.exists():
+            return Answer(Crashed(status, exchange.tail()))
+        case "ended":
+            text = exchange.reply.read_text(encoding="utf-8")
+    answer = msgspec.convert(json.loads(text), Answer)
+    if answer.torch is not None and support_status(answer.torch) == "unknown":
+        warnings.warn(accepted_text(answer.torch), TorchVersionWarning, stacklevel=2)
+    return answer
+
+
+def output_tail(lines: Sequence[str]) -> tuple[str, ...]:
+    """Return the lines of an output that show how the process ended.
+
+    After a crash these are the last lines before the report of ``faulthandler`` and the first lines of
+    the report, which list the innermost frames.
+    """
+    crash = (at for at, line in enumerate(lines) if line.startswith("Fatal Python error"))
+    start = max(next(crash, len(lines) - _TAIL_LINES + _BEFORE_CRASH) - _BEFORE_CRASH, 0)
+    return tuple(lines[start : start + _TAIL_LINES])
+
+
+def _wait(child: subprocess.Popen[bytes], timeout: float, memory: int | None) -> Ending:
+    """Wait for the child."""
+
+    def ended(seconds: float) -> bool:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(seconds)
+        return child.returncode is not None
+
+    return enforce(child.pid, ended, timeout=timeout, memory=memory)
+
+
+_NO_GRAPH_CACHES = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
+"""The child compiles anew: a cached compilation would hide a failure."""
+
+
+def _environment() -> dict[str, str]:
+    """The environment of a child: this package comes first on its path, then `import_path`."""
+    path = os.pathsep.join([str(PACKAGE_DIR.resolve().parent), *import_path()])
+    return {**os.environ, **_NO_GRAPH_CACHES, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+
+
+def import_path() -> list[str]:
+    """Entries for a child's ``sys.path`` before the standard library, from which it imports a user's backend.
+
+    The working directory if this process has it on its path (after ``python -m``, not for an installed
+    command), then the entries of ``PYTHONPATH``, relative ones below the working directory. So a file
+    shadows a module in the child exactly if it does in this process.
+    """
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:  # it was removed
+        return []
+    search_path = os.environ.get("PYTHONPATH")
+    entries = [str(here / entry) for entry in search_path.split(os.pathsep)] if search_path else []
+    is_on_path = any(entry == "" or Path(entry) == here for entry in sys.path)
+    return [str(here), *entries] if is_on_path and str(here) not in entries else entries

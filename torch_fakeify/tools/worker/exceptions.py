@@ -1,0 +1,31 @@
+"""Exceptions of a worker as plain data."""
+
+from __future__ import annotations
+
+import traceback
+
+import torch
+
+from .replies import Thrown
+
+__all__ = ["thrown"]
+
+_FRAMES = 8
+_OUT_OF_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "std::bad_alloc")
+
+
+def thrown(error: BaseException) -> Thrown:
+    """Describe an exception, with the innermost frames of its traceback."""
+    kind = type(error)
+    frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
+    return Thrown(
+        f"{kind.__module__}.{kind.__qualname__}",
+        str(error),
+        _is_out_of_memory(error),
+        tuple(f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames),
+    )
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    is_memory_error = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+    return is_memory_error or any(text in str(error) for text in _OUT_OF_MEMORY)

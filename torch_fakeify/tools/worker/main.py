@@ -1,0 +1,301 @@
+"""The worker program: compiles or runs one capture and writes a reply.
+
+``python -m torch_fakeify.tools.worker.main REQUEST REPLY`` reads and writes JSON files; with
+``--serve`` it is a server, see `serve`. The process has the capture file alone, neither the code nor
+the weights of the model.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import select
+import signal
+import sys
+import time
+import traceback
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from torch_fakeify.errors import CaptureError, FakeifyError, VersionError
+from torch_fakeify.serialization.container import Limits
+
+from .refused import answer_refusal
+from .replies import (
+    Answer,
+    Compared,
+    Compiled,
+    Failed,
+    Found,
+    Raised,
+    Ran,
+    Refused,
+    Reply,
+    write_answer,
+)
+
+try:
+    import torch
+
+    from torch_fakeify.compat.backends import resolve_backend
+    from torch_fakeify.frames.captures import Capture
+
+    from .exceptions import thrown
+except VersionError as error:
+    if __name__ != "__main__":
+        raise
+    sys.exit(answer_refusal(error, sys.argv[1:]))
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+_WORLDS = ExitStack()
+"""Fake process groups, active until the process exits."""
+
+
+def _load(request: Mapping[str, Any]) -> Capture:
+    """Load the capture of a request, without limits if it is trusted.
+
+    Creates fake process groups for the rest of the process if the frame needs them.
+    """
+    limits = Limits.none() if request.get("trust") else None
+    capture = Capture.load(request["file"], limits=limits)
+    _WORLDS.enter_context(capture.fake_world())
+    return capture
+
+
+def compile_capture(request: Mapping[str, Any]) -> Reply:
+    """Rebuild a frame and compile it.
+
+    Args:
+        request: ``file``, ``backend`` and ``device`` (or ``None``); ``trust`` lifts the limits on
+            the file.
+    """
+    compiler_fn = resolve_backend(request["backend"])
+    instance = _load(request).instantiate(request["device"])
+    started = time.perf_counter()
+    try:
+        instance.compile(compiler_fn)
+    except BaseException as error:  # noqa: BLE001 - any failure of a backend is a result
+        return Failed(thrown(error))
+    return Compiled(_milliseconds(started))
+
+
+def run_capture(request: Mapping[str, Any]) -> Reply:
+    """Compile a frame, run it on synthetic inputs at several sizes, and compare it with eager.
+
+    Args:
+        request: ``file``, ``backend``; ``sizes``: a list of maps from symbol name to value;
+            ``absent``: names of modules that this process must not import.
+    """
+    started = time.perf_counter()
+    capture = _load(request)
+    instance = capture.instantiate()
+    load = _milliseconds(started)
+    started = time.perf_counter()
+    compiled = instance.compile(request["backend"])
+    compiling = _milliseconds(started)
+    eager = capture.compile("eager")
+    runs = [_run_once(capture, compiled, eager, sizes) for sizes in request["sizes"]]
+    present = sorted(set(request["absent"]) & set(sys.modules))
+    if present:
+        raise CaptureError(
+            "the process has imported modules that it must not have",
+            expected="only the capture file",
+            found=", ".join(present),
+        )
+    return Ran(load, compiling, runs)
+
+
+def _run_once(
+    capture: Capture,
+    compiled: Callable[..., Any],
+    eager: Callable[..., Any],
+    sizes: Mapping[str, int],
+) -> dict[str, Any]:
+    """Run a frame at some sizes; the difference is over outputs and inputs, since it may write into them."""
+    inputs = [capture.materialize(seed=0, sizes=sizes) for _ in range(3)]
+    modes = torch.set_grad_enabled(capture.desc.modes.grad_enabled)
+    with modes:
+        expected, eager_time = _timed(eager, inputs[0])
+        found, first_time = _timed(compiled, inputs[1])
+        _, next_time = _timed(compiled, inputs[2])
+    pairs = zip([*expected, *inputs[0]], [*found, *inputs[1]], strict=True)
+    return {
+        "shapes": {
+            entry.name: list(value.shape)
+            for entry, value in zip(capture.desc.inputs, inputs[0], strict=True)
+            if isinstance(value, torch.Tensor)
+        },
+        "outputs": [list(value.shape) for value in expected if isinstance(value, torch.Tensor)],
+        "eager": eager_time,
+        "first": first_time,
+        "next": next_time,
+        "difference": max((_difference(a, b) for a, b in pairs), default=0.0),
+    }
+
+
+def run_sizes(request: Mapping[str, Any]) -> Reply:
+    """Compile a frame once, run it at several sizes, and compare it with eager.
+
+    Args:
+        request: ``file``, ``backend``, ``seed``; ``sizes``: a list of maps from symbol name to value.
+    """
+    from .trials import EagerComparison  # lazy: replay does not need it
+
+    capture = _load(request)
+    try:
+        compiled = capture.compile(request["backend"])
+    except Exception as error:  # noqa: BLE001 - any failure of a backend is a result
+        return Failed(thrown(error))
+    comparison = EagerComparison(capture, seed=request["seed"])
+    return Compared([comparison.run(compiled, sizes) for sizes in request["sizes"]])
+
+
+def _timed(function: Callable[..., Any], args: Sequence[Any]) -> tuple[list[Any], float]:
+    started = time.perf_counter()
+    result = function(*args)
+    return list(result), _milliseconds(started)
+
+
+def _difference(a: Any, b: Any) -> float:
+    if not isinstance(a, torch.Tensor):
+        return 0.0 if a == b else float("inf")
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return float("inf")
+    if a.numel() == 0:
+        return 0.0
+    return float((a.detach().double() - b.detach().double()).abs().max())
+
+
+def _milliseconds(started: float) -> float:
+    return (time.perf_counter() - started) * 1e3
+
+
+def find_backend(request: Mapping[str, Any]) -> Reply:
+    """Check that a backend exists; an unknown name is refused.
+
+    Args:
+        request: ``backend``, its name.
+    """
+    resolve_backend(request["backend"])
+    return Found()
+
+
+def try_capture(request: Mapping[str, Any]) -> Reply:
+    """Compile a frame and, if requested, run it; see `trials.run_trial`.
+
+    Args:
+        request: ``file``, ``backend``, ``seed``, ``device`` (or ``None``), ``runs``: whether to run it,
+            ``sizes``: at which, by symbol name; optional ``constants``: replacements for integers of
+            the graph, whose values are then propagated again, and ``saved``: the file for that frame.
+    """
+    from .trials import propagated, run_trial  # lazy: replay does not need it
+
+    capture = _load(request)
+    if request.get("constants") is not None:
+        constants = {int(old): new for old, new in request["constants"].items()}
+        propagated(capture, constants).save(request["saved"])
+        capture = _load({**request, "file": request["saved"]})
+    return run_trial(
+        capture,
+        request["backend"],
+        runs=request["runs"],
+        sizes=request["sizes"],
+        seed=request["seed"],
+        device=request["device"],
+    )
+
+
+_TASKS: Mapping[str, Callable[[Mapping[str, Any]], Reply]] = {
+    "none": lambda _: Found(),
+    "backend": find_backend,
+    "compile": compile_capture,
+    "run": run_capture,
+    "sizes": run_sizes,
+    "try": try_capture,
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the request and write the answer; an exception becomes a reply."""
+    request = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
+    try:
+        reply = _TASKS[request["task"]](request)
+    except FakeifyError as error:
+        reply = Refused(type(error).__name__, str(error))
+    except Exception as error:  # noqa: BLE001 - any exception is a result
+        reply = Raised(thrown(error))
+    write_answer(argv[1], Answer(reply, torch.__version__, os.getpid()))
+    return 0
+
+
+def serve() -> int:
+    """Run the requests that arrive on standard input, each in a forked child.
+
+    Each line is a JSON object of paths: ``request`` and ``reply`` (see `main`), ``log`` for the child's
+    output, and ``directory``, its working directory. The server writes the child's pid to standard
+    output and, when the child has ended, its exit status (negative: a signal).
+    """
+    output = os.dup(1)
+    os.dup2(2, 1)
+    resolve_backend("eager")  # imports what every child needs to find a backend
+    gc.collect()
+    gc.freeze()  # so that children share these objects instead of copying their pages
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            os.close(output)
+            _run_child(json.loads(line))
+        os.write(output, b"%d\n" % pid)
+        _kill_if_parent_exits(pid)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        with suppress(ProcessLookupError):
+            os.killpg(
+                pid, signal.SIGKILL
+            )  # its descendants; the pid is not reused before `waitpid`
+        _, status = os.waitpid(pid, 0)
+        os.write(output, b"%d\n" % os.waitstatus_to_exitcode(status))
+    return 0
+
+
+def _kill_if_parent_exits(pid: int) -> None:
+    """Wait for a child; kill it if the parent of this process exits first.
+
+    Only Linux can wait for both; elsewhere the function returns at once.
+    """
+    try:
+        child = os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return
+    poll = select.poll()
+    poll.register(child, select.POLLIN)
+    poll.register(0, 0)  # the end of standard input is always reported
+    if child not in dict(poll.poll()):
+        os.kill(pid, signal.SIGKILL)  # it may not lead a group yet, and is not reaped yet
+    os.close(child)
+
+
+def _run_child(job: Mapping[str, str]) -> NoReturn:
+    """Run one request in the forked child and exit."""
+    status = 1
+    try:
+        os.setsid()
+        os.chdir(job["directory"])
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        log = os.open(job["log"], os.O_WRONLY | os.O_CREAT)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        status = main([job["request"], job["reply"]])
+    except BaseException:  # noqa: BLE001 - the child exits below
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    sys.exit(serve() if sys.argv[1:] == ["--serve"] else main(sys.argv[1:]))

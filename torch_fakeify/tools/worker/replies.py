@@ -1,0 +1,190 @@
+"""How a request to a worker ended: the reply that the worker wrote, or how its process ended without one.
+
+Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from .limits import signal_name
+
+__all__ = [
+    "Answer",
+    "Compared",
+    "Compiled",
+    "Crashed",
+    "Failed",
+    "Found",
+    "Hung",
+    "NotCompared",
+    "OutOfMemory",
+    "Outcome",
+    "Passed",
+    "Raised",
+    "Ran",
+    "Refused",
+    "Reply",
+    "Stage",
+    "Thrown",
+    "Wrong",
+    "write_answer",
+]
+
+Stage: TypeAlias = Literal["compile", "forward", "backward"]
+
+
+class Thrown(msgspec.Struct, frozen=True):
+    """An exception that was raised in a worker."""
+
+    type: str
+    """Qualified name of its class."""
+    message: str
+    memory: bool
+    """Whether memory ran out."""
+    frames: tuple[str, ...]
+    """The innermost frames of the traceback, the innermost last."""
+
+
+# --- replies --------------------------------------------------------------------------------------
+
+
+class Found(msgspec.Struct, frozen=True, tag="found"):
+    """The requested backend exists."""
+
+
+class Compiled(msgspec.Struct, frozen=True, tag="compiled"):
+    """The frame compiles."""
+
+    milliseconds: float
+
+
+class Passed(msgspec.Struct, frozen=True, tag="passed"):
+    """The frame compiles and, if it was run, agrees with eager."""
+
+    stage: Stage
+    """The last stage that was checked."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The backend or the compiled code raised."""
+
+    error: Thrown
+    stage: Stage = "compile"
+
+
+class Wrong(msgspec.Struct, frozen=True, tag="wrong"):
+    """The compiled code differs from eager."""
+
+    stage: Stage
+    text: str
+
+
+class NotCompared(msgspec.Struct, frozen=True, tag="not compared"):
+    """The frame compiles, and could not be compared with eager."""
+
+    text: str
+    """The reason."""
+
+
+class Compared(msgspec.Struct, frozen=True, tag="compared"):
+    """The frame compiles, and was run at several sizes."""
+
+    results: list[Passed | Failed | Wrong | NotCompared]
+    """One for each of the sizes."""
+
+
+class Ran(msgspec.Struct, frozen=True, tag="ran"):
+    """The frame was compiled, run at several sizes and timed."""
+
+    load: float
+    """Milliseconds, as is ``compile``."""
+    compile: float
+    runs: list[dict[str, Any]]
+    """For each of the sizes: ``shapes`` of the inputs, ``outputs``, milliseconds of ``eager``, of the
+    ``first`` and the ``next`` compiled call, and ``difference``, the largest absolute one."""
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """The frame cannot be rebuilt here, or there is no such backend."""
+
+    error: str
+    """Name of the class of errors."""
+    message: str
+
+
+class Raised(msgspec.Struct, frozen=True, tag="raised"):
+    """The worker raised outside of the backend and the compiled code."""
+
+    error: Thrown
+
+    @property
+    def message(self) -> str:
+        """The message of the exception."""
+        return self.error.message
+
+
+Reply: TypeAlias = (
+    Found | Compiled | Passed | Failed | Wrong | NotCompared | Compared | Ran | Refused | Raised
+)
+
+
+# --- ends without a reply -------------------------------------------------------------------------
+
+
+class Hung(msgspec.Struct, frozen=True, tag="hung"):
+    """The process was killed at its limit of time."""
+
+    tail: tuple[str, ...] = ()
+    """The end of its output, see `client.output_tail`."""
+
+    @property
+    def how(self) -> str:
+        """How the process ended."""
+        return "killed at its limit of time"
+
+
+class OutOfMemory(msgspec.Struct, frozen=True, tag="out of memory"):
+    """The process was killed at its limit of memory."""
+
+    tail: tuple[str, ...] = ()
+
+    @property
+    def how(self) -> str:
+        """How the process ended."""
+        return "killed at its limit of memory"
+
+
+class Crashed(msgspec.Struct, frozen=True, tag="crashed"):
+    """The process ended by itself, or was killed from outside."""
+
+    status: int
+    """Its exit status; a negative number is the signal that ended it."""
+    tail: tuple[str, ...] = ()
+
+    @property
+    def how(self) -> str:
+        """The name of the signal, or ``exit status N``."""
+        return signal_name(self.status) if self.status < 0 else f"exit status {self.status}"
+
+
+Outcome: TypeAlias = Reply | Hung | OutOfMemory | Crashed
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """How a request ended, and in which process."""
+
+    outcome: Outcome
+    torch: str | None = None
+    """Its version of torch; ``None`` without a reply."""
+    pid: int | None = None
+
+
+def write_answer(path: str, answer: Answer) -> None:
+    """Write an answer as JSON; its texts may have surrogates and be of subclasses of ``str``."""
+    text = json.dumps(msgspec.to_builtins(answer, enc_hook=str))
+    Path(path).write_text(text, encoding="utf-8")

@@ -1,0 +1,1 @@
+"""Transfer of fake tensors, facts and graphs to another ``ShapeEnv``."""

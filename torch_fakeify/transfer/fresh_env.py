@@ -1,0 +1,475 @@
+"""A new ``ShapeEnv`` with the facts of another one, derived by torch's own rules or copied.
+
+`shape_env.restoring` restores a recorded state; here the state is derived again
+(`FreshEnv.derive_facts`): a ``ShapeEnv`` with the same settings makes symbols for the same sources,
+runs guard nodes (`replay.guard_nodes`) on inputs over them, and gets the facts about symbols that no
+input of a graph holds.
+
+====================================  ============================================================
+in the original environment           in the new one
+====================================  ============================================================
+settings, ``co_fields``               the same
+symbols                               new ones for the same sources in the same order, with names
+                                      of the new environment
+hints, overrides, ``size_like``,      the same
+``unbacked_inputs``, duck shapes
+``specializations``, shape ids,       the same: they belong to the policy of the inputs
+spec symbols, exclusion constraints
+guards, value ranges, replacements,   facts about inputs by running the nodes of `insert_guards`, the
+``divisible``                         others stated; without guards that follow from others
+deferred runtime asserts              stated, with their messages and stacks; and inserted as nodes
+                                      of the graph
+``axioms``                            the same, such as those of a specialized graph
+stacks and locations                  the recorded ones, where the fact is the same
+frozen, ``_error_on_new_guards``      not set: the new environment accepts new facts
+cache of fake tensors                 the same, unless a symbol got another name
+counters, versions, other caches      not copied
+====================================  ============================================================
+
+A handoff runs in the process of the original environment, on the inputs of the frame: there
+`FreshEnv.copy_facts` copies the tables, including guards that follow from others. It evaluates
+nothing, and both environments share expression objects: comparing equal expressions that are distinct
+objects would take torch more time than everything else here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import sympy
+
+from torch_fakeify.compat import torch_dynamo, torch_graphs, torch_symbols
+from torch_fakeify.compat.torch_symbols import (
+    DimDynamic,
+    SingletonInt,
+    SymT,
+    ValueRangesSLoc,
+    narrow_range,
+)
+from torch_fakeify.encoding.conditions import RecordedCondition
+from torch_fakeify.encoding.exprs import decode_expr, encode_expr
+from torch_fakeify.encoding.stacks import copy_stack
+from torch_fakeify.errors import ShapeEnvError
+from torch_fakeify.records.rename import rename_symbols
+from torch_fakeify.records.tensor import SymbolNode
+from torch_fakeify.replay.assert_nodes import insert_runtime_asserts
+from torch_fakeify.replay.facts import Fact, assumed_facts
+from torch_fakeify.replay.guard_nodes import insert_guards, learn
+from torch_fakeify.replay.lowering import ASSERTS, mark_of, strip_marked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+
+    import torch
+
+__all__ = ["FreshEnv", "caused_by", "defer_assert", "specialization_over"]
+
+
+_BY_SYMBOL: tuple[str, ...] = (
+    # Attributes of a ``ShapeEnv`` with an entry for each symbol that it makes.
+    "backed_var_to_val",
+    "var_to_range",
+    "var_to_range_sloc",
+    "var_to_sources",
+    "var_to_stack",
+    "symbol_guard_counter",
+)
+
+
+class FreshEnv:
+    """A new ``ShapeEnv`` with the symbols of another one, to which facts can be transferred.
+
+    Attributes:
+        env: the new ``ShapeEnv``.
+        symbols: its symbols by the original ones.
+        names: ``symbols`` as records, for `rename_symbols`.
+
+    Args:
+        original: the environment with the facts, which is not changed.
+
+    Raises:
+        ShapeEnvError: it has a symbol that no ``ShapeEnv`` would make.
+    """
+
+    def __init__(self, original: Any) -> None:
+        self._original = original
+        # Without translation validation, which checks a history that this environment lacks.
+        self.env: Any = torch_symbols.unvalidated_shape_env(
+            co_fields=dict(original.co_fields), **dataclasses.asdict(original.settings)
+        )
+        self.symbols: dict[sympy.Symbol, sympy.Symbol] = {}
+        with self.env.ignore_fresh_unbacked_symbols():  # no operator of a trace binds them
+            for symbol in _symbols_of(original):
+                self.symbols[symbol] = self._make(symbol)
+        self.names = {_record(old): _record(new) for old, new in self.symbols.items()}
+        self._renamed_symbols: set[Any] = {old for old, new in self.symbols.items() if old != new}
+        self._fresh_names = {old: new for old, new in self.names.items() if old != new}
+        self._renamed_back = {new: old for old, new in self.symbols.items() if old != new}
+        self._original_names = {new: old for old, new in self._fresh_names.items()}
+        self._copy_policy()
+
+    def derive_facts(
+        self,
+        gm: torch.fx.GraphModule,
+        original: Sequence[Any],
+        inputs: Sequence[Any],
+    ) -> None:
+        """Derive all facts of the original environment in the new one, by torch's own rules.
+
+        Args:
+            gm: a graph that takes the inputs. It gets fake values and guard nodes.
+            original: the inputs over the original symbols, one for each placeholder.
+            inputs: the inputs over the new symbols.
+
+        Raises:
+            ShapeEnvError: the facts contradict each other, or the inputs.
+        """
+        for fx_node, value in zip(gm.graph.find_nodes(op="placeholder"), original, strict=True):
+            fx_node.meta["val"] = value
+        facts = _Facts(self)
+        # Before the guard nodes, which would state the same conditions without messages.
+        facts.asserts()
+        facts.computed_ranges()
+        with facts.without_exclusions():
+            inserted = insert_guards(gm, self._original)
+            learn(gm, inputs)
+            facts.others(frozenset(inserted.unreachable))
+        facts.axioms()
+        facts.locations()
+        self._copy_outputs()
+
+    def copy_facts(self) -> None:
+        """Copy the facts of the original environment to the new one, without evaluating them again.
+
+        Both environments must be about the same inputs.
+        """
+        env, original, new = self.env, self._original, self.to_fresh
+        env.guards.extend(
+            guard if (expr := new(guard.expr)) is guard.expr else guard._replace(expr=expr)
+            for guard in original.guards
+        )
+        for table in _BY_SYMBOL:
+            # Use the original symbol objects as keys: equal distinct objects are slow to compare.
+            ours, theirs = getattr(env, table), getattr(original, table)
+            values = {new(s): ours.pop(new(s)) for s in theirs if new(s) in ours}
+            ours.update(values)
+        env.var_to_range.update((new(s), bounds) for s, bounds in original.var_to_range.items())
+        env.var_to_range_sloc.update(
+            (new(s), ValueRangesSLoc(at.lower, at.upper))  # torch changes it in place
+            for s, at in original.var_to_range_sloc.items()
+        )
+        env.replacements.update((new(s), new(expr)) for s, expr in original.replacements.items())
+        env.replacements_slocs.update((new(s), at) for s, at in original.replacements_slocs.items())
+        env.divisible.update(map(new, original.divisible))
+        env.axioms.update((new(expr), new(value)) for expr, value in original.axioms.items())
+        for symbol, group in original.deferred_runtime_asserts.items():
+            env.deferred_runtime_asserts[new(symbol)] = [
+                dataclasses.replace(one, expr=new(one.expr), stack=copy_stack(one.stack))
+                for one in group
+            ]
+        env.num_deferred_runtime_asserts = original.num_deferred_runtime_asserts
+        env.specialization_stacks.update(original.specialization_stacks)
+        env._replacements_version_counter += len(env.replacements)  # 0: replaces nothing
+        env._update_version_counter()
+        env._resimplify_floor_div_axioms = original._resimplify_floor_div_axioms
+        self._copy_outputs()
+
+    def insert_asserts(self, gm: torch.fx.GraphModule) -> None:
+        """Insert the runtime asserts into a graph over the new symbols, unless it has them.
+
+        A graph whose inputs have no fake values is not changed.
+        """
+        if not self.env.deferred_runtime_asserts or not _has_values(gm):
+            return
+        marked = any(mark_of(fx_node) is not None for fx_node in gm.graph.nodes)
+        if not insert_runtime_asserts(gm, self.env).inserted and not marked:
+            strip_marked(gm, ASSERTS.__contains__)  # size-like nodes without an assert
+
+    def freeze(self) -> None:
+        """Freeze the new environment, as Dynamo freezes its own, and drop references to the original."""
+        outputs = self.env.fake_tensor_cache
+        for key in self._original.fake_tensor_cache:  # the keys contain original symbols
+            outputs.pop(key, None)
+        self.env.freeze()
+
+    @property
+    def has_other_names(self) -> bool:
+        """Whether a symbol has another name in the new environment."""
+        return bool(self._renamed_symbols)
+
+    def to_fresh(self, value: Any) -> Any:
+        """An expression over the new symbols; other values unchanged."""
+        return _renamed(value, self._renamed_symbols, self._fresh_names)
+
+    def to_original(self, value: Any) -> Any:
+        """An expression over the original symbols; other values unchanged."""
+        return _renamed(value, self._renamed_back, self._original_names)
+
+    # --- symbols ----------------------------------------------------------------------------------
+
+    def _make(self, symbol: sympy.Symbol) -> sympy.Symbol:
+        env, original = self.env, self._original
+        sources = original.var_to_sources.get(symbol, [])
+        if torch_symbols.symbol_is_type(symbol, SymT.UNBACKED_INT):
+            new = env.create_unbacked_symint(sources[0] if sources else None).node.expr
+        elif torch_symbols.symbol_is_type(symbol, SymT.UNBACKED_FLOAT):
+            new = env.create_unbacked_symfloat().node.expr
+        else:
+            new = self._backed(symbol, sources)
+        if _record(new).assumptions != _record(symbol).assumptions:
+            raise _unsupported_symbol(symbol, "its assumptions are not torch's")
+        if sources or new in env.var_to_sources:
+            env.var_to_sources[new] = list(sources)
+        if symbol in original.size_like:
+            env.size_like.add(new)
+        return new
+
+    def _backed(self, symbol: sympy.Symbol, sources: Sequence[Any]) -> sympy.Symbol:
+        original = self._original
+        hint = original.backed_var_to_val.get(symbol)
+        if hint is None:
+            raise _unsupported_symbol(symbol, "it is backed and has no hint")
+        bounds = original.var_to_range.get(symbol)
+        source = sources[0] if sources else self._unknown_source(symbol)
+        new = self.env.create_symbol(
+            _number(hint),
+            source,
+            # Not DUCK: equal sizes share a symbol already.
+            dynamic_dim=DimDynamic.DYNAMIC,
+            positive=True if symbol.is_positive else None,
+            do_not_specialize_zero_one=bounds is None or bool(bounds.lower < 2),
+        )
+        if not isinstance(new, sympy.Symbol):
+            raise _unsupported_symbol(symbol, f"a size of {hint} gets no symbol")
+        return new
+
+    def _unknown_source(self, symbol: sympy.Symbol) -> Any:
+        sources = torch_dynamo.dynamo_source()
+        for i in itertools.count():
+            source = sources.ConstantSource(f"__fakeify_{symbol.name}" + f"_{i}" * bool(i))
+            if source.name not in self._original.source_to_var:
+                return source
+        raise AssertionError
+
+    def _copy_outputs(self) -> None:
+        """Copy the fake tensor cache, so that a backend need not run the operators again.
+
+        Entries refer to symbols by name, not to an environment, and depend on facts of both. Entries of
+        higher-order operators, which have addresses of graphs as keys, are not copied.
+        """
+        if self._renamed_symbols:
+            return
+        for key, entry in self._original.fake_tensor_cache.items():
+            if isinstance(key.key[0], torch_graphs.OpOverload):
+                self.env.fake_tensor_cache[key] = entry
+
+    def _copy_policy(self) -> None:
+        """Copy the state that comes from the policy of the inputs."""
+        env, original, new = self.env, self._original, self.to_fresh
+        env.source_to_var.clear()  # in the original order, with all sources of each symbol
+        env.source_to_var.update((name, new(expr)) for name, expr in original.source_to_var.items())
+        env.source_to_symbol.update(original.source_to_symbol)
+        env.source_name_to_debug_name.update(original.source_name_to_debug_name)
+        env.val_to_var.update(
+            (number, new(symbol)) for number, symbol in original.val_to_var.items()
+        )
+        for table in (
+            "var_to_hint_override",
+            "real_tensor_prop_unbacked_vals",
+            "unbacked_alloc_order",
+            "unbacked_renamings",
+        ):
+            ours: Any = getattr(env, table)
+            ours.update((new(key), new(value)) for key, value in getattr(original, table).items())
+        env.var_to_stack.update((new(s), copy_stack(at)) for s, at in original.var_to_stack.items())
+        env.unbacked_inputs.update(new(symbol) for symbol in original.unbacked_inputs)
+        env.exclusion_constraints.extend((new(s), n) for s, n in original.exclusion_constraints)
+        for specialization in original.specializations:
+            env.specializations.add(specialization_over(specialization, new))
+        for table in ("_shape_id_to_unbacked_symbol", "_spec_symbol_to_compile_symbol"):
+            getattr(env, table).update((k, new(v)) for k, v in getattr(original, table).items())
+        env._shape_spec_pending_assumptions.extend(
+            (set(free), new(condition))
+            for free, condition in original._shape_spec_pending_assumptions
+        )
+
+
+def specialization_over(specialization: Any, over: Callable[[Any], Any]) -> Any:
+    """A ``Specialization`` with its condition over other symbols.
+
+    Args:
+        specialization: torch's ``Specialization``.
+        over: maps an expression to the other symbols.
+    """
+    check_fn: Any = specialization.check_fn
+    if isinstance(check_fn, RecordedCondition):
+        check_fn = RecordedCondition(over(check_fn.symbol), over(check_fn.condition))
+    return torch_symbols.Specialization(specialization.source, check_fn)
+
+
+def defer_assert(env: Any, expr: Any, one: Any) -> bool:
+    """State a runtime assert of another environment, with its message and stack.
+
+    Args:
+        env: the environment.
+        expr: the condition, over its symbols.
+        one: the ``RuntimeAssert`` of the other environment.
+
+    Returns:
+        False if the condition cannot hold.
+    """
+    groups = env.deferred_runtime_asserts
+    keys = (None, *expr.free_symbols)  # one of them it is filed under
+    before = {key: len(groups.get(key, ())) for key in keys}
+    holds = env.guard_or_defer_runtime_assert(expr, one.msg)
+    for key, count in before.items():
+        if key in groups and len(groups[key]) > count:
+            groups[key][-1] = dataclasses.replace(groups[key][-1], stack=copy_stack(one.stack))
+    return bool(holds)
+
+
+@contextmanager
+def caused_by(env: Any, location: Any) -> Generator[None, None, None]:
+    """Set the ``SLoc`` of facts that a ``ShapeEnv`` adds inside; ``None`` leaves it to torch."""
+    if location is None:
+        yield
+        return
+    env._get_sloc = lambda *_args, **_kwargs: location
+    try:
+        yield
+    finally:
+        del env._get_sloc
+
+
+def _renamed(value: Any, symbols: Collection[Any], names: Mapping[SymbolNode, SymbolNode]) -> Any:
+    if not isinstance(value, sympy.Basic) or value.free_symbols.isdisjoint(symbols):
+        return value
+    # Through records: `xreplace` would evaluate unevaluated expressions.
+    return decode_expr(rename_symbols(encode_expr(value), names))
+
+
+def _has_values(gm: torch.fx.GraphModule) -> bool:
+    return all(
+        "val" in fx_node.meta or "example_value" in fx_node.meta
+        for fx_node in gm.graph.find_nodes(op="placeholder")
+    )
+
+
+def _symbols_of(env: Any) -> list[sympy.Symbol]:
+    """All symbols of a ``ShapeEnv``, in the order in which they were made."""
+    tables = (env.var_to_range, env.backed_var_to_val, env.var_to_sources, env.var_to_stack)
+    return list(dict.fromkeys(symbol for table in tables for symbol in table))
+
+
+def _record(symbol: sympy.Symbol) -> SymbolNode:
+    record = encode_expr(symbol).nodes[0]
+    assert isinstance(record, SymbolNode)
+    return record
+
+
+def _number(hint: Any) -> Any:
+    if isinstance(hint, SingletonInt):
+        nested: Any = hint
+        return torch_symbols.make_nested_int(int(nested._val), int(nested._coeff))
+    return int(hint) if hint.is_Integer else float(hint)
+
+
+def _unsupported_symbol(symbol: sympy.Symbol, found: str) -> ShapeEnvError:
+    return ShapeEnvError(
+        "a symbol that a new ShapeEnv would not make",
+        where=str(symbol),
+        expected="a symbol of an input, or of what an operator gives",
+        found=found,
+        fix="Use the environment in its recorded state: instantiate()",
+    )
+
+
+# --- facts ----------------------------------------------------------------------------------------
+
+
+class _Facts:
+    """States the facts of the original environment in the fresh one."""
+
+    def __init__(self, fresh: FreshEnv) -> None:
+        self._env = fresh.env
+        self._original = fresh._original  # pyright: ignore[reportPrivateUsage]
+        self._symbols = fresh.symbols
+        self._new = fresh.to_fresh
+
+    def asserts(self) -> None:
+        """State the deferred runtime asserts, with their messages and stacks."""
+        for group in self._original.deferred_runtime_asserts.values():
+            for one in group:
+                defer_assert(self._env, self._new(one.expr), one)
+
+    def computed_ranges(self) -> None:
+        """State the ranges of unbacked symbols, which no guard can check."""
+        for symbol, bounds in self._original.var_to_range.items():
+            if symbol not in self._original.backed_var_to_val:
+                narrow_range(self._env, self._symbols[symbol], bounds)
+
+    @contextmanager
+    def without_exclusions(self) -> Generator[None, None, None]:
+        """Hide the exclusion constraints, which the fresh environment has from the policy."""
+        saved = self._original.exclusion_constraints
+        self._original.exclusion_constraints = []
+        try:
+            yield
+        finally:
+            self._original.exclusion_constraints = saved
+
+    def others(self, unreachable: frozenset[str]) -> None:
+        """State the facts that the guard nodes of the graph do not cover."""
+        for fact in assumed_facts(self._original):
+            expr = self._new(fact.expr)
+            if fact.what == "guard" and str(fact.expr) not in unreachable:
+                continue  # it is, or follows from, guard nodes
+            if self._env._maybe_evaluate_static(expr) == sympy.true:
+                continue
+            with caused_by(self._env, fact.location):
+                self._state(fact, expr)
+
+    def _state(self, fact: Fact, expr: sympy.Basic) -> None:
+        env = self._env
+        if expr.free_symbols <= env.backed_var_to_val.keys():
+            if env.evaluate_expr(expr) != sympy.true:
+                raise ShapeEnvError(
+                    "a recorded fact does not hold for the recorded inputs",
+                    where=str(fact.expr),
+                    expected=str(expr),
+                    found=", ".join(
+                        f"{s} = {env.backed_var_to_val[s]}"
+                        for s in sorted(expr.free_symbols, key=str)
+                    ),
+                    fix="The capture is damaged: record the frame again",
+                )
+        elif fact.what == "equality":
+            symbol, expr = expr.args
+            env._set_replacement(symbol, expr, "recorded")
+
+    def axioms(self) -> None:
+        """Copy the axioms: assumptions of a specialized graph, and those implied by asserts."""
+        for condition, value in self._original.axioms.items():
+            self._env.axioms.setdefault(self._new(condition), self._new(value))
+        self._env._update_version_counter()
+
+    def locations(self) -> None:
+        """Copy the locations of ranges and replacements."""
+        env, original = self._env, self._original
+        for symbol, locations in original.var_to_range_sloc.items():
+            bounds, ours = (
+                original.var_to_range.get(symbol),
+                env.var_to_range.get(self._symbols[symbol]),
+            )
+            if bounds is not None and ours is not None:
+                here = env.var_to_range_sloc[self._symbols[symbol]]
+                lower = locations.lower if bounds.lower == ours.lower else here.lower
+                upper = locations.upper if bounds.upper == ours.upper else here.upper
+                env.var_to_range_sloc[self._symbols[symbol]] = ValueRangesSLoc(lower, upper)
+        env.specialization_stacks.update(original.specialization_stacks)
+        for symbol, location in original.replacements_slocs.items():
+            if self._symbols[symbol] in env.replacements:
+                env.replacements_slocs[self._symbols[symbol]] = location

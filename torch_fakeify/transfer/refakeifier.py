@@ -1,0 +1,387 @@
+"""``refakeify``: convert fake tensors of one ``FakeTensorMode`` to another.
+
+Method: all tensors are described and converted, as real ones would be, by one describer and one
+converter, so shared tensors, storages, bases and symbols remain shared. Symbols are converted with
+their hints, value ranges and the other fields of `SymbolFactDesc`; sizes, strides and offsets are the
+same expressions over the new symbols. Guards and runtime asserts are not transferred (`snapshot` and
+`restore` do that).
+
+Torch's ``from_tensor`` for a tensor of another ``ShapeEnv``
+(``transfer_symbols_from_foreign_shape_env``, torch 2.13) makes new symbols from the hints instead.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import warnings
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import sympy
+import torch
+from torch.fx.node import map_aggregate
+
+from torch_fakeify.compat import torch_dynamo, torch_fakes, torch_graphs, torch_symbols
+from torch_fakeify.convert.converter import MetaConverter
+from torch_fakeify.describe.describer import MetaTensorDescriber
+from torch_fakeify.encoding.exprs import decode_expr, encode_expr, encode_sym
+from torch_fakeify.errors import ConvertError, FakeifyError, UnsupportedTensorError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch_fakeify.compat.torch_fakes import FakeTensorMode
+    from torch_fakeify.records.tensor import SymbolFactDesc, SymDesc
+
+__all__ = ["Refakeifier", "refakeify"]
+
+_T = TypeVar("_T")
+
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+_NO_VALUES = frozenset({
+    "stack_trace", "nn_module_stack", "fwd_nn_module_stack", "source_fn_stack",
+    "fwd_source_fn_stack", "torch_fn", "from_node", "original_aten", "output_stack_traces",
+})  # fmt: skip
+"""Keys of a node's metadata that describe its origin, not its value."""
+
+
+def refakeify(tree: _T, mode: FakeTensorMode) -> _T:
+    """Convert the fake tensors of other modes in a structure to fake tensors of ``mode``.
+
+    Leaves (``torch.utils._pytree``) are converted as follows:
+
+    - a fake tensor of ``mode`` is returned unchanged. One of another mode, also inside a wrapper
+      subclass, a functional tensor or a functorch wrapper, is converted: its symbols are the same if
+      both modes have one ``ShapeEnv``, new symbols in a different ``ShapeEnv``, and hints in a mode
+      without one.
+    - a symbolic scalar of another ``ShapeEnv`` is over the same new symbols as the tensors' sizes.
+    - a real tensor becomes the result of ``mode.from_tensor`` without a source and a policy, with a
+      symbol for every dim.
+    - a ``torch.fx.Graph`` or ``GraphModule`` is copied, with the tensors and scalars in the metadata
+      and arguments of its nodes converted, also in the graphs that it calls. Real tensors, such as
+      its parameters, are shared with the original. Of another module only the changed parts are
+      copied.
+    - all others are returned unchanged.
+
+    A tensor, storage or symbol that several leaves share remains shared, and views remain views. The
+    data that a fake tensor holds beside its metadata (a constant's value, the real tensor of
+    ``propagate_real_tensors``, the memo of ``nonzero()``) is not transferred. Nothing is shared with
+    fakes that ``mode`` made before.
+
+    Raises:
+        ConvertError: an unbacked symbol for a mode without a ``ShapeEnv``; or the mode cannot have
+            such a tensor.
+        UnsupportedTensorError: the tensor has a property that a record cannot hold; or the inner
+            tensors of a subclass are of several modes.
+
+    Example:
+        >>> from torch._subclasses import FakeTensorMode
+        >>> x, mode = FakeTensorMode().from_tensor(torch.ones(2)), FakeTensorMode()
+        >>> tfk.refakeify([x], mode)[0].fake_mode is mode
+        True
+    """
+    return Refakeifier(mode).tree(tree)
+
+
+class _Facts(NamedTuple):
+    """The symbols of a scalar or an expression, in the form of a tensor record's."""
+
+    symbols: tuple[SymbolFactDesc, ...]
+
+
+class Refakeifier:
+    """Converts tensors and scalars to one mode, each once."""
+
+    def __init__(
+        self,
+        mode: FakeTensorMode,
+        describer: MetaTensorDescriber | None = None,
+        converter: MetaConverter | None = None,
+    ) -> None:
+        self._mode = mode
+        self._describer = describer or MetaTensorDescriber()
+        self._converter = converter or MetaConverter(mode)
+        self._sizes = self._converter._sizes
+        self._env: Any = None if self._sizes is None else mode.shape_env
+        # By the id of the original object, to which the entry refers.
+        self._done: dict[int, tuple[Any, Any]] = {}
+        self._bound_by_nodes: set[sympy.Symbol] = set()
+        if self._sizes is not None:
+            self._sizes.use_symbols_of(self._describer._syms.env_id(self._env))
+            # Makes sources unique: the symbols of each earlier call increased this number.
+            self._first = len(self._env.source_to_var)
+
+    def tree(self, tree: Any) -> Any:
+        """A structure with its leaves converted."""
+        ignored = nullcontext() if self._env is None else self._env.ignore_fresh_unbacked_symbols()
+        with ignored:  # no operator of this trace binds them
+            made = torch_graphs.tree_map_with_path(self._leaf_at, tree, is_leaf=_is_size)
+        if self._env is not None:
+            self._env.unbacked_inputs.difference_update(self._bound_by_nodes)
+        return made
+
+    def _leaf_at(self, path: tuple[Any, ...], leaf: Any) -> Any:
+        try:
+            return self._leaf(leaf, real_too=True)
+        except FakeifyError as error:
+            if path:
+                here = f"leaf {torch_graphs.keystr(path)}"
+                error.where = here if error.where is None else f"{here}, {error.where}"
+            raise
+
+    def _leaf(self, leaf: Any, *, real_too: bool) -> Any:
+        match leaf:
+            case torch.Tensor():
+                return self._tensor(leaf, real_too=real_too)
+            case torch.SymInt() | torch.SymFloat() | torch.SymBool():
+                return self._scalar(leaf)
+            case torch.Size():
+                sizes = [self._leaf(n, real_too=real_too) for n in leaf]
+                return leaf if _same(sizes, leaf) else torch.Size(sizes)
+            case slice():
+                ends = (leaf.start, leaf.stop, leaf.step)
+                made = [self._leaf(n, real_too=real_too) for n in ends]
+                return leaf if _same(made, ends) else slice(*made)
+            case torch.fx.Graph():
+                return self._memoized(leaf, self._graph)
+            case torch.nn.Module():
+                return self._memoized(leaf, self._module)
+            case torch_fakes.FakeScriptObject():  # a fake of a TorchBind object may contain fakes
+                return self._memoized(
+                    leaf, lambda o: torch_fakes.maybe_to_fake_obj(self._mode, o.real_obj)
+                )
+            case _:
+                return leaf
+
+    def _memoized(self, old: Any, make: Callable[[Any], Any]) -> Any:
+        cached = self._done.get(id(old))
+        if cached is None:
+            cached = self._done[id(old)] = (old, make(old))
+        return cached[1]
+
+    # --- tensors and scalars ----------------------------------------------------------------------
+
+    def _tensor(self, t: torch.Tensor, *, real_too: bool) -> torch.Tensor:
+        try:
+            mode = torch_fakes.maybe_get_fake_mode(t)
+        except AssertionError as error:
+            raise UnsupportedTensorError(
+                "the inner tensors of a wrapper subclass are of several fake modes",
+                where=f"a {type(t).__name__}",
+                fix="Make one of inner tensors of one mode",
+            ) from error
+        if mode is self._mode or (mode is None and not real_too):
+            return t
+        cached = self._done.get(id(t))
+        if cached is not None:
+            return cached[1]
+        made = self._made(t)
+        self._done[id(t)] = (t, made)
+        return made
+
+    def _made(self, t: torch.Tensor) -> torch.Tensor:
+        source = None
+        if self._env is not None:
+            name = f"__refakeify_{self._first}_{len(self._done)}"
+            source = torch_dynamo.dynamo_source().ConstantSource(name)
+        return self._converter.from_desc(self._describer.describe_tensor(t), source=source)
+
+    def _scalar(self, n: Any) -> Any:
+        sym_node = n.node
+        if isinstance(n, torch.SymInt) and sym_node.is_nested_int():
+            return self._converter._nested_ints.make(self._describer._syms.encode_int(n))  # pyright: ignore[reportArgumentType]
+        env = getattr(sym_node, "shape_env", None)
+        if env is None or env is self._env:
+            return n
+        sym = encode_sym(n)
+        if self._sizes is None:
+            if sym.hint is None:
+                raise _no_value(sym_node.expr)
+            return self._live_hint(sym)
+        facts = _Facts(self._describer._syms.facts((n,)))
+        expr = self._sizes.expression(decode_expr(sym.expr), facts)
+        hint = self._live_hint(sym)
+        return torch_symbols.make_sym(sym.kind, expr, self._env, hint, constant=sym.constant)
+
+    def _live_hint(self, sym: SymDesc) -> Any:
+        if isinstance(sym.hint, tuple):
+            return self._converter._nested_ints.make(sym.hint)
+        return sym.hint
+
+    def _expression(self, expr: Any, env: Any) -> Any:
+        """Convert a bare expression over symbols of a ``ShapeEnv``."""
+        if env is None or env is self._env or not expr.free_symbols:
+            return expr
+        if self._sizes is None:
+            raise _no_value(expr)
+        facts = _Facts(self._describer._syms.facts_of_symbols(expr.free_symbols, env))
+        return self._sizes.expression(decode_expr(encode_expr(expr)), facts)
+
+    # --- graphs -----------------------------------------------------------------------------------
+
+    def _module(self, module: torch.nn.Module) -> torch.nn.Module:
+        """Convert a module; returns the module itself if no part of it changes."""
+        state: dict[str, Any] = dict(module.__dict__)
+        changed = False
+        for name, value in module.__dict__.items():
+            if name in ("_parameters", "_buffers", "_modules"):
+                value = {k: self._leaf(part, real_too=False) for k, part in value.items()}
+                changed |= not _same(value.values(), state[name].values())
+                state[name] = value
+            elif name == "meta" and isinstance(module, torch.fx.GraphModule):
+                state[name] = self._meta(value, None)
+            elif isinstance(value, (torch.Tensor, *_SYMBOLIC)):
+                state[name] = self._leaf(value, real_too=False)
+                changed |= state[name] is not value
+            elif isinstance(value, (dict, list, set)):
+                state[name] = copy.copy(value)  # hooks are not shared
+        is_graph = isinstance(module, torch.fx.GraphModule)
+        if not is_graph and not changed:
+            return module
+        made: Any = torch.nn.Module.__new__(type(module))
+        if is_graph:
+            made = torch.fx.GraphModule.__new__(type(module))  # which makes a new class
+            type(made).__name__ = type(module).__name__
+        if is_graph:
+            graph = self._leaf(state.pop("_graph"), real_too=False)
+            made.__dict__.update(state)
+            made.graph = graph
+        else:
+            made.__dict__.update(state)
+        return made
+
+    def _graph(self, graph: torch.fx.Graph) -> torch.fx.Graph:
+        env = self._env_of(graph)
+        with warnings.catch_warnings():
+            # Raised for symbolic arguments, which the original graph has too.
+            warnings.filterwarnings("ignore", "Raw Sym", UserWarning)
+            made = copy.deepcopy(graph)  # names, order, code generation; no metadata
+        for fx_node, old in zip(made.nodes, graph.nodes, strict=True):
+            fx_node.meta = self._meta(fx_node.meta, env)
+            if hasattr(old, "_dynamo_source"):
+                fx_node._dynamo_source = old._dynamo_source
+            self._constants(fx_node)
+        return made
+
+    def _env_of(self, graph: torch.fx.Graph) -> Any:
+        """The ``ShapeEnv`` of bare symbols in a graph's metadata."""
+        return _env_of(graph)
+
+    def _constants(self, fx_node: torch.fx.Node) -> None:
+        """Convert the tensors and scalars among a node's arguments, in place."""
+        changed = False
+
+        def constant(value: Any) -> Any:
+            nonlocal changed
+            if isinstance(value, torch.fx.Node):
+                return value
+            made = self._leaf(value, real_too=False)
+            changed |= made is not value
+            return made
+
+        args: Any = map_aggregate((fx_node.args, fx_node.kwargs), constant)
+        if changed:
+            fx_node.args, fx_node.kwargs = args
+
+    def _meta(self, meta: Mapping[Any, Any], env: Any) -> dict[Any, Any]:
+        """Convert the metadata of a node, whose bare symbols are of ``env``."""
+        return {key: self._entry(key, value, env) for key, value in meta.items()}
+
+    def _entry(self, key: Any, value: Any, env: Any) -> Any:
+        if key in _NO_VALUES:
+            return value
+        if key == "unbacked_bindings" and isinstance(value, dict):
+            return self._bindings(value, env)
+        return self._value(value, env)
+
+    def _bindings(self, bindings: dict[Any, Any], env: Any) -> dict[Any, Any]:
+        made: dict[Any, Any] = {}
+        for symbol, path in bindings.items():
+            new = self._expression(symbol, env)
+            made[new] = self._value(path, env)
+            if env is None or env is self._env:
+                continue
+            if symbol not in env.unbacked_inputs:
+                self._bound_by_nodes.add(new)
+            # A later fact may have replaced the symbol.
+            if symbol in env.replacements:
+                self._env.replacements[new] = self._expression(env.replace(symbol), env)
+            if symbol in env.unbacked_renamings:
+                renamed = self._expression(env.unbacked_renamings[symbol], env)
+                self._env.unbacked_renamings[new] = renamed
+        return made
+
+    def _value(self, value: Any, env: Any) -> Any:
+        """Convert a value in metadata; returns the same object if nothing in it changes."""
+        if type(value) in _SINGLE:
+            return self._leaf(value, real_too=False)
+        leaves, spec = torch_graphs.tree_flatten(value, is_leaf=_is_size)
+        made = [self._part(leaf, env) for leaf in leaves]
+        return value if _same(made, leaves) else torch_graphs.tree_unflatten(made, spec)
+
+    def _part(self, value: Any, env: Any) -> Any:
+        match value:
+            case sympy.Basic():
+                return self._expression(value, env)
+            case torch_fakes.FakeTensorMode():
+                return self._mode
+            case set() | frozenset():
+                made = [self._value(item, env) for item in value]
+                return value if _same(made, value) else type(value)(made)
+            case torch_dynamo.Source() | type():
+                return value
+            case _ if dataclasses.is_dataclass(value):
+                return self._memoized(value, lambda old: self._dataclass(old, env))
+            case _:
+                return self._leaf(value, real_too=False)
+
+    def _dataclass(self, value: Any, env: Any) -> Any:
+        """Convert a dataclass in metadata, such as Dynamo's ``GraphArg`` or a path to a symbol."""
+        changes: dict[str, Any] = {}
+        for field in dataclasses.fields(value):
+            old = getattr(value, field.name, None)
+            new = self._value(old, env)
+            if new is not old:
+                changes[field.name] = new
+        if not changes:
+            return value
+        made = copy.copy(value)
+        for name, new in changes.items():
+            object.__setattr__(made, name, new)  # also of a frozen one
+        return made
+
+
+_SINGLE = frozenset({torch_fakes.FakeTensor, torch.SymInt, str, int, bool, type(None)})
+"""Classes of most values in metadata, which are leaves."""
+
+
+def _same(made: Any, old: Any) -> bool:
+    return all(a is b for a, b in zip(made, old, strict=True))
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, torch.Size)  # which a pytree would convert to a tuple
+
+
+def _no_value(expr: Any) -> ConvertError:
+    return ConvertError(
+        "an unbacked symbol has no value",
+        expected="a symbol with a hint, or a FakeTensorMode with a ShapeEnv",
+        found=str(expr),
+        fix="Give refakeify a FakeTensorMode that has a ShapeEnv",
+    )
+
+
+def _env_of(graph: torch.fx.Graph) -> Any:
+    """The ``ShapeEnv`` of the symbols in a graph's metadata, if there are any."""
+    for fx_node in graph.nodes:
+        for key in ("val", "example_value"):
+            for leaf in torch_graphs.tree_leaves(fx_node.meta.get(key)):
+                if isinstance(leaf, _SYMBOLIC):
+                    return getattr(leaf.node, "shape_env", None)
+                mode = torch_fakes.maybe_get_fake_mode(leaf)
+                if mode is not None and mode.shape_env is not None:
+                    return mode.shape_env
+    return None

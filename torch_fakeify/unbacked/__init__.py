@@ -1,0 +1,1 @@
+"""The unbacked symbols of a graph, preserved through retraces and passes."""

@@ -1,0 +1,222 @@
+"""Transfers the facts about unbacked symbols to the numbers that take their place.
+
+The facts are deferred runtime asserts with their messages and stacks, value ranges, size-like symbols
+and replacements. Each is stated as soon as all its symbols have a counterpart, asserts before ranges:
+torch does not record an assert that a range implies.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import TYPE_CHECKING, Any
+
+import sympy
+
+from torch_fakeify.compat.torch_symbols import ValueRangeError, int_oo, narrow_range
+from torch_fakeify.encoding.exprs import decode_expr, encode_expr
+from torch_fakeify.errors import ShapeEnvError
+from torch_fakeify.records.rename import rename_symbols
+from torch_fakeify.records.tensor import SymbolNode
+from torch_fakeify.replay.bindings import canonical_symbol, is_unbacked
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+__all__ = ["DeferredFacts", "limits_of", "move_range", "state_assert", "substitute"]
+
+
+def substitute(expr: Any, symbols: Mapping[sympy.Symbol, sympy.Basic]) -> Any:
+    """Substitute symbols in an expression by symbols or expressions."""
+    used = {s: symbols[s] for s in expr.free_symbols if s in symbols and symbols[s] != s}
+    if not used:
+        return expr
+    others = expr.free_symbols - used.keys()
+    distinct = others.isdisjoint(used.values()) and len(set(used.values())) == len(used)
+    if distinct and all(isinstance(new, sympy.Symbol) for new in used.values()):
+        # Through records: `xreplace` would evaluate unevaluated expressions.
+        names = {_record(old): _record(new) for old, new in used.items()}
+        return decode_expr(rename_symbols(encode_expr(expr), names))
+    return expr.xreplace(used)
+
+
+def _record(symbol: Any) -> SymbolNode:
+    record = encode_expr(symbol).nodes[0]
+    assert isinstance(record, SymbolNode)
+    return record
+
+
+def state_assert(
+    env: Any,
+    expr: Any,
+    message: str,
+    stack: Any,
+    *,
+    was: str,
+    now: Mapping[Any, Any],
+) -> None:
+    """State a condition in a ``ShapeEnv``: as a deferred assert, or as a guard if about inputs alone.
+
+    Args:
+        env: the ``ShapeEnv`` of the symbols.
+        expr: the condition.
+        message: the message of the assertion.
+        stack: the ``CapturedTraceback`` of its cause; ``None`` leaves it to torch.
+        was: the original condition, for the error.
+        now: the replacements of its symbols, for the error.
+
+    Raises:
+        ShapeEnvError: the condition does not hold.
+    """
+    hints = {s: env.backed_var_to_val[s] for s in expr.free_symbols & env.backed_var_to_val.keys()}
+    groups = env.deferred_runtime_asserts
+    keys = (None, *expr.free_symbols)  # one of them it is filed under
+    before = {key: len(groups.get(key, ())) for key in keys}
+    if expr.xreplace(hints) == sympy.false or not (
+        expr == sympy.true or env.guard_or_defer_runtime_assert(expr, message)
+    ):
+        raise ShapeEnvError(
+            "a runtime assert does not hold any more",
+            where=was,
+            expected=str(expr) if expr.free_symbols else None,
+            found=", ".join(f"{s} is {n}" for s, n in sorted({**now, **hints}.items(), key=str)),
+            fix="Replace the symbol by a number for which the graph's assumptions hold",
+        )
+    for key, count in before.items():
+        if stack is not None and key in groups and len(groups[key]) > count:
+            groups[key][-1] = dataclasses.replace(groups[key][-1], stack=stack)
+
+
+class DeferredFacts:
+    """The facts of one ``ShapeEnv``, stated in another one once their symbols have counterparts.
+
+    Args:
+        original: the environment with the facts; ``None`` if there are none.
+        env: the environment in which they are stated.
+
+    Attributes:
+        symbols: the counterparts of canonical symbols (`canonical_symbol`).
+    """
+
+    def __init__(self, original: Any, env: Any) -> None:
+        self._original = original
+        self._env = env
+        self.symbols: dict[sympy.Symbol, Any] = {}
+        self._new: list[sympy.Symbol] = []
+        self._asserts: list[Any] = []
+        self._equalities: dict[sympy.Symbol, Any] = {}
+        if original is None:
+            return
+        self._asserts = [
+            one for group in original.deferred_runtime_asserts.values() for one in group
+        ]
+        self._equalities = {
+            symbol: expr
+            for symbol, expr in original.replacements.items()
+            if is_unbacked(symbol) and symbol not in original.unbacked_renamings
+        }
+
+    def bind(self, symbol: sympy.Symbol, expr: Any) -> None:
+        """Set the counterpart of a symbol."""
+        self.symbols[symbol] = expr
+        self._new.append(symbol)
+
+    def to_fresh(self, expr: Any) -> Any:
+        """An expression over the counterparts of its symbols; ``None`` if one is missing."""
+        expr = self._plain(expr)
+        return substitute(expr, self.symbols) if expr.free_symbols <= self.symbols.keys() else None
+
+    def _plain(self, expr: Any) -> Any:
+        changes = {s: canonical_symbol(s, self._original) for s in expr.free_symbols}
+        return substitute(expr, changes)
+
+    def state(self) -> None:
+        """State all facts whose symbols have counterparts by now.
+
+        Raises:
+            ShapeEnvError: a fact does not hold.
+        """
+        if not self._new:
+            return
+        new, self._new = self._new, []
+        self._asserts = [one for one in self._asserts if not self._stated(one, one.expr)]
+        for symbol in new:
+            self._limit(symbol)
+        for symbol in list(self._equalities):
+            self._equality(symbol)
+
+    def finish(self) -> tuple[str, ...]:
+        """State the remaining asserts after replacements; returns the texts of those left over."""
+        left: list[Any] = []
+        for one in self._asserts:
+            expr = self._original.replace(self._plain(one.expr))
+            # A replacement rests on the asserts that it makes trivial: they are not lost.
+            if expr == sympy.true or not self._stated(one, expr):
+                left.append(one)
+        return tuple(dict.fromkeys(str(one.expr) for one in left))
+
+    def _stated(self, one: Any, expr: Any) -> bool:
+        moved = self.to_fresh(expr)
+        if moved is None:
+            return False
+        now = {s: new for s in expr.free_symbols if (new := self.symbols.get(s, s)) != s}
+        state_assert(self._env, moved, one.msg, one.stack, was=str(one.expr), now=now)
+        return True
+
+    def _limit(self, symbol: sympy.Symbol) -> None:
+        expr, bounds = self.symbols[symbol], self._original.var_to_range.get(symbol)
+        if not is_unbacked(symbol) or bounds is None:
+            return
+        env = self._env
+        if not isinstance(expr, sympy.Symbol) or not is_unbacked(expr):
+            for limit in limits_of(expr, bounds):
+                now = {symbol: expr}
+                state_assert(env, limit, "", None, was=f"the range of {symbol}", now=now)
+            return
+        move_range(self._original, symbol, env, expr)
+
+    def _equality(self, symbol: sympy.Symbol) -> None:
+        left, right = self.symbols.get(symbol), self.to_fresh(self._equalities[symbol])
+        if left is None or right is None:
+            return
+        del self._equalities[symbol]
+        env = self._env
+        if isinstance(left, sympy.Symbol) and env.replace(left) == left != env.replace(right):
+            env._set_replacement(left, right, "retrace")
+
+
+def move_range(original: Any, symbol: sympy.Symbol, env: Any, new: sympy.Symbol) -> None:
+    """Transfer the range, hints and size-like property of an unbacked symbol to another one.
+
+    Raises:
+        ShapeEnvError: the intersection of the ranges is empty.
+    """
+    bounds = original.var_to_range[symbol]
+    try:
+        narrow_range(env, new, bounds)
+    except ValueRangeError as error:
+        raise ShapeEnvError(
+            "the range of a number from the data is empty",
+            where=str(symbol),
+            expected=f"[{bounds.lower}, {bounds.upper}]",
+            found=str(env.var_to_range.get(new)),
+        ) from error
+    if symbol in original.size_like:
+        env.size_like.add(new)
+    for name in ("var_to_hint_override", "real_tensor_prop_unbacked_vals"):
+        table = getattr(original, name)
+        if symbol in table:
+            getattr(env, name).setdefault(new, table[symbol])
+
+
+def limits_of(expr: Any, bounds: Any) -> Iterator[Any]:
+    """The finite bounds of a range as conditions on an expression."""
+    if bounds.lower not in NO_LOWER:
+        yield sympy.Ge(expr, bounds.lower)
+    if bounds.upper not in NO_UPPER:
+        yield sympy.Le(expr, bounds.upper)
+
+
+NO_LOWER = (-sympy.oo, -int_oo, -sys.maxsize - 1)
+NO_UPPER = (sympy.oo, int_oo, sys.maxsize - 1, sys.maxsize)
+"""Bounds that are no limits. Torch gives ``sys.maxsize - 1`` to the sizes of `nonzero`."""
