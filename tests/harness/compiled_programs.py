@@ -30,8 +30,6 @@ class Program:
     """What torch is in meanwhile."""
     other_symbols: str = ""
     """Why the inner backend's inputs have other symbols; what depends on them is not compared then."""
-    other_aot_graphs: str = ""
-    """Why AOTAutograd's graphs are others; these are not compared then."""
     implied_guards: str = ""
     """Why guards on shapes are equivalent, and not the same text."""
     warm: bool = False

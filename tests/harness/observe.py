@@ -61,8 +61,7 @@ class Run:
     Attributes:
         name: the inner backend.
         direct: whether Dynamo calls the inner backend itself, and not a handoff to it.
-        symbols: whether `seen` has the inner backend's inputs, and facts.
-        aot_graphs: whether `seen` has the graphs of AOTAutograd.
+        symbols: whether `seen` has the inner backend's inputs, AOTAutograd's graphs, and facts.
         record: whether `seen` is filled; if not, only the other attributes are.
         seen: what there was to see, in order: pairs of a kind and a value that ``==`` compares, or
             `Facts` for the kind ``facts``.
@@ -83,7 +82,6 @@ class Run:
         self.name = name
         self.direct = direct
         self.symbols = program is None or not program.other_symbols
-        self.aot_graphs = self.symbols and not (program and program.other_aot_graphs)
         self.record = record
         self.seen: list[tuple[Any, ...]] = []
         self.guards: list[tuple[str, ...]] = []
@@ -252,7 +250,7 @@ class Spy:
     def __init__(self, run: Run, inner: Any) -> None:
         self.run = run
         self.inner = backend_of(inner)
-        if inner == "aot_eager" and run.record and run.aot_graphs:
+        if inner == "aot_eager" and run.record and run.symbols:
             self.inner = partial(self.inner, fw_compiler=self._lowered, bw_compiler=self._lowered)
         self.__name__ = "Spy"
 

@@ -125,15 +125,8 @@ def test_a_torchbind_object_reaches_the_backend_unchanged() -> None:
     assert all(t.fake_mode is looking.mode for t in tensors)
 
 
-MESH_IS_FAKE = pytest.mark.xfail(
-    reason="a known fault: the mesh of a distributed result of a handoff is a FakeScriptObject",
-    raises=AssertionError,
-    strict=True,
-)
-
-
 @pytest.mark.sweep
-@pytest.mark.parametrize("through", [False, pytest.param(True, marks=MESH_IS_FAKE)])
+@pytest.mark.parametrize("through", [False, True])
 def test_the_mesh_of_a_distributed_result_is_the_mesh(through: bool) -> None:
     """The result has the device mesh itself, not the fake object that torch traces with."""
     example = EXAMPLES["dtensor_inputs"]
