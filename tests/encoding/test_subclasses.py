@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
-import enum
 import json
 import re
 import subprocess
 import sys
-import textwrap
-import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import subclass_zoo as zoo
 import torch
+from holder_classes import Handle, Holder, Kind, Unlucky, encode, holder
 from places import IMPORTABLE
 from subclass_zoo import describe, facts, rebuild
 from torch._library.fake_class_registry import maybe_to_fake_obj
-from torch._library.opaque_object import register_opaque_type
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.masked import masked_tensor
@@ -27,23 +23,17 @@ from torch.testing._internal.logging_tensor import LoggingTensor
 from torch.testing._internal.two_tensor import TwoTensor
 
 import torch_fakeify as tfk
-from torch_fakeify.compat.torch_fakes import CustomClassBase
-from torch_fakeify.encoding import subclass_registry
 from torch_fakeify.encoding.subclasses import (
     Meshes,
     decode_context,
     decode_opaques,
     encode_subclass,
-    register_subclass,
-    subclass_of,
 )
 from torch_fakeify.errors import (
     FormatError,
-    UnknownNameError,
     UnsupportedTensorError,
-    UnsupportedValueError,
 )
-from torch_fakeify.records.tensor import OpaqueValue, SubclassDesc, TensorValue, TupleValue
+from torch_fakeify.records.tensor import OpaqueValue
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -55,79 +45,11 @@ pytestmark = pytest.mark.filterwarnings(
 TORCH = Path(torch.__file__).parent
 
 
-class Holder(torch.Tensor):
-    """A wrapper around one tensor with any context and any other attributes."""
-
-    @staticmethod
-    def __new__(cls, inner: torch.Tensor, context: Any = None, **attributes: Any) -> Any:
-        """Make the outer tensor."""
-        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
-
-    def __init__(self, inner: torch.Tensor, context: Any = None, **attributes: Any) -> None:
-        self.inner = inner
-        self.context = context
-        self.attributes = list(attributes)
-        vars(self).update(attributes)
-
-    def __tensor_flatten__(self) -> tuple[list[str], Any]:
-        return ["inner", *self.attributes], self.context
-
-    @classmethod
-    def __tensor_unflatten__(cls, inner: Any, context: Any, size: Any, stride: Any) -> Any:
-        return cls(inner.pop("inner"), context, **inner)
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise NotImplementedError
-
-
-class Unlucky(torch.Tensor):
-    """A wrapper that cannot be made again."""
-
-    def __tensor_flatten__(self) -> tuple[list[str], Any]:
-        return [], None
-
-
-class Kind(enum.Enum):
-    """An enumeration."""
-
-    A = 1
-
-
-class Handle(CustomClassBase):
-    """An opaque object of a user."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-
-register_opaque_type(Handle, typ="reference")
-
-
-@pytest.fixture
-def registry() -> Generator[None]:
-    """Remove what a test registers after it."""
-    before = dict(subclass_registry._BY_NAME)
-    yield
-    subclass_registry._BY_NAME.clear()
-    subclass_registry._BY_NAME.update(before)
-
-
 @pytest.fixture(scope="module")
 def dtensors() -> Generator[dict[str, Any]]:
     """DTensors in a fake world."""
     with zoo.fake_world():
         yield zoo.distributed()
-
-
-def encode(t: torch.Tensor) -> SubclassDesc:
-    """Return the record of a wrapper."""
-    return encode_subclass(t, describe, where="t")
-
-
-def holder(context: Any = None, **attributes: Any) -> Any:
-    """Return a wrapper with that context."""
-    return Holder(torch.ones(2), context, **attributes)
 
 
 # --- torch's own -----------------------------------------------------------------------------------
@@ -314,7 +236,7 @@ def test_a_class_without_unflatten_is_refused() -> None:
     with pytest.raises(UnsupportedTensorError) as error:
         encode(torch.ones(2).as_subclass(Unlucky))
     assert str(error.value) == (
-        "t: test_subclasses.Unlucky is no traceable wrapper subclass; expected __tensor_flatten__ "
+        "t: holder_classes.Unlucky is no traceable wrapper subclass; expected __tensor_flatten__ "
         "and __tensor_unflatten__; found no __tensor_unflatten__. "
         "Define __tensor_unflatten__ on the class."
     )
@@ -325,7 +247,7 @@ def test_a_context_that_cannot_be_encoded_is_refused() -> None:
     with pytest.raises(UnsupportedTensorError) as error:
         encode(holder({"config": [1, torch.Generator()]}))
     assert str(error.value) == (
-        "t.context['config'][1]: the context of test_subclasses.Holder cannot be encoded: a value "
+        "t.context['config'][1]: the context of holder_classes.Holder cannot be encoded: a value "
         "has no record; expected a constant; found an object of torch._C.Generator. "
         "Call torch_fakeify.register_subclass(Holder, encode_ctx=..., decode_ctx=...) with "
         "functions from the context to plain data and back."
@@ -337,7 +259,7 @@ def test_an_attribute_that_is_no_tensor_is_refused() -> None:
     with pytest.raises(UnsupportedTensorError) as error:
         encode(holder(scale=3))
     assert str(error.value) == (
-        "t.scale: an inner attribute of test_subclasses.Holder is of no sort that torch traces; "
+        "t.scale: an inner attribute of holder_classes.Holder is of no sort that torch traces; "
         "expected a tensor or an opaque object; found an object of builtins.int. "
         "Return it as part of the context of __tensor_flatten__."
     )
@@ -362,8 +284,8 @@ def test_an_unregistered_opaque_object_is_refused() -> None:
     with pytest.raises(UnsupportedTensorError) as error:
         encode(holder(handle=Handle(3)))
     assert str(error.value) == (
-        "t.handle: an opaque attribute of test_subclasses.Holder cannot be encoded: a value has no "
-        "record; expected a constant; found an object of test_subclasses.Handle. "
+        "t.handle: an opaque attribute of holder_classes.Holder cannot be encoded: a value has no "
+        "record; expected a constant; found an object of holder_classes.Handle. "
         "Call torch_fakeify.register_subclass(Handle, encode_ctx=..., decode_ctx=...) with "
         "functions from the object to plain data and back."
     )
@@ -382,251 +304,3 @@ def test_a_class_that_nobody_can_find() -> None:
         f"t: the tensor subclass {name} cannot be found by its name. Define it at the top level of "
         "a module, or call torch_fakeify.register_subclass(Local) in writer and reader."
     )
-
-
-# --- registration ---------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("registry")
-def test_registered_functions_encode_and_decode_the_context() -> None:
-    """The record has plain data, of which the reader's function makes the context."""
-    generator = torch.Generator()
-    register_subclass(
-        Holder,
-        encode_ctx=lambda ctx: {"seed": ctx.initial_seed()},
-        decode_ctx=lambda data: ("seed", data["seed"]),
-    )
-    generator.manual_seed(7)
-    record = tfk.loads(tfk.dumps(encode(holder(generator))))
-    assert decode_context(record, where="t") == ("seed", 7)
-
-
-@pytest.mark.usefixtures("registry")
-def test_a_reader_without_the_registration_gets_an_error() -> None:
-    """The data of a registered function is not taken for the context itself."""
-    register_subclass(Holder, encode_ctx=lambda ctx: [ctx], decode_ctx=lambda data: data[0])
-    record = encode(holder(3))
-    assert decode_context(record, where="t") == 3
-    register_subclass(Holder)
-    with pytest.raises(UnknownNameError) as error:
-        decode_context(record, where="t")
-    assert str(error.value) == (
-        "t.context: the context of test_subclasses.Holder was written by a registered function. "
-        "Call torch_fakeify.register_subclass(Holder, encode_ctx=..., decode_ctx=...) first, as "
-        "the writer did."
-    )
-
-
-@pytest.mark.usefixtures("registry")
-def test_a_context_recorded_before_the_registration_is_read() -> None:
-    """The registered function is not called for a context that was recorded without it."""
-    record = encode(holder(3))
-    register_subclass(Holder, encode_ctx=lambda ctx: [ctx], decode_ctx=lambda data: data[0])
-    assert decode_context(record, where="t") == 3
-
-
-@pytest.mark.usefixtures("registry")
-def test_registering_again_replaces_the_functions() -> None:
-    """A second registration of a class replaces the functions of the first."""
-    register_subclass(Holder, encode_ctx=lambda ctx: 1, decode_ctx=lambda data: data)
-    register_subclass(Holder, encode_ctx=lambda ctx: 2, decode_ctx=lambda data: data)
-    assert decode_context(encode(holder()), where="t") == 2
-
-
-@pytest.mark.usefixtures("registry")
-def test_a_registration_is_not_inherited() -> None:
-    """A class does not inherit a registration, since its context may be another one."""
-
-    @register_subclass
-    class Derived(Holder):
-        pass
-
-    register_subclass(Holder, encode_ctx=lambda ctx: 1, decode_ctx=lambda data: data)
-    assert decode_context(encode(Derived(torch.ones(2), "own")), where="t") == "own"
-
-
-@pytest.mark.usefixtures("registry")
-def test_registration_works_as_a_decorator() -> None:
-    """The decorator may have functions, and registers also a class local to a function."""
-
-    @register_subclass
-    class Plain(Holder):
-        pass
-
-    @register_subclass(encode_ctx=str, decode_ctx=int)
-    class Other(Holder):
-        pass
-
-    plain, other = encode(Plain(torch.ones(2), 5)), encode(Other(torch.ones(2), 5))
-    assert subclass_of(plain, where="t") is Plain
-    assert subclass_of(other, where="t") is Other
-    assert decode_context(other, where="t") == 5
-    assert other.context == OpaqueValue(kind="registered", data="5")
-
-
-@pytest.mark.usefixtures("registry")
-def test_a_class_inside_contexts_can_be_registered() -> None:
-    """The registered functions encode its instances in contexts and in opaque attributes."""
-    register_subclass(Handle, encode_ctx=lambda handle: handle.number, decode_ctx=Handle)
-    record = encode(holder([Handle(4)], handle=Handle(3)))
-    context: Any = decode_context(record, where="t")
-    opaques: Any = decode_opaques(record, where="t")
-    assert context[0].number == 4
-    assert opaques["handle"].number == 3
-    subclass_registry._BY_NAME.clear()
-    with pytest.raises(UnknownNameError) as error:
-        decode_opaques(record, where="t")
-    assert str(error.value) == (
-        "t.handle: the class 'test_subclasses.Handle' is not registered in this process. "
-        "Call torch_fakeify.register_subclass(Handle, encode_ctx=..., decode_ctx=...) first, as "
-        "the writer did."
-    )
-
-
-@pytest.mark.usefixtures("registry")
-def test_a_tensor_class_is_not_decoded_inside_a_context() -> None:
-    """A file cannot call the function of a tensor class's context on other data."""
-    register_subclass(Holder, encode_ctx=lambda ctx: ctx, decode_ctx=lambda data: data)
-    data = TupleValue(items=("test_subclasses.Holder", 3))
-    record = SubclassDesc(
-        cls="test_subclasses.Holder", context=OpaqueValue(kind="object", data=data)
-    )
-    with pytest.raises(UnknownNameError, match=r"'test_subclasses\.Holder' is not registered"):
-        decode_context(record, where="t")
-
-
-@pytest.mark.usefixtures("registry")
-def test_dataclasses_of_registered_packages_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A registration means that its package is trusted."""
-    module = types.ModuleType("third")
-    third: Any = module
-    third.Config = dataclasses.make_dataclass("Config", [("number", int)])
-    third.Config.__module__ = "third"
-    third.Other = types.new_class("Other", (Holder,))
-    third.Other.__module__ = "third"
-    monkeypatch.setitem(sys.modules, "third", module)
-    with pytest.raises(UnsupportedTensorError, match="of another package than the tensor subclass"):
-        encode(holder(third.Config(3)))
-    register_subclass(third.Other)
-    assert decode_context(encode(holder(third.Config(3))), where="t") == third.Config(3)
-
-
-@pytest.mark.usefixtures("registry")
-def test_wrong_registrations_are_refused() -> None:
-    """One function alone, none for another class, and a tensor class without the protocol fail."""
-    with pytest.raises(UnsupportedValueError) as alone:
-        register_subclass(Holder, encode_ctx=str)
-    with pytest.raises(UnsupportedValueError) as none:
-        register_subclass(Handle)
-    with pytest.raises(UnsupportedTensorError) as half:
-        register_subclass(Unlucky)
-    assert str(alone.value) == (
-        "test_subclasses.Holder: a class is registered with one function alone; expected both "
-        "encode_ctx and decode_ctx, or neither"
-    )
-    assert str(none.value) == (
-        "test_subclasses.Handle: a class that is no tensor class is registered without functions; "
-        "expected encode_ctx and decode_ctx"
-    )
-    assert half.value.found == "no __tensor_unflatten__"
-
-
-def test_register_subclass_is_public() -> None:
-    """``torch_fakeify.register_subclass`` is this function."""
-    assert tfk.register_subclass is register_subclass
-
-
-# --- decode ---------------------------------------------------------------------------------------
-
-
-def test_a_class_that_is_not_imported_is_refused() -> None:
-    """The error contains the class and its import, and nothing is imported."""
-    record = SubclassDesc(cls="some_package.tensors.Packed")
-    with pytest.raises(UnknownNameError) as error:
-        subclass_of(record, where="t")
-    assert str(error.value) == (
-        "t: the tensor subclass 'some_package.tensors.Packed' is not known in this process. "
-        "Run `import some_package.tensors` first if you trust it."
-    )
-
-
-@pytest.mark.parametrize("name", ["__main__.Mine", "m.f.<locals>.Mine", "Mine"])
-def test_a_class_that_cannot_be_imported_is_refused(name: str) -> None:
-    """A class that cannot be imported is refused, and the fix in the error is to register it."""
-    with pytest.raises(UnknownNameError) as error:
-        subclass_of(SubclassDesc(cls=name), where="t")
-    assert str(error.value) == (
-        f"t: the tensor subclass {name!r} is not known in this process. "
-        "Define it and call torch_fakeify.register_subclass(Mine) first."
-    )
-
-
-@pytest.mark.parametrize("name", [
-    "subprocess.Popen", "torch.Tensor", "torch.nn.Parameter", "test_subclasses.Unlucky",
-    "test_subclasses.Handle", "builtins.type", "torch._subclasses.fake_tensor.FakeTensor",
-])  # fmt: skip
-def test_a_class_that_is_no_wrapper_is_refused(name: str) -> None:
-    """A file cannot call ``__tensor_unflatten__`` on anything else."""
-    with pytest.raises(UnknownNameError) as error:
-        subclass_of(SubclassDesc(cls=name), where="t")
-    assert str(error.value) == (
-        f"t: the class {name!r} is no traceable wrapper subclass; expected a tensor subclass with "
-        "__tensor_flatten__ and __tensor_unflatten__"
-    )
-
-
-def test_decoding_imports_nothing(tmp_path: Path) -> None:
-    """A module on the path is not imported because a record names it."""
-    (tmp_path / "trap.py").write_text("raise SystemExit('imported')")
-    code = """
-        import sys
-        sys.path.insert(0, sys.argv[1])
-        from torch_fakeify.records.tensor import DictValue, OpaqueValue, SubclassDesc, TupleValue
-        from torch_fakeify.errors import UnknownNameError
-        from torch_fakeify.encoding.subclasses import decode_context, subclass_of
-
-        context = OpaqueValue(
-            kind="dataclass", data=TupleValue(items=("trap.C", DictValue(items=())))
-        )
-        record = SubclassDesc(cls="trap.C", context=context)
-        for read in (subclass_of, decode_context):
-            try:
-                read(record, where="t")
-            except UnknownNameError as error:
-                assert error.fix == "Run `import trap` first if you trust it.", error
-            else:
-                raise SystemExit("read")
-    """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(code), tmp_path], check=True)
-
-
-def test_an_attribute_that_occurs_twice_is_refused() -> None:
-    """An inner attribute is a tensor or an opaque object, and occurs once."""
-    tensors = (("a", describe(torch.ones(1))),)
-    for opaques in ((("a", None),), (("b", None), ("b", None))):
-        record = SubclassDesc(
-            cls="test_subclasses.Holder", tensors=tensors if opaques[0][0] == "a" else (),
-            opaques=opaques,
-        )  # fmt: skip
-        with pytest.raises(FormatError, match=r"^t\.[ab]: an inner attribute stands twice$"):
-            decode_opaques(record, where="t")
-
-
-@pytest.mark.parametrize("value", [
-    OpaqueValue(kind="registered", data=None),
-    OpaqueValue(kind="TreeSpec"),
-    OpaqueValue(kind="dataclass", data=TupleValue(items=())),
-    OpaqueValue(kind="object", data=3),
-])  # fmt: skip
-def test_values_without_a_meaning_are_refused(value: OpaqueValue) -> None:
-    """Kinds of other modules, and kinds of contexts with wrong contents, are refused."""
-    record = SubclassDesc(cls="test_subclasses.Holder", context=TupleValue(items=(value,)))
-    with pytest.raises(FormatError, match=r"a value of this kind has no meaning here; found '"):
-        decode_context(record, where="t")
-
-
-def test_tensors_in_opaque_attributes_are_decoded_by_the_hook() -> None:
-    """The reader's hook for tensors is called there too."""
-    desc = describe(torch.ones(1))
-    record = SubclassDesc(cls="test_subclasses.Holder", opaques=(("a", TensorValue(tensor=desc)),))
-    assert decode_opaques(record, where="t", tensors=lambda found: found) == {"a": desc}
