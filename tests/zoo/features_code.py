@@ -161,7 +161,8 @@ def _anew(fn: Any) -> Any:
     return types.FunctionType(code, fn.__globals__)
 
 
-_COUNTER = itertools.count(10_000)
+_COUNTER = itertools.count(10**9)
+"""Far above the numbers of FX, whose lines of source Python would print instead."""
 
 
 @feature()

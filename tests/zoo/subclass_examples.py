@@ -21,7 +21,7 @@ def torchao_weight_only() -> tuple[Any, ...]:
     from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
     m = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4)).eval()
-    quantize_(m, Int8WeightOnlyConfig())
+    quantize_(m, Int8WeightOnlyConfig(set_inductor_config=False))  # else caches are turned on
     return m, *[(torch.randn(n, 16),) for n in (3, 5, 2)]
 
 
@@ -31,7 +31,7 @@ def torchao_dynamic_activations() -> tuple[Any, ...]:
     from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
 
     m = nn.Sequential(nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 32)).eval()
-    quantize_(m, Int8DynamicActivationInt8WeightConfig())
+    quantize_(m, Int8DynamicActivationInt8WeightConfig(set_inductor_config=False))
     return m, *[(torch.randn(n, 32),) for n in (18, 20, 19)]
 
 
