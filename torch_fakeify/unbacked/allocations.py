@@ -24,7 +24,7 @@ from torch_fakeify.replay.bindings import (
     raw_path,
     symbols_in,
 )
-from torch_fakeify.shape_env.rollback import checkpoint
+from torch_fakeify.shape_env.rollback import Checkpoint, checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
@@ -164,10 +164,23 @@ def run_with_symbols(
     if request is None:
         return _run(env, call, memos)
     before = checkpoint(env)
+    try:
+        return _run_as_requested(env, call, memos, request, before)
+    finally:  # an exception that is stored must not hold the checkpoint
+        before.commit()
+
+
+def _run_as_requested(
+    env: Any,
+    call: Callable[[], Any],
+    memos: Memos,
+    request: _Request,
+    before: Checkpoint,
+) -> RunResult:
+    """Run an operator, and again from ``before`` if the symbols of the result are not those requested."""
     result = _run(env, call, memos)
     requested = request(result)
     if requested is None:
-        before.commit()
         return result
     result = None
     # A run without memos makes a symbol at each place.
@@ -190,7 +203,6 @@ def run_with_symbols(
     memos.clear()
     with _replayed_allocations(env, log, requested.binds):
         result = _run(env, call, memos)
-    before.commit()
     return result._replace(log=result.log._replace(clears_memos=True))
 
 

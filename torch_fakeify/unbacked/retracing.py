@@ -12,6 +12,7 @@ new symbol of that node, so that equal sizes remain provably equal.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -110,16 +111,19 @@ def retrace(
         )
     run = RetraceRun(original, mode, allow_gone=allow_gone)
     made = run.copied(gm)
-    before = None if decompositions is None else checkpoint(mode.shape_env)
-    with run.running():
-        run.graph(made, inputs)
-    if before is not None:
-        before.rollback()
-        run = RetraceRun(original, mode, allow_gone=allow_gone, logs=run.logs)
+    with ExitStack() as stack:
+        before = None if decompositions is None else checkpoint(mode.shape_env)
+        if before is not None:
+            stack.callback(before.commit)
         with run.running():
-            made = decomposed(made, _traced(run, run.copied(gm)), inputs, decompositions or {})
+            run.graph(made, inputs)
+        if before is not None:
+            before.rollback()
+            run = RetraceRun(original, mode, allow_gone=allow_gone, logs=run.logs)
+            with run.running():
+                made = decomposed(made, _traced(run, run.copied(gm)), inputs, decompositions or {})
     unplaced = run.facts.finish()
-    if before is not None:  # the tracer merges equal numbers
+    if decompositions is not None:  # the tracer merges equal numbers
         bound = _bound_symbols(made)
         lost = {new for new in run.bound.values() if new not in bound and new not in run.loops}
         run.bound = {old: new for old, new in run.bound.items() if new not in lost}
