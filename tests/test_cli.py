@@ -500,3 +500,23 @@ def test_a_file_that_needs_much_memory_must_be_trusted(
         assert "`--trust` on the command line" in capsys.readouterr().err
         assert cli.main([*command, "--trust", path]) == cli.DONE
     assert cli.main(["diff", "--trust", path, path]) == cli.DONE
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (["fuzz", "--runs", "x"], "argument --runs: must be at least 1; found 'x'"),
+        (["fuzz", "--runs", "-1"], "argument --runs: must be at least 1; found '-1'"),
+        (["replay", "--jobs", "2.5"], "argument --jobs: must be at least 1; found '2.5'"),
+        (["minify", "--timeout", "soon"], "must be a positive number of seconds; found 'soon'"),
+        (["minify", "--timeout", "nan"], "must be a positive number of seconds; found 'nan'"),
+        (["replay", "--memory", "1G"], "must be a positive number of MiB; found '1G'"),
+    ],
+)
+def test_a_number_that_is_none_is_reported_with_what_is_expected(
+    options: list[str], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The error has the option, what it takes and what was given; no name of a function."""
+    with pytest.raises(SystemExit, match="2"):
+        cli.main([options[0], "frame.fkf", *options[1:]])
+    assert error in capsys.readouterr().err

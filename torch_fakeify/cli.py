@@ -283,23 +283,30 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError("must be a positive number of seconds")
+        raise argparse.ArgumentTypeError(f"must be a positive number of seconds; found {text!r}")
     return value
 
 
 def _mebibytes(text: str) -> int:
-    value = int(text)
-    if value <= 0:
-        raise argparse.ArgumentTypeError("must be a positive number of MiB")
-    return value << 20
+    return _positive(text, "must be a positive number of MiB") << 20
 
 
 def _count(text: str) -> int:
-    value = int(text)
+    return _positive(text, "must be at least 1")
+
+
+def _positive(text: str, expected: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
     if value <= 0:
-        raise argparse.ArgumentTypeError("must be at least 1")
+        raise argparse.ArgumentTypeError(f"{expected}; found {text!r}")
     return value
 
 
