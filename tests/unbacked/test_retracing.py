@@ -444,6 +444,21 @@ def test_a_merged_node_is_an_error() -> None:
         tfk.check_bindings(gm)
 
 
+@pytest.mark.parametrize("decompositions", [None, {}], ids=["plain", "decomposed"])
+def test_a_stored_error_holds_no_checkpoint(decompositions: Any) -> None:
+    """After a failed retrace torch's methods are its own, although the error refers to its frames."""
+    gm, _ = traced(lambda m: (m.nonzero() + 1, m.clone().nonzero() + 2), MASK)
+    first, second = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.nonzero.default)
+    second.replace_all_uses_with(first)
+    gm.graph.erase_node(second)
+    method = ShapeEnv.create_symbol
+    mode, inputs = fresh_inputs(gm)
+    with pytest.raises(ShapeEnvError) as error:
+        tfk.retrace(gm, inputs, mode=mode, decompositions=decompositions)
+    assert ShapeEnv.create_symbol is method
+    assert error.value.__traceback__ is not None
+
+
 def test_a_moved_node_binds_its_symbol() -> None:
     """The operator with a memoized result comes first now and binds the symbol."""
     gm, _ = traced(lambda m: (m.nonzero() + 1, m.nonzero() + 2), MASK)
