@@ -303,7 +303,7 @@ def test_a_short_stack_is_a_clear_error() -> None:
     def deeper(left: int, call: Any) -> Any:
         return call() if left == 0 else deeper(left - 1, call)
 
-    room = sys.getrecursionlimit() - len(__import__("inspect").stack()) - 120
+    room = sys.getrecursionlimit() - len(__import__("inspect").stack()) - 60
     for call in (lambda: dumps(nested_tuples(90)), lambda: loads(data)):
         with pytest.raises(LimitError, match="the interpreter's stack is too short"):
             deeper(room, call)
