@@ -142,8 +142,8 @@ def two_tensors_changed() -> tuple[Any, ...]:
 
 
 @contextlib.contextmanager
-def one_process() -> Generator[None]:
-    """A process group of this process alone, without torch's shardings of earlier equal meshes.
+def _process_group(backend: str, **options: Any) -> Generator[None]:
+    """A process group, without torch's shardings of earlier equal meshes.
 
     With those a result has the earlier mesh, which AOTAutograd takes for a constant (torch 2.13).
     """
@@ -151,11 +151,18 @@ def one_process() -> Generator[None]:
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
     _clear_sharding_prop_cache()
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group(backend, **options)
     try:
         yield
     finally:
         dist.destroy_process_group()
+
+
+def one_process() -> contextlib.AbstractContextManager[None]:
+    """A process group of this process alone."""
+    import torch.distributed as dist
+
+    return _process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
 
 def _mesh() -> Any:
@@ -248,19 +255,11 @@ variant("dtensor_linear_inductor", dtensor_linear, backend="inductor")
 variant("dtensor_inputs_inductor", dtensor_inputs, backend="inductor")
 
 
-@contextlib.contextmanager
-def four_processes() -> Generator[None]:
+def four_processes() -> contextlib.AbstractContextManager[None]:
     """One process of a group of four that does not communicate."""
-    import torch.distributed as dist
-    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    _clear_sharding_prop_cache()
-    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
+    return _process_group("fake", store=FakeStore(), rank=1, world_size=4)
 
 
 @example(

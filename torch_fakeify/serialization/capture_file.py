@@ -126,8 +126,8 @@ def write_capture(
         limits: of the reader; by default `Limits()`.
 
     Raises:
-        WriteError: the file cannot be written, or not in this version, or could not be read; what
-            was there before is untouched.
+        WriteError: the file cannot be written, or not in this version, or could not be read. An
+            existing file is left unchanged.
     """
     check_version(version)
     limits = limits or Limits()

@@ -79,7 +79,7 @@ def write_report(
         source: the file that the frame was read from, which stays as it is.
 
     Raises:
-        WriteError: the file cannot be written, or is the source; what was there before is untouched.
+        WriteError: the file cannot be written, or is the source. An existing file is left unchanged.
     """
     if source is not None:
         check_not_input(path, source)
