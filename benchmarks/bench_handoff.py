@@ -77,8 +77,8 @@ def compare(
     if TESTS[0] not in sys.path:
         sys.path.extend(TESTS)
     from compiled_programs import Model
+    from model_zoo import MODELS
     from observe import observed
-    from sized_models import MODELS
 
     for i, name in enumerate(names):
         found: dict[bool, list[Any]] = {False: [], True: []}

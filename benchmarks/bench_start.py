@@ -3,8 +3,9 @@
 Run: ``python -m benchmarks.bench_start [--rounds N]``. The first lines stand beside ``import torch``,
 which none of these commands does. ``replay`` starts an interpreter that rebuilds and compiles; its
 start is all that both processes import before they open the capture, and stands beside an interpreter
-that imports the same modules of torch (with what these import) and nothing of ours. A checkout is
-compiled to bytecode first, as pip does with a package that it installs.
+that imports the same modules of torch (with what these import) and nothing of ours. The entry point that
+``import torch`` loads in every process stands beside that import, with ``TORCH_FAKEIFY_RECORD`` and without. A
+checkout is compiled to bytecode first, as pip does with a package that it installs.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 
 import torch_fakeify as tfk
+import torch_fakeify_autoload
 
 from .run import main
 from .table import Row, at_most, compare
@@ -33,9 +35,18 @@ _CHILD = "import torch_fakeify.tools.worker.main"
 _MODULES = f"{_CHILD}, sys; print(*(m for m in sys.modules if m.split('.')[0] == 'torch'))"
 
 
+_ENTRY_POINT = (
+    "import torch, sys, time; sys.modules.pop('torch_fakeify_autoload', None); "
+    "from importlib.metadata import EntryPoint; at = time.process_time_ns(); "
+    "EntryPoint('fakeify', 'torch_fakeify_autoload:start', 'torch.backends').load()(); "
+    "print(time.process_time_ns() - at)"
+)
+
+
 def rows(rounds: int) -> Iterator[Row]:
     """Every line of the table."""
     compileall.compile_dir(Path(tfk.__file__).parent, quiet=1)
+    compileall.compile_file(torch_fakeify_autoload.__file__, quiet=1)
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder, "frame.fkf"))
         save(path)
@@ -52,6 +63,14 @@ def rows(rounds: int) -> Iterator[Row]:
                 rounds=rounds,
                 unit="ms",
             )
+    for what, directory in (("not set", ""), ("set", "captures")):
+        yield compare(
+            f"in import torch, TORCH_FAKEIFY_RECORD {what}",
+            lambda: seconds(("-c", "import torch")),
+            lambda directory=directory: entry_point_seconds(directory),
+            rounds=rounds,
+            unit="ms",
+        )
     theirs = ("-c", _importing(_loaded()))
     yield compare(
         "torch-fakeify replay: until it opens the capture",
@@ -76,6 +95,17 @@ def seconds(args: Sequence[str]) -> float:
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, command)
     return usage.ru_utime + usage.ru_stime
+
+
+def entry_point_seconds(directory: str) -> float:
+    """CPU seconds of the entry point in a process of its own, its import included.
+
+    Args:
+        directory: of the variable; empty for none.
+    """
+    env = {**os.environ, "TORCH_FAKEIFY_RECORD": directory}
+    command = [sys.executable, "-c", _ENTRY_POINT]
+    return int(subprocess.run(command, env=env, check=True, capture_output=True).stdout) / 1e9
 
 
 def save(path: str) -> None:

@@ -22,6 +22,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a job in the backgro
         signal.SIGINT, signal.default_int_handler
     )  # children that a test starts react to Ctrl-C
 
+os.environ.pop("COLUMNS", None)  # as xdist sets it: commands print in the width that it says
+
 from cli_runs import captures, command, dynamic, recorded  # noqa: F401
 
 # Compiling inside a property test is slow on a busy machine, which is no fault: no deadlines.

@@ -335,7 +335,7 @@ def test_a_failed_save_of_a_failure_is_reported(tmp_path: Path) -> None:
     """Dynamo gets the backend's exception, and the report has the error of the file."""
 
     def backend(gm: Any, inputs: Any) -> Any:
-        path = recorder.directory / names(recorder.directory)[0]
+        path = recorder.folder.root / names(recorder.folder.root)[0]
         path.unlink()
         path.mkdir()
         raise RuntimeError("the backend's own")

@@ -66,6 +66,7 @@ def test_an_error_of_torch_has_no_ratio(capsys: pytest.CaptureFixture[str]) -> N
     assert line.split() == ["work", "PicklingError", "1.00", "us", "-", ">=", "3"]
 
 
+@pytest.mark.sweep
 def test_the_sides_alternate() -> None:
     """Each round begins with the other side, and the warm-up is not counted."""
     calls: list[str] = []
@@ -135,6 +136,7 @@ def test_the_table_has_every_script() -> None:
     assert {f"bench_{name}" for name in SCRIPTS} == {file.stem for file in files}
 
 
+@pytest.mark.sweep
 def test_a_script_that_fails_ends_the_table() -> None:
     """A script that fails raises, since its lines would be missing silently."""
     with pytest.raises(SystemExit, match="no_such ended with status 1"):

@@ -23,17 +23,17 @@ from torch_fakeify.records.frame import CaptureDesc, FailureDesc
 from torch_fakeify.records.tensor import FunctionValue, StackDesc
 from torch_fakeify.render.show import show_lines, table_lines
 from torch_fakeify.serialization.capture_file import read_capture, write_capture
-from torch_fakeify.tools.replaying import judge, masked, replay
+from torch_fakeify.tools.replaying import judge, masked, replay_capture
+from torch_fakeify.tools.worker import main as worker
 from torch_fakeify.tools.worker.client import ask, output_tail
-from torch_fakeify.tools.worker.main import run_capture
 from torch_fakeify.tools.worker.replies import Answer, Crashed, Failed, Refused, Thrown
 
 # --- show ---------------------------------------------------------------------------------------
 
 
 def test_show_prints_the_parts_of_a_frame(command: Command, dynamic: Path, tmp_path: Path) -> None:
-    """The page has inputs, symbols with sources and ranges, guards with the user's line, code."""
-    done = command("show", dynamic, cwd=tmp_path)
+    """With ``--all --torch-names``: inputs, symbols with sources and ranges, guards, code."""
+    done = command("show", "--all", "--torch-names", dynamic, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     text = done.stdout
     assert re.search(r"^inputs \(\d\)\n", text, re.MULTILINE)
@@ -73,7 +73,7 @@ def test_show_prints_a_failure_with_its_stack(
     command: Command, captures: list[Path], tmp_path: Path
 ) -> None:
     """The page of a failed frame has the exception's message and stack."""
-    text = command("show", captures[-1], cwd=tmp_path).stdout
+    text = command("show", "--all", captures[-1], cwd=tmp_path).stdout
     assert "result    failed: builtins.ValueError\n" in text
     assert "  builtins.ValueError\n    cannot compile 1 inputs\n  stack\n" in text
 
@@ -153,7 +153,7 @@ def test_show_escapes_what_the_terminal_cannot_encode(dynamic: Path, tmp_path: P
         },
     )  # fmt: skip
     assert done.stderr == ""
-    assert done.stdout.startswith("frame     pr\\xe9\n")
+    assert done.stdout.split("\n")[0].split() == ["frame", "pr\\xe9"]
 
 
 # --- replay -------------------------------------------------------------------------------------
@@ -186,7 +186,10 @@ def test_replay_of_a_good_frame_succeeds(command: Command, dynamic: Path, tmp_pa
     """A frame without a recorded failure that compiles has status 0."""
     done = command("replay", dynamic, "--backend", "aot_eager", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.fullmatch(r"compiles\n  compiled in \d+ ms\n", done.stdout)
+    assert re.fullmatch(
+        rf"compiles\n  with aot_eager, torch {re.escape(torch.__version__.partition('+')[0])}, cpu\n  compiled in \d+ ms\n",
+        done.stdout,
+    )
 
 
 def test_replay_reproduces_a_failure(command: Command, failing: Path, tmp_path: Path) -> None:
@@ -197,31 +200,37 @@ def test_replay_reproduces_a_failure(command: Command, failing: Path, tmp_path: 
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "reproduced"
-    assert lines[1].startswith(f"    {failure.type}: ")
+    assert lines[1].startswith("  with aot_eager, torch ")
+    assert lines[2].startswith(f"    {failure.type}: ")
 
 
+@pytest.mark.sweep
 def test_replay_reports_a_failure_that_is_not_reproduced(
     command: Command, captures: list[Path], failing: Path, tmp_path: Path
 ) -> None:
     """A frame that failed and now compiles, or fails differently, has status 1."""
     done = command("replay", captures[-1], "--backend", "eager", cwd=tmp_path)
     assert done.returncode == 1
-    assert done.stdout.startswith("not reproduced\n  compiled in ")
-    assert done.stdout.endswith("  recorded:\n    builtins.ValueError: cannot compile 1 inputs\n")
+    assert re.match(r"not reproduced\n  with eager, torch .+\n  compiled in ", done.stdout)
+    assert "  recorded:\n    builtins.ValueError: cannot compile 1 inputs\n" in done.stdout
+    assert re.search(
+        r"  differs here:\n    backend: <.*Failing object> recorded, eager here\n", done.stdout
+    )
     desc = read_capture(failing)
     other = FailureDesc(type="builtins.KeyError", message="1")
     write_capture(tmp_path / "other.fkf", msgspec.structs.replace(desc, failure=other))
-    verdict = replay(tmp_path / "other.fkf", backend="aot_eager")
-    assert (verdict.word, verdict.holds) == ("not reproduced", False)
-    assert verdict.details[:3] == ("recorded:", "  builtins.KeyError: 1", "now:")
+    verdict = replay_capture(tmp_path / "other.fkf", backend="aot_eager")
+    assert (verdict.verdict, verdict.holds) == ("not reproduced", False)
+    assert verdict.details[1:4] == ("recorded:", "  builtins.KeyError: 1", "now:")
 
 
+@pytest.mark.sweep
 def test_replay_reports_a_frame_that_no_longer_compiles(failing: Path, tmp_path: Path) -> None:
     """A frame that compiled when it was recorded and now fails has status 1."""
     desc = msgspec.structs.replace(read_capture(failing), failure=None)
     write_capture(tmp_path / "f.fkf", desc)
-    verdict = replay(tmp_path / "f.fkf", backend="aot_eager")
-    assert (verdict.word, verdict.holds) == ("does not compile", False)
+    verdict = replay_capture(tmp_path / "f.fkf", backend="aot_eager")
+    assert (verdict.verdict, verdict.holds) == ("does not compile", False)
 
 
 def test_replay_kills_a_compilation_that_hangs(
@@ -230,7 +239,7 @@ def test_replay_kills_a_compilation_that_hangs(
     """A compilation that exceeds the timeout is killed and reported as hanging."""
     done = command("replay", dynamic, "--timeout", "0.01", cwd=tmp_path)
     assert done.returncode == 1
-    assert done.stdout.startswith("hangs\n  killed after 0.01 s\n")
+    assert done.stdout.splitlines()[:3] == ["hangs", "  with eager, cpu", "  killed after 0.01 s"]
 
 
 def test_replay_reports_a_crash(
@@ -241,9 +250,9 @@ def test_replay_reports_a_crash(
         "import os, sys\nif '-m' in sys.orig_argv: print('last words', flush=True); os.abort()\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    verdict = replay(dynamic, backend="eager")
-    assert (verdict.word, verdict.holds) == ("crashes", False)
-    assert verdict.details[0] == "the process was ended by SIGABRT"
+    verdict = replay_capture(dynamic, backend="eager")
+    assert (verdict.verdict, verdict.holds) == ("crashes", False)
+    assert verdict.details[1] == "the process was ended by SIGABRT"
     assert "last words" in verdict.details
 
 
@@ -268,7 +277,7 @@ def test_each_end_of_a_child_has_a_verdict(
 ) -> None:
     """A crash, a hang and lack of memory of the child each have a verdict of their own."""
     verdict = judge(read_capture(dynamic), answer, timeout=1)
-    assert (verdict.word, verdict.holds, verdict.details[0]) == (word, False, detail)
+    assert (verdict.verdict, verdict.holds, verdict.details[0]) == (word, False, detail)
 
 
 def test_the_last_lines_of_a_child_show_its_end() -> None:
@@ -297,7 +306,7 @@ def test_failures_are_compared_by_type_and_message(
     desc = msgspec.structs.replace(read_capture(dynamic), failure=failure)
     error = Thrown(kind, message, memory=False, frames=())
     verdict = judge(desc, Answer(Failed(error)), timeout=1)
-    assert (verdict.word, verdict.holds) == (word, word == "reproduced")
+    assert (verdict.verdict, verdict.holds) == (word, word == "reproduced")
 
 
 def test_numbers_and_addresses_are_masked() -> None:
@@ -413,7 +422,7 @@ def test_show_refuses_unknown_and_forbidden_functions(
         tfk.Capture.load(path).instantiate()
     assert error.value.where == "$.nodes[3].target"
     assert fragment in str(error.value)
-    shown = command("show", path, cwd=tmp_path)
+    shown = command("show", "--code", path, cwd=tmp_path)
     assert (shown.returncode, shown.stderr) == (0, "")
     assert name in shown.stdout
 
@@ -453,7 +462,7 @@ def test_table_aligns_its_columns() -> None:
 @pytest.mark.sweep
 def test_demo_rebuilds_the_frame_in_another_process(command: Command, tmp_path: Path) -> None:
     """The demo ends with status 0 and its two processes agree with eager."""
-    done = command("demo", "--backend", "aot_eager", cwd=tmp_path)
+    done = command("demo", "--check", "--backend", "aot_eager", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     for word in ("tensors", "storages", "symbols", "guards", "asserts", "bytes", "difference"):
         assert word in done.stdout
@@ -465,9 +474,10 @@ def test_demo_rebuilds_the_frame_in_another_process(command: Command, tmp_path: 
 def test_the_child_of_the_demo_reports_modules_that_it_must_not_have(dynamic: Path) -> None:
     """The demo checks that the other process has not imported the model's code."""
     request = {"file": str(dynamic), "backend": "eager", "sizes": [], "absent": ["torch.nn", "x"]}
-    with pytest.raises(tfk.CaptureError, match=r"found torch\.nn$"):
-        run_capture(request)
-    assert run_capture({**request, "absent": ["x"]}).runs == []
+    with worker._SETTINGS:  # which a worker sets until it exits
+        with pytest.raises(tfk.CaptureError, match=r"found torch\.nn$"):
+            worker.run_capture(request)
+        assert worker.run_capture({**request, "absent": ["x"]}).runs == []
 
 
 def test_the_child_of_the_demo_reports_a_difference(dynamic: Path) -> None:
@@ -479,7 +489,8 @@ def test_the_child_of_the_demo_reports_a_difference(dynamic: Path) -> None:
         return lambda *args: tuple(out + 0.5 for out in gm(*args))
 
     request = {"file": str(dynamic), "backend": "off_by_a_half", "sizes": [{}], "absent": []}
-    (run,) = run_capture(request).runs
+    with worker._SETTINGS:
+        (run,) = worker.run_capture(request).runs
     assert run["difference"] == pytest.approx(0.5)
 
 

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import doctest
 import re
+import tempfile
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from call_paths import NAME, Arrow, arrows_of, calls_of, find_name, first_missing
 from doc_blocks import PAGES, RUN, blocks_of, is_printed, page_folder
 from places import ROOT
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from view_zoo import two
 
 import torch_fakeify as tfk
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
-ROOMS = [path.parent.name for path in (ROOT / "torch_fakeify").glob("*/__init__.py")]
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 texts_of_this_torch = pytest.mark.skipif(
@@ -31,7 +37,10 @@ def is_run(page: Path) -> bool:
     return any(b.kind in RUN and b.not_run is None and b.file is None for b in blocks)
 
 
-SLOW = {"README", "quickstart", "command-line", "corpus-in-ci", "recompiles", "wrong-numbers"}
+SLOW = {
+    *("README", "quickstart", "command-line", "corpus-in-ci", "recompiles", "wrong-numbers"),
+    *("your-own-backend", "trace-logs", "tools"),
+}
 """Pages with many commands, whose parts other tests have: `.ci/run` runs them."""
 
 
@@ -70,10 +79,18 @@ def test_every_block_has_a_kind(page: Path) -> None:
 
 
 NAMES = [name for name in tfk.__all__ if name != "__version__"]
+STARTING = {
+    *("run", "replay_capture", "minify", "fuzz", "ScriptReport", "ReplayReport", "MinifyReport"),
+    "FuzzReport",
+}
+"""Names whose examples start processes."""
 
 
 @texts_of_this_torch
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.sweep] if name in STARTING else []) for name in NAMES],
+)
 def test_the_examples_of_a_docstring_run(name: str, tmp_path: Path) -> None:
     """The examples of a public name and of its methods print what they show."""
     value = getattr(tfk, name)
@@ -96,10 +113,9 @@ def test_a_public_name_has_an_example(name: str) -> None:
 def test_every_name_in_a_page_exists(page: Path) -> None:
     """Names of the package (``tfk.x``) and of a room (``describe.describer.x``) can be resolved."""
     text = re.sub(r"\btfk\.(?=[a-z_]+\b)", "torch_fakeify.", page.read_text(encoding="utf-8"))
-    rooms = "|".join(sorted(ROOMS))
     names = re.findall(r"\btorch_fakeify\.([A-Za-z_][\w.]*)", text)
     if page.name == "architecture.md":
-        names += re.findall(rf"(?<![\w./])((?:{rooms})\.[a-z_]\w*[\w.]*)", text)
+        names += NAME.findall(text)
     for name in sorted(set(names)):
         find_name(name.rstrip("."))
 
@@ -113,14 +129,67 @@ def test_every_file_in_the_architecture_page_exists() -> None:
     assert missing == []
 
 
-def find_name(name: str) -> object:
-    """Return the object that a dotted name of the package denotes; raise if there is none."""
-    found: Any = tfk
-    path = "torch_fakeify"
-    for part in name.split("."):
-        path = f"{path}.{part}"
-        try:
-            found = getattr(found, part)
-        except AttributeError:
-            found = import_module(path)
-    return found
+# --- the drawings of the architecture page --------------------------------------------------------
+
+
+def path_of_a_tensor() -> None:
+    """Describe a view of a tensor subclass, write and read its record, and convert it."""
+    record = tfk.MetaTensorDescriber().describe_tensor(two(4, 6)[1:3])
+    (loaded,) = tfk.loads(tfk.dumps([record]))
+    tfk.MetaConverter(FakeTensorMode()).from_desc(loaded)
+
+
+def path_of_a_frame() -> None:
+    """Record a frame, and compile it again from its file."""
+    with tempfile.TemporaryDirectory() as folder:
+        backend = tfk.record(folder, "eager")
+        torch.compile(lambda x: x * x.shape[0], backend=backend, dynamic=True)(torch.ones(3))
+        (path,) = Path(folder).glob("*.fkf")
+        tfk.Capture.load(path).instantiate().compile("eager")
+
+
+def path_of_a_guard_node() -> None:
+    """Insert guards as nodes, and learn from them that a size of another environment is wrong."""
+    gm = make_fx(lambda x: x[1:] if x.shape[0] < 9 else x, tracing_mode="symbolic")(torch.ones(4))
+    (placeholder,) = gm.graph.find_nodes(op="placeholder")
+    tfk.insert_guards(gm, placeholder.meta["val"].fake_mode.shape_env)
+    other = FakeTensorMode(shape_env=ShapeEnv()).from_tensor(torch.ones(9))
+    with pytest.raises(tfk.ShapeEnvError):
+        tfk.learn(gm, [other])
+
+
+def path_of_a_handoff() -> None:
+    """Compile a frame by a backend that assumes something about a size."""
+
+    def backend(gm: Any, inputs: Any) -> Any:
+        assert next(x for x in inputs if isinstance(x, torch.Tensor)).shape[0] > 2
+        return gm.forward
+
+    torch.compile(torch.sin, backend=tfk.handoff(backend), dynamic=True)(torch.ones(4))
+
+
+PATHS = [path_of_a_tensor, path_of_a_frame, path_of_a_guard_node, path_of_a_handoff]
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+DRAWINGS = [block.text for block in blocks_of(PAGE) if "-->|" in block.text]
+
+
+@pytest.mark.parametrize(("path", "drawing"), [*zip(PATHS, DRAWINGS, strict=True)])
+def test_every_arrow_of_a_drawing_is_a_call(path: Callable[[], None], drawing: str) -> None:
+    """The path calls what the arrows name, from the rooms where they begin, in their order."""
+    torch._dynamo.reset()
+    arrows = arrows_of(drawing)
+    assert len(arrows) >= 8
+    assert first_missing(arrows, calls_of(path)) is None
+
+
+def test_an_arrow_that_is_no_call_is_found() -> None:
+    """A drawing with another function, another caller or another order does not pass."""
+    torch._dynamo.reset()
+    arrows, calls = arrows_of(DRAWINGS[3]), calls_of(path_of_a_handoff)
+    at = next(i for i, arrow in enumerate(arrows) if arrow.callee.endswith("FreshEnv.copy_facts"))
+    copied = arrows[at]
+    other_function = Arrow("transfer", "transfer.fresh_env.FreshEnv.derive_facts")
+    other_caller = Arrow("frames", copied.callee)
+    for wrong in (other_function, other_caller):
+        assert first_missing([*arrows[:at], wrong, *arrows[at + 1 :]], calls) == wrong
+    assert first_missing([*arrows[at + 1 :], copied], calls) == copied

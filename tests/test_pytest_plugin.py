@@ -74,6 +74,8 @@ def test_every_capture_is_a_test(run: Run, pytester: pytest.Pytester) -> None:
         "does not compile",
         "    builtins.ValueError: no such kernel",
         "      of two lines",
+        "  differs here:",
+        "    the file has no settings, environment and devices on record",
     ]
     result.stdout.fnmatch_lines(
         [

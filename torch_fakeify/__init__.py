@@ -16,10 +16,13 @@ if TYPE_CHECKING:
     from torch_fakeify.describe.describer import describe_tensor as describe_tensor
     from torch_fakeify.encoding.subclasses import register_subclass as register_subclass
     from torch_fakeify.frames.captures import Capture as Capture
-    from torch_fakeify.frames.captures import Instance as Instance
+    from torch_fakeify.frames.instances import Instance as Instance
     from torch_fakeify.frames.notes import RecordWarning as RecordWarning
+    from torch_fakeify.frames.notes import SettingsWarning as SettingsWarning
     from torch_fakeify.frames.record_backend import record as record
     from torch_fakeify.frames.recording import capture as capture
+    from torch_fakeify.frames.recording_block import Recording as Recording
+    from torch_fakeify.frames.recording_block import recording as recording
     from torch_fakeify.frames.trace_logs.log import from_trace_log as from_trace_log
     from torch_fakeify.records.shape_env import ShapeEnvDesc as ShapeEnvDesc
     from torch_fakeify.records.tensor import MetaStorageDesc as MetaStorageDesc
@@ -35,8 +38,20 @@ if TYPE_CHECKING:
     from torch_fakeify.shape_env.rollback import checkpoint as checkpoint
     from torch_fakeify.shape_env.snapshot import restore as restore
     from torch_fakeify.shape_env.snapshot import snapshot as snapshot
+    from torch_fakeify.tools.diffing import FrameDiff as FrameDiff
+    from torch_fakeify.tools.diffing import diff as diff
     from torch_fakeify.tools.doctor import Diagnosis as Diagnosis
     from torch_fakeify.tools.doctor import doctor as doctor
+    from torch_fakeify.tools.fuzzing import FuzzReport as FuzzReport
+    from torch_fakeify.tools.fuzzing import fuzz as fuzz
+    from torch_fakeify.tools.minify.search import MinifyReport as MinifyReport
+    from torch_fakeify.tools.minify.search import minify as minify
+    from torch_fakeify.tools.replaying import ReplayReport as ReplayReport
+    from torch_fakeify.tools.replaying import replay_capture as replay_capture
+    from torch_fakeify.tools.reporting import WrittenReport as WrittenReport
+    from torch_fakeify.tools.reporting import report as report
+    from torch_fakeify.tools.run_script import ScriptReport as ScriptReport
+    from torch_fakeify.tools.run_script import run as run
     from torch_fakeify.transfer.dynamo_handoff import handoff as handoff
     from torch_fakeify.transfer.refakeifier import refakeify as refakeify
     from torch_fakeify.unbacked.binding_checks import check_bindings as check_bindings
@@ -66,6 +81,12 @@ if TYPE_CHECKING:
         LimitError as LimitError,
     )
     from .errors import (
+        MissingFileError as MissingFileError,
+    )
+    from .errors import (
+        MissingScriptError as MissingScriptError,
+    )
+    from .errors import (
         NotFailingError as NotFailingError,
     )
     from .errors import (
@@ -73,6 +94,9 @@ if TYPE_CHECKING:
     )
     from .errors import (
         ShapeEnvError as ShapeEnvError,
+    )
+    from .errors import (
+        StubError as StubError,
     )
     from .errors import (
         UnknownNameError as UnknownNameError,
@@ -101,42 +125,60 @@ _HOME = {
     "Diagnosis": "tools.doctor",
     "FakeifyError": "errors",
     "FormatError": "errors",
-    "Instance": "frames.captures",
+    "FrameDiff": "tools.diffing",
+    "FuzzReport": "tools.fuzzing",
+    "Instance": "frames.instances",
     "LimitError": "errors",
     "Limits": "serialization.container",
     "MetaConverter": "convert.converter",
     "MetaStorageDesc": "records.tensor",
     "MetaTensorDesc": "records.tensor",
     "MetaTensorDescriber": "describe.describer",
+    "MinifyReport": "tools.minify.search",
+    "MissingFileError": "errors",
+    "MissingScriptError": "errors",
     "NotFailingError": "errors",
     "RecordWarning": "frames.notes",
+    "Recording": "frames.recording_block",
+    "ReplayReport": "tools.replaying",
     "ScriptError": "errors",
+    "ScriptReport": "tools.run_script",
+    "SettingsWarning": "frames.notes",
     "ShapeEnvDesc": "records.shape_env",
     "ShapeEnvError": "errors",
+    "StubError": "errors",
     "TorchVersionWarning": "versions",
     "UnknownNameError": "errors",
     "UnsupportedTensorError": "errors",
     "UnsupportedValueError": "errors",
     "VersionError": "errors",
     "WriteError": "errors",
+    "WrittenReport": "tools.reporting",
     "capture": "frames.recording",
     "check_bindings": "unbacked.binding_checks",
     "checkpoint": "shape_env.rollback",
     "describe_tensor": "describe.describer",
+    "diff": "tools.diffing",
     "doctor": "tools.doctor",
     "dumps": "serialization.document",
     "from_trace_log": "frames.trace_logs.log",
+    "fuzz": "tools.fuzzing",
     "handoff": "transfer.dynamo_handoff",
     "insert_guards": "replay.guard_nodes",
     "insert_runtime_asserts": "replay.assert_nodes",
     "learn": "replay.guard_nodes",
     "loads": "serialization.document",
+    "minify": "tools.minify.search",
     "record": "frames.record_backend",
+    "recording": "frames.recording_block",
     "refakeify": "transfer.refakeifier",
     "register_subclass": "encoding.subclasses",
+    "replay_capture": "tools.replaying",
+    "report": "tools.reporting",
     "repropagate": "unbacked.repropagation",
     "restore": "shape_env.snapshot",
     "retrace": "unbacked.retracing",
+    "run": "tools.run_script",
     "snapshot": "shape_env.snapshot",
     "strip_guards": "replay.guard_nodes",
     "transplant": "unbacked.transplanting",
@@ -153,6 +195,8 @@ __all__ = [
     "Diagnosis",
     "FakeifyError",
     "FormatError",
+    "FrameDiff",
+    "FuzzReport",
     "Instance",
     "LimitError",
     "Limits",
@@ -160,36 +204,52 @@ __all__ = [
     "MetaStorageDesc",
     "MetaTensorDesc",
     "MetaTensorDescriber",
+    "MinifyReport",
+    "MissingFileError",
+    "MissingScriptError",
     "NotFailingError",
     "RecordWarning",
+    "Recording",
+    "ReplayReport",
     "ScriptError",
+    "ScriptReport",
+    "SettingsWarning",
     "ShapeEnvDesc",
     "ShapeEnvError",
+    "StubError",
     "TorchVersionWarning",
     "UnknownNameError",
     "UnsupportedTensorError",
     "UnsupportedValueError",
     "VersionError",
     "WriteError",
+    "WrittenReport",
     "__version__",
     "capture",
     "check_bindings",
     "checkpoint",
     "describe_tensor",
+    "diff",
     "doctor",
     "dumps",
     "from_trace_log",
+    "fuzz",
     "handoff",
     "insert_guards",
     "insert_runtime_asserts",
     "learn",
     "loads",
+    "minify",
     "record",
+    "recording",
     "refakeify",
     "register_subclass",
+    "replay_capture",
+    "report",
     "repropagate",
     "restore",
     "retrace",
+    "run",
     "snapshot",
     "strip_guards",
     "transplant",

@@ -6,32 +6,38 @@ SIGTERM, 129 by SIGHUP). Commands import torch only if they need it, so ``show``
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import os
-import shutil
 import signal
 import sys
 import threading
-from contextlib import contextmanager
+import zipfile
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch_fakeify.render.text import escape
 from torch_fakeify.serialization.capture_file import read_capture
-from torch_fakeify.serialization.container import VERSION, Limits
+from torch_fakeify.serialization.container import Limits
 from torch_fakeify.serialization.document import dumps
+from torch_fakeify.tools.command_options import compile_options
+from torch_fakeify.tools.parser import make_parser
+from torch_fakeify.tools.terminal import print_lines, status, terminal_columns
+from torch_fakeify.tools.worker.client import RECORDING
 
-from ._atomic_write import check_not_input, check_writable
-from ._version import __version__
+from ._atomic_write import check_not_input, check_writable, write_atomic
 from .errors import FakeifyError, NotFailingError
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Generator, Iterable, Sequence
 
+    from torch_fakeify.corpus.jobs import Job
     from torch_fakeify.records.frame import CaptureDesc
+    from torch_fakeify.render.show import Part
     from torch_fakeify.tools.minify.search import Progress
+    from torch_fakeify.tools.run_script import ScriptReport
 
 DONE, DOES_NOT_HOLD, BAD = 0, 1, 2
 INTERRUPTED = 130
@@ -81,6 +87,8 @@ def _ending_signals() -> Generator[list[int]]:
 def _carry_out(argv: Sequence[str] | None) -> int:
     args = _parser().parse_args(argv)
     command: Callable[[argparse.Namespace], int] = args.command
+    for name in RECORDING:  # some commands compile in this process
+        os.environ.pop(name, None)
     try:
         status = command(args)
         sys.stdout.flush()
@@ -96,254 +104,56 @@ def _carry_out(argv: Sequence[str] | None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="torch-fakeify",
-        description="Record a torch.compile frame in one small file, and rebuild it anywhere.",
-        epilog="Exit status: 0 done, 1 the thing checked does not hold, 2 bad usage or bad file, "
-        "130 interrupted.",
-    )
-    parser.add_argument("--version", action="version", version=f"torch-fakeify {__version__}")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-
-    run = commands.add_parser(
-        "run",
-        help="run a script and record every frame that it compiles",
-        epilog="Exit status: 0 the script ended well, and every frame was compiled and is on record; 1 the "
-        "script or a frame failed, a frame is not on record, or nothing was compiled; 2 it was not "
-        "started, or ended before it compiled anything; 130 interrupted.",
-    )
-    run.add_argument("--out", default="captures", metavar="DIR", help="default: %(default)s")
-    run.add_argument("--backend", metavar="NAME", help="instead of the script's own backends")
-    run.add_argument(
-        "--on-error",
-        choices=["warn", "raise"],
-        default="warn",
-        help="if a frame cannot be recorded: warn and compile it, or raise in the script; "
-        "default: %(default)s",
-    )
-    run.add_argument(
-        "--script-status",
-        action="store_true",
-        help="end with the script's own exit status, as python SCRIPT would",
-    )
-    run.add_argument(
-        "--with-data",
-        action="store_true",
-        help="also record the elements of tensors of at most 4096 bytes that a graph itself holds, "
-        "and of 0-dim inputs",
-    )
-    run.add_argument(
-        "--with-paths",
-        action="store_true",
-        help="do not shorten absolute paths and messages of exceptions, which may name the user, "
-        "the host and folders",
-    )
-    run.add_argument(
-        "--format-version",
-        type=int,
-        default=VERSION,
-        metavar="N",
-        help="of the files, for an older reader; default: %(default)s",
-    )
-    run.add_argument("script", metavar="SCRIPT")
-    run.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS")
-    run.set_defaults(command=_run)
-
-    show = commands.add_parser(
-        "show", help="what a capture holds, or which captures a directory holds"
-    )
-    show.add_argument(
-        "--json", action="store_true", help="the records, as torch_fakeify.loads reads"
-    )
-    show.add_argument(
-        "--privacy",
-        action="store_true",
-        help="every text in the file that comes from the program that was recorded",
-    )
-    show.add_argument("file", metavar="FILE|DIR")
-    show.set_defaults(command=_show)
-
-    replay = commands.add_parser(
-        "replay",
-        help="compile a capture, or a corpus of them, in fresh interpreters",
-        epilog="Exit status: 0 all hold; 1 some do not: with --against, some that held earlier or were "
-        "not there; 2 bad usage, or a capture has no verdict, as a bad file; 130 interrupted.",
-    )
-    replay.add_argument(
-        "--backend", default="inductor", metavar="NAME", help="default: %(default)s"
-    )
-    replay.add_argument("--device", help="put what was on an accelerator there, e.g. cpu")
-    replay.add_argument(
-        "--timeout", type=_seconds, default=600.0, metavar="S", help="seconds; default: 600"
-    )
-    replay.add_argument(
-        "--memory",
-        type=_mebibytes,
-        metavar="MIB",
-        help="that the compilation may hold; default: nine tenths of what is free",
-    )
-    replay.add_argument("files", nargs="+", metavar="FILE|DIR")
-    corpus = replay.add_argument_group("for a directory, or several files")
-    corpus.add_argument(
-        "--jobs", type=_count, metavar="N", help="captures at a time; default: one a core"
-    )
-    corpus.add_argument(
-        "--jsonl", metavar="OUT", help="write a JSON object for each capture when it is done"
-    )
-    corpus.add_argument("--junit", metavar="OUT", help="write JUnit XML")
-    corpus.add_argument(
-        "--against",
-        metavar="EARLIER",
-        help="compare with the --jsonl of an earlier run: only new failures set exit status 1",
-    )
-    corpus.add_argument(
-        "--resume", action="store_true", help="reuse the results in the file of --jsonl"
-    )
-    corpus.add_argument(
-        "--all", action="store_true", help="compile every capture, also several of one frame"
-    )
-    corpus.add_argument(
-        "--dask",
-        metavar="ADDRESS",
-        help="of a Dask scheduler, whose workers compile (extra: dask)",
-    )
-    replay.set_defaults(command=_replay, parser=replay)
-
-    diff = commands.add_parser("diff", help="why two frames are not one")
-    diff.add_argument("a", metavar="A")
-    diff.add_argument("b", metavar="B")
-    diff.set_defaults(command=_diff)
-
-    fuzz = commands.add_parser(
-        "fuzz",
-        help="run a frame at other sizes that its guards admit",
-        epilog="Exit status: 0 all that was compared holds; 1 some sizes fail; 2 nothing was compared "
-        "with eager, or the frame cannot be run.",
-    )
-    fuzz.add_argument("--backend", default="inductor", metavar="NAME", help="default: %(default)s")
-    fuzz.add_argument("--runs", type=_count, default=60, metavar="N", help="sizes; default: 60")
-    fuzz.add_argument("--seed", type=int, default=0, metavar="S", help="default: 0")
-    fuzz.add_argument("--timeout", type=_seconds, default=600.0, metavar="S", help="default: 600")
-    fuzz.add_argument("--memory", type=_mebibytes, metavar="MIB", help="that a batch may hold")
-    fuzz.add_argument("--save", metavar="JSON", help="write the sizes that fail")
-    fuzz.add_argument("file", metavar="FILE")
-    fuzz.set_defaults(command=_fuzz)
-
-    report = commands.add_parser("report", help="a capture as one page for a browser")
-    report.add_argument("-o", "--output", metavar="OUT", help="default: FILE with .html")
-    report.add_argument("file", metavar="FILE")
-    report.set_defaults(command=_report)
-
-    minify = commands.add_parser("minify", help="the smallest frame that fails in the same way")
-    minify.add_argument(
-        "--backend", default="inductor", metavar="NAME", help="default: %(default)s"
-    )
-    minify.add_argument("-o", "--output", metavar="OUT", help="default: FILE with .min.fkf")
-    minify.add_argument(
-        "--accuracy",
-        action="store_true",
-        help="also run what was compiled, forward and backward, and compare with eager",
-    )
-    minify.add_argument(
-        "--sizes",
-        type=_sizes,
-        default={},
-        metavar="NAME=N,...",
-        help="to run it at, or the file that `fuzz --save` wrote; default: as recorded",
-    )
-    minify.add_argument("--seed", type=int, default=0, metavar="S", help="default: 0")
-    minify.add_argument("--device", help="put what was on an accelerator there, e.g. cpu")
-    minify.add_argument(
-        "--timeout", type=_seconds, default=600.0, metavar="S", help="for one try; default: 600"
-    )
-    minify.add_argument("--memory", type=_mebibytes, metavar="MIB", help="that one try may hold")
-    minify.add_argument("--jobs", type=_count, default=1, metavar="N", help="default: 1")
-    minify.add_argument("--no-script", action="store_true", help="write the capture alone")
-    minify.add_argument("file", metavar="FILE")
-    minify.set_defaults(command=_minify)
-
-    doctor = commands.add_parser(
-        "doctor",
-        help="versions, findings about the installed torch, and available features",
-        epilog="Exit status: 0 all is known; 1 something is not, or torch is refused or missing.",
-    )
-    doctor.add_argument("--json", action="store_true", help="the same as a JSON object")
-    doctor.set_defaults(command=_doctor)
-
-    demo = commands.add_parser("demo", help="record a small decoder, rebuild and run it elsewhere")
-    demo.add_argument("--backend", default="inductor", metavar="NAME", help="default: %(default)s")
-    demo.set_defaults(command=_demo)
-    for command in (show, replay, diff, fuzz, minify, report):
-        command.add_argument(
-            "--trust",
-            action="store_true",
-            help="read a file that asks for more than a capture of its size needs",
-        )
-    return parser
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a positive number of seconds; found {text!r}")
-    return value
-
-
-def _mebibytes(text: str) -> int:
-    return _positive(text, "must be a positive number of MiB") << 20
-
-
-def _count(text: str) -> int:
-    return _positive(text, "must be at least 1")
-
-
-def _positive(text: str, expected: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"{expected}; found {text!r}")
-    return value
-
-
-def _sizes(text: str) -> dict[str, int]:
-    from torch_fakeify.frames.inputs.size_names import parse_sizes
-
-    try:
-        return parse_sizes(text)
-    except FakeifyError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+    return make_parser(
+        {
+            "run": _run, "show": _show, "replay": _replay, "bisect": _bisect, "diff": _diff,
+            "fuzz": _fuzz, "report": _report, "minify": _minify, "issue": _issue,
+            "doctor": _doctor, "demo": _demo,
+        }
+    )  # fmt: skip
 
 
 # --- commands -----------------------------------------------------------------------------------
 
 
 def _run(args: argparse.Namespace) -> int:
-    from torch_fakeify.tools.run_script import run_script
+    from torch_fakeify.tools.run_script import run
 
-    report = run_script(
+    if args.minify and args.script_status:
+        args.parser.error(
+            "--script-status is not for --minify, whose exit status is that of minify"
+        )
+    report = run(
         args.script,
         args.args,
         args.out,
+        module=args.module,
         backend=args.backend,
+        imports=args.imports,
         constants="small" if args.with_data else "none",
         paths="full" if args.with_paths else "short",
         version=args.format_version,
         on_error=args.on_error,
+        level=args.level,
     )
-    _print(report.lines())
+    status = _print_run(report, args)
+    if args.minify and report.ending != "interrupted" and not report.is_well:
+        minify = args.parsers["minify"].parse_args(["-"])
+        return _minify_failing(report, minify)
+    return status
+
+
+def _print_run(report: ScriptReport, args: argparse.Namespace) -> int:
+    _print([*report.lines(terminal_columns()), *report.next_lines()])
     sys.stdout.flush()
     if report.ending == "interrupted":
         by = "" if report.cause == "SIGINT" else f" by {report.cause}"
         files = sum(frame.path is not None for frame in report.frames)
         noun = "capture" if files == 1 else "captures"
-        _print_error(f"torch-fakeify: interrupted{by}; {files} {noun} in {args.out}")
+        _print_error("\n".join(report.failure_lines()))
+        _print_error(f"torch-fakeify: interrupted{by}; {files} {noun} in {report.folder}")
         return report.status
-    _print_error("\n".join(report.crash_lines()))
+    _print_error("\n".join([*report.crash_lines(), *report.failure_lines()]))
     if report.summary():
         _print_error(f"torch-fakeify: {report.summary()}")
     if args.script_status:
@@ -351,20 +161,53 @@ def _run(args: argparse.Namespace) -> int:
     return DONE if report.is_well else DOES_NOT_HOLD
 
 
+def _minify_failing(report: ScriptReport, args: argparse.Namespace) -> int:
+    """Minify the first frame of a run that failed.
+
+    Args:
+        report: of the run.
+        args: of ``minify``.
+    """
+    found = report.failing()
+    if found is None:
+        _print_error("torch-fakeify: no recorded frame failed: there is nothing to minify")
+        return DOES_NOT_HOLD
+    path, how = found
+    args.args = []
+    args.file, args.backend, args.imports = os.path.relpath(path), how.backend, list(how.imports)
+    return _minify(args)
+
+
+def _minify_script(args: argparse.Namespace) -> int:
+    from torch_fakeify.tools.run_script import run
+
+    report = run(args.file, args.args, backend=args.backend, imports=args.imports)
+    args.script_status = False
+    status = _print_run(report, args)
+    return status if report.ending == "interrupted" else _minify_failing(report, args)
+
+
 def _show(args: argparse.Namespace) -> int:
     from torch_fakeify.render.privacy import privacy_lines
-    from torch_fakeify.render.show import loss_lines, show_lines
+    from torch_fakeify.render.show import PARTS, loss_lines, section_lines, show_lines
+    from torch_fakeify.render.summary import summary_lines
 
     if Path(args.file).is_dir() and not (args.json or args.privacy):
         return _show_directory(args)
     desc = _read(args.file, args)
+    parts: list[Part] = [part for part in PARTS if getattr(args, part)]
     if args.json:
-        _print([_escape_json(dumps(desc).decode("utf-8"))])
+        print(_escape_json(dumps(desc).decode("utf-8")))
     elif args.privacy:
         _print(privacy_lines(desc))
-    else:
-        lines, lost = show_lines(desc), loss_lines(desc)
+    elif args.all:
+        lines, lost = show_lines(desc, torch_names=args.torch_names), loss_lines(desc)
         _print([*lines, *([""] if lost else []), *lost])
+    elif parts:
+        _print(section_lines(desc, parts, torch_names=args.torch_names))
+    else:
+        names = args.torch_names
+        _print(summary_lines(desc, file=args.file, columns=terminal_columns(), torch_names=names))
     return DONE
 
 
@@ -372,7 +215,7 @@ def _show_directory(args: argparse.Namespace) -> int:
     from torch_fakeify.corpus.listing import list_captures
 
     listing = list_captures(args.file, limits=Limits.none() if args.trust else None)
-    _print(listing.lines(shutil.get_terminal_size().columns))
+    _print(listing.lines(terminal_columns()))
     return BAD if listing.errors else DONE
 
 
@@ -391,20 +234,28 @@ def _escape_json(text: str) -> str:
 
 
 def _replay(args: argparse.Namespace) -> int:
-    from torch_fakeify.tools.replaying import replay
+    from torch_fakeify.tools.replaying import replay_capture
 
+    if args.tolerance is not None and len(args.pythons) < 2:
+        args.parser.error("--tolerance compares several --python")
+    if len(args.pythons) > 1:
+        from torch_fakeify.corpus import interpreter_commands
+
+        found = interpreter_commands.replay_side_by_side(
+            args, _job(args), jobs=args.jobs or _cores()
+        )
+        return _printed(found)
     if _is_corpus(args):
         return _replay_corpus(args)
-    verdict = replay(
-        args.files[0],
-        backend=args.backend,
-        device=args.device,
-        timeout=args.timeout,
-        memory=args.memory,
-        trust=args.trust,
-    )
-    _print([verdict.word, *(f"  {line}" for line in verdict.details)])
-    return DONE if verdict.holds else DOES_NOT_HOLD
+    with status(f"replay: compiling {args.files[0]} in a fresh interpreter"):
+        report = replay_capture(
+            args.files[0],
+            **compile_options(args),
+            python=args.pythons[0] if args.pythons else None,
+            time=args.time,
+        )
+    _print(report.lines())
+    return DONE if report.holds else DOES_NOT_HOLD
 
 
 def _is_corpus(args: argparse.Namespace) -> bool:
@@ -415,28 +266,24 @@ def _is_corpus(args: argparse.Namespace) -> bool:
 
 def _replay_corpus(args: argparse.Namespace) -> int:
     from torch_fakeify.corpus.command import Outputs, replay_corpus
-    from torch_fakeify.corpus.jobs import Job
 
     if args.resume and args.jsonl is None:
         args.parser.error("--resume needs --jsonl")
     if args.dask is not None and args.jobs is not None:
         args.parser.error("--jobs is of this machine: a Dask cluster has as many as its threads")
+    if args.dask is not None and args.pythons:
+        args.parser.error(
+            "--python is of this machine: the workers of a Dask cluster have their own"
+        )
     report = replay_corpus(
         args.files,
-        Job(
-            "compile",
-            args.backend,
-            device=args.device,
-            timeout=args.timeout,
-            memory=args.memory,
-            trust=args.trust,
-        ),
+        _job(args),
         jobs=args.jobs or _cores(),
         dask=args.dask,
         every=args.all,
         outputs=Outputs(args.jsonl, args.junit, args.against, args.resume),
     )
-    _print(report.lines())
+    _print(report.lines(terminal_columns()))
     sys.stdout.flush()
     if report.stopped is not None:
         error = report.stopped if isinstance(report.stopped, FakeifyError) else "interrupted"
@@ -448,38 +295,63 @@ def _replay_corpus(args: argparse.Namespace) -> int:
     return DOES_NOT_HOLD if report.wrong else DONE
 
 
+def _job(args: argparse.Namespace) -> Job:
+    from torch_fakeify.corpus.interpreter_commands import executable_of
+    from torch_fakeify.corpus.jobs import Job
+
+    return Job.compiling(
+        **compile_options(args),
+        python=executable_of(args),
+        time=args.time,
+    )
+
+
+def _bisect(args: argparse.Namespace) -> int:
+    from torch_fakeify.corpus.interpreter_commands import bisect
+
+    return _printed(bisect(args))
+
+
+def _printed(found: tuple[int, list[str]]) -> int:
+    """Print the lines of a command and return its exit status."""
+    status, lines = found
+    _print(lines)
+    return status
+
+
 def _cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def _diff(args: argparse.Namespace) -> int:
-    from torch_fakeify.render.diff import difference_lines, differences
+    from torch_fakeify.tools.diffing import diff
 
-    found = differences(_read(args.a, args), _read(args.b, args))
-    _print(difference_lines(found) or ["one frame"])
-    return DOES_NOT_HOLD if found else DONE
+    found = diff(args.a, args.b, trust=args.trust)
+    _print(found.lines())
+    return DONE if found.is_one_frame else DOES_NOT_HOLD
 
 
 def _fuzz(args: argparse.Namespace) -> int:
     from torch_fakeify.tools.fuzzing import fuzz
 
-    desc = _read(args.file, args)
     if args.save is not None:
         check_not_input(args.save, args.file)  # before the search, which takes a while
         check_writable(args.save)
-    report = fuzz(
-        args.file,
-        desc,
-        backend=args.backend,
-        runs=args.runs,
-        seed=args.seed,
-        timeout=args.timeout,
-        memory=args.memory,
-        trust=args.trust,
-    )
+    with status(f"fuzz: compiling {args.file}") as show:
+        report = fuzz(
+            args.file,
+            backend=args.backend,
+            imports=args.imports,
+            runs=args.runs,
+            seed=args.seed,
+            timeout=args.timeout,
+            memory=args.memory,
+            trust=args.trust,
+            progress=lambda text: show(f"fuzz: {text}"),
+        )
     if args.save is not None:
-        report.save(args.save, backend=args.backend)
+        report.save(args.save)
     _print(report.lines())
     if report.interrupted:
         return _interrupted("what it found is above")
@@ -489,44 +361,49 @@ def _fuzz(args: argparse.Namespace) -> int:
 
 
 def _report(args: argparse.Namespace) -> int:
-    from torch_fakeify.render.report.page import write_report
+    from torch_fakeify.tools.reporting import report
 
-    output = Path(args.output or Path(args.file).with_suffix(".html"))
-    write_report(output, _read(args.file, args), source=args.file)
-    _print([f"wrote {output}"])
+    with status(f"report: compiling {args.file}") if args.stages else nullcontext():
+        written = report(
+            args.file,
+            args.output,
+            stages=args.stages,
+            backend=args.backend,
+            imports=args.imports,
+            timeout=args.timeout,
+            trust=args.trust,
+        )
+    _print(written.lines())
     return DONE
 
 
 def _minify(args: argparse.Namespace) -> int:
     from torch_fakeify.tools.minify.search import minify
 
-    output = Path(args.output or Path(args.file).with_suffix(".min.fkf"))
+    if Path(args.file).suffix == ".py" and not zipfile.is_zipfile(args.file):
+        return _minify_script(args)
+    if args.args:
+        args.parser.error("ARGS are for a script, FILE.py")
     try:
-        report = minify(
-            args.file,
-            output,
-            backend=args.backend,
-            accuracy=args.accuracy,
-            sizes=args.sizes,
-            seed=args.seed,
-            device=args.device,
-            timeout=args.timeout,
-            memory=args.memory,
-            jobs=args.jobs,
-            script=not args.no_script,
-            trust=args.trust,
-            progress=_progress_line if sys.stderr.isatty() else None,
-        )
+        with status(f"minify: compiling {args.file}") as show:
+            report = minify(
+                args.file,
+                args.output,
+                **compile_options(args),
+                accuracy=args.accuracy,
+                sizes=args.sizes,
+                seed=args.seed,
+                jobs=args.jobs,
+                script=not args.no_script,
+                progress=lambda now: show(f"minify: {_progress_text(now)}"),
+            )
     except NotFailingError as error:
         _print_error(f"torch-fakeify: {error}")
         return DOES_NOT_HOLD
     except KeyboardInterrupt:  # before there was a result
         _print_error("torch-fakeify: interrupted; nothing was written")
         return INTERRUPTED
-    finally:
-        if sys.stderr.isatty():
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-    _print([*report.lines(), f"wrote {output}"])
+    _print([*report.lines(), f"wrote {report.path}"])
     if report.script is not None:
         _print([f"wrote {report.script}"])
     if report.interrupted:
@@ -536,29 +413,63 @@ def _minify(args: argparse.Namespace) -> int:
     return DONE if report.holds else DOES_NOT_HOLD
 
 
-def _progress_line(now: Progress) -> None:
-    """Show the state of a search in the last line of a terminal."""
+def _issue(args: argparse.Namespace) -> int:
+    from torch_fakeify.tools.issue import issue
+
+    if args.output is not None:
+        check_not_input(args.output, args.file)
+        check_not_input(args.output, Path(args.file).with_suffix(".py"))
+        check_writable(args.output)
+    try:
+        with status(f"issue: running the script of {args.file}"):
+            report = issue(
+                args.file,
+                backend=args.backend,
+                imports=args.imports,
+                timeout=args.timeout,
+                trust=args.trust,
+            )
+    except NotFailingError as error:
+        _print_error(f"torch-fakeify: {error}")
+        return DOES_NOT_HOLD
+    if args.output is None:
+        print(report.text, end="")
+    else:
+        write_atomic(args.output, report.text.encode())
+        _print([f"script: {report.state}", f"wrote {args.output}"])
+    if report.outcome is None or report.outcome.fails is None:
+        return BAD
+    return DONE if report.outcome.fails else DOES_NOT_HOLD
+
+
+def _progress_text(now: Progress) -> str:
     size = ", ".join(f"{n} {name}" for name, n in zip(now.extent._fields, now.extent, strict=True))
-    text = f"{now.tried} tried; {size}; {now.reduction}"
-    columns = shutil.get_terminal_size().columns
-    print(f"\r\x1b[K{text[: columns - 1]}", end="", file=sys.stderr, flush=True)
+    return f"{now.tried} tried; {size}; {now.reduction}"
 
 
 def _doctor(args: argparse.Namespace) -> int:
     from torch_fakeify.tools.doctor import doctor
 
-    found = doctor()
+    with status("doctor: importing torch, trying a C++ compiler and a few tensors"):
+        found = doctor()
     if args.json:
-        _print(map(_escape_json, json.dumps(found.as_json(), indent=1).splitlines()))
+        for line in json.dumps(found.as_json(), indent=1).splitlines():
+            print(_escape_json(line))
     else:
-        _print(found.lines())
+        _print(found.lines(every=args.all))
     return DONE if found.is_well else DOES_NOT_HOLD
 
 
 def _demo(args: argparse.Namespace) -> int:
+    if not args.check:
+        from torch_fakeify.tools.demo.tour import show_tour
+
+        if args.backend is not None or args.imports:
+            args.parser.error("--backend and --import are for --check: the demo plants a backend")
+        return DONE if show_tour(_say).holds else DOES_NOT_HOLD
     from torch_fakeify.tools.demo.runner import run_demo
 
-    report = run_demo(backend=args.backend)
+    report = run_demo(args.backend or "inductor", args.imports)
     _print(report.lines())
     return DONE if report.holds else DOES_NOT_HOLD
 
@@ -569,11 +480,14 @@ def _interrupted(text: str) -> int:
     return INTERRUPTED
 
 
+def _say(text: str) -> None:
+    """Print a part of a line at once."""
+    print("\n".join(map(escape, text.split("\n"))), end="", flush=True)
+
+
 def _print(lines: Iterable[str]) -> None:
-    for line in lines:
-        print(escape(line))
+    print_lines(lines)
 
 
 def _print_error(text: str) -> None:
-    for line in text.splitlines():
-        print(escape(line), file=sys.stderr)
+    print_lines(text.splitlines(), sys.stderr)

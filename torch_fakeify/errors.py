@@ -1,6 +1,7 @@
 """Every exception of the package.
 
-One base class, one shape of message: where, what was expected, what was found, what to do.
+One base class, one shape of message: where, what was expected, what was found, what to do. Where an error is
+also one of Python's, it derives from that too: ``ValueError``, ``KeyError`` or ``FileNotFoundError``.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def _clip(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
-class UnsupportedTensorError(FakeifyError):
+class UnsupportedTensorError(FakeifyError, ValueError):
     """A tensor has a property that a record cannot represent (yet).
 
     Example:
@@ -87,7 +88,7 @@ class UnsupportedTensorError(FakeifyError):
     """
 
 
-class UnsupportedValueError(FakeifyError):
+class UnsupportedValueError(FakeifyError, ValueError):
     """A constant, expression, source or graph target has no record.
 
     Example:
@@ -110,7 +111,7 @@ class ConvertError(FakeifyError):
     """
 
 
-class FormatError(FakeifyError):
+class FormatError(FakeifyError, ValueError):
     """Bytes or a file do not have the format: not a capture, truncated, ill-typed.
 
     Example:
@@ -137,7 +138,19 @@ class LimitError(FormatError):
     """
 
 
-class UnknownNameError(FormatError):
+class MissingFileError(FormatError, FileNotFoundError):
+    """There is no file of that name.
+
+    Example:
+        >>> try:
+        ...     tfk.Capture.load("nowhere.fkf")
+        ... except FileNotFoundError as error:
+        ...     print(type(error).__name__)
+        MissingFileError
+    """
+
+
+class UnknownNameError(FormatError, KeyError):
     """A file names an operator, function, class or source that is missing or not allowed."""
 
 
@@ -161,6 +174,10 @@ class CaptureError(FakeifyError):
     """
 
 
+class StubError(CaptureError):
+    """An operator that is not here cannot have a stub, or its stub cannot do what it is called for."""
+
+
 class NotFailingError(CaptureError):
     """A frame that should fail does not, or not in the same way each time."""
 
@@ -178,6 +195,18 @@ class WriteError(FakeifyError):
 
 class ScriptError(FakeifyError):
     """A user's script ended before anything was compiled."""
+
+
+class MissingScriptError(ScriptError, FileNotFoundError):
+    """There is no script of that name.
+
+    Example:
+        >>> try:
+        ...     tfk.run("nowhere.py")
+        ... except FileNotFoundError as error:
+        ...     print(error)
+        nowhere.py: there is no such script. Check the path
+    """
 
 
 @contextmanager

@@ -38,9 +38,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--fakeify-backend",
-        default="inductor",
-        metavar="NAME",
-        help="that compiles the captures; default: inductor",
+        metavar="NAME|MODULE:ATTR",
+        help="that compiles the captures; default: the recorded one of each",
+    )
+    group.addoption(
+        "--fakeify-import",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="import it first, as one that registers a backend or operators; may be repeated",
     )
     group.addoption("--fakeify-device", metavar="D", help="put what was on an accelerator there")
     group.addoption(
@@ -88,7 +94,7 @@ class _Corpus:
         for file in files:
             if str(file) not in self.keys:
                 try:
-                    key = repr(read_keyed(file, limits=_limits(self.job))[1])
+                    key = repr(read_keyed(file, self.job.backend, limits=_limits(self.job))[1])
                 except FormatError:
                     key = ""
                 self.keys[str(file)] = key
@@ -118,9 +124,9 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"{_OPTION}: {error}") from error
     worker: dict[str, Any] = getattr(config, "workerinput", {})
     memory: int | None = option.fakeify_memory
-    job = Job(
-        "compile",
+    job = Job.compiling(
         option.fakeify_backend,
+        option.fakeify_import,
         device=option.fakeify_device,
         timeout=option.fakeify_timeout,
         memory=None if memory is None else memory << 20,
@@ -205,7 +211,9 @@ class CaptureFile(pytest.File):
 
     def collect(self) -> Iterable[pytest.Item]:
         """Yield the test, named after the backend."""
-        yield CaptureItem.from_parent(self, name=self.config.stash[_CORPUS].job.backend)
+        yield CaptureItem.from_parent(
+            self, name=self.config.stash[_CORPUS].job.backend or "recorded"
+        )
 
 
 class CaptureItem(pytest.Item):
@@ -239,7 +247,7 @@ class CaptureItem(pytest.Item):
         desc, self._desc = self._desc, None
         assert desc is not None
         done = carry_out(replace(job, file=str(self.path)))
-        row = result_row(self.nodeid, desc, frame_key(desc), job, done)
+        row = result_row(self.nodeid, desc, frame_key(desc, job.backend), job, done)
         self.user_properties.append(("verdict", row.verdict))
         if not row.holds:
             text = "\n".join([row.verdict, *(f"  {line}" for line in row.details)])

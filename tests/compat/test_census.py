@@ -35,7 +35,7 @@ from torch_fakeify.records.frame import FakeModeDesc, InputDesc
 from torch_fakeify.records.tensor import MetaTensorDesc, NestedIntDesc, SymDesc
 
 if TYPE_CHECKING:
-    from torch_fakeify.frames.captures import Instance
+    from torch_fakeify.frames.instances import Instance
 
 TABLES = {
     ShapeEnv: SHAPE_ENV_ATTRIBUTES,
@@ -318,6 +318,7 @@ def settings_of(mode: Any) -> dict[str, Any]:
     return {**found, "fake_tensor_converter": mode.fake_tensor_converter.export}
 
 
+@pytest.mark.sweep
 def test_modes_are_rebuilt_in_another_process(tmp_path: Any) -> None:
     """A fresh interpreter has the settings from the files alone."""
     frames = [export_frame(), static_frame(), (mode := flipped_mode(), graph_of(mode))]

@@ -29,7 +29,7 @@ from torch_fakeify.records.tensor import ExprDesc, IntNode, SymDesc
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from torch_fakeify.frames.captures import Instance
+    from torch_fakeify.frames.instances import Instance
 
 # --- SymNode ------------------------------------------------------------------------------------
 

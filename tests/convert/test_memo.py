@@ -41,8 +41,8 @@ def test_equal_ids_give_the_same_fake_while_it_lives() -> None:
 
 
 def loaded(d: MetaTensorDesc) -> MetaTensorDesc:
-    """The record as another process has it, where nothing says which describer gave it."""
-    return tfk.loads(tfk.dumps(d))
+    """The record as another process has it, to which the reader says that one describer gave all."""
+    return tfk.loads(tfk.dumps(d), describer="one")
 
 
 def test_records_of_two_describers_are_not_mixed_up() -> None:
@@ -142,7 +142,7 @@ OTHER: dict[str, tuple[torch.Tensor, torch.Tensor, str]] = {
 def test_a_known_id_with_another_content_is_an_error(
     name: str, converter_of: type[MetaConverter]
 ) -> None:
-    """Whatever differs, between records of two processes; the error names both."""
+    """Whatever differs, between records that the reader takes for those of one describer; the error names both."""
     first, second, text = OTHER[name]
     converter = converter_of(FakeTensorMode())
     fake = converter.from_desc(loaded(MetaTensorDescriber().describe_tensor(first)))

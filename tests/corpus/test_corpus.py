@@ -110,6 +110,7 @@ def job(backend: str = "eager", **fields: Any) -> Job:
 # --- the real thing -------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_the_command_replays_a_corpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A corpus has real frames, a model, a copy, a frame that lacks an operator and a bad file."""
     place = corpus(tmp_path / "c", "model_vit", "dtypes", "program_failed", *SAME)
@@ -149,7 +150,9 @@ def test_the_command_replays_a_corpus(tmp_path: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("backend", "limits", "word", "detail"),
     [
-        ("planted_hangs", {"timeout": 1.0}, "hangs", "killed after 1 s"),
+        pytest.param(
+            "planted_hangs", {"timeout": 1.0}, "hangs", "killed after 1 s", marks=pytest.mark.sweep
+        ),
         ("planted_segfaults", {}, "crashes", "the process was ended by SIGSEGV"),
         ("planted_eats", {"memory": 700 << 20}, "out of memory", "killed at more than 700 MiB"),
         ("planted_raises", {}, "does not compile", "  builtins.ValueError: \\udc80 is no text"),

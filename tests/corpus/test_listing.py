@@ -30,48 +30,37 @@ def directory(tmp_path: Path) -> Path:
 
 
 TABLE = """\
-file                                function  nodes  inputs  symbols  guards  asserts  bytes  result
-aliases.fkf                         ?             7       6        0       0        0   1271  compiled
-below/program_shape_arithmetic.fkf  f            28       4        2       1        0   4098  compiled
-program_failed.fkf                  <lambda>      9       6        3       0        0   2866  failed: ValueError
+file                                function  ops     ms  result
+aliases.fkf                         ?           0      -  compiled
+below/program_shape_arithmetic.fkf  f          23      -  compiled
+program_failed.fkf                  <lambda>    2      -  failed: ValueError
 
 `torch-fakeify show FILE` prints one of them."""
 
 NARROW = """\
-file
-  function  nodes  inputs  symbols  guards  asserts  bytes  result
-aliases.fkf
-  ?             7       6        0       0        0   1271  compiled
-below/program_shape_arithmetic.fkf
-  f            28       4        2       1        0   4098  compiled
-program_failed.fkf
-  <lambda>      9       6        3       0        0   2866  failed: ValueErro
-                                                            r
+file                                function  ops     ms  result
+aliases.fkf                         ?           0      -  compiled
+below/program_shape_arithmetic.fkf  f          23      -  compiled
+program_failed.fkf                  <lambda>    2      -  failed:
+                                                          ValueError
 
 `torch-fakeify show FILE` prints one of them."""
 
 NARROWEST = """\
 aliases.fkf
-  ?, 7 nodes, 6 inputs, 0
-  symbols, 0 guards, 0
-  asserts, 1271 bytes,
-  compiled
-below/program_shape_arithmetic
-.fkf
-  f, 28 nodes, 4 inputs, 2
-  symbols, 1 guard, 0 asserts,
-  4098 bytes, compiled
+  ?, 0 ops, compiled
+below/program_shape_
+arithmetic.fkf
+  f, 23 ops, compiled
 program_failed.fkf
-  <lambda>, 9 nodes, 6 inputs,
-  3 symbols, 0 guards, 0
-  asserts, 2866 bytes, failed:
-  ValueError
+  <lambda>, 2 ops, failed:
+      ValueError
 
 `torch-fakeify show FILE`
-prints one of them."""
+    prints one of them."""
 
 
-@pytest.mark.parametrize(("columns", "text"), [(120, TABLE), (77, NARROW), (30, NARROWEST)])
+@pytest.mark.parametrize(("columns", "text"), [(120, TABLE), (70, NARROW), (30, NARROWEST)])
 def test_the_table_fits_the_terminal(
     directory: Path,
     columns: int,
@@ -105,10 +94,10 @@ def test_bad_files_are_listed_with_their_errors(
     assert all(f"{name}.fkf" in text for name in NAMES)
     assert text.partition("not read ")[2] == (
         "(2)\n"
-        "  a.fkf: not a capture file; expected a ZIP file; found an empty file. Its\n"
-        "  writer has not finished. Record the frame again\n"
-        "  z.fkf: the file is truncated, or something follows its end. Copy it again, or\n"
-        "  record the frame again\n"
+        "  a.fkf: not a capture file; expected a ZIP file; found an empty file. Its "
+        "writer has not finished. Record the frame again\n"
+        "  z.fkf: the file is truncated, or something follows its end. Copy it again, or "
+        "record the frame again\n"
         "\n`torch-fakeify show FILE` prints one of them.\n"
     )
 
@@ -119,8 +108,8 @@ def test_bad_files_alone_make_no_table(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["show", str(tmp_path)]) == 2
     assert capsys.readouterr().out == (
         "not read (1)\n"
-        "  a.fkf: not a capture file; expected a ZIP file; found the beginning of a ZIP\n"
-        "  file. Copy it again, or record the frame again\n"
+        "  a.fkf: not a capture file; expected a ZIP file; found the beginning of a ZIP "
+        "file. Copy it again, or record the frame again\n"
     )
 
 

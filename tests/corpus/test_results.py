@@ -24,7 +24,6 @@ from torch_fakeify.corpus.files import CorpusFile, find_captures, frame_key
 from torch_fakeify.corpus.junit import junit_xml
 from torch_fakeify.corpus.progress import progress
 from torch_fakeify.corpus.results import ResultFile, Row, compare, read_rows
-from torch_fakeify.records.fingerprint import fingerprint
 from torch_fakeify.records.frame import FailureDesc
 from torch_fakeify.serialization.capture_file import read_capture
 from torch_fakeify.tools.recompiles import same_frames
@@ -78,30 +77,28 @@ def test_captures_of_one_frame_have_one_key() -> None:
     """The fingerprint and the recorded failure count, except for what differs from run to run."""
     desc = read_capture(GOLDEN / "tensor_strided.fkf")
     other = read_capture(GOLDEN / "tensor_detached.fkf")
-    assert frame_key(desc) == frame_key(other) != frame_key(read_capture(GOLDEN / "aliases.fkf"))
+    aliases = read_capture(GOLDEN / "aliases.fkf")
+    assert frame_key(desc, None) == frame_key(other, None) != frame_key(aliases, None)
 
     def failed(message: str) -> Any:
         failure = FailureDesc(type="E", message=message)
-        return frame_key(msgspec.structs.replace(desc, failure=failure))
+        return frame_key(msgspec.structs.replace(desc, failure=failure), "eager")
 
-    assert failed("at 0x12") == failed("at 0xab") != failed("elsewhere") != frame_key(desc)
+    assert failed("at 0x12") == failed("at 0xab") != failed("elsewhere") != frame_key(desc, "eager")
 
 
-def test_a_frame_that_is_recorded_already_is_found(tmp_path: Path) -> None:
-    """An earlier file of this run or of another run has the frame, and not only its name."""
-    key, other = (fingerprint(read_capture(GOLDEN / f"{n}.fkf")) for n in ("aliases", "boxed"))
+def test_a_frame_of_two_backends_has_one_key_for_a_given_backend() -> None:
+    """Each is compiled with the recorded backend, or both once with the requested one."""
+    desc = read_capture(GOLDEN / "tensor_strided.fkf")
+    frames = [msgspec.structs.replace(desc, backend=name) for name in ("eager", "aot_eager")]
+    assert len({frame_key(each, None) for each in frames}) == 2
+    assert len({frame_key(each, "inductor") for each in frames}) == 1
 
-    def put(number: int, name: str, key: str) -> Path:
-        path = tmp_path / f"{number:03d}-f-{key[:8]}.fkf"
-        shutil.copy(GOLDEN / f"{name}.fkf", path)
-        return path
 
-    before = put(7, "aliases", key)
-    put(8, "callables", other)
-    (tmp_path / f"009-f-{other[:8]}.fkf").write_text("no capture")
-    first, again = put(0, "aliases", key), put(1, "aliases", key)
-    recorded = {first: key, again: key, put(2, "boxed", other): other}
-    assert same_frames(recorded) == {first: before, again: first}
+def test_a_frame_that_is_recorded_already_is_found() -> None:
+    """The first capture of a frame in the run is named for each later one."""
+    first, other, again = Path("000-f.fkf"), Path("001-g.fkf"), Path("7/000-f.fkf")
+    assert same_frames({first: "key", other: "other", again: "key"}) == {again: first}
 
 
 # --- JSON lines -----------------------------------------------------------------------------------
@@ -187,20 +184,20 @@ def test_junit_counts_its_elements() -> None:
         row("e.fkf", "compiles", same_as="a.fkf"),
         row("f.fkf", "not reproduced", details=("recorded:", "  E: \uffff", "now:")),
     ]
-    root = ET.fromstring(junit_xml(rows, backend="mine"))
+    root = ET.fromstring(junit_xml(rows))
     (suite,) = root
     found = Counter(child.tag for case in suite for child in case)
     assert (root.tag, suite.tag, suite.get("name")) == (
         "testsuites",
         "testsuite",
-        "torch-fakeify mine",
+        "torch-fakeify b",
     )
     assert found == {"failure": 2, "error": 1, "skipped": 2, "system-out": 1}
     counts = ("tests", "failures", "errors", "skipped")
     assert [int(suite.get(name, "")) for name in counts] == [6, 2, 1, 2]
     assert float(suite.get("time", "")) == 3.5
     names = [(case.get("classname"), case.get("name")) for case in suite]
-    assert names[:2] == [("mine", "a.fkf"), ("mine.sub", "b.fkf")]
+    assert names[:2] == [("b", "a.fkf"), ("b.sub", "b.fkf")]
     failure = suite[1][0]
     assert failure.attrib == {"type": "hangs", "message": "hangs: killed after 2 s"}
     assert failure.text == "hangs\n  killed after 2 s\n    \\x1b[31m\\ud800"
@@ -211,7 +208,7 @@ def test_junit_counts_its_elements() -> None:
 @given(rows=st.lists(st.builds(row, st.text(), st.text(), details=st.tuples(st.text()))))
 def test_junit_is_xml_for_any_texts(rows: list[Row]) -> None:
     """No name or message makes a document that a parser refuses."""
-    (suite,) = ET.fromstring(junit_xml(rows, backend="\0"))
+    (suite,) = ET.fromstring(junit_xml(rows))
     assert len(suite) == len(rows)
 
 
@@ -334,7 +331,7 @@ from torch_fakeify import pytest_plugin
 from torch_fakeify.corpus import command
 from torch_fakeify.corpus.files import find_captures, read_keyed
 for file in find_captures([{str(tmp_path)!r}]):
-    read_keyed(file.path)
+    read_keyed(file.path, None)
 print(sorted({{"torch", "sympy", "numpy", "distributed", "rich"}} & set(sys.modules)))
 """
     done = subprocess.run(

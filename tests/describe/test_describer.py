@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import torch
 from converter_modes import GeneralDescriber
+from golden_tensors import marked
 from torch._dynamo.source import LocalSource, RandomValueSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -147,16 +148,7 @@ def test_gradients_nest() -> None:
 
 def test_marks_are_carried_in_full() -> None:
     """Everything that Dynamo's `mark_*` leave on a tensor is in the record."""
-    decorators = torch._dynamo.decorators
-    t = torch.empty(8, 8, 8, 8, 8)
-    # In this order: each forgets some of what the other left, and this keeps most.
-    decorators.mark_unbacked(t, 1, shape_id="batch", min=1, hint_override=5)
-    decorators.mark_dynamic(t, 0, min=2, max=64, hint_override=9, specialize_on=[lambda n: n == 8])
-    decorators.mark_unbacked(t, 2, strict=True)
-    decorators.maybe_mark_dynamic(t, 3)
-    decorators.mark_static(t, 4)
-    decorators.mark_static_address(t, guard=True)
-    marks = tfk.describe_tensor(t).marks
+    marks = tfk.describe_tensor(marked()).marks
     assert marks == MarksDesc(
         dynamic=(0,),
         dynamic_range=((0, 2, 64),),

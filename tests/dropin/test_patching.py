@@ -148,6 +148,7 @@ def test_modes_keep_their_converter() -> None:
         assert type(mode.from_tensor(torch.empty(2))) is FakeTensor
 
 
+@pytest.mark.sweep
 def test_environment_variable_installs() -> None:
     """With ``TORCH_FAKEIFY_DROPIN=1``, importing the package is enough."""
     code = (

@@ -300,6 +300,7 @@ def test_operators_agree_under_the_rebuilt_stack(seen: dict[str, Seen], name: st
         )
 
 
+@pytest.mark.sweep
 def test_operators_agree_in_another_process(seen: dict[str, Seen], tmp_path: Path) -> None:
     """A fresh interpreter computes the same results from the serialized records."""
     path = tmp_path / "records"

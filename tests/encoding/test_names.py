@@ -369,7 +369,7 @@ def test_an_unregistered_operator_is_named_with_its_package():
         names.decode_function(FunctionValue(kind="op", name="nosuchlib.op.default"), where="$.x")
     assert str(caught.value) == (
         "$.x: torch.ops.nosuchlib.op is not registered in this process. "
-        "Import the package that registers the operators of 'nosuchlib' first."
+        "Import the module that registers the operators of 'nosuchlib' (--import MODULE)"
     )
     assert "nosuchlib" not in vars(torch.ops)
 

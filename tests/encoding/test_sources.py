@@ -323,6 +323,7 @@ def test_sources_inside_fields_are_bounded() -> None:
         encode_source(source)
 
 
+@pytest.mark.sweep
 def test_a_fresh_process_reads_sources_without_a_frame() -> None:
     """Sources whose constructors add a guard to the frame are read without a frame."""
     sources = [make(S.ImportSource, {"module_name": "torch.nn"}), S.GradSource(X)]

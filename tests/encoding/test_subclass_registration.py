@@ -274,7 +274,7 @@ def test_an_attribute_that_occurs_twice_is_refused() -> None:
             cls="holder_classes.Holder", tensors=tensors if opaques[0][0] == "a" else (),
             opaques=opaques,
         )  # fmt: skip
-        with pytest.raises(FormatError, match=r"^t\.[ab]: an inner attribute stands twice$"):
+        with pytest.raises(FormatError, match=r"^t\.[ab]: an inner attribute occurs twice$"):
             decode_opaques(record, where="t")
 
 

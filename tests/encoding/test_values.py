@@ -317,12 +317,12 @@ MALFORMED = [
         RangeValue(start=0, stop="a", step=1),
         "$: not a bound of a range; expected an integer; found str",
     ),
-    (SetValue(items=(1, 1)), "$: an item stands twice in a set"),
-    (SetValue(items=(1, True)), "$: an item stands twice in a set"),
+    (SetValue(items=(1, 1)), "$: an item occurs twice in a set"),
+    (SetValue(items=(1, True)), "$: an item occurs twice in a set"),
     (SetValue(items=(ListValue(items=()),)), "$: not the items of a set: unhashable type: 'list'"),
     (
         DictValue(items=((1, 2), (1, 3))),
-        "$.items[1][0]: a key stands twice in a dictionary",
+        "$.items[1][0]: a key occurs twice in a dictionary",
     ),
     (
         DictValue(items=((ListValue(items=()), 2),)),

@@ -256,7 +256,7 @@ REFUSALS: dict[str, tuple[type[FakeifyError], ViewCallDesc, str]] = {
         UnknownNameError,
         call("mypack.flat.default"),
         "t.view_calls[0]: torch.ops.mypack.flat is not registered in this process. Import the "
-        "package that registers the operators of 'mypack' first.",
+        "module that registers the operators of 'mypack' (--import MODULE)",
     ),
     "no such overload": (
         UnknownNameError,

@@ -19,7 +19,7 @@ from torch_fakeify.encoding import names
 from torch_fakeify.errors import UnknownNameError
 from torch_fakeify.records.tensor import FunctionValue
 from torch_fakeify.tools.minify.failures import Failure
-from torch_fakeify.tools.minify.repro_script import script_of
+from torch_fakeify.tools.minify.repro_script import BackendCode, script_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -140,17 +140,18 @@ def test_show_and_replay_support_assigned_data(
     recorder = tfk.record(tmp_path, "eager")
     results("assigned", recorder, dynamic=True)
     path = str(recorder.paths[0])
-    assert cli.main(["show", path]) == 0
+    assert cli.main(["show", "--code", path]) == 0
     assert "_lower_version_count_by_1" in capsys.readouterr().out
     assert cli.main(["replay", path, "--backend", "aot_eager"]) == 0
 
 
+@pytest.mark.sweep
 def test_a_script_assigns_the_data(tmp_path: Path) -> None:
     """A minified script has the statement, and torch alone compiles and runs it."""
     recorder = tfk.record(tmp_path, "eager")
     results("assigned", recorder, dynamic=True)
     failure = Failure(kind="raises", stage="compile", type="RuntimeError", message="no")
-    text = script_of(tfk.Capture.load(recorder.paths[0]).desc, failure, "aot_eager")
+    text = script_of(tfk.Capture.load(recorder.paths[0]).desc, failure, BackendCode("aot_eager"))
     assert "x.data = y" in text
     assert "fakeify" not in text
     script = tmp_path / "script.py"

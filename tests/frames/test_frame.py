@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from captured_frames import only_capture_of
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -26,27 +27,9 @@ def _fresh_dynamo() -> None:
     torch._dynamo.reset()
 
 
-def captured(fn: Callable[..., Any], *args: Any, **options: Any) -> list[tfk.Capture]:
-    """Return a capture of every frame that Dynamo passes to a backend while ``fn`` runs once."""
-    captures: list[tfk.Capture] = []
-
-    def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        captures.append(tfk.capture(gm, inputs))
-        return gm.forward
-
-    torch.compile(fn, backend=backend, **options)(*args)
-    return captures
-
-
-def one(fn: Callable[..., Any], *args: Any, **options: Any) -> tfk.Capture:
-    """Return the capture of the only frame of ``fn``."""
-    (capture,) = captured(fn, *args, **options)
-    return capture
-
-
 def test_an_instance_has_a_new_fake_mode_and_a_new_shape_env() -> None:
     """Two instances share nothing: neither the mode, nor the environment, nor the graph."""
-    capture = one(lambda x: x * 2, torch.randn(4, 5), dynamic=True)
+    capture = only_capture_of(lambda x: x * 2, torch.randn(4, 5), dynamic=True)
     first, second = capture.instantiate(), capture.instantiate()
     assert first.fake_mode is not second.fake_mode
     assert first.shape_env is not second.shape_env
@@ -65,7 +48,7 @@ def test_a_compiled_capture_computes_what_the_function_does(dynamic: bool, backe
     def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return (x + y).reshape(-1)[: x.shape[0]].sin()
 
-    capture = one(f, x, y, dynamic=dynamic)
+    capture = only_capture_of(f, x, y, dynamic=dynamic)
     inputs = capture.materialize()
     (out,) = capture.compile(backend)(*inputs)
     tensors = [i for i in inputs if isinstance(i, torch.Tensor)]
@@ -125,7 +108,7 @@ def test_guards_of_an_instance_are_those_of_the_recorded_frame() -> None:
             return x.sin()
         return x.cos()
 
-    capture = one(f, torch.randn(7, 3), dynamic=True)
+    capture = only_capture_of(f, torch.randn(7, 3), dynamic=True)
     env = capture.instantiate().shape_env
     assert env is not None
     assert any("2*" in str(g.expr) and "9" in str(g.expr) for g in env.guards)
@@ -143,7 +126,7 @@ def test_a_scalar_input_that_tracing_specialized_stays_a_symbol() -> None:
     def f(x: torch.Tensor, n: int) -> torch.Tensor:
         return x * n if n == 5 else x
 
-    capture = one(f, torch.randn(7, 3), 5, dynamic=True)
+    capture = only_capture_of(f, torch.randn(7, 3), 5, dynamic=True)
     syms = [entry.sym for entry in capture.desc.inputs if entry.sym is not None]
     assert 5 in [sym.hint for sym in syms]
     assert {type(sym.expr.nodes[-1]).__name__ for sym in syms} == {"SymbolNode"}
@@ -153,7 +136,7 @@ def test_an_instance_has_the_policies_and_marks_of_its_inputs() -> None:
     """A backend finds the symbolic contexts and static addresses where it would in Dynamo."""
     y = torch.randn(3)
     torch._dynamo.mark_static_address(y)
-    capture = one(lambda x, y: (x * y).sum(0), torch.randn(7, 3), y, dynamic=True)
+    capture = only_capture_of(lambda x, y: (x * y).sum(0), torch.randn(7, 3), y, dynamic=True)
     instance = capture.instantiate()
     tensors = [x for x in instance.inputs if isinstance(x, torch.Tensor)]
     assert all(x in instance.tracing_context.tensor_to_context for x in tensors)
@@ -216,7 +199,7 @@ def test_a_make_fx_graph_is_captured_with_fake_inputs(symbolic: bool) -> None:
 
 def test_a_capture_survives_its_file(tmp_path: Path) -> None:
     """Law 1 for frames: a loaded capture equals the saved one, and is saved to the same bytes."""
-    capture = one(lambda x: x.view(-1).sin(), torch.randn(4, 5), dynamic=True)
+    capture = only_capture_of(lambda x: x.view(-1).sin(), torch.randn(4, 5), dynamic=True)
     path = tmp_path / "a.fkf"
     size = capture.save(path)
     assert size == path.stat().st_size
@@ -233,7 +216,7 @@ def test_an_instance_captured_again_has_the_same_fingerprint() -> None:
     def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return (x[1:] + y).sum() * x.shape[0]
 
-    capture = one(f, x, x[0], dynamic=True)
+    capture = only_capture_of(f, x, x[0], dynamic=True)
     instance = capture.instantiate()
     with instance.active():
         again = tfk.capture(instance.gm, instance.inputs)
@@ -270,9 +253,9 @@ def test_fingerprints_of_different_graphs_differ(
     one_fn: Callable[..., Any], other_fn: Callable[..., Any], args: Callable[[], Any]
 ) -> None:
     """Another operator, constant or argument makes another frame."""
-    first = one(lambda x: one_fn(x), *args())
+    first = only_capture_of(lambda x: one_fn(x), *args())
     torch._dynamo.reset()
-    second = one(lambda x: other_fn(x), *args())
+    second = only_capture_of(lambda x: other_fn(x), *args())
     assert first.fingerprint() != second.fingerprint()
 
 
@@ -283,7 +266,7 @@ def test_fingerprints_of_different_inputs_differ() -> None:
     prints = set()
     for args in variants:
         torch._dynamo.reset()
-        prints.add(one(lambda a, b: a + b, *args, dynamic=False).fingerprint())
+        prints.add(only_capture_of(lambda a, b: a + b, *args, dynamic=False).fingerprint())
     assert len(prints) == len(variants)
 
 
@@ -304,7 +287,7 @@ def test_a_cuda_capture_instantiates_and_moves_to_the_cpu() -> None:
 
 def test_moving_from_a_device_that_was_not_recorded_is_refused() -> None:
     """A device that was not recorded is refused, and the error lists the devices of the capture."""
-    capture = one(torch.sin, torch.randn(3))
+    capture = only_capture_of(torch.sin, torch.randn(3))
     with pytest.raises(tfk.CaptureError) as info:
         capture.instantiate(device={"cuda:0": "cpu"})
     assert str(info.value) == (
@@ -315,7 +298,7 @@ def test_moving_from_a_device_that_was_not_recorded_is_refused() -> None:
 
 def test_an_unknown_backend_is_refused() -> None:
     """An unknown backend is refused, and the error lists the registered ones."""
-    capture = one(torch.sin, torch.randn(3))
+    capture = only_capture_of(torch.sin, torch.randn(3))
     with pytest.raises(
         tfk.CaptureError, match="there is no Dynamo backend 'nope'; expected one of"
     ):
@@ -419,7 +402,7 @@ def test_losses_of_a_capture_are_counted(tmp_path: Path) -> None:
 def test_training_gradients_of_a_compiled_capture_are_eagers() -> None:
     """Parameters that require grad get eager's gradients through the rebuilt frame."""
     linear = torch.nn.Linear(5, 3)
-    capture = one(linear, torch.randn(4, 5), dynamic=True)
+    capture = only_capture_of(linear, torch.randn(4, 5), dynamic=True)
     inputs = capture.materialize(seed=1)
     compiled = capture.compile("aot_eager")
     (out,) = compiled(*inputs)
@@ -443,7 +426,7 @@ def test_no_grad_and_autocast_are_recorded_and_applied() -> None:
         return linear(x)
 
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-        capture = one(f, torch.randn(4, 5))
+        capture = only_capture_of(f, torch.randn(4, 5))
     assert not capture.desc.modes.grad_enabled
     seen: list[tuple[bool, bool]] = []
 
@@ -466,7 +449,7 @@ def test_a_frame_replays_in_a_fresh_interpreter(tmp_path: Path) -> None:
             return x.t().reshape(-1)[::2]
         return x
 
-    one(f, x, dynamic=True).save(tmp_path / "f.fkf")
+    only_capture_of(f, x, dynamic=True).save(tmp_path / "f.fkf")
     script = (
         "import json, sys, torch, torch_fakeify as tfk\n"
         "c = tfk.Capture.load(sys.argv[1])\n"
@@ -496,7 +479,7 @@ def test_asserts_on_unbacked_symbols_are_recorded(tmp_path: Path) -> None:
         return torch.zeros(n) + 1
 
     with torch._dynamo.config.patch(capture_scalar_outputs=True):
-        capture = one(f, torch.tensor([1, 2]))
+        capture = only_capture_of(f, torch.tensor([1, 2]))
     capture.save(tmp_path / "u.fkf")
     compiled = tfk.Capture.load(tmp_path / "u.fkf").compile("aot_eager")
     assert torch.equal(compiled(torch.tensor([1, 2]))[0], torch.ones(3))
@@ -554,7 +537,7 @@ def test_a_module_with_float_and_scalar_inputs_is_captured() -> None:
     def f(x: torch.Tensor, k: int, s: float) -> torch.Tensor:
         return x * k + s
 
-    capture = one(f, torch.randn(3), 5, 2.5, dynamic=True)
+    capture = only_capture_of(f, torch.randn(3), 5, 2.5, dynamic=True)
     inputs = capture.materialize()
     (out,) = capture.compile("aot_eager")(*inputs)
     x = next(i for i in inputs if isinstance(i, torch.Tensor) and i.dim() == 1)

@@ -131,12 +131,12 @@ def test_a_fresh_instance_with_equal_guards_has_the_same_fingerprint() -> None:
 
 @pytest.mark.sweep
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("slow", [False, True])
+@pytest.mark.parametrize("slow", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_every_program_is_the_same_frame_in_a_fresh_environment(
     slow: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Each frame of the program zoo has equal facts, and equal results through AOTAutograd."""
-    found = found_elsewhere(recorded(tmp_path_factory, slow=slow), "--run")
+    found = found_elsewhere(recorded(tmp_path_factory, slow=slow), "run")
     assert len(found) >= sum(p.refused is None for p in (SLOW if slow else FAST))
     assert {name: wrong for name, wrong in found.items() if wrong} == {}
 

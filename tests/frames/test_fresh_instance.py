@@ -26,7 +26,7 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     directory = tmp_path_factory.mktemp("fresh")
     for name in CASES:
         case(name).save(directory / f"{name}.fkf")
-    return found_elsewhere(directory)
+    return found_elsewhere(directory, "fresh")
 
 
 @pytest.mark.parametrize("name", CASES)

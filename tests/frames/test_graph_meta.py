@@ -343,6 +343,7 @@ def test_file_names_can_be_shortened():
     assert ("stack_trace", 'File "b.py", line 1, in f') in desc.nodes[2].meta
 
 
+@pytest.mark.sweep
 def test_records_do_not_depend_on_the_process():
     """Two interpreters with other addresses and counters write the same bytes."""
     script = """

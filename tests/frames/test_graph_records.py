@@ -263,7 +263,7 @@ MALFORMED = [
     ),
     (
         graph(X, RELU, OUT, tensors=(("w", LEAF), ("w", LEAF))),
-        "$.tensors[1]: a name stands twice; found 'w'",
+        "$.tensors[1]: a name occurs twice; found 'w'",
     ),
     (
         graph(X, RELU, OUT, submodules=(("s", graph(X, RELU, OUT)),), tensors=(("s.w", LEAF),)),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 import torch
+from captured_frames import only_capture_of
 from torch._subclasses import FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor
 
@@ -16,7 +17,7 @@ from torch_fakeify.frames.inputs.materializing import Symbols, _Maker
 from torch_fakeify.records.frame import InputDesc
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
     from torch_fakeify.records.tensor import MetaTensorDesc
@@ -25,19 +26,6 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def _fresh_dynamo() -> None:
     torch._dynamo.reset()
-
-
-def one(fn: Callable[..., Any], *args: Any, **options: Any) -> tfk.Capture:
-    """Return the capture of the only frame of ``fn``."""
-    captures: list[tfk.Capture] = []
-
-    def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        captures.append(tfk.capture(gm, inputs))
-        return gm.forward
-
-    torch.compile(fn, backend=backend, **options)(*args)
-    (capture,) = captures
-    return capture
 
 
 def _inference() -> torch.Tensor:
@@ -114,7 +102,9 @@ def test_a_storage_without_bytes_has_none_at_other_sizes(sizes: dict[str, int] |
     """Memory that had been freed when the frame was recorded is not allocated."""
     x = torch.randn(3, 4)
     x.untyped_storage().resize_(0)
-    capture = one(lambda x, y: (torch.empty_like(x), y), x, torch.randn(3), dynamic=True)
+    capture = only_capture_of(
+        lambda x, y: (torch.empty_like(x), y), x, torch.randn(3), dynamic=True
+    )
     tensors = [t for t in capture.materialize(sizes=sizes) if isinstance(t, torch.Tensor)]
     assert tensors[0].shape == (5 if sizes else 3, 4)
     assert tensors[0].untyped_storage().nbytes() == 0
@@ -149,7 +139,7 @@ def _sized(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def test_other_sizes_are_made_on_request() -> None:
     """A symbol is set by its name or by a source; strides and shared dims follow."""
-    capture = one(_sized, torch.randn(7, 3), torch.randn(3, 7), dynamic=True)
+    capture = only_capture_of(_sized, torch.randn(7, 3), torch.randn(3, 7), dynamic=True)
     inputs = capture.materialize(sizes={"L['x'].size()[0]": 9})
     x, y = (i for i in inputs if isinstance(i, torch.Tensor))
     assert x.shape == (9, 3)
@@ -161,7 +151,7 @@ def test_other_sizes_are_made_on_request() -> None:
 
 def test_sizes_that_violate_a_guard_are_refused() -> None:
     """The error contains the user's line, the guard and the values."""
-    capture = one(_sized, torch.randn(7, 3), torch.randn(3, 7), dynamic=True)
+    capture = only_capture_of(_sized, torch.randn(7, 3), torch.randn(3, 7), dynamic=True)
     with pytest.raises(tfk.CaptureError) as info:
         capture.materialize(sizes={"L['x'].size()[0]": 4})
     message = str(info.value)
@@ -171,7 +161,7 @@ def test_sizes_that_violate_a_guard_are_refused() -> None:
 
 def test_unknown_symbols_are_refused() -> None:
     """An unknown symbol is refused, and the error lists the symbols of the capture."""
-    capture = one(_sized, torch.randn(7, 3), torch.randn(3, 7), dynamic=True)
+    capture = only_capture_of(_sized, torch.randn(7, 3), torch.randn(3, 7), dynamic=True)
     with pytest.raises(tfk.CaptureError, match="the frame has no such symbol; expected one of"):
         capture.materialize(sizes={"nope": 4})
 
@@ -308,7 +298,7 @@ def _two_jagged() -> tuple[Callable[..., Any], tuple[Any, ...]]:
 def test_frames_with_wrapper_subclasses_replay(kind: str, tmp_path: Path) -> None:
     """The compiled file gives the function's results on made-up inputs."""
     fn, args = FRAMES[kind]()
-    capture = one(fn, *args, dynamic="static" not in kind)
+    capture = only_capture_of(fn, *args, dynamic="static" not in kind)
     capture.save(tmp_path / "x.fkf")
     loaded = tfk.Capture.load(tmp_path / "x.fkf")
     assert loaded.fingerprint() == capture.fingerprint()

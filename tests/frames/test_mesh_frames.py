@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import mesh_programs
@@ -14,8 +11,10 @@ import pytest
 import subclass_zoo as zoo
 import torch
 import torch.distributed as dist
+from captured_frames import captures_of
 from places import GOLDEN, ZOO
 from planting import plant
+from processes import python
 from torch._library.opaque_object import get_opaque_type_name, register_opaque_type
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard
@@ -63,15 +62,7 @@ def planted_triples(gm, inputs):
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The frames of all programs, recorded by another process."""
     made = tmp_path_factory.mktemp("frames")
-    program = str(ZOO / "mesh_programs.py")
-    done = subprocess.run(
-        [sys.executable, program, str(made)],
-        capture_output=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    python(ZOO / "mesh_programs.py", made)
     return made
 
 
@@ -137,16 +128,10 @@ def test_a_fake_world_has_the_recorded_groups(folder: Path, no_world: None) -> N
 
 def test_a_frame_without_groups_records_no_world(no_world: None) -> None:
     """A frame without groups records no world, also in a process that has process groups."""
-    found: list[Any] = []
-
-    def backend(gm: Any, inputs: Any) -> Any:
-        found.append(tfk.capture(gm, inputs))
-        return gm.forward
-
     with zoo.fake_world():
-        torch.compile(lambda x: x.sin() + 1, backend=backend)(torch.randn(3))
-    assert found[0].desc.world is None
-    with found[0].fake_world():
+        (capture,) = captures_of(lambda x: x.sin() + 1, (torch.randn(3),))
+    assert capture.desc.world is None
+    with capture.fake_world():
         assert not dist.is_initialized()
 
 
@@ -275,7 +260,7 @@ def test_show_prints_meshes_and_placements(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The ranks, the mesh and the placements are printed in the program's notation."""
-    assert main(["show", str(folder / "two_dims.fkf")]) == 0
+    assert main(["show", "--all", str(folder / "two_dims.fkf")]) == 0
     shown = capsys.readouterr().out
     assert "rank 1 of 4, process groups '2', '3'" in shown
     assert "DeviceMesh('cpu', dp=2, tp=2)" in shown
@@ -368,19 +353,10 @@ def group_operator() -> Iterator[Callable[..., Any]]:
 
 def test_a_process_group_is_an_input(group_operator: Any, no_world: None) -> None:
     """A process group is recorded by its name, and found by name in a world that has it."""
-    found: list[Any] = []
-
-    def backend(gm: Any, inputs: Any) -> Any:
-        found.append(tfk.capture(gm, inputs))
-        return gm.forward
-
     with zoo.fake_world():
         group = dist.new_group([1, 3])
-        torch.compile(lambda x, group: group_operator(x, group), backend=backend)(
-            torch.ones(2), group
-        )
+        (capture,) = captures_of(lambda x, group: group_operator(x, group), (torch.ones(2), group))
         name = group.group_name
-    (capture,) = found
     assert capture.desc.world == WorldDesc(
         rank=1, size=4, groups=(ProcessGroupDesc(name=name, ranks=(1, 3)),)
     )

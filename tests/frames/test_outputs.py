@@ -58,7 +58,7 @@ def test_an_output_that_is_the_input_is_refused(source: Path, way: Callable[[Pat
     with pytest.raises(WriteError, match="the output is an input"):
         write_report(output, read_capture(source), source=source)
     with pytest.raises(WriteError, match="the output is an input"):
-        FuzzReport({}, source=source).save(output, backend="eager")
+        FuzzReport({}, source=source).save(output)
     for outputs in (Outputs(jsonl=str(output)), Outputs(junit=str(output))):
         with pytest.raises(WriteError, match="the output is an input"):
             replay_corpus([str(source)], Job("compile", "eager"), jobs=1, outputs=outputs)

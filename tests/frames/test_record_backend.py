@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from captured_frames import captures_of
 
 import torch_fakeify as tfk
 from torch_fakeify.corpus.files import frame_key
 from torch_fakeify.frames import record_backend as backends
 from torch_fakeify.render.report.page import html_page
 from torch_fakeify.render.show import show_lines
-from torch_fakeify.serialization.capture_file import WRITERS, read_capture, with_state
+from torch_fakeify.serialization.capture_file import WRITERS, read_capture, with_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -111,7 +112,7 @@ def test_a_frame_without_a_record_is_compiled(
 ) -> None:
     """The program continues, with a warning that contains the frame and the reason."""
     torch._dynamo.reset()
-    monkeypatch.setattr(backends, "capture", refuse)
+    monkeypatch.setattr(backends, "describe_frame", refuse)
     recorder = tfk.record(tmp_path, inner="eager")
     message = "the frame of 'doubled' is not on record: x: no record. It is compiled all the same"
     with pytest.warns(tfk.RecordWarning, match=message):
@@ -129,7 +130,7 @@ def test_a_frame_without_a_record_can_be_an_error(
 ) -> None:
     """``on_error="raise"`` raises the error, and the backend is not called."""
     torch._dynamo.reset()
-    monkeypatch.setattr(backends, "capture", refuse)
+    monkeypatch.setattr(backends, "describe_frame", refuse)
     called: list[Any] = []
     recorder = tfk.record(tmp_path, inner=lambda *args: called.append(args), on_error="raise")
     with pytest.raises(Exception, match="UnsupportedTensorError: x: no record"):
@@ -222,15 +223,8 @@ def test_a_backend_may_fork(tmp_path: Path) -> None:
 
 def test_a_capture_alone_is_not_compiled() -> None:
     """``capture`` calls no backend, and records that."""
-    found: list[tfk.Capture] = []
-
-    def mine(gm: Any, inputs: Any) -> Any:
-        found.append(tfk.capture(gm, inputs))
-        return gm.forward
-
-    torch._dynamo.reset()
-    torch.compile(doubled, backend=mine)(torch.ones(2))
-    assert found[0].desc.state == "not compiled"
+    (capture,) = captures_of(doubled, (torch.ones(2),))
+    assert capture.desc.state == "not compiled"
 
 
 def test_an_unfinished_frame_differs_from_a_compiled_one() -> None:
@@ -238,7 +232,7 @@ def test_an_unfinished_frame_differs_from_a_compiled_one() -> None:
     gm = torch.fx.symbolic_trace(doubled)
     capture = tfk.capture(gm, [torch.ones(2)])
     descs = [capture.with_state(s).desc for s in (None, "not compiled", "not finished")]
-    compiled, captured, unfinished = map(frame_key, descs)
+    compiled, captured, unfinished = (frame_key(desc, "eager") for desc in descs)
     assert compiled == captured
     assert compiled.fingerprint == unfinished.fingerprint
     assert compiled != unfinished
@@ -248,13 +242,16 @@ def test_an_unfinished_frame_differs_from_a_compiled_one() -> None:
         assert f">{word}<" in html_page(desc)
 
 
-def test_another_state_is_written_without_the_encoder() -> None:
-    """The members equal those of the encoder, from any state to any other."""
+def test_another_result_is_written_without_the_encoder() -> None:
+    """The members equal those of the encoder, from any state and time to any other."""
     gm = torch.fx.symbolic_trace(doubled)
     capture = tfk.capture(gm, [torch.ones(2)])
     states = (None, "not finished", "not compiled")
-    members = {state: WRITERS[1](capture.with_state(state).desc) for state in states}
-    for was in states:
-        for state in states:
-            assert with_state(members[was], state, was=was) == members[state]
-    assert len({capture.with_state(state).fingerprint() for state in states}) == 1
+    descs = [
+        capture.with_state(s, seconds=t).desc for s in states for t in (None, 0.0, 1e-3, 70.25)
+    ]
+    members = [WRITERS[1](desc) for desc in descs]
+    for was, before in zip(descs, members, strict=True):
+        for desc, after in zip(descs, members, strict=True):
+            assert with_result(before, desc, was=was) == after
+    assert len({tfk.Capture(desc).fingerprint() for desc in descs}) == 1

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 _DYNAMIC = pytest.mark.parametrize("dynamic", [True, pytest.param(None, marks=pytest.mark.sweep)])
+_DYNAMIC_OR_LONG = pytest.mark.parametrize(
+    "dynamic", [True, pytest.param(None, marks=pytest.mark.long)]
+)
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +56,7 @@ def test_the_handoff_supports_a_number_beside_a_wrapper(
 
 
 @pytest.mark.sweep
-@_DYNAMIC
+@_DYNAMIC_OR_LONG
 @pytest.mark.parametrize(("wrapper", "use"), cases(plain=False))
 def test_the_handoff_supports_every_number_beside_every_wrapper(
     wrapper: str, use: str, dynamic: bool | None
@@ -95,7 +98,7 @@ def test_a_capture_of_a_number_beside_a_wrapper_round_trips(
 
 
 @pytest.mark.sweep
-@_DYNAMIC
+@_DYNAMIC_OR_LONG
 @pytest.mark.parametrize(("wrapper", "use"), cases(plain=False))
 def test_captures_of_every_number_beside_every_wrapper_round_trip(
     wrapper: str, use: str, dynamic: bool | None, tmp_path: Path

@@ -11,10 +11,10 @@ import z3
 from equivalence_checks import CONDITIONS, MEANINGS, OPAQUE, points_for, raw
 from guard_terms import (
     Point,
-    Z3Terms,
     holds,
     python_function,
 )
+from guard_z3 import Z3Terms
 from torch.utils._sympy.functions import Mod, PythonMod
 
 DEFINED_ONLY_BY_TORCH = (

@@ -60,22 +60,26 @@ def traced(fn: Callable[..., Any], *args: Any, env: ShapeEnv | None = None) -> F
         return Frame(make_fx(fn)(*fakes), env)
 
 
+class FrameList(list[Frame]):
+    """The frames of a Dynamo backend, in their order."""
+
+    def backend(self, gm: torch.fx.GraphModule, _inputs: list[Any]) -> Callable[..., Any]:
+        """Enter a frame and run it eagerly."""
+        mode = TracingContext.get().fake_mode
+        assert mode is not None
+        assert mode.shape_env is not None
+        self.append(Frame(gm, mode.shape_env))
+        return gm.forward
+
+
 def dynamo_frame(
     fn: Callable[..., Any], *args: Any, torch_pass: bool = False, dynamic: bool = True
 ) -> Frame:
     """What a Dynamo backend sees, with or without the nodes of torch's own pass."""
-    frames: list[Frame] = []
-
-    def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        mode = TracingContext.get().fake_mode
-        assert mode is not None
-        assert mode.shape_env is not None
-        frames.append(Frame(gm, mode.shape_env))
-        return gm.forward
-
+    frames = FrameList()
     torch._dynamo.reset()
     with torch._dynamo.config.patch(**CONFIG, do_not_emit_runtime_asserts=not torch_pass):
-        torch.compile(fn, backend=backend, dynamic=dynamic)(*args)
+        torch.compile(fn, backend=frames.backend, dynamic=dynamic)(*args)
     return frames[-1]
 
 

@@ -1,6 +1,6 @@
 """The program of a fresh interpreter that loads captures and tells what Python's audit hooks saw.
 
-``python audited_loads.py FOLDER``: loads every capture of a folder, rebuilds it, and has its code
+``python audited_loads.py FOLDER``: loads every capture of a folder, sets its settings, rebuilds it, and has its code
 generated; twice, because what torch imports when it first does something is no concern of a file;
 then once more with each kind of text in it exchanged. Prints a JSON object.
 """
@@ -80,8 +80,9 @@ AUDIT = Audit()
 
 
 def rebuild(capture: Any) -> list[str]:
-    """Rebuild a frame and have the code of its graphs generated; the code of each."""
-    instance = capture.instantiate()
+    """Rebuild a frame under its settings and have the code of its graphs generated; the code of each."""
+    with capture.settings():
+        instance = capture.instantiate()
     codes: list[str] = []
     for module in instance.gm.modules():
         if hasattr(module, "real_recompile"):

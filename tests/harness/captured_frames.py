@@ -1,9 +1,9 @@
-"""Captures of small frames, for tests of files and processes."""
+"""Captures of the frames of a function, and files with captures."""
 
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
@@ -12,7 +12,42 @@ import torch_fakeify as tfk
 from torch_fakeify.serialization.capture_file import read_capture, write_capture
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
+
+
+def captures_of(
+    fn: Callable[..., Any],
+    *calls: Sequence[Any] | Mapping[str, Any],
+    settings: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> list[tfk.Capture]:
+    """Return a capture of every frame that Dynamo passes to a backend while a function is called.
+
+    Args:
+        fn: the function or module.
+        calls: the positional or the keyword arguments of each call.
+        settings: of `capture`.
+        options: of ``torch.compile``.
+    """
+    found: list[tfk.Capture] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        found.append(tfk.capture(gm, inputs, **(settings or {})))
+        return gm.forward
+
+    torch._dynamo.reset()
+    compiled: Any = torch.compile(fn, backend=backend, **options)
+    for args in calls:
+        _ = compiled(**args) if isinstance(args, dict) else compiled(*args)
+    torch._dynamo.reset()
+    return found
+
+
+def only_capture_of(fn: Callable[..., Any], *args: Any, **options: Any) -> tfk.Capture:
+    """Return the capture of the only frame of one call of a function."""
+    (capture,) = captures_of(fn, args, **options)
+    return capture
 
 
 def captured(directory: Path) -> Path:

@@ -58,10 +58,12 @@ torch.compile(lambda x: x + x.view(-1)[0], backend=Failing())(x)
 ROWS = 7
 
 
-def fresh(*args: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run the command in a fresh interpreter."""
+def fresh(
+    *args: str | Path, cwd: Path, executable: tuple[str, ...] = ("-m", "torch_fakeify")
+) -> subprocess.CompletedProcess[str]:
+    """Run the command, or another program, in a fresh interpreter."""
     return subprocess.run(
-        [sys.executable, "-m", "torch_fakeify", *map(str, args)],
+        [sys.executable, *executable, *map(str, args)],
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": str(Path(tfk.__file__).parents[1])},
         capture_output=True,
@@ -100,7 +102,7 @@ def error_of(done: subprocess.CompletedProcess[str]) -> str:
 
 @pytest.fixture(scope="session")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
-    """What ``run`` did with the script above; its captures are in ``captures`` beside it."""
+    """What ``run`` did with the script above; its captures are in ``captures/script`` beside it."""
     home = tmp_path_factory.mktemp("run")
     (home / "code").mkdir()
     (home / "code" / "script.py").write_text(SCRIPT)
@@ -112,7 +114,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedPr
 @pytest.fixture(scope="session")
 def captures(recorded: subprocess.CompletedProcess[str]) -> list[Path]:
     """The files that ``run`` wrote, in order."""
-    return sorted((Path(str(recorded.args)) / "captures").iterdir())
+    return sorted((Path(str(recorded.args)) / "captures" / "script").iterdir())
 
 
 @pytest.fixture(scope="session")

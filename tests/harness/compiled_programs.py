@@ -12,8 +12,8 @@ from observed_values import tensors_in
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from model_zoo import SizedModel
     from observe import Run
-    from sized_models import SizedModel
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -169,7 +169,7 @@ def page_folder(folder: Path) -> Iterator[PageRunner]:
     places = [str(folder / ".packages"), str(ROOT), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, places))
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    os.environ["COLUMNS"] = "100"
+    os.environ["COLUMNS"] = "80"
     sys.path[:0] = [str(folder), str(folder / ".packages")]
     os.chdir(folder)
     torch._dynamo.reset()

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 MODELS = ("t5", "clip", "resnet", "unet")
-"""Of ``sized_models``: what is captured of real models, beside those of the golden corpus."""
+"""The models that are exchanged, beside those of the golden corpus; others are by name."""
 
 _TIMEOUT = 300.0
 """Seconds that one capture may take to read."""
@@ -45,49 +45,31 @@ Row: TypeAlias = "dict[str, str]"
 # --- write ----------------------------------------------------------------------------------------
 
 
-def makers() -> dict[str, Callable[[], list[Any]]]:
-    """What makes captures, by name: most make one, a model one for each of its frames."""
+def makers(models: Iterable[str]) -> dict[str, Callable[[], list[Any]]]:
+    """The functions that make captures, by name: most make one, a model one for each of its frames."""
     from exchange_features import FEATURES
-    from golden_cases import cases
+    from golden_cases import cases, model_frames
 
     single = {**cases(), **{f"feature_{name}": make for name, make in FEATURES.items()}}
     found: dict[str, Callable[[], list[Any]]] = {
         name: lambda make=make: [make()] for name, make in single.items()
     }
-    found.update({f"model_{name}": lambda name=name: model_frames(name) for name in MODELS})
-    return found
-
-
-def model_frames(name: str) -> list[Any]:
-    """The frames of a model in inference, with dynamic sizes."""
-    import sized_models
-    import torch
-
-    import torch_fakeify as tfk
-
-    torch.manual_seed(0)
-    sized = sized_models.MODELS[name]
-    model = sized.make().eval()
-    inputs = sized.calls()[1]
-    found: list[Any] = []
-
-    def backend(gm: Any, example_inputs: Any) -> Any:
-        found.append(tfk.capture(gm, example_inputs))
-        return gm.forward
-
-    with torch.no_grad():
-        torch.compile(model, backend=backend, dynamic=True)(**inputs)
+    found.update({f"model_{name}": lambda name=name: model_frames(name) for name in models})
     return found
 
 
 def write(directory: Path, names: Iterable[str] = ()) -> dict[str, str]:
     """Write captures, all or those with names like these; returns the errors of others, by name."""
+    import model_zoo
     import torch
 
+    import torch_fakeify as tfk
+
     wanted = list(names)
+    models = model_zoo.MODELS if wanted else MODELS
     directory.mkdir(parents=True, exist_ok=True)
     failed: dict[str, str] = {}
-    for name, make in makers().items():
+    for name, make in makers(models).items():
         if wanted and not any(fnmatchcase(name, pattern) for pattern in wanted):
             continue
         torch._dynamo.reset()
@@ -99,7 +81,10 @@ def write(directory: Path, names: Iterable[str] = ()) -> dict[str, str]:
             failed[name] = f"{type(error).__name__}: {error}"
             continue
         for number, frame in enumerate(frames):
-            frame.save(directory / (f"{name}.fkf" if len(frames) == 1 else f"{name}-{number}.fkf"))
+            path = directory / (f"{name}.fkf" if len(frames) == 1 else f"{name}-{number}.fkf")
+            frame.save(path)
+            if tfk.Capture.load(path).desc != frame.desc:
+                failed[path.stem] = "another frame is read"
     torch._dynamo.reset()
     return failed
 

@@ -1,20 +1,7 @@
-"""Whether a fresh instance of a capture knows what a restored one knows.
-
-``python fresh_checks.py [--run] FILE...`` checks files in a process of its own, and prints the
-differences as JSON. None of the code that made the captures is imported here.
-"""
+"""The facts of a fresh instance of a capture against those of a restored one."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "zoo"))
-
-import json
-import sys
-import traceback
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import sympy
@@ -26,14 +13,13 @@ from torch._dynamo.source import LocalSource
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import SubclassSymbolicContext
 
-import torch_fakeify as tfk
-from torch_fakeify.encoding.modes import apply_modes
 from torch_fakeify.replay.lowering import mark_of
 
 if TYPE_CHECKING:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    from torch_fakeify.frames.captures import Instance
+    import torch_fakeify as tfk
+    from torch_fakeify.frames.instances import Instance
 
 
 def rows_of(instance: Instance) -> list[tuple[Any, Any]]:
@@ -189,59 +175,3 @@ def differences(capture: tfk.Capture) -> list[str]:
         wrong.append(f"the code of guards: {code}")
     wrong += [f"a name of ours: {name}" for name in new.source_to_var if "fakeify" in name]
     return wrong
-
-
-def run_differences(path: Path) -> list[str]:
-    """In what a fresh instance of a recorded program computes something else than a restored one.
-
-    Args:
-        path: a capture, with the data of its run beside it, as ``program_record.py`` writes both.
-    """
-    from program_frames import fill, run
-    from program_replay import _differences, _unbacked_sizes
-
-    capture = tfk.Capture.load(path)
-    data = torch.load(path.with_suffix(".pt"), weights_only=True)
-    sizes = _unbacked_sizes(capture, json.loads(path.with_suffix(".json").read_text())["numbers"])
-
-    def results(*, fresh: bool) -> tuple[Any, Any]:
-        torch._dynamo.reset()
-        inputs = capture.materialize(sizes=sizes)
-        fill(inputs, data["inputs"])
-        grad = any(key.startswith("grad") for key in data["results"])
-        compiled = capture.instantiate(fresh=fresh).compile("aot_eager")
-        with apply_modes(capture.desc.modes):
-            try:
-                tensors, facts, _ = run(compiled, inputs, grad=grad, again=False)
-            except Exception as error:  # noqa: BLE001 - compared with the other's
-                return f"{type(error).__name__}: {error}", None
-        return tensors, facts
-
-    (ours, our_facts), (theirs, their_facts) = results(fresh=True), results(fresh=False)
-    if isinstance(ours, str) or isinstance(theirs, str):
-        return [] if ours == theirs else [f"fresh: {ours}; restored: {theirs}"]
-    wrong = [] if our_facts == their_facts else [f"{our_facts}, not {their_facts}"]
-    return wrong + _differences(ours, theirs)
-
-
-def main() -> None:
-    """Check the files named on the command line; ``--run`` also runs them."""
-    files = [name for name in sys.argv[1:] if name != "--run"]
-    running = len(files) < len(sys.argv) - 1
-    if running:
-        import program_ops  # noqa: F401 - registers operators that programs use
-        import torch._prims  # noqa: F401 - registers operators that optimizers use
-    found = {name: _checked(Path(name), running=running) for name in files}
-    sys.stdout.write(json.dumps(found))
-
-
-def _checked(path: Path, *, running: bool) -> list[str]:
-    try:
-        wrong = differences(tfk.Capture.load(path))
-        return wrong + run_differences(path) if running else wrong
-    except Exception:  # noqa: BLE001 - the test shows it
-        return [traceback.format_exc()]
-
-
-if __name__ == "__main__":
-    main()

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import sympy
 import torch
+from captured_frames import captures_of
 from fresh_checks import env_of, named
-from program_runs import python
+from processes import python
 from torch._dynamo.decorators import mark_unbacked
 from torch._dynamo.source import LocalSource
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -34,18 +35,8 @@ CONFIG = {
 
 def capture_of(fn: Callable[..., Any], *calls: tuple[Any, ...], **options: Any) -> tfk.Capture:
     """The last frame of a function that Dynamo compiles for some calls."""
-    captures: list[tfk.Capture] = []
-
-    def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        captures.append(tfk.capture(gm, inputs))
-        return gm.forward
-
-    torch._dynamo.reset()
     with torch._dynamo.config.patch(**CONFIG):
-        compiled = torch.compile(fn, backend=backend, **options)
-        for args in calls:
-            compiled(*args)
-    return captures[-1]
+        return captures_of(fn, *calls, **options)[-1]
 
 
 # --- the frames -----------------------------------------------------------------------------------
@@ -262,10 +253,10 @@ def case(name: str) -> tfk.Capture:
     return CASES[name]()
 
 
-def found_elsewhere(directory: Path, *options: str) -> dict[str, list[str]]:
-    """What a fresh interpreter finds in the captures of a directory, by their names."""
-    files = sorted(map(str, directory.glob("*.fkf")))
-    found = json.loads(python("fresh_checks.py", *options, *files).splitlines()[-1])
+def found_elsewhere(directory: Path, check: str) -> dict[str, list[str]]:
+    """What a check finds in the captures of a directory in a fresh interpreter, by their names."""
+    files = sorted(directory.glob("*.fkf"))
+    found = json.loads(python("program_replay.py", check, *files).splitlines()[-1])
     return {Path(path).stem: differences for path, differences in found.items()}
 
 

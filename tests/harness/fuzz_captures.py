@@ -1,7 +1,7 @@
 """Fuzz the reader of capture files.
 
 ``python tests/harness/fuzz_captures.py --engine atheris|hypothesis --inputs N [--seed S]
-[--stage load|instantiate|fresh|materialize] [--out DIRECTORY]``
+[--stage load|instantiate|fresh|materialize|stubs] [--out DIRECTORY]``
 
 ``hypothesis`` changes valid captures by their structure. ``atheris`` does the same and keeps what
 reaches new code of the package (it needs the extra ``fuzz``). Every input is checked as
@@ -30,9 +30,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-STAGES = ("load", "instantiate", "fresh", "materialize")
-REFUSED = {"materialize": {"functorch"}}
-"""Captures that a stage refuses: a tensor inside a transform is nothing that can be made."""
+STAGES = ("load", "instantiate", "fresh", "materialize", "stubs")
+_GONE = {"gone", "gone_kinds"}
+REFUSED = {"instantiate": _GONE, "fresh": _GONE, "materialize": {"functorch", *_GONE}}
+"""Captures that a stage refuses: of operators that are not here; a tensor inside a transform."""
 SLICE = 20_000
 """Inputs of one child: what torch and sympy keep for each does not grow for ever."""
 DEADLY = 120
@@ -162,6 +163,11 @@ class _Target:
         self.watch = hostile_checks.Watch()
         without = REFUSED.get(args.stage, set[str]())
         paths = [path for path in sorted((out / "seeds").iterdir()) if path.stem not in without]
+        if args.stage == "stubs":
+            for path in paths:  # a changed file may have a view, a sparse tensor or the like
+                if path.stem not in _GONE:
+                    hostile_checks.warm_up(path, "instantiate")
+            paths = [path for path in paths if path.stem in _GONE]
         self.seeds = [path.read_bytes() for path in paths]
         for seed in self.seeds:
             self.path.write_bytes(seed)
@@ -192,7 +198,7 @@ class _Target:
             self.write()
 
     def _keep(self, data: bytes, outcome: Any) -> None:
-        from hostile_files import minimize
+        from hostile_mutator import minimize
 
         small = data
         if outcome.kind not in self.tally.findings:
@@ -218,7 +224,7 @@ def _child(args: argparse.Namespace, out: Path) -> int:
 
 
 def _run_hypothesis(args: argparse.Namespace, out: Path) -> None:
-    from hostile_files import Mutator
+    from hostile_mutator import Mutator
     from hypothesis import HealthCheck, Phase, given, seed, settings
     from hypothesis import strategies as st
 
@@ -249,7 +255,8 @@ def _run_atheris(args: argparse.Namespace, out: Path) -> None:
 
     with atheris.instrument_imports(include=["torch_fakeify"]):
         target = _Target(args, out)
-        from hostile_files import Mutator, unpack
+        from hostile_files import unpack
+        from hostile_mutator import Mutator
     corpus = out / "corpus"
     corpus.mkdir(exist_ok=True)
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import hostile_seeds
 import torch
+from captured_frames import captures_of
 from golden_records import record_cases
 from golden_tensors import tensor_cases
-from model_zoo import MODELS
+from model_zoo import replayable
 
 import torch_fakeify as tfk
 
@@ -57,20 +58,16 @@ def cases() -> dict[str, Callable[[], Any]]:
 
 def _model(name: str) -> Any:
     """The largest frame of a model in inference, with dynamic sizes."""
+    return max(model_frames(name), key=lambda capture: len(capture.desc.graph.nodes))
+
+
+def model_frames(name: str) -> list[tfk.Capture]:
+    """The frames of a model in inference, with dynamic sizes."""
     torch.manual_seed(0)
-    model, inputs = MODELS[name]()
-    found: list[Any] = []
-
-    def backend(gm: Any, example_inputs: Any) -> Any:
-        found.append(tfk.capture(gm, example_inputs))
-        return gm.forward
-
-    torch._dynamo.reset()
+    model, inputs = replayable(name)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        torch.compile(model.eval(), backend=backend, dynamic=True)(**inputs)
-    torch._dynamo.reset()
-    return max(found, key=lambda capture: len(capture.desc.graph.nodes))
+        return captures_of(model.eval(), inputs, dynamic=True)
 
 
 def _training_step() -> list[Any]:

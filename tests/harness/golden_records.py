@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import operator
 from typing import TYPE_CHECKING, Any
 
@@ -44,9 +45,27 @@ from torch.utils._sympy.value_ranges import ValueRanges
 import torch_fakeify as tfk
 from torch_fakeify.compat.torch_graphs import PATH_KEYS, meta_dataclasses
 from torch_fakeify.encoding import exprs
-from torch_fakeify.records.frame import AutocastDesc, FailureDesc, FakeModeDesc, ModesDesc
+from torch_fakeify.encoding.surroundings import CONFIG_MODULES
+from torch_fakeify.records.frame import (
+    AotGraphDesc,
+    AutocastDesc,
+    DeviceInfoDesc,
+    FailureDesc,
+    FakeModeDesc,
+    ModesDesc,
+    OperatorDesc,
+    SettingDesc,
+    SurroundingsDesc,
+)
 from torch_fakeify.records.shape_env import IMPLIED_KEYS, LocationDesc, OrderDesc
-from torch_fakeify.records.tensor import ExprDesc, SymbolNode
+from torch_fakeify.records.tensor import (
+    DictValue,
+    ExprDesc,
+    FloatValue,
+    ListValue,
+    SymbolNode,
+    TupleValue,
+)
 from torch_fakeify.shape_env.snapshot import snapshot
 
 if TYPE_CHECKING:
@@ -423,6 +442,81 @@ def _ended(kind: Any, how: str, message: str) -> Any:
     return tfk.Capture(msgspec.structs.replace(desc, failure=failure, backend="mine"))
 
 
+def _own_backend() -> Any:
+    """A frame with the places of its backend and operators."""
+    desc = msgspec.structs.replace(
+        with_args([1]).with_state(None).desc,
+        backend="compiler",
+        backend_place="npu.backend:compiler",
+        operator_modules=(("npu.twice", "npu.operators"),),
+    )
+    return tfk.Capture(desc)
+
+
+def _of_aot(kind: Any) -> Any:
+    """A graph of AOTAutograd."""
+    desc = with_args([1]).with_state(None).desc
+    aot = AotGraphDesc(kind=kind, forward_outputs=1 if kind == "joint" else 0)
+    return tfk.Capture(msgspec.structs.replace(desc, aot=aot))
+
+
+def _own_operators() -> Any:
+    """A frame with the schemas of operators, of every kind of gradient."""
+    rows: tuple[tuple[str, Any], ...] = (
+        ("npu::bump(Tensor(a!) x, float by, *, ScalarType? dtype=None) -> ()", None),
+        ("npu::split(Tensor x, SymInt[] sizes) -> Tensor[]", "composite"),
+        ("npu::twice(Tensor x) -> Tensor", "formula"),
+        ("npu::twice.out(Tensor x, *, Tensor(a!) out) -> Tensor(a!)", "refused"),
+    )
+    operators = tuple(OperatorDesc(schema=schema, autograd=kind) for schema, kind in rows)
+    tagged = msgspec.structs.replace(operators[0], tags=("cudagraph_unsafe", "pt2_compliant_tag"))
+    desc = with_args([1]).with_state(None).desc
+    return tfk.Capture(msgspec.structs.replace(desc, operators=(tagged, *operators[1:])))
+
+
+def _surroundings() -> Any:
+    """A frame of another machine, whose compiler had settings of every module and kind."""
+    dynamo, inductor, functorch, fx = CONFIG_MODULES
+    settings = (
+        SettingDesc(module=dynamo, name="capture_scalar_outputs", value=True),
+        SettingDesc(module=inductor, name="max_autotune_gemm_backends", value="ATEN"),
+        SettingDesc(module=inductor, name="realize_opcount_threshold"),
+        SettingDesc(module=inductor, name="debug_dir_root", value=".../debug", redacted=True),
+        SettingDesc(module=functorch, name="activation_memory_budget", value=0.25),
+        SettingDesc(module=fx, name="translation_validation_timeout", value=7),
+        SettingDesc(
+            module=inductor,
+            name="cpp.cxx",
+            value=TupleValue(items=(None, ListValue(items=("g++",)))),
+            option=True,
+        ),
+        SettingDesc(
+            module=inductor,
+            name="fx_passes_numeric_check",
+            value=DictValue(items=(("precision", FloatValue(text="inf")),)),
+            option=True,
+        ),
+    )
+    found = SurroundingsDesc(
+        settings=settings,
+        left_out=("torch._inductor.config.joint_custom_pre_pass", "options.hook"),
+        mode="fast",
+        options=(("level", 3),),
+        environment=(("TORCHINDUCTOR_MAX_AUTOTUNE", "1"), ("TRITON_CACHE_MANAGER", "...")),
+        python="3.12.4",
+        system="Linux",
+        machine="aarch64",
+        devices=(
+            DeviceInfoDesc(device="cpu", capability="SVE256"),
+            DeviceInfoDesc(device="cuda:0", name="NVIDIA H100", capability="9.0"),
+        ),
+        versions=(("torch", "2.13.0+cu130"), ("triton", "3.7.1"), ("numpy", "2.4.6")),
+        packages=(("torchao", "0.15.0"),),
+    )
+    desc = with_args([1]).with_state(None, seconds=12.5).desc
+    return tfk.Capture(msgspec.structs.replace(desc, surroundings=found, backend="mine"))
+
+
 def record_cases() -> dict[str, Callable[[], Any]]:
     """Name and maker of each capture."""
     return {
@@ -443,6 +537,13 @@ def record_cases() -> dict[str, Callable[[], Any]]:
         "settings": _settings,
         "scalars": _scalars,
         "symbol_facts": _symbol_facts,
+        "own_backend": _own_backend,
+        **{
+            f"aot_{kind}": functools.partial(_of_aot, kind)
+            for kind in ("joint", "forward", "backward", "inference")
+        },
+        "operators": _own_operators,
+        "surroundings": _surroundings,
         "state_not_compiled": lambda: _in_state("not compiled"),
         "state_not_finished": lambda: _in_state("not finished"),
         "failure_crash": lambda: _ended("crashes", "SIGSEGV", "Segmentation fault"),

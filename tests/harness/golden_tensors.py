@@ -6,6 +6,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
+from captured_frames import captures_of
 from msgspec.structs import replace
 from subclass_zoo import PLAIN, distributed, fake_world
 from torch._dynamo import decorators
@@ -105,8 +106,10 @@ def _emptied() -> torch.Tensor:
     return t
 
 
-def _marked() -> torch.Tensor:
+def marked() -> torch.Tensor:
+    """A tensor with a mark of each kind."""
     t = torch.empty(8, 8, 8, 8, 8)
+    # In this order: each forgets some of what the other left, and this keeps most.
     decorators.mark_unbacked(t, 1, shape_id="batch", min=1, hint_override=5)
     decorators.mark_dynamic(t, 0, min=2, max=64, hint_override=9, specialize_on=[lambda n: n == 8])
     decorators.mark_unbacked(t, 2, strict=True)
@@ -142,7 +145,7 @@ PLAIN_TENSORS: dict[str, Callable[[], Any]] = {
     "transient buffer": lambda: torch.nn.Buffer(torch.zeros(4, 6), persistent=False),
     "inference": _inference,
     "detached": lambda: _leaf().detach(),
-    "marked": _marked,
+    "marked": marked,
     "meta": lambda: torch.empty(4, 6, device="meta"),
 }
 
@@ -349,22 +352,13 @@ def _process_groups() -> Any:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
-    found: list[Any] = []
-
-    def backend(gm: Any, example_inputs: Any) -> Any:
-        found.append(tfk.capture(gm, example_inputs))
-        return gm.forward
-
     def f(x: torch.Tensor, mesh: Any) -> Any:
         whole = DTensor.from_local(x, mesh["tp"], [Shard(0)]).redistribute(placements=[Replicate()])
         return whole.to_local().sin()
 
-    torch._dynamo.reset()
     with fake_world():
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-        torch.compile(f, backend=backend, dynamic=True)(torch.zeros(2, 3), mesh)
-    torch._dynamo.reset()
-    return found[0]
+        return captures_of(f, (torch.zeros(2, 3), mesh), dynamic=True)[0]
 
 
 def _distributed() -> Any:

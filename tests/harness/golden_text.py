@@ -49,7 +49,7 @@ _OF_TORCH = ("keys", "grad_fn", "grad_dtype", "creation_meta", "is_inference")
 
 def page_text(capture: Capture) -> str:
     """What ``show`` prints."""
-    return "\n".join(show_lines(capture.desc)) + "\n"
+    return "\n".join(show_lines(capture.desc, torch_names=True)) + "\n"
 
 
 def record_text(capture: Capture) -> str:

@@ -24,12 +24,12 @@ from guard_sampling import search
 from guard_terms import (
     INFINITIES,
     Point,
-    Z3Terms,
     confirmed,
     nested_int,
     plain,
     variable,
 )
+from guard_z3 import Z3Terms
 from torch._dynamo import config as dynamo_config
 from torch.fx.experimental.sym_node import SymNode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass

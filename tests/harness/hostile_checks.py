@@ -15,7 +15,8 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hostile_files import CANARY
+import torch
+from hostile_mutator import CANARY
 
 import torch_fakeify as tfk
 from torch_fakeify.cli import _escape_json
@@ -155,6 +156,23 @@ def _show_json(capture: Any) -> None:
     assert _escape_json(dumps(capture.desc).decode()).isprintable(), "the JSON is not printable"
 
 
+def _with_stubs(capture: Any) -> None:
+    """Rebuild a frame with stubs of operators that are not here, and call these as the graph does."""
+    with capture.operator_stubs() as stubs:
+        instance = capture.instantiate()
+        names = {stub.operator for stub in stubs}
+        with instance.active(), instance.fake_mode:
+            for node in instance.gm.graph.nodes:
+                if ".".join(str(node.target).split(".")[:2]) in names:
+                    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), _value)
+                    with contextlib.suppress(TypeError, RuntimeError, ValueError):
+                        node.target(*args, **kwargs)
+
+
+def _value(node: torch.fx.Node) -> Any:
+    return node.meta.get("example_value", node.meta.get("val"))
+
+
 STEPS: dict[str, tuple[Callable[[Any], Any], ...]] = {
     "load": (_show, _report),
     "instantiate": (
@@ -165,6 +183,7 @@ STEPS: dict[str, tuple[Callable[[Any], Any], ...]] = {
     ),
     "fresh": (lambda capture: capture.instantiate(fresh=True),),
     "materialize": (lambda capture: capture.materialize(max_bytes=MADE),),
+    "stubs": (_with_stubs,),
 }
 """What is done with a capture that loads, by stage."""
 

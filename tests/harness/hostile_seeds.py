@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
+from captured_frames import captures_of
 from jagged_examples import jagged_attention
 from program_zoo import Program, programs
 from torch._subclasses import FakeTensorMode
@@ -64,21 +65,10 @@ def _first_frame(program: Program) -> Any:
 
 
 def _compiled(fn: Callable[..., Any], calls: Iterable[tuple[Any, ...]], **options: Any) -> Any:
-    found: list[Any] = []
-
-    def backend(gm: Any, example_inputs: Any) -> Any:
-        found.append(tfk.capture(gm, example_inputs, constants="small"))
-        return gm.forward
-
-    torch._dynamo.reset()
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        compiled = torch.compile(fn, backend=backend, **options)
-        for args in calls:
-            compiled(*args)
-    torch._dynamo.reset()
-    return found[-1]
+        return captures_of(fn, *calls, settings={"constants": "small"}, **options)[-1]
 
 
 def _two_tensors() -> Any:
@@ -146,6 +136,42 @@ def _functorch() -> Any:
     return found[0]
 
 
+def _gone() -> Any:
+    """A frame with an operator that is no longer registered."""
+    schema = "twice(Tensor x, SymInt by=2, *, str? mode=None) -> Tensor"
+    with torch.library._scoped_library("gone", "DEF") as library:
+        library.define(schema)
+        library.impl("twice", lambda x, by=2, mode=None: torch.empty_like(x), "Meta")
+        library.impl("twice", lambda x, by=2, mode=None: x * by, "CPU")
+        return _compiled(
+            lambda x: torch.ops.gone.twice(x, x.shape[0], mode="fast").cos(),
+            [(torch.randn(3, 4),)],
+            dynamic=True,
+        )
+
+
+def _gone_kinds() -> Any:
+    """One with operators that return several tensors, lists, nothing, and write into arguments."""
+    with torch.library._scoped_library("gone", "DEF") as library:
+        library.define("pair(Tensor x, int[] dims, Scalar s) -> (Tensor, Tensor)")
+        library.define("parts(Tensor x, ScalarType? dtype=None) -> Tensor[]")
+        library.define("bump(Tensor(a!) x, float by) -> ()")
+        for name, function in {
+            "pair": lambda x, dims, s: (x.new_empty(x.shape[0], 2), x.new_empty(2, x.shape[1])),
+            "parts": lambda x, dtype=None: [torch.empty_like(x), torch.empty_like(x)],
+            "bump": lambda x, by: None,
+        }.items():
+            library.impl(name, function, "CompositeExplicitAutograd")
+
+        def fn(x: Any) -> Any:
+            y = x * 1
+            torch.ops.gone.bump(y, 0.5)
+            one, other = torch.ops.gone.pair(y, [1, 0], 3)
+            return one.sum() + other.sum() + torch.ops.gone.parts(y)[1].sum()
+
+        return _compiled(fn, [(torch.randn(3, 4),)], dynamic=True)
+
+
 _OTHERS: dict[str, Callable[[], Any]] = {
     "two_tensors": _two_tensors,
     "jagged": _jagged,
@@ -153,4 +179,6 @@ _OTHERS: dict[str, Callable[[], Any]] = {
     "aten": _aten,
     "failed": _failed,
     "functorch": _functorch,
+    "gone": _gone,
+    "gone_kinds": _gone_kinds,
 }

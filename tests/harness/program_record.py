@@ -6,11 +6,6 @@ bytes of the inputs, the results of the graph run eagerly, and the ``ShapeEnv``.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "zoo"))
-
 import json
 import sys
 import time

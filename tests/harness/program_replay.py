@@ -1,14 +1,12 @@
-"""Replays recorded programs: ``python program_replay.py DIRECTORY PROGRAM:BACKEND:OPS...``.
+"""Reads captures in a process that has none of the code which made them.
 
-The process has neither the programs' nor the models' code. Writes ``PROGRAM.replay.json`` for each.
+- ``python program_replay.py programs DIRECTORY PROGRAM:BACKEND:OPS...`` replays programs that
+  ``program_record.py`` recorded, and writes ``PROGRAM.replay.json`` for each.
+- ``python program_replay.py CHECK FILE...`` prints the differences that a check of `CHECKS` finds in
+  captures, by file, as JSON.
 """
 
 from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "zoo"))
 
 import json
 import sys
@@ -137,11 +135,80 @@ def without_ops(stem: Path) -> str | None:
     return None
 
 
+# --- checks of single captures --------------------------------------------------------------------
+
+
+def learned_differences(path: Path) -> list[str]:
+    """What a new environment does not learn from the recorded guard nodes."""
+    from replay_checks import Tally, check_instance
+
+    tally = Tally()
+    check_instance(tfk.Capture.load(path).instantiate(), tally)
+    return [] if list(tally) == ["from a capture: proved"] else [f"the verdicts are {dict(tally)}"]
+
+
+def fresh_differences(path: Path) -> list[str]:
+    """What a fresh instance has other than a restored one."""
+    from fresh_checks import differences
+
+    return differences(tfk.Capture.load(path))
+
+
+def run_differences(path: Path) -> list[str]:
+    """What a fresh instance of a recorded program has or computes other than a restored one."""
+    import program_ops  # noqa: F401 - registers operators that programs use
+    import torch._prims
+
+    wrong = fresh_differences(path)
+    capture = tfk.Capture.load(path)
+    data = torch.load(path.with_suffix(".pt"), weights_only=True)
+    sizes = _unbacked_sizes(capture, json.loads(path.with_suffix(".json").read_text())["numbers"])
+
+    def results(*, fresh: bool) -> tuple[Any, Any]:
+        torch._dynamo.reset()
+        inputs = capture.materialize(sizes=sizes)
+        fill(inputs, data["inputs"])
+        grad = any(key.startswith("grad") for key in data["results"])
+        compiled = capture.instantiate(fresh=fresh).compile("aot_eager")
+        with apply_modes(capture.desc.modes):
+            try:
+                tensors, facts, _ = run(compiled, inputs, grad=grad, again=False)
+            except Exception as error:  # noqa: BLE001 - compared with the other's
+                return f"{type(error).__name__}: {error}", None
+        return tensors, facts
+
+    (ours, our_facts), (theirs, their_facts) = results(fresh=True), results(fresh=False)
+    if isinstance(ours, str) or isinstance(theirs, str):
+        return wrong if ours == theirs else [*wrong, f"fresh: {ours}; restored: {theirs}"]
+    wrong += [] if our_facts == their_facts else [f"{our_facts}, not {their_facts}"]
+    return wrong + _differences(ours, theirs)
+
+
+CHECKS = {"learned": learned_differences, "fresh": fresh_differences, "run": run_differences}
+
+
+def _checked(check: str, path: Path) -> list[str]:
+    try:
+        return CHECKS[check](path)
+    except Exception:  # noqa: BLE001 - the test shows it
+        return [traceback.format_exc()]
+
+
 def main() -> None:
-    """Replay the programs named on the command line."""
+    """Do what the command line says."""
+    what, *args = sys.argv[1:]
+    if what == "programs":
+        replay_programs(Path(args[0]), args[1:])
+    else:
+        sys.stdout.write(json.dumps({name: _checked(what, Path(name)) for name in args}))
+    code = {"program_zoo", "model_zoo", "shape_programs", "transformers"}
+    assert not code & sys.modules.keys()
+
+
+def replay_programs(directory: Path, entries: list[str]) -> None:
+    """Replay recorded programs and write what was found of each."""
     warnings.simplefilter("ignore")
-    directory = Path(sys.argv[1])
-    for entry in sys.argv[2:]:
+    for entry in entries:
         name, backend, ops = entry.split(":")
         start = time.perf_counter()
         recorded = json.loads((directory / f"{name}.record.json").read_text())
@@ -160,7 +227,6 @@ def main() -> None:
                 found = [traceback.format_exc()]
             result["wrong"] += [f"{frame}: {w}" for w in found]
         result["seconds"] = time.perf_counter() - start
-        assert not {"program_zoo", "model_zoo", "transformers"} & sys.modules.keys()
         (directory / f"{name}.replay.json").write_text(json.dumps(result))
 
 

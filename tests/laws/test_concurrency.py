@@ -489,7 +489,7 @@ def counts(few: int, many: int) -> pytest.MarkDecorator:
     not Path("/proc/self/status").exists(),
     reason="reads its memory from /proc, which this system lacks",
 )
-@counts(20_000, 1_000_000)
+@counts(20_000, 200_000)
 def test_short_lived_tensors_leave_nothing(count: int) -> None:
     """One describer describes them all; numbers are never given twice, tables do not grow."""
     describer = tfk.MetaTensorDescriber()
@@ -516,7 +516,7 @@ def test_short_lived_tensors_leave_nothing(count: int) -> None:
     not Path("/proc/self/status").exists(),
     reason="reads its memory from /proc, which this system lacks",
 )
-@counts(5_000, 200_000)
+@counts(5_000, 50_000)
 def test_short_lived_fake_tensors_leave_nothing(count: int) -> None:
     """One converter makes a fake tensor of each record; both forget it with the tensor."""
     describer = tfk.MetaTensorDescriber()

@@ -69,5 +69,6 @@ def test_a_reader_without_a_custom_operator_is_told_which(fast: Path) -> None:
     found = _read(fast, programs()["custom_op"], "replay")
     assert found["missing"] == (
         "UnknownNameError: $.nodes[1].target: torch.ops.programs.scale is not registered in this "
-        "process. Import the package that registers the operators of 'programs' first."
+        "process. Use --import program_ops, or import program_ops first in Python; to compile only, "
+        "`Capture.operator_stubs`"
     )

@@ -52,7 +52,9 @@ def answer_from_records() -> Any:
     ) -> Any:
         assert not rest.pop("static_shapes", None)
         rest.pop("trace", None)
-        record = tfk.loads(tfk.dumps(describer.describe_tensor(t, source=source, **rest)))
+        record = tfk.loads(
+            tfk.dumps(describer.describe_tensor(t, source=source, **rest)), describer="parent"
+        )
         converter = converters.get(self)
         if converter is None:
             converter = converters[self] = tfk.MetaConverter(self)
@@ -174,7 +176,9 @@ def check(infos: list[Any], samples: int, way: str) -> Tally:
     "way",
     [pytest.param(way, marks=() if way == "aot_autograd" else pytest.mark.long) for way in WAYS],
 )
-@pytest.mark.parametrize("shard", range(SHARDS))
+@pytest.mark.parametrize(
+    "shard", [pytest.param(i, marks=pytest.mark.long if i % 2 else ()) for i in range(SHARDS)]
+)
 def test_traces(shard: int, way: str, record_property: Any) -> None:
     """A sample of every operator."""
     tally = check(op_infos()[shard::SHARDS], SAMPLES, way)

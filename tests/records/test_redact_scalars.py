@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 import torch
+from captured_frames import captures_of
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import torch_fakeify as tfk
@@ -26,18 +27,10 @@ NUMBER, FRACTION = 123456789, 0.8172635
 
 def scalar_frame(fn: Callable[..., Any], **options: Any) -> Any:
     """Return the record of a frame whose inputs have two 0-dim tensors."""
-    found: list[Any] = []
-
-    def backend(gm: Any, inputs: Any) -> Any:
-        found.append(tfk.capture(gm, inputs, **options).desc)
-        return gm.forward
-
-    torch._dynamo.reset()
+    args = torch.ones(5, 4), torch.tensor(NUMBER), torch.tensor(FRACTION, dtype=torch.float64)
     with torch._dynamo.config.patch(capture_scalar_outputs=True):
-        args = torch.tensor(NUMBER), torch.tensor(FRACTION, dtype=torch.float64)
-        torch.compile(fn, backend=backend, dynamic=True)(torch.ones(5, 4), *args)
-    (desc,) = found
-    return desc
+        (capture,) = captures_of(fn, args, settings=options, dynamic=True)
+    return capture.desc
 
 
 def numbers_of(value: Any) -> set[float]:

@@ -137,7 +137,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[Path]]:
     (place / "program.py").write_text(PROGRAM)
     command = [sys.executable, "-m", "torch_fakeify", "run", "--out", "out", "program.py"]
     done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=True)
-    return done.stdout, sorted((place / "out").glob("*.fkf"))
+    return done.stdout, sorted((place / "out" / "program").glob("*.fkf"))
 
 
 def test_recompiles_are_described_by_names_of_the_program(run: tuple[str, list[Path]]) -> None:

@@ -127,8 +127,11 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (package / "block.py").write_text(MODEL)
     (home / "project" / "train.py").write_text(SCRIPT.replace("HOMEDIR", str(home)))
     for name, flags in (("plain", ()), ("full", ("--with-data", "--with-paths"))):
-        done = command(home.parent, home, "run", "--out", name, *flags, home / "project/train.py")
+        done = command(
+            home.parent, home, "run", "--out", f"out/{name}", *flags, home / "project/train.py"
+        )
         assert "secret_function" in done.stdout, done.stderr
+        (home.parent / "out" / name / "train").rename(home.parent / name)
         assert len(list((home.parent / name).iterdir())) == 2, done.stdout + done.stderr
     return home
 
@@ -157,6 +160,7 @@ def instantiated(record: Any) -> list[Any]:
         return tfk.Capture(record).instantiate().inputs
 
 
+@pytest.mark.sweep
 def test_a_file_contains_nothing_of_the_machine(home: Path) -> None:
     """No member contains a home, user, host or secret of the environment, plain or escaped."""
     found = members(home.parent / "plain")
@@ -352,12 +356,11 @@ def test_a_record_is_private_before_it_is_saved(tmp_path: Path) -> None:
     gm = make_fx(private, tracing_mode="fake")(torch.ones(2))
     value = gm.graph.find_nodes(op="placeholder")[0].meta["val"]
     gm.graph.find_nodes(op="placeholder")[0].meta["stack_trace"] = "see '/home/bob/x/y.py'"
-    made = [tfk.capture(gm, [value]) for _ in range(4)]
-    looked, saved, named, whole = (*made[:3], tfk.capture(gm, [value], paths="full"))
+    made = [tfk.capture(gm, [value]) for _ in range(2)]
+    looked, saved, whole = (*made[:2], tfk.capture(gm, [value], paths="full"))
     assert "bob" not in repr(looked.desc)
     assert "bob" in repr(whole.desc)
-    named = named.with_backend("eager").with_backend(None)
-    for i, capture in enumerate((looked, saved, named)):
+    for i, capture in enumerate((looked, saved)):
         capture.save(tmp_path / f"{i}.fkf")
         assert read_capture(tmp_path / f"{i}.fkf") == capture.desc == looked.desc
 

@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
+from captured_frames import only_capture_of
 from expecttest import assert_expected_inline
 
 import torch_fakeify as tfk
 from torch_fakeify.render.show import show_lines
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 def page_of(fn: Any, *args: Any, **options: Any) -> str:
-    """Return the page of the only frame of ``fn``, without line numbers and torch's version."""
-    captures: list[tfk.Capture] = []
-
-    def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        captures.append(tfk.capture(gm, inputs))
-        return gm.forward
-
-    torch._dynamo.reset()
+    """Return the page of the only frame of ``fn``, without line numbers, versions and the machine."""
     with torch._dynamo.config.patch(capture_scalar_outputs=True):
-        torch.compile(fn, backend=backend, fullgraph=True, **options)(*args)
-    (capture,) = captures
+        capture = only_capture_of(fn, *args, fullgraph=True, **options)
     lines = show_lines(tfk.loads(tfk.dumps(capture.desc)))
     text = re.sub(r"test_show\.py:\d+", "test_show.py:N", "\n".join(lines))
+    text = re.sub(r"(?m)^  (?:Python|system|cpu|torch|triton|numpy) .*\n", "", text)
     return text.replace(f"torch {capture.desc.torch_version},", "torch HERE,")
 
 
@@ -55,43 +46,47 @@ graph     14 FX nodes, 5 inputs
 result    not compiled
 
 inputs (5)
-  s59       int s59, hint 2    L['start'].size()[0]
-  l_start_  int64[s59]         L['start']
-  s77       int s77, hint 5    L['x'].size()[0]
-  s27       int s27, hint 8    L['x'].size()[1]
-  l_x_      float32[s77, s27]  L['x']
+  start.size(0)  int start.size(0), hint 2
+  start          int64[start.size(0)]
+  x.size(0)      int x.size(0), hint 5
+  x.size(1)      int x.size(1), hint 8
+  x              float32[x.size(0), x.size(1)]
 
 symbols (4)
-  s59  hint 2    [2, int_oo]  L['start'].size()[0]
-  u0   unbacked  [0, int_oo]  test_show.py:N in take: n = int(start.max().item())
-  s77  hint 5    [2, int_oo]  L['x'].size()[0]
-  s27  hint 8    [2, int_oo]  L['x'].size()[1]
+  start.size(0)  hint 2    [2, int_oo]
+  u0             unbacked  [0, int_oo]  test_show.py:N in take: n = int(start.max().item())
+  x.size(0)      hint 5    [2, int_oo]
+  x.size(1)      hint 8    [2, int_oo]
 
 divisible
-  s27 % 4 == 0
+  x.size(1) % 4 == 0
 
 guards (1)
-  s27 % 4 == 0  test_show.py:N in take: if x.shape[1] % 4 == 0:
+  x.size(1) % 4 == 0  test_show.py:N in take: if x.shape[1] % 4 == 0:
 
 runtime asserts (2)
-  0 <= u0   test_show.py:N in take: torch._check(n >= 0)
-  u0 < s77  test_show.py:N in take: torch._check(small)
+  0 <= u0         test_show.py:N in take: torch._check(n >= 0)
+  u0 < x.size(0)  test_show.py:N in take: torch._check(small)
+
+surroundings
+  torch._dynamo.config.assume_static_by_default  False
+  torch._dynamo.config.capture_scalar_outputs    True
 
 code
-  def forward(s59, l_start_, s77, s27, l_x_):
+  def forward(start, x):
       # test_show.py:N in take: n = int(start.max().item())
-      max_1 = l_start_.max()  # int64[]
+      max_1 = start.max()  # int64[]
       item = max_1.item()  # int u0
       # test_show.py:N in take: torch._check(n >= 0)
       ge = item >= 0  # bool u0 >= 0
       _assert_scalar_default = torch.ops.aten._assert_scalar.default(ge, "Runtime assertion failed for expression u0 >= 0 on node 'ge'")
       # test_show.py:N in take: small = n < x.shape[0]
-      lt = item < s77  # bool u0 < s77
+      lt = item < x.size(0)  # bool u0 < x.size(0)
       # test_show.py:N in take: torch._check(small)
       _assert_scalar_default_1 = torch.ops.aten._assert_scalar.default(lt, "Runtime assertion failed for expression u0 < s77 on node 'lt'")
       # test_show.py:N in take: return x[n:, None] * 2
-      getitem_4 = l_x_[item:, None]  # float32[s77 - u0, 1, s27]
-      mul = getitem_4 * 2  # float32[s77 - u0, 1, s27]
+      getitem_4 = x[item:, None]  # float32[x.size(0) - u0, 1, x.size(1)]
+      mul = getitem_4 * 2  # float32[x.size(0) - u0, 1, x.size(1)]
       return (mul,)""",
     )
 
@@ -108,14 +103,14 @@ def test_show_prints_aliasing() -> None:
         section,
         """\
 inputs (4)
-  l_a_  float32[6]           L['a']
-  l_b_  float32[6] offset 6  L['b']
-  l_c_  float32[6] offset 6  L['c']
-  l_d_  float32[6]           L['d']
+  a  float32[6]
+  b  float32[6] offset 6
+  c  float32[6] offset 6
+  d  float32[6]
 
 aliasing
-  storage of 96 bytes  of l_a_, l_b_, l_c_
-  l_a_, l_b_, l_c_     view of float32[4, 6], which is no input
+  storage of 96 bytes  of a, b, c
+  a, b, c              view of float32[4, 6], which is no input
 
 """,
     )
@@ -132,24 +127,24 @@ def test_show_prints_inner_graphs() -> None:
         text[text.index("code") :],
         """\
 code
-  def forward(l_x_):
+  def forward(x):
       # test_show.py:N in choose: return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
-      sum_1 = l_x_.sum()  # float32[]
+      sum_1 = x.sum()  # float32[]
       gt = sum_1 > 0  # bool[]
       cond_true_0 = self.cond_true_0
       cond_false_0 = self.cond_false_0
-      cond = torch.ops.higher_order.cond(gt, cond_true_0, cond_false_0, (l_x_,))  # (float32[3])
+      cond = torch.ops.higher_order.cond(gt, cond_true_0, cond_false_0, (x,))  # (float32[3])
       getitem = cond[0]  # float32[3]
       return (getitem,)
 
-  def cond_true_0(l_x__1):
+  def cond_true_0(x):
       # test_show.py:N in <lambda>: return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
-      sin = l_x__1.sin()  # float32[3]
+      sin = x.sin()  # float32[3]
       return (sin,)
 
-  def cond_false_0(l_x__1):
+  def cond_false_0(x):
       # test_show.py:N in <lambda>: return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
-      cos = l_x__1.cos()  # float32[3]
+      cos = x.cos()  # float32[3]
       return (cos,)""",
     )
 

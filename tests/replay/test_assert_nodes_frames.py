@@ -198,6 +198,7 @@ print([n.name for n in gm.graph.nodes if n.op.startswith("call")])
 """
 
 
+@pytest.mark.sweep
 def test_assertions_cross_processes(tmp_path: Path) -> None:
     """A fresh interpreter has the nodes with their marks, checks data, and strips them."""
     path = tmp_path / "frame.fkf"

@@ -14,6 +14,7 @@ from assert_frames import (
     SIZE,
     V4,
     Frame,
+    FrameList,
     T,
     advised,
     asserts_of,
@@ -27,7 +28,6 @@ from assert_frames import (
     traced,
 )
 from program_zoo import programs
-from torch._guards import TracingContext
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
 
@@ -285,18 +285,10 @@ def test_the_conditions_are_those_of_torchs_pass(name: str) -> None:
     program = programs()[name]
     fn, *calls = program.make()
     config = {**program.config, "do_not_emit_runtime_asserts": True}
-    frames: list[Frame] = []
-
-    def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        mode = TracingContext.get().fake_mode
-        assert mode is not None
-        assert mode.shape_env is not None
-        frames.append(Frame(gm, mode.shape_env))
-        return gm.forward
-
+    frames = FrameList()
     torch._dynamo.reset()
     with torch._dynamo.config.patch(**config):
-        compiled = torch.compile(fn, backend=backend, **program.options)
+        compiled = torch.compile(fn, backend=frames.backend, **program.options)
         for args in calls:
             compiled(*args)
     assert frames

@@ -225,7 +225,9 @@ def test_checks_of_data_are_not_removed(backend: str) -> None:
             compiled(torch.randn(5, 3), torch.tensor([4, 9]))
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize(
+    "backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.sweep)]
+)
 @pytest.mark.parametrize("name", ["product", "divisible", "strides", "float", "item"])
 def test_backends_compile_graphs_with_guards(name: str, backend: str) -> None:
     """A graph with guard nodes gives the same results when a backend has compiled it."""

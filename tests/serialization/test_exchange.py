@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import exchange
 import msgspec
@@ -19,6 +17,7 @@ import pytest
 import torch
 from exchange import Row, readings, table, word_of
 from exchange_features import FEATURES
+from processes import python
 from torch._dynamo.source import AttrSource, LocalSource, TensorProperty, TensorPropertySource
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import (
@@ -30,6 +29,9 @@ from torch.fx.experimental.symbolic_shapes import (
 import torch_fakeify as tfk
 from torch_fakeify.records.shape_env import ShapeEnvDesc
 from torch_fakeify.records.tensor import FunctionValue
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 HERE = ".".join(torch.__version__.split(".")[:2])
 PYTHONS = dict(
@@ -47,23 +49,9 @@ needs_others = pytest.mark.skipif(
 )
 
 
-def ask(python: str, *arguments: str | Path) -> None:
-    """Have an interpreter run the exchange."""
-    root = Path(exchange.__file__).parent.parent
-    path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [python, exchange.__file__, *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-
-
-def said_by(python: str, folders: list[Path], file: Path) -> dict[str, Any]:
+def said_by(interpreter: str, folders: list[Path], file: Path) -> dict[str, Any]:
     """What an interpreter says of the captures in some folders."""
-    ask(python, "read", *folders, "--json", file)
+    python("exchange.py", "read", *folders, "--json", file, interpreter=interpreter)
     return json.loads(file.read_text(encoding="utf-8"))
 
 
@@ -91,10 +79,10 @@ def test_other_versions_read_what_each_writes(tmp_path: Path, all_of_them: bool)
     """In each direction a capture does as at home, or is refused by name."""
     pythons = {HERE: sys.executable, **PYTHONS}
     names = () if all_of_them else (*FEW, "feature_*")
-    for version, python in pythons.items():
-        ask(python, "write", tmp_path / version, *names)
+    for version, path in pythons.items():
+        python("exchange.py", "write", tmp_path / version, *names, interpreter=path)
     folders = [tmp_path / version for version in pythons]
-    said = [said_by(python, folders, tmp_path / f"{v}.json") for v, python in pythons.items()]
+    said = [said_by(path, folders, tmp_path / f"{v}.json") for v, path in pythons.items()]
     assert {found["torch"].rpartition(".")[0] for found in said} == set(pythons)
     assert [r for r in readings(said) if r.word == "failure"] == [], "\n".join(table(said))
 

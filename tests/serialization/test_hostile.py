@@ -18,14 +18,13 @@ import hostile_checks
 import pytest
 from hostile_files import (
     Entry,
-    Mutator,
     Parts,
-    minimize,
     pairs_of_one_hash,
     repack,
     unpack,
     zip_bytes,
 )
+from hostile_mutator import Mutator, minimize
 from hostile_seeds import FEW, seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st

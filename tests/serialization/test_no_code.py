@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 import torch
+from captured_frames import only_capture_of
 from hostile_records import exchanged, places
 from places import HARNESS
 from torch.testing._internal.two_tensor import TwoTensor
@@ -21,6 +22,7 @@ import torch_fakeify as tfk
 from torch_fakeify import cli
 from torch_fakeify.encoding import names
 from torch_fakeify.errors import FakeifyError, FormatError, UnknownNameError
+from torch_fakeify.records.frame import DeviceInfoDesc, SettingDesc, SurroundingsDesc
 from torch_fakeify.records.graph import NodeDesc
 from torch_fakeify.records.tensor import (
     DictValue,
@@ -34,7 +36,7 @@ from torch_fakeify.records.tensor import (
 from torch_fakeify.render.text import escape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from torch_fakeify.records.frame import CaptureDesc
 
@@ -44,17 +46,9 @@ if TYPE_CHECKING:
 
 def captured(fn: Callable[..., Any], *args: Any, **options: Any) -> tfk.Capture:
     """The capture of the only frame of a function."""
-    found: list[tfk.Capture] = []
-
-    def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        found.append(tfk.capture(gm, inputs).with_backend("eager"))
-        return gm.forward
-
-    torch._dynamo.reset()
     with torch._dynamo.config.patch(capture_scalar_outputs=True):
-        torch.compile(fn, backend=backend, fullgraph=True, **options)(*args)
-    (capture,) = found
-    return capture
+        made = only_capture_of(fn, *args, fullgraph=True, **options)
+        return tfk.Capture(msgspec.structs.replace(made.desc, backend="eager"))
 
 
 def _branches(x: torch.Tensor, flag: torch.Tensor) -> torch.Tensor:
@@ -101,6 +95,37 @@ def _failed(error: str) -> tfk.Capture:
         return capture.with_failure(caught, backend="mine")
 
 
+def _surrounded() -> tfk.Capture:
+    """A frame whose file has settings that could run or write something, and some that are set."""
+    settings = [
+        SettingDesc(module="torch._inductor.config", name=name, value=value, option=option)
+        for option in (False, True)
+        for name, value in (
+            ("max_autotune", True),
+            ("max_autotune_gemm_backends", "ATEN"),
+            ("cpp.cxx", TupleValue(items=("touch PWNED",))),
+            ("trace.enabled", True),
+            ("trace.debug_dir", "PWNED"),
+            ("reorder_for_compute_comm_overlap_passes", ListValue(items=("os.system",))),
+        )
+    ]
+    found = SurroundingsDesc(
+        settings=tuple(settings),
+        left_out=("torch._inductor.config.joint_custom_pre_pass",),
+        mode="a mode",
+        options=(("command", "touch PWNED"),),
+        environment=(("TORCHINDUCTOR_CXX", "touch PWNED"),),
+        python="3.11.7",
+        system="Linux",
+        machine="x86_64",
+        devices=(DeviceInfoDesc(device="cuda:0", name="a device", capability="9.0"),),
+        versions=(("torch", "2.13.0"),),
+        packages=(("a package", "1.0"),),
+    )
+    desc = captured(lambda x: x + 1, torch.ones(3)).desc
+    return tfk.Capture(msgspec.structs.replace(desc, surroundings=found))
+
+
 def frames() -> dict[str, tfk.Capture]:
     """Captures of every kind."""
     x = torch.randn(6, 4)
@@ -118,12 +143,13 @@ def frames() -> dict[str, tfk.Capture]:
         "settings": captured(_settings, x),
         "structured": _structured(),
         "failed": _failed("a message"),
+        "surroundings": _surrounded(),
     }
 
 
 FRAMES = (
     *("static", "dynamic", "views", "subclass", "jagged", "branches", "data", "settings"),
-    *("structured", "failed"),
+    *("structured", "failed", "surroundings"),
 )
 
 
@@ -174,11 +200,12 @@ def test_what_is_imported_is_torchs(report: dict[str, Any]) -> None:
                          "ctypes.dlopen", "function.__new__"}  # fmt: skip
 
 
+@pytest.mark.sweep
 def test_the_second_load_does_nothing_but_compile_the_code_of_graphs(
     report: dict[str, Any],
 ) -> None:
     """Nothing is imported, written, started, connected or unpickled."""
-    assert len(report["second"]) == len(report["first"]) == 10
+    assert len(report["second"]) == len(report["first"]) == 11
     for name, found in report["second"].items():
         assert [event for event in found if not _is_of_fx(event)] == [], name
         assert any(map(_is_of_fx, found)), name
@@ -195,7 +222,8 @@ def test_no_text_in_a_file_becomes_code(report: dict[str, Any]) -> None:
     assert {kind.rpartition(".")[2] for kind in kinds} >= {
         "name", "target", "args", "kwargs", "file", "function", "code", "class_name",
         "submodules", "tensors", "message", "type", "frame", "torch_version", "dtype", "device",
-        "cls", "fields", "backend", "arguments", "meta", "items",
+        "cls", "fields", "backend", "arguments", "meta", "items", "value", "left_out", "mode",
+        "options", "environment", "python", "capability", "versions", "packages",
     }  # fmt: skip
     assert refused > 500 < loaded
 

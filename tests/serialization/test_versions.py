@@ -308,7 +308,8 @@ def test_a_name_of_a_newer_release_is_refused_with_its_writer(
     change, named = NAMES[kind]
     desc = msgspec.structs.replace(change(capture.desc), torch_version=recorded)
     path = written(tmp_path / "a.fkf", members_of(desc), producer=producer, torch=recorded)
-    assert any("wobble" in line.lower() or "L['x']" in line for line in show_lines(desc))
+    lines = [*show_lines(desc), *show_lines(desc, torch_names=True)]
+    assert any("wobble" in line.lower() or "L['x']" in line for line in lines)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", tfk.TorchVersionWarning)
         loaded = tfk.Capture.load(path)
@@ -404,7 +405,7 @@ def test_show_says_which_torch_and_does_not_warn(capture: tfk.Capture, tmp_path:
         text=True,
         check=True,
     )
-    assert "recorded  torch 2.11.0, backend ?" in done.stdout
+    assert "recorded   torch 2.11.0, " in done.stdout
     assert done.stderr == ""
 
 

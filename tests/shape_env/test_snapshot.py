@@ -361,6 +361,7 @@ def test_the_environment_of_a_compiled_function_is_restored(name: str) -> None:
     compile_env(name, check)
 
 
+@pytest.mark.sweep
 def test_another_process_prints_the_users_lines() -> None:
     """A fresh interpreter restores guards, lines and asserts from bytes."""
     written: list[tuple[bytes, list[str]]] = []

@@ -25,7 +25,7 @@ from torch_fakeify.tools.graph_edits import operations
 from torch_fakeify.tools.minify.failures import Failure, Outcome, failure_of
 from torch_fakeify.tools.minify.reductions import REDUCTIONS, extent
 from torch_fakeify.tools.minify.search import MinifyReport, Progress, minify
-from torch_fakeify.tools.replaying import replay
+from torch_fakeify.tools.replaying import replay_capture
 from torch_fakeify.tools.size_edits import bound_symbols, is_bound
 from torch_fakeify.tools.worker.fork_server import ForkServer
 from torch_fakeify.tools.worker.replies import Answer, Crashed
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-QUICK = ("bug_guard_only",)
-"""The bugs that the default run minifies."""
-SWEPT = ("bug_rejects_pattern", "bug_segfaults", "bug_wrong_gradient", "bug_dynamic_only")
-"""The bugs that ``.ci/run`` minifies, too."""
+SWEPT = (
+    "bug_guard_only", "bug_rejects_pattern", "bug_segfaults", "bug_wrong_gradient", "bug_dynamic_only",
+)  # fmt: skip
+"""The bugs that ``.ci/run`` minifies."""
 
 MORE = '''
 
@@ -89,8 +89,6 @@ def fails(server: ForkServer, path: Path, bug: Bug) -> Failure | None:
 
 def marks_of(bug: Bug) -> list[pytest.MarkDecorator]:
     """Return the marks of a bug: which run of the tests minifies it."""
-    if bug.backend in QUICK:
-        return []
     return [pytest.mark.sweep] if bug.backend in SWEPT else [pytest.mark.sweep, pytest.mark.long]
 
 
@@ -163,8 +161,8 @@ def test_a_real_model_is_minified(tmp_path: Path) -> None:
     assert small.failure is not None
     # The message of the planted backend counts the nodes.
     assert small.failure.message.endswith(f"of {len(small.graph.nodes)} nodes")
-    verdict = replay(output, backend="bug_llama")
-    assert (verdict.word, verdict.holds) == ("reproduced", True)
+    verdict = replay_capture(output, backend="bug_llama")
+    assert (verdict.verdict, verdict.holds) == ("reproduced", True)
 
 
 # --- the search -----------------------------------------------------------------------------------
@@ -204,6 +202,7 @@ def test_an_interrupted_search_is_resumed(frame: Path, tmp_path: Path) -> None:
     assert extents == sorted(extents, reverse=True)
 
 
+@pytest.mark.long
 @pytest.mark.sweep
 def test_several_jobs_find_the_same(frame: Path, tmp_path: Path) -> None:
     """The number of candidates that are tried ahead does not change the result."""
@@ -217,7 +216,9 @@ def test_several_jobs_find_the_same(frame: Path, tmp_path: Path) -> None:
     assert (tmp_path / "1.fkf").read_bytes() == (tmp_path / "2.fkf").read_bytes()
 
 
-@pytest.mark.parametrize("backend", ["bug_none", "bug_each_time_another"])
+@pytest.mark.parametrize(
+    "backend", ["bug_none", pytest.param("bug_each_time_another", marks=pytest.mark.sweep)]
+)
 def test_a_frame_that_does_not_fail_is_not_minified(
     frame: Path, tmp_path: Path, backend: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -255,8 +256,8 @@ def test_sizes_are_read_from_the_file_of_fuzz(
 
     monkeypatch.setattr("torch_fakeify.tools.minify.search.minify", stand_in)
     failure = SizeFailure({"s77": 3, "s1": 4}, "wrong", "result 0")
-    report = FuzzReport({"s77": "x.size(0)", "s1": "x.size(1)"}, 5, [failure], failure)
-    report.save(tmp_path / "sizes.json", backend="bug_miscompiles")
+    report = FuzzReport({"s77": "x.size(0)", "s1": "x.size(1)"}, 5, (failure,), failure)
+    report.save(tmp_path / "sizes.json")
     for sizes in (str(tmp_path / "sizes.json"), "s77=3, s1=4"):
         assert main(["minify", "a.fkf", "--accuracy", "--sizes", sizes]) == 1
     assert [each["sizes"] for each in asked] == [failure.sizes] * 2
@@ -537,7 +538,7 @@ def test_minify_reports_a_script_that_does_not_fail(
     ):
         outcome = Outcome(fails, "it is another one")
         monkeypatch.setattr(
-            "torch_fakeify.tools.minify.search.check_script", lambda *_, o=outcome, **__: o
+            "torch_fakeify.tools.minify.checked_script.check_script", lambda *_, o=outcome, **__: o
         )
         output = tmp_path / f"{status}.fkf"
         assert (

@@ -29,17 +29,14 @@ def cancelling(tmp_path: Path) -> tfk.Capture:
 
 
 @pytest.mark.parametrize(("factor", "outcome"), [(1.0, Passed), (1000.0, Wrong)])
-def test_double_precision_is_the_judge(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: float, outcome: Any
-) -> None:
+def test_double_precision_is_the_judge(tmp_path: Path, factor: float, outcome: Any) -> None:
     """Code that is nearer to double precision than eager is right, however far it is from eager."""
     frame = cancelling(tmp_path)
 
     def exact(gm: Any, _inputs: Any) -> Any:
         return lambda x: [(x.double().sum() * factor).float()]
 
-    backends(monkeypatch, exact=exact)
-    found = run_trial(frame, "exact", runs=True)
+    found = run_trial(frame, exact, runs=True)
     assert isinstance(found, outcome)
     assert found.stage == ("forward" if outcome is Wrong else "backward")
 
@@ -59,29 +56,17 @@ class _Halved(torch.autograd.Function):
 
 
 @pytest.mark.parametrize(("function", "outcome"), [(_Halved.apply, Wrong), (torch.sin, Passed)])
-def test_gradients_are_compared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: Any, outcome: Any
-) -> None:
+def test_gradients_are_compared(tmp_path: Path, function: Any, outcome: Any) -> None:
     """A wrong derivative is found although the values are right."""
     torch._dynamo.reset()
     compiled = torch.compile(lambda x: x.sin(), backend=tfk.record(tmp_path))
     compiled(torch.ones(8, requires_grad=True))
     frame = tfk.Capture.load(next(tmp_path.glob("*.fkf")))
-    backends(monkeypatch, other=lambda _gm, _inputs: lambda x: [function(x)])
-    found = run_trial(frame, "other", runs=True)
+    found = run_trial(frame, lambda _gm, _inputs: lambda x: [function(x)], runs=True)
     assert (type(found), found.stage) == (outcome, "backward")
 
 
-def backends(patch: pytest.MonkeyPatch, **named: Any) -> None:
-    """Make functions backends in this process; any other name is eager."""
-
-    def find(backend: Any) -> Any:
-        return named.get(backend, lambda gm, _: gm) if isinstance(backend, str) else backend
-
-    patch.setattr("torch_fakeify.compat.backends.resolve_backend", find)
-
-
-def test_random_numbers_are_not_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_numbers_are_not_wrong(tmp_path: Path) -> None:
     """A frame that draws random numbers is not compared, since a compiler may draw other ones."""
 
     def program(x: torch.Tensor) -> torch.Tensor:
@@ -91,8 +76,7 @@ def test_random_numbers_are_not_wrong(tmp_path: Path, monkeypatch: pytest.Monkey
     torch.compile(program, backend=tfk.record(tmp_path))(torch.zeros(8))
     frame = tfk.Capture.load(next(tmp_path.glob("*.fkf")))
     other = lambda gm, _inputs: lambda *args: [args[0] + 0.25]  # noqa: E731
-    backends(monkeypatch, other=other)
-    found = run_trial(frame, "other", runs=True)
+    found = run_trial(frame, other, runs=True)
     assert found == NotCompared("eager draws random numbers")
 
 
@@ -101,9 +85,7 @@ def tried(function: Any, other: Any, folder: Path, *args: Any) -> Any:
     torch._dynamo.reset()
     torch.compile(function, backend=tfk.record(folder))(*args)
     frame = tfk.Capture.load(next(folder.glob("*.fkf")))
-    with pytest.MonkeyPatch.context() as patch:
-        backends(patch, other=other)
-        return run_trial(frame, "other", runs=True)
+    return run_trial(frame, other, runs=True)
 
 
 def test_a_random_output_does_not_hide_a_wrong_one(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def test_every_end_of_a_child_is_reported(
     desc = read_capture(pair[0])
     within: dict[str, Any] = {"timeout": 100.0, **limits}
     found = replaying.judge(desc, answer, **within)
-    assert (found.word, found.holds, found.details[0]) == (word, False, detail)
+    assert (found.verdict, found.holds, found.details[0]) == (word, False, detail)
     if backend in {"planted_hangs", "planted_eats", "planted_aborts", "planted_segfaults"}:
         assert any(f"in {backend}" in line for line in found.details), found.details
 
@@ -158,12 +158,14 @@ def test_a_reported_exception_has_its_innermost_frames(
     assert isinstance(answer.outcome, Failed)
     assert answer.outcome.error.frames[-1].endswith(" in planted_asks")
     found = replaying.judge(desc, answer, timeout=1)
-    assert (found.word, found.details) == ("out of memory", ("  builtins.MemoryError: ",))
+    assert (found.verdict, found.details[0]) == ("out of memory", "  builtins.MemoryError: ")
+    differs = ("differs here:", "  backend: eager recorded, planted_asks here")
+    assert found.details[1:] == differs
     answer = server.ask({"task": "no such"}, timeout=100)
     assert isinstance(answer.outcome, Raised)
     assert answer.outcome.error.type == "builtins.KeyError"
     found = replaying.judge(desc, answer, timeout=1)
-    assert (found.word, found.details[0]) == ("crashes", "  builtins.KeyError: 'no such'")
+    assert (found.verdict, found.details[0]) == ("crashes", "  builtins.KeyError: 'no such'")
     assert found.details[-1].endswith(" in main")
 
 
@@ -209,7 +211,9 @@ def test_replay_has_limits(
     args = ["replay", str(pair[0]), "--memory", "600", "--backend", "planted_eats"]
     assert cli.main(args) == 1
     printed = capsys.readouterr().out
-    assert printed.startswith("out of memory\n  killed at more than 600 MiB\n")
+    assert printed.startswith(
+        "out of memory\n  with planted_eats, cpu\n  killed at more than 600 MiB\n"
+    )
     assert "in planted_eats" in printed
 
 
@@ -266,5 +270,5 @@ def test_an_interrupted_caller_ends_its_child(
 
     monkeypatch.setattr(client, "enforce", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        replaying.replay(pair[0], backend="eager")
+        replaying.replay_capture(pair[0], backend="eager")
     assert ends(pids[0])

@@ -17,7 +17,7 @@ from compiled_programs import FEATURES, Feature
 
 import torch_fakeify as tfk
 
-for _module in ("settings", "inputs", "sizes", "code", "autograd", "compile"):
+for _module in ("settings", "inputs", "mutation", "sizes", "code", "autograd", "compile"):
     import_module(f"features_{_module}")  # enters its features in the table
 
 

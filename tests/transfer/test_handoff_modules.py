@@ -38,7 +38,10 @@ PLAIN = frozenset({
     "nested_two_tensors", "opaque_reference", "torchbind_queue",
 })  # fmt: skip
 
-LONG = frozenset({"dropout_inductor", "gru", "jagged_attention_inductor"})
+LONG = frozenset({
+    "dropout_inductor", "dtensor_linear_inductor", "encoder_inductor", "graph_edges_inductor",
+    "graph_network_inductor", "gru", "jagged_attention_inductor",
+})  # fmt: skip
 """The examples that ``.ci/run`` leaves out."""
 
 # They enter their examples in the table when they are imported.

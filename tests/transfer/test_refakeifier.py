@@ -413,7 +413,7 @@ def groups(draw: Any) -> tuple[FakeTensorMode, list[Any]]:
         try:
             with mode:
                 tensors.append(op(a) if op in UNARY else op(a, b))
-        except (RuntimeError, IndexError, ValueError, TypeError):
+        except (RuntimeError, IndexError, ValueError, TypeError, ZeroDivisionError):
             continue  # sizes that do not match, or that depend on data
         except AssertionError as error:
             # Torch assumed that the size of an unbacked dim is one before it found that it is zero.

@@ -9,6 +9,7 @@ import torch
 from assert_frames import (
     CASES,
     Frame,
+    FrameList,
     dynamo_frame,
     fresh_inputs,
     traced,
@@ -18,7 +19,6 @@ from shape_programs import Program, compiled, programs
 from torch._decomp import core_aten_decompositions
 from torch._dynamo.source import ConstantSource
 from torch._functorch.aot_autograd import aot_export_module
-from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import (
@@ -101,16 +101,8 @@ def test_retraced_graphs_of_other_tracers_have_their_symbols(
 
 def frames_of(program: Program) -> list[Frame]:
     """Return the graphs that a Dynamo backend gets from a program."""
-    frames: list[Frame] = []
-
-    def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        mode = TracingContext.get().fake_mode
-        assert mode is not None
-        assert mode.shape_env is not None
-        frames.append(Frame(gm, mode.shape_env))
-        return gm.forward
-
-    compiled(program, backend)
+    frames = FrameList()
+    compiled(program, frames.backend)
     return frames
 
 

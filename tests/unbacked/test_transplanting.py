@@ -259,7 +259,7 @@ def test_a_number_that_another_node_has_too_stays() -> None:
     (u0,) = notes
     new = replaced(gm, first, aten.slice.Tensor, first.args[0], 0, 0, 2)
     result = tfk.transplant(gm, first, new)
-    assert result.kept == {u0: second}
+    assert result.retained == {u0: second}
     assert list(result.replaced) == [u0]
     assert second.meta["unbacked_bindings"] == notes
     assert env.replace(u0) == u0

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
+from captured_frames import captures_of
 from golden_tensors import frame_of
 from torch._dynamo import source as sources
 
@@ -24,16 +25,7 @@ _SWITCH = "torch._higher_order_ops.switch"
 
 def _compiled(fn: Callable[..., Any], *args: Any) -> Any:
     """The one frame of a function, with dynamic sizes."""
-    found: list[Any] = []
-
-    def backend(gm: Any, example_inputs: Any) -> Any:
-        found.append(tfk.capture(gm, example_inputs))
-        return gm.forward
-
-    torch._dynamo.reset()
-    torch.compile(fn, backend=backend, dynamic=True, fullgraph=True)(*args)
-    torch._dynamo.reset()
-    return found[-1]
+    return captures_of(fn, args, dynamic=True, fullgraph=True)[-1]
 
 
 def _switch() -> Any:

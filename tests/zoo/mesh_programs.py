@@ -114,18 +114,10 @@ def programs() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
 
 def record(folder: Path, *, dynamic: bool | None) -> None:
     """The first frame of each program."""
-    import torch_fakeify as tfk
+    from captured_frames import captures_of
 
     for name, (function, args) in programs().items():
-        frames: list[Any] = []
-
-        def backend(gm: Any, inputs: Any, frames: list[Any] = frames) -> Any:
-            frames.append(tfk.capture(gm, inputs))
-            return gm.forward
-
-        torch._dynamo.reset()
-        torch.compile(function, backend=backend, dynamic=dynamic)(*args)
-        frames[0].save(folder / f"{name}.fkf")
+        captures_of(function, args, dynamic=dynamic)[0].save(folder / f"{name}.fkf")
 
 
 if __name__ == "__main__":

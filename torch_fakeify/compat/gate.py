@@ -62,10 +62,10 @@ def check_installed_torch() -> None:
 
 def version_error(torch: str) -> VersionError | None:
     """Return the error for a refused version of torch, else ``None``; may take the census."""
-    standing = support_status(torch)
-    if standing == "known":
+    status = support_status(torch)
+    if status == "known":
         return None
-    if standing == "older":
+    if status == "older":
         return VersionError(
             "this torch is too old for torch_fakeify",
             expected=supported_torch_text(),

@@ -3,7 +3,7 @@
 The source classes share one encoder (`encoding.sources`); each record has its own. The tables are the
 union over the supported releases of torch: a file that names one which the running release lacks is
 refused. A field is added only after a review of its use in torch, above all whether torch inserts it
-into Python source (`source_fields.RENDERED_RAW`).
+into Python source (`encoding.sources.RENDERED_RAW`).
 """
 
 from __future__ import annotations

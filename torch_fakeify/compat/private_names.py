@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 __all__ = [
+    "DROPIN_SITES",
     "MODULES",
     "MissingNameError",
     "find",
@@ -29,8 +30,29 @@ __all__ = [
     "required_names",
 ]
 
-MODULES = ("torch_dispatch", "torch_distributed", "torch_dynamo", "torch_fakes", "torch_graphs",
-           "torch_symbols")  # fmt: skip
+_UTILS = "torch._subclasses.meta_utils"
+
+DROPIN_SITES = (
+    f"{_UTILS}.MetaConverter",
+    f"{_UTILS}.MetaStorageDesc",
+    f"{_UTILS}.MetaTensorDesc",
+    f"{_UTILS}.MetaTensorDescriber",
+    "torch._subclasses.fake_tensor.MetaConverter",
+    "torch.fx._graph_pickler.MetaConverter",
+    "torch.fx._graph_pickler.MetaTensorDesc",
+    "torch.fx._graph_pickler.MetaTensorDescriber",
+    "torch.fx.experimental.symbolic_shapes.uninteresting_files",
+    "torch._dynamo.trace_rules.SKIP_DIRS",
+    "torch._dynamo.trace_rules._recompile_re",
+)
+"""Dotted names: replaced classes, and lists to which files and folders of this package are added.
+
+`dropin` searches for references to torch's classes. This list serves to check a torch without that.
+"""
+
+
+MODULES = ("torch_configs", "torch_dispatch", "torch_distributed", "torch_dynamo", "torch_fakes",
+           "torch_graphs", "torch_symbols")  # fmt: skip
 """The modules of ``compat`` that import torch's private names."""
 
 _DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")

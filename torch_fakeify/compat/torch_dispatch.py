@@ -42,6 +42,9 @@ dispatch_keys = _c._dispatch_keys
 dispatch_key_of = _c._dispatch_key_parse
 
 
+disable_autocast = _c._DisableAutocast
+
+
 torch_function_depth = _c._len_torch_function_stack
 
 

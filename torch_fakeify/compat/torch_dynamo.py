@@ -58,8 +58,16 @@ def compile_lock() -> AbstractContextManager[Any]:
     return import_module("torch._dynamo.convert_frame").compile_lock
 
 
-compile_session = getattr(torch.compiler, "_compile_session_context", nullcontext)
-"""A context in which ``torch.compiler.is_compiling()`` is true."""
+@contextmanager
+def compiling() -> Generator[None, None, None]:
+    """Hold the lock of ``torch.compile``; within the block ``torch.compiler.is_compiling()`` is true.
+
+    Where a graph is traced outside such a block, torch refuses calls of compiled functions, also
+    those of other threads: the flag of `torch.fx.Tracer` is global.
+    """
+    session = getattr(torch.compiler, "_compile_session_context", nullcontext)
+    with compile_lock(), session():
+        yield
 
 
 def dynamo_source() -> ModuleType:

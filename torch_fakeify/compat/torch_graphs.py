@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import sys
 from contextlib import nullcontext
 from importlib import import_module
@@ -52,6 +53,69 @@ def find_operator(namespace: str, op: str) -> OpOverloadPacket[Any, Any] | None:
     found = getattr(torch.ops, namespace, None)
     packet = getattr(found, op, None) if isinstance(found, _OpNamespace) else None
     return packet if isinstance(packet, OpOverloadPacket) else None
+
+
+TORCHS_NAMESPACES = frozenset(
+    ["aten", "prims", "prim", "c10d", "_c10d_functional", "mkldnn", "quantized"]
+)
+"""Namespaces of torch: a missing operator in them belongs to another version."""
+
+
+def operators_of(gm: torch.fx.GraphModule) -> list[tuple[str, OpOverloadPacket[Any, Any]]]:
+    """Return the operators that a graph and its bodies call or pass on, with their names, each once."""
+    graphs = [module.graph for module in gm.modules() if isinstance(module, torch.fx.GraphModule)]
+    named: set[Any] = {fx_node.target for graph in graphs for fx_node in graph.nodes}
+    for graph in graphs:
+        for fx_node in graph.nodes:
+            if isinstance(fx_node.target, HigherOrderOperator):
+                named.update(arg for arg in fx_node.args if isinstance(arg, OpOverload))
+    packets = [each.overloadpacket if isinstance(each, OpOverload) else each for each in named]
+    found: dict[str, OpOverloadPacket[Any, Any]] = {
+        packet._qualified_op_name.replace("::", ".", 1): packet
+        for packet in packets
+        if isinstance(packet, OpOverloadPacket)
+    }
+    return sorted(found.items())
+
+
+def operator_modules(gm: torch.fx.GraphModule) -> tuple[tuple[str, str], ...]:
+    """Return the operators outside of torch that a graph and its bodies call, with their modules."""
+    names = [name for name, _ in operators_of(gm)]
+    found = {
+        name: module_of_operator(name)
+        for name in names
+        if name.partition(".")[0] not in TORCHS_NAMESPACES
+    }
+    return tuple((name, module) for name, module in found.items() if module is not None)
+
+
+def module_of_operator(op: str) -> str | None:
+    """Return the module that registered an operator, as far as torch records it.
+
+    Torch knows the function of ``torch.library.custom_op``, and the file of a ``torch.library.Library``; a
+    library in C++ is that of the imported package with the operator's namespace.
+
+    Args:
+        op: the operator, ``namespace.name``; ``None`` is returned for one that is not registered.
+    """
+    from torch._library.custom_ops import OPDEFS
+
+    namespace, _, name = op.partition(".")
+    made = OPDEFS.get(f"{namespace}::{name}")
+    if made is not None:
+        return str(made._init_fn.__module__)
+    packet = find_operator(namespace, name)
+    if packet is None:
+        return None
+    overload = packet.overloads()[0]
+    dot = "" if overload == "default" else f".{overload}"
+    text = torch._C._dispatch_dump(f"{namespace}::{name}{dot}")
+    registered = re.search(r"^debug: registered at (.+):\d+$", text, re.MULTILINE)
+    if registered is not None:
+        for module_name, module in list(sys.modules.items()):
+            if getattr(module, "__file__", None) == registered[1]:
+                return None if module_name.partition(".")[0] == "torch" else module_name
+    return namespace if namespace in sys.modules else None
 
 
 def higher_order_operators() -> dict[str, HigherOrderOperator]:

@@ -134,6 +134,11 @@ def is_float_symbol(symbol: Any) -> bool:
     return symbol_is_type(symbol, (SymT.FLOAT, SymT.UNBACKED_FLOAT))
 
 
+def is_unbacked(symbol: Any) -> bool:
+    """Return whether a symbol represents an unbacked integer."""
+    return symbol_is_type(symbol, SymT.UNBACKED_INT)
+
+
 def layout_methods() -> list[str]:
     """Return the methods of ``SymNode`` by which C++ computes and caches memory layouts."""
     guards = "guard_bool", "guard_or_false", "guard_or_true", "guard_size_oblivious", "expect_true"

@@ -175,12 +175,12 @@ class TensorBuilder(ABC):
         """
 
     @abstractmethod
-    def _inner_tensor_lookup(self, d: Any, known: dict[int, Any]) -> Callable[[Any], Any | None]:
+    def _inner_tensor_lookup(self, d: Any, inner: dict[int, Any]) -> Callable[[Any], Any | None]:
         """A lookup from an argument of a view operator to the inner tensor with its id, or ``None``.
 
         Args:
             d: the description of the view.
-            known: inner tensors of the view, by id.
+            inner: inner tensors of the view, by id.
         """
 
     @abstractmethod
@@ -202,9 +202,9 @@ class TensorBuilder(ABC):
     # --- conversion -----------------------------------------------------------------------------
 
     def _convert(self, d: Any, source: Source | None, context: SymbolicContext | None) -> Any:
-        known = self._find_cached(d)
-        if known is not None:
-            return known
+        cached = self._find_cached(d)
+        if cached is not None:
+            return cached
         if source is None and self._shape_env is not None:
             source = self._name_source(d)
         inference: AbstractContextManager[Any] = nullcontext()
@@ -577,14 +577,14 @@ class TensorBuilder(ABC):
         Their numbers and tensors become symbols and tensors of this converter, so that running them
         specializes nothing; checks against the sizes of the policy then replace these symbols.
         """
-        known: dict[int, Any] = {}
+        inner: dict[int, Any] = {}
         if self._kind(d) is Kind.SUBCLASS:
             # For its inner tensors, which may be arguments of the view operators.
             wrapper = self._empty_wrapper(d, geometry, source, context)
             for attribute, part in self._inner(d):
-                known[part.id] = getattr(wrapper, attribute)
+                inner[part.id] = getattr(wrapper, attribute)
         static = self._shape_env is None or is_static(context)
-        find = self._inner_tensor_lookup(d, known)
+        find = self._inner_tensor_lookup(d, inner)
 
         def symint(n: int) -> Any:
             if static:

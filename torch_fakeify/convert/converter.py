@@ -25,7 +25,7 @@ from torch_fakeify.encoding.meshes import Meshes
 from torch_fakeify.encoding.nested_ints import NestedInts
 from torch_fakeify.encoding.sources import DecodeMemo, base_source_of, decode_source
 from torch_fakeify.errors import ConvertError
-from torch_fakeify.records.tensor import ContextDesc, NestedIntDesc, SymDesc, SymValue
+from torch_fakeify.records.tensor import ContextDesc, NestedIntDesc, SymDesc, SymValue, owner_of
 
 from .attributes import resize, set_attributes, set_inner_marks
 from .builder import Kind, TensorBuilder
@@ -72,8 +72,9 @@ class MetaConverter(TensorBuilder):
     Equal ids in records give the same fake tensor and storage as long as they live; the converter
     holds weak references only. Like its mode and ``ShapeEnv``, it is not thread-safe.
 
-    Records of two describers of this process are refused. Of deserialized records, one is refused if
-    its id belongs to a live tensor or storage with other content; equal records are one tensor.
+    Records of two describers are refused, and so are those of two documents (see `loads`). Of records
+    that a caller made, one is refused if its id belongs to a live tensor or storage with other content;
+    equal records are one tensor.
 
     Args:
         mode: the mode of the fake tensors.
@@ -130,6 +131,9 @@ class MetaConverter(TensorBuilder):
         """Whether other tensors have the ids of inputs, as in `transfer.graph_values`."""
         self._first_record: MetaTensorDesc | None = None
         """The first record, which identifies the describer of all."""
+
+    def __repr__(self) -> str:
+        return f"<MetaConverter: {len(self._tensors)} tensors>"
 
     def from_desc(
         self,
@@ -242,19 +246,20 @@ class MetaConverter(TensorBuilder):
         return where_of(d)
 
     def _find_cached(self, d: MetaTensorDesc) -> Any:
-        known = self._tensors.get(d.id)
-        if known is None or known.value is not d:
+        cached = self._tensors.get(d.id)
+        if cached is None or cached.value is not d:
             check_describer(self._first_record, d)
-        fake = None if known is None else known()
-        if known is not None and fake is not None and not self.has_alias_fakes:
-            check_same(known.value, d)
+        fake = None if cached is None else cached()
+        if cached is not None and fake is not None and not self.has_alias_fakes:
+            check_same(cached.value, d)
         return fake
 
     def _cache_made(self, d: MetaTensorDesc, made: Any, meta: torch.Tensor | None) -> None:
-        known = TensorEntry(made, self._forget)
-        known.key, known.value, known.meta = d.id, d, meta
-        self._tensors[d.id] = known
-        self._first_record = self._first_record or d
+        entry = TensorEntry(made, self._forget)
+        entry.key, entry.value, entry.meta = d.id, d, meta
+        self._tensors[d.id] = entry
+        if self._first_record is None and owner_of(d) is not None:
+            self._first_record = d
 
     def _name_source(self, d: MetaTensorDesc) -> Source:  # noqa: ARG002
         # Torch's name, which determines the name of a symbol. Torch counts the live tensors of the
@@ -387,8 +392,8 @@ class MetaConverter(TensorBuilder):
     ) -> AbstractContextManager[Any]:
         if replayed:
             return self._dispatching()
-        known = self._tensors.get(d.id)
-        meta = None if known is None else known.meta
+        entry = self._tensors.get(d.id)
+        meta = None if entry is None else entry.meta
         device = self._device(d)
         if meta is not None and meta.untyped_storage() is not base.untyped_storage():
             meta = None
@@ -487,10 +492,10 @@ class MetaConverter(TensorBuilder):
         )
 
     def _inner_tensor_lookup(
-        self, d: MetaTensorDesc, known: dict[int, Any]
+        self, d: MetaTensorDesc, inner: dict[int, Any]
     ) -> Callable[[Any], Any | None]:
         del d
-        return lambda part: known.get(part.id)
+        return lambda part: inner.get(part.id)
 
     def _closed_over(self, part: MetaTensorDesc) -> Any:
         if self._shape_env is None:

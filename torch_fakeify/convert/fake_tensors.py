@@ -77,12 +77,12 @@ class FakeDevice(NamedTuple):
         if not is_host:
             with mode:
                 pass  # without a GPU, a CUDA build gets a guard here that needs no GPU
-        known = _EXAMPLES.get(name)
-        if known is None or torch_fakes.FakeTensorConfig.debug:
-            known = _example(mode, device)
+        cached = _EXAMPLES.get(name)
+        if cached is None or torch_fakes.FakeTensorConfig.debug:
+            cached = _example(mode, device)
             if is_host and not torch_fakes.FakeTensorConfig.debug:
-                _EXAMPLES[name] = known
-        example, has_guard = known
+                _EXAMPLES[name] = cached
+        example, has_guard = cached
         attributes: dict[str, Any] = {**example, "fake_mode": mode}
         return cls(mode, attributes["_fake_device"], attributes, has_guard)
 

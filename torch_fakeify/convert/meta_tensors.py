@@ -118,5 +118,9 @@ def _is_positive(shape_env: Any, expr: Any) -> bool:
         return expr >= 1
     if not isinstance(expr, sympy.Symbol) or expr not in shape_env.backed_var_to_val:
         return False
-    known = shape_env.var_to_range.get(expr)
-    return known is not None and isinstance(known.lower, sympy.Integer) and known.lower.p >= 1
+    value_range = shape_env.var_to_range.get(expr)
+    return (
+        value_range is not None
+        and isinstance(value_range.lower, sympy.Integer)
+        and value_range.lower.p >= 1
+    )

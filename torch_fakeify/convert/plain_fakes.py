@@ -67,7 +67,7 @@ class _NewLayout(NamedTuple):
     """Version of the ``ShapeEnv``'s replacements."""
 
 
-class _KnownLayout(NamedTuple):
+class _CachedLayout(NamedTuple):
     """Geometry of existing symbols, shared by values of a graph."""
 
     size: Any
@@ -141,7 +141,7 @@ class PlainFakes:
             elif type(storage.nbytes) is int:
                 meta = _static_meta(d, dtype)
             else:
-                meta = self._known_meta(d, dtype)
+                meta = self._cached_meta(d, dtype)
             if meta is None:
                 return None
             fake = device.wrap(meta, requires_grad=d.requires_grad)
@@ -192,14 +192,14 @@ class PlainFakes:
         stride: Any = d.stride
         offset: Any = d.storage_offset
         key = dims, size, stride, offset, dtype, d.is_view
-        known = self._layouts.get(key)
+        layout = self._layouts.get(key)
         if (
-            known is not None
-            and known.version == env._replacements_version_counter
-            and known.symbols <= env.val_to_var.items()
+            layout is not None
+            and layout.version == env._replacements_version_counter
+            and layout.symbols <= env.val_to_var.items()
         ):
-            fresh.record_reuse(known.made.requests, source, cache)
-            return known
+            fresh.record_reuse(layout.made.requests, source, cache)
+            return layout
         if len(size) != len(stride) or not all(
             type(n) is int and 0 <= n <= _MAX_INT for n in (*size, *stride, offset)
         ):
@@ -210,15 +210,15 @@ class PlainFakes:
         symbols = {
             each.value: each.symbol for each in made.requests if type(each.symbol) is sympy.Symbol
         }
-        known = _NewLayout(
+        layout = _NewLayout(
             made,
             None if d.is_view else storage_nbytes(env, made.size, made.stride, dtype.itemsize),
             symbols.items(),
             env._replacements_version_counter,
         )
         if DimDynamic.DYNAMIC not in dims:
-            self._layouts[key] = known
-        return known
+            self._layouts[key] = layout
+        return layout
 
     def _dims_of(self, d: MetaTensorDesc, policy: Policy) -> Dims | None:
         """Policies of the dims; ``None`` if the policy has other settings or another ndim."""
@@ -234,12 +234,12 @@ class PlainFakes:
 
     # --- existing symbols -----------------------------------------------------------------------
 
-    def _known_meta(self, d: MetaTensorDesc, dtype: torch.dtype) -> torch.Tensor | None:
+    def _cached_meta(self, d: MetaTensorDesc, dtype: torch.dtype) -> torch.Tensor | None:
         """A meta tensor of the layout of an earlier one."""
         if d.source is not None:
             return None  # tracers identify an input's sizes by their nodes, which are shared here
-        known = self._layouts.get(_key_of(d, dtype))
-        return None if known is None else meta_of(known.size, known.stride, dtype, known.nbytes)
+        layout = self._layouts.get(_key_of(d, dtype))
+        return None if layout is None else meta_of(layout.size, layout.stride, dtype, layout.nbytes)
 
     def add(self, d: MetaTensorDesc, meta: torch.Tensor) -> None:
         """Add the layout of a meta tensor over existing symbols, made from a record."""
@@ -255,7 +255,7 @@ class PlainFakes:
             type(n.node) is SymNode and type(n.node.hint) is int for n in symbolic
         ):
             key = _key_of(d, meta.dtype)
-            self._layouts[key] = _KnownLayout(size, stride, nbytes, (d.size, d.stride))
+            self._layouts[key] = _CachedLayout(size, stride, nbytes, (d.size, d.stride))
 
     # --- views ----------------------------------------------------------------------------------
 

@@ -325,11 +325,11 @@ class FreshSizes:
 
     def _add_source(self, symbol: sympy.Symbol, source: Any) -> None:
         env = self._env
-        known = env.var_to_sources[symbol]
-        known.append(source)
+        sources = env.var_to_sources[symbol]
+        sources.append(source)
         # A source that is not ephemeral comes first, since guards may refer to it.
-        if known[0].is_ephemeral() and not source.is_ephemeral():
-            known[0], known[-1] = known[-1], known[0]
+        if sources[0].is_ephemeral() and not source.is_ephemeral():
+            sources[0], sources[-1] = sources[-1], sources[0]
         env.symbol_guard_counter[symbol] = 0
 
 

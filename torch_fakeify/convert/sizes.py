@@ -315,11 +315,11 @@ class SizeMaker:
                 return n
             if isinstance(n, NestedIntDesc):
                 return self._live(n)
-            known = self._decoded.get(id(n.expr))
-            if known is not None and type(n.hint) is int:
-                return torch.SymInt(SymNode(known[1], self._env, int, n.hint))
+            cached = self._decoded.get(id(n.expr))
+            if cached is not None and type(n.hint) is int:
+                return torch.SymInt(SymNode(cached[1], self._env, int, n.hint))
             expr = (
-                known[1] if known else self._check_existing(decode_expr(n.expr), f"tensor {d.id}")
+                cached[1] if cached else self._check_existing(decode_expr(n.expr), f"tensor {d.id}")
             )
             hint = self._existing_hint(expr, n.hint)
             if hint is None and not isinstance(expr, sympy.Integer):
@@ -432,9 +432,9 @@ class SizeMaker:
                 found=", ".join(fact.name for fact in d.symbols) or "none",
             )
         carried = self._carried.setdefault(fact.shape_env, {})
-        known = carried.get(symbol)
-        if known is not None and known[1] is self._creation_token(known[0]):
-            return known[0]
+        cached = carried.get(symbol)
+        if cached is not None and cached[1] is self._creation_token(cached[0]):
+            return cached[0]
         if source is None:
             # It is not a dim of this tensor, so no input has its value.
             source = self._unknown_source(symbol.name)

@@ -176,30 +176,32 @@ def sparse_layout(d: MetaTensorDesc) -> SparseLayout:
 _OWN = "Convert the records of each describer with a converter of its own"
 
 
-def check_describer(known: MetaTensorDesc | None, d: MetaTensorDesc) -> None:
-    """Raises if a record is known to be of another describer than one before."""
-    if known is not None and have_two_describers(known, d):
-        raise _error(two_describers_clash(known, d), where_of(d))
+def check_describer(earlier: MetaTensorDesc | None, d: MetaTensorDesc) -> None:
+    """Raises if a record is, or may be, of another describer than one before."""
+    if earlier is not None and have_two_describers(earlier, d):
+        raise _error(two_describers_clash(earlier, d), where_of(d))
 
 
-def check_same(known: MetaTensorDesc, d: MetaTensorDesc) -> None:
+def check_same(earlier: MetaTensorDesc, d: MetaTensorDesc) -> None:
     """Raises if two records with one id cannot be of the same tensor at one time."""
-    if known is not d and (clash := find_clash(known, d)) is not None:
+    if earlier is not d and (clash := find_clash(earlier, d)) is not None:
         raise _error(clash, where_of(d))
 
 
-def check_same_storage(known: MetaTensorDesc, d: MetaTensorDesc) -> None:
+def check_same_storage(earlier: MetaTensorDesc, d: MetaTensorDesc) -> None:
     """Raises if two tensors whose storages have one id cannot be on the same storage."""
-    if known.storage is None or d.storage is None:
+    if earlier.storage is None or d.storage is None:
         return
     where = f"{where_of(d)}, storage {d.storage.id}"
-    if known.device != d.device:
+    if earlier.device != d.device:
         what = "tensors on two devices have the same storage"
-        raise _error(Clash(what, f"{known.device}, as {where_of(known)}", d.device), where)
-    clash = find_storage_clash(known.storage, d.storage)
+        raise _error(Clash(what, f"{earlier.device}, as {where_of(earlier)}", d.device), where)
+    clash = find_storage_clash(earlier.storage, d.storage)
     if clash is not None:
-        raise _error(clash._replace(first=f"{clash.first}, as {where_of(known)}"), where)
+        raise _error(clash._replace(first=f"{clash.first}, as {where_of(earlier)}"), where)
 
 
 def _error(clash: Clash, where: str) -> ConvertError:
-    return ConvertError(clash.what, where=where, expected=clash.first, found=clash.found, fix=_OWN)
+    return ConvertError(
+        clash.what, where=where, expected=clash.first, found=clash.found, fix=_OWN + clash.fix
+    )

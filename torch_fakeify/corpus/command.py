@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch_fakeify._atomic_write import check_not_input, is_same_file, write_atomic
 from torch_fakeify.errors import FakeifyError, WriteError
-from torch_fakeify.render.show import table_lines
+from torch_fakeify.render.tables import fitted_table
 from torch_fakeify.render.text import clip
 
 from .dask_cluster import dask_cluster
@@ -67,13 +67,17 @@ class CorpusReport:
             return [row for row in self.rows if not row.holds]
         return [c.after for c in self.comparison.newly_fails if c.after is not None]
 
-    def lines(self) -> list[str]:
-        """Format the captures that do not hold, the comparison, and the counts by verdict."""
+    def lines(self, columns: int | None = None) -> list[str]:
+        """Format the captures that do not hold, the comparison, and the counts by verdict.
+
+        Args:
+            columns: width of the terminal; ``None`` for no limit.
+        """
         lines: list[str] = []
         bad = [row for row in self.rows if not row.holds]
         if bad:
             rows = [(row.file, row.verdict, _found(row)) for row in bad]
-            lines += [*table_lines([("file", "verdict", "found"), *rows]), ""]
+            lines += [*fitted_table([("file", "verdict", "found"), *rows], columns), ""]
         if self.comparison is not None:
             lines += [*self.comparison.lines(), ""]
         copies = sum(row.same_as is not None for row in self.rows)
@@ -82,6 +86,7 @@ class CorpusReport:
         )
         noun = "capture" if self.total == 1 else "captures"
         lines.append(f"{done} {noun} in {self.seconds:.1f} s, {len(bad)} do not hold")
+        lines.append(f"with {', '.join(sorted({row.backend for row in self.rows}))}")
         if copies:
             lines.append(f"{copies} of them are the same frame as another one")
         counts = Counter(row.verdict for row in self.rows)
@@ -148,9 +153,7 @@ def replay_corpus(
             earlier=reusable,
         )
         if outputs.junit is not None:
-            write_atomic(
-                outputs.junit, junit_xml([], backend=job.backend)
-            )  # fail now if it cannot be written
+            write_atomic(outputs.junit, junit_xml([]))  # fail now if it cannot be written
         result = None
         if outputs.jsonl is not None:
             result = stack.enter_context(ResultFile(outputs.jsonl, names, reusable.values()))
@@ -159,7 +162,7 @@ def replay_corpus(
     order = {name: number for number, name in enumerate(names)}
     report.rows.sort(key=lambda row: order[row.file])
     if outputs.junit is not None:
-        write_atomic(outputs.junit, junit_xml(report.rows, backend=job.backend))
+        write_atomic(outputs.junit, junit_xml(report.rows))
     if earlier is not None:
         report.comparison = compare(earlier, report.rows)
     return report

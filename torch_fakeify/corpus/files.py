@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from torch_fakeify._atomic_write import reason_of
 from torch_fakeify.errors import FormatError
-from torch_fakeify.records.fingerprint import fingerprint
+from torch_fakeify.records.fingerprint import compile_key
 from torch_fakeify.serialization.capture_file import read_capture
 from torch_fakeify.tools.replaying import masked
 
@@ -42,8 +42,11 @@ class FrameKey:
     """The key under which captures of one frame are compiled once."""
 
     fingerprint: str
+    """Of the frame and, if there are any, its settings."""
     failure: tuple[str, str] | None
     """Type and masked message of the recorded failure."""
+    backend: str
+    """That compiles it."""
 
 
 def find_captures(paths: Sequence[str | Path]) -> list[CorpusFile]:
@@ -92,9 +95,14 @@ def _text(name: str) -> str:
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
-def frame_key(desc: CaptureDesc) -> FrameKey:
-    """The fingerprint and the masked recorded failure, which all captures of a frame have in common."""
-    return FrameKey(fingerprint(desc), _failure_key(desc))
+def frame_key(desc: CaptureDesc, backend: str | None) -> FrameKey:
+    """Return what all captures of a frame that are compiled with one backend have in common.
+
+    Args:
+        desc: the frame, with its settings.
+        backend: that compiles it; ``None`` for the recorded one.
+    """
+    return FrameKey(compile_key(desc), _failure_key(desc), backend or desc.backend_name)
 
 
 def _failure_key(desc: CaptureDesc) -> tuple[str, str] | None:
@@ -103,11 +111,13 @@ def _failure_key(desc: CaptureDesc) -> tuple[str, str] | None:
     return (desc.state, "") if desc.state == "not finished" else None
 
 
-def read_keyed(path: Path, *, limits: Limits | None = None) -> tuple[CaptureDesc, FrameKey]:
-    """Read a capture and compute the key of its frame.
+def read_keyed(
+    path: Path, backend: str | None, *, limits: Limits | None = None
+) -> tuple[CaptureDesc, FrameKey]:
+    """Read a capture and compute the key of its frame, see `frame_key`.
 
     Raises:
         FormatError: as of `read_capture`.
     """
     desc = read_capture(path, limits=limits)
-    return desc, frame_key(desc)
+    return desc, frame_key(desc, backend)

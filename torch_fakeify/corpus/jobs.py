@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch_fakeify.tools.replaying import allowed_memory
+from torch_fakeify.tools.worker.client import backend_request
 from torch_fakeify.tools.worker.fork_server import ForkServer
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Sequence
     from concurrent.futures import Executor
 
     from torch_fakeify.tools.worker.replies import Answer
@@ -33,7 +34,12 @@ class Job:
 
     task: Literal["backend", "compile"]
     """A task of ``tools.worker.main``: find the backend, or compile a capture with it."""
-    backend: str
+    backend: str | None
+    """A name or ``MODULE:ATTR``; ``None`` for the recorded backend of each capture."""
+    imports: tuple[str, ...] = ()
+    """Modules that the worker imports first."""
+    directory: str | None = None
+    """The folder in front of the worker's path, if it imports modules."""
     file: str | bytes = ""
     """The capture: an absolute path, or the file's bytes."""
     device: str | None = None
@@ -43,6 +49,17 @@ class Job:
     share: int = 1
     """Number of jobs that run at a time on one machine."""
     trust: bool = False
+    python: str | None = None
+    """The executable of another interpreter that compiles."""
+    time: bool = False
+    """Whether to time the compiled code."""
+
+    @classmethod
+    def compiling(cls, backend: str | None, imports: Sequence[str] = (), **options: Any) -> Job:
+        """Return a job that compiles captures, with what `client.backend_request` gives."""
+        request = backend_request(backend, imports)
+        directory, modules = request["directory"], tuple(request["imports"])
+        return cls("compile", backend, imports=modules, directory=directory, **options)
 
 
 @dataclass(frozen=True)
@@ -74,7 +91,7 @@ def carry_out(job: Job) -> Done:
     server = _OF_THREAD.server
     if server is None:
         server = _OF_THREAD.server = ForkServer()
-    server.start()
+    server.start({"imports": job.imports, "directory": job.directory, "python": job.python})
     started = time.perf_counter()
     answer = _ask(server, job, memory)
     return Done(answer, memory, time.perf_counter() - started)
@@ -92,8 +109,14 @@ def _ask(server: ForkServer, job: Job, memory: int | None) -> Answer:
         "task": job.task,
         "file": job.file,
         "backend": job.backend,
+        "imports": job.imports,
+        "directory": job.directory,
         "device": job.device,
         "trust": job.trust,
+        "trust_settings": job.trust,
+        "stubs": True,
+        "python": job.python,
+        "time": job.time,
     }
     if isinstance(job.file, str):
         return server.ask(request, timeout=job.timeout, memory=memory)

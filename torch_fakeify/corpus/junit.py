@@ -17,7 +17,7 @@ _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]
 """Characters that XML 1.0 cannot contain, not even as references."""
 
 
-def junit_xml(rows: Sequence[Row], *, backend: str) -> bytes:
+def junit_xml(rows: Sequence[Row]) -> bytes:
     """Format rows as a document with one suite, in which each capture is a test case.
 
     A verdict that does not hold is a failure, a capture without a verdict an error, and one of a frame
@@ -25,12 +25,11 @@ def junit_xml(rows: Sequence[Row], *, backend: str) -> bytes:
 
     Args:
         rows: what came of each capture.
-        backend: that compiled them.
     """
     skipped = [row for row in rows if row.same_as is not None]
     wrong = [row for row in rows if row.same_as is None and not row.holds]
     counts = {
-        "name": f"torch-fakeify {backend}",
+        "name": " ".join(["torch-fakeify", *sorted({row.backend for row in rows})]),
         "tests": len(rows),
         "failures": sum(not row.is_error for row in wrong),
         "errors": sum(row.is_error for row in wrong),
@@ -40,16 +39,16 @@ def junit_xml(rows: Sequence[Row], *, backend: str) -> bytes:
     root = ET.Element("testsuites")
     suite = _element(root, "testsuite", **counts)
     for row in rows:
-        _add(suite, row, backend)
+        _add(suite, row)
     return ET.tostring(root, encoding="utf-8", xml_declaration=True) + b"\n"
 
 
-def _add(suite: ET.Element, row: Row, backend: str) -> None:
+def _add(suite: ET.Element, row: Row) -> None:
     *folders, name = row.file.split("/")
     case = _element(
         suite,
         "testcase",
-        classname=".".join([backend, *filter(None, folders)]),
+        classname=".".join([row.backend, *filter(None, folders)]),
         name=name,
         time=f"{row.seconds:.3f}",
     )

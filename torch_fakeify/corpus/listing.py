@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch_fakeify.errors import FormatError
-from torch_fakeify.render.text import clip, escape
+from torch_fakeify.render.code import operator_counts
+from torch_fakeify.render.tables import FRAME_COLUMNS, fitted_lines, fitted_table, frame_row
+from torch_fakeify.render.text import clip, escape, failure_text
 from torch_fakeify.serialization.capture_file import read_capture
 
 from .files import find_captures
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from torch_fakeify.records.frame import CaptureDesc
     from torch_fakeify.serialization.container import Limits
 
@@ -22,12 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Listing", "list_captures"]
 
-_HEAD = (
-    "file", "function", "nodes", "inputs", "symbols", "guards", "asserts", "bytes", "result",
-)  # fmt: skip
-_TEXTS = frozenset({"file", "function", "result"})
-_NARROWEST = 8
-"""Smallest width of a text column, in characters; longer texts are wrapped."""
 _WIDEST = 200
 """Largest number of characters printed of a cell."""
 
@@ -40,15 +32,15 @@ class Listing(NamedTuple):
     errors: list[tuple[str, str]]
     """Name and error of each file that cannot be read."""
 
-    def lines(self, columns: int) -> list[str]:
+    def lines(self, columns: int | None) -> list[str]:
         """Format the table and the unreadable files, in lines of at most ``columns`` characters."""
-        lines = _table([_HEAD, *self.rows], columns) if self.rows else []
+        lines = fitted_table([FRAME_COLUMNS, *self.rows], columns) if self.rows else []
         if self.errors:
             lines += [*([""] if lines else []), f"not read ({len(self.errors)})"]
-            for name, error in self.errors:
-                lines += _wrapped(f"{name}: {error}", columns, indent="  ")
+            errors = (f"  {name}: {error}" for name, error in self.errors)
+            lines += fitted_lines(errors, columns, divide=True)
         if self.rows:
-            lines += ["", *_wrapped("`torch-fakeify show FILE` prints one of them.", columns)]
+            lines += ["", *fitted_lines(["`torch-fakeify show FILE` prints one of them."], columns)]
         return lines
 
 
@@ -69,7 +61,7 @@ def list_captures(directory: str, *, limits: Limits | None = None) -> Listing:
             text = str(found).removeprefix(f"{found.where}: ")
             listing.errors.append((escape(file.name), escape(text)))
         else:
-            row = _row(file.name, file.path, found)
+            row = _row(file.name, found)
             listing.rows.append(tuple(escape(clip(cell, _WIDEST)) for cell in row))
     return listing
 
@@ -81,69 +73,14 @@ def _read(file: CorpusFile, limits: Limits | None) -> CaptureDesc | FormatError:
         return error
 
 
-def _row(name: str, path: Path, desc: CaptureDesc) -> tuple[str, ...]:
-    env = desc.shape_env
-    counts = (
-        len(desc.graph.nodes),
-        len(desc.inputs),
-        0 if env is None else len(env.symbols),
-        0 if env is None else len(env.guards),
-        0 if env is None else len(env.runtime_asserts),
-        path.stat().st_size,
-    )
+def _row(name: str, desc: CaptureDesc) -> tuple[str, ...]:
+    seconds = desc.compile_seconds
     failure = desc.failure
-    result = "compiled" if failure is None else f"failed: {failure.type.removeprefix('builtins.')}"
-    return (name, desc.frame or "?", *map(str, counts), result)
-
-
-def _table(rows: Sequence[tuple[str, ...]], columns: int) -> list[str]:
-    """Align rows; if they are too wide, put each file name on its own line."""
-    widths = [max(len(row[at]) for row in rows) for at in range(len(_HEAD))]
-    if sum(widths) + 2 * (len(widths) - 1) <= columns:
-        return [_line(row, widths, _HEAD) for row in rows]
-    room = columns - sum(widths[2:-1]) - 2 * (len(widths) - 1)
-    if room < 2 * _NARROWEST:
-        return [line for row in rows[1:] for line in _in_words(row, columns)]
-    for left, at in zip((2, 1), sorted((1, -1), key=widths.__getitem__), strict=True):
-        widths[at] = min(widths[at], room // left)
-        room -= widths[at]
-    return [line for row in rows for line in _lines_of(row, widths, columns)]
-
-
-def _lines_of(row: tuple[str, ...], widths: Sequence[int], columns: int) -> list[str]:
-    """Format a row as a line with the file name and, below it, lines with the wrapped cells."""
-    cells = [_pieces(cell, width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-    height = max(map(len, cells))
-    below = zip(*([*cell, *[""] * (height - len(cell))] for cell in cells), strict=True)
-    lines = [f"  {_line(parts, widths[1:], _HEAD[1:])}" for parts in below]
-    return [*_pieces(row[0], columns), *lines]
-
-
-def _line(cells: Sequence[str], widths: Sequence[int], head: Sequence[str]) -> str:
-    aligned = [
-        cell.ljust(width) if name in _TEXTS else cell.rjust(width)
-        for cell, width, name in zip(cells, widths, head, strict=True)
-    ]
-    return "  ".join(aligned).rstrip()
-
-
-def _pieces(cell: str, width: int) -> list[str]:
-    return [cell[at : at + width] for at in range(0, len(cell), width)] or [""]
-
-
-def _in_words(row: tuple[str, ...], columns: int) -> list[str]:
-    """Format one capture as text, for a terminal too narrow for the table."""
-    name, function, *counts, result = row
-    counts = [
-        f"{count} {what if count != '1' else what[:-1]}"
-        for count, what in zip(counts, _HEAD[2:-1], strict=True)
-    ]
-    text = ", ".join([function, *counts, result])
-    return [*_pieces(name, max(columns, 1)), *_wrapped(text, columns, indent="  ")]
-
-
-def _wrapped(text: str, columns: int, indent: str = "") -> list[str]:
-    return textwrap.wrap(
-        text, max(columns, len(indent) + 1), initial_indent=indent, subsequent_indent=indent,
-        break_on_hyphens=False,
-    )  # fmt: skip
+    result = f"failed: {failure_text(failure)}" if failure else desc.state or "compiled"
+    return frame_row(
+        name,
+        desc.frame or "?",
+        operator_counts(desc.graph).total(),
+        None if seconds is None else 1000 * seconds,
+        result.replace("builtins.", ""),
+    )

@@ -30,16 +30,17 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     file: str
     """Name of the capture in the corpus."""
     verdict: str
-    """The word of a `Verdict`; ``bad file``; ``cannot be rebuilt`` (this torch or this process lacks
+    """The verdict of a `ReplayReport`; ``bad file``; ``cannot be rebuilt`` (this torch or this process lacks
     something that the frame needs); or ``lost`` (no worker could run the job)."""
     holds: bool
     """Whether the frame fails or compiles as recorded."""
     backend: str
+    """That compiled it; ``recorded`` if a bad file was to name it."""
     device: str | None = None
     torch: str | None = None
     """The release of torch that compiled it."""
     fingerprint: str | None = None
-    """Fingerprint of the frame; ``None`` if the file cannot be read."""
+    """Fingerprint of the frame and, if there are any, its settings; ``None`` if the file cannot be read."""
     recorded: str | None = None
     """The recorded failure, type and message."""
     same_as: str | None = None
@@ -48,6 +49,12 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Duration in seconds; 0 for a copied verdict."""
     details: tuple[str, ...] = ()
     """Lines that describe the verdict."""
+    python: str | None = None
+    """The interpreter that compiled it, if it was not the one of the command."""
+    compile_ms: float | None = None
+    """Milliseconds of the compilation, if it succeeded."""
+    run_ms: float | None = None
+    """Milliseconds of a call, if it was timed."""
 
     @property
     def is_error(self) -> bool:

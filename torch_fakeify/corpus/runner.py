@@ -14,7 +14,15 @@ import msgspec
 from torch_fakeify.errors import CaptureError, FakeifyError, FormatError
 from torch_fakeify.serialization.container import Limits
 from torch_fakeify.tools.replaying import judge, recorded_result
-from torch_fakeify.tools.worker.replies import Crashed, Found, Hung, OutOfMemory, Raised, Refused
+from torch_fakeify.tools.worker.replies import (
+    Compiled,
+    Crashed,
+    Found,
+    Hung,
+    OutOfMemory,
+    Raised,
+    Refused,
+)
 
 from .files import read_keyed
 from .jobs import Job, carry_out
@@ -132,7 +140,7 @@ class _Run:
     def _begin(self, file: CorpusFile) -> Iterator[Row]:
         limits = Limits.none() if self.job.trust else None
         try:
-            desc, key = read_keyed(file.path, limits=limits)
+            desc, key = read_keyed(file.path, self.job.backend, limits=limits)
             data = file.path.read_bytes() if self.send_files else str(file.path)
         except (FormatError, OSError) as error:
             yield bad_file_row(file.name, error, self.job)
@@ -203,13 +211,18 @@ def result_row(name: str, desc: CaptureDesc, key: FrameKey, job: Job, done: Done
         torch=done.answer.torch,
         seconds=round(done.seconds, 3),
     )
+    if isinstance(outcome := done.answer.outcome, Compiled):
+        took = None if outcome.run is None else round(outcome.run, 4)
+        row = msgspec.structs.replace(row, compile_ms=round(outcome.milliseconds, 1), run_ms=took)
     try:
         verdict = judge(desc, done.answer, timeout=job.timeout, memory=done.memory)
     except FakeifyError as error:
         details = tuple(str(error).splitlines())
         return msgspec.structs.replace(row, verdict=NOT_REBUILT, details=details)
     details = tuple(_utf8(line) for line in verdict.details)
-    return msgspec.structs.replace(row, verdict=verdict.word, holds=verdict.holds, details=details)
+    return msgspec.structs.replace(
+        row, verdict=verdict.verdict, holds=verdict.holds, details=details
+    )
 
 
 def bad_file_row(name: str, error: FormatError | OSError, job: Job) -> Row:
@@ -218,7 +231,7 @@ def bad_file_row(name: str, error: FormatError | OSError, job: Job) -> Row:
         file=name,
         verdict=BAD_FILE,
         holds=False,
-        backend=job.backend,
+        backend=job.backend or "recorded",
         device=job.device,
         details=tuple(str(error).splitlines()),
     )
@@ -231,8 +244,9 @@ def _row_of(name: str, desc: CaptureDesc, key: FrameKey, job: Job) -> Row:
         file=name,
         verdict="",
         holds=False,
-        backend=job.backend,
+        backend=job.backend or desc.backend_name,
         device=job.device,
+        python=job.python,
         fingerprint=key.fingerprint,
         recorded=None if recorded is None else _utf8(recorded),
     )
@@ -251,7 +265,7 @@ def _duplicate_row(row: Row, first: Row) -> Row:
 
 
 def _is_reusable(earlier: Row, row: Row) -> bool:
-    same = ("fingerprint", "recorded", "backend", "device")
+    same = ("fingerprint", "recorded", "backend", "device", "python")
     return (
         earlier.verdict != LOST
         and earlier.same_as is None

@@ -35,7 +35,7 @@ from torch_fakeify.records.tensor import (
     MetaTensorDesc,
     SparseDesc,
     SymDesc,
-    numbered,
+    owned,
 )
 
 from . import tensor_state
@@ -133,6 +133,9 @@ class MetaTensorDescriber:
         self._policies: tuple[Callable[..., SourceDesc], Callable[..., ContextDesc]] | None = None
         self._can_pin = torch.accelerator.is_available()
 
+    def __repr__(self) -> str:
+        return "<MetaTensorDescriber>"
+
     def alias(self, t: torch.Tensor, d: MetaTensorDesc, *, storage: bool = False) -> None:
         """Give a tensor the id of a record.
 
@@ -196,7 +199,7 @@ class MetaTensorDescriber:
         """
         d = self._describe_plain(t, "$")
         if source is None and symbolic_context is None:
-            return numbered(self._describe_general(t, "$") if d is None else d, self._numbering)
+            return owned(self._describe_general(t, "$") if d is None else d, self._numbering)
         policy = self._policy(source, symbolic_context)
         if d is None:
             d = self._describe_general(t, "$", source, policy)
@@ -207,7 +210,7 @@ class MetaTensorDescriber:
                 source=policy[0],
                 symbolic_context=policy[1],
             )
-        return numbered(d, self._numbering)
+        return owned(d, self._numbering)
 
     def _policy(
         self, source: Source | None, symbolic_context: SymbolicContext | None
@@ -358,8 +361,8 @@ class MetaTensorDescriber:
         if path.count(".") <= MAX_DEPTH:
             d = self._describe_plain(t, path)
             if d is not None:
-                return numbered(d, self._numbering)
-        return numbered(self._describe_general(t, path), self._numbering)
+                return owned(d, self._numbering)
+        return owned(self._describe_general(t, path), self._numbering)
 
     # --- the general path -----------------------------------------------------------------------
 

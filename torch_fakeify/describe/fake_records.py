@@ -117,9 +117,9 @@ class _FakeLayouts:
         """
         key = numbers = (*sizes, *strides, offset, nbytes)
         if not _are_ints(map(type, numbers)):
-            known = self._by_node
+            cached = self._by_node
             key = tuple([
-                n if type(n) is int else known.get(id(n.node)) or self._number(n) for n in numbers
+                n if type(n) is int else cached.get(id(n.node)) or self._number(n) for n in numbers
             ])  # fmt: skip
         layout = self._layouts.get(key)
         if layout is None:
@@ -210,9 +210,9 @@ class FakeRecords:
             path: of the tensor in the described one.
             part: describes its base, from the base and its path.
         """
-        known = self._cached.get(id(t))
-        if known is not None:
-            return known[1]
+        cached = self._cached.get(id(t))
+        if cached is not None:
+            return cached[1]
         d = self._describe(t, path, part)
         if d is not None and self._layouts is not None:
             self._cached[id(t)] = (t, d)

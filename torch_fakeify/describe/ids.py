@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from torch_fakeify._weak_table import Entry, removal_callback, winning_entry
-from torch_fakeify.records.tensor import MetaStorageDesc, numbered
+from torch_fakeify.records.tensor import MetaStorageDesc, owned
 
 if TYPE_CHECKING:
     import torch
@@ -55,8 +55,8 @@ class WeakTensorIds:
         entry = Entry(t, self._on_removal)
         entry.key = key
         entry.value = next(self._count)
-        known = self.entries.setdefault(key, entry)
-        return entry.value if known is entry else winning_entry(self.entries, known, entry).value
+        stored = self.entries.setdefault(key, entry)
+        return entry.value if stored is entry else winning_entry(self.entries, stored, entry).value
 
     def alias(self, t: torch.Tensor, number: int) -> None:
         """Give a tensor the id of another one."""
@@ -122,7 +122,7 @@ class StorageRecordsBase:
         """A new record with an id, by default the next one."""
         if number is None:
             number = next(self._numbering.storages)
-        return numbered(MetaStorageDesc(id=number, nbytes=nbytes), self._numbering)
+        return owned(MetaStorageDesc(id=number, nbytes=nbytes), self._numbering)
 
 
 class WeakStorageRecords(StorageRecordsBase):
@@ -150,10 +150,10 @@ class WeakStorageRecords(StorageRecordsBase):
             entry = Entry(storage, self._on_removal)
             entry.key = key
             entry.value = record = self._record(nbytes)
-            known = self.entries.setdefault(key, entry)
-            if known is entry:
+            stored = self.entries.setdefault(key, entry)
+            if stored is entry:
                 return record
-            entry = winning_entry(self.entries, known, entry)
+            entry = winning_entry(self.entries, stored, entry)
         record = entry.value
         if record.nbytes is not nbytes and record.nbytes != nbytes:
             entry.value = record = self._record(nbytes, record.id)

@@ -60,9 +60,9 @@ def describe_inputs(
         )
     for fx_node, value in zip(placeholders, inputs, strict=True):
         _check_input(fx_node, value)
-    known = getattr(torch_dynamo.TracingContext.try_get(), "tensor_to_context", {})
+    tensor_to_context = getattr(torch_dynamo.TracingContext.try_get(), "tensor_to_context", {})
     # By id, since the caller holds the tensors: lookups in a weak dictionary are slow.
-    by_id = {id(tensor): context for tensor, context in known.items()}
+    by_id = {id(tensor): context for tensor, context in tensor_to_context.items()}
     contexts = [
         _context_of(fx_node, v, by_id) for fx_node, v in zip(placeholders, inputs, strict=True)
     ]
@@ -131,21 +131,21 @@ def _check_input(fx_node: torch.fx.Node, value: Any) -> None:
     Sizes, devices and classes of tensors may differ; also dtype and ndim where the frontend has
     changed the fake tensor, as ``unsqueeze_()`` does.
     """
-    known = _value_of(fx_node)
-    if isinstance(known, torch.Tensor):
+    traced = _value_of(fx_node)
+    if isinstance(traced, torch.Tensor):
         fits = isinstance(value, torch.Tensor)
-        if fits and value is not known and torch_dynamo.TracingContext.try_get() is None:
-            changed = not known.is_inference() and known._version > 0
-            fits = changed or (known.dtype, known.ndim) == (value.dtype, value.ndim)
+        if fits and value is not traced and torch_dynamo.TracingContext.try_get() is None:
+            changed = not traced.is_inference() and traced._version > 0
+            fits = changed or (traced.dtype, traced.ndim) == (value.dtype, value.ndim)
     else:
-        fits = isinstance(value, _SCALARS.get(type(known), object))
-        if isinstance(value, bool) and type(known) in _SCALARS:
-            fits = type(known) in (bool, torch.SymBool)
+        fits = isinstance(value, _SCALARS.get(type(traced), object))
+        if isinstance(value, bool) and type(traced) in _SCALARS:
+            fits = type(traced) in (bool, torch.SymBool)
     if not fits:
         raise CaptureError(
             "the input does not match its placeholder",
             where=f"placeholder `{fx_node.name}`",
-            expected=_kind(known),
+            expected=_kind(traced),
             found=_kind(value),
             fix=_INPUTS_FIX,
         )
@@ -191,11 +191,11 @@ def initial_fakes(placeholders: Sequence[torch.fx.Node], inputs: Sequence[Any]) 
 
 
 def _initial_fake(fx_node: torch.fx.Node, value: Any) -> Any:
-    known = fx_node.meta.get("example_value")
-    if isinstance(known, torch.Tensor) and not _sizes_could_equal(known, value):
+    traced = fx_node.meta.get("example_value")
+    if isinstance(traced, torch.Tensor) and not _sizes_could_equal(traced, value):
         again = _refakeify_input(value)
-        return known if again is None else again
-    return known
+        return traced if again is None else again
+    return traced
 
 
 def _sizes_could_equal(fake: torch.Tensor, value: torch.Tensor) -> bool:
@@ -211,10 +211,10 @@ def _sizes_could_equal(fake: torch.Tensor, value: torch.Tensor) -> bool:
     )
 
 
-def _could_equal(known: Any, number: Any) -> bool:
-    if isinstance(known, int) and isinstance(number, int):
-        return known == number
-    hint = number if isinstance(known, int) else known.node.hint
+def _could_equal(traced: Any, number: Any) -> bool:
+    if isinstance(traced, int) and isinstance(number, int):
+        return traced == number
+    hint = number if isinstance(traced, int) else traced.node.hint
     return hint is None or not isinstance(number, int) or bool(hint == number)
 
 
@@ -235,10 +235,10 @@ def _describe_input(
     return InputDesc(name=name, value=record, source=source_desc)
 
 
-def _context_of(fx_node: torch.fx.Node, tensor: Any, known: Mapping[int, Any]) -> Any | None:
+def _context_of(fx_node: torch.fx.Node, tensor: Any, contexts: Mapping[int, Any]) -> Any | None:
     if not isinstance(tensor, torch.Tensor):
         return None
-    context = known.get(id(tensor))
+    context = contexts.get(id(tensor))
     return getattr(fx_node, "_fakeify_context", None) if context is None else context
 
 

@@ -93,15 +93,15 @@ class SymEncoder:
         elif not isinstance(expr, sympy.Basic) or not (hint is None or type(hint) is int):
             return encode_int(n)
         key = (id(expr), hint)
-        known = self._ints.get(key)
-        if known is None:
+        cached = self._ints.get(key)
+        if cached is None:
             desc = self._encode_expr(expr)
             last = desc.nodes[-1]
             constant = isinstance(last, IntNode)
-            known = last.value if constant else SymDesc(expr=desc, kind="int", hint=hint)
-            self._ints[key] = known
-            self._symbols_of_record[id(known)] = self._symbols_of(expr)
-        return known
+            cached = last.value if constant else SymDesc(expr=desc, kind="int", hint=hint)
+            self._ints[key] = cached
+            self._symbols_of_record[id(cached)] = self._symbols_of(expr)
+        return cached
 
     def encode_value(self, obj: object) -> Value:
         """The record of a symbolic scalar or nested int; ``None`` for other objects.
@@ -202,10 +202,10 @@ class SymEncoder:
             env.var_to_hint_override.get(symbol),
             symbol in env.size_like,
         )
-        known = self._facts.get(symbol)
-        if known is None or any(a is not b for a, b in zip(known[0], state, strict=True)):
-            known = self._facts[symbol] = (state, self._symbol_fact(symbol, *state))
-        return known[1]
+        cached = self._facts.get(symbol)
+        if cached is None or any(a is not b for a, b in zip(cached[0], state, strict=True)):
+            cached = self._facts[symbol] = (state, self._symbol_fact(symbol, *state))
+        return cached[1]
 
     def _symbol_fact(
         self,

@@ -356,11 +356,11 @@ class DropinBuilder(TensorBuilder):
         )
 
     def _inner_tensor_lookup(
-        self, d: MetaTensorDesc[Any], known: dict[int, Any]
+        self, d: MetaTensorDesc[Any], inner: dict[int, Any]
     ) -> Callable[[Any], Any | None]:
         del d
         number = self._converter.describer.get_tensor_id
-        return lambda part: None if part is None else known.get(number(part))
+        return lambda part: None if part is None else inner.get(number(part))
 
     def _closed_over(self, part: Any) -> Any:
         if part is None:  # the lengths that a jagged tensor does not have

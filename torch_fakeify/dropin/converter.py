@@ -88,9 +88,9 @@ class MetaConverter(Generic[_TensorT]):
         self, s: MetaStorageDesc, callback: Callable[[Callable[[], torch.Tensor]], _TensorT]
     ) -> torch.UntypedStorage:
         """The storage of a description, made at its first use from a tensor of bytes."""
-        known = self.get_storage_memo(s)
-        if known is not None:
-            return known
+        cached = self.get_storage_memo(s)
+        if cached is not None:
+            return cached
         made = callback(
             lambda: torch.empty(s.size, dtype=torch.uint8, device="meta")
         ).untyped_storage()
@@ -110,10 +110,10 @@ class MetaConverter(Generic[_TensorT]):
         return self._sizes[1]
 
     def _checked_get_tensor_memo(self, t: MetaTensorDesc[Any]) -> Any:
-        known = self.tensor_memo.get(t.id, None)
-        if known is None:
+        cached = self.tensor_memo.get(t.id, None)
+        if cached is None:
             raise AssertionError(f"Tensor memo for id {t.id} is None")
-        return known
+        return cached
 
     @classmethod
     def _checked_cast_tensor_t(cls, t: torch.Tensor) -> Any:

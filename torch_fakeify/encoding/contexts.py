@@ -128,11 +128,11 @@ class ContextRecords:
             tuple(map(id, ctx.dynamic_strides)),
             ctx.excluded_sizes,
         )
-        known = self._examples.get(key)
-        if known is None:
-            known = self._examples[key] = encode_context(ctx)
-            return known
-        made = copy.copy(known)
+        cached = self._examples.get(key)
+        if cached is None:
+            cached = self._examples[key] = encode_context(ctx)
+            return cached
+        made = copy.copy(cached)
         msgspec.structs.force_setattr(made, "tensor_source", encode_source(ctx.tensor_source))
         return made
 
@@ -218,15 +218,15 @@ class DecodedContexts:
 
     def __init__(self, memo: DecodeMemo) -> None:
         self._memo = memo
-        self._known: dict[int, tuple[ContextDesc, torch_symbols.SymbolicContext]] = {}
+        self._cache: dict[int, tuple[ContextDesc, torch_symbols.SymbolicContext]] = {}
 
     def of(self, record: ContextDesc | None) -> torch_symbols.SymbolicContext | None:
         """The context of a record, the same one at each call."""
         if record is None:
             return None
-        found = self._known.get(id(record))
+        found = self._cache.get(id(record))
         if found is None:
-            found = self._known[id(record)] = record, decode_context(record, memo=self._memo)
+            found = self._cache[id(record)] = record, decode_context(record, memo=self._memo)
         return found[1]
 
 
@@ -246,14 +246,14 @@ class Contexts:
         if d.kind != "stateful" or d.tensor_source is None or d.view_base_context is not None:
             return decode_context(d, memo=self._memo)
         key = _all_but_source(d)
-        known = self._examples.get(key)
-        if known is None:
+        cached = self._examples.get(key)
+        if cached is None:
             context = decode_context(d, memo=self._memo)
             if not d.specialize_on:  # lists of functions, which belong to one context
                 self._examples[key] = _example(context)
             return context
         made = object.__new__(torch_symbols.StatefulSymbolicContext)
-        common, own = known
+        common, own = cached
         for put, value in common:
             put(made, value)
         for put, value in own:

@@ -272,9 +272,9 @@ class Interpreters:
             interpreters, layers = self._outside
             if _begins(interpreters, stack, ints):
                 return layers[len(layers) - len(stack) :]
-            known = self._known(stack)
-            made = _extended(known, stack, ints)
-        for depth in range(len(known) + 1, len(stack) + 1):
+            cached = self._cached(stack)
+            made = _extended(cached, stack, ints)
+        for depth in range(len(cached) + 1, len(stack) + 1):
             self._made[stack[:depth]] = made[len(stack) - depth]
         return made
 
@@ -295,7 +295,7 @@ class Interpreters:
         with _pushed(self.layers(stack, ints=ints)):
             yield
 
-    def _known(self, stack: tuple[InterpreterDesc, ...]) -> list[Any]:
+    def _cached(self, stack: tuple[InterpreterDesc, ...]) -> list[Any]:
         """The cached layers of the outer levels."""
         found: list[Any] = []
         for depth in range(1, len(stack) + 1):

@@ -192,7 +192,7 @@ class Meshes:
     """
 
     def __init__(self, move: Callable[[str], str] = str) -> None:
-        self._known: dict[Value, Any] = {}
+        self._cache: dict[Value, Any] = {}
         self._move = move
 
     def register_all(self, values: Iterable[Any]) -> None:
@@ -209,7 +209,7 @@ class Meshes:
         root = mesh._root_mesh
         if root is not None:
             self.register(root)
-        self._known.setdefault(encode_mesh(mesh, where="$"), mesh)
+        self._cache.setdefault(encode_mesh(mesh, where="$"), mesh)
 
     @contextmanager
     def apart(self) -> Generator[None, None, None]:
@@ -218,7 +218,7 @@ class Meshes:
         Torch caches the shardings of results by equal meshes. A trace that uses an entry of another
         mesh, or a call that uses one of a trace, fails (torch 2.13).
         """
-        if not self._known:
+        if not self._cache:
             yield
             return
         api = torch_distributed.device_meshes()
@@ -236,9 +236,9 @@ class Meshes:
             UnknownNameError: a field is unknown.
             ConvertError: this torch does not support the mesh.
         """
-        found = self._known.get(v)
+        found = self._cache.get(v)
         if found is None:
-            found = self._known[v] = self._build(v, where)
+            found = self._cache[v] = self._build(v, where)
         return found
 
     def _build(self, v: OpaqueValue, where: str) -> Any:

@@ -249,10 +249,6 @@ def hasattr_static(cls: type, name: str) -> bool:
     return any(name in vars(base) for base in cls.__mro__)
 
 
-_TORCHS_OWN = frozenset(
-    ["aten", "prims", "prim", "c10d", "_c10d_functional", "mkldnn", "quantized"]
-)
-"""Namespaces of torch: a missing operator in them belongs to another version."""
 _ADVICE = "If it is yours, register it as an operator with torch.library.custom_op."
 _OF_TORCH = "It is torch's own: take what calls it out of the compiled function."
 
@@ -553,8 +549,8 @@ def _operator(kind: str, name: str, where: str) -> Any:
             f"torch.ops.{namespace}.{op} is not registered in this process",
             where=where,
             fix=None  # another version of torch has it
-            if namespace in _TORCHS_OWN
-            else f"Import the package that registers the operators of {namespace!r} first.",
+            if namespace in torch_graphs.TORCHS_NAMESPACES
+            else f"Import the module that registers the operators of {namespace!r} (--import MODULE)",
         )
     if kind == "packet":
         return packet
@@ -578,13 +574,13 @@ def check_keywords(op: OpOverload[..., Any], keywords: Iterable[str], *, where: 
     Raises:
         UnknownNameError: there is none of a name.
     """
-    known = _argument_names(op)
+    arguments = _argument_names(op)
     for name in keywords:
-        if name not in known:
+        if name not in arguments:
             raise UnknownNameError(
                 f"torch.ops.{op} has no argument {name!r}",
                 where=where,
-                expected=", ".join(sorted(known)),
+                expected=", ".join(sorted(arguments)),
             )
 
 
@@ -611,8 +607,8 @@ def encode_class(cls: type, *, where: str = "$") -> str:
     Raises:
         UnsupportedValueError: it is local to a function, shadowed, or of no allowed sort.
     """
-    for name, known in _BASIC_CLASSES.items():
-        if known is cls:
+    for name, basic in _BASIC_CLASSES.items():
+        if basic is cls:
             return name
     name = f"{cls.__module__}.{cls.__qualname__}"
     if find_class(name) is not cls:

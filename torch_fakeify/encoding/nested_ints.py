@@ -57,9 +57,11 @@ class NestedIntNumbers:
         sym_node: Any = n.node
         number = int(sym_node.nested_int())
         if not self._keep:
-            known = self._numbers.get(number)
+            cached = self._numbers.get(number)
             # Of two threads that see it first, the second gets the number of the first.
-            number = self._numbers.setdefault(number, next(self._count)) if known is None else known
+            number = (
+                self._numbers.setdefault(number, next(self._count)) if cached is None else cached
+            )
         return NestedIntDesc(number, int(sym_node.nested_int_coeff()))
 
 
@@ -78,8 +80,8 @@ class NestedInts:
 
     def id_of(self, number: int) -> int:
         """Torch's number for a recorded number."""
-        known = self._ids.get(number)
-        if known is None:
+        cached = self._ids.get(number)
+        if cached is None:
             if self._keep:
                 if not 0 <= number < MAX_NESTED_INT:
                     raise FormatError(
@@ -88,11 +90,11 @@ class NestedInts:
                         found=str(number),
                     )
                 reserve_nested_int(number)
-                known = number
+                cached = number
             else:
-                known = new_nested_int(self._mode)
-            self._ids[number] = known
-        return known
+                cached = new_nested_int(self._mode)
+            self._ids[number] = cached
+        return cached
 
     def make(self, n: NestedIntDesc) -> torch.SymInt:
         """The nested int of a record."""
@@ -103,8 +105,8 @@ class NestedInts:
         if self._mode.shape_env is None:
             return make_nested_int(self.id_of(number), 1)
         env: Any = self._mode.shape_env
-        known = env.val_to_var.get(self.make(NestedIntDesc(number))) if self._keep else None
-        if known is not None:
-            return env.create_symintnode(known, hint=self.make(NestedIntDesc(number)))
+        existing = env.val_to_var.get(self.make(NestedIntDesc(number))) if self._keep else None
+        if existing is not None:
+            return env.create_symintnode(existing, hint=self.make(NestedIntDesc(number)))
         symbol: Any = self._mode.create_symbolic_nested_int(nt_tensor_id=self.id_of(number))
         return symbol

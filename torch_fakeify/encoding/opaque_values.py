@@ -134,14 +134,14 @@ def _advice(obj: object) -> str | None:
 # --- decode ---------------------------------------------------------------------------------------
 
 
-def decode_opaque(v: OpaqueValue, where: str, hook: DecodeHook, known: meshes.Meshes) -> Any:
+def decode_opaque(v: OpaqueValue, where: str, hook: DecodeHook, mesh_cache: meshes.Meshes) -> Any:
     """The object of a record of `encode_opaque`.
 
     Args:
         v: the record.
         where: its path, for errors.
         hook: decodes symbolic integers and tensors inside it.
-        known: cache of decoded meshes.
+        mesh_cache: cache of decoded meshes.
 
     Raises:
         FormatError: the record is invalid.
@@ -161,15 +161,15 @@ def decode_opaque(v: OpaqueValue, where: str, hook: DecodeHook, known: meshes.Me
         is_own = part is v or (isinstance(part, OpaqueValue) and part.kind in _KINDS)
         return NotImplemented if is_own else hook(part)
 
-    return decode_context_value(v, where=where, package="torch", ints=ask, known=known)
+    return decode_context_value(v, where=where, package="torch", ints=ask, mesh_cache=mesh_cache)
 
 
-def decode_constant(v: Value, where: str, known: meshes.Meshes) -> Any:
+def decode_constant(v: Value, where: str, mesh_cache: meshes.Meshes) -> Any:
     """The object of a record of `encode_constant`."""
 
     def ask(part: Value, at: str) -> object:
         if isinstance(part, OpaqueValue) and part.kind in _KINDS:
-            return decode_opaque(part, at, lambda _: NotImplemented, known)
+            return decode_opaque(part, at, lambda _: NotImplemented, mesh_cache)
         return NotImplemented
 
     return decode_value(v, where=where, hook=Located(ask))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import keyword
 import types
 import typing
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -21,7 +22,6 @@ from torch_fakeify.compat import torch_dynamo
 from torch_fakeify.errors import FormatError, LimitError, UnknownNameError, UnsupportedValueError
 from torch_fakeify.records.tensor import EnumValue, SourceDesc, SourceValue, Value
 
-from .source_fields import RENDERED_RAW, is_a
 from .values import decode_value, encode_value
 
 if TYPE_CHECKING:
@@ -122,6 +122,30 @@ _TAKEN: Mapping[tuple[str, str], Any] = types.MappingProxyType(
 )
 
 
+def _is_identifier(text: str) -> bool:
+    return text.isidentifier() and not keyword.iskeyword(text)
+
+
+def _is_dotted(text: str) -> bool:
+    return all(map(_is_identifier, text.split(".")))
+
+
+def _is_inert(text: str) -> bool:
+    """Whether evaluating the text cannot call anything."""
+    return not any(sign in text for sign in "()@;\n\r")
+
+
+RENDERED_RAW: Mapping[tuple[str, str], Callable[[str], bool]] = types.MappingProxyType(
+    {
+        ("ImportSource", "module_name"): _is_dotted,
+        ("DefaultsSource", "idx_key"): _is_identifier,
+        ("GradSource", "member"): _is_identifier,
+        ("ConstantSource", "source_name"): _is_inert,
+    }
+)
+"""Checks of fields that torch inserts into Python text verbatim, by class and field."""
+
+
 @functools.cache
 def _source_classes() -> Mapping[str, _SourceClass]:
     """Every source class that torch defines, by name."""
@@ -139,14 +163,14 @@ def _source_classes() -> Mapping[str, _SourceClass]:
 @functools.cache
 def _links() -> dict[str, _Link]:
     """Source classes with a base that are constructed directly, by name."""
-    found = {name: known.link for name, known in _source_classes().items()}
+    found = {name: source_class.link for name, source_class in _source_classes().items()}
     return {name: link for name, link in found.items() if link is not None}
 
 
 @functools.cache
 def _namings() -> dict[str, _Naming]:
     """Source classes with one text field, by name."""
-    found = {name: known.naming for name, known in _source_classes().items()}
+    found = {name: source_class.naming for name, source_class in _source_classes().items()}
     return {name: naming for name, naming in found.items() if naming is not None}
 
 
@@ -250,8 +274,8 @@ def encode_source(source: torch_dynamo.Source, *, memo: EncodeMemo | None = None
         UnsupportedValueError: the class is not torch's, or a field has no record.
         LimitError: sources are nested too deeply in fields of other sources.
     """
-    known = vars(source).get(_RECORD) if memo is None else None
-    return _encode_source(source, memo, MAX_NESTING) if known is None else known
+    cached = vars(source).get(_RECORD) if memo is None else None
+    return _encode_source(source, memo, MAX_NESTING) if cached is None else cached
 
 
 def _encode_source(source: torch_dynamo.Source, memo: EncodeMemo | None, left: int) -> SourceDesc:
@@ -259,7 +283,7 @@ def _encode_source(source: torch_dynamo.Source, memo: EncodeMemo | None, left: i
     current: torch_dynamo.Source | None = source
     desc: SourceDesc | None = None
     while current is not None:
-        desc = _known_record(current, memo)
+        desc = _cached_record(current, memo)
         if desc is not None:
             break
         chain.append(current)
@@ -275,7 +299,7 @@ def _encode_source(source: torch_dynamo.Source, memo: EncodeMemo | None, left: i
     return typing.cast("SourceDesc", desc)
 
 
-def _known_record(source: torch_dynamo.Source, memo: EncodeMemo | None) -> SourceDesc | None:
+def _cached_record(source: torch_dynamo.Source, memo: EncodeMemo | None) -> SourceDesc | None:
     if memo is None:
         return vars(source).get(_RECORD)
     found = memo.get(id(source))
@@ -289,8 +313,8 @@ def _encode_link(
     left: int,
 ) -> SourceDesc:
     cls = type(source)
-    known = _source_classes().get(cls.__name__)
-    if known is None or known.cls is not cls:
+    source_class = _source_classes().get(cls.__name__)
+    if source_class is None or source_class.cls is not cls:
         raise UnsupportedValueError(
             "a source class has no record",
             where=name_of(source),
@@ -299,13 +323,13 @@ def _encode_link(
             fix="Give the source as one of torch's own classes",
         )
     fields: list[tuple[str, Value]] = []
-    for name in known.fields:
+    for name in source_class.fields:
         value = getattr(source, name)
         if name == "index" and getattr(source, "index_is_slice", False):
             value = source.unpack_slice()
         elif name == "index_is_slice" and value:
             continue  # implied by a slice in ``index``
-        default = known.defaults.get(name, dataclasses.MISSING)
+        default = source_class.defaults.get(name, dataclasses.MISSING)
         if type(value) is type(default) and value == default:
             continue
         where = f"{name_of(source)} ({cls.__name__}.{name})"
@@ -361,9 +385,9 @@ def decode_source(d: SourceDesc, *, memo: DecodeMemo | None = None) -> torch_dyn
     """
     if memo is None:
         memo = DecodeMemo()
-    known = memo.get(id(d))
-    if known is not None:
-        return known
+    cached = memo.get(id(d))
+    if cached is not None:
+        return cached
     if d.base is not None:
         return decode_sources((d,), memo)[0]
     source = _named(d) or _decode_link(d, None, memo, MAX_NESTING)
@@ -424,14 +448,14 @@ def decode_sources(
         left: maximum depth of sources in fields.
     """
     decoded: list[Any] = []
-    known_of: Callable[[int], Any] = memo.get
+    cached_of: Callable[[int], Any] = memo.get
     link_of, keep_alive = _links().get, memo.alive.append
     for d in records:
         chain: list[SourceDesc] = []
         record: Any = d
         source: Any = None
         while record is not None:
-            source = known_of(id(record))
+            source = cached_of(id(record))
             if source is not None:
                 break
             chain.append(record)
@@ -468,45 +492,50 @@ def decode_sources(
 def _decode_link(
     d: SourceDesc, base: torch_dynamo.Source | None, memo: DecodeMemo, left: int
 ) -> torch_dynamo.Source:
-    known = _source_classes().get(d.cls)
-    if known is None:
+    source_class = _source_classes().get(d.cls)
+    if source_class is None:
         raise UnknownNameError(
             "no such source class",
             where=d.name,
             expected="a class of torch._dynamo.source",
             found=d.cls,
         )
-    if known.chained != (base is not None):
-        expected, found = ("a base", "none") if known.chained else ("no base", "one")
+    if source_class.chained != (base is not None):
+        expected, found = ("a base", "none") if source_class.chained else ("no base", "one")
         raise FormatError(
             "a source has the wrong base", where=_where_of(d), expected=expected, found=found
         )
-    if known.bare is not None and (source := _bare(known, known.bare, d.fields, base)) is not None:
+    if (
+        source_class.bare is not None
+        and (source := _bare(source_class, source_class.bare, d.fields, base)) is not None
+    ):
         return source
     values: dict[str, Any] = {} if base is None else {"base": base}
     is_plain = True
     for name, value in d.fields:
-        if type(value) is known.plain.get(name) and name not in values:
+        if type(value) is source_class.plain.get(name) and name not in values:
             values[name] = value
             continue
         where, is_plain = _where_of(d), False
-        if name not in known.fields or name in values:
+        if name not in source_class.fields or name in values:
             raise FormatError(
                 "a source has a field that is unknown or occurs twice",
                 where=where,
-                expected=" | ".join(known.fields) or "no field",
+                expected=" | ".join(source_class.fields) or "no field",
                 found=name,
             )
         values[name] = _decode_field(value, f"{where}.{name}", memo, left)
-        _check_field(d.cls, name, values[name], known.fields[name], where)
-    if not known.required <= values.keys():
-        missing = [name for name in known.fields if name in known.required - values.keys()]
+        _check_field(d.cls, name, values[name], source_class.fields[name], where)
+    if not source_class.required <= values.keys():
+        missing = [
+            name for name in source_class.fields if name in source_class.required - values.keys()
+        ]
         raise FormatError("a source lacks a field", where=_where_of(d), expected=missing[0])
-    return _construct(known, values, d, hashable=is_plain)
+    return _construct(source_class, values, d, hashable=is_plain)
 
 
 def _bare(
-    known: _SourceClass,
+    source_class: _SourceClass,
     defaults: dict[str, Any],
     recorded: tuple[tuple[str, Value], ...],
     base: Any,
@@ -516,15 +545,15 @@ def _bare(
     if base is not None:
         values["base"] = base
     for name, value in recorded:
-        if type(value) is not known.plain.get(name):
+        if type(value) is not source_class.plain.get(name):
             return None
         values[name] = value
-    for name in known.required:
+    for name in source_class.required:
         if values[name] is dataclasses.MISSING:
             return None
     if len(recorded) > 1 and len(dict(recorded)) < len(recorded):
         return None
-    source = _new(known.cls)
+    source = _new(source_class.cls)
     _set_attribute(source, "__dict__", values)
     return source
 
@@ -552,16 +581,16 @@ def _decode_field(value: Value, where: str, memo: DecodeMemo, left: int) -> Any:
 
 
 def _construct(
-    known: _SourceClass, values: dict[str, Any], d: SourceDesc, *, hashable: bool
+    source_class: _SourceClass, values: dict[str, Any], d: SourceDesc, *, hashable: bool
 ) -> torch_dynamo.Source:
     if d.cls == "ImportSource":
         # Its __post_init__ adds a guard to the frame that is compiled; there is none.
-        source = object.__new__(known.cls)
+        source = object.__new__(source_class.cls)
         for name, value in values.items():
             object.__setattr__(source, name, value)
         return source
     try:
-        source = known.cls(**values)
+        source = source_class.cls(**values)
         if not hashable:
             hash(source)
     except (AssertionError, TypeError, ValueError) as error:
@@ -572,7 +601,7 @@ def _construct(
 
 
 def _check_field(cls: str, name: str, value: object, hint: Any, where: str) -> None:
-    if not is_a(value, hint):
+    if not _is_a(value, hint):
         raise FormatError(
             "a field of a source has the wrong type",
             where=f"{where}.{name}",
@@ -584,3 +613,20 @@ def _check_field(cls: str, name: str, value: object, hint: Any, where: str) -> N
         raise FormatError(
             "a field of a source is no identifier", where=f"{where}.{name}", found=repr(value)
         )
+
+
+def _is_a(value: object, hint: Any) -> bool:
+    """Whether a value has exactly the annotated type."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any or hint is object:
+        return True
+    if origin in (typing.Union, types.UnionType):
+        return any(_is_a(value, arg) for arg in args)
+    if origin is frozenset:
+        return isinstance(value, frozenset) and all(_is_a(item, args[0]) for item in value)
+    if origin is tuple:
+        if not isinstance(value, tuple):
+            return False
+        kinds = args[:1] * len(value) if args[-1] is ... else args
+        return len(value) == len(kinds) and all(map(_is_a, value, kinds))
+    return type(value) is (hint if hint is not None else type(None))

@@ -262,7 +262,7 @@ def decode_context_value(
     package: str,
     ints: DecodeHook | None = None,
     tensors: DecodeTensor | None = None,
-    known: meshes.Meshes | None = None,
+    mesh_cache: meshes.Meshes | None = None,
 ) -> Any:
     """The context or opaque attribute of a record.
 
@@ -272,13 +272,13 @@ def decode_context_value(
         package: the top-level package of the subclass.
         ints: decodes symbolic integers; called first for each part.
         tensors: makes a tensor in the context.
-        known: cache of decoded meshes.
+        mesh_cache: cache of decoded meshes.
 
     Raises:
         FormatError: the record is invalid.
         UnknownNameError: a class is unknown or not allowed.
     """
-    return _Decoder(package, ints, tensors, known or meshes.Meshes()).part(v, where)
+    return _Decoder(package, ints, tensors, mesh_cache or meshes.Meshes()).part(v, where)
 
 
 class _Decoder:
@@ -287,12 +287,12 @@ class _Decoder:
         package: str,
         ints: DecodeHook | None,
         tensors: DecodeTensor | None,
-        known: meshes.Meshes,
+        mesh_cache: meshes.Meshes,
     ) -> None:
         self._package = package
         self._ints = ints
         self._tensors = tensors
-        self._meshes = known
+        self._meshes = mesh_cache
         self._depth = 0
 
     def part(self, v: Value, where: str) -> Any:

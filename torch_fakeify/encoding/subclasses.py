@@ -343,7 +343,7 @@ def decode_context(
 
     def decode(v: Value) -> object:
         return decode_context_value(
-            v, where=at, package=_package(record), ints=ints, tensors=tensors, known=meshes
+            v, where=at, package=_package(record), ints=ints, tensors=tensors, mesh_cache=meshes
         )
 
     if not (isinstance(context, OpaqueValue) and context.kind == _REGISTERED):
@@ -380,9 +380,9 @@ def decode_opaques(
     for attribute, v in record.opaques:
         at = f"{where}.{attribute}"
         if attribute in taken or attribute in found:
-            raise FormatError("an inner attribute stands twice", where=at)
+            raise FormatError("an inner attribute occurs twice", where=at)
         found[attribute] = decode_context_value(
-            v, where=at, package=_package(record), ints=ints, tensors=tensors, known=meshes
+            v, where=at, package=_package(record), ints=ints, tensors=tensors, mesh_cache=meshes
         )
     return found
 

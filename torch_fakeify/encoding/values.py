@@ -427,7 +427,7 @@ def _decode_set(v: SetValue, items: list[Any], where: str) -> set[Any] | frozens
     except TypeError as error:
         raise FormatError(f"not the items of a set: {error}", where=where) from error
     if len(found) != len(items):
-        raise FormatError("an item stands twice in a set", where=where)
+        raise FormatError("an item occurs twice in a set", where=where)
     return found if v.frozen else set(found)
 
 
@@ -456,11 +456,11 @@ def _decode_dict(v: DictValue, where: str, hook: DecodeHook | None, depth: int) 
         try:
             if i == MAX_EQUAL_HASHES:
                 _check_hashes(keys, where)
-            known = key in result
+            is_repeated = key in result
         except TypeError as error:
             raise FormatError(f"not a key: {error}", where=f"{where}.items[{i}][0]") from error
-        if known:
-            raise FormatError("a key stands twice in a dictionary", where=f"{where}.items[{i}][0]")
+        if is_repeated:
+            raise FormatError("a key occurs twice in a dictionary", where=f"{where}.items[{i}][0]")
         result[key] = item if type(item) in _SCALARS else part(item, i, 1)
     return immutable_dict(result) if v.immutable else result
 

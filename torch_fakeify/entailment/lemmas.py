@@ -175,14 +175,14 @@ class Lemmas:
 
     def _multiplied(self, products: list[Mono]) -> None:
         """Add rows multiplied by a factor where all resulting products occur already."""
-        known = set(products)
+        present = set(products)
         factors = dict.fromkeys((a,) for mono in products for a in mono)
         for row, factor in product(self.rows, factors):
             if len(self.found) >= MAX_LEMMAS:
                 return
             if not 2 <= len(row.coeffs) <= MAX_WIDTH:
                 continue
-            if not all(tuple(sorted(m + factor)) in known for m, _ in row.coeffs):
+            if not all(tuple(sorted(m + factor)) in present for m, _ in row.coeffs):
                 continue
             slack = add({(): row.bound} if row.bound else {}, dict(row.coeffs), -1)
             for gap in self._gaps(factor):

@@ -1,66 +1,80 @@
-"""One frame of ``torch.compile``: its record, and the graph and inputs rebuilt from the record alone.
+"""One frame of ``torch.compile``: its record, and what can be done with it.
 
-`recording.capture` makes the record of a frame.
+`recording.capture` makes the record of a frame, `instances` rebuilds the frame from it.
 """
 
 from __future__ import annotations
 
 import traceback
-from contextlib import ExitStack, contextmanager, nullcontext
+import warnings
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
-import torch
 
-from torch_fakeify.compat import backends, torch_dynamo, torch_symbols
-from torch_fakeify.convert.converter import MetaConverter
-from torch_fakeify.convert.validate import where_of
-from torch_fakeify.encoding.contexts import Contexts
-from torch_fakeify.encoding.exprs import check_sym, decode_expr
-from torch_fakeify.encoding.fake_modes import make_fake_mode
-from torch_fakeify.encoding.meshes import Meshes
-from torch_fakeify.encoding.modes import apply_modes
-from torch_fakeify.encoding.opaque_values import decode_constant
-from torch_fakeify.encoding.sources import DecodeMemo, decode_source, decode_sources
-from torch_fakeify.errors import CaptureError, UnknownNameError, wrap_torch_errors
-from torch_fakeify.frames.graph.codec import decode_graph
+from torch_fakeify.compat import torch_dynamo
+from torch_fakeify.encoding.settings import NotSet, with_settings
+from torch_fakeify.errors import UnknownNameError
 from torch_fakeify.records.devices import DeviceMap
-from torch_fakeify.records.frame import CaptureDesc, FailureDesc, InputDesc
-from torch_fakeify.records.graph import GraphModuleDesc, NodeDesc
+from torch_fakeify.records.frame import CaptureDesc, FailureDesc
 from torch_fakeify.records.metadata_keys import losses_of
 from torch_fakeify.records.redact_paths import short_message, short_paths
-from torch_fakeify.records.rename import rename_symbols
+from torch_fakeify.render.code import code_lines
+from torch_fakeify.render.frame_views import (
+    frame_guards,
+    frame_html,
+    frame_inputs,
+    frame_lines,
+    frame_summary,
+    frame_symbols,
+)
 from torch_fakeify.render.text import clip, escape
 from torch_fakeify.serialization.capture_file import (
     check_version,
-    encode_with_short_paths,
     read_file,
-    with_state,
+    with_result,
     write_capture,
 )
 from torch_fakeify.serialization.container import VERSION
-from torch_fakeify.shape_env.snapshot import encode_stack, restore
+from torch_fakeify.shape_env.snapshot import encode_stack
 from torch_fakeify.versions import is_newer, warn_of_other_torch, written_by
 
-from .process_groups import check_world, fake_world
+from .backend_choice import name_module, with_options
+from .instances import Instance
+from .notes import SettingsWarning
+from .process_groups import fake_world
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Set
-    from pathlib import Path
+    from collections.abc import Callable, Generator, Mapping, Sequence
+
+    import torch
 
     from torch_fakeify.compat.backends import Compiled
+    from torch_fakeify.records.frame import OperatorDesc, SurroundingsDesc
     from torch_fakeify.records.metadata_keys import Loss
-    from torch_fakeify.records.tensor import MetaTensorDesc, SourceDesc, SymDesc
+    from torch_fakeify.render.frame_views import FrameGuard, FrameInput, FrameSymbol
     from torch_fakeify.serialization.container import Limits
+    from torch_fakeify.tools.replaying import ReplayReport
+
+__all__ = ["Capture"]
 
 
 class Capture:
     """A captured frame; ``desc`` is its whole state.
 
+    ``print`` shows the code of its graph, its inputs, symbols and guards, and how it failed.
+
     Args:
         desc: the record.
+        path: the file that it was read from.
         producer: the release that wrote the file; empty if the capture was not read from a file.
-        paths: ``"short"`` if absolute paths in the record must still be shortened, see ``desc``.
+        members: the serialized members of its file, if they are known.
+
+    Attributes:
+        desc: the record.
+        path: the file that it was read from; ``None`` if it was not.
+        producer: the release that wrote the file.
 
     Example:
         >>> capture = tfk.capture(torch.fx.symbolic_trace(torch.nn.ReLU()), [torch.ones(2)])
@@ -75,35 +89,96 @@ class Capture:
         self,
         desc: CaptureDesc,
         *,
+        path: Path | None = None,
         producer: str = "",
-        paths: Literal["short", "full"] = "full",
+        members: dict[str, bytes] | None = None,
     ) -> None:
-        self._desc = desc
-        self._paths: Literal["short", "full"] = paths
-        self._members: dict[str, bytes] | None = None
-        """The serialized members of the file, cached for ``save``; ``None`` if not computed."""
+        self.desc = desc
+        self.path = path
+        self.producer = producer
+        self._members = members
+        """Cached for ``save``."""
         self._on_cpu: torch.fx.GraphModule | None = None
         """The graph on the CPU, cached for ``materialize``."""
-        self.producer = producer
 
     @property
-    def desc(self) -> CaptureDesc:
-        """The record, with absolute paths shortened unless ``paths="full"`` was requested.
+    def backend(self) -> str | None:
+        """Name of the backend that the frame was recorded with."""
+        return self.desc.backend
 
-        The first access of a new capture serializes the record, to find the paths in its text, and
-        caches the bytes for `save`.
-        """
-        if self._paths == "short":  # the first access
-            self._desc, self._members = encode_with_short_paths(self._desc)
-            self._paths = "full"
-        return self._desc
+    @property
+    def failure(self) -> FailureDesc | None:
+        """How the backend failed to compile the frame; ``None`` if it did not."""
+        return self.desc.failure
+
+    @property
+    def inputs(self) -> tuple[FrameInput, ...]:
+        """The inputs in the order of the placeholders, by their names in the program."""
+        return frame_inputs(self.desc)
+
+    @property
+    def symbols(self) -> tuple[FrameSymbol, ...]:
+        """The symbols of the shape environment, by their names in the program."""
+        return frame_symbols(self.desc)
+
+    @property
+    def guards(self) -> tuple[FrameGuard, ...]:
+        """The guards of the shape environment, with the user's lines."""
+        return frame_guards(self.desc)
+
+    @property
+    def code(self) -> str:
+        """The graph and its nested graphs as Python-like source."""
+        return "\n".join(map(escape, code_lines(self.desc.graph)))
+
+    @property
+    def surroundings(self) -> SurroundingsDesc | None:
+        """What else decided the compilation: settings, environment, versions and devices."""
+        return self.desc.surroundings
 
     def __repr__(self) -> str:
-        desc = self.desc
-        guards = 0 if desc.shape_env is None else len(desc.shape_env.guards)
-        return (
-            f"<Capture {escape(clip(desc.frame or 'frame', 80))}: {len(desc.graph.nodes)} nodes, "
-            f"{len(desc.inputs)} inputs, {guards} guards>"
+        return f"<Capture {frame_summary(self.desc)}>"
+
+    def __str__(self) -> str:
+        return "\n".join(frame_lines(self.desc))
+
+    def _repr_html_(self) -> str:
+        """The same for a notebook, with code and tables folded."""
+        return frame_html(self.desc)
+
+    def replay(
+        self,
+        *,
+        backend: str | None = None,
+        imports: Sequence[str] = (),
+        device: str | None = None,
+        timeout: float = 600.0,
+        memory: int | None = None,
+        trust: bool = False,
+        python: str | None = None,
+        time: bool = False,
+    ) -> ReplayReport:
+        """Compile the frame in a fresh interpreter and compare the result with the recorded one.
+
+        Arguments, result and errors are those of `replay_capture`.
+
+        Example:
+            >>> capture = tfk.capture(torch.fx.symbolic_trace(torch.nn.ReLU()), [torch.ones(2)])
+            >>> capture.replay(backend="eager").verdict
+            'compiles'
+        """
+        from torch_fakeify.tools.replaying import replay_capture  # the one import upwards
+
+        return replay_capture(
+            self,
+            backend=backend,
+            imports=imports,
+            device=device,
+            timeout=timeout,
+            memory=memory,
+            trust=trust,
+            python=python,
+            time=time,
         )
 
     def save(
@@ -137,12 +212,13 @@ class Capture:
             limits: limits on its content; by default derived from its size.
 
         Raises:
+            MissingFileError: there is no such file.
             FormatError: not a capture, truncated, or ill-typed; subclasses are ``VersionError``,
                 ``LimitError`` and ``UnknownNameError``.
         """
         desc, producer = read_file(path, limits=limits)
         warn_of_other_torch(desc.torch_version, torch_dynamo.torch_version(), stacklevel=2)
-        return cls(desc, producer=producer)
+        return cls(desc, path=Path(path), producer=producer)
 
     @property
     def losses(self) -> tuple[Loss, ...]:
@@ -160,12 +236,14 @@ class Capture:
         *,
         backend: str | None,
         paths: Literal["short", "full"] = "short",
+        seconds: float | None = None,
     ) -> Capture:
         """Return a copy with the exception of its backend, as text.
 
         Args:
             error: the exception.
             backend: the backend's name.
+            seconds: how long the backend took until it raised.
             paths: ``"full"`` leaves message and file names unchanged; ``"short"`` shortens absolute
                 paths and removes the names of user and host and secrets of the environment.
         """
@@ -178,22 +256,29 @@ class Capture:
         )
         if paths == "short":
             failure = short_paths(failure)
-        return Capture(
-            msgspec.structs.replace(self.desc, failure=failure, backend=backend, state=None)
+        desc = msgspec.structs.replace(
+            self.desc, failure=failure, backend=backend, state=None, compile_seconds=seconds
         )
+        return Capture(desc)
 
-    def with_backend(self, backend: str | None) -> Capture:
-        """Return a copy with the name of its backend."""
-        desc = msgspec.structs.replace(self._desc, backend=backend)
-        return Capture(desc, paths=self._paths)
+    def with_state(
+        self,
+        state: Literal["not finished", "not compiled"] | None,
+        *,
+        seconds: float | None = None,
+    ) -> Capture:
+        """Return a copy with another `CaptureDesc.state`; ``None`` means compiled.
 
-    def with_state(self, state: Literal["not finished", "not compiled"] | None) -> Capture:
-        """Return a copy with another `CaptureDesc.state`; ``None`` means compiled."""
+        Args:
+            state: the state.
+            seconds: how long the backend took.
+        """
         desc = self.desc
-        made = Capture(msgspec.structs.replace(desc, state=state), producer=self.producer)
-        if self._members is not None:
-            made._members = with_state(self._members, state, was=desc.state)
-        return made
+        changed = msgspec.structs.replace(desc, state=state, compile_seconds=seconds)
+        members = self._members
+        if members is not None:
+            members = with_result(members, changed, was=desc)
+        return Capture(changed, producer=self.producer, members=members)
 
     def instantiate(
         self,
@@ -219,6 +304,7 @@ class Capture:
         try:
             return Instance(self.desc, DeviceMap.parse(device, self.desc), fresh=fresh)
         except UnknownNameError as error:
+            name_module(self.desc, error)
             self._name_writer(error)
             raise
 
@@ -232,16 +318,45 @@ class Capture:
 
     def compile(
         self,
-        backend: str | Callable[..., Any] = "inductor",
+        backend: str | Callable[..., Any] | None = None,
         *,
         device: str | torch.device | Mapping[str, str] | None = None,
+        trust: bool = False,
     ) -> Compiled:
-        """Instantiate the frame and compile it with a Dynamo backend, by name or callable.
+        """Instantiate the frame and compile it with a Dynamo backend.
+
+        Args:
+            backend: a name, ``MODULE:ATTR`` or a callable; by default the recorded backend, or inductor
+                for a frame that was recorded without one.
+            device: as for `instantiate`.
+            trust: as for `settings`.
+
+        The recorded settings are set while it compiles; a `SettingsWarning` names those that are not.
+        Compiled code may compile its backward pass later: then use `settings` around both.
 
         Returns:
             What the backend returned: a callable that takes the graph's inputs in order.
         """
-        return self.instantiate(device).compile(backend)
+        compiler_fn, not_passed = with_options(self.desc, backend, trust=trust)
+        with self.settings(trust=trust) as not_set:
+            compiled = self.instantiate(device).compile(compiler_fn)
+        if not_set or not_passed:
+            lines = "; ".join(escape(clip(each.text, 400)) for each in (*not_set, *not_passed))
+            warnings.warn(f"settings are not as recorded: {lines}", SettingsWarning, stacklevel=2)
+        return compiled
+
+    @contextmanager
+    def settings(self, *, trust: bool = False) -> Generator[tuple[NotSet, ...], None, None]:
+        """Set the recorded settings of the compiler in this thread, and restore torch's at the end.
+
+        Args:
+            trust: also set what could run a program, write a file, import or connect.
+
+        Yields:
+            The settings that are not set, with the reasons.
+        """
+        with with_settings(self.desc.surroundings, trust=trust) as not_set:
+            yield not_set
 
     @contextmanager
     def fake_world(self) -> Generator[None, None, None]:
@@ -256,6 +371,27 @@ class Capture:
         """
         with fake_world(self.desc):
             yield
+
+    @contextmanager
+    def operator_stubs(self) -> Generator[tuple[OperatorDesc, ...], None, None]:
+        """Register stubs of the operators that the frame calls and this process lacks, until the end of the block.
+
+        A stub has the recorded schema and, for calls like the recorded ones, the recorded fake result
+        with the sizes of the new arguments. It can be traced and compiled. It has no code: running it
+        raises `StubError`.
+
+        Yields:
+            The operators with a stub; none if all are registered here.
+
+        Raises:
+            FormatError: a schema cannot be parsed.
+            StubError: an operator cannot have a stub, such as one that returns a view or takes objects
+                of a custom class.
+        """
+        from .operator_stubs import operator_stubs  # lazy: most frames need none
+
+        with operator_stubs(self.desc) as stubs:
+            yield stubs
 
     def fingerprint(self) -> str:
         """A content hash in hexadecimal, independent of symbol names, ids, stacks and policies."""
@@ -302,273 +438,3 @@ class Capture:
             max_bytes=max_bytes,
             rebuild=rebuild,
         )
-
-
-class Instance:
-    """A frame rebuilt from its record.
-
-    Attributes:
-        gm: the graph.
-        inputs: fake tensors, symbolic scalars and constants, one for each placeholder.
-        fake_mode: the ``FakeTensorMode`` of the inputs and the graph's values.
-        specialized: float inputs, by placeholder name, whose recorded value is a constant in the
-            graph because the backend does not support them as symbols.
-
-    Example:
-        >>> capture = tfk.capture(torch.fx.symbolic_trace(torch.nn.ReLU()), [torch.ones(2)])
-        >>> instance = capture.instantiate()
-        >>> type(instance.inputs[0]).__name__, tuple(instance.inputs[0].shape)
-        ('FakeTensor', (2,))
-    """
-
-    gm: torch.fx.GraphModule
-    inputs: list[Any]
-
-    def __init__(self, desc: CaptureDesc, retarget: DeviceMap, *, fresh: bool = False) -> None:
-        self._fresh = fresh
-        self._build(desc, retarget)
-
-    def _build(self, desc: CaptureDesc, retarget: DeviceMap) -> None:
-        self.desc = desc
-        self.specialized: dict[str, float] = {}
-        self._sources = DecodeMemo()
-        self._contexts = Contexts(self._sources)
-        shape_env, original, fresh_env = None, None, None
-        if desc.shape_env is not None and self._fresh:
-            original = Instance(_without_operations(desc), DeviceMap({}))
-            from torch_fakeify.transfer.fresh_env import (
-                FreshEnv,  # lazy: replay does not need it
-            )
-
-            with wrap_torch_errors("$.shape_env"):
-                fresh_env = FreshEnv(original.shape_env)
-            shape_env = fresh_env.env
-            desc = rename_symbols(msgspec.structs.replace(desc, shape_env=None), fresh_env.names)
-        elif desc.shape_env is not None:
-            with wrap_torch_errors("$.shape_env"):
-                shape_env = restore(desc.shape_env)
-        self.fake_mode = make_fake_mode(desc.fake_mode, shape_env)
-        self._meshes = Meshes(retarget.device if retarget else str)
-        self._converter = MetaConverter(
-            self.fake_mode,
-            symbols="keep",
-            keep_nested_ints=True,
-            sources=self._sources,
-            meshes=self._meshes,
-        )
-        self._retarget, self._moves = retarget, bool(retarget)
-        self._decode_sources(desc)
-        # Torch guards on sizes when a tensor is made; the frame has all its guards already.
-        with nullcontext() if shape_env is None else shape_env.suppress_guards():
-            self.inputs = [self._convert_input(i, d) for i, d in enumerate(desc.inputs)]
-        if original is not None and fresh_env is not None:
-            with wrap_torch_errors("$.shape_env"):
-                fresh_env.derive_facts(original.gm, original.inputs, self.inputs)
-        guards = nullcontext() if shape_env is None else shape_env.suppress_guards()
-        with guards, wrap_torch_errors("$.graph"):
-            self.gm = decode_graph(
-                desc.graph,
-                convert=self._convert,
-                sym=self._make_sym,
-                retarget=retarget.device if retarget else None,
-                sources=self._sources,
-                made={
-                    id(d.tensor): value
-                    for d, value in zip(desc.inputs, self.inputs, strict=True)
-                    if d.tensor is not None
-                },
-                meshes=self._meshes,
-            )
-        self.tracing_context = torch_dynamo.TracingContext(self.fake_mode)
-        with wrap_torch_errors("$.inputs"):
-            self._attach_dynamo_metadata()
-        if fresh_env is not None:
-            with wrap_torch_errors("$.graph"):
-                fresh_env.insert_asserts(self.gm)
-
-    @property
-    def shape_env(self) -> Any | None:
-        """The ``ShapeEnv`` of the fake mode."""
-        return self.fake_mode.shape_env
-
-    @contextmanager
-    def active(self) -> Generator[None, None, None]:
-        """Set torch's global state as it is when Dynamo calls a backend for this frame."""
-        with ExitStack() as stack:
-            stack.enter_context(
-                torch_dynamo.compile_context(torch_dynamo.CompileContext(self._compile_id()))
-            )
-            stack.enter_context(torch_dynamo.tracing(self.tracing_context))
-            stack.enter_context(apply_modes(self._retarget.modes(self.desc.modes)))
-            yield
-
-    def compile(self, backend: str | Callable[..., Any] = "inductor") -> Compiled:
-        """Compile the graph with a Dynamo backend, by name or callable.
-
-        A backend owns its graph and may change it: compile an instance once. A
-        backend that cannot have a float as a symbol asks Dynamo to trace again with the float as a
-        constant; here the instance is rebuilt with it, and ``specialized`` has the constants.
-        Threads compile one at a time, under the lock of ``torch.compile``.
-
-        Raises:
-            CaptureError: no backend has that name, or the frame needs process groups that this
-                process does not have: see `Capture.fake_world`.
-        """
-        compiler_fn = backends.resolve_backend(backend)
-        specializing = torch_dynamo.scalar_specializations()
-        # The session is of the process: only who has the lock may begin and end one.
-        with (
-            torch_dynamo.compile_lock(),
-            torch_dynamo.compile_session(),
-            specializing as (restart, symbols),
-        ):
-            while True:
-                defined = set(symbols)
-                try:
-                    with self.active(), self._meshes.apart(), _checking_world(self.desc):
-                        compiled = compiler_fn(self.gm, list(self.inputs))
-                except restart:
-                    if defined >= symbols:
-                        raise
-                    self._build(self.desc, self._retarget)
-                    self._specialize(symbols)
-                else:
-                    return _runnable(self.desc, compiled)
-
-    def _specialize(self, symbols: Set[str]) -> None:
-        """Replace float symbols in the graph by their recorded values."""
-        placeholders = self.gm.graph.find_nodes(op="placeholder")
-        for fx_node, value in zip(placeholders, self.inputs, strict=True):
-            scalar = getattr(value, "item_memo", None)
-            if not isinstance(scalar, torch.SymFloat) or str(scalar.node.expr) not in symbols:
-                continue
-            constant = float(scalar.node.hint)
-            self.specialized[fx_node.name] = constant
-            for user in list(fx_node.users):
-                if user.op == "call_method" and user.target == "item":
-                    user.replace_all_uses_with(constant)  # pyright: ignore[reportArgumentType]
-                    self.gm.graph.erase_node(user)
-        self.gm.recompile()
-
-    def _compile_id(self) -> Any:
-        return torch_dynamo.CompileId(frame_id=0, frame_compile_id=0)
-
-    def _decode_sources(self, desc: CaptureDesc) -> None:
-        """Decode the sources of the inputs into the memo."""
-        with wrap_torch_errors("$.inputs"):
-            tensors = [each.tensor for each in desc.inputs if each.tensor is not None]
-            decode_sources([t.source for t in tensors if t.source is not None], self._sources)
-
-    def _convert(self, desc: MetaTensorDesc) -> torch.Tensor:
-        try:
-            moved = self._retarget.tensor(desc) if self._moves else desc
-            return self._converter.from_desc(moved)
-        except Exception:
-            with wrap_torch_errors(where_of(desc)):
-                raise
-
-    def _make_sym(self, desc: SymDesc) -> Any:
-        expr = decode_expr(desc.expr)
-        if self.shape_env is None:
-            raise CaptureError(
-                "a symbolic scalar needs a shape environment",
-                where=str(expr),
-                fix="The capture has none: record the frame again",
-            )
-        check_sym(desc)
-        return torch_symbols.make_sym(
-            desc.kind, expr, self.shape_env, desc.hint, constant=desc.constant
-        )
-
-    def _convert_input(self, position: int, desc: InputDesc) -> Any:
-        if desc.tensor is not None:
-            return self._convert(desc.tensor)
-        where = f"$.inputs[{position}]"
-        with wrap_torch_errors(where):
-            if desc.sym is not None:
-                return self._make_sym(desc.sym)
-            return decode_constant(desc.value, f"{where}.value", self._meshes)
-
-    def _attach_dynamo_metadata(self) -> None:
-        """Attach the metadata that AOTAutograd reads from a graph of Dynamo."""
-        placeholders = [n for n in self.gm.graph.nodes if n.op == "placeholder"]
-        if len(placeholders) != len(self.inputs):
-            raise CaptureError(
-                "the capture's inputs do not fit its graph",
-                where="$.inputs",
-                expected=f"{len(placeholders)} inputs, one for each placeholder",
-                found=str(len(self.inputs)),
-                fix="The file is damaged: record the frame again",
-            )
-        node_sources = [n.source for n in self.desc.graph.nodes if n.op == "placeholder"]
-        rows = zip(placeholders, self.desc.inputs, self.inputs, node_sources, strict=True)
-        for fx_node, desc, value, source in rows:
-            self._attach_placeholder_metadata(fx_node, desc, value, source)
-        if all(desc.source is not None for desc in self.desc.inputs):
-            self.gm.meta["dynamo_compile_id"] = self._compile_id()
-            parameters = [name for name, _ in self.desc.parameter_sources]
-            records = [record for _, record in self.desc.parameter_sources]
-            sources = decode_sources(records, self._sources)
-            object.__setattr__(
-                self.gm,
-                "_param_name_to_source",
-                dict(zip(parameters, sources, strict=True)),
-            )
-
-    def _attach_placeholder_metadata(
-        self, fx_node: torch.fx.Node, desc: InputDesc, value: Any, node_source: SourceDesc | None
-    ) -> None:
-        if desc.source is not None and desc.source is not node_source:  # else the node has it
-            fx_node._dynamo_source = decode_source(desc.source, memo=self._sources)  # pyright: ignore[reportAttributeAccessIssue]
-        if desc.tensor is None:
-            return
-        if desc.tensor.symbolic_context is not None:
-            context = self._contexts.make(desc.tensor.symbolic_context)
-            fx_node._fakeify_context = context  # pyright: ignore[reportAttributeAccessIssue]
-            self.tracing_context.tensor_to_context[value] = context
-        marks = desc.tensor.marks
-        if marks is not None and marks.static_input_type is not None:
-            fx_node.meta["tensor_dict"] = {"_dynamo_static_input_type": marks.static_input_type}
-
-
-def _without_operations(desc: CaptureDesc) -> CaptureDesc:
-    """The frame with only the placeholders of its graph."""
-    placeholders = [fx_node for fx_node in desc.graph.nodes if fx_node.op == "placeholder"]
-    nodes = [msgspec.structs.replace(n, users=None, meta=()) for n in placeholders]
-    nodes.append(NodeDesc(op="output", name="output", target="output", args=(None,)))
-    graph = GraphModuleDesc(nodes=tuple(nodes))
-    return msgspec.structs.replace(desc, graph=graph, parameter_sources=())
-
-
-@contextmanager
-def _checking_world(desc: CaptureDesc) -> Generator[None, None, None]:
-    """Check the process groups; name missing ones in errors raised within the block."""
-    check_world(desc)
-    try:
-        yield
-    except Exception as error:
-        check_world(desc, error)
-        raise
-
-
-def _runnable(desc: CaptureDesc, compiled: Compiled) -> Compiled:
-    """Wrap compiled code so that missing process groups or recorded data raise a clear error."""
-    missing = desc.graph.without_data
-    if not missing:
-        if desc.world is None:
-            return compiled
-
-        def run(*inputs: Any) -> Any:
-            with _checking_world(desc):
-                return compiled(*inputs)
-
-        return run
-
-    def refuse(*_inputs: Any) -> Any:
-        raise CaptureError(
-            "the graph holds tensors whose data is not in the capture",
-            found=", ".join(missing),
-            fix='Compile it only, or record it with capture(..., constants="small")',
-        )
-
-    return refuse

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["FrameReport", "Notes", "NotesRead", "RecordWarning"]
+__all__ = ["FrameReport", "Notes", "NotesRead", "RecordWarning", "SettingsWarning"]
 
 
 class RecordWarning(UserWarning):
@@ -28,6 +28,15 @@ class RecordWarning(UserWarning):
     """
 
 
+class SettingsWarning(UserWarning):
+    """Warns that a capture is compiled without some of its recorded settings.
+
+    Example:
+        >>> import warnings
+        >>> warnings.simplefilter("error", tfk.SettingsWarning)  # raise instead
+    """
+
+
 @dataclass
 class FrameReport:
     """The report on one frame."""
@@ -35,8 +44,10 @@ class FrameReport:
     function: str = "frame"
     path: Path | None = None
     """The file that was written; ``None`` if the frame could not be recorded."""
-    counts: tuple[int, int, int, int, int] = (0, 0, 0, 0, 0)
-    """FX nodes, inputs, symbols, guards, runtime asserts."""
+    graph: Literal["", "joint", "forward", "backward", "inference"] = ""
+    """Which graph of AOTAutograd it is; empty for the frame itself."""
+    operators: int = 0
+    """How many operators its graph calls, with those of the bodies of higher-order operators."""
     bytes: int = 0
     milliseconds: float = 0.0
     """Duration of the backend, without the recording."""
@@ -45,9 +56,11 @@ class FrameReport:
     problem: str | None = None
     """Why the frame could not be recorded."""
     fingerprint: str | None = None
-    """Fingerprint of the frame, if it was recorded."""
+    """Fingerprint of the frame and, if there are any, its settings; ``None`` if it was not recorded."""
     backend: str = ""
     """The backend's name."""
+    backend_place: str | None = None
+    """Where a backend outside of torch is defined, see `CaptureDesc.backend_place`."""
     state: Literal["not finished", "compiled", "not compiled", "failed", "left out"] = (
         "not finished"
     )
@@ -55,6 +68,15 @@ class FrameReport:
     ``left out`` if the backend returned the frame to Dynamo."""
     pid: int = field(default_factory=os.getpid)
     """Id of the process that compiled it."""
+    defined: tuple[str, int] | None = None
+    """File and first line of the function."""
+    line: tuple[str, int] | None = None
+    """The user's line: of the node that the failure names, else the call that compiled the frame."""
+
+    @property
+    def title(self) -> str:
+        """The function, and which graph of it."""
+        return f"{self.function} ({self.graph})" if self.graph else self.function
 
     @property
     def is_well(self) -> bool:
@@ -114,5 +136,7 @@ class Notes:
 
 def _report(row: dict[str, Any]) -> FrameReport:
     path = row["path"]
-    row = {**row, "path": None if path is None else Path(path), "counts": tuple(row["counts"])}
+    row = {**row, "path": None if path is None else Path(path)}
+    for name in ("defined", "line"):
+        row[name] = None if row[name] is None else tuple(row[name])
     return FrameReport(**row)

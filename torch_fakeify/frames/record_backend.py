@@ -5,40 +5,61 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import tempfile
 import time
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
+import msgspec
+import torch
+
+from torch_fakeify._atomic_write import reason_of
 from torch_fakeify.compat import torch_dynamo
+from torch_fakeify.compat.aot_compilers import AotGraph, flat_copy, watch_aot_graphs
 from torch_fakeify.compat.backends import (
     Compiled,
     Compiler,
     backend_name,
+    backend_place,
+    compile_options,
     compiler_of,
     reset_backend,
 )
+from torch_fakeify.encoding.surroundings import with_options, with_packages
 from torch_fakeify.errors import CaptureError, FakeifyError, WriteError
+from torch_fakeify.records.fingerprint import compile_key
+from torch_fakeify.records.frame import AotGraphDesc
 from torch_fakeify.records.redact_paths import short_message
+from torch_fakeify.render.code import operator_counts
 from torch_fakeify.serialization.capture_file import check_version
 from torch_fakeify.serialization.container import VERSION
 
+from .capture_folders import CaptureFolder, make_folder
 from .notes import FrameReport, RecordWarning
-from .recording import capture, frame_name
+from .recording import capture_of, describe_frame, traced_code
+from .user_lines import calling_line, line_of_message
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    import torch
-
-    from torch_fakeify.records.frame import CaptureDesc
+    from torch_fakeify.records.frame import SurroundingsDesc
 
     from .captures import Capture
 
 Constants: TypeAlias = Literal["none", "small"]
 OnError: TypeAlias = Literal["warn", "raise"]
+Level: TypeAlias = Literal["dynamo", "aot"]
 Paths: TypeAlias = Literal["short", "full"]
+
+
+class _Frame(NamedTuple):
+    """What a backend is called with, or a graph that AOTAutograd makes of it."""
+
+    compiler_fn: Compiler
+    gm: torch.fx.GraphModule
+    inputs: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    aot: AotGraph | None = None
 
 
 class Recorder:
@@ -48,21 +69,28 @@ class Recorder:
     the inner backend, and it exists if the process ends there. When the inner backend raises, the
     exception is added to the file as text and raised again.
 
+    At the level ``aot`` the captures are the graphs that AOTAutograd makes of the frame: joint, forward,
+    backward, or inference where there is no backward. The frame itself is recorded if AOTAutograd is not
+    called or its tracing fails.
+
     Attributes:
         frames: one report for each frame so far.
     """
 
     def __init__(
         self,
-        directory: str | Path,
+        folder: CaptureFolder,
         inner: str | Compiler = "eager",
         *,
         constants: Constants = "none",
         paths: Paths = "short",
         version: int = VERSION,
         on_error: OnError = "warn",
+        level: Level = "dynamo",
     ) -> None:
         check_version(version)
+        if level not in ("dynamo", "aot"):
+            raise CaptureError("unknown level", expected="'dynamo' or 'aot'", found=repr(level))
         if on_error not in ("warn", "raise"):
             raise CaptureError(
                 "unknown value of on_error", expected="'warn' or 'raise'", found=repr(on_error)
@@ -71,10 +99,14 @@ class Recorder:
         self.constants: Constants = constants
         self.path_style: Paths = paths
         self.on_error: OnError = on_error
-        self.directory = _make_directory(Path(directory))
+        self.level: Level = level
+        self.folder = folder
         self.inner = inner
         self.frames: list[FrameReport] = []
         self.__name__ = f"record({backend_name(inner)})"
+
+    def __repr__(self) -> str:
+        return f"<{self.__name__}: {len(self.frames)} frames>"
 
     @property
     def paths(self) -> list[Path]:
@@ -110,27 +142,78 @@ class Recorder:
         example_inputs: Sequence[Any],
         **kwargs: Any,
     ) -> Compiled:
-        report = FrameReport(backend=self._named(compiler_fn))
-        captured = self._try_capture(gm, example_inputs, report)
+        """Record one frame, or what AOTAutograd makes of it, and compile it."""
+        frame = _Frame(compiler_fn, gm, example_inputs, kwargs)
+        report = self._new_report(compiler_fn)
+
+        def compile_frame() -> Compiled:
+            return compiler_fn(gm, example_inputs, **kwargs)
+
+        if self.level == "dynamo":
+            return self._recorded(frame, report, compile_frame)
+        graphs: list[FrameReport] = []
+
+        def watch(graph: AotGraph, compile_graph: Callable[[], Any]) -> Any:
+            with torch_dynamo.compile_lock():  # a backward is compiled by its first call
+                below = self._new_report(compiler_fn)
+                below.graph = graph.kind
+                if report.state == "not finished":  # else the call of the backward compiles it
+                    below.line = report.line
+                graphs.append(below)
+                inside = _Frame(compiler_fn, flat_copy(graph.gm), graph.inputs, kwargs, graph)
+                return self._recorded(inside, below, compile_graph)
+
+        try:
+            with watch_aot_graphs(watch):
+                return self._recorded(frame, report, compile_frame)
+        finally:
+            failed_below = any(below.failure is not None for below in graphs)
+            all_recorded = all(below.problem is None for below in graphs)
+            if graphs and all_recorded and (report.failure is None or failed_below):
+                self._leave_out(report)  # its graphs have all of it
+                self.note(report)
+
+    def _new_report(self, compiler_fn: Compiler) -> FrameReport:
+        return FrameReport(
+            backend=self._named(compiler_fn),
+            backend_place=backend_place(compiler_fn),
+            line=calling_line(),
+        )
+
+    def _leave_out(self, report: FrameReport) -> None:
+        """Remove the capture and the report of a frame."""
+        if report.state != "left out":
+            self.frames.remove(report)
+            report.state = "left out"
+            self._remove_file(report)
+
+    def _recorded(
+        self, frame: _Frame, report: FrameReport, compile_frame: Callable[[], Any]
+    ) -> Any:
+        """Record one graph and compile it."""
+        captured = self._try_capture(frame, report)
         self.frames.append(report)
         self.note(report)
         started = time.perf_counter()
         try:
-            compiled = compiler_fn(gm, example_inputs, **kwargs)
+            compiled = compile_frame()
         except torch_dynamo.dynamo_control_flow():
             # Dynamo traces the frame again or leaves it to Python: nothing was compiled.
-            self.frames.remove(report)
-            report.state = "left out"
-            if report.path is not None:
-                report.path.unlink(missing_ok=True)
+            self._leave_out(report)
             raise
         except KeyboardInterrupt:
             report.failure = "interrupted"  # its capture is *not finished*
             raise
         except BaseException as error:
             report.state, report.failure = "failed", error_summary(error)
+            report.line = line_of_message(str(error), "Original traceback:") or report.line
             if captured is not None:
-                failed = captured.with_failure(error, backend=report.backend, paths=self.path_style)
+                failed = captured.with_failure(
+                    error,
+                    backend=report.backend,
+                    paths=self.path_style,
+                    seconds=_seconds_since(started),
+                )
                 try:
                     self._save(failed, report)
                 except WriteError as problem:  # raise `error`, not the problem
@@ -138,10 +221,11 @@ class Recorder:
             raise
         else:
             if os.getpid() == report.pid:  # false in a child that the backend forked
-                report.state = self.state_after(compiler_fn)
+                report.state = self.state_after(frame.compiler_fn)
                 if captured is not None:
                     state = None if report.state == "compiled" else report.state
-                    self._saved(captured.with_state(state), report)
+                    done = captured.with_state(state, seconds=_seconds_since(started))
+                    self._saved(done, report)
             return compiled
         finally:
             report.milliseconds = (time.perf_counter() - started) * 1e3
@@ -159,30 +243,58 @@ class Recorder:
         """Warn that a frame was not recorded."""
         warnings.warn(text, RecordWarning, stacklevel=2)
 
-    def capture_and_save(
-        self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], report: FrameReport
-    ) -> Capture:
-        """Capture one frame, save it as not finished, and fill in its report.
+    def _capture_and_save(self, frame: _Frame, report: FrameReport) -> Capture:
+        """Capture one graph, save it as not finished, and fill in its report.
 
         Raises:
-            FakeifyError: the frame cannot be recorded or the file not written.
+            FakeifyError: the graph cannot be recorded or the file not written.
         """
-        recorded = capture(gm, example_inputs, constants=self.constants, paths=self.path_style)
-        captured = recorded.with_backend(report.backend)
-        report.counts = _counts(captured.desc)
-        function = re.sub(r"\W+", "_", report.function)
-        report.fingerprint = captured.fingerprint()
+        inputs, aot = frame.inputs, frame.aot
+        if aot is not None:  # AOTAutograd runs its graphs without autograd
+            inputs = [v.detach() if isinstance(v, torch.Tensor) else v for v in inputs]
+        desc = describe_frame(frame.gm, inputs, constants=self.constants, paths=self.path_style)
+        desc = msgspec.structs.replace(
+            desc,
+            backend=report.backend,
+            backend_place=report.backend_place,
+            surroundings=self._surroundings(desc.surroundings, frame),
+            aot=None
+            if aot is None
+            else AotGraphDesc(kind=aot.kind, forward_outputs=aot.forward_outputs),
+        )
+        captured = capture_of(desc, paths=self.path_style)
+        report.operators = operator_counts(captured.desc.graph).total()
+        graph = f"_{report.graph}" if report.graph else ""
+        function = re.sub(r"\W+", "_", report.function) + graph
+        report.fingerprint = compile_key(captured.desc)
         report.path = self._free_path(f"{function}-{report.fingerprint[:8]}.fkf")
-        self._save(captured.with_state("not finished"), report)
+        try:
+            self._save(captured.with_state("not finished"), report)
+        except BaseException:
+            self._remove_file(report)
+            raise
         return captured
 
-    def _try_capture(
-        self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], report: FrameReport
-    ) -> Capture | None:
+    def _surroundings(
+        self, found: SurroundingsDesc | None, frame: _Frame
+    ) -> SurroundingsDesc | None:
+        """The surroundings of a frame with the options and the package of its backend."""
+        if found is None:
+            return None
+        given, of_inductor = compile_options(frame.compiler_fn)
+        found = with_options(
+            found, {**frame.kwargs, **given}, of_inductor=of_inductor, paths=self.path_style
+        )
+        return with_packages(found, [(backend_place(frame.compiler_fn) or "").partition(":")[0]])
+
+    def _try_capture(self, frame: _Frame, report: FrameReport) -> Capture | None:
         """Capture and save a frame; ``None`` if that failed and the frame is only compiled."""
-        report.function = frame_name(torch_dynamo.TracingContext.try_get()) or report.function
+        code = traced_code(torch_dynamo.TracingContext.try_get())
+        if code is not None:
+            report.function = str(code.co_name)
+            report.defined = code.co_filename, code.co_firstlineno
         try:
-            return self.capture_and_save(gm, example_inputs, report)
+            return self._capture_and_save(frame, report)
         except Exception as error:  # noqa: BLE001 - the frame is compiled in any case
             report.path = report.fingerprint = None
             if self.on_error == "raise":
@@ -206,7 +318,7 @@ class Recorder:
         if self.on_error == "raise":
             raise error
         self.warn(
-            f"the frame of {report.function!r} is not on record: {report.problem.rstrip('.')}. "
+            f"the frame of {report.title!r} is not on record: {report.problem.rstrip('.')}. "
             "It is compiled all the same"
         )
 
@@ -218,22 +330,34 @@ class Recorder:
         name = backend_name(compiler_fn)
         return name if self.path_style == "full" else short_message(name)
 
+    def _remove_file(self, report: FrameReport) -> None:
+        if report.path is not None:
+            report.path.unlink(missing_ok=True)
+        self.folder.remove_if_empty()
+
     def _free_path(self, name: str) -> Path:
-        """A path that does not exist yet: files of earlier runs are never overwritten."""
-        numbers = itertools.count(len(self.frames))
-        return next(
-            path
-            for number in numbers
-            if not os.path.lexists(path := self.directory / f"{number:03d}-{name}")
-        )
+        """Make an empty file ``NNN-name``: no other process writes to it, and no file is overwritten."""
+        directory = self.folder.path()
+        frames = [frame for frame in self.frames if frame.pid == os.getpid()]
+        if self.level == "aot":  # a frame is left out when its graphs are on record
+            frames = [f for f in frames if f.graph or f.state != "not finished"]
+        numbers = itertools.count(len(frames))
+        for number in numbers:
+            path = directory / f"{number:03d}-{name}"
+            try:
+                path.touch(exist_ok=False)
+            except FileExistsError:
+                continue
+            except OSError as error:
+                raise WriteError(
+                    "the file cannot be written", where=str(path), found=reason_of(error)
+                ) from error
+            return path
+        raise AssertionError("unreachable")
 
 
-def _counts(desc: CaptureDesc) -> tuple[int, int, int, int, int]:
-    env = desc.shape_env
-    if env is None:
-        return len(desc.graph.nodes), len(desc.inputs), 0, 0, 0
-    counts = (len(env.symbols), len(env.guards), len(env.runtime_asserts))
-    return len(desc.graph.nodes), len(desc.inputs), *counts
+def _seconds_since(started: float) -> float:
+    return round(time.perf_counter() - started, 3)
 
 
 def record(
@@ -244,10 +368,12 @@ def record(
     paths: Paths = "short",
     version: int = VERSION,
     on_error: OnError = "warn",
+    level: Level = "dynamo",
 ) -> Recorder:
     """A Dynamo backend that saves a capture of every frame as ``NNN-function-fingerprint.fkf``.
 
-    ``NNN`` counts the frames and skips numbers of existing files: no capture is overwritten.
+    ``NNN`` counts the frames and skips numbers of existing files: no capture is overwritten. A process
+    that is forked from this one writes into a folder ``PID`` in the directory.
 
     Args:
         directory: for the files; it is created if it does not exist.
@@ -257,34 +383,28 @@ def record(
         version: of the files' format, as for `Capture.save`.
         on_error: if a frame cannot be recorded, ``"warn"`` warns with a `RecordWarning` and compiles
             it, ``"raise"`` raises.
+        level: ``"aot"`` records the graphs that AOTAutograd makes of a frame and gives to the backend's
+            compilers, not the frame: a failure in the backward is a small capture of its own.
 
     Raises:
         WriteError: the directory cannot be written, or there is no writer for the version.
-        CaptureError: ``on_error`` has another value.
+        CaptureError: ``on_error`` or ``level`` has another value.
 
     Example:
         >>> f = torch.compile(torch.sin, backend=tfk.record("captures", inner="eager"))
         >>> f(torch.zeros(2))
         tensor([0., 0.])
     """
+    root = make_folder(Path(directory)).path
     return Recorder(
-        directory, inner, constants=constants, paths=paths, version=version, on_error=on_error
+        CaptureFolder(root, owner=os.getpid()),
+        inner,
+        constants=constants,
+        paths=paths,
+        version=version,
+        on_error=on_error,
+        level=level,
     )
-
-
-def _make_directory(directory: Path) -> Path:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory):
-            pass
-    except OSError as error:
-        raise WriteError(
-            "the directory cannot be written",
-            where=str(directory),
-            found=error.strerror or str(error),
-            fix="Choose another directory",
-        ) from error
-    return directory
 
 
 def error_summary(error: BaseException) -> str:

@@ -10,15 +10,19 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from torch_fakeify.compat import torch_dynamo
+from torch_fakeify.compat.torch_graphs import operator_modules
 from torch_fakeify.describe.describer import MetaTensorDescriber
 from torch_fakeify.describe.inputs import describe_inputs, traced_values
 from torch_fakeify.encoding.fake_modes import describe_fake_mode
 from torch_fakeify.encoding.modes import describe_modes
+from torch_fakeify.encoding.operators import describe_operators
 from torch_fakeify.encoding.sources import encode_source
+from torch_fakeify.encoding.surroundings import describe_surroundings
 from torch_fakeify.frames.graph.codec import encode_graph
 from torch_fakeify.records.frame import CaptureDesc, FakeModeDesc
 from torch_fakeify.records.redact_paths import short_path
 from torch_fakeify.records.redact_scalars import redact_scalars
+from torch_fakeify.serialization.capture_file import encode_with_short_paths
 from torch_fakeify.shape_env.snapshot import snapshot
 
 from .captures import Capture
@@ -26,12 +30,13 @@ from .process_groups import describe_world
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from types import CodeType
 
     import torch
 
     from torch_fakeify.records.shape_env import ShapeEnvDesc
 
-__all__ = ["capture"]
+__all__ = ["capture", "capture_of", "describe_frame"]
 
 
 def capture(
@@ -68,10 +73,31 @@ def capture(
         ...     "frame.fkf"
         ... )
     """
+    return capture_of(
+        describe_frame(gm, example_inputs, constants=constants, paths=paths), paths=paths
+    )
+
+
+def capture_of(desc: CaptureDesc, *, paths: Literal["short", "full"]) -> Capture:
+    """Return the capture of a described frame, with absolute paths shortened unless ``paths`` is ``"full"``."""
+    if paths == "full":
+        return Capture(desc)
+    desc, members = encode_with_short_paths(desc)
+    return Capture(desc, members=members)
+
+
+def describe_frame(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any] | None,
+    *,
+    constants: Literal["none", "small"],
+    paths: Literal["short", "full"],
+) -> CaptureDesc:
+    """Return the record of a frame; stacks may have absolute paths. Arguments and errors are those of `capture`."""
     placeholders = [fx_node for fx_node in gm.graph.nodes if fx_node.op == "placeholder"]
     if example_inputs is None:
         example_inputs = traced_values(placeholders)
-    tracing_context = torch_dynamo.TracingContext.try_get()
+    code = traced_code(torch_dynamo.TracingContext.try_get())
     fake_mode = torch_dynamo.detect_fake_mode(list(example_inputs))
     shape_env = None if fake_mode is None else fake_mode.shape_env
     describer = MetaTensorDescriber(keep_nested_ints=True, keep_alive=True)
@@ -92,13 +118,14 @@ def capture(
         parameter_sources=tuple((n, encode_source(s)) for n, s in param_sources.items()),
         shape_env=None if shape_env is None else _snapshot(shape_env, paths),
         torch_version=torch_dynamo.torch_version(),
-        frame=frame_name(tracing_context),
+        operator_modules=operator_modules(gm),
+        operators=describe_operators(gm),
+        frame=None if code is None else str(code.co_name),
         world=describe_world(graph, inputs),
+        surroundings=describe_surroundings(graph, inputs, paths=paths),
         state="not compiled",
     )
-    if constants == "none":
-        desc = redact_scalars(desc)
-    return Capture(desc, paths=paths)
+    return redact_scalars(desc) if constants == "none" else desc
 
 
 def _file_name(paths: Literal["short", "full"]) -> Callable[[str], str]:
@@ -114,8 +141,8 @@ def _snapshot(shape_env: Any, paths: Literal["short", "full"]) -> ShapeEnvDesc:
     return msgspec.structs.replace(desc, co_fields=co_fields)
 
 
-def frame_name(tracing_context: Any | None) -> str | None:
-    """Name of the function that Dynamo is tracing."""
+def traced_code(tracing_context: Any | None) -> CodeType | None:
+    """Code of the function that Dynamo is tracing."""
     if tracing_context is None or not tracing_context.traced_code:
         return None
-    return str(tracing_context.traced_code[0].co_name)
+    return tracing_context.traced_code[0]

@@ -180,7 +180,8 @@ class Trace:
 
     Inside ``with trace:`` the mode and the Python decompositions that symbolic sizes need are active.
     Trace a function of `inputs` there, by any tracer. Other tensors cannot be used there: they need a
-    name in the scope.
+    name in the scope. Threads trace one at a time. While a tracer of torch (``make_fx``) runs there,
+    torch refuses calls of functions that ``torch.compile`` made, by any thread.
 
     Attributes:
         inputs: the inputs of the graph, made from the records alone: first the symbols of sizes as
@@ -370,16 +371,12 @@ class Trace:
             gm, self._records, initial, initial, context, describer, share_sizes=True
         )
         with (
-            torch_dynamo.compile_lock(),
+            torch_dynamo.compiling(),
             torch_dynamo.scalar_specializations() as (restart, symbols),
         ):
             before = frozenset(symbols)
             try:
-                with (
-                    torch_dynamo.compile_session(),
-                    torch_dynamo.compile_context(compile_id),
-                    state as handoff_state,
-                ):
+                with torch_dynamo.compile_context(compile_id), state as handoff_state:
                     yield handoff_state
             except restart as error:
                 raise self._no_symbol(symbols - before) from error

@@ -122,6 +122,12 @@ class DeviceMap:
         return msgspec.structs.replace(part, **{k: self._part(v) for k, v in fields.items()})
 
 
+def devices_of(desc: CaptureDesc, device: str | None = None) -> list[str]:
+    """Return the devices that a frame is compiled for, moved according to an argument ``device``."""
+    devices = DeviceMap.parse(device, desc)
+    return sorted({devices.device(name) for name in _recorded_devices(desc)})
+
+
 def _is_accelerator(name: str) -> bool:
     return name.partition(":")[0] not in _HOST
 

@@ -51,14 +51,31 @@ def fingerprint(desc: CaptureDesc) -> str:
     return hashlib.sha256(msgspec.json.encode(form, order="deterministic")).hexdigest()
 
 
+def compile_key(desc: CaptureDesc) -> str:
+    """Return a key of what is compiled: the fingerprint, and a hash of the settings if there are any.
+
+    One graph under two configs of the compiler is two frames.
+    """
+    found = desc.surroundings
+    if found is None or not (found.settings or found.options or found.mode or found.left_out):
+        return fingerprint(desc)
+    # Of a setting that is set globally and given to `torch.compile` the latter counts.
+    settings = {(s.module, s.name): s.value for s in found.settings}
+    form = [sorted(settings.items(), key=lambda item: item[0]), sorted(found.left_out)]
+    text = msgspec.json.encode([form, found.mode, found.options], order="deterministic")
+    return f"{fingerprint(desc)}+{hashlib.sha256(text).hexdigest()[:16]}"
+
+
 def canonical_form(desc: CaptureDesc) -> dict[str, Any]:
     """Return the content that is hashed, as JSON-like data that is equal for equal frames."""
     canonical = _Canonical()
+    aot = {} if desc.aot is None else {"aot": [desc.aot.kind, desc.aot.forward_outputs]}
     return {
         "inputs": [canonical.input(entry) for entry in desc.inputs],
         "graph": canonical.graph(desc.graph),
         "modes": canonical.value(desc.modes),
         "shape_env": canonical.shape_env(desc.shape_env),
+        **aot,
     }
 
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from .graph import GraphModuleDesc
 from .shape_env import ShapeEnvDesc
 from .tensor import MetaTensorDesc, Record, SourceDesc, StackDesc, SymDesc, Value
+
+ConfigModule: TypeAlias = Literal[
+    "torch._dynamo.config",
+    "torch._inductor.config",
+    "torch._functorch.config",
+    "torch.fx.experimental._config",
+]
+"""Torch's modules of compiler settings."""
 
 
 class InputDesc(Record, frozen=True, kw_only=True):
@@ -96,6 +104,83 @@ class WorldDesc(Record, frozen=True, kw_only=True):
     """The groups that the frame names."""
 
 
+class SettingDesc(Record, frozen=True, kw_only=True):
+    """A compiler setting that was not torch's default."""
+
+    module: ConfigModule
+    name: str
+    """Its name in the module, such as ``triton.cudagraphs``."""
+    value: Value = None
+    """Plain data: a scalar, or lists, tuples and dictionaries of scalars."""
+    option: bool = False
+    """Whether ``torch.compile`` was given it, as part of ``mode`` or ``options``; else it was set globally."""
+    redacted: bool = False
+    """Whether private parts of the value were removed; such a value is not set again."""
+
+
+class DeviceInfoDesc(Record, frozen=True, kw_only=True):
+    """A device that the machine had."""
+
+    device: str
+    """The name in torch, such as ``cuda:0``."""
+    name: str = ""
+    """The name of the product."""
+    capability: str = ""
+    """The compute capability, or the vector instructions of a CPU."""
+
+
+class SurroundingsDesc(Record, frozen=True, kw_only=True):
+    """What decides a compilation besides the frame: settings, environment, versions, devices."""
+
+    settings: tuple[SettingDesc, ...] = ()
+    """In the order of torch's modules and of their settings; the options of ``torch.compile`` last."""
+    left_out: tuple[str, ...] = ()
+    """Dotted names of settings and options whose values are not plain data, such as functions."""
+    mode: str | None = None
+    """The ``mode`` of ``torch.compile``, for a backend other than inductor."""
+    options: tuple[tuple[str, Value], ...] = ()
+    """The ``options`` of ``torch.compile``, for a backend other than inductor."""
+    environment: tuple[tuple[str, str], ...] = ()
+    """The environment variables that torch or triton read for compiling, sorted by name."""
+    python: str = ""
+    """The version of Python."""
+    system: str = ""
+    """The operating system."""
+    machine: str = ""
+    """The type of machine, such as ``x86_64``."""
+    devices: tuple[DeviceInfoDesc, ...] = ()
+    versions: tuple[tuple[str, str], ...] = ()
+    """The versions of torch, triton and numpy."""
+    packages: tuple[tuple[str, str], ...] = ()
+    """Names and versions of the distributions that registered operators of the graph or the backend."""
+
+
+class OperatorDesc(Record, frozen=True, kw_only=True):
+    """An operator outside of torch: what a stub of it has."""
+
+    schema: str
+    """Its schema as torch prints it, such as ``npu::twice(Tensor x) -> Tensor``."""
+    tags: tuple[str, ...] = ()
+    """The names of its ``torch.Tag``, sorted."""
+    autograd: Literal["formula", "refused", "composite"] | None = None
+    """Its gradient: by a formula of its own, refused, of the operators that it calls, or ``None`` without a kernel."""
+
+    @property
+    def operator(self) -> str:
+        """Its name without the overload, ``namespace.name``."""
+        namespace, _, name = self.schema.partition("(")[0].partition("::")
+        return f"{namespace}.{name.partition('.')[0]}"
+
+
+class AotGraphDesc(Record, frozen=True, kw_only=True):
+    """Which graph of AOTAutograd a frame is; its graph is of ATen operators and runs without autograd."""
+
+    kind: Literal["joint", "forward", "backward", "inference"]
+    """``inference`` of a function without a backward; ``joint``: forward and backward, not yet partitioned."""
+    forward_outputs: int = 0
+    """Only of a joint graph: how many of its outputs are those of the forward graph, the first ones."""
+
+
 class CaptureDesc(Record, frozen=True, kw_only=True):
     """A frame: all that is needed to compile it again, without code, weights or data."""
 
@@ -110,12 +195,35 @@ class CaptureDesc(Record, frozen=True, kw_only=True):
     torch_version: str = ""
     backend: str | None = None
     """Name of the backend that the frame was recorded with."""
+    backend_place: str | None = None
+    """Where a backend outside of torch is defined: ``module:qualname``, or ``module`` if it has no name there.
+
+    Nothing imports a module because a file names it: it is for error messages.
+    """
+    operator_modules: tuple[tuple[str, str], ...] = ()
+    """The operators outside of torch that the graph calls, as ``namespace.name``, with the module of each.
+
+    The module is the one that registered the operator, as far as torch records it; for error messages.
+    """
+    operators: tuple[OperatorDesc, ...] = ()
+    """Every overload of these operators, for stubs where they are not registered."""
+    aot: AotGraphDesc | None = None
+    """Which graph of AOTAutograd it is; ``None`` for a graph that a Dynamo backend gets."""
     frame: str | None = None
     """Name of the user's function."""
     world: WorldDesc | None = None
     """The process groups that the frame needs; ``None`` if it names none."""
+    surroundings: SurroundingsDesc | None = None
+    """What else decided the compilation; ``None`` in files of earlier releases."""
+    compile_seconds: float | None = None
+    """How long the backend took; only of frames that a recorder compiled."""
     state: Literal["not finished", "not compiled"] | None = None
     """``not finished``: a backend was called and has not returned; ``not compiled``: none was called.
 
-    ``None`` if the backend has returned or failed. `capture_file.with_state` needs it to be the last field.
+    ``None`` if the backend has returned or failed. `capture_file.with_result` needs it and the time to be the last fields.
     """
+
+    @property
+    def backend_name(self) -> str:
+        """The name of the recorded backend; that of torch's default if none is recorded."""
+        return self.backend or "inductor"

@@ -2,7 +2,8 @@
 
 An id identifies a tensor or storage among those of one describer, and so do the numbers of nested ints
 and environments. Records of two describers must not be mixed. `have_two_describers` detects that for
-records made in this process; `find_clash` finds two different tensors with one id in any records.
+records that were described, loaded or unpickled; `find_clash` finds two different tensors with one id in
+any records.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from .tensor import MetaStorageDesc, MetaTensorDesc, Numbered, SymDesc, numbering_of
+from .tensor import IdOwner, MetaStorageDesc, MetaTensorDesc, Numbered, SymDesc, owner_of
 
 __all__ = [
     "Clash",
@@ -22,21 +23,23 @@ __all__ = [
     "find_clash",
     "find_storage_clash",
     "have_two_describers",
+    "owner_of_document",
     "two_describers_clash",
 ]
 
 
-class Numbering:
+class Numbering(IdOwner):
     """Counters of tensors, storages, nested ints and environments.
 
     Each describer has its own; all calls of `describe_tensor` in a process share one. A record refers
-    to its numbering (`numbering_of`). No lock is needed: ``itertools.count`` is atomic, and a forked
-    child continues with a copy.
+    to it (`owner_of`). No lock is needed: ``itertools.count`` is atomic, and a forked child continues
+    with a copy.
     """
 
     __slots__ = ("_env_count", "_envs", "nested_ints", "storages", "tensors")
 
     def __init__(self) -> None:
+        super().__init__()
         self.tensors = itertools.count()
         self.storages = itertools.count()
         self.nested_ints = itertools.count()
@@ -51,6 +54,16 @@ class Numbering:
         return number
 
 
+_named_owners: weakref.WeakValueDictionary[str, IdOwner] = weakref.WeakValueDictionary()
+
+
+def owner_of_document(describer: str | None) -> IdOwner:
+    """Return the owner of the records in a document: one for all whose describer has one name."""
+    if describer is None:
+        return IdOwner(_OF_A_DOCUMENT)
+    return _named_owners.setdefault(describer, IdOwner(f"of describer {describer!r}"))
+
+
 class Clash(NamedTuple):
     """The text of an error about two records with one id that describe different objects."""
 
@@ -59,6 +72,8 @@ class Clash(NamedTuple):
     """The record that came first."""
     found: str
     """The other one."""
+    fix: str = ""
+    """What to do, beside what the place of the error advises."""
 
 
 _NESTED = ("base", "grad", "subclass", "functorch", "functional", "view_calls")
@@ -69,6 +84,9 @@ _NOT_OF_THE_TENSOR = ("is_fake", "marks", "scalar_hint", "source", "symbolic_con
 
 A frame may contain a tensor as a real input and, in the values of its nodes, as its fake tensor.
 """
+_OF_A_DOCUMENT = "of a document"
+"""The origin of a document whose describer has no name."""
+_NAME_DESCRIBER = "; if one describer made both, name it: `loads(data, describer=...)`"
 _SHOWN = ("dtype", "size", "device")
 """Fields that an error shows of each record."""
 _OF_THE_TENSOR = tuple(
@@ -146,14 +164,19 @@ def _may_be_one_size(a: Any, b: Any) -> bool:
 
 
 def have_two_describers(a: Numbered, b: Numbered) -> bool:
-    """Return whether two records come from two describers of this process."""
-    ours, theirs = numbering_of(a), numbering_of(b)
+    """Return whether two records are of two describers, or of two documents that may be."""
+    ours, theirs = owner_of(a), owner_of(b)
     return ours is not theirs and ours is not None and theirs is not None
 
 
 def two_describers_clash(first: Numbered, found: Numbered) -> Clash:
     """Return the text of an error about two records of two describers."""
-    return Clash("the records are of two describers", _named(first), _named(found))
+    texts = _named(first), _named(found)
+    owners = owner_of(first), owner_of(found)
+    if all(owner is not None and owner.origin == _OF_A_DOCUMENT for owner in owners):
+        what = "the records were loaded from two documents, maybe of two describers"
+        return Clash(what, *texts, fix=_NAME_DESCRIBER)
+    return Clash("the records are of two describers", *texts)
 
 
 def _are_equal(first: MetaTensorDesc, d: MetaTensorDesc) -> bool:
@@ -184,10 +207,12 @@ def _shown(d: MetaTensorDesc) -> str:
 
 
 def _named(record: Numbered) -> str:
+    owner = owner_of(record)
+    of = "" if owner is None or not owner.origin else f" {owner.origin}"
     if isinstance(record, MetaTensorDesc):
-        return f"tensor {record.id}, {_shown(record)}"
+        return f"tensor {record.id}{of}, {_shown(record)}"
     assert isinstance(record, MetaStorageDesc)
-    return f"storage {record.id} of {_bytes(record)}"
+    return f"storage {record.id}{of} of {_bytes(record)}"
 
 
 def _bytes(storage: MetaStorageDesc) -> str:

@@ -158,11 +158,16 @@ def short_message(text: str) -> str:
     return text
 
 
+def is_secret(variable: str) -> bool:
+    """Return whether the value of an environment variable of this name is a secret."""
+    return re.search(_SECRET, variable) is not None
+
+
 def _private() -> list[tuple[str, str]]:
     found = [
         (value, f"<{name}>")
         for name, value in sorted(os.environ.items())
-        if re.search(_SECRET, name) and len(value) >= _LEAST
+        if is_secret(name) and len(value) >= _LEAST
     ]
     for find, word in ((_user, "<user>"), (platform.node, "<host>")):
         name = find()

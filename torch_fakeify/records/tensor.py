@@ -8,9 +8,15 @@ on one storage refer to the same ``MetaStorageDesc`` object, before and after se
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+import os
+import uuid
+import weakref
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Record(
@@ -18,41 +24,89 @@ class Record(
     frozen=True,
     kw_only=True,
     omit_defaults=True,
+    repr_omit_defaults=True,
     forbid_unknown_fields=True,
     gc=False,
 ):
-    """Base of every record: immutable, compared by value, keyword-only.
+    """Base of every record: immutable, compared by value, keyword-only. Its ``repr`` has no fields with defaults.
 
     A record refers only to records made before it, so there are no cycles to collect.
     """
 
 
-class Numbered:
-    """A record with an id from an `id_owners.Numbering`.
+class IdOwner:
+    """What the ids of records are unique within: a describer, or the document they were loaded from.
 
-    The numbering is no field: it is neither written nor compared, and a copy does not have it.
+    Args:
+        origin: words of an error about its records, such as "of a document"; empty for a describer.
     """
 
-    __slots__ = ("_numbering",)
+    __slots__ = ("__weakref__", "_key", "origin")
 
-    _numbering: object
+    def __init__(self, origin: str = "") -> None:
+        self.origin = origin
+        self._key: tuple[int, str] | None = None
+
+    def key(self) -> tuple[int, str]:
+        """Return an identifier that no other owner has, in any process.
+
+        A forked child continues with a copy of the owner, and its ids are others than its parent's.
+        """
+        if self._key is None or self._key[0] != os.getpid():
+            self._key = os.getpid(), uuid.uuid4().hex
+            _owners[self._key] = self
+        return self._key
 
 
-_set_numbering: Any = Numbered._numbering.__set__  # type: ignore[attr-defined]
+_owners: weakref.WeakValueDictionary[tuple[int, str], IdOwner] = weakref.WeakValueDictionary()
+"""Owners by `IdOwner.key`, of records that were pickled here or elsewhere."""
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_owners.clear)
 
 
-def numbering_of(record: Numbered) -> object:
-    """Return the numbering of a record's id; ``None`` if it was not made in this process."""
-    return getattr(record, "_numbering", None)
+class Numbered:
+    """A record with an id that is unique within an `IdOwner`.
+
+    The owner is no field: it is neither serialized nor compared. Copies and pickles have it; records
+    made by ``msgspec.structs.replace`` have none.
+    """
+
+    __slots__ = ("_owner",)
+
+    _owner: IdOwner
+
+    def __copy__(self: _R) -> _R:
+        owner = owner_of(self)
+        made: _R = msgspec.Struct.__copy__(self)  # type: ignore[arg-type]
+        return made if owner is None else owned(made, owner)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        owner = owner_of(self)
+        rebuild, args = msgspec.Struct.__reduce__(self)  # type: ignore[arg-type]
+        return (rebuild, args) if owner is None else (_rebuild, (rebuild, args, *owner.key()))
 
 
 _R = TypeVar("_R", bound=Numbered)
+_set_owner: Any = Numbered._owner.__set__  # type: ignore[attr-defined]
 
 
-def numbered(record: _R, numbering: object) -> _R:
-    """Set the numbering of a record's id, and return the record."""
-    _set_numbering(record, numbering)
+def owner_of(record: Numbered) -> IdOwner | None:
+    """Return the owner of a record's id; ``None`` for a record that a caller made."""
+    return getattr(record, "_owner", None)
+
+
+def owned(record: _R, owner: IdOwner) -> _R:
+    """Set the owner of a record's id, and return the record."""
+    _set_owner(record, owner)
     return record
+
+
+def _rebuild(rebuild: Callable[..., _R], args: tuple[Any, ...], process: int, code: str) -> _R:
+    """Return the record of a pickle; all that were pickled with one owner have one owner here."""
+    key, owner = (process, code), IdOwner("of another process")
+    owner._key = key
+    return owned(rebuild(*args), _owners.setdefault(key, owner))
 
 
 # --- expressions ------------------------------------------------------------------------------
@@ -165,7 +219,7 @@ class StackDesc(Record, frozen=True, kw_only=True):
 # --- tensors ----------------------------------------------------------------------------------
 
 
-class MetaStorageDesc(Record, Numbered, frozen=True, kw_only=True):
+class MetaStorageDesc(Numbered, Record, frozen=True, kw_only=True):
     """An untyped storage.
 
     ``id`` is unique within a describer, and never reused for another storage.
@@ -291,7 +345,26 @@ class FunctionalDesc(Record, frozen=True, kw_only=True):
     """Whether it is the Python class ``FunctionalTensor``."""
 
 
-class MetaTensorDesc(Record, Numbered, frozen=True, kw_only=True):
+def _size_text(n: IntLike) -> str:
+    """Return a number of a tensor, by the name of the symbol where it is one."""
+    if isinstance(n, SymDesc) and len(n.expr.nodes) == 1:
+        (expr_node,) = n.expr.nodes
+        return expr_node.name if isinstance(expr_node, SymbolNode) else repr(n)
+    return repr(n)
+
+
+def _contiguous(size: tuple[IntLike, ...]) -> tuple[int, ...] | None:
+    """Return the strides of a contiguous tensor; ``None`` if a size is a symbol."""
+    stride, strides = 1, list[int]()
+    for n in reversed(size):
+        if not isinstance(n, int):
+            return None
+        strides.append(stride)
+        stride *= max(n, 1)
+    return tuple(reversed(strides))
+
+
+class MetaTensorDesc(Numbered, Record, frozen=True, kw_only=True):
     """The record of a tensor.
 
     Sizes are concrete for a real tensor and symbolic (``SymDesc``) for a fake tensor that has a
@@ -353,6 +426,22 @@ class MetaTensorDesc(Record, Numbered, frozen=True, kw_only=True):
     marks: MarksDesc | None = None
     source: SourceDesc | None = None
     symbolic_context: ContextDesc | None = None
+
+    def __repr__(self) -> str:
+        """Dtype, sizes, device and id; strides unless contiguous; other fields unless they have their defaults."""
+        parts = [f"{self.dtype}[{', '.join(map(_size_text, self.size))}]", self.device]
+        parts.append(f"id={self.id}")
+        if self.stride != _contiguous(self.size):
+            parts.append(f"stride=({', '.join(map(_size_text, self.stride))})")
+        if self.storage is not None:
+            nbytes = _size_text(self.storage.nbytes)
+            parts.append(f"storage={self.storage.id} of {nbytes} bytes")
+        rest = self.__struct_fields__[-len(self.__struct_defaults__) :]
+        for name, default in zip(rest, self.__struct_defaults__, strict=True):
+            value = getattr(self, name)
+            if name != "storage" and value != default:
+                parts.append(f"{name}={value!r}")
+        return f"MetaTensorDesc({', '.join(parts)})"
 
     @property
     def ndim(self) -> int:

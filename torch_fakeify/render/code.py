@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from torch_fakeify.records.tensor import (
@@ -63,7 +64,9 @@ def code_lines(graph: GraphModuleDesc, name: str = "forward") -> list[str]:
 
 def _graph_lines(graph: GraphModuleDesc, name: str) -> Iterator[str]:
     names = tuple(fx_node.name for fx_node in graph.nodes)
-    yield from _signature(name, [n.name for n in graph.nodes if n.op == "placeholder"])
+    inputs = [n.name for n in graph.nodes if n.op == "placeholder"]
+    # `self.fc.weight` is no argument.
+    yield from _signature(name, [each for each in inputs if each.isidentifier()])
     for attribute, tensor in graph.tensors:
         yield f"    # self.{attribute}: {clip(tensor_text(tensor), _WIDEST)}"
     last = ""
@@ -211,6 +214,24 @@ def _index_text(value: Value, names: tuple[str, ...]) -> str:
             )
         case _:
             return value_text(value, names=names)
+
+
+def operator_counts(graph: GraphModuleDesc) -> Counter[str]:
+    """Return how often a graph and its nested graphs call each operator, by the last part of its name."""
+    counts = Counter[str]()
+    todo = [graph]
+    while todo:
+        graph = todo.pop()
+        todo.extend(body for _, body in graph.submodules)
+        for fx_node in graph.nodes:
+            if fx_node.op.startswith("call_"):
+                target = fx_node.target
+                named = isinstance(target, FunctionValue)
+                name = target.name if named else target if isinstance(target, str) else "?"
+                if named and target.kind == "op":  # without its overload
+                    name = name.rpartition(".")[0] or name
+                counts[name.rpartition(".")[2]] += 1
+    return counts
 
 
 def result_text(fx_node: NodeDesc, graph: GraphModuleDesc) -> str:

@@ -17,7 +17,8 @@ from .alignment import align
 from .code import node_stack, statement
 from .readable_names import ReadableNames, readable_source
 from .show import location_text
-from .text import clip, tensor_text, user_line, value_text
+from .surroundings import machine_differences, setting_differences
+from .text import clip, level_text, tensor_text, user_line, value_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from torch_fakeify.records.shape_env import ShapeEnvDesc
     from torch_fakeify.records.tensor import ExprDesc, IntLike, MetaTensorDesc
 
-__all__ = ["Difference", "difference_lines", "differences"]
+__all__ = ["Difference", "difference_lines", "differences", "other_machine"]
 
 _MOST = 8
 """Most differences of a part that are shown; the others are counted."""
@@ -40,7 +41,8 @@ class Difference(NamedTuple):
 
     part: str
     """``inputs``, ``aliasing``, ``symbols``, ``guards``, ``runtime asserts``, ``graph``, ``modes``,
-    ``ranks``, ``shape settings``, ``examples`` or ``record``."""
+    ``compiler settings``, ``ranks``, ``shape settings``, ``examples`` or ``record``; with
+    `other_machine` ``recorded elsewhere``."""
     text: str
     """A description without line breaks."""
 
@@ -48,12 +50,14 @@ class Difference(NamedTuple):
 def differences(a: CaptureDesc, b: CaptureDesc) -> list[Difference]:
     """Return the differences of two frames, the most important first; empty for equal frames.
 
-    Different hints are a difference: the frame was compiled for other sizes.
+    Different hints are a difference: the frame was compiled for other sizes. So are different settings of
+    the compiler.
     """
     form_a, form_b = canonical_form(a), canonical_form(b)
-    if _same(form_a, form_b) and a.world == b.world:
+    settings = any(setting_differences(a.surroundings, b.surroundings))
+    if _same(form_a, form_b) and a.world == b.world and not settings:
         return []
-    names_a, names_b = ReadableNames(a), ReadableNames(b)
+    names_a, names_b = ReadableNames(a, by_order=True), ReadableNames(b, by_order=True)
     found = [
         Difference(part, clip(text, _WIDEST))
         for part, compare in _PARTS
@@ -61,6 +65,15 @@ def differences(a: CaptureDesc, b: CaptureDesc) -> list[Difference]:
     ]
     place = _first_other(form_a, form_b, "$") if not found else None
     return found if place is None else [Difference("record", clip(place, _WIDEST))]
+
+
+def other_machine(a: CaptureDesc, b: CaptureDesc) -> list[Difference]:
+    """Return the differences of two frames' surroundings that do not make one frame two."""
+    found = machine_differences(a.surroundings, b.surroundings)
+    return [
+        Difference("recorded elsewhere", clip(f"{what}: {one} against {other}", _WIDEST))
+        for what, one, other in found
+    ]
 
 
 def difference_lines(found: Sequence[Difference]) -> list[str]:
@@ -329,6 +342,13 @@ def _modes(
     yield from _fields(a.modes, b.modes)
 
 
+def _compiler(
+    a: CaptureDesc, b: CaptureDesc, _names_a: ReadableNames, _names_b: ReadableNames
+) -> Iterator[str]:
+    for what, one, other in setting_differences(a.surroundings, b.surroundings):
+        yield f"{what}: {one} against {other}"
+
+
 def _ranks(
     a: CaptureDesc, b: CaptureDesc, _names_a: ReadableNames, _names_b: ReadableNames
 ) -> Iterator[str]:
@@ -353,6 +373,7 @@ def _fields(a: msgspec.Struct, b: msgspec.Struct) -> Iterator[str]:
 def _graph(
     a: CaptureDesc, b: CaptureDesc, _names_a: ReadableNames, _names_b: ReadableNames
 ) -> Iterator[str]:
+    yield from _change("level", level_text(a), level_text(b))
     yield from _graphs(a.graph, b.graph, "")
 
 
@@ -508,6 +529,7 @@ _PARTS: tuple[
     ("runtime asserts", _asserts),
     ("graph", _graph),
     ("modes", _modes),
+    ("compiler settings", _compiler),
     ("ranks", _ranks),
     ("shape settings", _settings),
     ("examples", _hints),

@@ -31,14 +31,17 @@ _FRAMEWORK_NAMES = re.compile(
 """Names of operators, functions and classes of torch and Python."""
 
 _VOCABULARY = frozenset({
-    "ApplyNode.function", "AtomNode.name", "AutocastDesc.device_type", "AutocastDesc.dtype",
+    "AotGraphDesc.kind", "ApplyNode.function", "AtomNode.name", "AutocastDesc.device_type", "AutocastDesc.dtype",
     "CaptureDesc.state", "CaptureDesc.torch_version", "ConstraintDesc.kind", "ContextDesc.dynamic_sizes",
-    "ContextDesc.dynamic_strides", "ContextDesc.kind", "FailureDesc.kind", "FloatNode.value", "FloatValue.text",
+    "ContextDesc.dynamic_strides", "ContextDesc.kind", "DeviceInfoDesc.capability",
+    "DeviceInfoDesc.device", "FailureDesc.kind", "FloatNode.value", "FloatValue.text",
     "FunctionValue.kind", "FunctorchDesc.kind", "InterpreterDesc.kind",
     "InterpreterDesc.randomness", "MarksDesc.static_input_type", "MetaTensorDesc.creation_meta",
     "MetaTensorDesc.device", "MetaTensorDesc.dtype", "MetaTensorDesc.grad_dtype",
     "MetaTensorDesc.layout", "ModesDesc.default_dtype", "ModesDesc.float32_matmul_precision",
-    "NodeDesc.op", "OpaqueValue.kind", "SourceDesc.cls", "SparseDesc.index_dtype", "SymDesc.kind",
+    "NodeDesc.op", "OpaqueValue.kind", "OperatorDesc.autograd", "OperatorDesc.tags", "SettingDesc.module", "SettingDesc.name", "SourceDesc.cls",
+    "SparseDesc.index_dtype", "SurroundingsDesc.left_out", "SurroundingsDesc.machine",
+    "SurroundingsDesc.python", "SurroundingsDesc.system", "SurroundingsDesc.versions", "SymDesc.kind",
     "SymbolNode.assumptions", "SymbolDesc.assumptions", "TorchConstValue.kind",
     "TorchConstValue.name", "ViewCallDesc.op",
 })  # fmt: skip
@@ -51,9 +54,11 @@ _HEADINGS = {
     "CallingDesc.in_spec": "arguments",
     "CallingDesc.out_spec": "arguments",
     "CaptureDesc.backend": "backend",
+    "CaptureDesc.backend_place": "backend",
     "CaptureDesc.frame": "functions",
     "CaptureDesc.parameter_sources": "attributes",
     "ContextDesc.shape_ids": "shape ids",
+    "DeviceInfoDesc.name": "devices",
     "EnumValue.cls": "classes",
     "EnumValue.name": "classes",
     "FailureDesc.backend": "backend",
@@ -84,21 +89,28 @@ _HEADINGS = {
     "NodeDesc.args": "constants",
     "NodeDesc.dropped_meta": "left out",
     "NodeDesc.name": "node names",
+    "OperatorDesc.schema": "operators and functions",
     "NodeDesc.target": "targets",
     "ProcessGroupDesc.name": "constants",
     "RuntimeAssertDesc.msg": "messages",
     "ShapeEnvDesc.source_name_to_debug_name": "sources",
+    "SettingDesc.value": "settings",
     "SourceDesc.name": "sources",
     "SubclassDesc.cls": "classes",
     "SubclassDesc.context": "constants",
     "SubclassDesc.opaques": "attributes",
     "SubclassDesc.tensors": "attributes",
+    "SurroundingsDesc.environment": "environment",
+    "SurroundingsDesc.mode": "settings",
+    "SurroundingsDesc.options": "settings",
+    "SurroundingsDesc.packages": "packages",
     "TypeValue.name": "classes",
     "ViewCallDesc.args": "constants",
 }
 """The heading under which texts of a field are listed."""
 
 _PAIRS = {
+    "CaptureDesc.operator_modules": ("operators and functions", "backend"),
     "GraphModuleDesc.meta": ("words", "notes"),
     "NodeDesc.kwargs": ("keywords", "constants"),
     "NodeDesc.meta": ("words", "notes"),
@@ -118,7 +130,8 @@ _META_KEYS = CARRIED.keys() | MODULE_CARRIED.keys() | PLAIN.keys()
 _ORDER = (
     "files", "functions", "lines of code", "sources", "node names", "targets", "attributes",
     "arguments", "constants", "keywords", "operators and functions", "classes", "notes", "messages",
-    "shape ids", "graphs", "backend", "failure", "left out", "data", "other",
+    "shape ids", "graphs", "backend", "settings", "environment", "packages", "devices", "failure",
+    "left out", "data", "other",
 )  # fmt: skip
 
 

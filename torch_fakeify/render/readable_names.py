@@ -1,25 +1,48 @@
-"""Readable names of sources and symbols, as in the user's program.
+"""Readable names of sources, symbols and inputs, as in the user's program.
 
-Torch's names are ``L['self']._modules['fc']._parameters['weight']`` for the weight of a layer, ``s18``
-or ``L['x'].size()[0]`` for a size; the readable ones are ``self.fc.weight`` and ``x.size(0)``.
+Torch's names are ``L['self']._modules['fc']._parameters['weight']`` for the weight of a layer, with the
+placeholder ``l_self_modules_fc_parameters_weight_``, and ``s18`` or ``L['x'].size()[0]`` for a size; the
+readable ones are ``self.fc.weight`` and ``x.size(0)``.
 """
 
 from __future__ import annotations
 
 import hashlib
+import keyword
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from torch_fakeify.records.fingerprint import COMMUTATIVE
+from torch_fakeify.records.frame import FailureDesc, InputDesc
+from torch_fakeify.records.graph import GraphModuleDesc
+from torch_fakeify.records.rewrite import Rewriter
+from torch_fakeify.records.shape_env import SymbolDesc
 from torch_fakeify.records.tensor import ApplyNode, ExprDesc, SymbolNode, SymDesc
 
 from .text import clip, expr_text, int_text
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from torch_fakeify.records.frame import CaptureDesc
     from torch_fakeify.records.tensor import IntLike
 
-__all__ = ["ReadableNames", "readable_source"]
+__all__ = [
+    "InputNames",
+    "ReadableNames",
+    "identifier",
+    "readable_frame",
+    "readable_source",
+    "readable_text",
+]
+
+_LONGEST = 120
+"""Most characters of a readable name that is shown."""
+_COPY = re.compile(r"(.*?)(?:_\d+)?", re.DOTALL)
+_TORCH_NAME = re.compile(r"\b(?:[a-zA-Z]+\d+|[A-Za-z]\w*_\w*)\b")
+"""What may be torch's name of a symbol or placeholder in a message: no plain word."""
 
 _REWRITES = tuple(
     (re.compile(pattern), words)
@@ -42,21 +65,26 @@ def readable_source(name: str) -> str:
 class ReadableNames:
     """Readable names of the symbols of a frame.
 
-    A symbol is named by its first source; one without a source, which is unbacked, by its number
-    among those.
+    A symbol is named by its first source.
 
     Args:
         desc: the frame.
         longest: most characters of a name, for names that are shown and not compared.
+        by_order: name a symbol without a source by its number among those, so that the names of two
+            frames can be compared; else it has torch's name.
     """
 
-    def __init__(self, desc: CaptureDesc, longest: int | None = None) -> None:
+    def __init__(
+        self, desc: CaptureDesc, longest: int | None = None, *, by_order: bool = False
+    ) -> None:
         self._names: dict[str, str] = {}
         unbacked = 0
         for symbol in desc.shape_env.symbols if desc.shape_env is not None else ():
             if symbol.sources:
                 name = symbol.sources[0].name
                 words = readable_source(name if longest is None else clip(name, 4 * longest))
+            elif not by_order:
+                words = symbol.name
             else:
                 words = f"{symbol.name.rstrip('0123456789')}{unbacked}"
                 unbacked += 1
@@ -127,3 +155,130 @@ def _sorted_args(node: ApplyNode, texts: list[str]) -> tuple[int, ...]:
     if node.function in COMMUTATIVE:
         return tuple(sorted(node.args, key=lambda at: texts[at]))
     return node.args
+
+
+class InputNames:
+    """Readable names of the placeholders of a frame.
+
+    Args:
+        desc: the frame.
+        identifiers: make valid identifiers of Python: ``self_fc_weight`` for ``self.fc.weight``.
+        reserved: names that are not given.
+    """
+
+    def __init__(
+        self, desc: CaptureDesc, *, identifiers: bool = False, reserved: Iterable[str] = ()
+    ) -> None:
+        unnamed = (entry.name for entry in desc.inputs if entry.source is None)
+        used = dict.fromkeys([*reserved, *unnamed], 0)
+        self.by_torch_name: dict[str, str] = {}
+        """The readable names by placeholder, of those that have a source."""
+        for entry in desc.inputs:
+            if entry.source is not None:
+                words = readable_source(clip(entry.source.name, 4 * _LONGEST))
+                words = identifier(words) if identifiers else clip(words, _LONGEST)
+                self.by_torch_name[entry.name] = _fresh(words, used)
+
+    def of(self, graph: GraphModuleDesc) -> list[str]:
+        """Return the readable names of the nodes of a graph, in order.
+
+        A placeholder of a nested graph is named as the input of the frame of which it is a copy. Another
+        node with the name of an input gets a number.
+        """
+        used: dict[str, int] = {}
+        inputs = {
+            at: _fresh(self._placeholder(fx_node.name), used)
+            for at, fx_node in enumerate(graph.nodes)
+            if fx_node.op == "placeholder"
+        }
+        return [
+            inputs[at] if at in inputs else _fresh(fx_node.name, used)
+            for at, fx_node in enumerate(graph.nodes)
+        ]
+
+    def _placeholder(self, name: str) -> str:
+        copied = _COPY.fullmatch(name)
+        return self.by_torch_name.get(name) or self.by_torch_name.get(
+            copied[1] if copied else name, name
+        )
+
+
+def identifier(words: str) -> str:
+    """Return a valid identifier of Python that resembles a name."""
+    name = re.sub(r"\W+", "_", words, flags=re.ASCII).strip("_")[:_LONGEST]
+    return f"_{name}" if not name or name[0].isdigit() or keyword.iskeyword(name) else name
+
+
+def _fresh(name: str, used: dict[str, int]) -> str:
+    found = name
+    while found in used:
+        used[name] += 1
+        found = f"{name}_{used[name]}"
+    used[found] = 0
+    return found
+
+
+def readable_text(text: str, desc: CaptureDesc) -> str:
+    """Return a message about a frame with readable names in place of torch's."""
+    return _readable_text(text, ReadableNames(desc, _LONGEST), InputNames(desc))
+
+
+def _readable_text(text: str, symbols: ReadableNames, inputs: InputNames) -> str:
+
+    def named(found: re.Match[str]) -> str:
+        name = found[0]
+        return inputs.by_torch_name.get(name) or symbols.symbol(name)
+
+    return _TORCH_NAME.sub(named, text)
+
+
+def readable_frame(desc: CaptureDesc) -> CaptureDesc:
+    """Return a frame for printing, with readable names of symbols, inputs and sources.
+
+    It has no meaning beyond its text: its symbols and nodes have names that torch refuses. The source of
+    an input is left out, as it is its name.
+    """
+    words = ReadableNames(desc, _LONGEST)
+    inputs = InputNames(desc)
+
+    def changed(part: Any) -> Any:
+        match part:
+            case ExprDesc():
+                nodes = tuple(
+                    [
+                        SymbolNode(words.symbol(n.name), n.assumptions)
+                        if isinstance(n, SymbolNode)
+                        else n
+                        for n in part.nodes
+                    ]
+                )
+                return part if nodes == part.nodes else ExprDesc(nodes=nodes)
+            case SymbolDesc():
+                return _symbol(part, words)
+            case GraphModuleDesc():
+                names = inputs.of(part)
+                nodes = tuple(
+                    [
+                        node if node.name == name else msgspec.structs.replace(node, name=name)
+                        for node, name in zip(part.nodes, names, strict=True)
+                    ]
+                )
+                return msgspec.structs.replace(part, nodes=nodes)
+            case InputDesc() if part.source is not None:
+                name = inputs.by_torch_name[part.name]
+                return msgspec.structs.replace(part, name=name, source=None)
+            case FailureDesc():
+                message = _readable_text(part.message, words, inputs)
+                return msgspec.structs.replace(part, message=message)
+            case _:
+                return part
+
+    return Rewriter(changed)(desc)
+
+
+def _symbol(symbol: SymbolDesc, words: ReadableNames) -> SymbolDesc:
+    sources = tuple(
+        msgspec.structs.replace(source, name=readable_source(clip(source.name, 4 * _LONGEST)))
+        for source in symbol.sources
+    )
+    return msgspec.structs.replace(symbol, name=words.symbol(symbol.name), sources=sources)

@@ -6,19 +6,22 @@ untrusted file can neither send control sequences to a terminal nor forge lines.
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from torch_fakeify.records.metadata_keys import losses_of
 from torch_fakeify.records.tensor import ExprDesc, SymbolNode
 
 from .code import SourceLines, code_lines
+from .readable_names import readable_frame
+from .surroundings import surrounding_rows
+from .tables import table_lines
 from .text import (
     clip,
     escape,
     expr_text,
     failure_text,
     int_text,
+    level_text,
     result_text,
     stack_lines,
     sym_text,
@@ -29,7 +32,7 @@ from .text import value_text as _value_text
 from .text import world_text as _world_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from torch_fakeify.records.frame import CaptureDesc, FailureDesc, InputDesc, ModesDesc
     from torch_fakeify.records.graph import GraphModuleDesc
@@ -37,59 +40,78 @@ if TYPE_CHECKING:
         GuardDesc,
         LocationDesc,
         RuntimeAssertDesc,
-        ShapeEnvDesc,
         SymbolDesc,
     )
     from torch_fakeify.records.tensor import MetaTensorDesc
 
+Part = Literal["inputs", "guards", "code"]
+PARTS: tuple[Part, ...] = ("inputs", "guards", "code")
+"""Sections that can be printed alone; ``guards`` are all that the ``ShapeEnv`` has."""
 _COLUMN = 56
-"""Most characters of a cell that widens its column."""
-_NUMBER = re.compile(r"[0-9][0-9.,e+-]*")
+"""Most characters of a short cell."""
 _WIDEST = 2000
 """Most characters of an expression."""
 
 
-def show_lines(desc: CaptureDesc) -> list[str]:
-    """Return the lines of a capture's page, safe to print."""
+def show_lines(desc: CaptureDesc, *, torch_names: bool = False) -> list[str]:
+    """Return all that a capture holds, as lines that are safe to print.
+
+    Args:
+        desc: the frame.
+        torch_names: name symbols and inputs as torch does, not as the program does.
+    """
+    shown = desc if torch_names else readable_frame(desc)
     sections = [
-        _heading(desc),
-        _section("inputs", _input_rows(desc.inputs), len(desc.inputs)),
-        _section("aliasing", _aliasing_rows(desc.inputs)),
+        table_lines(heading_rows(desc)),
+        *_input_sections(shown),
+        *_environment_sections(shown),
+        _section("modes", mode_rows(desc.modes)),
+        _section("surroundings", surrounding_rows(desc)),
+        _section("operators outside of torch", operator_rows(desc)),
+        _code_section(shown),
     ]
-    if desc.shape_env is not None:
-        sections.extend(_environment_sections(desc.shape_env, SourceLines(desc.graph)))
-    sections.append(_section("modes", mode_rows(desc.modes)))
-    sections.append(_section("code", [(line,) for line in code_lines(desc.graph)]))
-    if desc.failure is not None:
-        sections.append(_failure_section(desc.failure))
+    if shown.failure is not None:
+        sections.append(failure_lines(shown.failure))
+    return _joined(sections)
+
+
+def section_lines(
+    desc: CaptureDesc, sections: Collection[Part], *, torch_names: bool = False
+) -> list[str]:
+    """Return some sections of a capture in full, as lines that are safe to print.
+
+    Args:
+        desc: the frame.
+        sections: which.
+        torch_names: as for `show_lines`.
+    """
+    shown = desc if torch_names else readable_frame(desc)
+    lines: list[list[str]] = []
+    if "inputs" in sections:
+        lines += _input_sections(shown)
+    if "guards" in sections:
+        lines += _environment_sections(shown)
+    if "code" in sections:
+        lines.append(_code_section(shown))
+    return _joined(lines)
+
+
+def _joined(sections: Iterable[list[str]]) -> list[str]:
     lines: list[str] = []
     for section in filter(None, sections):
         lines.extend([*([""] if lines else []), *section])
     return [escape(line.rstrip(" ")) for line in lines]
 
 
-def table_lines(rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return rows as lines with aligned columns, separated by two spaces, numbers on the right.
+def _input_sections(desc: CaptureDesc) -> list[list[str]]:
+    return [
+        _section("inputs", _input_rows(desc.inputs), len(desc.inputs)),
+        _section("aliasing", _aliasing_rows(desc.inputs)),
+    ]
 
-    Cells of more than 56 characters do not widen their column.
-    """
-    rows = [tuple(row) for row in rows]
-    widths: dict[int, int] = {}
-    texts: set[int] = set()
-    for number, row in enumerate(rows):
-        for at, cell in enumerate(row):
-            if len(cell) <= _COLUMN:
-                widths[at] = max(widths.get(at, 0), len(cell))
-            if number and not _NUMBER.fullmatch(cell):
-                texts.add(at)
-    lines: list[str] = []
-    for row in rows:
-        cells = [
-            cell.ljust(widths.get(at, 0)) if at in texts else cell.rjust(widths.get(at, 0))
-            for at, cell in enumerate(row)
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return lines
+
+def _code_section(desc: CaptureDesc) -> list[str]:
+    return _section("code", [(line,) for line in code_lines(desc.graph)])
 
 
 def _section(title: str, rows: Iterable[Sequence[str]], count: int | None = None) -> list[str]:
@@ -107,17 +129,19 @@ def _expr(expr: ExprDesc) -> str:
 # --- frame and inputs ---------------------------------------------------------------------------
 
 
-def _heading(desc: CaptureDesc) -> list[str]:
-    graph_size = f"{_count(len(desc.graph.nodes), 'FX node')}, {_count(len(desc.inputs), 'input')}"
-    return table_lines(
-        [
-            ("frame", desc.frame or "?"),
-            ("recorded", f"torch {desc.torch_version or '?'}, backend {desc.backend or '?'}"),
-            ("graph", graph_size),
-            *([] if desc.world is None else [("ranks", clip(_world_text(desc.world), _WIDEST))]),
-            ("result", result_text(desc)),
-        ]
+def heading_rows(desc: CaptureDesc) -> list[tuple[str, str]]:
+    """Return what a frame is in a few pairs: function, torch and backend, size, ranks, result."""
+    level = "" if desc.aot is None else f"{level_text(desc)}, "
+    graph_size = (
+        f"{level}{_count(len(desc.graph.nodes), 'FX node')}, {_count(len(desc.inputs), 'input')}"
     )
+    return [
+        ("frame", desc.frame or "?"),
+        ("recorded", f"torch {desc.torch_version or '?'}, backend {backend_text(desc)}"),
+        ("graph", graph_size),
+        *([] if desc.world is None else [("ranks", clip(_world_text(desc.world), _WIDEST))]),
+        ("result", result_text(desc)),
+    ]
 
 
 def _count(number: int, thing: str) -> str:
@@ -173,7 +197,10 @@ def _aliasing_rows(inputs: Sequence[InputDesc]) -> Iterable[tuple[str, str]]:
 # --- shape environment --------------------------------------------------------------------------
 
 
-def _environment_sections(env: ShapeEnvDesc, source_lines: SourceLines) -> list[list[str]]:
+def _environment_sections(desc: CaptureDesc) -> list[list[str]]:
+    env, source_lines = desc.shape_env, SourceLines(desc.graph)
+    if env is None:
+        return []
     symbols = [_symbol_row(symbol, source_lines) for symbol in env.symbols]
     asserts = [_assert_row(entry, source_lines) for entry in env.runtime_asserts]
     return [
@@ -191,8 +218,10 @@ def _environment_sections(env: ShapeEnvDesc, source_lines: SourceLines) -> list[
 
 def _symbol_row(symbol: SymbolDesc, source_lines: SourceLines) -> tuple[str, str, str, str]:
     expr = ExprDesc(nodes=(SymbolNode(symbol.name, symbol.assumptions),))
-    origin = ", ".join(source.name for source in symbol.sources)
-    origin = origin or source_lines.find(expr) or user_line(symbol.stack)
+    if symbol.sources:
+        origin = ", ".join(s.name for s in symbol.sources if s.name != symbol.name)
+    else:
+        origin = source_lines.find(expr) or user_line(symbol.stack)
     notes = ["size-like"] if symbol.size_like else []
     notes += [origin] if origin else []
     return symbol.name, hint_text(symbol), range_text(symbol), "; ".join(notes)
@@ -251,6 +280,13 @@ def mode_rows(modes: ModesDesc) -> Iterable[tuple[str, str]]:
             yield name, str(value)
 
 
+def operator_rows(desc: CaptureDesc) -> Iterable[tuple[str, str]]:
+    """Yield the schema of each operator outside of torch, and the module that registered it."""
+    modules = dict(desc.operator_modules)
+    for operator in desc.operators:
+        yield clip(operator.schema, _WIDEST), clip(modules.get(operator.operator, ""), _COLUMN)
+
+
 def loss_lines(desc: CaptureDesc) -> list[str]:
     """Return lines that list the dropped metadata, safe to print; empty if there is none."""
     return [escape(line.rstrip(" ")) for line in _section("left out", _loss_rows(desc.graph))]
@@ -264,7 +300,20 @@ def _loss_rows(graph: GraphModuleDesc) -> Iterable[tuple[str, str, str]]:
         yield f"meta {clip(key, _COLUMN)}", times, clip(loss.reason, _WIDEST)
 
 
-def _failure_section(failure: FailureDesc) -> list[str]:
+def backend_text(desc: CaptureDesc) -> str:
+    """Return the name of the recorded backend, and where it is defined."""
+    name, place = desc.backend or "?", desc.backend_place
+    return (
+        name
+        if place is None
+        else f"{name}, which is {place}"
+        if ":" in place
+        else f"{name} of {place}"
+    )
+
+
+def failure_lines(failure: FailureDesc) -> list[str]:
+    """Return how a backend failed: its name, the exception or the end of its process, and the stack."""
     by = "" if failure.backend is None else f" by {failure.backend}"
     lines = [f"failure{by}", f"  {failure_text(failure)}"]
     lines.extend(f"    {line}" for line in failure.message.splitlines())

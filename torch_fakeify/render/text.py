@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import assert_never
 
+from torch_fakeify.records.devices import devices_of
 from torch_fakeify.records.tensor import (
     ApplyNode,
     AtomNode,
@@ -426,11 +427,32 @@ def stack_lines(stack: StackDesc) -> list[str]:
     return lines
 
 
+def level_text(desc: CaptureDesc) -> str:
+    """Say whether a capture is what Dynamo gives to a backend, or which graph of AOTAutograd."""
+    return "frame of Dynamo" if desc.aot is None else f"{desc.aot.kind} graph of AOTAutograd"
+
+
 def result_text(desc: CaptureDesc) -> str:
     """Return the result of compiling a frame in one line."""
     if desc.failure is not None:
         return f"failed: {failure_text(desc.failure)}"
     return desc.state or "compiled"
+
+
+def compiler_text(
+    desc: CaptureDesc, torch: str | None, backend: str | None, device: str | None = None
+) -> str:
+    """Return which backend, torch and devices a result is of, in one line.
+
+    Args:
+        desc: the frame.
+        torch: the version of torch that compiled it, if it is known.
+        backend: the requested backend; ``None`` for the recorded one.
+        device: the requested device.
+    """
+    version = "" if torch is None else f", torch {torch.partition('+')[0]}"
+    devices = ", ".join(devices_of(desc, device)) or "no device"
+    return clip(f"with {backend or desc.backend_name}{version}, {devices}", 200)
 
 
 def failure_text(failure: FailureDesc) -> str:

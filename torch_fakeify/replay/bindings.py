@@ -155,8 +155,8 @@ def decode_path(torch_path: Iterable[Any]) -> tuple[PathEntry, ...] | None:
                 path.append(("divide", _divisor(key.divisor)))
             case _:
                 return None
-    known = all(entry[0] in _NAMES and entry not in (("size",), ("stride",)) for entry in path)
-    return tuple(path) if known else None
+    is_valid = all(entry[0] in _NAMES and entry not in (("size",), ("stride",)) for entry in path)
+    return tuple(path) if is_valid else None
 
 
 def _divisor(n: Any) -> Any:

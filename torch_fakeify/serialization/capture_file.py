@@ -25,9 +25,14 @@ if TYPE_CHECKING:
     from torch_fakeify.records.graph import GraphModuleDesc
 
 _MEMBER = "capture"
+_SURROUNDINGS = "capture.json $.surroundings"
+_OPERATORS = "capture.json $.operators"
 
 
 def _members_of_version_1(desc: CaptureDesc) -> dict[str, bytes]:
+    if desc.surroundings is not None:
+        bounds.check_surroundings(desc.surroundings, _SURROUNDINGS)
+    bounds.check_operators(desc.operators, _OPERATORS)
     return Encoder().add(_MEMBER, desc).check(desc.shape_env).members()
 
 
@@ -56,10 +61,10 @@ def check_version(version: int) -> None:
         WriteError: there is no writer for it.
     """
     if version not in WRITERS:
-        known = ", ".join(map(str, sorted(WRITERS)))
+        versions = ", ".join(map(str, sorted(WRITERS)))
         raise WriteError(
             "this release cannot write that format version",
-            expected=f"one of {known}" if len(WRITERS) > 1 else f"format version {known}",
+            expected=f"one of {versions}" if len(WRITERS) > 1 else f"format version {versions}",
             found=repr(version),
             fix="Ask for another one, or write the file with a release that has it",
         )
@@ -74,32 +79,38 @@ def encode_with_short_paths(desc: CaptureDesc) -> tuple[CaptureDesc, dict[str, b
     if not _has_data(desc.graph):  # bytes may look like a path
         short = msgspec.structs.replace(desc, shape_env=short_paths(desc.shape_env))
         # Such errors are raised when the file is written.
-        with contextlib.suppress(UnsupportedValueError, LimitError):
+        with contextlib.suppress(UnsupportedValueError, FormatError):
             members = WRITERS[VERSION](short)
             if not any(map(may_mention_path, members.values())):
                 return short, members
     return redact_paths(desc), None
 
 
-def with_state(
-    members: dict[str, bytes], state: str | None, *, was: str | None
+def with_result(
+    members: dict[str, bytes], desc: CaptureDesc, *, was: CaptureDesc
 ) -> dict[str, bytes]:
-    """Return the members of a frame's file with another `CaptureDesc.state`, without encoding again.
+    """Return the members of a frame's file with another state and time, without encoding again.
 
-    The state is the record's last field, so it is the end of the member.
+    These are the record's last fields, so they are the end of the member.
 
     Args:
-        members: of `encode_with_short_paths`.
-        state: the new one.
-        was: the present one.
+        members: of `encode_with_short_paths`, of ``was``.
+        desc: the frame with the new state and time.
+        was: the frame before.
     """
     name = f"{_MEMBER}.json"
-    text = members[name].removesuffix(_state_text(was))
-    return {**members, name: text + _state_text(state)}
+    text = members[name].removesuffix(_end_of_member(was))
+    return {**members, name: text + _end_of_member(desc)}
 
 
-def _state_text(state: str | None) -> bytes:
-    return b"}}" if state is None else b',"state":%b}}' % msgspec.json.encode(state)
+def _end_of_member(desc: CaptureDesc) -> bytes:
+    fields = [(name, getattr(desc, name)) for name in ("compile_seconds", "state")]
+    texts = [
+        b',"%b":%b' % (name.encode(), msgspec.json.encode(value))
+        for name, value in fields
+        if value is not None
+    ]
+    return b"".join([*texts, b"}}"])
 
 
 def _has_data(graph: GraphModuleDesc) -> bool:
@@ -173,7 +184,8 @@ def read_capture(path: str | os.PathLike[str], *, limits: Limits | None = None) 
         limits: bounds of its size and content.
 
     Raises:
-        FormatError: no such file, not a capture, truncated, or ill-typed.
+        MissingFileError: there is no such file.
+        FormatError: not a capture, truncated, or ill-typed.
         VersionError: a newer release wrote it, with unsupported content.
         LimitError: it exceeds ``limits``.
     """
@@ -190,6 +202,9 @@ def read_file(path: str | os.PathLike[str], *, limits: Limits | None = None) -> 
         desc = decoder.get(_MEMBER, CaptureDesc)
         if desc.shape_env is not None:  # else expressions are not evaluated
             decoder.check_frame(desc.shape_env)
+        if desc.surroundings is not None:
+            bounds.check_surroundings(desc.surroundings, _SURROUNDINGS)
+        bounds.check_operators(desc.operators, _OPERATORS)
         return CaptureFile(desc, manifest.producer)
     except LimitError:
         raise

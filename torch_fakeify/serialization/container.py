@@ -23,7 +23,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 import msgspec
 
 from torch_fakeify._atomic_write import reason_of, write_atomic
-from torch_fakeify.errors import TRUST, FormatError, LimitError, VersionError, WriteError
+from torch_fakeify.errors import (
+    TRUST,
+    FormatError,
+    LimitError,
+    MissingFileError,
+    VersionError,
+    WriteError,
+)
 from torch_fakeify.versions import written_by
 
 from . import strict_json
@@ -288,7 +295,8 @@ def read_container(path: str | os.PathLike[str], *, limits: Limits | None = None
         limits: bounds of its size and content; the defaults fit every capture without tensor data.
 
     Raises:
-        FormatError: there is no such file, it is not a capture, truncated, damaged, or differs from
+        MissingFileError: there is no such file.
+        FormatError: it is not a capture, truncated, damaged, or differs from
             its manifest.
         VersionError: it has a newer format version, or needs an unsupported feature.
         LimitError: it exceeds ``limits``.
@@ -297,6 +305,8 @@ def read_container(path: str | os.PathLike[str], *, limits: Limits | None = None
     try:
         with os.fdopen(_open_regular(path), "rb") as file:
             return _read(file, where, limits or Limits())
+    except FormatError:  # which is a ValueError
+        raise
     except (OSError, ValueError) as error:
         raise _unreadable(where, error) from error
 
@@ -312,14 +322,14 @@ def _unreadable(where: str, error: OSError | ValueError) -> FormatError:
             found="no captures in it" if found is None else f"the captures {found}",
             fix="Record some with `torch-fakeify run`" if found is None else "Name one of them",
         )
-    fix = None
+    cls, fix = FormatError, None
     if isinstance(error, FileNotFoundError):
-        found = captures_in(Path(where).parent)
+        cls, found = MissingFileError, captures_in(Path(where).parent)
         fix = None if found is None else f"Captures beside it: {found}"
     elif isinstance(error, PermissionError):
         fix = "Change its permissions, or have it copied to where you may read it"
     reason = reason_of(error)
-    return FormatError("the file cannot be read", where=where, found=reason, fix=fix)
+    return cls("the file cannot be read", where=where, found=reason, fix=fix)
 
 
 def _open_regular(path: str | os.PathLike[str]) -> int:
@@ -338,6 +348,8 @@ def _read(file: BinaryIO, where: str, limits: Limits) -> Container:
             infos = archive.infolist()
             _check_members(infos, archive.start_dir, where, limits)
             found = _read_members(archive, infos, where)
+    except FormatError:
+        raise
     except _BAD_ZIP as error:
         raise FormatError(
             "the file is damaged",

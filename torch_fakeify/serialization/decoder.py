@@ -15,6 +15,7 @@ import msgspec
 
 from torch_fakeify._locks import fork_safe_lock
 from torch_fakeify.errors import FormatError, LimitError, VersionError
+from torch_fakeify.records.id_owners import owner_of_document
 from torch_fakeify.records.tensor import (
     ApplyNode,
     ExprDesc,
@@ -26,6 +27,7 @@ from torch_fakeify.records.tensor import (
     Record,
     SourceDesc,
     StackDesc,
+    owned,
 )
 
 from . import limits
@@ -281,7 +283,7 @@ class _Table:
 
 
 class _Tables:
-    """The tables by reference type, and what is known of the references of what is decoded."""
+    """The tables by reference type, and counts of the references in the decoded text."""
 
     def __init__(self) -> None:
         self.by_kind = {
@@ -331,6 +333,7 @@ class Reader:
         text: the document.
         where: a prefix of the path in errors.
         expr_nodes: most distinct nodes of the expressions.
+        describer: a name of the describer that made the records.
 
     Raises:
         FormatError: the text is no document, or ill-typed.
@@ -338,8 +341,15 @@ class Reader:
         LimitError: it has more depth or expression nodes than allowed.
     """
 
-    def __init__(self, text: bytes, where: str, expr_nodes: int = MAX_EXPR_NODES) -> None:
+    def __init__(
+        self,
+        text: bytes,
+        where: str,
+        expr_nodes: int = MAX_EXPR_NODES,
+        describer: str | None = None,
+    ) -> None:
         self._depth = check_text(text, where)
+        self._owner = owner_of_document(describer)
         document = _document(text, where)
         limits.check_count(len(document.nodes), expr_nodes, f"{where}.nodes")
         self.root = document.root
@@ -425,7 +435,7 @@ class Reader:
             args = self._args[position]
             if args:
                 if any(arg not in local for arg in args):
-                    raise Fault("a node stands before its arguments")
+                    raise Fault("a node precedes its arguments")
                 node = ApplyNode(node.function, tuple([local[arg] for arg in args]))
             local[position] = len(nodes)
             nodes.append(node)
@@ -456,7 +466,8 @@ class Reader:
         return SourceDesc(cls=row.cls, name=name, base=base, fields=fields)
 
     def _storage(self, row: _StorageText) -> MetaStorageDesc:
-        return MetaStorageDesc(id=row.id, nbytes=self._part(self._size_of_storage, row.nbytes))
+        nbytes = self._part(self._size_of_storage, row.nbytes)
+        return owned(MetaStorageDesc(id=row.id, nbytes=nbytes), self._owner)
 
     def _tensor(self, text: msgspec.Raw) -> MetaTensorDesc:
         row = parse(self._decode_tensor, text)
@@ -464,7 +475,7 @@ class Reader:
             value = getattr(row, part.name)
             if type(value) is msgspec.Raw:
                 _set_field(row, part.name, self._part(part, value))
-        return row
+        return owned(row, self._owner)
 
     def _new_part(self, cls: type[Record], name: str) -> _Part:
         return _Part(name, self._decoder(_field_form(cls, name)))

@@ -55,11 +55,16 @@ def dumps(obj: object) -> bytes:
     return encoder.document(encoder.encode(obj))
 
 
-def loads(data: bytes | bytearray | memoryview) -> Any:
+def loads(data: bytes | bytearray | memoryview, *, describer: str | None = None) -> Any:
     """Deserialize the bytes of ``dumps``; shared objects are shared again.
+
+    A document does not name the describer of its records. Records of two documents are therefore taken
+    for those of two describers, and refused where they meet, unless the caller names the describer.
 
     Args:
         data: the bytes.
+        describer: a name of the describer, such as that of the process which sent the bytes: records
+            loaded under one name are of one describer, and equal ids of one tensor.
 
     Raises:
         FormatError: the bytes are not a document, truncated, or ill-typed; names the ``$.path``.
@@ -70,7 +75,7 @@ def loads(data: bytes | bytearray | memoryview) -> Any:
         >>> tfk.loads(tfk.dumps({"x": tfk.describe_tensor(torch.ones(2))}))["x"].size
         (2,)
     """
-    reader = Reader(bytes(data), "$")
+    reader = Reader(bytes(data), "$", describer=describer)
     if reader.root is msgspec.UNSET:
         raise FormatError("the document has no root", where="$")
     return reader.tree(bytes(reader.root), "$.root")

@@ -34,6 +34,7 @@ from torch_fakeify.records.tensor import (
     Record,
     SourceDesc,
     StackDesc,
+    owner_of,
 )
 
 from . import limits
@@ -145,7 +146,7 @@ class Encoder:
         # By the ``id()`` of a record, which the entry references.
         self._written: dict[int, tuple[Any, msgspec.Raw, int]] = {}
         self._first: Any = None
-        """The first tensor or storage: all others must come from its describer."""
+        """The first described or loaded record: all others must come from its describer."""
         self._characters = 0
         """Of the names of sources whose rows leave a part out."""
         self._expr_nodes = 0
@@ -387,10 +388,10 @@ class Encoder:
 
     def _check_id(self, table: _Table, obj: Any) -> None:
         """Refuse a record of another describer, or with the id of a different record."""
-        if self._first is None:
+        if self._first is None and owner_of(obj) is not None:
             self._first = obj
         clash = None
-        if have_two_describers(self._first, obj):
+        if self._first is not None and have_two_describers(self._first, obj):
             clash = two_describers_clash(self._first, obj)
         elif type(obj.id) is int:
             first = table.by_id.setdefault(obj.id, obj)
@@ -403,7 +404,10 @@ class Encoder:
         if clash is not None:
             name = "tensor" if table.cls is MetaTensorDesc else "storage"
             raise Fault(
-                f"{name} {obj.id}: {clash.what}", clash.first, clash.found, fix=_SAME_DESCRIBER
+                f"{name} {obj.id}: {clash.what}",
+                clash.first,
+                clash.found,
+                fix=_SAME_DESCRIBER + clash.fix,
             )
 
     def add_expr(self, table: _Table, obj: ExprDesc) -> None:

@@ -7,23 +7,30 @@ makes the inner tensors of each wrapper.
 
 from __future__ import annotations
 
+import re
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from torch_fakeify.errors import TRUST, LimitError
+from torch_fakeify.errors import TRUST, FormatError, LimitError
+from torch_fakeify.records.frame import DeviceInfoDesc, SettingDesc
 from torch_fakeify.records.tensor import (
     ApplyNode,
     AtomNode,
+    DictValue,
     FloatNode,
+    FloatValue,
     IntNode,
+    ListValue,
     RationalNode,
     SymbolNode,
     SymDesc,
+    TupleValue,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from torch_fakeify.records.frame import OperatorDesc, SurroundingsDesc
     from torch_fakeify.records.shape_env import ShapeEnvDesc, SymbolDesc
     from torch_fakeify.records.tensor import ExprNode, IntLike, MetaTensorDesc
 
@@ -35,7 +42,9 @@ __all__ = [
     "check_frame",
     "check_names",
     "check_numbers",
+    "check_operators",
     "check_products",
+    "check_surroundings",
     "check_tables",
     "check_tensors",
     "tree_nodes",
@@ -58,6 +67,130 @@ _CONDITIONS = frozenset({"Eq", "Ne", "Lt", "Le", "Gt", "Ge", "And", "Or", "Not"}
 _DIVISIONS = frozenset({"FloorDiv", "CleanDiv"})
 _REMAINDERS = frozenset({"Mod", "PythonMod"})
 _GROWING = _POWERS | _FACTORIALS
+
+SETTINGS = 2000
+"""Most settings, environment variables and other entries of a frame's surroundings, each. Torch has 860."""
+SETTING_TEXT = 4096
+"""Most characters of a text in the surroundings."""
+SETTING_PARTS = 1000
+"""Most parts of the value of a setting."""
+SETTING_DEPTH = 8
+"""Most levels of the value of a setting."""
+SETTING_BITS = 64
+"""Bits of an integer of a setting, with its sign."""
+
+
+OPERATORS = 1000
+"""Most operators outside of torch, with their overloads."""
+SCHEMA_TEXT = 4096
+"""Most characters of the schema of an operator."""
+SCHEMA_DEPTH = 16
+"""Most levels of its brackets."""
+_NAME = r"[A-Za-z_]\w*"
+_SCHEMA = re.compile(rf"{_NAME}::{_NAME}(\.{_NAME})?\([ -~]*", re.ASCII)
+
+
+def check_surroundings(desc: SurroundingsDesc, where: str) -> None:
+    """Refuse surroundings that no process has: too large, or values that are not plain data.
+
+    Raises:
+        LimitError: there are too many entries, or a text or a value is too large.
+        FormatError: the value of a setting or option is not plain data.
+    """
+    for name in desc.__struct_fields__:
+        part, place = getattr(desc, name), f"{where}.{name}"
+        if isinstance(part, tuple) and len(part) > SETTINGS:  # pyright: ignore[reportUnknownArgumentType]
+            raise _too_much(place, f"at most {SETTINGS} entries")
+        for at, row in enumerate(part if isinstance(part, tuple) else (part,)):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+            _check_parts(row, f"{place}[{at}]")
+
+
+_ROWS = (SettingDesc, DeviceInfoDesc)
+_CONTAINERS = (ListValue, TupleValue, DictValue)
+
+
+def _check_parts(row: Any, where: str) -> None:
+    """Check one entry of the surroundings."""
+    left = SETTING_PARTS + len(getattr(row, "__struct_fields__", ()))
+    pending: list[tuple[Any, int]] = [(row, 0)]
+    while pending:
+        value, depth = pending.pop()
+        kind = type(value)
+        left -= kind not in (tuple, *_ROWS)
+        if left < 0 or depth > 3 * SETTING_DEPTH:
+            raise _too_much(where, f"at most {SETTING_PARTS} parts and {SETTING_DEPTH} levels")
+        if kind is str and len(value) > SETTING_TEXT:
+            raise _too_much(where, f"texts of at most {SETTING_TEXT} characters")
+        if kind is int and value.bit_length() >= SETTING_BITS:
+            raise _too_much(where, f"integers of {SETTING_BITS} bits")
+        if kind is tuple:
+            pending += [(item, depth + 1) for item in value]
+        elif kind is DictValue and any(isinstance(key, _CONTAINERS) for key, _ in value.items):
+            raise _not_plain(where)
+        elif kind in _CONTAINERS:
+            pending.append((value.items, depth + 1))
+        elif kind in _ROWS:
+            pending += [(getattr(value, name), depth) for name in value.__struct_fields__]
+        elif kind not in _SCALARS:
+            raise _not_plain(where)
+
+
+_SCALARS = frozenset({type(None), bool, int, float, str, FloatValue})
+
+
+def _not_plain(where: str) -> FormatError:
+    return FormatError(
+        "the value of a setting is not plain data",
+        where=where,
+        expected="scalars, and lists, tuples and dictionaries of scalars",
+    )
+
+
+def _too_much(where: str, expected: str) -> LimitError:
+    return LimitError("the surroundings are too large", where=where, expected=expected)
+
+
+def check_operators(operators: Sequence[OperatorDesc], where: str) -> None:
+    """Refuse schemas of operators that are too many, too long, or do not begin with a name.
+
+    The rest of a schema is for torch to parse.
+
+    Raises:
+        LimitError: there are too many, or one is too long.
+        FormatError: one is not the text of a schema.
+    """
+    if len(operators) > OPERATORS:
+        raise LimitError("too many operators", where=where, expected=f"at most {OPERATORS}")
+    for at, operator in enumerate(operators):
+        place = f"{where}[{at}]"
+        if max(len(operator.schema), *map(len, operator.tags), len(operator.tags)) > SCHEMA_TEXT:
+            raise LimitError(
+                "the schema of an operator is too long",
+                where=place,
+                expected=f"at most {SCHEMA_TEXT} characters",
+            )
+        if _SCHEMA.fullmatch(operator.schema) is None:
+            raise FormatError(
+                "not the schema of an operator",
+                where=f"{place}.schema",
+                expected="namespace::name(arguments) -> results",
+                found=operator.schema,
+            )
+        if _nesting(operator.schema) > SCHEMA_DEPTH:  # torch's parser is recursive
+            raise LimitError(
+                "the schema of an operator is nested too deeply",
+                where=f"{place}.schema",
+                expected=f"at most {SCHEMA_DEPTH} levels of parentheses",
+            )
+
+
+def _nesting(text: str) -> int:
+    """Return how many brackets are open at most."""
+    depth = deepest = 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def allowed_characters(size: int) -> int:
@@ -446,8 +579,8 @@ def _choices(terms: int, power: int, most: int) -> int:
 
 def _put(result: _Polynomial, monomial: _Monomial, n: int | None) -> None:
     """Add a term to a sum; a term with coefficient zero remains."""
-    known = result.get(monomial, 0)
-    result[monomial] = None if n is None or known is None else known + n
+    coefficient = result.get(monomial, 0)
+    result[monomial] = None if n is None or coefficient is None else coefficient + n
 
 
 def _size_products(

@@ -180,7 +180,7 @@ def too_deep(where: str) -> LimitError:
 
 
 class _KeyTwice(NamedTuple):
-    """Stands for an object that has a key twice."""
+    """Replaces an object that has a key twice."""
 
     key: str
 

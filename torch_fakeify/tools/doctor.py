@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch_fakeify._version import __version__
-from torch_fakeify.compat.dropin_sites import DROPIN_SITES
 from torch_fakeify.errors import FakeifyError
+from torch_fakeify.render.notebook import InNotebook
 from torch_fakeify.serialization.container import VERSION
 from torch_fakeify.versions import TorchVersionWarning, support_status, supported_torch_text
 
@@ -40,7 +40,7 @@ class DropinSite:
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class Diagnosis(InNotebook):
     """The result of `doctor`. ``str()`` of it is the printed text.
 
     Example:
@@ -77,26 +77,45 @@ class Diagnosis:
         """All fields and ``is_well`` as a JSON object."""
         return {**asdict(self), "is_well": self.is_well}
 
-    def lines(self) -> list[str]:
-        """Format the report."""
-        return [
-            *_table("versions", self.versions.items()),
-            "",
-            *_table("optional", self.optional.items()),
-            "",
-            "torch",
-            *(f"  {line}" for line in self._of_torch()),
-            "",
-            "census",
-            *(f"  {line}" for line in self._of_census()),
-            "",
-            *_table("drop-in sites", ((s.name, _word(s.found)) for s in self.sites)),
-            "",
-            *_table("supported here", ((s.name, _supported(s)) for s in self.supported)),
-        ]
+    def lines(self, *, every: bool = False) -> list[str]:
+        """Format the report: what works here, then what is installed.
 
-    def __str__(self) -> str:
-        return "\n".join(self.lines())
+        Args:
+            every: also what the census found, and the sites of the drop-in.
+        """
+        works = [(s.name, s.note) for s in self.supported if s.works]
+        fails = [(s.name, s.note) for s in self.supported if not s.works]
+        lines = [
+            self._verdict(),
+            *([] if self.is_well else [f"  {line}" for line in self._of_torch()]),
+            "",
+            *_table("works here", works),
+            "",
+            *_table("does not work here", fails),
+            "",
+            *_table("installed", [*self.versions.items(), *self.optional.items()]),
+        ]
+        if self.findings or every:
+            lines += ["", "census of torch", *(f"  {line}" for line in self._of_census())]
+        if every:
+            sites = ((s.name, _word(s.found)) for s in self.sites)
+            lines += ["", *_table("drop-in sites", sites)]
+        return lines
+
+    def _verdict(self) -> str:
+        torch = self.versions["torch"].partition("+")[0]
+        if self.is_well and self.torch == "unknown":
+            return (
+                f"All is well: nothing of torch {torch} is unknown here, although this release is made "
+                f"for {supported_torch_text()}."
+            )
+        if self.is_well:
+            return f"All is well: this release knows torch {torch}."
+        if self.torch == "missing":
+            return f"There is no torch that can be imported; install {supported_torch_text()}."
+        if self.refused is not None:
+            return f"Torch {torch} is refused; install {supported_torch_text()}."
+        return f"Torch {torch} has what this release does not know, see the census below."
 
     def _of_torch(self) -> Iterator[str]:
         match self.torch:
@@ -194,7 +213,7 @@ def _census() -> Census | None:
 
 
 def _sites() -> tuple[DropinSite, ...]:
-    from torch_fakeify.compat.private_names import name_exists
+    from torch_fakeify.compat.private_names import DROPIN_SITES, name_exists
 
     return tuple(DropinSite(name, name_exists(name)) for name in DROPIN_SITES)
 
@@ -207,7 +226,3 @@ def _table(title: str, rows: Any) -> list[str]:
 
 def _word(found: bool) -> str:
     return "found" if found else "not found"
-
-
-def _supported(support: Support) -> str:
-    return f"{'yes' if support.works else 'no '}  {support.note}"

@@ -11,18 +11,25 @@ import json
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from itertools import chain, islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch_fakeify._atomic_write import check_not_input, write_atomic
 from torch_fakeify.errors import CaptureError
 from torch_fakeify.frames.inputs.size_search import SizeSearch
+from torch_fakeify.render.notebook import InNotebook
 from torch_fakeify.render.readable_names import ReadableNames
+from torch_fakeify.render.text import compiler_text
+from torch_fakeify.serialization.capture_file import read_capture
+from torch_fakeify.serialization.container import Limits
+from torch_fakeify.tools.capture_files import as_file, path_of
+from torch_fakeify.tools.replaying import masked
+from torch_fakeify.tools.worker.client import backend_request
 from torch_fakeify.tools.worker.fork_server import ForkServer
 from torch_fakeify.tools.worker.replies import (
     Compared,
     Crashed,
     Failed,
+    Here,
     Hung,
     NotCompared,
     OutOfMemory,
@@ -33,9 +40,11 @@ from torch_fakeify.tools.worker.replies import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
 
     from torch_fakeify.records.frame import CaptureDesc
+    from torch_fakeify.tools.capture_files import CaptureLike
 
 __all__ = ["FuzzReport", "SizeFailure", "fuzz"]
 
@@ -56,14 +65,21 @@ class SizeFailure:
     text: str
 
 
-@dataclass
-class FuzzReport:
-    """The result of running a frame at many sizes."""
+@dataclass(frozen=True)
+class FuzzReport(InNotebook):
+    """The result of running a frame at many sizes.
 
-    words: dict[str, str]
+    Example:
+        >>> capture = tfk.capture(torch.fx.symbolic_trace(torch.nn.ReLU()), [torch.ones(2)])
+        >>> found = tfk.fuzz(capture, backend="eager")
+        >>> found.tried, found.compared, found.failures, found.is_static
+        (1, 1, (), True)
+    """
+
+    words: dict[str, str] = field(repr=False)
     """Readable names of the symbols."""
     tried: int = 0
-    failures: list[SizeFailure] = field(default_factory=list[SizeFailure])
+    failures: tuple[SizeFailure, ...] = ()
     """In the order in which they were found."""
     smallest: SizeFailure | None = None
     interrupted: bool = False
@@ -75,6 +91,11 @@ class FuzzReport:
 
     source: Path | None = None
     """The capture file, which `save` never overwrites."""
+    backend: str = "inductor"
+    compiler: str = ""
+    """Backend, torch and devices, in one line."""
+    here: Here | None = None
+    """How the surroundings of the runs differ from the recorded ones."""
 
     @property
     def compared(self) -> int:
@@ -84,11 +105,12 @@ class FuzzReport:
     def lines(self) -> list[str]:
         """Format the report."""
         tried = f"{self.tried} size{'' if self.tried == 1 else 's'} tried, {self.compared} compared"
-        reasons = [f"{n} not compared: {why}" for why, n in self.not_compared.most_common(4)]
+        reasons = [f"{n} not compared: {why}" for why, n in self._reasons().most_common(4)]
         static = ["the frame has no dynamic sizes: only the recorded one was tried"]
-        notes = [*reasons, *(static if self.is_static else [])]
+        here = [] if self.here is None else self.here.lines(every=self.smallest is None)
+        notes = [*reasons, *(static if self.is_static else []), self.compiler, *here]
         if not self.compared:
-            first = self.not_compared.most_common(1)
+            first = self._reasons().most_common(1)
             return [f"{tried}: {first[0][0]}" if first else tried, *notes[1 if first else 0 :]]
         if self.smallest is None:
             so_far = " so far" if self.interrupted else ""
@@ -96,13 +118,21 @@ class FuzzReport:
         smallest = self.smallest
         return [
             f"{tried}, {len(self.failures)} fail{'s' if len(self.failures) == 1 else ''}",
-            f"smallest: {self._sizes(smallest)}",
+            f"smallest: {self.describe(smallest)}",
             *(f"  {line}" for line in f"{smallest.kind}: {smallest.text}".splitlines()),
-            *(f"also: {self._sizes(each)}" for each in self.failures[:8] if each != smallest),
+            *(f"also: {self.describe(each)}" for each in self.failures[:8] if each != smallest),
             *notes,
         ]
 
-    def save(self, path: str | Path, *, backend: str) -> None:
+    def _reasons(self) -> Counter[str]:
+        """Count the reasons of `not_compared`; those that differ in numbers alone are one, with its first text."""
+        first: dict[str, str] = {}
+        counts = Counter[str]()
+        for why, count in self.not_compared.items():
+            counts[first.setdefault(masked(why), why)] += count
+        return counts
+
+    def save(self, path: str | Path) -> None:
         """Write the report as JSON.
 
         It has ``backend``, the counts ``tried``, ``compared`` and ``not_compared`` (by reason),
@@ -116,7 +146,7 @@ class FuzzReport:
         smallest = None if self.smallest is None else asdict(self.smallest)
         failures = [asdict(failure) for failure in self.failures]
         content = {
-            "backend": backend,
+            "backend": self.backend,
             "tried": self.tried,
             "compared": self.compared,
             "not_compared": dict(self.not_compared),
@@ -125,72 +155,117 @@ class FuzzReport:
         }
         write_atomic(path, (json.dumps(content, indent=1) + "\n").encode())
 
-    def _sizes(self, failure: SizeFailure) -> str:
+    def describe(self, failure: SizeFailure) -> str:
+        """Return the sizes of a failure in one line, by readable names."""
         named = {self.words[name]: value for name, value in failure.sizes.items()}
         return ", ".join(f"{name} = {value}" for name, value in named.items()) or "as recorded"
 
 
 def fuzz(
-    path: str | Path,
-    desc: CaptureDesc,
+    capture: CaptureLike,
     *,
-    backend: str,
+    backend: str | None = None,
+    imports: Sequence[str] = (),
     runs: int = 60,
     seed: int = 0,
     timeout: float = 600.0,
     memory: int | None = None,
     trust: bool = False,
+    progress: Callable[[str], None] | None = None,
 ) -> FuzzReport:
-    """Run a frame at other sizes that its guards admit, compiled and eagerly.
+    """Run a frame at other sizes that its guards admit, compiled and eagerly, in other processes.
+
+    Ctrl-C ends the search; the report has what was found until then and is ``interrupted``.
 
     Args:
-        path: the capture file.
-        desc: its record.
-        backend: name of a Dynamo backend.
+        capture: a capture, or the path of its file.
+        backend: name of a Dynamo backend, or ``MODULE:ATTR``; by default the recorded one.
+        imports: modules that each process imports first.
         runs: largest number of sizes to try, at least 1.
         seed: seed of the sizes and of the inputs' data.
         timeout: seconds for each batch of sizes, including the compilation.
         memory: bytes that a process may hold; ``None`` for no limit.
-        trust: read the file without limits.
+        trust: read the file without limits, and set also the settings that could run or write something.
+        progress: called with what was tried so far, after each batch.
 
     Raises:
+        MissingFileError: there is no such file.
+        FormatError: the file is no capture.
         CaptureError: the frame cannot be run (it has tensors without recorded data, or the backend
             fails to compile it), or ``runs`` is less than 1.
+
+    Example:
+        >>> capture = tfk.capture(torch.fx.symbolic_trace(torch.nn.ReLU()), [torch.ones(2)])
+        >>> print(tfk.fuzz(capture, backend="eager").lines()[0])
+        1 size tried, 1 compared, none fails
     """
     if runs < 1:
         raise CaptureError(
             "there are no sizes to try", where="runs", expected="1 or more", found=str(runs)
         )
-    search = SizeSearch(desc, seed=seed)
-    words = ReadableNames(desc)
-    report = FuzzReport({name: words.symbol(name) for name in _names(desc)}, source=Path(path))
-    report.is_static = not search.example
-    with ForkServer() as server:
-        request = {"backend": backend, "seed": seed, "trust": trust}
-        runner = _Runner(server, Path(path), request, timeout, memory)
+    request = {
+        **backend_request(backend, imports),
+        "seed": seed,
+        "trust": trust,
+        "trust_settings": trust,
+    }
+    with as_file(capture) as path, ForkServer() as server:
+        desc = read_capture(path, limits=Limits.none() if trust else None)
+        search = SizeSearch(desc, seed=seed)
+        where = str(path_of(capture) or desc.frame or "frame")
+        runner = _Runner(server, path, request, timeout, memory, where)
+        found = _Search(search, runner)
         try:
-            _search(search, runner, runs, report)
+            found.run(runs, progress or (lambda _text: None))
         except KeyboardInterrupt:
-            report.interrupted = True
-    return report
+            found.interrupted = True
+    words = ReadableNames(desc)
+    return FuzzReport(
+        {name: words.symbol(name) for name in _names(desc)},
+        tried=found.tried,
+        failures=tuple(found.failures),
+        smallest=found.smallest,
+        interrupted=found.interrupted,
+        not_compared=found.not_compared,
+        is_static=not search.example,
+        source=path_of(capture),
+        backend=backend or desc.backend_name,
+        compiler=compiler_text(desc, runner.torch, backend),
+        here=runner.here,
+    )
 
 
-def _search(search: SizeSearch, runner: _Runner, runs: int, report: FuzzReport) -> None:
-    """Try sizes and shrink a failure; the report is updated after each batch."""
-    sizes = iter(islice(search, runs))
-    sizes = chain([next(sizes, {})], sizes)  # as recorded, where no others are found
-    while batch := list(islice(sizes, _BATCH)):
-        not_compared = Counter[str]()
-        report.failures += runner.failures(batch, not_compared)
-        report.tried += len(batch)
-        report.not_compared += not_compared
-        report.smallest = min(report.failures, key=_extent, default=None)
-    for _ in range(_ROUNDS if report.smallest else 0):
-        assert report.smallest is not None
-        found = runner.failures(search.smaller(report.smallest.sizes, _BATCH), Counter())
-        if not found:
-            break
-        report.smallest = min(found, key=_extent)
+class _Search:
+    """What was found until now; it is updated after each batch."""
+
+    def __init__(self, search: SizeSearch, runner: _Runner) -> None:
+        self._sizes = search
+        self._runner = runner
+        self.tried = 0
+        self.failures: list[SizeFailure] = []
+        self.smallest: SizeFailure | None = None
+        self.not_compared = Counter[str]()
+        self.interrupted = False
+
+    def run(self, runs: int, progress: Callable[[str], None]) -> None:
+        """Try sizes, then shrink the smallest failure."""
+        sizes = iter(islice(self._sizes, runs))
+        sizes = chain([next(sizes, {})], sizes)  # as recorded, where no others are found
+        while batch := list(islice(sizes, _BATCH)):
+            not_compared = Counter[str]()
+            self.failures += self._runner.failures(batch, not_compared)
+            self.tried += len(batch)
+            self.not_compared += not_compared
+            self.smallest = min(self.failures, key=_extent, default=None)
+            progress(f"{self.tried} of at most {runs} sizes tried, {len(self.failures)} fail")
+        for round_ in range(_ROUNDS if self.smallest else 0):
+            assert self.smallest is not None
+            progress(f"making the sizes small, round {round_ + 1}")
+            smaller = self._sizes.smaller(self.smallest.sizes, _BATCH)
+            found = self._runner.failures(smaller, Counter())
+            if not found:
+                break
+            self.smallest = min(found, key=_extent)
 
 
 def _names(desc: CaptureDesc) -> Iterable[str]:
@@ -211,12 +286,16 @@ class _Runner:
         request: dict[str, Any],
         timeout: float,
         memory: int | None,
+        where: str,
     ) -> None:
+        self._where = where
         self._server = server
-        self._file = str(path.absolute())
-        self._request = {"task": "sizes", "file": self._file, **request}
+        self._request = {"task": "sizes", "file": str(path.absolute()), **request}
         self._timeout = timeout
         self._memory = memory
+        self.torch: str | None = None
+        """The version of torch, as of the first reply."""
+        self.here: Here | None = None
 
     def failures(
         self, batch: Sequence[dict[str, int]], not_compared: Counter[str]
@@ -230,6 +309,8 @@ class _Runner:
         answer = self._server.ask(
             {**self._request, "sizes": list(batch)}, timeout=self._timeout, memory=self._memory
         )
+        self.torch = self.torch or answer.torch
+        self.here = answer.here or self.here
         match answer.outcome:
             case Compared(results=results):
                 found = [_failure(*pair, not_compared) for pair in zip(batch, results, strict=True)]
@@ -252,7 +333,9 @@ class _Runner:
                 raise AssertionError(f"no reply to a batch of sizes: {outcome}")
 
     def _cannot_run(self, kind: str, message: str) -> CaptureError:
-        return CaptureError("the frame cannot be run", where=self._file, found=f"{kind}: {message}")
+        return CaptureError(
+            "the frame cannot be run", where=self._where, found=f"{kind}: {message}"
+        )
 
     @staticmethod
     def _ended(batch: Sequence[dict[str, int]], kind: Kind, *lines: str) -> SizeFailure:

@@ -211,6 +211,7 @@ _WITHOUT_TORCH: Mapping[str, Callable[[], tuple[bool, str]]] = {
     "replay of a corpus": _forking,
     "replay --memory": _limits,
     "replay --dask": _installed("distributed", "dask"),
-    "progress bars": _installed("rich", "rich"),
+    "colours, progress bars": _installed("rich", "rich"),
+    "shell completion": _installed("shtab", "completion"),
     "pytest plugin": _installed("pytest", "pytest"),
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torch_fakeify.errors import FakeifyError
-from torch_fakeify.records.fingerprint import fingerprint
 from torch_fakeify.render.diff import difference_lines, differences
 from torch_fakeify.serialization.capture_file import read_capture
 
@@ -52,40 +51,21 @@ def _recompiles(paths: Sequence[Path]) -> Iterator[tuple[Path, Path, list[str]]]
 
 
 def _code(desc: CaptureDesc) -> tuple[object, ...]:
-    """The key of the code object that was compiled."""
+    """The key of the code object that was compiled, and of the graph of it that is recorded."""
     fields = {} if desc.shape_env is None else dict(desc.shape_env.co_fields)
     return (
         desc.frame,
+        desc.aot and desc.aot.kind,
         *(fields.get(name) for name in ("co_name", "co_filename", "co_firstlineno")),
     )
 
 
 def same_frames(recorded: Mapping[Path, str]) -> dict[Path, Path]:
-    """Map each new capture of an already recorded frame to the earlier capture of that frame.
-
-    The earlier one is of this run, or was in the directory before.
+    """Map each capture of an already recorded frame to the first capture of that frame.
 
     Args:
-        recorded: fingerprints by file, in the order in which the files were made.
+        recorded: `compile_key` by file, in the order in which the files were made.
     """
     first: dict[str, Path] = {}
-    found: dict[Path, Path] = {}
-    for path, key in recorded.items():
-        other = first.setdefault(key, path)
-        earlier = other if other != path else _found_before(path, key, recorded)
-        if earlier is not None:
-            found[path] = earlier
-    return found
-
-
-def _found_before(path: Path, key: str, recorded: Mapping[Path, str]) -> Path | None:
-    """A file of an earlier run with the same frame, found by the fingerprint in its name."""
-    for other in sorted(path.parent.glob(f"*-{key[:8]}.fkf")):
-        if other in recorded:
-            continue
-        try:
-            if fingerprint(read_capture(other)) == key:
-                return other
-        except FakeifyError:  # not a capture
-            continue
-    return None
+    firsts = {path: first.setdefault(key, path) for path, key in recorded.items()}
+    return {path: other for path, other in firsts.items() if other != path}

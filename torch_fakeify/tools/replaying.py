@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from typing_extensions import assert_never
@@ -13,14 +12,18 @@ from torch_fakeify.errors import (
     CaptureError,
     ConvertError,
     FakeifyError,
+    StubError,
     UnknownNameError,
     VersionError,
 )
 from torch_fakeify.records.redact_paths import short_message
-from torch_fakeify.render.text import failure_text
+from torch_fakeify.render.notebook import InNotebook
+from torch_fakeify.render.text import compiler_text, failure_text
 from torch_fakeify.serialization.capture_file import read_capture
 from torch_fakeify.serialization.container import Limits
-from torch_fakeify.tools.worker.client import ask
+from torch_fakeify.tools.capture_files import as_file
+from torch_fakeify.tools.worker.client import ask, backend_request
+from torch_fakeify.tools.worker.interpreters import find_interpreter
 from torch_fakeify.tools.worker.limits import can_count_memory, free_memory
 from torch_fakeify.tools.worker.replies import (
     Compiled,
@@ -33,17 +36,28 @@ from torch_fakeify.tools.worker.replies import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
     from torch_fakeify.records.frame import CaptureDesc
+    from torch_fakeify.tools.capture_files import CaptureLike
     from torch_fakeify.tools.worker.replies import Answer, Outcome, Thrown
 
 _MASKED = r"0x[0-9a-fA-F]+|\d+"
 _FOLDERS = r"(?:[\w.@+~-]*[\\/])+(?=[\w.@+~-])"
 
 
-class Verdict(msgspec.Struct, frozen=True):
-    """The result of compiling a capture in a fresh interpreter."""
+class ReplayReport(InNotebook, msgspec.Struct, frozen=True):
+    """The result of compiling a capture in a fresh interpreter.
 
-    word: str
+    Example:
+        >>> capture = tfk.capture(torch.fx.symbolic_trace(torch.nn.ReLU()), [torch.ones(2)])
+        >>> result = capture.replay(backend="eager")
+        >>> result.verdict, result.holds
+        ('compiles', True)
+    """
+
+    verdict: str
     """``reproduced``, ``not reproduced``, ``compiles``, ``does not compile``, ``hangs``,
     ``crashes`` or ``out of memory``."""
     holds: bool
@@ -51,16 +65,28 @@ class Verdict(msgspec.Struct, frozen=True):
     details: tuple[str, ...]
     """Lines that describe the result."""
 
+    def lines(self) -> list[str]:
+        """Format the verdict, then its details."""
+        return [self.verdict, *(f"  {line}" for line in self.details)]
 
-def replay(
-    path: str | Path,
+    def made_with(self, text: str) -> ReplayReport:
+        """Return the verdict with backend, torch and devices as its first line."""
+        return msgspec.structs.replace(self, details=(text, *self.details))
+
+
+def replay_capture(
+    capture: CaptureLike,
     *,
-    backend: str,
+    backend: str | None = None,
+    imports: Sequence[str] = (),
     device: str | None = None,
     timeout: float = 600.0,
     memory: int | None = None,
     trust: bool = False,
-) -> Verdict:
+    python: str | None = None,
+    time: bool = False,
+    trace: Path | None = None,
+) -> ReplayReport:
     """Compile a capture in a fresh interpreter and compare the result with the recorded one.
 
     Two failures are the same when the exceptions have one type and their messages are equal after
@@ -68,30 +94,55 @@ def replay(
     frame recorded as not finished is reproduced by a backend that does not return.
 
     Args:
-        path: the capture file.
-        backend: name of a Dynamo backend.
+        capture: a capture, or the path of its file.
+        backend: name of a Dynamo backend, or ``MODULE:ATTR``; by default the recorded one.
+        imports: modules that the interpreter imports first, such as one that registers operators.
         device: as of ``Capture.instantiate``.
         timeout: seconds after which the compilation counts as hanging.
         memory: bytes that the compilation and its processes may hold; by default nine tenths of the
             free memory, or no limit where memory cannot be counted.
-        trust: read the file without limits.
+        trust: read the file without limits, and set also the settings that could run or write something.
+        python: the executable of another interpreter, which has its own torch; see `find_interpreter`.
+        time: also run the compiled code on synthetic inputs and time it.
+        trace: a folder for the log that torch writes with ``TORCH_TRACE``; the backward is then compiled at once,
+            not at the first call of ``backward``.
 
     Raises:
+        MissingFileError: there is no such file.
         FormatError: the file is no capture.
         FakeifyError: the frame cannot be rebuilt here, there is no such backend, or a memory limit is
             requested where memory cannot be counted.
+
+    Example:
+        >>> capture = tfk.capture(torch.fx.symbolic_trace(torch.nn.ReLU()), [torch.ones(2)])
+        >>> size = capture.save("frame.fkf")
+        >>> tfk.replay_capture("frame.fkf", backend="eager").verdict
+        'compiles'
     """
-    desc = read_capture(path, limits=Limits.none() if trust else None)
-    request = {
+    request: dict[str, Any] = {
         "task": "compile",
-        "file": str(Path(path).absolute()),
-        "backend": backend,
+        **backend_request(backend, imports),
         "device": device,
         "trust": trust,
+        "trust_settings": trust,
+        "stubs": True,
+        "time": time,
+        "backward": trace is not None,
     }
+    interpreter = None if python is None else find_interpreter(python)
+    if interpreter is not None:
+        request["python"] = interpreter.executable
     memory = allowed_memory(memory)
-    answer = ask(request, timeout=timeout, memory=memory)
-    return judge(desc, answer, timeout=timeout, memory=memory)
+    environment = {} if trace is None else {"TORCH_TRACE": str(trace)}
+    with as_file(capture) as path:
+        desc = read_capture(path, limits=Limits.none() if trust else None)
+        request["file"] = str(path.absolute())
+        answer = ask(request, timeout=timeout, memory=memory, environment=environment)
+    verdict = judge(desc, answer, timeout=timeout, memory=memory)
+    text = compiler_text(desc, answer.torch, backend, device)
+    return verdict.made_with(
+        text if interpreter is None else f"{text}, Python {interpreter.python}"
+    )
 
 
 def allowed_memory(memory: int | None) -> int | None:
@@ -116,21 +167,36 @@ def allowed_memory(memory: int | None) -> int | None:
 
 def judge(
     desc: CaptureDesc, answer: Answer, *, timeout: float, memory: int | None = None
-) -> Verdict:
+) -> ReplayReport:
     """Judge the answer of a worker.
+
+    The verdict names the settings that are not set and, unless it is the recorded one, everything in
+    which the worker's surroundings differ.
 
     Raises:
         FakeifyError: the worker could not rebuild the frame.
     """
+    verdict = _judge(desc, answer, timeout=timeout, memory=memory)
+    if answer.here is None:
+        return verdict
+    lines = answer.here.lines(every=not verdict.holds)
+    if verdict.verdict == "not reproduced" and not lines:
+        lines = ["nothing that is on record differs here"]
+    return msgspec.structs.replace(verdict, details=(*verdict.details, *lines))
+
+
+def _judge(
+    desc: CaptureDesc, answer: Answer, *, timeout: float, memory: int | None
+) -> ReplayReport:
     match answer.outcome:
         case Refused(error=name, message=message):
             raise _refusal(name)(message)
         case Raised(error=error):
             word = "out of memory" if error.memory else "crashes"
             frames = (f"  {frame}" for frame in error.frames)
-            return Verdict(word, False, (*_indented(error), *frames))
-        case Compiled(milliseconds=milliseconds):
-            return _on_success(desc, milliseconds)
+            return ReplayReport(word, False, (*_indented(error), *frames))
+        case Compiled() as compiled:
+            return _on_success(desc, compiled)
         case Failed(error=error):
             return _on_failure(desc, error)
         case Hung() as end:
@@ -148,13 +214,15 @@ def judge(
             raise AssertionError(f"no reply to a compilation: {outcome}")
 
 
-def _on_end(desc: CaptureDesc, end: Hung | OutOfMemory | Crashed, word: str, found: str) -> Verdict:
+def _on_end(
+    desc: CaptureDesc, end: Hung | OutOfMemory | Crashed, word: str, found: str
+) -> ReplayReport:
     """Judge a worker that a limit, a signal or the backend ended without a reply."""
     if _ends_as_recorded(desc, end):
-        return Verdict("reproduced", True, (found, *end.tail))
+        return ReplayReport("reproduced", True, (found, *end.tail))
     if desc.failure is not None and desc.failure.kind == word:
         word = "not reproduced"  # another signal
-    return Verdict(word, False, (found, *end.tail, *_recorded(desc)))
+    return ReplayReport(word, False, (found, *end.tail, *_recorded(desc)))
 
 
 def _ends_as_recorded(desc: CaptureDesc, end: Outcome) -> bool:
@@ -178,18 +246,22 @@ def _ends_as_recorded(desc: CaptureDesc, end: Outcome) -> bool:
 
 
 def _refusal(name: str) -> type[FakeifyError]:
-    classes = (CaptureError, ConvertError, UnknownNameError, VersionError)
+    classes = (CaptureError, ConvertError, StubError, UnknownNameError, VersionError)
     return next((cls for cls in classes if cls.__name__ == name), FakeifyError)
 
 
-def _on_success(desc: CaptureDesc, milliseconds: float) -> Verdict:
-    details = (f"compiled in {milliseconds:.0f} ms",)
+def _on_success(desc: CaptureDesc, compiled: Compiled) -> ReplayReport:
+    details = (f"compiled in {compiled.milliseconds:.0f} ms",)
+    if compiled.run is not None:
+        details = (*details, f"a call takes {compiled.run:.3g} ms")
+    elif compiled.not_run:
+        details = (*details, f"not timed: {compiled.not_run}")
     if desc.failure is None and desc.state != "not finished":
-        return Verdict("compiles", True, details)
-    return Verdict("not reproduced", False, (*details, *_recorded(desc)))
+        return ReplayReport("compiles", True, details)
+    return ReplayReport("not reproduced", False, (*details, *_recorded(desc)))
 
 
-def _on_failure(desc: CaptureDesc, error: Thrown) -> Verdict:
+def _on_failure(desc: CaptureDesc, error: Thrown) -> ReplayReport:
     recorded = desc.failure
     found = _indented(error)
     if recorded is None:
@@ -199,13 +271,13 @@ def _on_failure(desc: CaptureDesc, error: Thrown) -> Verdict:
     else:
         same = recorded.type == error.type and masked(recorded.message) == masked(error.message)
     if same:
-        return Verdict("reproduced", True, found)
+        return ReplayReport("reproduced", True, found)
     if error.memory:
-        return Verdict("out of memory", False, (*found, *_recorded(desc)))
+        return ReplayReport("out of memory", False, (*found, *_recorded(desc)))
     expected = _recorded(desc)
     if not expected:
-        return Verdict("does not compile", False, found)
-    return Verdict("not reproduced", False, (*expected, "now:", *found))
+        return ReplayReport("does not compile", False, found)
+    return ReplayReport("not reproduced", False, (*expected, "now:", *found))
 
 
 def recorded_result(desc: CaptureDesc) -> str | None:

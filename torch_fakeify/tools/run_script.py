@@ -9,40 +9,55 @@ from __future__ import annotations
 import json
 import linecache
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from torch_fakeify import errors
 from torch_fakeify._version import PACKAGE_DIR
-from torch_fakeify.errors import FakeifyError, ScriptError
+from torch_fakeify.errors import FakeifyError, MissingScriptError, ScriptError
+from torch_fakeify.frames.capture_folders import new_folder
+from torch_fakeify.frames.capture_sequence import CaptureSequence, load_captures
 from torch_fakeify.frames.notes import FrameReport, Notes
 from torch_fakeify.records.frame import FailureDesc
 from torch_fakeify.records.redact_paths import short_paths
 from torch_fakeify.records.tensor import FrameDesc, StackDesc
-from torch_fakeify.render.show import table_lines
+from torch_fakeify.render.notebook import InNotebook, html_block
+from torch_fakeify.render.tables import FRAME_COLUMNS, fitted_table, frame_row
 from torch_fakeify.render.text import death_text, stack_lines
 from torch_fakeify.serialization.capture_file import read_capture, write_capture
 from torch_fakeify.serialization.container import VERSION, Limits
+from torch_fakeify.tools.worker.client import backend_request, without_recording
 from torch_fakeify.tools.worker.limits import signal_name
 
 from .recompiles import recompile_lines, same_frames
+from .run_failures import (
+    HowCompiled,
+    compiled_again,
+    failed_frames,
+    failure_lines,
+    is_of_the_script,
+    short_path,
+    untraced_lines,
+)
 from .script_process import FAULTS, NOTES, REQUEST
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
 
+    from torch_fakeify.frames.captures import Capture
     from torch_fakeify.frames.notes import NotesRead
 
-__all__ = ["ScriptReport", "run_script"]
+__all__ = ["ScriptReport", "run"]
 
 _CHILD = (
     "import sys; sys.path = [sys.argv[1], *filter(None, sys.path)]; import torch_fakeify; "
@@ -64,11 +79,24 @@ _FAULT = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)
 _RECORDER = str(PACKAGE_DIR / "frames" / "record_backend.py")
 
 
-@dataclass
-class ScriptReport:
-    """The result of running a script: its frames and how it ended."""
+@dataclass(frozen=True, repr=False)
+class ScriptReport(InNotebook, CaptureSequence):
+    """The result of running a script: a sequence of the captures, its frames, and how it ended.
 
-    frames: list[FrameReport] = field(default_factory=list[FrameReport])
+    Each access to a capture reads its file.
+
+    Example:
+        >>> from pathlib import Path
+        >>> size = Path("train.py").write_text(
+        ...     "import torch; torch.compile(torch.exp, backend='eager')(torch.zeros(2))"
+        ... )
+        >>> captures = tfk.run("train.py")
+        >>> len(captures), captures[0].backend, captures.ending
+        (1, 'eager', 'finished')
+    """
+
+    frames: Sequence[FrameReport] = ()
+    """A report on each frame, also on those that could not be recorded."""
     ending: Literal["finished", "exited", "raised", "interrupted", "killed"] = "finished"
     """``interrupted`` by a signal in `_FROM_OUTSIDE`, such as Ctrl-C; ``killed`` by any other signal."""
     status: int = 0
@@ -81,6 +109,38 @@ class ScriptReport:
     """The frame that was being compiled when the script ended."""
     at_its_end: bool = False
     """Whether it ended by its last line, an exception or ``sys.exit``."""
+    folder: Path = Path()
+    """Where the captures are."""
+    untraced: dict[str, Any] | None = None
+    """The failure of Dynamo that ended the script before a backend was called."""
+    how: HowCompiled = field(default_factory=HowCompiled)
+    """Options of the run."""
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files of the captures."""
+        return [frame.path for frame in self.frames if frame.path is not None]
+
+    @property
+    def failed(self) -> list[Capture]:
+        """The captures of the frames that failed, then of those that were not finished."""
+        return load_captures(
+            [frame.path for frame in failed_frames(self.frames) if frame.path is not None]
+        )
+
+    def __repr__(self) -> str:
+        count = f"{len(self)} capture{'s' * (len(self) != 1)}"
+        return f"<ScriptReport {self.folder.name}: {count}, {self._ended()}>"
+
+    def __str__(self) -> str:
+        parts = [*self.lines(), *self.crash_lines(), *self.failure_lines(), self._ended()]
+        return "\n".join(parts)
+
+    def _repr_html_(self) -> str:
+        return html_block(str(self).splitlines())
+
+    def _ended(self) -> str:
+        return self.summary() or "the script finished"
 
     @property
     def is_well(self) -> bool:
@@ -88,16 +148,36 @@ class ScriptReport:
         well = self.ending == "finished" and all(frame.is_well for frame in self.frames)
         return well and bool(self.frames)
 
-    def lines(self) -> list[str]:
-        """Format the frames as a table, and the reasons of recompilations."""
+    def lines(self, columns: int | None = None) -> list[str]:
+        """Format the frames as a table, and the reasons of recompilations.
+
+        Args:
+            columns: width of the terminal; ``None`` for no limit.
+        """
         if not self.frames:
             return []
-        head = "file function nodes inputs symbols guards asserts bytes ms result"
         recorded = {f.path: f.fingerprint for f in self.frames if f.path and f.fingerprint}
         same = same_frames(recorded)
-        rows = [_row(frame, same) for frame in self.frames]
-        again = recompile_lines([frame.path for frame in self.frames if frame.path is not None])
-        return [*table_lines([head.split(), *rows]), *again]
+        rows = [_row(frame, same, self.folder) for frame in self.frames]
+        of_process: dict[int, list[Path]] = {}
+        for frame in self.frames:
+            if frame.path is not None:
+                of_process.setdefault(frame.pid, []).append(frame.path)
+        again = (line for paths in of_process.values() for line in recompile_lines(paths))
+        return [*fitted_table([FRAME_COLUMNS, *rows], columns), *again]
+
+    def next_lines(self) -> list[str]:
+        """Format where the captures are and how to look at them; empty if a frame failed."""
+        count = sum(frame.path is not None for frame in self.frames)
+        if not count or failed_frames(self.frames) or self.untraced is not None:
+            return []
+        noun = "capture" if count == 1 else "captures"
+        folder = short_path(str(self.folder))
+        return [
+            "",
+            f"{count} {noun} in {folder}",
+            f"  next        torch-fakeify show {shlex.quote(folder)}",
+        ]
 
     def crash_lines(self) -> list[str]:
         """Format the stack of a crash as a traceback; empty if there is none."""
@@ -107,15 +187,40 @@ class ScriptReport:
         lines = (f"  {line}" for line in stack_lines(innermost))
         return ["Traceback of the crash (most recent call last):", *lines]
 
+    def failure_lines(self) -> list[str]:
+        """Format the frame that failed, the user's line, the error, and what to do next."""
+        if self.untraced is not None:
+            return untraced_lines(self.untraced, self.frames, self.folder)
+        return failure_lines(self.frames, self.folder, self.how)
+
+    def failing(self) -> tuple[Path, HowCompiled] | None:
+        """The capture of the first frame that failed, and the options that compile it again.
+
+        Raises:
+            ScriptError: the script itself defines the backend.
+        """
+        found = failed_frames(self.frames)
+        if not found or found[0].path is None:
+            return None
+        if is_of_the_script(found[0], self.how):
+            raise ScriptError(
+                f"the script itself defines the backend {found[0].backend!r}",
+                where=str(found[0].path),
+                fix="Move it into a module that the script imports",
+            )
+        return found[0].path, compiled_again(found[0], self.how)
+
     def summary(self) -> str:
         """Format how the script ended and how many frames failed; empty if all is well."""
-        if not self.frames:
+        if not self.frames and self.untraced is None:
             return "the script compiled nothing"
         if self.ending == "finished":
             found = self._bad_frames()
             return found and f"{found}; the script finished, exit status 0"
         how = f"was {death_text(self.cause)}" if self.ending == "killed" else self.ending
-        during = "" if self.during is None else f" while {_named(self.during)} was compiled"
+        during = (
+            "" if self.during is None else f" while {_named(self.during, self.folder)} was compiled"
+        )
         return f"the script {how}{during}, exit status {self.status}"
 
     def _bad_frames(self) -> str:
@@ -129,93 +234,155 @@ class ScriptReport:
         return f"of {len(self.frames)} {noun} {found}" if found else ""
 
 
-def run_script(
-    script: str | Path,
-    args: Sequence[str],
-    directory: str | Path,
+def run(
+    script: str | Path | None,
+    args: Sequence[str] = (),
+    directory: str | Path = "captures",
     *,
+    module: str | None = None,
     backend: str | None = None,
+    imports: Sequence[str] = (),
     constants: Literal["none", "small"] = "none",
     paths: Literal["short", "full"] = "short",
     version: int = VERSION,
     on_error: Literal["warn", "raise"] = "warn",
+    level: Literal["dynamo", "aot"] = "dynamo",
 ) -> ScriptReport:
     """Run a script as ``__main__`` of a new process and save a capture of every frame it compiles.
 
     The process has this one's standard streams, environment and working directory, and gets the
-    signals that this one gets.
+    signals that this one gets; Ctrl-C ends it as in a terminal, and its ending is ``interrupted``. Its
+    captures go into a new folder ``SCRIPT`` of the directory, those of
+    a child process into ``SCRIPT/PID``; ``SCRIPT-2`` and so on if there is one.
 
     Args:
-        script: a Python file, or a directory or ZIP file with a ``__main__.py``.
+        script: a Python file, or a directory or ZIP file with a ``__main__.py``; ``None`` with a module.
         args: the script's own arguments.
-        directory: where the captures go.
-        backend: compiles every frame instead of the script's own backend.
+        directory: where the folder is made; it is left as it was if there are no captures.
+        module: is run in place of a script, as by ``python -m``.
+        backend: compiles every frame instead of the script's own backend, by name or ``MODULE:ATTR``.
+        imports: modules that the process imports before the script, with the working directory first
+            on its path.
         constants: as for `capture`.
         paths: as for `capture`.
         version: of the files' format, as for `Capture.save`.
         on_error: as for `record`.
+        level: as for `record`.
 
     Raises:
         WriteError: the directory cannot be written, or there is no writer for the version; the
             script has not been started.
         CaptureError: no backend has that name; the script has not been started.
-        ScriptError: there is no such script, or it ended with an error before it compiled anything.
+        MissingScriptError: there is no such script.
+        ScriptError: it ended with an error before it compiled anything.
         KeyboardInterrupt: before the script was started.
+
+    Example:
+        >>> from pathlib import Path
+        >>> size = Path("train.py").write_text(
+        ...     "import torch; torch.compile(torch.exp, backend='eager')(torch.zeros(2))"
+        ... )
+        >>> tfk.run("train.py")
+        <ScriptReport train: 1 capture, the script finished>
     """
-    if not Path(script).exists():
-        raise ScriptError("there is no such script", where=str(script), fix="Check the path")
+    if script is not None and not Path(script).exists():
+        raise MissingScriptError("there is no such script", where=str(script), fix="Check the path")
+    captures = new_folder(Path(directory), _folder_name(script, module))
+    try:
+        report = _run_and_report(
+            {
+                "script": None if script is None else str(Path(script).absolute()),
+                "module": module,
+                "args": list(args),
+                "captures": str(captures.path.absolute()),
+                **backend_request(backend, imports),
+                "constants": constants,
+                "paths": paths,
+                "version": version,
+                "on_error": on_error,
+                "level": level,
+            },
+            str(module or script),
+        )
+    finally:
+        captures.remove_if_empty()
+    return replace(report, folder=captures.path, how=HowCompiled(backend, tuple(imports)))
+
+
+def _folder_name(script: str | Path | None, module: str | None) -> str:
+    name = module or Path(script or "").absolute().stem
+    return re.sub(r"[^\w.-]+", "_", name).strip(".") or "script"
+
+
+def _run_and_report(request: dict[str, Any], script: str) -> ScriptReport:
+    """Run the process of a request.
+
+    Args:
+        request: without the folder of this call.
+        script: its name for errors.
+    """
     with tempfile.TemporaryDirectory(prefix="torch-fakeify-") as name, _blocked_signals() as mask:
         folder = Path(name)
-        request = {
-            "script": str(Path(script).absolute()),
-            "args": list(args),
-            "mask": mask,
-            "directory": str(Path(directory).absolute()),
-            "backend": backend,
-            "constants": constants,
-            "paths": paths,
-            "version": version,
-            "on_error": on_error,
-        }
-        (folder / REQUEST).write_text(json.dumps(request), encoding="utf-8")
         notes = Notes(folder / NOTES)
+        content = {**request, "mask": mask, "notes": str(notes.path)}
+        (folder / REQUEST).write_text(json.dumps(content), encoding="utf-8")
         sys.stdout.flush()
         flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         command = [sys.executable, *flags, "-c", _CHILD, str(PACKAGE_DIR.resolve().parent), name]
-        child = subprocess.Popen(command, close_fds=False)
+        child = subprocess.Popen(command, close_fds=False, env=without_recording())
         stopped = _wait_for(child, notes)
-        report = _report(child.returncode, notes.read(), str(script), stopped=stopped)
+        report = _report(child.returncode, notes.read(), script, stopped=stopped)
         if report.ending == "killed":
-            report.stack = _stack_of_crash(folder / FAULTS)
-        _record_cause(report, child.pid, paths=paths, version=version)
-    if not report.frames and report.ending in ("exited", "raised", "killed"):
+            report = replace(report, stack=_stack_of_crash(folder / FAULTS))
+        during = _record_cause(
+            report, child.pid, paths=request["paths"], version=request["version"]
+        )
+        report = replace(report, during=during)
+    if (
+        not report.frames
+        and report.untraced is None
+        and report.ending in ("exited", "raised", "killed")
+    ):
         found = report.cause or f"exit status {report.status}"
         raise ScriptError(
             "the script ended before it compiled anything",
-            where=str(script),
+            where=script,
             found=death_text(found) if report.ending == "killed" else found,
             fix="Run it without recording first",
         )
     return report
 
 
-def _row(report: FrameReport, same: Mapping[Path, Path]) -> list[str]:
+def _row(report: FrameReport, same: Mapping[Path, Path], folder: Path) -> tuple[str, ...]:
     """Format a frame as a row of the table.
 
     Args:
         report: of the frame.
         same: the earlier capture of the same frame, by path.
+        folder: of the run.
     """
-    result = report.result
+    result = report.state if report.failure is None else f"{report.state}: {_error_class(report)}"
+    if report.problem is not None:
+        result += f"; not recorded: {report.problem}"
     if report.path is not None and report.path in same:
-        result += f"; the same frame as {same[report.path].name}"
-    name = "-" if report.path is None else report.path.name
-    numbers = [*report.counts, report.bytes, round(report.milliseconds)]
-    return [name, report.function, *map(str, numbers), result]
+        result += f"; the same frame as {_short_name(same[report.path], folder)}"
+    name = "-" if report.path is None else _short_name(report.path, folder)
+    return frame_row(name, report.title, report.operators, report.milliseconds, result)
 
 
-def _named(frame: FrameReport) -> str:
-    return frame.function if frame.path is None else frame.path.name
+def _error_class(report: FrameReport) -> str:
+    """Return the class of the exception; its message is in the lines about the failure."""
+    name, colon, _ = (report.failure or "").partition(": ")
+    return name if colon and re.fullmatch(r"[\w.]+", name) else report.failure or ""
+
+
+def _named(frame: FrameReport, folder: Path) -> str:
+    return frame.title if frame.path is None else _short_name(frame.path, folder)
+
+
+def _short_name(path: Path, folder: Path) -> str:
+    """The file with the folder of the run, and with that of its process if it is a child."""
+    return path.relative_to(folder.absolute().parent).as_posix()
 
 
 # --- supervising the process -------------------------------------------------------------------------
@@ -302,28 +469,39 @@ def _report(status: int, read: NotesRead, script: str, *, stopped: bool) -> Scri
             found=death_text(name or f"exit status {status}"),
             fix="See its output, and check that `python -c 'import torch'` works",
         )
-    report = ScriptReport(read.frames, status=status, cause=read.script.get("cause", ""))
-    report.at_its_end = bool(ended)
+    report = ScriptReport(
+        tuple(read.frames),
+        status=status,
+        cause=read.script.get("cause", ""),
+        at_its_end=bool(ended),
+        untraced=read.script.get("without frame"),
+    )
     if interrupted:
-        report.ending, report.cause = "interrupted", name if name in _FROM_OUTSIDE else "SIGINT"
-        report.status = 128 + getattr(signal, report.cause)
-    elif name:
-        report.ending, report.cause, report.status = "killed", name, 128 - status
-    elif ended == "raised":
-        report.ending = "raised"
-    elif status:
-        report.ending = "exited"
-    return report
+        cause = name if name in _FROM_OUTSIDE else "SIGINT"
+        status = 128 + getattr(signal, cause)
+        return replace(report, ending="interrupted", cause=cause, status=status)
+    if name:
+        return replace(report, ending="killed", cause=name, status=128 - status)
+    if ended == "raised":
+        return replace(report, ending="raised")
+    return replace(report, ending="exited") if status else report
 
 
-def _record_cause(report: ScriptReport, pid: int, *, paths: str, version: int) -> None:
-    """Record in the unfinished frames and their captures what ended the process."""
+def _record_cause(
+    report: ScriptReport, pid: int, *, paths: str, version: int
+) -> FrameReport | None:
+    """Record in the unfinished frames and their captures what ended the process.
+
+    Returns:
+        The frame that the process was compiling.
+    """
+    during = None
     unfinished = [frame for frame in report.frames if frame.state == "not finished"]
     for frame in unfinished:
         if frame.pid != pid:
             frame.failure = f"process {frame.pid} ended while {frame.backend} compiled it"
             continue
-        report.during = frame
+        during = frame
         if frame.failure is not None:  # the process noted the interruption itself
             continue
         how = report.cause if report.ending in ("killed", "interrupted") else ""
@@ -342,6 +520,7 @@ def _record_cause(report: ScriptReport, pid: int, *, paths: str, version: int) -
             kind="crashes",
         )
         _write_failure(frame, short_paths(failure) if paths == "short" else failure, version)
+    return during
 
 
 def _write_failure(frame: FrameReport, failure: FailureDesc, version: int) -> None:

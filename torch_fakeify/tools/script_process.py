@@ -1,7 +1,7 @@
 """The program of the process in which ``run`` executes a user's script.
 
 ``main(FOLDER)`` reads the request from a file in the folder and writes notes there. The script sees the
-process of ``python SCRIPT ARGS``.
+process of ``python SCRIPT ARGS`` or ``python -m MODULE ARGS``.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import re
 import runpy
 import signal
 import sys
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch_fakeify.errors import FakeifyError
 from torch_fakeify.frames.notes import Notes
+from torch_fakeify.frames.user_lines import line_of_message
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FAULTS", "NOTES", "REQUEST", "main"]
 
+_DYNAMO_ERRORS = "torch._dynamo.exc"
 REQUEST, NOTES, FAULTS = "request", "notes", "faults"
 """Files in the folder: the request, `frames.notes.Notes`, and the output of ``faulthandler``."""
 
@@ -32,14 +35,15 @@ def main(folder: str) -> None:
     """Run the script of a request and record its frames; the process ends as the script ends.
 
     Args:
-        folder: ``request`` there is a JSON object: ``script``, ``args``, and what `ScriptRecorder` takes.
+        folder: ``request`` there is a JSON object: ``script`` or ``module``, ``args``, ``mask``, and what
+            `frames.process_recorder.record_process` takes.
     """
     request: dict[str, Any] = json.loads(Path(folder, REQUEST).read_text(encoding="utf-8"))
     notes = Notes(Path(folder, NOTES))
-    script, args = Path(request.pop("script")), request.pop("args")
-    mask = request.pop("mask")
+    script, module = request.pop("script"), request.pop("module")
+    args, mask = request.pop("args"), request.pop("mask")
     try:
-        _start_recording(request, notes)
+        _start_recording(request)
     except FakeifyError as error:
         parts = ("what", "where", "expected", "found", "fix")
         content = {part: getattr(error, part) for part in parts}
@@ -47,17 +51,24 @@ def main(folder: str) -> None:
         sys.exit(2)
     if not faulthandler.is_enabled():  # the user may have enabled it
         faulthandler.enable(Path(folder, FAULTS).open("wb"))  # noqa: SIM115 - open until the process ends
-    _set_main(script, args)
+    if module is None:
+        _set_main(Path(script), args)
+    else:
+        _set_module(args)
     notes.write("started", os.getpid())
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    _run(script, notes)
+    _run(script, module, notes)
 
 
-def _start_recording(request: Mapping[str, Any], notes: Notes) -> None:
-    from .script_recorder import ScriptRecorder, start_recording  # raises if this torch is refused
+def _start_recording(request: Mapping[str, Any]) -> None:
+    from torch_fakeify.frames.process_recorder import (  # raises if this torch is refused
+        record_children,
+        record_process,
+    )
 
-    start_recording(ScriptRecorder(notes=notes, **request))
+    record_process(request, owner=os.getpid())
+    record_children(request)
 
 
 def _set_main(script: Path, args: Sequence[str]) -> None:
@@ -68,10 +79,20 @@ def _set_main(script: Path, args: Sequence[str]) -> None:
         sys.path.insert(0, str(script.resolve().parent))
 
 
-def _run(script: Path, notes: Notes) -> None:
-    """Run the script, note how it ended, and exit like Python."""
+def _set_module(args: Sequence[str]) -> None:
+    """Set ``sys.argv`` and ``sys.path[0]`` like ``python -m module args``; ``runpy`` sets ``sys.argv[0]``."""
+    sys.argv = ["-m", *args]
+    if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
+        sys.path.insert(0, str(Path.cwd()))
+
+
+def _run(script: str | None, module: str | None, notes: Notes) -> None:
+    """Run the script or module, note how it ended, and exit like Python."""
     try:
-        runpy.run_path(str(script), run_name="__main__")
+        if module is None:
+            runpy.run_path(str(script), run_name="__main__")
+        else:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as error:
         notes.write("ended", "exited")
         if error.code is not None and not isinstance(error.code, int):
@@ -84,15 +105,37 @@ def _run(script: Path, notes: Notes) -> None:
     except BaseException as error:  # noqa: BLE001 - a user's script may raise anything
         notes.write("ended", "raised")
         notes.write("cause", f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
-        shown = _traceback_of(error, script)
+        without_frame = _failure_of_dynamo(error)
+        if without_frame is not None:
+            notes.write("without frame", without_frame)
+        shown = _traceback_of(error)
         sys.excepthook(type(error), error.with_traceback(shown), shown)
         sys.exit(1)
     notes.write("ended", "finished")
 
 
-def _traceback_of(error: BaseException, script: Path) -> TracebackType | None:
-    """The part of a traceback that begins in the script, as ``python script.py`` prints it."""
-    entry = error.__traceback__
-    while entry is not None and entry.tb_frame.f_code.co_filename != str(script):
+def _failure_of_dynamo(error: BaseException | None) -> dict[str, Any] | None:
+    """The parts of an error, or of its cause, that Dynamo raised before it called a backend."""
+    while error is not None:
+        classes = {cls.__name__ for cls in type(error).__mro__ if cls.__module__ == _DYNAMO_ERRORS}
+        if "BackendCompilerFailed" in classes:
+            return None
+        if "TorchDynamoException" in classes:
+            message = str(error)
+            explained = re.search(r"^  Explanation: (.*)$", message, re.MULTILINE)
+            return {
+                "classes": sorted(classes),
+                "error": f"{type(error).__name__}: {message.partition(chr(10))[0]}",
+                "explanation": "" if explained is None else explained[1],
+                "line": line_of_message(message, "from user code:"),
+            }
+        error = error.__cause__
+    return None
+
+
+def _traceback_of(error: BaseException) -> TracebackType | None:
+    """The part of a traceback that begins in the program, as Python prints it."""
+    entry, machinery = error.__traceback__, {__file__, runpy.__file__, "<frozen runpy>"}
+    while entry is not None and entry.tb_frame.f_code.co_filename in machinery:
         entry = entry.tb_next
     return entry

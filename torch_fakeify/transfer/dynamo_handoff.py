@@ -47,6 +47,9 @@ class Handoff:
         self.inner = inner
         self.__name__ = f"handoff({backend_name(inner)})"
 
+    def __repr__(self) -> str:
+        return f"<{self.__name__}>"
+
     def __eq__(self, other: object) -> bool:
         """Whether two handoffs have equal inner backends, and so share Dynamo's compiled code."""
         return isinstance(other, Handoff) and self.inner == other.inner

@@ -133,8 +133,7 @@ class RetraceRun:
         """
         mode = self.mode
         with ExitStack() as stack:
-            stack.enter_context(torch_dynamo.compile_lock())
-            stack.enter_context(torch_dynamo.compile_session())
+            stack.enter_context(torch_dynamo.compiling())
             stack.enter_context(preserve_modes())
             mode.epoch += 1
             mode.reset_nt_tensor_id_counter()

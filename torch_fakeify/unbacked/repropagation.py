@@ -89,7 +89,7 @@ def repropagate(
         raise ShapeEnvError("the mode has no ShapeEnv", fix="Make a FakeTensorMode with one")
     updater = _Updater(gm, mode, set(changed))
     with (
-        torch_dynamo.compile_lock(),
+        torch_dynamo.compiling(),
         preserve_modes(),
         mode,
         torch_dispatch.enable_python_dispatcher(),

@@ -47,7 +47,7 @@ class Transplanted(NamedTuple):
     """The symbol that the new node binds in place of each old one."""
     replaced: dict[sympy.Symbol, sympy.Basic]
     """The number that replaces each old symbol for which the new node binds none."""
-    kept: dict[sympy.Symbol, torch.fx.Node]
+    retained: dict[sympy.Symbol, torch.fx.Node]
     """Old symbols that another node of the graph computes too, through a memo of torch: that node
     binds them from now on, and the facts about them remain."""
     checks: tuple[str, ...]

@@ -105,8 +105,8 @@ class _RecordedArguments:
         """A function that calls ``make`` or, after ``rewind``, returns the recorded results."""
 
         def replacement(value: Any) -> Any:
-            for known in self._again:
-                return known
+            for recorded in self._again:
+                return recorded
             made = make(value)
             self._all.append(made)
             return made

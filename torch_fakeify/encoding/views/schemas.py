@@ -113,8 +113,8 @@ def bind(
         FormatError: the arguments do not match the schema.
     """
     named = dict(kwargs)
-    known = parameters(op)
-    positional = [parameter for parameter in known if not parameter.keyword_only]
+    declared = parameters(op)
+    positional = [parameter for parameter in declared if not parameter.keyword_only]
     if len(args) > len(positional):
         raise FormatError(
             f"too many arguments for {op}",
@@ -124,7 +124,7 @@ def bind(
         )
     passed = dict(zip((parameter.name for parameter in positional), args, strict=False))
     for name, value in named.items():
-        if name in passed or all(parameter.name != name for parameter in known):
+        if name in passed or all(parameter.name != name for parameter in declared):
             raise FormatError(
                 f"not an argument of {op}, or a repeated one",
                 where=where,
@@ -132,7 +132,7 @@ def bind(
             )
         passed[name] = value
     bound: list[BoundArgument] = []
-    for parameter in known:
+    for parameter in declared:
         if parameter.name in passed:
             bound.append(BoundArgument(parameter, passed[parameter.name]))
         elif not parameter.has_default:

@@ -234,7 +234,7 @@ class _Writer:
     def _locate(self, name: str, where: str) -> tuple[torch.nn.Module, str]:
         names.check_path(name, where=where)
         if name in self.seen:
-            raise FormatError("a name stands twice", where=where, found=repr(name))
+            raise FormatError("a name occurs twice", where=where, found=repr(name))
         self.seen.add(name)
         *path, last = name.split(".")
         owner: torch.nn.Module = self.gm

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar
 
 import msgspec
 
-from torch_fakeify.errors import FormatError, LimitError
+from torch_fakeify.errors import FormatError, LimitError, MissingFileError
 from torch_fakeify.serialization.strict_json import check_text, decode
 
 from .events import (
@@ -171,7 +171,8 @@ def from_trace_log(path: str | os.PathLike[str], *, limits: TraceLimits | None =
         reader.truncated = True
     except (OSError, zlib.error) as error:
         found = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise FormatError("the file cannot be read", where=where, found=found) from error
+        cls = MissingFileError if isinstance(error, FileNotFoundError) else FormatError
+        raise cls("the file cannot be read", where=where, found=found) from error
     return reader.result()
 
 

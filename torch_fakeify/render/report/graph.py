@@ -54,6 +54,8 @@ class Page(NamedTuple):
     stacks: Stacks
     badges: Mapping[NodeAt, Sequence[str]]
     """Ids of the guards and runtime asserts on the line of a node."""
+    torch_names: Sequence[Sequence[str]]
+    """Torch's names of the nodes, by graph."""
 
 
 def all_graphs(graph: GraphModuleDesc) -> list[NamedGraph]:
@@ -109,6 +111,13 @@ class _Rows:
         self.most = most
         self.is_small = is_small
         self.names = tuple([clip(fx_node.name, LONGEST) for fx_node in self.graph.nodes])
+        self.titles = tuple(
+            [
+                clip(name, LONGEST) if name != fx_node.name else None
+                for name, fx_node in zip(page.torch_names[number], self.graph.nodes, strict=True)
+            ]
+        )
+        """Torch's name of each node that has another one here."""
         self.marked = tuple([f"\x00{at}\x00" for at in range(len(self.names))])
 
     def html(self) -> Html:
@@ -213,14 +222,14 @@ class _Rows:
         return tag("li", *parts, class_="r", id=node_id(NodeAt(self.number, at)))
 
     def _code(self, at: int, fx_node: NodeDesc) -> Iterator[str]:
-        own = tag("a", self.names[at], class_="d", href=self._href(at))
+        own = tag("a", self.names[at], class_="d", href=self._href(at), title=self.titles[at])
         if fx_node.op == "placeholder":
             yield own
-            if fx_node.source is not None:
-                yield tag(
-                    "span", f" {readable_source(clip(fx_node.source.name, LONGEST))}", class_="m"
-                )
-            elif fx_node.args:
+            source = fx_node.source
+            words = "" if source is None else readable_source(clip(source.name, LONGEST))
+            if words and words != self.names[at]:
+                yield tag("span", f" {words}", class_="m")
+            elif source is None and fx_node.args:
                 yield clip(f" = {value_text(fx_node.args[0])}", self.width)
             return
         plain = statement(fx_node, self.names)
@@ -242,7 +251,8 @@ class _Rows:
         """Yield a statement, with links for the names of other nodes and graphs."""
         for part in _split(text):
             if isinstance(part, int) and part < len(self.names):
-                yield tag("a", self.names[part], href=self._href(part))
+                title = self.titles[part]
+                yield tag("a", self.names[part], href=self._href(part), title=title)
             else:
                 yield str(part)
         if fx_node.op in ("get_attr", "call_module") and isinstance(fx_node.target, str):

@@ -62,12 +62,12 @@ class Stacks:
         )
 
     def _at(self, stack: StackDesc) -> int:
-        known = self._numbers.get(id(stack))
-        if known is None:
-            known = self._numbers[id(stack)] = len(self._stacks)
+        number = self._numbers.get(id(stack))
+        if number is None:
+            number = self._numbers[id(stack)] = len(self._stacks)
             self._alive.append(stack)
             self._stacks.append([self._frame(frame) for frame in stack.frames[-_FRAMES:]])
-        return known
+        return number
 
     def _frame(self, frame: FrameDesc) -> int:
         return self._frames.setdefault(frame, len(self._frames))
@@ -84,16 +84,16 @@ class NodesOfLines:
     ) -> None:
         requested = {_key(frame) for frame in frames if frame is not None}
         self._found: dict[tuple[str, int, str], list[tuple[str, NodeAt]]] = {}
-        known: dict[int, tuple[StackDesc, list[FrameDesc]]] = {}
+        matching: dict[int, tuple[StackDesc, list[FrameDesc]]] = {}
         for at, graph in enumerate(graphs if requested else ()):
             for position, fx_node in enumerate(graph.nodes):
                 stack = node_stack(fx_node)
                 if stack is None:
                     continue
-                if id(stack) not in known:
+                if id(stack) not in matching:
                     matches = {_key(f): f for f in stack.frames if _key(f) in requested}
-                    known[id(stack)] = stack, list(matches.values())[:_MATCHES]
-                for frame in known[id(stack)][1]:
+                    matching[id(stack)] = stack, list(matches.values())[:_MATCHES]
+                for frame in matching[id(stack)][1]:
                     self._found.setdefault(_key(frame), []).append(
                         (frame.file, NodeAt(at, position))
                     )

@@ -16,8 +16,19 @@ from torch_fakeify.records.aliasing import storages
 from torch_fakeify.records.fingerprint import fingerprint
 from torch_fakeify.records.tensor import ExprDesc, SymbolNode
 from torch_fakeify.render.code import SourceLines
-from torch_fakeify.render.readable_names import ReadableNames, readable_source
-from torch_fakeify.render.show import hint_text, input_text, mode_rows, range_text
+from torch_fakeify.render.readable_names import (
+    ReadableNames,
+    readable_frame,
+    readable_source,
+)
+from torch_fakeify.render.show import (
+    hint_text,
+    input_text,
+    mode_rows,
+    operator_rows,
+    range_text,
+)
+from torch_fakeify.render.surroundings import surrounding_rows
 from torch_fakeify.render.text import (
     clip,
     expr_text,
@@ -32,13 +43,14 @@ from torch_fakeify.render.text import (
 from .graph import Page, all_graphs, graphs_html
 from .html import Html, data_block, digest, joined, lines, tag
 from .lines import LONGEST, NodeAt, NodesOfLines, Stacks, node_id
+from .stages import stages_html
 from .storage import aliasing_html
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from torch_fakeify.records.frame import CaptureDesc, FailureDesc, InputDesc, ModesDesc
+    from torch_fakeify.records.frame import CaptureDesc, FailureDesc, InputDesc
     from torch_fakeify.records.shape_env import (
         LocationDesc,
         ReplacementDesc,
@@ -48,6 +60,8 @@ if TYPE_CHECKING:
     from torch_fakeify.records.tensor import StackDesc
 
     from .graph import NamedGraph
+    from .stages import Stages
+
 __all__ = ["html_page", "write_report"]
 
 _ROWS = 10_000
@@ -70,6 +84,7 @@ def write_report(
     desc: CaptureDesc,
     *,
     source: str | os.PathLike[str] | None = None,
+    stages: Stages | None = None,
 ) -> None:
     """Write the page of a capture atomically.
 
@@ -77,18 +92,19 @@ def write_report(
         path: where.
         desc: the frame.
         source: the file that the frame was read from, which stays as it is.
+        stages: how the frame was compiled here, for a section of its own.
 
     Raises:
         WriteError: the file cannot be written, or is the source. An existing file is left unchanged.
     """
     if source is not None:
         check_not_input(path, source)
-    write_atomic(path, html_page(desc).encode())
+    write_atomic(path, html_page(desc, stages).encode())
 
 
-def html_page(desc: CaptureDesc) -> str:
+def html_page(desc: CaptureDesc, stages: Stages | None = None) -> str:
     """Return the page of a capture as self-contained HTML."""
-    return _Report(desc).html()
+    return _Report(desc, stages).html()
 
 
 @cache
@@ -117,11 +133,16 @@ class _Section(NamedTuple):
 
 
 class _Report:
-    def __init__(self, desc: CaptureDesc) -> None:
+    def __init__(self, desc: CaptureDesc, stages: Stages | None = None) -> None:
         self.desc = desc
+        self.compiled = stages
         self.stacks = Stacks()
         self.words = ReadableNames(desc, LONGEST // 2)
-        self.graphs: list[NamedGraph] = all_graphs(desc.graph)
+        self.shown = readable_frame(desc)
+        self.graphs: list[NamedGraph] = all_graphs(self.shown.graph)
+        self.torch_names = [
+            [fx_node.name for fx_node in each.graph.nodes] for each in all_graphs(desc.graph)
+        ]
         self.origins = SourceLines(desc.graph)
         env = desc.shape_env
         self.guards = [] if env is None else self._guards(env)
@@ -178,10 +199,11 @@ class _Report:
 
     def _sections(self) -> list[_Section | None]:
         desc, env = self.desc, self.desc.shape_env
-        found = storages(desc)
+        found = storages(self.shown)
         nodes = sum(len(each.graph.nodes) for each in self.graphs)
-        inputs = [self._input(at, entry) for at, entry in enumerate(desc.inputs[:_ROWS])]
-        page = Page(self.stacks, self.badges)
+        pairs = zip(self.shown.inputs, desc.inputs, strict=True)
+        inputs = [self._input(at, *pair) for at, pair in enumerate(pairs) if at < _ROWS]
+        page = Page(self.stacks, self.badges, self.torch_names)
         graph = joined([_TOOLS, graphs_html(self.graphs, page)])
         env_sections = [] if env is None else self._environment(env)
         return [
@@ -189,8 +211,15 @@ class _Report:
             *env_sections,
             _table("inputs", "Inputs", ("Input", "Value", "From"), inputs, len(desc.inputs)),
             _Section("storages", "Storages", len(found), aliasing_html(found)) if found else None,
-            _modes(desc.modes),
+            _pairs("modes", "Modes", ("Mode", "Value"), mode_rows(desc.modes)),
+            _pairs("surroundings", "Surroundings", ("What", "Value"), surrounding_rows(desc)),
+            _pairs(
+                "operators", "Operators outside of torch", ("Schema", "Module"), operator_rows(desc)
+            ),
             _Section("graph", "Graph", nodes, graph),
+            None
+            if self.compiled is None
+            else _Section("stages", "Stages", None, stages_html(self.compiled)),
         ]
 
     def _environment(self, env: ShapeEnvDesc) -> list[_Section | None]:
@@ -221,12 +250,13 @@ class _Report:
 
     # --- inputs and symbols ---
 
-    def _input(self, at: int, entry: InputDesc) -> list[Html]:
-        name = tag("code", clip(entry.name, LONGEST))
+    def _input(self, at: int, entry: InputDesc, theirs: InputDesc) -> list[Html]:
+        """Return the row of an input; ``theirs`` has torch's names."""
+        name = tag("code", clip(entry.name, LONGEST), title=clip(theirs.name, LONGEST))
         if at < len(self.placeholders):
             name = tag("a", name, href=f"#{node_id(NodeAt(0, self.placeholders[at]))}")
         what = tag("code", clip(input_text(entry), LONGEST))
-        source = "" if entry.source is None else clip(entry.source.name, LONGEST)
+        source = "" if theirs.source is None else clip(theirs.source.name, LONGEST)
         return [name, what, _with_torch_name(clip(readable_source(source), LONGEST), source)]
 
     def _symbol_section(self, env: ShapeEnvDesc) -> _Section | None:
@@ -296,14 +326,14 @@ class _Report:
 
     def _mentions(self, conditions: Sequence[_Condition]) -> dict[str, list[str]]:
         """Return the ids of the conditions that contain each symbol."""
-        known: dict[int, list[str]] = {}
+        cached: dict[int, list[str]] = {}
         found: dict[str, list[str]] = {}
         for condition in conditions:
-            names = known.get(id(condition.expr))
+            names = cached.get(id(condition.expr))
             if names is None:
                 nodes = condition.expr.nodes
                 names = [node.name for node in nodes if isinstance(node, SymbolNode)]
-                known[id(condition.expr)] = names = names[:_MENTIONED]
+                cached[id(condition.expr)] = names = names[:_MENTIONED]
             for name in names:
                 found.setdefault(name, []).append(condition.id)
             self.symbols_of[condition.id] = names
@@ -328,23 +358,23 @@ class _Report:
             _with_torch_name(words, theirs),
         ]
         head += [tag("span", note, class_="badge") for note in condition.notes]
-        known = [name for name in self.symbols_of[condition.id] if name in self.symbols]
+        listed = [name for name in self.symbols_of[condition.id] if name in self.symbols]
         symbols = [
             tag("a", clip(self.words.symbol(name), LONGEST // 4), href=f"#s{self.symbols[name]}")
-            for name in known[:_ABOUT]
+            for name in listed[:_ABOUT]
         ]
-        symbols += [joined(["..."])] if len(known) > _ABOUT else []
+        symbols += [joined(["..."])] if len(listed) > _ABOUT else []
         if symbols:
             head.append(tag("span", "on ", joined(symbols, ", "), class_="about"))
         return tag("li", tag("div", *head), self._origin(condition), id=condition.id)
 
     def _both(self, expr: ExprDesc, width: int) -> tuple[str, str]:
         """Return a condition with readable names and with torch's; the result is cached by expression."""
-        known = self._texts.get(id(expr))
-        if known is None:
-            known = self._words(expr, width), clip(expr_text(expr), width)
-            self._texts[id(expr)] = known
-        return known
+        cached = self._texts.get(id(expr))
+        if cached is None:
+            cached = self._words(expr, width), clip(expr_text(expr), width)
+            self._texts[id(expr)] = cached
+        return cached
 
     def _origin(self, condition: _Condition) -> Html:
         """Return the user's line with its stack, torch's line, and the nodes of the line."""
@@ -502,12 +532,15 @@ def _box(label: str, content: Html) -> Html:
     return tag("pre", content, tabindex="0", role="region", aria_label=label)
 
 
-def _modes(modes: ModesDesc) -> _Section | None:
+def _pairs(
+    name: str, title: str, labels: tuple[str, str], pairs: Iterable[tuple[str, str]]
+) -> _Section | None:
+    """Return a table of names and values."""
     rows = [
-        [tag("code", clip(name, LONGEST)), tag("code", clip(value, LONGEST))]
-        for name, value in mode_rows(modes)
+        [tag("code", clip(what, LONGEST)), tag("code", clip(value, LONGEST))]
+        for what, value in pairs
     ]
-    return _table("modes", "Modes", ("Mode", "Value"), rows, len(rows))
+    return _table(name, title, labels, rows[:_ROWS], len(rows))
 
 
 def _with_torch_name(words: str, theirs: str) -> Html:

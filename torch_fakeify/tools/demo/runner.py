@@ -1,4 +1,4 @@
-"""The command ``demo``: record a small decoder here; rebuild, compile and run it in another process."""
+"""The command ``demo --check``: record a small decoder here; rebuild, compile and run it in another process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch_fakeify.frames.record_backend import record
 from torch_fakeify.records.tensor import IntNode
 from torch_fakeify.render.show import table_lines
 from torch_fakeify.serialization.capture_file import read_capture
-from torch_fakeify.tools.worker.client import ask
+from torch_fakeify.tools.worker.client import ask, backend_request
 from torch_fakeify.tools.worker.replies import Crashed, Hung, OutOfMemory, Raised, Ran, Refused
 
 from .model import WIDTH, Decoder
@@ -117,11 +117,12 @@ def _indented(rows: Sequence[Sequence[str]]) -> list[str]:
     return [f"  {line}" for line in table_lines(rows)]
 
 
-def run_demo(backend: str = "inductor") -> DemoReport:
+def run_demo(backend: str = "inductor", imports: Sequence[str] = ()) -> DemoReport:
     """Record the decoder here, rebuild and run it at two other sizes in a fresh interpreter.
 
     Args:
         backend: compiles the frame in the fresh interpreter.
+        imports: modules that the fresh interpreter imports first.
 
     Raises:
         CaptureError: the fresh interpreter failed; the message has the reason.
@@ -135,7 +136,7 @@ def run_demo(backend: str = "inductor") -> DemoReport:
             {
                 "task": "run",
                 "file": str(path),
-                "backend": backend,
+                **backend_request(backend, imports),
                 "sizes": [_sizes_of(desc, sizes) for sizes in _OTHERS],
                 "absent": ["torch_fakeify.tools.demo.runner", "torch_fakeify.tools.demo.model"],
             },

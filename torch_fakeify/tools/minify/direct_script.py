@@ -41,6 +41,7 @@ from .script_code import (
     tuple_code,
     unsupported,
 )
+from .script_names import RESERVED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,11 +60,6 @@ _META_KEYS = (
 """Other metadata of nodes that compilers use."""
 _VALUES = ("example_value", "val")
 _WIDTH = 96
-_RESERVED = frozenset({
-    "backend", "compiled", "dynamic", "expected", "fake", "found", "frame", "graph", "inputs", "mode",
-    "module", "size", "torch", "unbacked", "values", "view",
-})  # fmt: skip
-"""Names that the script itself uses; variables for nodes avoid them."""
 
 
 class DirectScript:
@@ -85,7 +81,7 @@ class DirectScript:
         self._inputs = inputs
         env = desc.shape_env
         self._symbols = () if env is None else env.symbols
-        self._reserved = _RESERVED | {s.name for s in self._symbols}
+        self._reserved = RESERVED | {s.name for s in self._symbols}
         self._functions: list[list[str]] = []
         self._names: set[str] = set()
         gm = Capture(desc).instantiate().gm
@@ -127,7 +123,11 @@ class DirectScript:
             yield ""
             yield from function
         call = ", ".join(f"{name}={name}" for name in self._inputs.defaults)
-        yield from (line.format(call) for line in _COMPILED)
+        aot = self._desc.aot
+        if aot is None:
+            yield from (line.format(call) for line in _COMPILED)
+        else:
+            yield from (line.format(call, kind=aot.kind) for line in _COMPILED_BELOW)
 
     # --- the shape environment ---
 
@@ -203,7 +203,7 @@ class DirectScript:
         """Write the attributes of a graph's module."""
         aliases, bodies = dict(record.submodule_aliases), dict(record.submodules)
         targets = read_attributes(gm)
-        known: dict[int, str] = {}
+        written: dict[int, str] = {}
         parents: set[str] = set(targets)
         for target in targets:
             value = attribute(gm, target)
@@ -212,10 +212,10 @@ class DirectScript:
                 if parent not in parents:
                     parents.add(parent)
                     yield f"module.{parent} = torch.nn.Module()"
-            if id(value) in known:
-                yield f"module.{target} = module.{known[id(value)]}"
+            if id(value) in written:
+                yield f"module.{target} = module.{written[id(value)]}"
                 continue
-            known[id(value)] = target
+            written[id(value)] = target
             if isinstance(value, torch.fx.GraphModule):
                 start = "make" if name == "frame" else name
                 function = self._fresh(f"{start}_{target.replace('.', '_')}")
@@ -371,12 +371,12 @@ class _Scope:
         if tensor.is_conj or tensor.is_neg:
             return None
         size = sizes_code(tensor.size)
-        known = None if tensor.storage is None else self._storages.get(tensor.storage.id)
+        view_base = None if tensor.storage is None else self._storages.get(tensor.storage.id)
         self.note(tensor, place)
         grad = ", requires_grad=True" if tensor.requires_grad else ""
-        if known is not None and known[1] == tensor.dtype:
+        if view_base is not None and view_base[1] == tensor.dtype:
             offset = int_code(tensor.storage_offset)
-            return f"view({known[0]}, {size}, {sizes_code(tensor.stride)}, {offset}{grad})"
+            return f"view({view_base[0]}, {size}, {sizes_code(tensor.stride)}, {offset}{grad})"
         dtype = "" if tensor.dtype == "float32" else f", dtype=torch.{tensor.dtype}"
         plain = leaf_tensor(tensor)
         dense = is_strided_base(plain) and is_row_major(plain)
@@ -502,8 +502,52 @@ def fake_inputs():
         return inputs({})
 
 
-def compiled_by(backend):
+def compiled_by(backend, **options):
     \"\"\"Call a backend as Dynamo does.\"\"\"
     values = fake_inputs()
     with tracing(TracingContext(mode)):
-        return lookup_backend(backend)(frame(values), values)""".splitlines()
+        found = lookup_backend(backend) if isinstance(backend, str) else backend
+        return found(frame(values), values, **options)""".splitlines()
+
+_COMPILED_BELOW = """\
+
+
+def fake_inputs():
+    with mode:
+        return inputs({})
+
+
+def compiled_by(backend, **options):
+    \"\"\"Call the compiler that a backend gives to AOTAutograd for {kind} graphs.\"\"\"
+    from types import SimpleNamespace
+
+    from torch._functorch import aot_autograd
+
+    values, made = fake_inputs(), []
+
+    def traced(stack, function, args, descs, config, fake_mode, env):
+        stack.enter_context(fake_mode)
+        return SimpleNamespace(fw_metadata=SimpleNamespace())
+
+    def compile_graph(state, capture, partition, forward, backward=None, inference=None):
+        backward, inference = backward or forward, inference or forward
+        with torch.no_grad():
+            made.append({kind}(frame(values), values))
+        return made[0], None
+
+    aot_autograd.create_aot_state = traced
+    aot_autograd.aot_stage1_graph_capture = lambda *args: None
+    aot_autograd.aot_stage2_compile = compile_graph
+    aot_autograd.should_use_local_autograd_cache = lambda: False
+    aot_autograd.should_use_remote_autograd_cache = lambda: False
+    with tracing(TracingContext(mode)):
+        found = lookup_backend(backend) if isinstance(backend, str) else backend
+        made.append(found(frame(values), values, **options))
+
+    def run(*args):
+        with torch.no_grad():
+            boxed = getattr(made[0], "_boxed_call", False)
+            return made[0](list(args)) if boxed else made[0](*args)
+
+    return run""".splitlines()
+"""What AOTAutograd traces is not compiled: the backend's compiler gets the recorded graph."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from torch_fakeify.tools.worker.replies import Answer
 
-__all__ = ["Failure", "Outcome", "failure_of", "masked_line", "normalized_message"]
+__all__ = ["Failure", "Outcome", "failure_in", "failure_of", "masked_line", "normalized_message"]
 
 Kind = Literal["raises", "wrong", "crashes", "hangs", "out of memory"]
 
@@ -41,6 +41,11 @@ class Outcome:
     """Whether it fails as expected; ``None`` if that could not be determined."""
     text: str
     """The observed failure, or why there is none."""
+
+
+_LINES = re.compile(
+    r"(?P<kind>wrong numbers|raises|crashes|hangs|out of memory)(?: in the (?P<stage>\w+) pass)?:? ?"
+)
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,25 @@ class Failure:
             first, *rest = f"{self.type}: {self.message}".splitlines()
             return [f"raises{where}: {first}", *(f"  {line}" for line in rest)]
         return [f"{self.kind} {self.type}".rstrip(), *(f"  {line}" for line in self.frames)]
+
+
+def failure_in(lines: Sequence[str]) -> Failure | None:
+    """Return the failure that `Failure.lines` formatted; its frames are not read."""
+    found = _LINES.match(lines[0]) if lines else None
+    if found is None:
+        return None
+    rest = lines[0][found.end() :]
+    kinds: dict[str, Kind] = {
+        "raises": "raises", "crashes": "crashes", "hangs": "hangs", "out of memory": "out of memory",
+    }  # fmt: skip
+    kind, stage = kinds.get(found["kind"], "wrong"), found["stage"] or ""
+    if kind == "wrong":
+        return Failure(kind, stage, message=rest)
+    if kind != "raises":
+        return Failure(kind, stage, rest)
+    name, _, message = rest.partition(": ")
+    more = [line.removeprefix("  ") for line in lines[1:]]
+    return Failure(kind, stage or "compile", name, "\n".join([message, *more]))
 
 
 def failure_of(answer: Answer) -> Failure | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
+from torch_fakeify.errors import CaptureError
 from torch_fakeify.records.frame import CaptureDesc, FakeModeDesc, ModesDesc
 from torch_fakeify.records.symbol_names import has_number
 from torch_fakeify.records.tensor import (
@@ -47,6 +48,7 @@ from torch_fakeify.tools.size_edits import (
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from torch_fakeify.records.frame import InputDesc
     from torch_fakeify.records.graph import GraphModuleDesc, NodeDesc
@@ -540,3 +542,17 @@ REDUCTIONS: tuple[Reduction, ...] = (
     _Modes(),
 )
 """All reductions, in the order in which they are tried."""
+
+
+def refuse_joint(desc: CaptureDesc, path: Path | None) -> None:
+    """Refuse a joint graph: its outputs are counted, and the partitioner needs all of them.
+
+    Raises:
+        CaptureError: it is one.
+    """
+    if desc.aot is not None and desc.aot.kind == "joint":
+        raise CaptureError(
+            "a joint graph cannot be minified",
+            where=str(path or desc.frame),
+            fix="Minify its forward or backward graph, or the frame: record it without --level aot",
+        )

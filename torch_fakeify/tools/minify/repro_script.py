@@ -16,27 +16,31 @@ import subprocess
 import sys
 import tempfile
 import types
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from torch_fakeify.encoding.names import decode_function
+from torch_fakeify.encoding.settings import options_to_pass, settings_to_set
 from torch_fakeify.errors import UnsupportedValueError
+from torch_fakeify.frames.backend_choice import recorded_name
 from torch_fakeify.frames.captures import Capture
 from torch_fakeify.records.tensor import FunctionValue, SymDesc
-from torch_fakeify.render.text import expr_text
-from torch_fakeify.tools.worker.client import import_path
+from torch_fakeify.render.text import clip, escape, expr_text
+from torch_fakeify.tools.worker.client import import_path, without_recording
 
 from .direct_script import DirectScript, attribute, member, read_attributes
 from .failures import Outcome, masked_line, normalized_message
-from .script_code import InputCode, filled
+from .script_code import InputCode, ValueCode, filled
+from .script_names import ScriptSymbols, with_identifiers
+from .script_stubs import stub_lines
 from .script_worlds import ScriptWorld
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from torch_fakeify.records.frame import CaptureDesc, InputDesc
+    from torch_fakeify.records.frame import CaptureDesc, InputDesc, OperatorDesc
 
     from .failures import Failure
 
@@ -50,6 +54,14 @@ _IMPORTS = {
 }
 
 
+_DYNAMO = "torch._dynamo.config"
+_OF_TRACING = (
+    "assume_static_by_default", "automatic_dynamic_shapes", "disable", "dynamic_shapes",
+    "force_nn_module_property_static_shapes", "force_parameter_static_shapes", "specialize_float",
+    "specialize_int", "suppress_errors",
+)  # fmt: skip
+"""Settings by which Dynamo would trace the script to another frame, or hide its failure."""
+
 _LOWER_VERSION = FunctionValue(
     kind="function", name="torch._dynamo.variables.builtin._lower_version_count_by_1"
 )
@@ -61,32 +73,64 @@ _RELEASES = re.compile(r";  (?:\w+ = )+None(?=$|  #)")
 def script_of(
     desc: CaptureDesc,
     failure: Failure,
-    backend: str,
+    backend: BackendCode,
     *,
     seed: int = 0,
     sizes: Mapping[str, int] | None = None,
     direct: bool = False,
+    torch_names: bool = False,
+    trust: bool = False,
+    stubs: Sequence[OperatorDesc] = (),
 ) -> str:
     """Write a script that compiles the frame with a backend and fails in the same way.
 
     Args:
         desc: the frame.
         failure: how it fails.
-        backend: name of a Dynamo backend.
+        backend: the backend.
         seed: of the inputs' data.
         sizes: at which it fails, by symbol name, if not at the recorded ones: the script compiles at
             the recorded sizes and then runs at these.
         direct: call the backend without Dynamo.
+        torch_names: keep the names of the inputs, else they are made of the names of the program.
+        trust: also write the settings that could run or write something.
+        stubs: the operators that the script defines as stubs.
 
     Raises:
         UnsupportedValueError: an input is of a kind that the script cannot make, or the graph calls
             a function that is not part of torch.
     """
+    desc = desc if torch_names else with_identifiers(desc)
     inputs = InputCode(desc, seed, sizes or {})
-    return (_Direct if direct else _Script)(desc, failure, backend, inputs).text()
+    made = (_Direct if direct else _Script)(desc, failure, backend, inputs, trust)
+    return made.text(stub_lines(desc, stubs))
 
 
-_FIRST = '"""The smallest frame that still fails with the backend'
+class BackendCode(NamedTuple):
+    """How a script gets its backend."""
+
+    name: str
+    """A registered name, or ``MODULE:ATTR``."""
+    imports: tuple[str, ...] = ()
+    """Modules that the script imports first."""
+
+    def lines(self) -> list[str]:
+        """Write the imports, from the folder in which the script is run."""
+        module, colon, _ = self.name.partition(":")
+        modules: list[str] = sorted({*self.imports, *((module,) if colon else ())})
+        if not modules:
+            return []
+        names = ", ".join(modules)
+        path = [f'sys.path.insert(0, "")  # run this in the folder of {names}, or change it']
+        return ["import sys", "", *path, *(f"import {each}" for each in modules)]
+
+    def expression(self) -> str:
+        """Write what ``torch.compile`` takes as its backend."""
+        module, colon, attribute = self.name.partition(":")
+        return f"{module}.{attribute}" if colon else repr(self.name)
+
+
+_FIRST = '"""A frame that fails with the backend'
 
 
 def is_script(path: Path) -> bool:
@@ -102,27 +146,40 @@ def _filled(dtype: str, size: tuple[int, ...]) -> str:
     return filled(dtype, str(size), len(size))
 
 
-def _uses_math(lines: list[str]) -> bool:
-    return any("math." in line for line in lines)
+def _math_import(lines: list[str]) -> list[str]:
+    return ["import math"] if any("math." in line for line in lines) else []
 
 
 class _Script:
     """A script in which Dynamo traces the frame again."""
 
     def __init__(
-        self, desc: CaptureDesc, failure: Failure, backend: str, inputs: InputCode
+        self,
+        desc: CaptureDesc,
+        failure: Failure,
+        backend: BackendCode,
+        inputs: InputCode,
+        trust: bool,
     ) -> None:
         self._desc = desc
         self._failure = failure
         self._backend = backend
         self._inputs = inputs
         self._globals: dict[str, str] = {}
+        self._config, not_set = settings_to_set(desc.surroundings, trust=trust)
+        for name in _OF_TRACING:
+            self._config.get(_DYNAMO, {}).pop(name, None)
+        self._given, not_passed = options_to_pass(
+            desc, recorded_name(desc, backend.name), trust=trust
+        )
+        self._not_set = (*not_set, *not_passed)
         self._binders = _binders(desc)
+        self._symbols = ScriptSymbols(desc)
         self._lone = any(e.sym is not None and self._binder_of(e) is None for e in desc.inputs)
         # A symbol that is not a size of a tensor is an int of the program: make all ints dynamic.
 
-    def text(self) -> str:
-        """Write the script."""
+    def text(self, stubs: Sequence[str] = ()) -> str:
+        """Write the script; ``stubs`` are lines that define operators."""
         capture = Capture(self._desc)
         with capture.fake_world():
             self._instance = capture.instantiate()
@@ -130,11 +187,12 @@ class _Script:
             lines = [*self._frame(), *self._main()]
         failure = "\n".join(self._failure.lines).replace("\\", "\\\\").replace('"""', "'''")
         head = [
-            f"{_FIRST} {self._backend!r}.\n",
+            f"{_FIRST} {self._backend.name!r}.\n",
             f'{failure}\n\nRecorded with torch {self._desc.torch_version}.\n"""',
-            "\n".join(["", *self._imports(), *(["import math"] if _uses_math(lines) else [])]),
+            "\n".join(["", *self._imports(), *self._config_imports(), *_math_import(lines)]),
         ]
-        return "\n".join([*head, *self._world.lines(), "", *lines]) + "\n"
+        parts = [*head, *self._backend.lines(), *self._world.lines(), *stubs, "", *lines]
+        return "\n".join(parts) + "\n"
 
     def _imports(self) -> list[str]:
         return sorted({"import torch", *self._globals.values()})
@@ -147,7 +205,7 @@ class _Script:
         yield from self._module("Frame", gm)
         yield from self._inputs.lines(
             lambda entry: self._binder_of(entry) is not None,
-            lambda entry: _marks(entry, self._lone),
+            lambda entry: _marks(entry, self._lone, self._symbols),
             lambda entry: self._world.input(entry, _filled),
         )
         names = ", ".join(e.name for e in self._desc.inputs if self._binder_of(e) is None)
@@ -234,8 +292,21 @@ class _Script:
         """Whether the frame fails when it runs or in the comparison, not in the compilation."""
         return self._failure.kind == "wrong" or self._failure.stage in ("forward", "backward")
 
+    def _config_imports(self) -> Iterator[str]:
+        yield from (f"import {module}" for module in self._config)
+
+    def _keywords(self) -> str:
+        """Write the recorded ``mode`` and ``options`` as further arguments of a call."""
+        values = ValueCode()
+        return "".join(f", {k}={values.of(v, {}, k)}" for k, v in self._given.items())
+
     def _settings(self) -> Iterator[str]:
-        """Write the global state of torch where it is not the default."""
+        """Write the settings of the compiler and the global state of torch that are not the default."""
+        values = ValueCode()
+        for module, changes in self._config.items():
+            for name, value in changes.items():
+                yield f"{module}.{name} = {values.of(value, {}, name)}"
+        yield from (f"# not set: {escape(clip(each.text, 400))}" for each in self._not_set)
         modes = self._desc.modes
         if not modes.grad_enabled:
             yield "torch.set_grad_enabled(False)"
@@ -258,12 +329,17 @@ class _Script:
         """Write the lines that make ``compiled`` and, for a comparison, ``eager``."""
         yield "frame = Frame()"
         env = self._desc.shape_env
-        if env is not None and env.settings.allow_scalar_outputs:
-            yield "torch._dynamo.config.capture_scalar_outputs = True"
-        if env is not None and env.settings.allow_dynamic_output_shape_ops:
-            yield "torch._dynamo.config.capture_dynamic_output_shape_ops = True"
+        needed = {
+            "capture_scalar_outputs": env is not None and env.settings.allow_scalar_outputs,
+            "capture_dynamic_output_shape_ops": env is not None
+            and env.settings.allow_dynamic_output_shape_ops,
+        }
+        for name, is_needed in needed.items():
+            if is_needed and name not in self._config.get(_DYNAMO, {}):
+                yield f"{_DYNAMO}.{name} = True"
         dynamic = ", dynamic=True" if self._lone else ""
-        yield f"compiled = torch.compile(program, backend={self._backend!r}{dynamic})"
+        made = f"backend={self._backend.expression()}{self._keywords()}{dynamic}"
+        yield f"compiled = torch.compile(program, {made})"
         if self._is_compared:
             yield "eager = frame"
 
@@ -272,11 +348,13 @@ class _Script:
         env = self._desc.shape_env
         if env is None or not env.guards:
             return
-        bound = {name: f"{t}.{method}({dim})" for name, (t, method, dim) in self._binders.items()}
+        bound: dict[str, str] = {}
+        for n, (tensor, method, dim) in _binding_sizes(self._desc):
+            bound.setdefault(self._symbols.text(n.expr), f"{tensor}.{method}({dim})")
         used: set[str] = set()
         conditions: list[str] = []
         for guard in env.guards:
-            text = expr_text(guard.expr)
+            text = self._symbols.text(guard.expr)
             names = _names_in(text)
             if names is None or not names <= bound.keys():
                 conditions.append(f"# guard: {text}")
@@ -299,7 +377,7 @@ class _Direct(_Script):
         return sorted(self._made.imports)
 
     def _compile(self) -> Iterator[str]:
-        yield f"compiled = compiled_by({self._backend!r})"
+        yield f"compiled = compiled_by({self._backend.expression()}{self._keywords()})"
         if self._is_compared:
             yield "eager = frame(fake_inputs())"
 
@@ -329,12 +407,18 @@ for one, other in zip(found, expected, strict=True):
 def _binders(desc: CaptureDesc) -> dict[str, tuple[str, str, int]]:
     """Map each symbol to where it is read: a tensor, ``size`` or ``stride``, and a dim."""
     found: dict[str, tuple[str, str, int]] = {}
+    for n, place in _binding_sizes(desc):
+        found.setdefault(expr_text(n.expr), place)
+    return found
+
+
+def _binding_sizes(desc: CaptureDesc) -> Iterator[tuple[SymDesc, tuple[str, str, int]]]:
+    """Yield the sizes and strides of inputs that are symbols, with where they are read."""
     for method in ("size", "stride"):
         for entry in desc.inputs:
             for dim, n in enumerate(getattr(entry.tensor, method, ())):
                 if isinstance(n, SymDesc) and len(n.expr.nodes) == 1:
-                    found.setdefault(expr_text(n.expr), (entry.name, method, dim))
-    return found
+                    yield n, (entry.name, method, dim)
 
 
 def _assign(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -359,7 +443,7 @@ def _assign_data_again(graph: torch.fx.Graph) -> None:
         graph.erase_node(replaced)
 
 
-def _marks(entry: InputDesc, static_too: bool) -> Iterator[str]:
+def _marks(entry: InputDesc, static_too: bool, symbols: ScriptSymbols) -> Iterator[str]:
     tensor = entry.tensor
     if tensor is None:
         return
@@ -367,7 +451,7 @@ def _marks(entry: InputDesc, static_too: bool) -> Iterator[str]:
         if isinstance(n, SymDesc):
             text = expr_text(n.expr)
             mark = "decorators.mark_unbacked" if text.startswith("u") else "mark_dynamic"
-            yield f"torch._dynamo.{mark}({entry.name}, {dim})  # {text}"
+            yield f"torch._dynamo.{mark}({entry.name}, {dim})  # {symbols.text(n.expr)}"
         elif static_too:
             yield f"torch._dynamo.mark_static({entry.name}, {dim})"
 
@@ -403,17 +487,26 @@ def _import_of(name: str, value: Any) -> str:
 # --- check ------------------------------------------------------------------------------
 
 
-def check_script(path: Path, failure: Failure, *, timeout: float) -> Outcome:
-    """Run a script in a fresh interpreter, in an empty folder, and check that it fails in the same way."""
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONSAFEPATH"}
+def check_script(
+    path: Path, failure: Failure, *, timeout: float, folder: Path | None = None
+) -> Outcome:
+    """Run a script in a fresh interpreter, and check that it fails in the same way.
+
+    Args:
+        path: of the script.
+        failure: the expected one.
+        timeout: in seconds.
+        folder: where to run it, if it imports modules from there; by default in an empty one.
+    """
+    environment = {k: v for k, v in without_recording().items() if k != "PYTHONSAFEPATH"}
     environment["PYTHONPATH"] = os.pathsep.join(import_path())
-    with tempfile.TemporaryDirectory(prefix="torch-fakeify-") as folder:
+    with tempfile.TemporaryDirectory(prefix="torch-fakeify-") as empty:
         child = subprocess.Popen(
             [sys.executable, "-X", "faulthandler", str(path.absolute())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            cwd=folder,
+            cwd=folder or empty,
             env=environment,
             start_new_session=True,
             text=True,

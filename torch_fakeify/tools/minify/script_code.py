@@ -322,20 +322,20 @@ def _is_lone_size(n: SymDesc) -> bool:
 def _shared(desc: CaptureDesc) -> dict[int, tuple[str, str]]:
     """Dtype and number of elements of the storages that several inputs share, by id."""
     tensors = [entry.tensor for entry in desc.inputs if entry.tensor is not None]
-    known = [(t.storage.id, t) for t in tensors if t.storage is not None]
-    ids = [identity for identity, _ in known]
+    stored = [(t.storage.id, t) for t in tensors if t.storage is not None]
+    ids = [identity for identity, _ in stored]
     found: dict[int, tuple[str, str]] = {}
-    for identity, tensor in known:
+    for identity, tensor in stored:
         if identity in found or (ids.count(identity) < 2 and tensor.base is None):
             continue
         extents = [
-            _extent(t) for other, t in known if other == identity and t.dtype == tensor.dtype
+            _extent(t) for other, t in stored if other == identity and t.dtype == tensor.dtype
         ]
         assert tensor.storage is not None
         nbytes = tensor.storage.nbytes
         recorded = _hint(nbytes) // itemsize(tensor.dtype)
         hint, extent = max(extents, key=lambda each: each[0])
-        symbolic = any(names_in((t.size, t.stride)) for other, t in known if other == identity)
+        symbolic = any(names_in((t.size, t.stride)) for other, t in stored if other == identity)
         found[identity] = tensor.dtype, extent if symbolic else str(max(hint, recorded))
     return found
 
@@ -360,8 +360,8 @@ def decode_expr_of(n: IntLike) -> Any:
 
 
 def _hint(n: IntLike) -> int:
-    known = n.hint if isinstance(n, SymDesc) else n
-    return known if isinstance(known, int) else 2
+    hint = n.hint if isinstance(n, SymDesc) else n
+    return hint if isinstance(hint, int) else 2
 
 
 def _number(value: Any, where: str) -> Any:

@@ -15,7 +15,7 @@ from torch_fakeify.tools.worker.comparing import is_distributed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch_fakeify.frames.captures import Instance
+    from torch_fakeify.frames.instances import Instance
     from torch_fakeify.records.frame import CaptureDesc, InputDesc
 
 __all__ = ["ScriptWorld"]
@@ -134,11 +134,11 @@ class ScriptWorld:
         root = mesh._root_mesh
         names = mesh._mesh_dim_names
         if root is not None and root is not mesh:
-            known = self._mesh(root)
-            if known is None or not names or not set(names) <= set(root._mesh_dim_names or ()):
+            root_name = self._mesh(root)
+            if root_name is None or not names or not set(names) <= set(root._mesh_dim_names or ()):
                 return None
             part = names[0] if len(names) == 1 else tuple(names)
-            return f"{known}[{part!r}]"
+            return f"{root_name}[{part!r}]"
         for other, name, _ in self._meshes:
             if other == mesh:
                 return name

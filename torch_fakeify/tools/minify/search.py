@@ -18,37 +18,43 @@ import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from torch_fakeify._atomic_write import check_not_input, is_same_file, write_atomic
+from torch_fakeify._atomic_write import check_not_input, is_same_file
 from torch_fakeify.errors import CaptureError, FakeifyError, NotFailingError, WriteError
 from torch_fakeify.frames.inputs.size_search import SizeSearch, choose_sizes
 from torch_fakeify.frames.inputs.symbol_values import Symbols
 from torch_fakeify.records.frame import FailureDesc
 from torch_fakeify.records.redact_paths import short_message
+from torch_fakeify.render.notebook import InNotebook
+from torch_fakeify.render.text import compiler_text
 from torch_fakeify.serialization.capture_file import read_capture, write_capture
 from torch_fakeify.serialization.container import Limits
+from torch_fakeify.tools.capture_files import as_file, output_beside, path_of
 from torch_fakeify.tools.graph_edits import has_calls
 from torch_fakeify.tools.replaying import allowed_memory
 from torch_fakeify.tools.size_edits import fix_unbacked, is_bound, rehint, resize, static_sizes
-from torch_fakeify.tools.worker.client import ask
+from torch_fakeify.tools.worker.client import ask, backend_request
 from torch_fakeify.tools.worker.fork_server import ForkServer
-from torch_fakeify.tools.worker.replies import NotCompared, Passed, Raised, Refused
+from torch_fakeify.tools.worker.replies import Here, NotCompared, Passed, Raised, Refused
 
+from .checked_script import START, write_checked_script
 from .failures import Outcome, failure_of
 from .journal import Journal
-from .reductions import REDUCTIONS, extent
-from .repro_script import check_script, is_script, script_of
+from .reductions import REDUCTIONS, extent, refuse_joint
+from .repro_script import BackendCode, is_script
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from torch_fakeify.frames.captures import Capture
     from torch_fakeify.frames.inputs.size_search import Chosen
     from torch_fakeify.records.frame import CaptureDesc
+    from torch_fakeify.tools.capture_files import CaptureLike
     from torch_fakeify.tools.worker.replies import Outcome as WorkerOutcome
 
     from .failures import Failure
@@ -58,8 +64,6 @@ __all__ = ["MinifyReport", "Progress", "minify"]
 
 _QUICK = 60.0
 """Smallest time limit of a candidate in seconds, unless the frame itself hangs."""
-_START = 30.0
-"""Seconds for a script to import torch."""
 _PATIENCE = 10.0
 """Time limit of a candidate, as a multiple of the time that the frame took."""
 
@@ -73,14 +77,23 @@ class Progress:
     tried: int
 
 
-@dataclass
-class MinifyReport:
-    """The result of minifying a frame."""
+@dataclass(frozen=True)
+class MinifyReport(InNotebook):
+    """The result of minifying a frame.
+
+    Example:
+        >>> small = tfk.minify("failing.fkf")  # doctest: +SKIP
+        >>> print(small.script.read_text())  # doctest: +SKIP
+    """
 
     failure: Failure
     before: Extent
     after: Extent
-    desc: CaptureDesc
+    desc: CaptureDesc = field(repr=False)
+    path: Path
+    """The file of the smaller frame."""
+    compiler: str = ""
+    """Backend, torch and devices, in one line."""
     tried: int = 0
     """Candidates that were compiled, in this and earlier runs."""
     seconds: float = 0.0
@@ -90,22 +103,33 @@ class MinifyReport:
     """Whether the search, or the check of what it wrote, was interrupted."""
     sizes: dict[str, int] = field(default_factory=dict[str, int])
     """Sizes at which the frame must run to fail, by symbol name, where they are not its hints."""
-    capture: Outcome | None = None
+    capture_outcome: Outcome | None = None
     """The check of the written capture, run without further options than the backend."""
     script: Path | None = None
     """The script of the frame, which uses torch alone; ``None`` if there is none."""
     script_outcome: Outcome | None = None
     """The check of the script."""
+    here: Here | None = None
+    """How the surroundings of the trials differ from the recorded ones."""
     script_state: str = ""
     """Whether the script fails as the frame does, or why there is none."""
 
     @property
+    def capture(self) -> Capture:
+        """The smaller frame, read from its file."""
+        from torch_fakeify.frames.captures import Capture
+
+        return Capture.load(self.path)
+
+    @property
     def holds(self) -> bool | None:
         """Whether capture and script fail like the frame; ``None`` if that could not be determined."""
-        outcomes = [o for o in (self.capture, self.script_outcome) if o is not None]
+        outcomes = [o for o in (self.capture_outcome, self.script_outcome) if o is not None]
         if any(o.fails is False for o in outcomes):
             return False
-        return None if self.capture is None or any(o.fails is None for o in outcomes) else True
+        return (
+            None if self.capture_outcome is None or any(o.fails is None for o in outcomes) else True
+        )
 
     def lines(self) -> list[str]:
         """Format the report, warnings first."""
@@ -117,7 +141,9 @@ class MinifyReport:
         ]
         took = f"{self.tried} candidates in {self.seconds:.0f} s, {state}"
         script = [f"script: {self.script_state}"] if self.script_state else []
-        return [*self._warnings(), *self.failure.lines, *rows, took, *script]
+        here = [] if self.here is None else self.here.lines(every=False)
+        lines = [*self._warnings(), *self.failure.lines, self.compiler]
+        return [*lines, *rows, took, *script, *here]
 
     def _warnings(self) -> list[str]:
         if self.interrupted and not self.finished:
@@ -127,22 +153,23 @@ class MinifyReport:
         if self.interrupted:
             return ["interrupted: the written capture was not checked; see `torch-fakeify replay`"]
         warnings: list[str] = []
-        for what, outcome in (("capture", self.capture), ("script", self.script_outcome)):
+        for what, outcome in (("capture", self.capture_outcome), ("script", self.script_outcome)):
             if outcome is None or outcome.fails:
                 continue
             does = "does not fail in the same way" if outcome.fails is False else "was not checked"
             warnings.append(f"the {what} that was written {does}: {outcome.text}")
-        if self.sizes and self.capture is not None and not self.capture.fails:
+        if self.sizes and self.capture_outcome is not None and not self.capture_outcome.fails:
             named = ",".join(f"{name}={n}" for name, n in self.sizes.items())
             warnings[0] += f"; it does with --sizes {named}"
         return warnings
 
 
 def minify(
-    path: str | Path,
-    output: str | Path,
+    capture: CaptureLike,
+    output: str | Path | None = None,
     *,
-    backend: str,
+    backend: str | None = None,
+    imports: Sequence[str] = (),
     accuracy: bool = False,
     sizes: Mapping[str, int] | None = None,
     seed: int = 0,
@@ -154,16 +181,19 @@ def minify(
     trust: bool = False,
     progress: Callable[[Progress], None] | None = None,
 ) -> MinifyReport:
-    """Reduce a failing frame as far as it still fails in the same way.
+    """Reduce a failing frame as far as it still fails in the same way, and write a script of it.
 
-    The best frame so far is always in ``output``. An interrupted search resumes from it when it is
+    Each candidate is compiled in a process of its own. The best frame so far is always in ``output``.
+    Ctrl-C ends the search; the report is then ``interrupted``. An interrupted search resumes from it when it is
     called again with the same arguments. The written files are checked at the end, see
     ``MinifyReport.holds``.
 
     Args:
-        path: the capture file.
-        output: file for the smaller frame.
-        backend: name of the Dynamo backend that fails.
+        capture: a capture, or the path of its file.
+        output: file for the smaller frame; by default beside the file of the capture, with ``.min.fkf``.
+            The script is beside it, with ``.py``.
+        backend: name of the Dynamo backend that fails, or ``MODULE:ATTR``; by default the recorded one.
+        imports: modules that the processes, and the script, import first.
         accuracy: also run the compiled code, forward and backward, and compare it with eager;
             otherwise the frame is only compiled.
         sizes: at which to run it, by name, see `size_names`; the others are as recorded. They become
@@ -175,7 +205,7 @@ def minify(
         memory: bytes that a process may hold; by default nine tenths of the free memory.
         jobs: number of candidates to try at a time.
         script: whether to write and check a script too.
-        trust: read the file without limits.
+        trust: read the file without limits, and set also the settings that could run or write something.
         progress: called after each candidate.
 
     Raises:
@@ -184,34 +214,66 @@ def minify(
         FormatError: the file is not a capture.
         WriteError: the output cannot be written, or it, its script or its journal would overwrite
             the capture or a file that this function did not write.
+        KeyboardInterrupt: before there was a result.
+
+    Example:
+        >>> from pathlib import Path
+        >>> size = Path("chip.py").write_text("def rejects(gm, x): raise ValueError('no relu')")
+        >>> capture = tfk.capture(torch.fx.symbolic_trace(torch.nn.ReLU()), [torch.ones(2)])
+        >>> small = tfk.minify(capture, "small.fkf", backend="chip:rejects")
+        >>> small.holds, small.script.name
+        (True, 'small.py')
     """
-    output = Path(output)
-    _check_outputs(output, path, script=script)
-    desc = read_capture(path, limits=Limits.none() if trust else None)
+    output = Path(output or output_beside(capture, ".min.fkf"))
+    _check_outputs(output, path_of(capture), script=script)
+    with as_file(capture) as path:
+        desc = read_capture(path, limits=Limits.none() if trust else None)
+        refuse_joint(desc, path_of(capture))
     chosen = choose_sizes(desc, sizes) if sizes else None
     request = {
         "task": "try",
-        "backend": backend,
+        **backend_request(backend, imports),
         "runs": accuracy,
         "seed": seed,
         "device": device,
         "trust": True,
+        "trust_settings": trust,
+        "stubs": not accuracy,
     }
     with ExitStack() as stack:
         trials = stack.enter_context(_Trials(request, jobs, timeout, allowed_memory(memory)))
-        failure, desc = _first(trials, desc, chosen, str(path))
+        trials.backend = backend or desc.backend_name
+        failure, desc = _first(trials, desc, chosen, str(path_of(capture) or desc.frame or "frame"))
         head = [_digest(desc), request, trials.sizes, failure.key]
         journal = stack.enter_context(Journal(output, head))
         search = _Search(trials, failure, output, journal, progress)
-        report = search.run(desc, trust=trust)
-        report.sizes = trials.sizes_of(report.desc)
+        report = replace(
+            found := search.run(desc, trust=trust),
+            compiler=trials.compiler,
+            here=trials.here,
+            sizes=trials.sizes_of(found.desc),
+        )
         if report.finished:
             try:
-                report.capture = trials.again(output, report.failure, trust=trust)
+                again = trials.again(output, report.failure, trust=trust)
+                report = replace(report, capture_outcome=again)
                 if script:
-                    _write_script(report, output, backend, seed=seed, timeout=trials.timeout)
+                    path, outcome, state = write_checked_script(
+                        _script_path(output),
+                        report.desc,
+                        report.failure,
+                        BackendCode(trials.backend, tuple(imports)),
+                        timeout=trials.timeout,
+                        stubs=report.here is not None and bool(report.here.stubs),
+                        sizes=report.sizes,
+                        seed=seed,
+                        trust=trust,
+                    )
+                    report = replace(
+                        report, script=path, script_outcome=outcome, script_state=state
+                    )
             except KeyboardInterrupt:
-                report.interrupted = True
+                report = replace(report, interrupted=True)
     return report
 
 
@@ -247,18 +309,23 @@ def _script_path(output: Path) -> Path:
     return output.with_suffix(".py")
 
 
-def _check_outputs(output: Path, source: str | Path, *, script: bool) -> None:
+def _check_outputs(output: Path, source: Path | None, *, script: bool) -> None:
     """Check, before anything is tried, that no unrelated file would be overwritten.
 
     Raises:
         WriteError: a file that would be written is the capture, or was not written by `minify`.
     """
-    check_not_input(output, source)
+
+    def check(path: Path) -> None:
+        if source is not None:
+            check_not_input(path, source)
+
+    check(output)
     others = [(Journal.path_of(output), Journal.is_journal)]
     if script:
         others.append((_script_path(output), is_script))
     for path, is_ours in others:
-        check_not_input(path, source)
+        check(path)
         if is_same_file(path, output):
             raise WriteError(
                 "the capture and its script cannot be in one file",
@@ -272,29 +339,6 @@ def _check_outputs(output: Path, source: str | Path, *, script: bool) -> None:
                 where=str(path),
                 fix=f"Move it, or choose another output than {output}",
             )
-
-
-def _write_script(
-    report: MinifyReport, output: Path, backend: str, *, seed: int, timeout: float
-) -> None:
-    """Write the frame as a script beside the output, and check it."""
-    path = _script_path(output)
-    for direct in (False, True):
-        try:
-            text = script_of(
-                report.desc, report.failure, backend, seed=seed, sizes=report.sizes, direct=direct
-            )
-        except FakeifyError as error:
-            if report.script is None:
-                report.script_state = f"none: {error}"
-            return
-        write_atomic(path, text.encode())
-        report.script = path
-        outcome = check_script(path, report.failure, timeout=timeout + _START)
-        report.script_outcome = outcome
-        report.script_state = "fails in the same way" if outcome.fails else outcome.text
-        if outcome.fails:
-            return
 
 
 class _Search:
@@ -319,25 +363,31 @@ class _Search:
     def run(self, desc: CaptureDesc, *, trust: bool) -> MinifyReport:
         """Run the search, from the best frame of an interrupted one."""
         started = time.monotonic()
-        self._report = MinifyReport(self._failure, extent(desc), extent(desc), desc)
+        finished = interrupted = False
         self._best = self._earlier(trust) or desc
         try:
             self._set_best(self._best)
             while self._round():
                 pass
-            self._report.failure = self._trials.failure(self._best) or self._failure
-            self._failure = self._report.failure
+            self._failure = self._trials.failure(self._best) or self._failure
             self._set_best(self._best)
-            self._report.finished = True
+            finished = True
             self._journal.remove()
         except KeyboardInterrupt:
             if not self._is_written:
                 raise
-            self._report.interrupted = True  # the best frame is in the output
-        self._report.after, self._report.desc = extent(self._best), self._best
-        self._report.tried = self._journal.count
-        self._report.seconds = time.monotonic() - started
-        return self._report
+            interrupted = True  # the best frame is in the output
+        return MinifyReport(
+            failure=self._failure,
+            before=extent(desc),
+            after=extent(self._best),
+            desc=self._best,
+            path=self._output,
+            tried=self._journal.count,
+            seconds=time.monotonic() - started,
+            finished=finished,
+            interrupted=interrupted,
+        )
 
     def _earlier(self, trust: bool) -> CaptureDesc | None:
         if self._journal.best is None:
@@ -469,7 +519,14 @@ def with_failure(
     if failure.kind != "wrong" and (failure.stage == "compile" or not (failure.stage or runs)):
         message = short_message(failure.message)
         record = FailureDesc(type=failure.type, message=message, backend=backend, kind=failure.kind)
-    return msgspec.structs.replace(desc, failure=record, backend=backend, state=None)
+    _, colon, attribute = backend.partition(":")
+    return msgspec.structs.replace(
+        desc,
+        failure=record,
+        backend=attribute.rpartition(".")[2] if colon else backend,
+        backend_place=backend if colon else desc.backend_place,
+        state=None,
+    )
 
 
 # --- trials ---------------------------------------------------------------------------------------
@@ -498,7 +555,12 @@ class _Trials:
         self._request = request
         self.sizes: dict[str, int] = {}
         """Sizes at which to run a frame, by symbol name; the others are its hints."""
-        self.backend = str(request["backend"])
+        self.backend = ""
+        """The name of the backend."""
+        self.torch: str | None = None
+        """The version of torch, as of the first reply."""
+        self.compiler = ""
+        """Backend, torch and devices, in one line."""
         self.runs = bool(request["runs"])
         self.timeout = timeout
         self._memory = memory
@@ -506,6 +568,8 @@ class _Trials:
         self._free = deque(self._servers)
         self._pool = ThreadPoolExecutor(jobs)
         self._jobs = jobs
+        self.here: Here | None = None
+        """How the surroundings of the workers differ from those of the frame."""
 
     def __enter__(self) -> _Trials:
         return self
@@ -519,6 +583,7 @@ class _Trials:
         """Try the frame itself twice and return its failure."""
         started = time.monotonic()
         outcome, failure, _ = self._ask(_Candidate(desc, None, ""))
+        self.compiler = compiler_text(desc, self.torch, self.backend, self._request["device"])
         took = time.monotonic() - started
         if isinstance(outcome, (Refused, Raised)):
             raise CaptureError(outcome.message)
@@ -533,7 +598,7 @@ class _Trials:
             raise NotFailingError(
                 "the frame does not fail",
                 where=where,
-                found=_result_text(outcome),
+                found="\n".join([_result_text(outcome), *self._differences()]),
                 fix="Choose the backend that fails; for wrong numbers and errors of compiled code "
                 "ask for accuracy",
             )
@@ -549,6 +614,9 @@ class _Trials:
             self.timeout = min(self.timeout, max(_QUICK, _PATIENCE * took))
         return failure
 
+    def _differences(self) -> list[str]:
+        return [] if self.here is None else self.here.lines(every=True)
+
     def sizes_of(self, desc: CaptureDesc) -> dict[str, int]:
         """The sizes at which to run a frame, without those of dropped symbols."""
         env = desc.shape_env
@@ -558,7 +626,7 @@ class _Trials:
     def again(self, path: Path, failure: Failure, *, trust: bool) -> Outcome:
         """Check that a written capture fails in the same way, in a fresh interpreter."""
         request = {**self._request, "file": str(path.absolute()), "sizes": {}, "trust": trust}
-        answer = ask(request, timeout=self.timeout + _START, memory=self._memory)
+        answer = ask(request, timeout=self.timeout + START, memory=self._memory)
         found = failure_of(answer)
         if found is not None:
             is_same = found.same_as(failure)
@@ -613,6 +681,8 @@ class _Trials:
                     "saved": str(saved),
                 }
                 answer = server.ask(request, timeout=self.timeout, memory=self._memory)
+                self.torch = self.torch or answer.torch
+                self.here = answer.here or self.here
                 failure = failure_of(answer)
                 desc = candidate.desc
                 if constants is not None and failure is not None:

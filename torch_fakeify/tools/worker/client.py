@@ -24,8 +24,9 @@ import msgspec
 from torch_fakeify._version import PACKAGE_DIR
 from torch_fakeify.versions import TorchVersionWarning, accepted_text, support_status
 
+from .interpreters import package_folder
 from .limits import enforce
-from .replies import Answer, Crashed, Hung, OutOfMemory
+from .replies import Answer, Crashed, Here, Hung, OutOfMemory
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
@@ -33,13 +34,21 @@ if TYPE_CHECKING:
 
     from .limits import Ending
 
+RECORDING = tuple(f"TORCH_FAKEIFY_RECORD{end}" for end in ("", "_FILTER", "_LIMIT", "_REQUEST"))
+"""Variables that no child gets: `run` has options, and other commands compile what is recorded already."""
 _TAIL_LINES = 12
 """Lines of a child's output in `output_tail`."""
 _BEFORE_CRASH = 4
 """How many of them precede the report of ``faulthandler``, if there is one."""
 
 
-def ask(request: Mapping[str, Any], *, timeout: float, memory: int | None = None) -> Answer:
+def ask(
+    request: Mapping[str, Any],
+    *,
+    timeout: float,
+    memory: int | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Answer:
     """Run a request in a fresh interpreter and return how that ended.
 
     An error, a hang, a signal and excessive memory all give an `Answer`; none of them raises.
@@ -48,6 +57,7 @@ def ask(request: Mapping[str, Any], *, timeout: float, memory: int | None = None
         request: see ``tools.worker.main``; paths in it must be absolute.
         timeout: seconds until the child and its descendants are killed.
         memory: bytes that they may hold together; ``None`` for no limit.
+        environment: variables of the child beside those of this process.
     """
     with tempfile.TemporaryDirectory(prefix="torch-fakeify-") as name:
         exchange = Exchange(Path(name))
@@ -61,6 +71,8 @@ def ask(request: Mapping[str, Any], *, timeout: float, memory: int | None = None
                     stdout=output,
                     stderr=output,
                     cwd=exchange.directory,
+                    python=request.get("python"),
+                    environment=environment,
                 )
             ending = _wait(child, timeout, memory)
         finally:  # on an exception, such as `KeyboardInterrupt`, kill the child
@@ -70,6 +82,23 @@ def ask(request: Mapping[str, Any], *, timeout: float, memory: int | None = None
         assert child is not None
         assert child.returncode is not None
         return answer_of(ending, child.returncode, exchange)
+
+
+def backend_request(backend: str | None, imports: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the part of a request that says how the worker gets its backend.
+
+    Args:
+        backend: a name or ``MODULE:ATTR``; ``None`` for the recorded backend of a frame.
+        imports: modules that the worker imports first. For these and for ``MODULE:ATTR`` the working
+            directory of this process comes first on the worker's path.
+    """
+    module, colon, _ = (backend or "").partition(":")
+    modules = [*imports, *([module] if colon else [])]
+    return {
+        "backend": backend,
+        "imports": modules,
+        "directory": str(Path.cwd()) if modules else None,
+    }
 
 
 @contextlib.contextmanager
@@ -98,19 +127,27 @@ class Exchange:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.request, self.reply, self.log = (
-            directory / part for part in ("request", "reply", "log")
+        self.request, self.reply, self.log, self.here = (
+            directory / part for part in ("request", "reply", "log", "here")
         )
 
     def write_request(self, request: Mapping[str, Any]) -> None:
         """Write the request."""
-        self.request.write_text(json.dumps(dict(request)), encoding="utf-8")
+        text = json.dumps({**request, "here": str(self.here)})
+        self.request.write_text(text, encoding="utf-8")
 
     def tail(self) -> tuple[str, ...]:
         """The end of the child's output."""
         if not self.log.exists():
             return ()
         return output_tail(self.log.read_text(encoding="utf-8", errors="replace").splitlines())
+
+    def read_here(self) -> Here | None:
+        """How the child's surroundings differ, which it wrote before it compiled."""
+        try:
+            return msgspec.json.decode(self.here.read_bytes(), type=Here)
+        except (OSError, msgspec.DecodeError):
+            return None
 
     def paths(self) -> dict[str, str]:
         """The absolute path of each file, by name."""
@@ -124,11 +161,30 @@ def start(
     stdout: int | IO[bytes],
     stderr: int | IO[bytes],
     cwd: Path,
+    python: str | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start ``tools.worker.main`` in a new session, without core dumps."""
+    """Start ``tools.worker.main`` in a new session, without core dumps.
+
+    Args:
+        arguments: of the worker.
+        stdin: as of ``subprocess.Popen``.
+        stdout: as of ``subprocess.Popen``.
+        stderr: as of ``subprocess.Popen``.
+        cwd: its working directory.
+        python: the executable of another interpreter; ``None`` for this one.
+        environment: variables of the child beside those of this process.
+    """
     child = subprocess.Popen(
-        [sys.executable, "-X", "faulthandler", "-m", "torch_fakeify.tools.worker.main", *arguments],
-        env=_environment(),
+        [
+            python or sys.executable,
+            "-X",
+            "faulthandler",
+            "-m",
+            "torch_fakeify.tools.worker.main",
+            *arguments,
+        ],
+        env={**_environment(python), **(environment or {})},
         start_new_session=True,
         stdin=stdin,
         stdout=stdout,
@@ -143,16 +199,17 @@ def start(
 
 def answer_of(ending: Ending, status: int, exchange: Exchange) -> Answer:
     """Build the `Answer` of a child that has ended; warn if its version of torch is not supported."""
+    here = exchange.read_here()
     match ending:
         case "hung":
-            return Answer(Hung(exchange.tail()))
+            return Answer(Hung(exchange.tail()), here=here)
         case "out of memory":
-            return Answer(OutOfMemory(exchange.tail()))
+            return Answer(OutOfMemory(exchange.tail()), here=here)
         case "ended" if status != 0 or not exchange.reply.exists():
-            return Answer(Crashed(status, exchange.tail()))
+            return Answer(Crashed(status, exchange.tail()), here=here)
         case "ended":
             text = exchange.reply.read_text(encoding="utf-8")
-    answer = msgspec.convert(json.loads(text), Answer)
+    answer = msgspec.structs.replace(msgspec.convert(json.loads(text), Answer), here=here)
     if answer.torch is not None and support_status(answer.torch) == "unknown":
         warnings.warn(accepted_text(answer.torch), TorchVersionWarning, stacklevel=2)
     return answer
@@ -184,10 +241,19 @@ _NO_GRAPH_CACHES = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD
 """The child compiles anew: a cached compilation would hide a failure."""
 
 
-def _environment() -> dict[str, str]:
-    """The environment of a child: this package comes first on its path, then `import_path`."""
-    path = os.pathsep.join([str(PACKAGE_DIR.resolve().parent), *import_path()])
-    return {**os.environ, **_NO_GRAPH_CACHES, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+def _environment(python: str | None) -> dict[str, str]:
+    """The environment of a child: this package comes first on its path, then `import_path`.
+
+    Beside this package there may be packages of this interpreter, which another one must not import.
+    """
+    own = str(PACKAGE_DIR.resolve().parent) if python is None else package_folder()
+    path = os.pathsep.join([own, *import_path()])
+    return {**without_recording(), **_NO_GRAPH_CACHES, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+
+
+def without_recording() -> dict[str, str]:
+    """Return the environment of this process without the variables that have a process record what it compiles."""
+    return {name: text for name, text in os.environ.items() if name not in RECORDING}
 
 
 def import_path() -> list[str]:

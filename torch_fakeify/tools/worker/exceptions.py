@@ -6,12 +6,26 @@ import traceback
 
 import torch
 
-from .replies import Thrown
+from torch_fakeify.frames.operator_stubs import stub_refusal
 
-__all__ = ["thrown"]
+from .replies import Failed, Thrown
+
+__all__ = ["failed", "thrown"]
 
 _FRAMES = 8
 _OUT_OF_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "std::bad_alloc")
+
+
+def failed(error: BaseException) -> Failed:
+    """Return the reply for an exception of a backend.
+
+    Raises:
+        StubError: the backend failed because a stub of an operator cannot do what it was called for.
+    """
+    refusal = stub_refusal(error)
+    if refusal is not None:
+        raise refusal from error
+    return Failed(thrown(error))
 
 
 def thrown(error: BaseException) -> Thrown:

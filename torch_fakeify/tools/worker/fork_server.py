@@ -55,7 +55,7 @@ class ForkServer:
             if self._stopped:
                 return Answer(Crashed(-signal.SIGKILL))
             exchange.write_request(request)
-            server = self._started()
+            server = self._started(request)
             try:
                 job = _Job(server, exchange)
             except _ServerEnded:
@@ -78,12 +78,17 @@ class ForkServer:
                 raise
             return answer_of(ending, job.status, exchange)
 
-    def start(self) -> None:
-        """Start the interpreter now, so that the next request does not wait for it."""
+    def start(self, imports: Mapping[str, Any] | None = None) -> None:
+        """Start the interpreter now, so that the next request does not wait for it.
+
+        Args:
+            imports: what it imports first, as in requests: ``directory`` and ``imports``; ``python``: its
+                executable.
+        """
         with self._lock:
             if self._server is not None and self._server.poll() is None:
                 return
-        self.ask({"task": "none"}, timeout=_READY)
+        self.ask({"task": "none", **(imports or {})}, timeout=_READY)
 
     def stop(self) -> None:
         """Stop the server for good, from any thread.
@@ -107,16 +112,18 @@ class ForkServer:
     def __exit__(self, *args: object) -> None:
         self.close()
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _started(self, request: Mapping[str, Any]) -> subprocess.Popen[bytes]:
+        """Return the interpreter, started if necessary with the imports of a request."""
         if self._server is None or self._server.poll() is not None:
             self._end()
             with deferred_interrupts():
                 self._server = start(
-                    ["--serve"],
+                    ["--serve", json.dumps([request.get("directory"), request.get("imports", [])])],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
                     cwd=Path(tempfile.gettempdir()),
+                    python=request.get("python"),
                 )
             if self._stopped:  # while it was started
                 self._server.kill()

@@ -7,6 +7,7 @@ the weights of the model.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import os
@@ -18,6 +19,8 @@ import traceback
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
+
+import msgspec
 
 from torch_fakeify.errors import CaptureError, FakeifyError, VersionError
 from torch_fakeify.serialization.container import Limits
@@ -39,10 +42,13 @@ from .replies import (
 try:
     import torch
 
-    from torch_fakeify.compat.backends import resolve_backend
+    from torch_fakeify.compat.backends import import_modules, resolve_backend
+    from torch_fakeify.compat.torch_configs import settings_set
+    from torch_fakeify.frames.backend_choice import recorded_name, with_options
     from torch_fakeify.frames.captures import Capture
 
-    from .exceptions import thrown
+    from .exceptions import failed, thrown
+    from .surroundings import here_of
 except VersionError as error:
     if __name__ != "__main__":
         raise
@@ -53,34 +59,85 @@ if TYPE_CHECKING:
 
 _WORLDS = ExitStack()
 """Fake process groups, active until the process exits."""
+_SETTINGS = ExitStack()
+"""The settings of a frame, until the process exits."""
+atexit.register(_SETTINGS.close)
 
 
-def _load(request: Mapping[str, Any]) -> Capture:
-    """Load the capture of a request, without limits if it is trusted.
+def _load(request: Mapping[str, Any]) -> tuple[Capture, Callable[..., Any]]:
+    """Load the capture of a request and find its backend.
 
-    Creates fake process groups for the rest of the process if the frame needs them.
+    For the rest of the process the recorded settings are set, and the frame has the fake process groups
+    that it needs, and stubs for operators that are not here. How this process differs from the recorded one is written to a file at once, as the
+    process may crash.
+
+    Args:
+        request: ``file``, ``backend``; ``here``, the file to write; ``trust`` lifts the limits on the file; ``trust_settings`` also
+            sets what could run or write something; ``device`` is named if it is another one; ``stubs``: whether operators
+            that are not here get stubs, for frames that are compiled only.
     """
+    trust = bool(request.get("trust_settings"))
     limits = Limits.none() if request.get("trust") else None
     capture = Capture.load(request["file"], limits=limits)
+    compiler_fn, not_passed = with_options(capture.desc, request["backend"], trust=trust)
     _WORLDS.enter_context(capture.fake_world())
-    return capture
+    stubs = _SETTINGS.enter_context(capture.operator_stubs()) if request.get("stubs") else ()
+    not_set = (*_SETTINGS.enter_context(capture.settings(trust=trust)), *not_passed)
+    if "here" in request:
+        backend = recorded_name(capture.desc, request["backend"])
+        device = request.get("device")
+        here = here_of(capture.desc, not_set, stubs, backend=backend, device=device)
+        Path(request["here"]).write_bytes(msgspec.json.encode(here))
+    return capture, compiler_fn
 
 
 def compile_capture(request: Mapping[str, Any]) -> Reply:
     """Rebuild a frame and compile it.
 
     Args:
-        request: ``file``, ``backend`` and ``device`` (or ``None``); ``trust`` lifts the limits on
-            the file.
+        request: ``device`` (or ``None``), and as for `_load`; ``time``: whether to time the compiled code;
+            ``backward``: whether AOTAutograd compiles the backward now, not at the first call of it.
     """
-    compiler_fn = resolve_backend(request["backend"])
-    instance = _load(request).instantiate(request["device"])
+    capture, compiler_fn = _load(request)
+    if request.get("backward"):
+        now = {"torch._functorch.config": {"force_non_lazy_backward_lowering": True}}
+        _SETTINGS.enter_context(settings_set(now))
+    instance = capture.instantiate(request["device"])
     started = time.perf_counter()
     try:
-        instance.compile(compiler_fn)
+        compiled = instance.compile(compiler_fn)
     except BaseException as error:  # noqa: BLE001 - any failure of a backend is a result
-        return Failed(thrown(error))
-    return Compiled(_milliseconds(started))
+        return failed(error)
+    took = _milliseconds(started)
+    if not request.get("time"):
+        return Compiled(took)
+    try:
+        return Compiled(took, _time_calls(capture, compiled, request["device"]))
+    except Exception as error:  # noqa: BLE001 - what cannot be run has no time
+        return Compiled(took, not_run=f"{type(error).__name__}: {error}")
+
+
+_CALLS = 9
+
+
+def _time_calls(capture: Capture, compiled: Callable[..., Any], device: str | None) -> float:
+    """Return the median time of a call on synthetic inputs, in milliseconds, after one that is not counted."""
+    times: list[float] = []
+    with torch.set_grad_enabled(capture.desc.modes.grad_enabled):
+        for _ in range(_CALLS + 1):
+            inputs = capture.materialize(seed=0, device=device)
+            _synchronize()
+            started = time.perf_counter()
+            compiled(*inputs)
+            _synchronize()
+            times.append(_milliseconds(started))
+    return sorted(times[1:])[_CALLS // 2]
+
+
+def _synchronize() -> None:
+    """Wait for the accelerator, if there is one."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
 
 
 def run_capture(request: Mapping[str, Any]) -> Reply:
@@ -91,13 +148,13 @@ def run_capture(request: Mapping[str, Any]) -> Reply:
             ``absent``: names of modules that this process must not import.
     """
     started = time.perf_counter()
-    capture = _load(request)
+    capture, compiler_fn = _load(request)
     instance = capture.instantiate()
     load = _milliseconds(started)
     started = time.perf_counter()
-    compiled = instance.compile(request["backend"])
+    compiled = instance.compile(compiler_fn)
     compiling = _milliseconds(started)
-    eager = capture.compile("eager")
+    eager = capture.instantiate().compile("eager")
     runs = [_run_once(capture, compiled, eager, sizes) for sizes in request["sizes"]]
     present = sorted(set(request["absent"]) & set(sys.modules))
     if present:
@@ -145,9 +202,9 @@ def run_sizes(request: Mapping[str, Any]) -> Reply:
     """
     from .trials import EagerComparison  # lazy: replay does not need it
 
-    capture = _load(request)
+    capture, compiler_fn = _load(request)
     try:
-        compiled = capture.compile(request["backend"])
+        compiled = capture.instantiate().compile(compiler_fn)
     except Exception as error:  # noqa: BLE001 - any failure of a backend is a result
         return Failed(thrown(error))
     comparison = EagerComparison(capture, seed=request["seed"])
@@ -178,9 +235,10 @@ def find_backend(request: Mapping[str, Any]) -> Reply:
     """Check that a backend exists; an unknown name is refused.
 
     Args:
-        request: ``backend``, its name.
+        request: ``backend``, its name, or ``None`` for the recorded one of each frame.
     """
-    resolve_backend(request["backend"])
+    if request["backend"] is not None:
+        resolve_backend(request["backend"])
     return Found()
 
 
@@ -194,19 +252,26 @@ def try_capture(request: Mapping[str, Any]) -> Reply:
     """
     from .trials import propagated, run_trial  # lazy: replay does not need it
 
-    capture = _load(request)
+    capture, compiler_fn = _load(request)
     if request.get("constants") is not None:
         constants = {int(old): new for old, new in request["constants"].items()}
         propagated(capture, constants).save(request["saved"])
-        capture = _load({**request, "file": request["saved"]})
+        capture = Capture.load(request["saved"], limits=Limits.none())
     return run_trial(
         capture,
-        request["backend"],
+        compiler_fn,
         runs=request["runs"],
         sizes=request["sizes"],
         seed=request["seed"],
         device=request["device"],
     )
+
+
+def _import(directory: str | None, modules: Sequence[str]) -> None:
+    """Import modules, with a directory in front of ``sys.path``."""
+    if directory is not None and directory not in sys.path:
+        sys.path.insert(0, directory)
+    import_modules(modules)
 
 
 _TASKS: Mapping[str, Callable[[Mapping[str, Any]], Reply]] = {
@@ -220,9 +285,14 @@ _TASKS: Mapping[str, Callable[[Mapping[str, Any]], Reply]] = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the request and write the answer; an exception becomes a reply."""
+    """Run the request and write the answer; an exception becomes a reply.
+
+    The modules that the request names in ``imports`` are imported first, with its ``directory`` in front
+    of ``sys.path``.
+    """
     request = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
     try:
+        _import(request.get("directory"), request.get("imports", ()))
         reply = _TASKS[request["task"]](request)
     except FakeifyError as error:
         reply = Refused(type(error).__name__, str(error))
@@ -232,8 +302,11 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def serve() -> int:
+def serve(directory: str | None = None, modules: Sequence[str] = ()) -> int:
     """Run the requests that arrive on standard input, each in a forked child.
+
+    The modules are imported before the first fork, so that no child needs to; a child reports those that
+    cannot be imported.
 
     Each line is a JSON object of paths: ``request`` and ``reply`` (see `main`), ``log`` for the child's
     output, and ``directory``, its working directory. The server writes the child's pid to standard
@@ -242,6 +315,8 @@ def serve() -> int:
     output = os.dup(1)
     os.dup2(2, 1)
     resolve_backend("eager")  # imports what every child needs to find a backend
+    with suppress(FakeifyError):
+        _import(directory, modules)
     gc.collect()
     gc.freeze()  # so that children share these objects instead of copying their pages
     for line in sys.stdin:
@@ -298,4 +373,6 @@ def _run_child(job: Mapping[str, str]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    sys.exit(serve() if sys.argv[1:] == ["--serve"] else main(sys.argv[1:]))
+    if sys.argv[1] == "--serve":
+        sys.exit(serve(*json.loads(sys.argv[2])))
+    sys.exit(main(sys.argv[1:]))

@@ -28,7 +28,7 @@ def answer_refusal(error: VersionError, arguments: Sequence[str]) -> int:
         arguments: of the command line.
     """
     answer = Answer(Refused("VersionError", str(error)))
-    if list(arguments) != ["--serve"]:
+    if arguments[0] != "--serve":
         write_answer(arguments[1], answer)
         return 0
     output = os.dup(1)

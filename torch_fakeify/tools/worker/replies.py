@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
 
 from .limits import signal_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 __all__ = [
     "Answer",
@@ -20,6 +23,7 @@ __all__ = [
     "Crashed",
     "Failed",
     "Found",
+    "Here",
     "Hung",
     "NotCompared",
     "OutOfMemory",
@@ -61,6 +65,10 @@ class Compiled(msgspec.Struct, frozen=True, tag="compiled"):
     """The frame compiles."""
 
     milliseconds: float
+    run: float | None = None
+    """Milliseconds of a call of the compiled code, the median of several, if it was timed."""
+    not_run: str = ""
+    """Why it was not timed although that was requested."""
 
 
 class Passed(msgspec.Struct, frozen=True, tag="passed"):
@@ -175,6 +183,30 @@ class Crashed(msgspec.Struct, frozen=True, tag="crashed"):
 Outcome: TypeAlias = Reply | Hung | OutOfMemory | Crashed
 
 
+class Here(msgspec.Struct, frozen=True):
+    """How the surroundings of a worker differ from the recorded ones, as lines."""
+
+    not_set: tuple[str, ...] = ()
+    """Recorded settings that are not set, with the reasons."""
+    differs: tuple[str, ...] = ()
+    """Everything else: other settings, environment, Python, devices, versions, schemas of operators."""
+    stubs: tuple[str, ...] = ()
+    """The operators that are not here and have a stub."""
+
+    def lines(self, *, every: bool) -> list[str]:
+        """Format the settings that are not set, the stubs and, with ``every``, what else differs."""
+        found = ["not set here:", *_indented(self.not_set)] if self.not_set else []
+        if self.stubs:
+            found += ["operators that are not here, as stubs:", *_indented(self.stubs)]
+        if every and self.differs:
+            found += ["differs here:", *_indented(self.differs)]
+        return found
+
+
+def _indented(texts: Iterable[str]) -> list[str]:
+    return [f"  {text}" for text in texts]
+
+
 class Answer(msgspec.Struct, frozen=True):
     """How a request ended, and in which process."""
 
@@ -182,6 +214,8 @@ class Answer(msgspec.Struct, frozen=True):
     torch: str | None = None
     """Its version of torch; ``None`` without a reply."""
     pid: int | None = None
+    here: Here | None = None
+    """``None`` if the process had not loaded the frame."""
 
 
 def write_answer(path: str, answer: Answer) -> None:

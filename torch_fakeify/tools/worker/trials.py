@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import torch
 
-from torch_fakeify.compat import backends, torch_graphs
+from torch_fakeify.compat import torch_graphs
 from torch_fakeify.errors import CaptureError, FakeifyError
 from torch_fakeify.frames.captures import Capture
 from torch_fakeify.frames.recording import capture
@@ -20,13 +20,13 @@ from torch_fakeify.render.readable_names import readable_source
 from torch_fakeify.unbacked.repropagation import repropagate
 
 from .comparing import first_mismatch, is_distributed
-from .exceptions import thrown
+from .exceptions import failed, thrown
 from .replies import Failed, NotCompared, Passed, Wrong
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from torch_fakeify.compat.backends import Compiled
+    from torch_fakeify.compat.backends import Compiled, Compiler
 
 __all__ = ["EagerComparison", "propagated", "run_trial"]
 
@@ -36,7 +36,7 @@ _ERROR_RATIO = 10.0
 
 def run_trial(
     frame: Capture,
-    backend: str,
+    compiler_fn: Compiler,
     *,
     runs: bool,
     sizes: Mapping[str, int] | None = None,
@@ -47,7 +47,7 @@ def run_trial(
 
     Args:
         frame: the frame.
-        backend: name of a Dynamo backend.
+        compiler_fn: a Dynamo backend.
         runs: whether to run it.
         sizes: at which, by symbol name; other symbols have their hints.
         seed: of the data.
@@ -57,12 +57,11 @@ def run_trial(
         The result; a frame is not compared if no inputs can be made, eager raises, or its results are
         random.
     """
-    compiler_fn = backends.resolve_backend(backend)
     instance = frame.instantiate(device)
     try:
         compiled = instance.compile(compiler_fn)
     except Exception as error:  # noqa: BLE001 - any failure of a backend is a result
-        return Failed(thrown(error))
+        return failed(error)
     if not runs:
         return Passed("compile")
     return EagerComparison(frame, seed=seed, device=device).run(compiled, sizes or {})
@@ -81,7 +80,7 @@ class EagerComparison:
         self._frame = frame
         self._seed = seed
         self._device = device
-        self._eager = frame.compile("eager", device=device)
+        self._eager = frame.instantiate(device).compile("eager")
         self._double: torch.fx.GraphModule | None = None
 
     def run(
@@ -321,7 +320,10 @@ def propagated(frame: Capture, constants: Mapping[int, int]) -> Capture:
     with instance.active():
         repropagate(gm, gm.graph.nodes, mode=instance.fake_mode)
         made = capture(gm, instance.inputs, constants=data).desc
-    names = ("failure", "backend", "frame", "state", "world")
+    names = (
+        *("failure", "backend", "backend_place", "frame", "state", "world"),
+        *("surroundings", "compile_seconds", "operator_modules", "operators", "aot"),
+    )
     unchanged = {name: getattr(desc, name) for name in names}
     return Capture(msgspec.structs.replace(made, **unchanged))
 

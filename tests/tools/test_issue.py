@@ -1,0 +1,154 @@
+"""The text of a bug report: its script is run as a reader would run it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from cli_runs import fresh
+from places import GOLDEN
+
+from torch_fakeify.cli import main
+from torch_fakeify.tools.issue import _fenced
+from torch_fakeify.tools.minify.failures import Failure, failure_in
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CHIP = """
+def compiler(gm, inputs):
+    if any(node.target == "cos" for node in gm.graph.nodes):
+        raise NotImplementedError("no cos, see ```here```")
+    return gm.forward
+
+
+def wrong(gm, inputs):
+    return lambda *args: [x + 1 for x in gm(*args)]
+"""
+MODEL = """
+import chip
+import torch
+
+
+def wave(x, y):
+    z = x @ y
+    return (z.cos() + z.sum(0)).relu()
+
+
+torch.compile(wave, backend=chip.compiler, dynamic=True)(torch.ones(4, 5), torch.ones(5, 6))
+"""
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        Failure("raises", "compile", "builtins.ValueError", "no\nmore"),
+        Failure("raises", "backward", "builtins.ValueError", "no: more"),
+        Failure("wrong", "forward", message="output 0: 3 of 4 elements are off"),
+        Failure("crashes", type="SIGSEGV"),
+        Failure("crashes", type="exit status 3"),
+        Failure("hangs"),
+        Failure("out of memory"),
+    ],
+)
+def test_a_failure_is_read_from_its_text(failure: Failure) -> None:
+    """What a script says of its failure is that failure."""
+    assert failure_in(failure.lines) == failure
+
+
+@pytest.mark.parametrize("lines", [[], ["something else"]])
+def test_other_text_is_no_failure(lines: list[str]) -> None:
+    """A docstring that was edited has no failure."""
+    assert failure_in(lines) is None
+
+
+def test_a_fence_is_longer_than_those_in_its_text() -> None:
+    """A message cannot end the block that contains it."""
+    lines = [*_fenced("text", ["a ````", "```"])]
+    assert (lines[0], lines[-1]) == ("`````text", "`````")
+
+
+def test_a_capture_without_a_failure_has_no_report(capsys: pytest.CaptureFixture[str]) -> None:
+    """The error says how to get a capture that has one, and the exit status is 1."""
+    path = GOLDEN / "model_bert.fkf"
+    assert main(["issue", str(path)]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "no failure on record" in err
+    assert f"torch-fakeify minify {path}" in err
+
+
+def test_no_report_is_written_over_its_capture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The capture and the script beside it are not overwritten."""
+    path = tmp_path / "frame.fkf"
+    path.write_bytes((GOLDEN / "program_failed.fkf").read_bytes())
+    (tmp_path / "frame.py").write_text("mine")
+    for output in (path, tmp_path / "frame.py"):
+        assert main(["issue", str(path), "-o", str(output)]) == 2
+    assert capsys.readouterr().err.count("torch-fakeify: error: ") == 2
+    assert (tmp_path / "frame.py").read_text() == "mine"
+
+
+def script_in(text: str) -> str:
+    """Return the script in a report."""
+    found = re.search(r"^(`{3,})python\n(.*?)^\1$", text, re.MULTILINE | re.DOTALL)
+    assert found is not None, text
+    return found[2]
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("minified", [False, True])
+def test_a_report_reproduces_the_failure(tmp_path: Path, minified: bool) -> None:
+    """The script in it fails in plain Python, in the folder of the backend, and so does its command."""
+    (tmp_path / "chip.py").write_text(CHIP)
+    (tmp_path / "model.py").write_text(MODEL)
+    assert fresh("run", "model.py", cwd=tmp_path).returncode == 1
+    (frame,) = tmp_path.glob("captures/*/*.fkf")
+    backend = ("--backend", "chip:compiler")
+    if minified:
+        small = ("-o", "small.fkf", frame)
+        assert fresh("minify", *backend, *small, cwd=tmp_path).returncode == 0
+        frame = tmp_path / "small.fkf"
+    done = fresh("issue", *backend, frame, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(
+        "# torch.compile with compiler: builtins.NotImplementedError: no cos"
+    )
+    assert "This script fails in the same way with torch " in done.stdout
+    script = tmp_path / "frame.py"
+    script.write_text(script_in(done.stdout))
+    ran = subprocess.run(
+        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert "NotImplementedError: no cos" in ran.stderr
+    (command,) = re.findall(r"^\$ torch-fakeify (.*)$", done.stdout, re.MULTILINE)
+    (frame.parent / "chip.py").write_text(CHIP)
+    again = fresh(*command.split(), cwd=frame.parent)
+    assert again.stdout.startswith("reproduced\n"), again.stderr
+
+
+@pytest.mark.sweep
+def test_a_report_of_wrong_numbers_has_the_script_of_minify(tmp_path: Path) -> None:
+    """The numbers are on no record: the failure is the one that the script describes."""
+    (tmp_path / "chip.py").write_text(CHIP)
+    (tmp_path / "model.py").write_text(MODEL)
+    fresh("run", "model.py", cwd=tmp_path)
+    (frame,) = tmp_path.glob("captures/*/*.fkf")
+    backend = ("--backend", "chip:wrong")
+    done = fresh("minify", *backend, "--accuracy", "-o", "small.fkf", frame, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    done = fresh("issue", "small.fkf", "-o", "bug.md", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "script: fails in the same way\nwrote bug.md\n")
+    text = (tmp_path / "bug.md").read_text()
+    assert text.startswith("# torch.compile with wrong: wrong numbers in the forward pass: ")
+    assert "$ torch-fakeify minify --accuracy --backend chip:wrong small.fkf" in text
+    # A script that no longer fails is no evidence.
+    (tmp_path / "chip.py").write_text(CHIP.replace("x + 1", "x"))
+    done = fresh("issue", "small.fkf", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "does **not** fail in the same way" in done.stdout

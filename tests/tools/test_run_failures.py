@@ -1,0 +1,247 @@
+"""After a failed run a block says frame, the user's line, error and the next command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from torch_fakeify.errors import NotFailingError, ScriptError
+from torch_fakeify.frames.notes import FrameReport
+from torch_fakeify.tools.minify import search
+from torch_fakeify.tools.run_failures import HowCompiled, failure_lines, untraced_lines
+from torch_fakeify.tools.run_script import ScriptReport
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cli_runs import Command
+
+OUT = Path("captures/s")
+
+
+def failed(number: int = 0, **parts: Any) -> FrameReport:
+    """The report of a frame that failed."""
+    path = OUT.absolute() / f"{number:03d}-f-00000000.fkf"
+    given: dict[str, Any] = {"state": "failed", "failure": "ValueError: no", "backend": "acme"}
+    return FrameReport("f", path, **{**given, **parts})
+
+
+def next_of(frames: Sequence[FrameReport], how: HowCompiled | None = None) -> str:
+    """The command in the block."""
+    lines = failure_lines(frames, OUT, how or HowCompiled())
+    return next(line[14:] for line in lines if line.startswith("  next "))
+
+
+@pytest.mark.parametrize(
+    ("parts", "how", "command"),
+    [
+        ({}, HowCompiled(), "minify"),
+        ({"state": "not finished"}, HowCompiled(), "replay"),
+        ({"backend_place": "lib.npu:comp"}, HowCompiled(), "minify --backend lib.npu:comp"),
+        ({"backend_place": "lib.npu"}, HowCompiled(), "minify --import lib.npu"),
+        (
+            {"backend_place": "lib.npu:comp"},
+            HowCompiled("eager", ("ops",)),
+            "minify --import ops --backend eager",
+        ),
+    ],
+)
+def test_the_next_command_has_the_options_that_it_needs(
+    parts: dict[str, Any], how: HowCompiled, command: str
+) -> None:
+    """Those of the run, and the place of a backend of one's own."""
+    expected = f"torch-fakeify {command} captures/s/000-f-00000000.fkf"
+    assert next_of([failed(**parts)], how) == expected
+
+
+def test_a_backend_of_the_script_itself_has_to_move() -> None:
+    """The command has a placeholder for the module, and the line before it says what comes first."""
+    frames = [failed(backend_place="__main__:mine")]
+    assert next_of(frames) == (
+        "torch-fakeify minify --backend MODULE:mine captures/s/000-f-00000000.fkf"
+    )
+    first = "move the backend from the script into a module, which is MODULE below"
+    assert f"  first       {first}" in failure_lines(frames, OUT, HowCompiled())
+
+
+def test_the_first_failure_is_shown_and_others_are_named() -> None:
+    """A failed frame comes before one that is not finished; frames without a file are left out."""
+    good, lost = failed(0, state="compiled", failure=None), failed(9)
+    lost.path = None
+    hung = failed(1, state="not finished", failure="interrupted")
+    defined, line = (str(Path("lib/a.py").absolute()), 3), (str(Path("s.py").absolute()), 1)
+    frames = [good, lost, hung, failed(2, defined=defined, line=line), failed(3)]
+    assert failure_lines(frames, OUT, HowCompiled()) == [
+        "  frame       s/002-f-00000000.fkf: f, lib/a.py:3",
+        "  your line   s.py:1",
+        "  error       ValueError: no",
+        "  next        torch-fakeify minify captures/s/002-f-00000000.fkf",
+        "  failed too  s/003-f-00000000.fkf, s/001-f-00000000.fkf",
+    ]
+    assert failure_lines([good, lost], OUT, HowCompiled()) == []
+
+
+def test_what_was_recorded_before_a_failure_of_dynamo_is_counted() -> None:
+    """The advice is for the kind of error."""
+    found = {
+        "classes": ["InternalTorchDynamoError"],
+        "error": "E: no",
+        "explanation": "",
+        "line": None,
+    }
+    assert untraced_lines(found, [failed()], OUT) == [
+        "  frame       none: torch.compile failed before it called a backend",
+        "  error       E: no",
+        "  recorded    1 capture in captures/s until then",
+        "  next        Run it with TORCHDYNAMO_VERBOSE=1 for Dynamo's own stack",
+    ]
+
+
+LIB = """
+import torch
+
+@torch.library.custom_op("shop::buy", mutates_args=())
+def buy(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+@buy.register_fake
+def _(x):
+    raise RuntimeError("no price")
+
+def step(x):
+    return buy(x + 1)
+
+def branch(x):
+    if x.sum() > 0:
+        return x
+    return -x
+
+class Picky(torch.fx.Interpreter):
+    def call_function(self, target, args, kwargs):
+        if target.__name__ == "mul":
+            raise ValueError("no mul")
+        return super().call_function(target, args, kwargs)
+
+def mine(gm, inputs):
+    return Picky(gm).run(*inputs)
+
+def grow(x):
+    y = x + 1
+    return y * 2
+"""
+
+GOOD = "torch.compile(lambda x: x + 1, backend='eager')(torch.ones(2))\n"
+
+
+def run_of(command: Command, tmp_path: Path, code: str) -> tuple[int, list[str]]:
+    """The exit status of a run, and the block with the last line."""
+    (tmp_path / "lib.py").write_text(LIB)
+    (tmp_path / "s.py").write_text(f"import torch\nimport lib\n{code}")
+    done = command("run", "s.py", cwd=tmp_path)
+    lines = done.stderr.splitlines()
+    at = max(n for n, line in enumerate(lines) if line.startswith("  frame  "))
+    return done.returncode, lines[at:]
+
+
+def test_a_graph_break_under_fullgraph_is_told(command: Command, tmp_path: Path) -> None:
+    """There is no capture of it: the block has the line, the error, and what was recorded before."""
+    code = GOOD + "torch.compile(lib.branch, backend='eager', fullgraph=True)(torch.ones(2))\n"
+    status, lines = run_of(command, tmp_path, code)
+    assert status == 1
+    assert lines[0] == "  frame       none: torch.compile failed before it called a backend"
+    assert lines[1] == "  your line   lib.py:16: if x.sum() > 0:"
+    assert lines[2].startswith("  error       Unsupported: ")
+    assert "  recorded    1 capture in captures/s until then" in lines
+    assert lines[-2].startswith("  next        Change that line, or compile without fullgraph=True")
+    assert lines[-1] == "torch-fakeify: the script raised, exit status 1"
+
+
+@pytest.mark.sweep
+def test_a_fake_kernel_that_raises_is_told(command: Command, tmp_path: Path) -> None:
+    """The block has the user's line and the operator's error, and no folder is left."""
+    code = "torch.compile(lib.step, backend='eager', fullgraph=True)(torch.ones(2))\n"
+    status, lines = run_of(command, tmp_path, code)
+    assert status == 1
+    assert lines[1] == "  your line   lib.py:13: return buy(x + 1)"
+    assert lines[2].startswith("  error       TorchRuntimeError: ")
+    assert "shop.buy" in lines[3]
+    assert "no price" in lines[3]
+    assert "  recorded    nothing until then" in lines
+    assert lines[-2].startswith("  next        Correct that operator's fake kernel")
+    assert not (tmp_path / "captures").exists()
+
+
+def test_the_line_is_that_of_the_node_that_fails(command: Command, tmp_path: Path) -> None:
+    """Torch's interpreters append the node's stack to an error; the command names the module."""
+    code = "torch.compile(lib.grow, backend=lib.mine)(torch.ones(3))\n"
+    status, lines = run_of(command, tmp_path, code)
+    assert status == 1
+    name = lines[0].split()[1].rstrip(":")
+    assert lines == [
+        f"  frame       {name}: grow, lib.py:29",
+        "  your line   lib.py:31: return y * 2",
+        "  error       ValueError: no mul",
+        f"  next        torch-fakeify minify --backend lib:mine captures/{name}",
+        "torch-fakeify: the script raised, exit status 1",
+    ]
+
+
+def test_a_script_is_recorded_and_its_failing_frame_minified(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``minify SCRIPT ARGS`` passes the capture and its backend on to the search."""
+    asked: list[dict[str, Any]] = []
+
+    def minify(file: str, output: Path, **options: Any) -> Any:
+        asked.append({"file": file, "output": output, **options})
+        raise NotFailingError("stop here")
+
+    monkeypatch.setattr(search, "minify", minify)
+    (tmp_path / "lib.py").write_text(LIB)
+    (tmp_path / "s.py").write_text(
+        "import sys, torch\nimport lib\n"
+        f"{GOOD}assert sys.argv[1:] == ['--up', 'x']\n"
+        "torch.compile(lib.grow, backend=lib.mine)(torch.ones(3))\n"
+    )
+    done = command("minify", "--seed", "5", "s.py", "--", "--up", "x", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.endswith("torch-fakeify: stop here\n")
+    (found,) = asked
+    path = Path(found["file"])
+    assert path.match("captures/s/001-grow-*.fkf")
+    assert found["output"] is None  # beside the capture
+    assert (found["backend"], found["imports"], found["seed"]) == ("lib:mine", [], 5)
+
+
+@pytest.mark.sweep
+def test_run_minifies(command: Command, tmp_path: Path) -> None:
+    """``run --minify`` writes the small capture and its script."""
+    (tmp_path / "lib.py").write_text(LIB)
+    (tmp_path / "s.py").write_text(
+        "import torch\nimport lib\ntorch.compile(lib.grow, backend=lib.mine)(torch.ones(3))\n"
+    )
+    done = command("run", "--minify", "s.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "raises: builtins.ValueError: no mul" in done.stdout
+    assert sorted(path.name.split(".", 1)[1] for path in (tmp_path / "captures" / "s").iterdir()) == [
+        "fkf", "min.fkf", "min.py",
+    ]  # fmt: skip
+
+
+def test_a_script_without_a_failing_frame_is_not_minified(command: Command, tmp_path: Path) -> None:
+    """The exit status is 1; a backend of the script itself is an error with what to do."""
+    (tmp_path / "s.py").write_text(f"import torch\n{GOOD}")
+    done = command("minify", "s.py", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (
+        1,
+        "torch-fakeify: no recorded frame failed: there is nothing to minify\n",
+    )
+
+
+def test_a_backend_of_the_script_cannot_be_minified() -> None:
+    """The error says what to do."""
+    report = ScriptReport([failed(backend_place="__main__:mine", backend="mine")])
+    with pytest.raises(ScriptError, match="Move it into a module that the script imports"):
+        report.failing()

@@ -1,0 +1,198 @@
+"""Torch's private registry of operators: schemas as text, autograd of operators, stubs of operators."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import torch
+
+from . import gate
+
+gate.check_installed_torch()  # before anything private is asked for
+
+from torch._library import autograd as _autograd
+from torch._library.custom_ops import OPDEFS
+
+from .torch_graphs import TORCHS_NAMESPACES, find_operator, operators_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from .torch_graphs import OpOverload, OpOverloadPacket
+
+__all__ = ["StubLibrary", "autograd_of", "own_overloads", "parse_schema", "result_context"]
+
+Autograd: TypeAlias = Literal["formula", "refused", "composite"]
+
+_AUTOGRAD_KEYS = ("Autograd", "AutogradCPU", "AutogradCUDA", "AutogradXPU", "AutogradPrivateUse1")
+
+
+def own_overloads(gm: torch.fx.GraphModule) -> list[OpOverload[..., Any]]:
+    """Return all overloads of the operators outside of torch that a graph and its bodies name, by name."""
+    packets = {name: packet for name, packet in operators_of(gm) if _is_own(name)}
+    return [overload for name in sorted(packets) for overload in _overloads(packets[name])]
+
+
+def _is_own(name: str) -> bool:
+    return name.partition(".")[0] not in TORCHS_NAMESPACES
+
+
+def _overloads(packet: OpOverloadPacket[Any, Any]) -> list[OpOverload[..., Any]]:
+    return [getattr(packet, name) for name in packet.overloads()]
+
+
+def registered_schemas(namespace: str, op: str) -> dict[str, str]:
+    """Return the schemas of a registered operator by overload, as text; empty for one that is not."""
+    packet = find_operator(namespace, op)
+    found = [] if packet is None else [overload._schema for overload in _overloads(packet)]
+    return {schema.overload_name: str(schema) for schema in found}
+
+
+def parse_schema(text: str) -> Any:
+    """Return a ``torch.FunctionSchema``.
+
+    Raises:
+        ValueError: torch cannot parse the text; the message is torch's first line about it.
+    """
+    try:
+        return torch._C.parse_schema(text)
+    except (RuntimeError, ValueError, IndexError) as error:  # the latter two of its numbers
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        raise ValueError(lines[0] if lines else "torch cannot parse it") from error
+
+
+def autograd_of(op: OpOverload[..., Any]) -> Autograd | None:
+    """Return how autograd treats an operator: ``None`` if it has no kernel of it.
+
+    ``formula`` has a backward of its own; ``refused`` raises when a gradient is computed; ``composite``
+    calls other operators, which have theirs.
+    """
+    name = op._schema.name
+    made = OPDEFS.get(name)
+    if made is not None:
+        return "refused" if made._backward_fn is None else "formula"
+    overload = op._schema.overload_name
+    full = f"{name}.{overload}" if overload else name
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    if has_kernel(full, "CompositeImplicitAutograd"):
+        return "composite"
+    return "formula" if any(has_kernel(full, key) for key in _AUTOGRAD_KEYS) else None
+
+
+def result_context() -> Any:
+    """Return the context of the fake kernel that is running, which makes unbacked sizes."""
+    return torch.library.get_ctx()
+
+
+class StubLibrary:
+    """Operators that are registered by schema, with fake results and without code.
+
+    ``close`` removes them from the process.
+    """
+
+    def __init__(self, refuse: Callable[[str], Any]) -> None:
+        self._refuse = refuse
+        self._libraries: dict[str, torch.library.Library] = {}
+
+    def define(
+        self,
+        schema: Any,
+        tags: Iterable[str],
+        fake: Callable[..., Any],
+        autograd: Autograd | None,
+    ) -> None:
+        """Register an operator.
+
+        Args:
+            schema: of `parse_schema`.
+            tags: names of ``torch.Tag``; those that this torch lacks are ignored.
+            fake: returns fake results for fake arguments.
+            autograd: as of `autograd_of`; with ``formula`` and ``composite`` its gradients are those of
+                another stub.
+        """
+        namespace, _, name = schema.name.partition("::")
+        library = self._library(namespace)
+        members: Any = torch.Tag.__members__
+        text = str(schema).partition("::")[2]
+        library.define(text, tags=tuple(members[tag] for tag in tags if tag in members))
+        full = f"{name}.{schema.overload_name}" if schema.overload_name else name
+        refuse = self._refuse
+
+        def run(*_args: Any, **_kwargs: Any) -> Any:
+            return refuse(f"{namespace}.{full}")
+
+        library.impl(full, run, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{namespace}::{full}", fake, lib=library)
+        if autograd == "refused":
+            packet = find_operator(namespace, name)
+            op: Any = getattr(packet, schema.overload_name or "default")
+            kernel = _autograd.make_autograd_impl(op, _autograd.Info(None, None))
+            library.impl(full, kernel, "Autograd", with_keyset=True)
+        elif autograd is not None:
+            self._differentiate(f"{namespace}::{full}", library)
+
+    def _differentiate(self, name: str, library: torch.library.Library) -> None:
+        """Give an operator a gradient: the result of one more stub, which has the sizes of the inputs."""
+        gradients = self._gradients()
+
+        def setup(ctx: Any, inputs: Any, **_others: Any) -> None:
+            tensors = [each for each in _flat(inputs) if _has_gradient(each)]
+            ctx.save_for_backward(*tensors)
+            ctx.structure = [
+                [_has_gradient(item) for item in each]
+                if isinstance(each, (list, tuple))
+                else _has_gradient(each)
+                for each in inputs
+            ]
+
+        def backward(ctx: Any, *grads: Any) -> Any:
+            given = [
+                each for each in _flat(grads) if each is None or isinstance(each, torch.Tensor)
+            ]
+            found = iter(gradients(name, given, list(ctx.saved_tensors)))
+            return tuple(
+                [next(found) if item else None for item in each]
+                if isinstance(each, list)
+                else (next(found) if each else None)
+                for each in ctx.structure
+            )
+
+        torch.library.register_autograd(name, backward, setup_context=setup, lib=library)
+
+    def _gradients(self) -> Any:
+        """Return the operator of gradients, registered at the first call."""
+        namespace, name = "torch_fakeify", "stub_gradients"
+        if find_operator(namespace, name) is None:
+            library = self._library(namespace)
+            library.define(f"{name}(str operator, Tensor?[] grads, Tensor[] inputs) -> Tensor[]")
+            library.impl(name, lambda op, *_: self._refuse(op), "CompositeExplicitAutograd")
+
+            def fake(_operator: str, _grads: Any, inputs: Any) -> list[torch.Tensor]:
+                return [torch.empty_like(each) for each in inputs]
+
+            torch.library.register_fake(f"{namespace}::{name}", fake, lib=library)
+        return getattr(find_operator(namespace, name), "default")  # noqa: B009
+
+    def _library(self, namespace: str) -> torch.library.Library:
+        if namespace not in self._libraries:
+            self._libraries[namespace] = torch.library.Library(namespace, "FRAGMENT")
+        return self._libraries[namespace]
+
+    def close(self) -> None:
+        """Remove the operators."""
+        for library in self._libraries.values():
+            library._destroy()
+        self._libraries.clear()
+
+
+def _flat(values: Iterable[Any]) -> Iterable[Any]:
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from value
+        else:
+            yield value
+
+
+def _has_gradient(value: Any) -> bool:
+    is_tensor = isinstance(value, torch.Tensor)
+    return is_tensor and (value.is_floating_point() or value.is_complex())

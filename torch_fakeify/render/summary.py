@@ -1,0 +1,364 @@
+"""The first page of a capture, for a terminal: its failure, what it is, and what to do next.
+
+Everything is in the names of the program, and what there is many of is counted. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch_fakeify.records.aliasing import storages
+from torch_fakeify.records.rewrite import walk
+from torch_fakeify.records.tensor import ExprDesc, MetaTensorDesc, SymbolNode
+
+from .code import SourceLines, operator_counts
+from .readable_names import readable_frame
+from .show import backend_text, hint_text, input_text, location_text, mode_rows
+from .surroundings import machine_text, setting_texts
+from .tables import fitted_lines, fitted_table
+from .text import (
+    clip,
+    escape,
+    expr_text,
+    failure_text,
+    level_text,
+    place_text,
+    user_frame,
+    user_line,
+    world_text,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from torch_fakeify.records.frame import CaptureDesc, FailureDesc, InputDesc
+    from torch_fakeify.records.shape_env import ShapeEnvDesc, SymbolDesc
+
+__all__ = ["bytes_text", "summary_lines"]
+
+_LONGEST = 400
+"""Most characters of a value."""
+_MESSAGE = 8
+"""Most lines of an exception's message."""
+_OPERATORS = 8
+_NAMED = 6
+"""Most names that are listed in a line."""
+_ROWS = 10
+"""Most rows of a section."""
+_ATTRIBUTE = re.compile(r"\.\w+$")
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+
+
+def summary_lines(
+    desc: CaptureDesc,
+    *,
+    file: str | None = None,
+    columns: int | None = None,
+    torch_names: bool = False,
+) -> list[str]:
+    """Return the first page of a capture, as lines that are safe to print.
+
+    Args:
+        desc: the frame.
+        file: its path, for the commands that come next; without one there are none.
+        columns: width of the terminal; ``None`` for no limit.
+        torch_names: as for `show_lines`.
+    """
+    shown = desc if torch_names else readable_frame(desc)
+    sections = [
+        [] if shown.failure is None else _failure_rows(shown.failure, desc),
+        [*_fact_rows(shown)],
+    ]
+    lines: list[str] = []
+    for rows in filter(None, sections):
+        lines += [*([""] if lines else []), *_pairs(rows, columns)]
+    for section in (_symbols(shown), _guards(shown), _inputs(shown)):
+        if section:
+            lines += ["", *(escape(line) for line in section)]
+    lines = fitted_lines(lines, columns)
+    return [*lines, "", *_next(desc, file)] if file is not None else lines
+
+
+def bytes_text(count: int) -> str:
+    """Return a number of bytes with the unit in which it has at most four digits."""
+    size, unit = float(count), 0
+    while size >= 1000 and unit < len(_UNITS) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"{count} {_UNITS[0]}" if unit == 0 else f"{size:.3g} {_UNITS[unit]}"
+
+
+def _pairs(rows: Sequence[tuple[str, str]], columns: int | None) -> list[str]:
+    return fitted_table([(head, escape(clip(text, _LONGEST))) for head, text in rows], columns)
+
+
+def _failure_rows(failure: FailureDesc, desc: CaptureDesc) -> list[tuple[str, str]]:
+    """Return the error, where it was raised, and by which backend."""
+    kind = failure_text(failure).removeprefix("builtins.")
+    first, *rest = [line for line in failure.message.splitlines() if line.strip()] or [""]
+    more = [("", line.strip()) for line in rest[: _MESSAGE - 1]]
+    if len(rest) >= _MESSAGE:
+        more.append(("", f"and {len(rest) - _MESSAGE + 1} more lines"))
+    raised = user_frame(failure.stack)
+    return [
+        ("failed", f"{kind}: {first}" if first else kind),
+        *more,
+        *([] if raised is None else [("raised in", place_text(raised))]),
+        ("backend", backend_text(desc)),
+    ]
+
+
+def _fact_rows(desc: CaptureDesc) -> Iterator[tuple[str, str]]:
+    level = "" if desc.aot is None else f", {level_text(desc)}"
+    yield "frame", f"{desc.frame or '?'}{level}"
+    if desc.failure is None:
+        yield "result", desc.state or "compiled"
+        yield "backend", backend_text(desc)
+    yield "recorded", ", ".join([f"torch {desc.torch_version or '?'}", *machine_text(desc)])
+    if desc.world is not None:
+        yield "ranks", world_text(desc.world)
+    counts = operator_counts(desc.graph)
+    most = [f"{count} {name}" for name, count in counts.most_common(_OPERATORS)]
+    others = len(counts) - len(most)
+    more = [f"{others} others"] if others else []
+    yield "operators", f"{counts.total()}: {', '.join([*most, *more])}"
+    yield "tensors", _tensors_text(desc)
+    tensors = [e.tensor for e in desc.inputs if e.tensor is not None]
+    dtypes = Counter(t.dtype for t in tensors)
+    devices = Counter(t.device for t in walk(desc.graph, MetaTensorDesc) if t.device)
+    devices.update(t.device for t in tensors)
+    if dtypes:
+        yield "dtypes", _named(name for name, _ in dtypes.most_common())
+    if devices:
+        yield "devices", _named(name for name, _ in devices.most_common())
+    dynamic = _dynamic(desc)
+    yield "dynamic", _named(dynamic) if dynamic else "nothing: all sizes are numbers"
+    settings = [*setting_texts(desc), *(f"{name} = {text}" for name, text in mode_rows(desc.modes))]
+    if settings:
+        yield "settings", "; ".join(settings)
+    if desc.operators:
+        yield "operators outside of torch", _named(each.operator for each in desc.operators)
+
+
+def _tensors_text(desc: CaptureDesc) -> str:
+    kinds = Counter(
+        "parameter" if e.tensor.is_parameter else "buffer" if e.tensor.is_buffer else "other"
+        for e in desc.inputs
+        if e.tensor is not None and not _is_constant(e)
+    )
+    words = [_count(n, kind) for kind, n in kinds.items() if kind != "other"]
+    if kinds["other"]:
+        words.append(f"{kinds['other']} other" if words else _count(kinds["other"], "tensor"))
+    found = storages(desc)
+    known = [group.nbytes for group in found if group.nbytes is not None]
+    size = [f"{bytes_text(sum(known))} in {_count(len(found), 'storage')}"] if found else []
+    unknown = len(found) - len(known)
+    if unknown:
+        size.append(f"{unknown} of unknown size")
+    return "; ".join([", ".join(words) or "none", *size])
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def _named(names: Iterable[str]) -> str:
+    names = [*names]
+    more = [f"and {len(names) - _NAMED} more"] if len(names) > _NAMED else []
+    return ", ".join([*names[:_NAMED], *more])
+
+
+# --- symbols ------------------------------------------------------------------------------------
+
+
+def _constants(env: ShapeEnvDesc) -> dict[str, str]:
+    """Return the symbols that can only be one number, with it."""
+    found: dict[str, str] = {}
+    for symbol in env.symbols:
+        if symbol.lower is not None and symbol.lower == symbol.upper:
+            found[symbol.name] = expr_text(symbol.lower)
+    return found
+
+
+def _is_float(symbol: SymbolDesc) -> bool:
+    return dict(symbol.assumptions).get("integer") is not True
+
+
+def _dynamic(desc: CaptureDesc) -> list[str]:
+    env = desc.shape_env
+    if env is None:
+        return []
+    constant = _constants(env)
+    return [s.name for s in env.symbols if s.name not in constant and not _is_float(s)]
+
+
+def _symbols(desc: CaptureDesc) -> list[str]:
+    env = desc.shape_env
+    if env is None or not env.symbols:
+        return []
+    constant, lines_of = _constants(env), SourceLines(desc.graph)
+    floats = [s for s in env.symbols if _is_float(s)]
+    ints = [s for s in env.symbols if not _is_float(s)]
+    shown = [s for s in ints if s.name not in constant]
+    fixed = len(ints) - len(shown)
+    notes = [
+        *([_count(len(floats), "float constant")] if floats else []),
+        *([f"{_count(fixed, 'size')} that can only be one number"] if fixed else []),
+    ]
+    rows = [
+        (symbol.name, _hint(symbol), _range(symbol), _origin(symbol, lines_of))
+        for symbol in shown[:_ROWS]
+    ]
+    if not shown:
+        return [f"symbols: {', '.join(notes)}"]
+    title = f"symbols ({len(shown)})" + (f", and {', '.join(notes)}" if notes else "")
+    more = [f"  and {len(shown) - _ROWS} more"] if len(shown) > _ROWS else []
+    return [title, *(f"  {line}" for line in fitted_table(rows, None)), *more]
+
+
+def _hint(symbol: SymbolDesc) -> str:
+    text = hint_text(symbol)
+    return f"was {text.removeprefix('hint ')}" if text.startswith("hint ") else text
+
+
+def _range(symbol: SymbolDesc) -> str:
+    """Return a range in words: ``2 or more`` for ``[2, int_oo]``."""
+    lower = "" if symbol.lower is None else expr_text(symbol.lower)
+    upper = "" if symbol.upper is None else expr_text(symbol.upper)
+    below, above = lower in ("", "-int_oo", "-oo"), upper in ("", "int_oo", "oo")
+    if below and above:
+        return "any number"
+    if above:
+        return f"{lower} or more"
+    return f"at most {upper}" if below else f"{lower} to {upper}"
+
+
+def _origin(symbol: SymbolDesc, lines_of: SourceLines) -> str:
+    notes = ["size-like"] if symbol.size_like else []
+    if symbol.sources:
+        others = [source.name for source in symbol.sources if source.name != symbol.name]
+        also = "also " if len(others) < len(symbol.sources) else ""
+        notes += [f"{also}{_named(others)}"] if others else []
+    else:
+        expr = ExprDesc(nodes=(SymbolNode(symbol.name, symbol.assumptions),))
+        notes.append(lines_of.find(expr) or user_line(symbol.stack))
+    return "; ".join(filter(None, notes))
+
+
+# --- guards -------------------------------------------------------------------------------------
+
+
+class _Fact(NamedTuple):
+    place: str
+    text: str
+    is_constant: bool
+
+
+def _guards(desc: CaptureDesc) -> list[str]:
+    """Return guards and runtime asserts, grouped by the line that made them."""
+    env = desc.shape_env
+    if env is None:
+        return []
+    constant, lines_of = _constants(env), SourceLines(desc.graph)
+    guards = [
+        _Fact(location_text(g.location), _condition(g.expr), _names(g.expr) <= constant.keys())
+        for g in env.guards
+    ]
+    asserts = [
+        _Fact(lines_of.find(a.expr) or user_line(a.stack) or a.msg, _condition(a.expr), False)
+        for a in env.runtime_asserts
+    ]
+    lines = _facts("guards", guards)
+    if asserts:
+        lines += [*([""] if lines else []), *_facts("runtime asserts", asserts)]
+    if env.divisible:
+        texts = _named(f"{_condition(expr)} == 0" for expr in env.divisible)
+        lines += [*([""] if lines else []), f"divisible: {texts}"]
+    return lines
+
+
+def _condition(expr: ExprDesc) -> str:
+    return clip(expr_text(expr), _LONGEST)
+
+
+def _names(expr: ExprDesc) -> set[str]:
+    return {node.name for node in expr.nodes if isinstance(node, SymbolNode)}
+
+
+def _facts(title: str, facts: Sequence[_Fact]) -> list[str]:
+    if not facts:
+        return []
+    groups: dict[str, list[_Fact]] = {}
+    for fact in facts:
+        groups.setdefault(fact.place, []).append(fact)
+    lines = [f"{title} ({len(facts)})"]
+    for place, group in [*groups.items()][:_ROWS]:
+        shown = [fact.text for fact in group if not fact.is_constant]
+        fixed = [fact.text for fact in group if fact.is_constant]
+        if len(fixed) == 1:
+            shown += fixed
+        elif fixed:
+            shown.append(f"{len(fixed)} constants, as {fixed[0]}")
+        lines.append(f"  {'; '.join(shown[:_NAMED])}")
+        if len(shown) > _NAMED:
+            lines[-1] += f"; and {len(shown) - _NAMED} more"
+        if place:
+            lines.append(f"      {clip(place, _LONGEST)}")
+    if len(groups) > _ROWS:
+        lines.append(f"  and those of {len(groups) - _ROWS} more lines")
+    return lines
+
+
+# --- inputs -------------------------------------------------------------------------------------
+
+
+def _is_constant(entry: InputDesc) -> bool:
+    """Return whether an input is a float attribute of the program, which Dynamo passes as a tensor."""
+    tensor = entry.tensor
+    is_scalar = tensor is not None and tensor.dtype == "float64" and not tensor.size
+    return is_scalar and _ATTRIBUTE.search(entry.name) is not None
+
+
+def _inputs(desc: CaptureDesc) -> list[str]:
+    """Return the inputs that are neither parameters nor constants nor sizes, and count the others."""
+    if not desc.inputs:
+        return []
+    counts = Counter[str]()
+    rows: list[tuple[str, str]] = []
+    symbols = () if desc.shape_env is None else [s.name for s in desc.shape_env.symbols]
+    for entry in desc.inputs:
+        tensor = entry.tensor
+        if tensor is not None and (tensor.is_parameter or tensor.is_buffer):
+            counts["parameter" if tensor.is_parameter else "buffer"] += 1
+        elif _is_constant(entry):
+            counts["float constant"] += 1
+        elif entry.sym is not None and entry.name in symbols:
+            counts["symbol"] += 1
+        else:
+            rows.append((entry.name, clip(input_text(entry), _LONGEST)))
+    others = ", ".join(_count(n, kind) for kind, n in counts.items())
+    title = f"inputs ({len(desc.inputs)})"
+    if others:
+        title += f": {others}{', and' if rows else ''}"
+    lines = (
+        [title, *(f"  {line}" for line in fitted_table(rows[:_ROWS], None))] if rows else [title]
+    )
+    return [*lines, f"  and {len(rows) - _ROWS} more"] if len(rows) > _ROWS else lines
+
+
+# --- what is next -------------------------------------------------------------------------------
+
+
+def _next(desc: CaptureDesc, file: str) -> list[str]:
+    """Return the commands that come next, each in one line that can be copied."""
+    name = shlex.quote(file)
+    lines = ["next"]
+    if desc.failure is not None:
+        lines.append(f"  torch-fakeify minify {name}")
+    else:
+        lines.append(f"  torch-fakeify replay {name}")
+    lines.append(f"  torch-fakeify show --code {name}")
+    lines.append("  and --inputs, --guards, --all for what is counted here")
+    return [escape(line) for line in lines]

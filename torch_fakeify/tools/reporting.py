@@ -1,0 +1,106 @@
+"""The command ``report``: a capture as one page for a browser."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch_fakeify._atomic_write import check_not_input, check_writable
+from torch_fakeify.errors import FakeifyError
+from torch_fakeify.render.notebook import InNotebook
+from torch_fakeify.render.report.page import write_report
+from torch_fakeify.serialization.capture_file import read_capture
+from torch_fakeify.serialization.container import Limits
+
+from .capture_files import as_file, output_beside, path_of
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from .capture_files import CaptureLike
+
+__all__ = ["WrittenReport", "report"]
+
+
+@dataclass(frozen=True)
+class WrittenReport(InNotebook):
+    """A page that was written.
+
+    Example:
+        >>> capture = tfk.capture(torch.fx.symbolic_trace(torch.nn.ReLU()), [torch.ones(2)])
+        >>> print(tfk.report(capture, "frame.html"))
+        wrote frame.html
+    """
+
+    path: Path
+    """The page."""
+    compiled: tuple[str, ...] = ()
+    """How the compilation for its stages ended, in lines; empty without stages."""
+
+    def lines(self) -> list[str]:
+        """Format the result."""
+        return [
+            *self.compiled[:1],
+            *(f"  {line}" for line in self.compiled[1:]),
+            f"wrote {self.path}",
+        ]
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+
+def report(
+    capture: CaptureLike,
+    output: str | os.PathLike[str] | None = None,
+    *,
+    stages: bool = False,
+    backend: str | None = None,
+    imports: Sequence[str] = (),
+    timeout: float = 600.0,
+    trust: bool = False,
+) -> WrittenReport:
+    """Write a capture as one page for a browser, which needs no network.
+
+    Args:
+        capture: a capture, or the path of its file.
+        output: the page; by default beside the file of the capture, with ``.html``.
+        stages: also compile the frame in a process of its own, for the graphs of AOTAutograd, the graphs
+            and code of inductor, and the compile time.
+        backend: with stages: name of a Dynamo backend, or ``MODULE:ATTR``; by default the recorded one.
+        imports: with stages: modules that the process imports first.
+        timeout: with stages: seconds after which the compilation counts as hanging.
+        trust: read the file without limits, and set also the settings that could run or write something.
+
+    Raises:
+        MissingFileError: there is no such file.
+        FormatError: the file is no capture.
+        WriteError: the page cannot be written, or would overwrite the capture.
+        FakeifyError: the frame cannot be rebuilt here, there is no such backend, or a backend is given
+            without stages.
+
+    Example:
+        >>> capture = tfk.capture(torch.fx.symbolic_trace(torch.nn.ReLU()), [torch.ones(2)])
+        >>> tfk.report(capture, "frame.html").path.name
+        'frame.html'
+    """
+    page = Path(output or output_beside(capture, ".html"))
+    source, compiled = path_of(capture), None
+    if not stages and (backend is not None or imports):
+        raise FakeifyError(
+            "--backend and --import are for --stages", fix="Add --stages, in Python stages=True"
+        )
+    with as_file(capture) as file:
+        desc = read_capture(file, limits=Limits.none() if trust else None)
+        if source is not None:
+            check_not_input(page, source)  # before the compilation, which takes a while
+        if stages:
+            from .stages import compile_stages
+
+            check_writable(page)
+            compiled = compile_stages(
+                file, backend=backend, imports=imports, timeout=timeout, trust=trust
+            )
+    write_report(page, desc, source=source, stages=compiled)
+    return WrittenReport(page, () if compiled is None else compiled.verdict)

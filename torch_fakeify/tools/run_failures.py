@@ -1,0 +1,183 @@
+"""What ``run`` prints of a failure: the frame, the user's line, the error, and what to do next."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import shlex
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch_fakeify.errors import FakeifyError
+from torch_fakeify.render.readable_names import readable_text
+from torch_fakeify.serialization.capture_file import read_capture
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch_fakeify.frames.notes import FrameReport
+
+__all__ = [
+    "HowCompiled",
+    "compiled_again",
+    "failed_frames",
+    "failure_lines",
+    "is_of_the_script",
+    "short_path",
+    "untraced_lines",
+]
+
+
+class HowCompiled(NamedTuple):
+    """The options of ``run`` that the next command needs too."""
+
+    backend: str | None = None
+    imports: tuple[str, ...] = ()
+
+
+def failure_lines(frames: Sequence[FrameReport], folder: Path, how: HowCompiled) -> list[str]:
+    """Format the first frame that failed, with the command that makes it small.
+
+    Args:
+        frames: of the run.
+        folder: of the run.
+        how: the options of the run.
+
+    Returns:
+        No lines if no recorded frame failed.
+    """
+    failed = failed_frames(frames)
+    if not failed:
+        return []
+    first = failed[0]
+    name = _file(first, folder)
+    rows = [
+        ("frame", f"{name}: {first.title}{_at(', ', first.defined)}"),
+        ("your line", _line(first.line)),
+        ("error", _readable(first.path, first.failure or first.state)),
+        ("first", _what_is_first(first, how)),
+        ("next", _next_command(first, how)),
+    ]
+    others = [_file(frame, folder) for frame in failed[1:]]
+    if others:
+        rows.append(("failed too", ", ".join(others)))
+    return _block(rows)
+
+
+def failed_frames(frames: Sequence[FrameReport]) -> list[FrameReport]:
+    """Return the recorded frames that failed, then those that were not finished."""
+    recorded = [frame for frame in frames if frame.path is not None]
+    return [f for state in ("failed", "not finished") for f in recorded if f.state == state]
+
+
+def untraced_lines(
+    found: Mapping[str, Any], frames: Sequence[FrameReport], folder: Path
+) -> list[str]:
+    """Format a failure of Dynamo before it called a backend, which no capture has.
+
+    Args:
+        found: the note of the process, see `script_process`.
+        frames: of the run.
+        folder: of the run.
+    """
+    count = sum(frame.path is not None for frame in frames)
+    captures = f"{count} capture{'s' * (count != 1)} in {folder}" if count else "nothing"
+    rows = [
+        ("frame", "none: torch.compile failed before it called a backend"),
+        ("your line", _line(found["line"])),
+        ("error", found["error"]),
+        ("", found["explanation"]),
+        ("recorded", f"{captures} until then"),
+        ("next", _advice(found["classes"])),
+    ]
+    return _block(rows)
+
+
+def _advice(classes: Sequence[str]) -> str:
+    if "TorchRuntimeError" in classes:
+        return (
+            "Correct that operator's fake kernel (torch.library.register_fake), or the call of it"
+        )
+    if "Unsupported" in classes:
+        return (
+            "Change that line, or compile without fullgraph=True: "
+            "the graphs before and after it are then recorded"
+        )
+    return "Run it with TORCHDYNAMO_VERBOSE=1 for Dynamo's own stack"
+
+
+def _block(rows: Sequence[tuple[str, str]]) -> list[str]:
+    return [f"  {head:<10}  {text}" for head, text in rows if text]
+
+
+def _file(frame: FrameReport, folder: Path) -> str:
+    assert frame.path is not None
+    return frame.path.relative_to(folder.absolute().parent).as_posix()
+
+
+def _at(before: str, place: tuple[str, int] | None) -> str:
+    return "" if place is None else f"{before}{short_path(place[0])}:{place[1]}"
+
+
+def _line(place: tuple[str, int] | None) -> str:
+    if place is None:
+        return ""
+    code = linecache.getline(*place).strip()
+    return _at("", place) + (f": {code}" if code else "")
+
+
+def short_path(file: str) -> str:
+    """Return a path as it is shortest from the working directory, if it is below that."""
+    here = f"{Path.cwd()}{os.sep}"
+    return file.removeprefix(here)
+
+
+def compiled_again(frame: FrameReport, how: HowCompiled) -> HowCompiled:
+    """Return the options with which another command compiles a frame as the run did.
+
+    The module of a backend in the script itself is ``MODULE``, as it cannot be imported.
+    """
+    module, _, attribute = (frame.backend_place or "").partition(":")
+    if how.backend is not None or not module or _is_entry_point(frame.backend):
+        return how
+    if module == "__main__":
+        return how._replace(backend=f"MODULE:{attribute or 'ATTR'}")
+    if attribute:
+        return how._replace(backend=f"{module}:{attribute}")
+    return how._replace(imports=(*how.imports, module))
+
+
+def is_of_the_script(frame: FrameReport, how: HowCompiled) -> bool:
+    """Whether the script itself defines the backend, so that no other command can import it."""
+    place = frame.backend_place or ""
+    return how.backend is None and place.partition(":")[0] == "__main__"
+
+
+def _next_command(frame: FrameReport, how: HowCompiled) -> str:
+    needed = compiled_again(frame, how)
+    options = [option for name in needed.imports for option in ("--import", name)]
+    options += [] if needed.backend is None else ["--backend", needed.backend]
+    verb = "minify" if frame.state == "failed" else "replay"
+    return shlex.join(["torch-fakeify", verb, *options, short_path(str(frame.path))])
+
+
+def _what_is_first(frame: FrameReport, how: HowCompiled) -> str:
+    if not is_of_the_script(frame, how):
+        return ""
+    return "move the backend from the script into a module, which is MODULE below"
+
+
+def _readable(path: Path | None, text: str) -> str:
+    """Return an error with the names of the program in place of torch's."""
+    if path is None:
+        return text
+    try:
+        return readable_text(text, read_capture(path))
+    except FakeifyError:  # it is the message alone that needs the file
+        return text
+
+
+def _is_entry_point(backend: str) -> bool:
+    """Whether a package that is installed here registers a backend under this name."""
+    return bool(entry_points(group="torch_dynamo_backends", name=backend))
