@@ -59,7 +59,7 @@ def test_the_package_satisfies_the_contracts_of_the_rooms() -> None:
         ("convert/memo.py", "from torch_fakeify.describe import ids", "share records alone"),
         ("frontend/guards.py", "from torch_fakeify.dropin import desc", "strictly down"),
         ("render/text.py", "import sympy", "need no torch"),
-        ("entailment/simplex.py", "from . import implication", "No cycles"),
+        ("prover/simplex.py", "from . import implication", "No cycles"),
     ],
 )
 def test_a_broken_contract_is_reported(

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from torch_fakeify.convert.converter import MetaConverter as MetaConverter
     from torch_fakeify.describe.describer import MetaTensorDescriber as MetaTensorDescriber
     from torch_fakeify.describe.describer import describe_tensor as describe_tensor
+    from torch_fakeify.discharge.known_facts import KnownFact as KnownFact
+    from torch_fakeify.discharge.questions import entails as entails
+    from torch_fakeify.discharge.questions import why as why
     from torch_fakeify.encoding.subclasses import register_subclass as register_subclass
     from torch_fakeify.frames.captures import Capture as Capture
     from torch_fakeify.frames.instances import Instance as Instance
@@ -128,6 +131,7 @@ _HOME = {
     "FrameDiff": "tools.diffing",
     "FuzzReport": "tools.fuzzing",
     "Instance": "frames.instances",
+    "KnownFact": "discharge.known_facts",
     "LimitError": "errors",
     "Limits": "serialization.container",
     "MetaConverter": "convert.converter",
@@ -161,6 +165,7 @@ _HOME = {
     "diff": "tools.diffing",
     "doctor": "tools.doctor",
     "dumps": "serialization.document",
+    "entails": "discharge.questions",
     "from_trace_log": "frames.trace_logs.log",
     "fuzz": "tools.fuzzing",
     "handoff": "transfer.dynamo_handoff",
@@ -182,6 +187,7 @@ _HOME = {
     "snapshot": "shape_env.snapshot",
     "strip_guards": "replay.guard_nodes",
     "transplant": "unbacked.transplanting",
+    "why": "discharge.questions",
 }
 
 _MODULES = frozenset({"cli", "corpus", "dropin", "errors", "frontend", "pytest_plugin"})
@@ -198,6 +204,7 @@ __all__ = [
     "FrameDiff",
     "FuzzReport",
     "Instance",
+    "KnownFact",
     "LimitError",
     "Limits",
     "MetaConverter",
@@ -232,6 +239,7 @@ __all__ = [
     "diff",
     "doctor",
     "dumps",
+    "entails",
     "from_trace_log",
     "fuzz",
     "handoff",
@@ -253,6 +261,7 @@ __all__ = [
     "snapshot",
     "strip_guards",
     "transplant",
+    "why",
 ]
 
 

@@ -44,7 +44,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._sympy.functions import FloorDiv
 
 import torch_fakeify as tfk
-from torch_fakeify.entailment.implication import implied
+from torch_fakeify.prover.implication import implied
 
 if TYPE_CHECKING:
     from collections.abc import Callable

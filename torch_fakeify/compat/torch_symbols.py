@@ -44,6 +44,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.utils._ordered_set import OrderedSet
 from torch.utils._sympy import functions as sympy_functions
 from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.singleton_int import SingletonInt
 from torch.utils._sympy.symbol import SymT, make_symbol, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRangeError, ValueRanges

@@ -14,6 +14,7 @@ import msgspec
 import torch
 
 from torch_fakeify._atomic_write import reason_of
+from torch_fakeify._user_lines import calling_line, line_of_message
 from torch_fakeify.compat import torch_dynamo
 from torch_fakeify.compat.aot_compilers import AotGraph, flat_copy, watch_aot_graphs
 from torch_fakeify.compat.backends import (
@@ -37,7 +38,6 @@ from torch_fakeify.serialization.container import VERSION
 from .capture_folders import CaptureFolder, make_folder
 from .notes import FrameReport, RecordWarning
 from .recording import capture_of, describe_frame, traced_code
-from .user_lines import calling_line, line_of_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -16,7 +16,7 @@ import sympy
 
 from torch_fakeify.compat import torch_dynamo, torch_symbols
 from torch_fakeify.compat.torch_symbols import int_oo
-from torch_fakeify.entailment.implication import redundant
+from torch_fakeify.prover.implication import redundant
 
 from .lowering import keeping_axioms
 

@@ -18,8 +18,8 @@ from torch.fx.node import map_arg
 
 from torch_fakeify.compat import torch_dynamo, torch_fakes
 from torch_fakeify.encoding.stacks import decode_stack, location_text, parse_stack
-from torch_fakeify.entailment.implication import conflict
 from torch_fakeify.errors import ShapeEnvError, UnsupportedValueError
+from torch_fakeify.prover.implication import conflict
 from torch_fakeify.records.tensor import StackDesc
 
 from .facts import Fact, assumed_facts, needed_facts

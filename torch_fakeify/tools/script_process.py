@@ -16,9 +16,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch_fakeify._user_lines import line_of_message
 from torch_fakeify.errors import FakeifyError
 from torch_fakeify.frames.notes import Notes
-from torch_fakeify.frames.user_lines import line_of_message
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

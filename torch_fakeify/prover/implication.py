@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .polynomials import Part
     from .simplex import Mono, Number, Row
 
-__all__ = ["WorkCounter", "conflict", "implied", "redundant"]
+__all__ = ["FactIndex", "WorkCounter", "conflict", "implied", "redundant"]
 
 MAX_NEIGHBOURS = 20
 """The most facts of several variables that one question uses; bounds of one variable are extra."""
@@ -58,7 +58,7 @@ def redundant(
         removable: for each fact whether it may be removed; by default every fact may.
         work: counts the work done.
     """
-    index = _Facts(facts, work or WorkCounter())
+    index = FactIndex(facts, work or WorkCounter())
     removed: list[int] = []
     for at in reversed(range(len(facts))):
         if removable is not None and not removable[at]:
@@ -77,7 +77,7 @@ def implied(
     Only premises that share variables with the conclusion, directly or through others, are used: a
     contradiction among unrelated premises is not found.
     """
-    index = _Facts(premises, work or WorkCounter())
+    index = FactIndex(premises, work or WorkCounter())
     return index.implies(index.table.condition(conclusion), without=None)
 
 
@@ -88,7 +88,7 @@ def conflict(
 
     Empty if the condition contradicts itself; ``None`` if no contradiction was found.
     """
-    index = _Facts(facts, work or WorkCounter())
+    index = FactIndex(facts, work or WorkCounter())
     parts = index.table.condition(new)
     for limit in (MAX_NEIGHBOURS, MAX_NEIGHBOURS * WIDER_SEARCH_FACTOR):
         found = index.near(parts, None, limit)
@@ -119,21 +119,30 @@ class _Entry(NamedTuple):
     part: int
 
 
-class _Facts:
+class FactIndex:
     """An index of facts by the variables and symbols that occur in them."""
 
     def __init__(self, facts: Iterable[sympy.Basic], work: WorkCounter) -> None:
         self.table = AtomTable()
         self.work = work
         self.refuter = Refuter(self.table, work)
-        self.parts = [self.table.condition(fact) for fact in facts]
+        self.parts: list[tuple[Part, ...]] = []
         self._tightest: dict[tuple[tuple[Mono, int], ...], list[_Entry]] = {}
         self._directions: dict[tuple[Mono, bool], dict[tuple[tuple[Mono, int], ...], None]] = {}
         self._of_symbol: dict[int, dict[tuple[int, int], None]] = {}
-        self._never = {at: None for at, parts in enumerate(self.parts) if FALSE[0] in parts}
-        for at, parts in enumerate(self.parts):
-            for number, part in enumerate(parts):
-                self._insert(at, number, part)
+        self._never: dict[int, None] = {}
+        for fact in facts:
+            self.add(fact)
+
+    def add(self, fact: sympy.Basic) -> int:
+        """Add a fact to the index; returns its position."""
+        at, parts = len(self.parts), self.table.condition(fact)
+        self.parts.append(parts)
+        if FALSE[0] in parts:
+            self._never[at] = None
+        for number, part in enumerate(parts):
+            self._insert(at, number, part)
+        return at
 
     def _insert(self, at: int, number: int, part: Part) -> None:
         for row in _rows(part):
@@ -170,13 +179,37 @@ class _Facts:
         """Whether a condition follows from the facts except the one at position ``without``."""
         for part in parts:
             wrong = opposite(self.table, [part])
-            near = [p for _, p in self.near(wrong, without, MAX_NEIGHBOURS)]
-            # Each option is refuted separately, so that its equalities can replace symbols.
-            lone = wrong[0] if len(wrong) == 1 else None
-            options = lone.options if isinstance(lone, Either) else (wrong,)
-            if not all(self.refuter.contradicts([*option, *near]) for option in options):
+            if not self._refuted(wrong, self.near(wrong, without, MAX_NEIGHBOURS)):
                 return False
         return True
+
+    def reasons(self, parts: Sequence[Part]) -> tuple[int, ...] | None:
+        """Positions of a minimal set of facts from which a condition follows; ``None``: undecided.
+
+        Minimal: without any one of them the prover finds no proof. Facts are left out one by one,
+        the farthest first.
+        """
+        asked: list[tuple[tuple[Part, ...], list[tuple[int, Part]]]] = []
+        for part in parts:
+            wrong = opposite(self.table, [part])
+            near = self.near(wrong, None, MAX_NEIGHBOURS)
+            if not self._refuted(wrong, near):
+                return None
+            asked.append((wrong, near))
+        needed = dict.fromkeys(at for _, near in asked for at, _ in near)
+        for at in reversed(needed.copy()):
+            fewer = needed.keys() - {at}
+            if all(self._refuted(w, [n for n in near if n[0] in fewer]) for w, near in asked):
+                del needed[at]
+        return tuple(sorted(needed))
+
+    def _refuted(self, wrong: tuple[Part, ...], near: Iterable[tuple[int, Part]]) -> bool:
+        """Whether a condition contradicts facts."""
+        facts = [part for _, part in near]
+        # Each option is refuted separately, so that its equalities can replace symbols.
+        lone = wrong[0] if len(wrong) == 1 else None
+        options = lone.options if isinstance(lone, Either) else (wrong,)
+        return all(self.refuter.contradicts([*option, *facts]) for option in options)
 
     # --- neighbours ----------------------------------------------------------------------------
 
@@ -217,7 +250,7 @@ class _Facts:
 class _Search:
     """A breadth-first search for the facts that can contradict a condition."""
 
-    def __init__(self, facts: _Facts, without: int | None, limit: int) -> None:
+    def __init__(self, facts: FactIndex, without: int | None, limit: int) -> None:
         self.facts = facts
         self.table = facts.table
         self.without = without

@@ -26,7 +26,7 @@ from torch.utils._sympy.functions import (
     PythonMod,
 )
 
-from torch_fakeify.entailment.implication import WorkCounter, conflict, implied, redundant
+from torch_fakeify.prover.implication import WorkCounter, conflict, implied, redundant
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -211,7 +211,7 @@ def test_other_conditions_are_not_implied(case: str) -> None:
 def test_an_undecided_condition_is_not_implied(monkeypatch: pytest.MonkeyPatch) -> None:
     """A linear program that exceeds its limit of pivots decides nothing."""
     premises, conclusion = FOLLOWS["sum of rows"]
-    monkeypatch.setattr("torch_fakeify.entailment.refutation.MAX_PIVOTS", 0)
+    monkeypatch.setattr("torch_fakeify.prover.refutation.MAX_PIVOTS", 0)
     assert not implied(premises, conclusion)
 
 

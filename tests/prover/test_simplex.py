@@ -10,7 +10,7 @@ import z3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_fakeify.entailment.simplex import Row, solve, useful_rows
+from torch_fakeify.prover.simplex import Row, solve, useful_rows
 
 MONOS = [(0,), (1,), (2,), (0, 1)]
 

@@ -33,8 +33,8 @@ from torch.utils._sympy.functions import (
 )
 from torch.utils._sympy.numbers import int_oo
 
-from torch_fakeify.entailment.polynomials import FLOOR, MAX, AtomTable, Either, Equal, Part, add
-from torch_fakeify.entailment.simplex import Row
+from torch_fakeify.prover.polynomials import FLOOR, MAX, AtomTable, Either, Equal, Part, add
+from torch_fakeify.prover.simplex import Row
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -1,0 +1,1 @@
+"""Conditions that follow from what a ``ShapeEnv`` knows: questions, and answers where torch has none."""

@@ -1,0 +1,258 @@
+"""What a ``ShapeEnv`` knows at this moment, as facts for the prover.
+
+A fact is stated if the environment holds it now: value ranges, replacements, divisibility, guards and
+deferred runtime asserts. Hints are examples and not facts. A size-like symbol is at least zero by its
+value range; that it is at least two, which torch assumes in size-oblivious questions, is not a fact.
+
+Only facts over integer symbols without floats are used: the prover takes other symbols for real
+numbers, which floats are not.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+import sympy
+
+from torch_fakeify.compat.torch_symbols import SingletonInt, int_oo
+from torch_fakeify.prover.implication import FactIndex, WorkCounter
+
+from .lines import line_of, stated_line
+from .operator_facts import operator_facts
+from .wording import condition_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Knowledge", "KnownFact", "Origin", "is_provable", "knowledge_of"]
+
+Origin: TypeAlias = Literal[
+    "range", "replacement", "divisible", "guard", "runtime assert", "operator"
+]
+
+_ENDLESS = (sympy.oo, -sympy.oo, int_oo, -int_oo, sys.maxsize - 1, sys.maxsize)
+"""Bounds that are no limits; the last two are those that torch gives to sizes."""
+
+MAX_LEFT_OVER = 1000
+"""The most removed facts of an index; then it is made anew."""
+
+MAX_ATOMS = 20_000
+"""The most atoms of an index; then it is made anew."""
+
+
+class KnownFact(NamedTuple):
+    """A fact that a ``ShapeEnv`` knows.
+
+    Example:
+        >>> from torch.fx.experimental.symbolic_shapes import ShapeEnv
+        >>> env = ShapeEnv()
+        >>> u0 = env.create_unbacked_symint()
+        >>> env.constrain_symbol_range(u0.node.expr, compiler_min=8, compiler_max=100)
+        >>> [fact.text for fact in tfk.why(env, u0 >= 4)]
+        ['u0 >= 8']
+    """
+
+    origin: Origin
+    """Its kind: where the environment holds it."""
+    expr: sympy.Basic
+    """The condition."""
+    line: str | None
+    """The user's line that stated it, as ``file:line``, with its code where torch has it."""
+
+    @property
+    def text(self) -> str:
+        """The condition as Python code."""
+        return condition_text(self.expr)
+
+    def __str__(self) -> str:
+        where = "" if self.line is None else f"  # {self.line}"
+        return f"{self.text}  ({self.origin}){where}"
+
+
+_Key: TypeAlias = tuple[Any, ...]
+"""Of a range: symbol, whether lower, bound. Of others: origin, condition (of a replacement: both sides)."""
+
+
+def is_provable(env: Any, expr: Any) -> bool:
+    """Return whether a condition is about integers alone: no floats, no sizes of jagged tensors."""
+    return not expr.atoms(sympy.Float, SingletonInt) and all(
+        symbol.is_integer and not isinstance(env.backed_var_to_val.get(symbol), SingletonInt)
+        for symbol in expr.free_symbols
+    )
+
+
+def _keys(env: Any) -> dict[_Key, Any]:
+    """Return the keys of all facts that an environment holds now, each with its location."""
+    keys: dict[_Key, Any] = {}
+    places = env.var_to_range_sloc
+    for symbol, bounds in env.var_to_range.items():
+        place = places.get(symbol)
+        if bounds.lower not in _ENDLESS:
+            keys[symbol, True, bounds.lower] = place and place.lower
+        if bounds.upper not in _ENDLESS:
+            keys[symbol, False, bounds.upper] = place and place.upper
+    for symbol, expr in env.replacements.items():
+        keys["replacement", symbol, expr] = env.replacements_slocs.get(symbol)
+    for expr in env.divisible:
+        keys["divisible", expr] = None
+    for guard in env.guards:
+        keys.setdefault(("guard", guard.expr), guard.sloc)
+    for group in env.deferred_runtime_asserts.values():
+        for one in group:
+            keys.setdefault(("runtime assert", one.expr), one)
+    for expr in operator_facts(env):
+        keys["operator", expr] = None
+    return keys
+
+
+def _condition(key: _Key) -> Any:
+    match key:
+        case ("replacement", symbol, expr):
+            return sympy.Eq(symbol, expr, evaluate=False)
+        case ("divisible", expr):
+            return sympy.Eq(expr, 0, evaluate=False)
+        case ("guard" | "runtime assert" | "operator", expr):
+            return expr
+        case (symbol, True, bound):
+            return sympy.Ge(symbol, bound, evaluate=False)
+        case (symbol, _, bound):
+            return sympy.Le(symbol, bound, evaluate=False)
+        case _:
+            raise AssertionError(key)
+
+
+def _origin(key: _Key) -> Origin:
+    return key[0] if isinstance(key[0], str) else "range"
+
+
+class Knowledge:
+    """The facts of one ``ShapeEnv``, indexed for the prover and brought up to date for each question.
+
+    Facts that the environment does not hold any more, as after a rollback, are removed.
+
+    Args:
+        inputs_only: only the facts about backed symbols, those that guards at entry check.
+    """
+
+    def __init__(self, *, inputs_only: bool = False) -> None:
+        self._inputs_only = inputs_only
+        self.work = WorkCounter()
+        """The work of all questions."""
+        self._fresh_index()
+        self._unused: set[_Key] = set()
+        self._answers: dict[sympy.Basic, bool | None] = {}
+
+    def _fresh_index(self) -> None:
+        self._index = FactIndex((), self.work)
+        self._positions: dict[_Key, int] = {}
+        self._key_at: dict[int, _Key] = {}
+
+    def update(self, env: Any) -> dict[_Key, Any]:
+        """Index the facts that the environment holds now; returns their keys with their locations."""
+        keys = _keys(env)
+        gone = self._positions.keys() - keys.keys()
+        new = keys.keys() - self._positions.keys() - self._unused
+        if not gone and not new:
+            return keys
+        self._unused &= keys.keys()
+        if (
+            len(self._key_at) > len(keys) + MAX_LEFT_OVER
+            or len(self._index.table.atoms) > MAX_ATOMS
+        ):
+            self._fresh_index()
+            gone = set[_Key]()
+            new = keys.keys() - self._unused
+        for key in gone:
+            self._index.remove(self._positions.pop(key))
+        changed = bool(gone)
+        for key in keys if new else ():  # in the order of the environment
+            if key in new:
+                changed |= self._add(env, key)
+        if changed:
+            self._answers.clear()
+        return keys
+
+    def _add(self, env: Any, key: _Key) -> bool:
+        expr = _condition(key)
+        is_used = is_provable(env, expr) and not (
+            self._inputs_only and not expr.free_symbols <= env.backed_var_to_val.keys()
+        )
+        if not is_used:
+            self._unused.add(key)
+            return False
+        at = self._positions[key] = self._index.add(expr)
+        self._key_at[at] = key
+        return True
+
+    def answer(self, env: Any, expr: Any) -> bool | None:
+        """Return whether a condition follows, or its negation (``False``); ``None`` if neither is found."""
+        self.update(env)
+        try:
+            return self._answers[expr]
+        except KeyError:
+            pass
+        parts = self._index.table.condition(expr)
+        answer: bool | None = None
+        for wanted in _possible(env, expr):
+            if self._index.implies(parts if wanted else self._negated(expr), without=None):
+                answer = wanted
+                break
+        self._answers[expr] = answer
+        return answer
+
+    def _negated(self, expr: Any) -> Any:
+        return self._index.table.condition(expr, negated=True)
+
+    def reasons(self, env: Any, expr: Any, *, negated: bool) -> list[KnownFact] | None:
+        """Return a minimal set of facts from which a condition, or its negation, follows."""
+        keys = self.update(env)
+        found = self._index.reasons(self._index.table.condition(expr, negated))
+        if found is None:
+            return None
+        return [_known(self._key_at[at], keys[self._key_at[at]], env) for at in found]
+
+    def about(self, env: Any, symbols: set[sympy.Symbol]) -> list[KnownFact]:
+        """Return the facts about one of some symbols, in the order of the environment."""
+        keys = self.update(env)
+        used = (key for key in keys if key in self._positions)
+        return [
+            _known(key, keys[key], env) for key in used if _condition(key).free_symbols & symbols
+        ]
+
+
+def _possible(env: Any, expr: Any) -> Iterator[bool]:
+    """The answers that the hints do not exclude: what follows from facts holds for the hints."""
+    symbols = expr.free_symbols
+    if symbols <= env.backed_var_to_val.keys():
+        value = expr.xreplace({symbol: env.backed_var_to_val[symbol] for symbol in symbols})
+        if value in (sympy.true, sympy.false):
+            yield bool(value)
+            return
+    yield True
+    yield False
+
+
+def _known(key: _Key, location: Any, env: Any) -> KnownFact:
+    expr = _condition(key)
+    line = stated_line(env, expr) or line_of(location)
+    return KnownFact(_origin(key), expr, line)
+
+
+_known_to: weakref.WeakKeyDictionary[Any, Knowledge] = weakref.WeakKeyDictionary()
+_known_of_inputs: weakref.WeakKeyDictionary[Any, Knowledge] = weakref.WeakKeyDictionary()
+
+
+def knowledge_of(env: Any, *, inputs_only: bool = False) -> Knowledge:
+    """Return the indexed facts of an environment; one index lives as long as its environment.
+
+    Args:
+        env: the ``ShapeEnv``.
+        inputs_only: only the facts about backed symbols.
+    """
+    table = _known_of_inputs if inputs_only else _known_to
+    found = table.get(env)
+    if found is None:
+        found = table[env] = Knowledge(inputs_only=inputs_only)
+    return found
