@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch_fakeify.convert.converter import MetaConverter as MetaConverter
     from torch_fakeify.describe.describer import MetaTensorDescriber as MetaTensorDescriber
     from torch_fakeify.describe.describer import describe_tensor as describe_tensor
+    from torch_fakeify.discharge.installing import entailment as entailment
     from torch_fakeify.discharge.known_facts import KnownFact as KnownFact
     from torch_fakeify.discharge.questions import entails as entails
     from torch_fakeify.discharge.questions import why as why
@@ -165,6 +166,7 @@ _HOME = {
     "diff": "tools.diffing",
     "doctor": "tools.doctor",
     "dumps": "serialization.document",
+    "entailment": "discharge.installing",
     "entails": "discharge.questions",
     "from_trace_log": "frames.trace_logs.log",
     "fuzz": "tools.fuzzing",
@@ -239,6 +241,7 @@ __all__ = [
     "diff",
     "doctor",
     "dumps",
+    "entailment",
     "entails",
     "from_trace_log",
     "fuzz",

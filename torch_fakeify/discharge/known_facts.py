@@ -124,7 +124,8 @@ def _condition(key: _Key) -> Any:
 
 
 def _origin(key: _Key) -> Origin:
-    return key[0] if isinstance(key[0], str) else "range"
+    first: Origin | sympy.Symbol = key[0]
+    return first if isinstance(first, str) else "range"
 
 
 class Knowledge:
@@ -226,7 +227,10 @@ def _possible(env: Any, expr: Any) -> Iterator[bool]:
     """The answers that the hints do not exclude: what follows from facts holds for the hints."""
     symbols = expr.free_symbols
     if symbols <= env.backed_var_to_val.keys():
-        value = expr.xreplace({symbol: env.backed_var_to_val[symbol] for symbol in symbols})
+        try:
+            value = expr.xreplace({symbol: env.backed_var_to_val[symbol] for symbol in symbols})
+        except ZeroDivisionError:
+            value = None
         if value in (sympy.true, sympy.false):
             yield bool(value)
             return

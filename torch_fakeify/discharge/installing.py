@@ -1,0 +1,225 @@
+"""``entailment``: a ``ShapeEnv`` asks the prover where torch itself has no answer.
+
+One method of ``ShapeEnv`` gives torch's answers without a guard: ``_maybe_evaluate_static`` (torch
+2.13). It is called before a guard is added, before a data-dependent error, before a runtime assert is
+deferred, and by ``statically_known_true``, ``guard_or_false`` and ``guard_or_true``. It is wrapped:
+where torch's method has no answer, the facts of the environment may have one.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import sympy
+from sympy.logic.boolalg import Boolean
+
+from torch_fakeify._locks import fork_safe_lock
+from torch_fakeify.compat.torch_symbols import (
+    ShapeEnv,
+    canonicalize_bool_expr,
+    uninteresting_files,
+)
+from torch_fakeify.shape_env.rollback import clear_method_caches
+
+from .known_facts import is_provable, knowledge_of
+from .lines import note_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+__all__ = ["Entailment", "entailment"]
+
+MAX_OPERATIONS = 200
+"""The most operations of a condition that the prover is asked about."""
+
+_CACHE_METHODS = ("cache_clear", "cache_info", "cumulative_cache_info")
+
+
+class _Wrapped(NamedTuple):
+    """A method that is wrapped."""
+
+    name: str
+    original: Any
+    """Torch's method."""
+
+
+class Entailment:
+    """The switch of `entailment`.
+
+    Inside ``with entailment():``, or from `install` to `uninstall`, a ``ShapeEnv`` asks a prover where
+    torch has no answer of its own: before a data-dependent error, in ``guard_or_false``,
+    ``guard_or_true`` and ``statically_known_true``, and before it adds a guard or runtime assert. What
+    follows from its facts is answered without one. What torch can answer is answered by torch.
+
+    The facts are those of `entails`. A condition about the sizes of inputs alone follows only from
+    facts about these, which the guards at entry check: it never rests on a runtime assert.
+
+    It holds for the whole process, in all threads and all environments. Blocks nest, also with
+    `install`: the last one that ends restores torch's methods. Caches of torch's methods are cleared
+    where it begins and ends.
+
+    Example:
+        >>> from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_true
+        >>> env = ShapeEnv()
+        >>> u0, u1 = env.create_unbacked_symint(), env.create_unbacked_symint()
+        >>> torch._check(u0 <= u1)
+        >>> torch._check(u1 <= 16)
+        >>> statically_known_true(u0 <= u1 + 1)
+        False
+        >>> with tfk.entailment():
+        ...     statically_known_true(u0 <= u1 + 1)
+        True
+    """
+
+    def __init__(self) -> None:
+        self._lock = fork_safe_lock()
+        self._blocks = 0
+        self._is_permanent = False
+        self._wrapped: list[_Wrapped] = []
+
+    @contextmanager
+    def __call__(self) -> Generator[None, None, None]:
+        """Have the prover asked inside a block."""
+        self._change(blocks=1)
+        try:
+            yield
+        finally:
+            self._change(blocks=-1)
+
+    def install(self) -> None:
+        """Have the prover asked until `uninstall`; no effect if it is installed."""
+        self._change(permanent=True)
+
+    def uninstall(self) -> None:
+        """Undo `install`; blocks that have begun are not affected."""
+        self._change(permanent=False)
+
+    def is_installed(self) -> bool:
+        """Return whether the prover is asked now."""
+        return bool(self._wrapped)
+
+    def _change(self, *, blocks: int = 0, permanent: bool | None = None) -> None:
+        with self._lock:
+            self._blocks += blocks
+            if permanent is not None:
+                self._is_permanent = permanent
+            is_wanted = self._is_permanent or self._blocks > 0
+            if is_wanted and not self._wrapped:
+                self._wrap()
+            elif not is_wanted and self._wrapped:
+                self._unwrap()
+
+    def _wrap(self) -> None:
+        uninteresting_files().add(__file__)
+        for name, wrapper in _WRAPPERS.items():
+            original = vars(ShapeEnv)[name]
+            self._wrapped.append(_Wrapped(name, original))
+            setattr(ShapeEnv, name, _around(original, wrapper))
+        clear_method_caches(ShapeEnv)
+
+    def _unwrap(self) -> None:
+        while self._wrapped:
+            wrapped = self._wrapped.pop()
+            setattr(ShapeEnv, wrapped.name, wrapped.original)
+        uninteresting_files().discard(__file__)
+        clear_method_caches(ShapeEnv)  # they hold answers of the prover
+
+
+entailment = Entailment()
+"""The switch of this process."""
+
+
+# --- the wrappers ---------------------------------------------------------------------------------
+
+
+def _around(original: Any, wrapper: Callable[[Any], Any]) -> Any:
+    method: Any = functools.wraps(original)(wrapper(original))
+    for name in _CACHE_METHODS:  # which torch, and a rollback, call on the method
+        if hasattr(original, name):
+            setattr(method, name, getattr(original, name))
+    return method
+
+
+class _Busy(threading.local):
+    """Whether torch is inside a method whose own questions remain its own."""
+
+    depth = 0
+
+
+_busy = _Busy()
+
+
+def _asking(original: Any) -> Any:
+    def _maybe_evaluate_static(self: Any, expr: Any, **options: Any) -> Any:
+        _busy.depth += 1
+        try:
+            answer = original(self, expr, **options)
+        finally:
+            _busy.depth -= 1
+        if answer is not None or _busy.depth or not _may_ask(self, expr, **options):
+            return answer
+        found = _answer(self, expr)
+        return answer if found is None else sympy.true if found else sympy.false
+
+    return _maybe_evaluate_static
+
+
+def _may_ask(
+    env: Any,
+    expr: Any,
+    *,
+    unbacked_only: bool = False,
+    compute_hint: bool = False,
+    size_oblivious: bool = False,
+    axioms: Any = None,
+    var_to_range: Any = None,
+) -> bool:
+    """Whether a question without an answer is about the facts of the environment, and a condition."""
+    del size_oblivious  # what follows from facts also holds under a further assumption
+    if unbacked_only or axioms is not None or var_to_range is not None:
+        return False
+    if compute_hint and not env._translation_validation_enabled:
+        return (
+            False  # a question about the example; translation validation asks the condition itself
+        )
+    return isinstance(expr, Boolean)
+
+
+def _answer(env: Any, expr: Any) -> bool | None:
+    if expr.count_ops() > MAX_OPERATIONS or not is_provable(env, expr):
+        return None
+    is_about_inputs = expr.free_symbols <= env.backed_var_to_val.keys()
+    return knowledge_of(env, inputs_only=is_about_inputs).answer(env, expr)
+
+
+def _simplifying(original: Any) -> Any:
+    def simplify(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _busy.depth += 1
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            _busy.depth -= 1
+
+    return simplify
+
+
+def _noting_lines(original: Any) -> Any:
+    def guard_or_defer_runtime_assert(self: Any, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
+        before = self.num_deferred_runtime_asserts
+        answer = original(self, orig_expr, *args, **kwargs)
+        if self.num_deferred_runtime_asserts > before:
+            note_line(self, canonicalize_bool_expr(orig_expr))
+        return answer
+
+    return guard_or_defer_runtime_assert
+
+
+_WRAPPERS: dict[str, Callable[[Any], Any]] = {
+    "_maybe_evaluate_static": _asking,
+    "simplify": _simplifying,
+    "guard_or_defer_runtime_assert": _noting_lines,
+}
+"""The methods of ``ShapeEnv`` that are wrapped."""
