@@ -6,14 +6,14 @@ import re
 import sys
 import sysconfig
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch_fakeify._version import PACKAGE_DIR
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["calling_line", "line_of_message", "own_line"]
+__all__ = ["calling_line", "calling_locals", "line_of_message", "own_line"]
 
 _ENTRY = re.compile(r'^ *File "(?P<file>.+)", line (?P<line>\d+)', re.MULTILINE)
 _PACKAGES = ("site-packages", "dist-packages")
@@ -47,6 +47,16 @@ def calling_line() -> tuple[str, int] | None:
         entries.append((frame.f_code.co_filename, frame.f_lineno))
         frame = frame.f_back
     return own_line(reversed(entries))
+
+
+def calling_locals() -> dict[str, Any]:
+    """Return the local variables at the user's line that is being executed in this thread."""
+    line, frame = calling_line(), sys._getframe(1)
+    while line is not None and frame is not None:
+        if (frame.f_code.co_filename, frame.f_lineno) == line:
+            return dict(frame.f_locals)
+        frame = frame.f_back
+    return {}
 
 
 def line_of_message(message: str, after: str) -> tuple[str, int] | None:

@@ -8,6 +8,7 @@ functions.
 # Other rooms import these names from here; a test finds the ones that none does.
 from __future__ import annotations
 
+import sys
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -139,3 +140,22 @@ def skip_in_dynamo(folder: Path, *, skip: bool = True) -> None:
 def aot_autograd() -> ModuleType:
     """Import ``torch._functorch.aot_autograd``."""
     return import_module("torch._functorch.aot_autograd")
+
+
+def traced_locals() -> dict[str, Any]:
+    """Return the local variables of the function that Dynamo traces now, as fake values.
+
+    Only tensors and symbolic numbers; empty if Dynamo traces nothing in this thread.
+    """
+    symbolic_convert = sys.modules.get("torch._dynamo.symbolic_convert")
+    root = getattr(getattr(symbolic_convert, "tls", None), "current_tx", None)
+    translator = getattr(getattr(root, "output", None), "current_tx", root)  # of an inlined call
+    values: dict[str, Any] = {}
+    for name, variable in getattr(translator, "symbolic_locals", {}).items():
+        node = getattr(getattr(variable, "proxy", None), "node", None)
+        value = getattr(variable, "sym_num", None)
+        if value is None and node is not None:
+            value = node.meta.get("example_value")
+        if isinstance(value, (torch.Tensor, torch.SymInt)):
+            values[name] = value
+    return values

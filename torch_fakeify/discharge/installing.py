@@ -24,6 +24,7 @@ from torch_fakeify.compat.torch_symbols import (
 )
 from torch_fakeify.shape_env.rollback import clear_method_caches
 
+from .advice import advice_text
 from .known_facts import is_provable, knowledge_of
 from .lines import note_line
 
@@ -217,9 +218,24 @@ def _noting_lines(original: Any) -> Any:
     return guard_or_defer_runtime_assert
 
 
+def _advising(original: Any) -> Any:
+    def _make_data_dependent_error(
+        self: Any, expr: Any, unhinted_expr: Any, **options: Any
+    ) -> Exception:
+        error: Exception = original(self, expr, unhinted_expr, **options)
+        if options:  # raised for a condition, not where torch looks for a hint
+            text = advice_text(self, unhinted_expr)
+            if text:
+                error.args = (f"{error.args[0]}\n{text}\n", *error.args[1:])
+        return error
+
+    return _make_data_dependent_error
+
+
 _WRAPPERS: dict[str, Callable[[Any], Any]] = {
     "_maybe_evaluate_static": _asking,
     "simplify": _simplifying,
     "guard_or_defer_runtime_assert": _noting_lines,
+    "_make_data_dependent_error": _advising,
 }
 """The methods of ``ShapeEnv`` that are wrapped."""

@@ -42,6 +42,10 @@ MAX_ATOMS = 20_000
 """The most atoms of an index; then it is made anew."""
 
 
+MAX_AROUND = 40
+"""The most facts that `Knowledge.around` returns."""
+
+
 class KnownFact(NamedTuple):
     """A fact that a ``ShapeEnv`` knows.
 
@@ -214,13 +218,27 @@ class Knowledge:
             return None
         return [_known(self._key_at[at], keys[self._key_at[at]], env) for at in found]
 
-    def about(self, env: Any, symbols: set[sympy.Symbol]) -> list[KnownFact]:
-        """Return the facts about one of some symbols, in the order of the environment."""
+    def around(self, env: Any, expr: Any) -> list[KnownFact]:
+        """Return the facts that share symbols with a condition, directly or through others.
+
+        In the order of the environment, at most `MAX_AROUND`.
+        """
         keys = self.update(env)
-        used = (key for key in keys if key in self._positions)
-        return [
-            _known(key, keys[key], env) for key in used if _condition(key).free_symbols & symbols
-        ]
+        conditions = {key: _condition(key) for key in keys if key in self._positions}
+        symbols, taken = set(expr.free_symbols), dict[_Key, None]()
+        grows = True
+        while grows and len(taken) < MAX_AROUND:
+            new = [
+                key
+                for key, condition in conditions.items()
+                if key not in taken and condition.free_symbols & symbols
+            ]
+            grows = bool(new)
+            for key in new:
+                taken[key] = None
+                symbols |= conditions[key].free_symbols
+        chosen = set(list(taken)[:MAX_AROUND])
+        return [_known(key, keys[key], env) for key in keys if key in chosen]
 
 
 def _possible(env: Any, expr: Any) -> Iterator[bool]:

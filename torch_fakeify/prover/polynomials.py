@@ -219,7 +219,7 @@ class AtomTable:
     # --- canonical functions -------------------------------------------------------------------
 
     def floor_div(self, a: Poly, b: Poly) -> Poly:
-        """``a // b`` without its divisible part: ``(4*x + y + 9) // 4`` is ``x + 2 + (y + 1) // 4``."""
+        """``a // b`` without its whole part: ``(5*x + y + 9) // 4`` is ``x + 2 + (x + y + 1) // 4``."""
         if not (self._all_whole(a) and self._all_whole(b)):
             return self.atom(FLOOR, (freeze(a), freeze(b)), True)
         if b.keys() != {()}:
@@ -228,8 +228,15 @@ class AtomTable:
         assert type(k) is int
         if k < 0:
             a, k = add({}, a, -1), -k
-        out: Poly = {m: c // k for m, c in a.items() if m and c % k == 0}
-        rest: Poly = {m: c for m, c in a.items() if m and c % k}
+        out: Poly = {}
+        rest: Poly = {}
+        for mono, c in a.items():
+            sign = 1 if c > 0 else -1
+            whole, left = divmod(int(c) * sign, k)
+            if mono and whole:
+                out[mono] = whole * sign
+            if mono and left:
+                rest[mono] = left * sign
         constant = a.get((), 0)
         whole = constant // k
         if whole:

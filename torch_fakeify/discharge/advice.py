@@ -1,0 +1,153 @@
+"""What a data-dependent error says further: what is known, and which check would do."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import sympy
+import torch
+
+from torch_fakeify._user_lines import calling_locals
+from torch_fakeify.compat.torch_dynamo import traced_locals
+from torch_fakeify.prover.polynomials import AtomTable
+from torch_fakeify.render.readable_names import readable_source
+
+from .abduction import weakest_checks
+from .known_facts import KnownFact, is_provable, knowledge_of
+from .lines import current_line
+from .wording import condition_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+__all__ = ["HEADING", "Advice", "advice_on", "advice_text"]
+
+HEADING = "What the facts say (torch_fakeify.entailment):"
+"""The first line of what is added to the message of a data-dependent error."""
+
+MAX_SHOWN = 12
+"""The most facts that a message shows."""
+
+_SIZE = re.compile(r"\.(size|stride)\((\d+)\)")
+
+
+class Advice(NamedTuple):
+    """What is known about the symbols of a condition that does not follow."""
+
+    condition: Any
+    known: tuple[KnownFact, ...]
+    """The facts about its symbols."""
+    checks: tuple[Any, ...]
+    """Checks from which the condition follows; empty if it cannot hold."""
+    opposite: tuple[Any, ...]
+    """Checks from which its negation follows."""
+
+
+def advice_on(env: Any, condition: Any) -> Advice:
+    """Return the facts about the symbols of a condition, and the weakest checks that decide it.
+
+    Args:
+        env: the ``ShapeEnv``.
+        condition: a sympy condition that is not known.
+    """
+    knowledge = knowledge_of(env)
+    near = knowledge.around(env, condition)
+    facts = [fact.expr for fact in near]
+    hints = {
+        symbol: env.backed_var_to_val[symbol]
+        for fact in (condition, *facts)
+        for symbol in fact.free_symbols & env.backed_var_to_val.keys()
+    }
+    return Advice(
+        condition,
+        tuple(_distinct(f for f in near if f.expr.free_symbols & condition.free_symbols)),
+        weakest_checks(facts, condition, hints),
+        weakest_checks(facts, sympy.Not(condition), hints),
+    )
+
+
+def _distinct(facts: Iterable[KnownFact]) -> Iterator[KnownFact]:
+    """Facts without those that say the same as an earlier one, such as a range and its assert."""
+    table, seen = AtomTable(), set[Any]()
+    for fact in facts:
+        parts = table.condition(fact.expr)
+        if parts and parts not in seen:
+            seen.add(parts)
+            yield fact
+
+
+def advice_text(env: Any, condition: Any) -> str:
+    """Return what is added to the message of a data-dependent error; empty if there is nothing to say."""
+    if not isinstance(condition, sympy.logic.boolalg.Boolean) or not is_provable(env, condition):
+        return ""
+    advice = advice_on(env, condition)
+    names = _Names(env)
+    line = current_line()
+    place = "" if line is None else f"  # at {_short(line)}"
+    lines = [HEADING]
+    for fact in advice.known[:MAX_SHOWN]:
+        where = "" if fact.line is None else f"  # {_short(fact.line)}"
+        lines.append(f"  known: {condition_text(fact.expr, names)}{where}")
+    if len(advice.known) > MAX_SHOWN:
+        lines.append(f"  and {len(advice.known) - MAX_SHOWN} more")
+    if not advice.known:
+        lines.append(f"  nothing is known of {_listed(names(s) for s in _symbols(condition))}")
+    for intro, checks in (
+        ("It would follow with", advice.checks),
+        ("Its negation would follow with", advice.opposite),
+    ):
+        if checks:
+            lines.append(f"{intro}:")
+            lines += [f"  torch._check({condition_text(c, names)}){place}" for c in checks]
+    unnamed = sorted({str(s) for s in _symbols(condition) if names(s) == str(s)})
+    if unnamed:
+        lines.append(
+            f"({_listed(unnamed)}: torch's symbols, for which no variable of yours was found.)"
+        )
+    return "\n".join(lines)
+
+
+def _symbols(condition: Any) -> list[sympy.Symbol]:
+    return sorted(condition.free_symbols, key=str)
+
+
+def _listed(texts: Iterable[str]) -> str:
+    return ", ".join(texts)
+
+
+def _short(line: str) -> str:
+    """A line with the last part of its path."""
+    path, colon, rest = line.partition(":")
+    return f"{Path(path).name}{colon}{rest}"
+
+
+class _Names:
+    """The user's names of symbols: variables of the code that is traced, else sources of inputs."""
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self._found: dict[Any, str] = {}
+        variables = traced_locals() or calling_locals()
+        for name, value in variables.items():
+            if isinstance(value, torch.SymInt):
+                self._found.setdefault(value.node.expr, name)
+        for name, value in variables.items():
+            if isinstance(value, torch.Tensor):
+                for dim, size in enumerate(value.shape):
+                    if isinstance(size, torch.SymInt):
+                        self._found.setdefault(size.node.expr, f"{name}.shape[{dim}]")
+
+    def __call__(self, symbol: sympy.Symbol) -> str:
+        found = self._found.get(symbol)
+        if found is not None:
+            return found
+        sources = self._env.var_to_sources.get(symbol)
+        if not sources:
+            return str(symbol)
+        return _SIZE.sub(_as_attribute, readable_source(sources[0].name))
+
+
+def _as_attribute(found: re.Match[str]) -> str:
+    return f".{'shape' if found[1] == 'size' else 'stride()'}[{found[2]}]"
