@@ -17,6 +17,7 @@ import sympy
 from sympy.logic.boolalg import Boolean
 
 from torch_fakeify._locks import fork_safe_lock
+from torch_fakeify.compat.torch_fakes import FakeTensorMode
 from torch_fakeify.compat.torch_symbols import (
     ShapeEnv,
     canonicalize_bool_expr,
@@ -27,6 +28,7 @@ from torch_fakeify.shape_env.rollback import clear_method_caches
 from .advice import advice_text
 from .known_facts import is_provable, knowledge_of
 from .lines import note_line
+from .operator_facts import SIZE_FACTS, state_facts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -42,6 +44,7 @@ _CACHE_METHODS = ("cache_clear", "cache_info", "cumulative_cache_info")
 class _Wrapped(NamedTuple):
     """A method that is wrapped."""
 
+    owner: type[Any]
     name: str
     original: Any
     """Torch's method."""
@@ -55,7 +58,8 @@ class Entailment:
     ``guard_or_true`` and ``statically_known_true``, and before it adds a guard or runtime assert. What
     follows from its facts is answered without one. What torch can answer is answered by torch.
 
-    The facts are those of `entails`. A condition about the sizes of inputs alone follows only from
+    The facts are those of `entails`, and what operators guarantee about the sizes of their results: no
+    more nonzeros, selected or distinct elements than elements. A condition about the sizes of inputs alone follows only from
     facts about these, which the guards at entry check: it never rests on a runtime assert.
 
     It holds for the whole process, in all threads and all environments. Blocks nest, also with
@@ -115,16 +119,16 @@ class Entailment:
 
     def _wrap(self) -> None:
         uninteresting_files().add(__file__)
-        for name, wrapper in _WRAPPERS.items():
-            original = vars(ShapeEnv)[name]
-            self._wrapped.append(_Wrapped(name, original))
-            setattr(ShapeEnv, name, _around(original, wrapper))
+        for (owner, name), wrapper in _WRAPPERS.items():
+            original = vars(owner)[name]
+            self._wrapped.append(_Wrapped(owner, name, original))
+            setattr(owner, name, _around(original, wrapper))
         clear_method_caches(ShapeEnv)
 
     def _unwrap(self) -> None:
         while self._wrapped:
             wrapped = self._wrapped.pop()
-            setattr(ShapeEnv, wrapped.name, wrapped.original)
+            setattr(wrapped.owner, wrapped.name, wrapped.original)
         uninteresting_files().discard(__file__)
         clear_method_caches(ShapeEnv)  # they hold answers of the prover
 
@@ -232,10 +236,22 @@ def _advising(original: Any) -> Any:
     return _make_data_dependent_error
 
 
-_WRAPPERS: dict[str, Callable[[Any], Any]] = {
-    "_maybe_evaluate_static": _asking,
-    "simplify": _simplifying,
-    "guard_or_defer_runtime_assert": _noting_lines,
-    "_make_data_dependent_error": _advising,
+def _stating_facts(original: Any) -> Any:
+    def dispatch(self: Any, func: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, func, *args, **kwargs)
+        if func in SIZE_FACTS and self.shape_env is not None:
+            arguments = args[1] if len(args) > 1 else kwargs["args"]
+            state_facts_of(self.shape_env, func, arguments, result)
+        return result
+
+    return dispatch
+
+
+_WRAPPERS: dict[tuple[type[Any], str], Callable[[Any], Any]] = {
+    (ShapeEnv, "_maybe_evaluate_static"): _asking,
+    (ShapeEnv, "simplify"): _simplifying,
+    (ShapeEnv, "guard_or_defer_runtime_assert"): _noting_lines,
+    (ShapeEnv, "_make_data_dependent_error"): _advising,
+    (FakeTensorMode, "dispatch"): _stating_facts,
 }
-"""The methods of ``ShapeEnv`` that are wrapped."""
+"""The methods of torch that are wrapped."""

@@ -92,6 +92,7 @@ def conflict(
     parts = index.table.condition(new)
     for limit in (MAX_NEIGHBOURS, MAX_NEIGHBOURS * WIDER_SEARCH_FACTOR):
         found = index.near(parts, None, limit)
+        index.refuter.begin_question()
         if index.refuter.contradicts([*parts, *(part for _, part in found)]):
             return tuple(sorted(_needed(index.refuter, parts, found)))
     return None
@@ -104,6 +105,7 @@ def _needed(
     needed = dict.fromkeys(at for at, _ in found)
     for at in reversed(needed.copy()):
         left = [part for other, part in found if other in needed and other != at]
+        refuter.begin_question()
         if refuter.contradicts([*parts, *left]):
             del needed[at]
     return needed
@@ -177,6 +179,7 @@ class FactIndex:
 
     def implies(self, parts: Sequence[Part], *, without: int | None) -> bool:
         """Whether a condition follows from the facts except the one at position ``without``."""
+        self.refuter.begin_question()
         for part in parts:
             wrong = opposite(self.table, [part])
             if not self._refuted(wrong, self.near(wrong, without, MAX_NEIGHBOURS)):
@@ -190,6 +193,7 @@ class FactIndex:
         the farthest first.
         """
         asked: list[tuple[tuple[Part, ...], list[tuple[int, Part]]]] = []
+        self.refuter.begin_question()
         for part in parts:
             wrong = opposite(self.table, [part])
             near = self.near(wrong, None, MAX_NEIGHBOURS)
@@ -199,6 +203,7 @@ class FactIndex:
         needed = dict.fromkeys(at for _, near in asked for at, _ in near)
         for at in reversed(needed.copy()):
             fewer = needed.keys() - {at}
+            self.refuter.begin_question()
             if all(self._refuted(w, [n for n in near if n[0] in fewer]) for w, near in asked):
                 del needed[at]
         return tuple(sorted(needed))

@@ -59,6 +59,7 @@ class Lemmas:
             self._about(mono)
             fresh = list(self.found)[before:]
             queue.extend(m for row in fresh for m, _ in row.coeffs)
+            queue.extend((a,) for a in mono if len(mono) > 1)  # also factors without bounds
         self._multiplied([m for m in seen if len(m) > 1])
         return list(self.found), self.splits
 

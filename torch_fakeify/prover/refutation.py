@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from math import floor, gcd
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from typing_extensions import assert_never
 
@@ -45,6 +45,9 @@ MAX_PROGRAMS = 8
 
 MAX_PIVOTS = 400
 """The most pivots of one linear program."""
+
+MAX_OPERATIONS = 40_000
+"""The most changed coefficients of all linear programs of one question: some 20 ms."""
 
 MAX_REPLACED = 16
 """The most symbols that equalities replace for one question."""
@@ -101,9 +104,17 @@ class Refuter:
         self.table = table
         self.work = work
         self._programs_left = 0
+        self._operations_left = 0
+
+    def begin_question(self) -> None:
+        """Give the refutations that follow the operations of one question."""
+        self._operations_left = MAX_OPERATIONS
 
     def contradicts(self, parts: Iterable[Part]) -> bool:
-        """Whether no values satisfy all parts; False if that is undecided."""
+        """Whether no values satisfy all parts; False if that is undecided.
+
+        All calls since `begin_question` together have at most `MAX_OPERATIONS`.
+        """
         self.work.questions += 1
         self._programs_left = MAX_PROGRAMS
         rows, choices = _sorted_out(self._replaced(list(dict.fromkeys(parts))))
@@ -226,11 +237,16 @@ class Refuter:
     # --- the search ----------------------------------------------------------------------------
 
     def _search(self, rows: list[Row], choices: list[Either]) -> bool:
-        if self._programs_left == 0:
+        propagated = _propagated(rows, choices)
+        if propagated is None:
+            return True
+        rows, choices = propagated
+        if self._programs_left == 0 or self._operations_left <= 0:
             return False
         self._programs_left -= 1
         used = useful_rows(rows, [r for c in choices for r in all_rows(c)])
-        found = solve(used, max_pivots=MAX_PIVOTS)
+        found = solve(used, max_pivots=MAX_PIVOTS, max_operations=self._operations_left)
+        self._operations_left -= found.operations
         self.work.programs += 1
         self.work.rows += len(used)
         self.work.pivots += found.pivots
@@ -255,6 +271,67 @@ class Refuter:
     def _with(self, rows: list[Row], choices: list[Either], option: Sequence[Part]) -> bool:
         more, more_choices = _sorted_out(option)
         return self._search([*rows, *more], [*choices, *more_choices])
+
+
+def _propagated(rows: list[Row], choices: list[Either]) -> tuple[list[Row], list[Either]] | None:
+    """Rows and disjunctions after options that a single row refutes are removed.
+
+    A disjunction with one option left is replaced by it, one that a row implies is removed. ``None``:
+    a disjunction has no option left.
+    """
+    bounds: dict[tuple[tuple[Mono, int], ...], tuple[Number, bool]] = {}
+    changed = bool(choices)
+    while changed:
+        changed = False
+        for row in rows:
+            found = bounds.get(row.coeffs)
+            bounds[row.coeffs] = min(
+                found or (row.bound, not row.strict), (row.bound, not row.strict)
+            )
+        left: list[Either] = []
+        for choice in choices:
+            options = [o for o in choice.options if not _refuted_by_bounds(o, bounds)]
+            if not options:
+                return None
+            if any(_implied_by_bounds(option, bounds) for option in options):
+                changed = True
+            elif len(options) == 1:
+                changed = True
+                more, more_choices = _sorted_out(options[0])
+                rows = [*rows, *more]
+                left += more_choices
+            else:
+                left.append(Either(tuple(options)))
+        choices = left
+    return rows, choices
+
+
+_Bounds: TypeAlias = "Mapping[tuple[tuple[Mono, int], ...], tuple[Number, bool]]"
+"""The tightest bound of each linear combination, and whether it is not strict."""
+
+
+def _refuted_by_bounds(parts: Iterable[Part], bounds: _Bounds) -> bool:
+    """Whether a row of a conjunction and a bound of the same combination contradict each other."""
+    rows, choices = _sorted_out(parts)
+    for row in rows:
+        if not row.coeffs:
+            return row.bound < 0 or (row.strict and row.bound == 0)
+        opposite = bounds.get(tuple((m, -c) for m, c in row.coeffs))
+        if opposite is not None:
+            sum_ = row.bound + opposite[0]
+            if sum_ < 0 or (sum_ == 0 and (row.strict or not opposite[1])):
+                return True
+    return any(all(_refuted_by_bounds(o, bounds) for o in c.options) for c in choices)
+
+
+def _implied_by_bounds(parts: Iterable[Part], bounds: _Bounds) -> bool:
+    """Whether bounds of the same combinations imply each part of a conjunction."""
+    rows, choices = _sorted_out(parts)
+    for row in rows:
+        found = bounds.get(row.coeffs)
+        if found is None or found > (row.bound, not row.strict):
+            return False
+    return all(any(_implied_by_bounds(o, bounds) for o in c.options) for c in choices)
 
 
 def _sorted_out(parts: Iterable[Part]) -> tuple[list[Row], list[Either]]:

@@ -9,6 +9,7 @@ fifty times slower and has no strict bounds.
 
 from __future__ import annotations
 
+import sys
 from fractions import Fraction
 from math import gcd
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
@@ -40,6 +41,8 @@ class Solution(NamedTuple):
     point: dict[Mono, Number]
     """Values that satisfy the rows, strict ones only up to an infinitesimal; empty if not feasible."""
     pivots: int
+    operations: int = 0
+    """Coefficients that the pivots changed: what they cost."""
 
 
 class _DeltaRational:
@@ -110,9 +113,9 @@ def useful_rows(rows: Iterable[Row], others: Iterable[Row] = ()) -> list[Row]:
         left = useful
 
 
-def solve(rows: Iterable[Row], *, max_pivots: int) -> Solution:
-    """Whether a rational point satisfies all rows; undecided after ``max_pivots`` pivots."""
-    tableau = _Tableau(any(row.strict for row in rows))
+def solve(rows: Iterable[Row], *, max_pivots: int, max_operations: int = sys.maxsize) -> Solution:
+    """Whether a rational point satisfies all rows; undecided after so many pivots or operations."""
+    tableau = _Tableau(any(row.strict for row in rows), max_operations)
     for row in rows:
         if not tableau.add(row):
             return Solution("infeasible", {}, 0)
@@ -126,8 +129,10 @@ class _Tableau:
     their bounds; `check` repairs the basic ones.
     """
 
-    def __init__(self, near: bool) -> None:
+    def __init__(self, near: bool, max_operations: int) -> None:
         self.near = near
+        self.max_operations = max_operations
+        self.operations = 0
         self.column: dict[Mono, int] = {}
         self.slack: dict[tuple[tuple[Mono, int], ...], int] = {}
         self.lower: list[Any] = []
@@ -209,14 +214,16 @@ class _Tableau:
         for pivots in range(max_pivots + 1):
             at = self._violated()
             if at is None:
-                return Solution("feasible", self._point(), pivots)
+                return Solution("feasible", self._point(), pivots, self.operations)
+            if self.operations > self.max_operations:
+                return Solution("undecided", {}, pivots, self.operations)
             low = self.lower[at]
             must_grow = low is not None and self.value[at] < low
             partner = self._partner(at, must_grow)
             if partner is None:
-                return Solution("infeasible", {}, pivots)
+                return Solution("infeasible", {}, pivots, self.operations)
             self._pivot(at, partner, low if must_grow else self.upper[at])
-        return Solution("undecided", {}, max_pivots)
+        return Solution("undecided", {}, max_pivots, self.operations)
 
     def _violated(self) -> int | None:
         found: int | None = None
@@ -250,10 +257,12 @@ class _Tableau:
         solved = {p: -sign * c for p, c in parts.items()}
         solved[at] = sign * scale
         divisor = _reduced(solved, abs(factor))
+        self.operations += len(self.basic)
         for other, sums in self.basic.items():
             weight = sums.pop(partner, None)
             if weight is None:
                 continue
+            self.operations += len(sums) + len(solved)
             before = self.scale[other]
             change = delta * _short(Fraction(weight, before))
             self.value[other] = _short(self.value[other] + change)
