@@ -283,15 +283,21 @@ def __dir__() -> list[str]:
     return [*__all__, *_MODULES]
 
 
-def _install_dropin() -> None:
-    """Install the drop-in; warn if torch is refused or missing, as the rest works without it."""
-    try:
-        import_module(f"{__name__}.dropin").install()
-    except (import_module(f"{__name__}.errors").VersionError, ImportError) as error:
-        import warnings
+def _install_requested() -> None:
+    """Install what the environment asks for; warn if torch is refused or missing, as the rest works."""
+    for variable, module, attribute in (
+        ("TORCH_FAKEIFY_DROPIN", "dropin", None),
+        ("TORCH_FAKEIFY_ENTAILMENT", "discharge.installing", "entailment"),
+    ):
+        if os.environ.get(variable, "") in ("", "0"):
+            continue
+        try:
+            found: Any = import_module(f"{__name__}.{module}")
+            (found if attribute is None else getattr(found, attribute)).install()
+        except (import_module(f"{__name__}.errors").VersionError, ImportError) as error:
+            import warnings
 
-        warnings.warn(f"TORCH_FAKEIFY_DROPIN: it is not installed: {error}", stacklevel=2)
+            warnings.warn(f"{variable}: it is not installed: {error}", stacklevel=2)
 
 
-if os.environ.get("TORCH_FAKEIFY_DROPIN", "") not in ("", "0"):
-    _install_dropin()
+_install_requested()

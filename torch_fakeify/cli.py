@@ -200,6 +200,10 @@ def _show(args: argparse.Namespace) -> int:
         print(_escape_json(dumps(desc).decode("utf-8")))
     elif args.privacy:
         _print(privacy_lines(desc))
+    elif args.unproved:
+        from torch_fakeify.tools.unproved import unproved_of
+
+        _print(unproved_of(desc).lines())
     elif args.all:
         lines, lost = show_lines(desc, torch_names=args.torch_names), loss_lines(desc)
         _print([*lines, *([""] if lost else []), *lost])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -281,3 +284,49 @@ def test_the_answers_of_torch_remain(data: st.DataObject) -> None:
             assert answer is own
         elif answer is not None:
             assert bool(answer) is tfk.entails(env, asked)
+
+
+def test_a_handoff_has_it_by_option() -> None:
+    """The inner backend runs inside the block, and a handoff with it is another backend."""
+    seen: list[bool] = []
+
+    def inner(graph: Any, _inputs: Any) -> Any:
+        seen.append(tfk.entailment.is_installed())
+        return graph
+
+    for is_on in (False, True):
+        torch._dynamo.reset()
+        backend = tfk.handoff(inner, entailment=is_on)
+        torch.compile(torch.sin, backend=backend)(torch.zeros(2))
+    assert seen == [False, True]
+    assert tfk.handoff("eager") != tfk.handoff("eager", entailment=True)
+    assert repr(tfk.handoff("eager", entailment=True)) == "<handoff(eager, entailment=True)>"
+
+
+def test_the_drop_in_has_it_by_option() -> None:
+    """``install``, ``uninstall`` and ``installed`` of the drop-in take it along."""
+    with tfk.dropin.installed():
+        assert not tfk.entailment.is_installed()
+    with tfk.dropin.installed(entailment=True):
+        assert tfk.entailment.is_installed()
+    assert not tfk.entailment.is_installed()
+    tfk.dropin.install(entailment=True)
+    assert tfk.entailment.is_installed()
+    tfk.dropin.uninstall()
+    assert tfk.entailment.is_installed()
+    tfk.dropin.uninstall(entailment=True)
+    assert not tfk.entailment.is_installed()
+
+
+@pytest.mark.sweep
+def test_the_environment_installs_it() -> None:
+    """With ``TORCH_FAKEIFY_ENTAILMENT=1``, importing the package is enough."""
+    code = "import torch_fakeify as tfk; print(tfk.entailment.is_installed())"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"TORCH_FAKEIFY_ENTAILMENT": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "True\n"

@@ -90,6 +90,7 @@ def test_what_was_recorded_before_a_failure_of_dynamo_is_counted() -> None:
         "error": "E: no",
         "explanation": "",
         "line": None,
+        "advice": [],
     }
     assert untraced_lines(found, [failed()], OUT) == [
         "  frame       none: torch.compile failed before it called a backend",
@@ -97,6 +98,22 @@ def test_what_was_recorded_before_a_failure_of_dynamo_is_counted() -> None:
         "  recorded    1 capture in captures/s until then",
         "  next        Run it with TORCHDYNAMO_VERBOSE=1 for Dynamo's own stack",
     ]
+
+
+def test_a_data_dependent_failure_says_how_to_prove_it() -> None:
+    """Without entailment the block names it; with it, it has the known facts and the checks."""
+    found = {
+        "classes": ["UserError"],
+        "error": "UserError: Could not guard on data-dependent expression u0 <= 8",
+        "explanation": "",
+        "line": None,
+        "advice": [],
+    }
+    assert "TORCH_FAKEIFY_ENTAILMENT=1" in untraced_lines(found, [], OUT)[-1]
+    advice = ["known: n >= 0", "It would follow with:", "torch._check(n <= 8)  # at s.py:3"]
+    lines = untraced_lines({**found, "advice": advice}, [], OUT)
+    assert [line.strip() for line in lines if line.startswith(" " * 14)] == advice
+    assert lines[-1] == "  next        Add the check that holds before that line"
 
 
 LIB = """

@@ -20,9 +20,9 @@ from .lines import current_line
 from .wording import condition_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = ["HEADING", "Advice", "advice_on", "advice_text"]
+__all__ = ["HEADING", "Advice", "SymbolNames", "advice_in", "advice_on", "advice_text"]
 
 HEADING = "What the facts say (torch_fakeify.entailment):"
 """The first line of what is added to the message of a data-dependent error."""
@@ -83,7 +83,7 @@ def advice_text(env: Any, condition: Any) -> str:
     if not isinstance(condition, sympy.logic.boolalg.Boolean) or not is_provable(env, condition):
         return ""
     advice = advice_on(env, condition)
-    names = _Names(env)
+    names = SymbolNames(env, traced_locals() or calling_locals())
     line = current_line()
     place = "" if line is None else f"  # at {_short(line)}"
     lines = [HEADING]
@@ -109,6 +109,12 @@ def advice_text(env: Any, condition: Any) -> str:
     return "\n".join(lines)
 
 
+def advice_in(message: str) -> list[str]:
+    """Return the lines that `advice_text` added to a message, without the first; empty if it did not."""
+    _, _, rest = message.partition(HEADING)
+    return [line.strip() for line in rest.partition("\n\n")[0].strip("\n").splitlines()]
+
+
 def _symbols(condition: Any) -> list[sympy.Symbol]:
     return sorted(condition.free_symbols, key=str)
 
@@ -123,13 +129,17 @@ def _short(line: str) -> str:
     return f"{Path(path).name}{colon}{rest}"
 
 
-class _Names:
-    """The user's names of symbols: variables of the code that is traced, else sources of inputs."""
+class SymbolNames:
+    """The user's names of symbols: variables that hold them, else sources of inputs.
 
-    def __init__(self, env: Any) -> None:
+    Args:
+        env: the ``ShapeEnv`` of the symbols.
+        variables: local variables by name.
+    """
+
+    def __init__(self, env: Any, variables: Mapping[str, Any]) -> None:
         self._env = env
         self._found: dict[Any, str] = {}
-        variables = traced_locals() or calling_locals()
         for name, value in variables.items():
             if isinstance(value, torch.SymInt):
                 self._found.setdefault(value.node.expr, name)
@@ -140,6 +150,7 @@ class _Names:
                         self._found.setdefault(size.node.expr, f"{name}.shape[{dim}]")
 
     def __call__(self, symbol: sympy.Symbol) -> str:
+        """Return the text of a symbol."""
         found = self._found.get(symbol)
         if found is not None:
             return found

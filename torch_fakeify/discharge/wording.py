@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sympy.printing.str import StrPrinter
+
 from torch_fakeify.compat.torch_symbols import PythonPrinter
 
 if TYPE_CHECKING:
@@ -23,6 +25,9 @@ class _Printer(PythonPrinter):
 
     def _print_Symbol(self, expr: sympy.Symbol) -> str:  # noqa: N802
         return self._name(expr)
+
+    def _print_Add(self, expr: Any, order: Any = None) -> str:  # noqa: N802
+        return StrPrinter._print_Add(self, expr, order)  # with minus signs, numbers last
 
     def _print_Relational(self, expr: Any) -> str:  # noqa: N802
         return f"{self._print(expr.lhs)} {expr.rel_op} {self._print(expr.rhs)}"

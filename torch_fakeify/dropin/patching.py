@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_fakeify._version import PACKAGE_DIR
 from torch_fakeify.compat import torch_dynamo, torch_fakes, torch_symbols
+from torch_fakeify.discharge.installing import entailment as prover
 
 from .converter import MetaConverter
 from .desc import MetaStorageDesc, MetaTensorDesc
@@ -45,8 +46,14 @@ def is_installed() -> bool:
     return vars(torch_fakes.meta_utils)["MetaConverter"] is MetaConverter
 
 
-def install() -> None:
-    """Puts our classes wherever modules hold torch's; does nothing if they are there already."""
+def install(*, entailment: bool = False) -> None:
+    """Puts our classes wherever modules hold torch's; does nothing if they are there already.
+
+    Args:
+        entailment: also install `torch_fakeify.entailment`.
+    """
+    if entailment:
+        prover.install()
     if is_installed():
         return
     for module, attribute, name in _holders(_TORCHS):
@@ -55,11 +62,16 @@ def install() -> None:
     torch_dynamo.skip_in_dynamo(PACKAGE_DIR)
 
 
-def uninstall() -> None:
+def uninstall(*, entailment: bool = False) -> None:
     """Puts torch's classes back wherever modules hold ours; does nothing if none are there.
 
     Modes and converters made meanwhile retain ours.
+
+    Args:
+        entailment: also uninstall `torch_fakeify.entailment`.
     """
+    if entailment:
+        prover.uninstall()
     if not is_installed():
         return
     for module, attribute, name in _holders(_OURS):
@@ -69,12 +81,17 @@ def uninstall() -> None:
 
 
 @contextmanager
-def installed() -> Generator[None, None, None]:
-    """Has our classes in place inside the block, and what was there before it afterwards."""
+def installed(*, entailment: bool = False) -> Generator[None, None, None]:
+    """Has our classes in place inside the block, and what was there before it afterwards.
+
+    Args:
+        entailment: also have `torch_fakeify.entailment` in effect inside the block.
+    """
     before = is_installed()
     install()
     try:
-        yield
+        with prover() if entailment else nullcontext():
+            yield
     finally:
         if not before:
             uninstall()

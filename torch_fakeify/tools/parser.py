@@ -197,6 +197,11 @@ def _add_show(commands: _Commands) -> None:
     show.add_argument(
         "--inputs", action="store_true", help="every input, and which of them share a storage"
     )
+    show.add_argument(
+        "--unproved",
+        action="store_true",
+        help="the conditions that are left to run time, and what is known where one failed; imports torch",
+    )
     show.add_argument("--all", action="store_true", help="everything but the records themselves")
     show.add_argument(
         "--torch-names",

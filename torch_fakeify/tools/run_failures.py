@@ -88,13 +88,22 @@ def untraced_lines(
         ("your line", _line(found["line"])),
         ("error", found["error"]),
         ("", found["explanation"]),
+        *(("", line) for line in found["advice"]),
         ("recorded", f"{captures} until then"),
-        ("next", _advice(found["classes"])),
+        ("next", _advice(found)),
     ]
     return _block(rows)
 
 
-def _advice(classes: Sequence[str]) -> str:
+def _advice(found: Mapping[str, Any]) -> str:
+    classes = found["classes"]
+    if found["advice"]:
+        return "Add the check that holds before that line"
+    if "data-dependent expression" in found["error"]:
+        return (
+            "Run it with TORCH_FAKEIFY_ENTAILMENT=1: what follows from your checks needs no other, "
+            "and the error names one that would do"
+        )
     if "TorchRuntimeError" in classes:
         return (
             "Correct that operator's fake kernel (torch.library.register_fake), or the call of it"

@@ -121,6 +121,8 @@ def _failure_of_dynamo(error: BaseException | None) -> dict[str, Any] | None:
         if "BackendCompilerFailed" in classes:
             return None
         if "TorchDynamoException" in classes:
+            from torch_fakeify.discharge.advice import advice_in  # torch is imported by now
+
             message = str(error)
             explained = re.search(r"^  Explanation: (.*)$", message, re.MULTILINE)
             return {
@@ -128,6 +130,7 @@ def _failure_of_dynamo(error: BaseException | None) -> dict[str, Any] | None:
                 "error": f"{type(error).__name__}: {message.partition(chr(10))[0]}",
                 "explanation": "" if explained is None else explained[1],
                 "line": line_of_message(message, "from user code:"),
+                "advice": advice_in(message),
             }
         error = error.__cause__
     return None

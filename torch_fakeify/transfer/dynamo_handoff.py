@@ -8,7 +8,7 @@ then stated in Dynamo's environment (`feedback`), from which Dynamo makes the gu
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +18,7 @@ from torch_fakeify.compat.backends import backend_name, compiler_of, reset_backe
 from torch_fakeify.convert.converter import MetaConverter
 from torch_fakeify.describe.describer import MetaTensorDescriber
 from torch_fakeify.describe.inputs import describe_inputs, initial_fakes
+from torch_fakeify.discharge.installing import entailment as asking_the_prover
 from torch_fakeify.encoding.exprs import decode_expr
 from torch_fakeify.encoding.fake_modes import describe_fake_mode, make_fake_mode
 from torch_fakeify.encoding.meshes import Meshes
@@ -43,16 +44,24 @@ _LOCAL = frozenset({"fake_mode", "tensor_to_context"})
 class Handoff:
     """A Dynamo backend that runs another one with a fresh fake mode and a fresh ``ShapeEnv``."""
 
-    def __init__(self, inner: str | Callable[..., Any] = "inductor") -> None:
+    def __init__(
+        self, inner: str | Callable[..., Any] = "inductor", *, entailment: bool = False
+    ) -> None:
         self.inner = inner
-        self.__name__ = f"handoff({backend_name(inner)})"
+        self.entailment = entailment
+        asking = ", entailment=True" if entailment else ""
+        self.__name__ = f"handoff({backend_name(inner)}{asking})"
 
     def __repr__(self) -> str:
         return f"<{self.__name__}>"
 
     def __eq__(self, other: object) -> bool:
         """Whether two handoffs have equal inner backends, and so share Dynamo's compiled code."""
-        return isinstance(other, Handoff) and self.inner == other.inner
+        return (
+            isinstance(other, Handoff)
+            and self.inner == other.inner
+            and self.entailment == other.entailment
+        )
 
     def __hash__(self) -> int:
         return hash((Handoff, self.__name__))
@@ -93,22 +102,24 @@ class Handoff:
             flattened.placeholders, [x if _has_record(x) else None for x in rows], describer, env
         )
         state = fresh_backend_state(gm, records, values, rows, context, describer, flattened)
-        with state as (handoff_graph, inputs):
+        asking = asking_the_prover() if self.entailment else nullcontext()
+        with asking, state as (handoff_graph, inputs):
             rows.clear()  # no reference to a real tensor remains while the backend runs
             return inner(handoff_graph, inputs, **kwargs)
 
 
-def handoff(inner: str | Callable[..., Any] = "inductor") -> Handoff:
+def handoff(inner: str | Callable[..., Any] = "inductor", *, entailment: bool = False) -> Handoff:
     """A Dynamo backend: ``torch.compile(f, backend=handoff("inductor"))``.
 
     Args:
         inner: the backend that compiles, by name or callable.
+        entailment: run it inside `torch_fakeify.entailment`, so that it adds no guard that follows.
 
     Example:
         >>> torch.compile(torch.sin, backend=tfk.handoff("eager"))(torch.zeros(2))
         tensor([0., 0.])
     """
-    return Handoff(inner)
+    return Handoff(inner, entailment=entailment)
 
 
 fakeify = Handoff("inductor")
