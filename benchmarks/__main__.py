@@ -20,6 +20,7 @@ SCRIPTS = (
     "guards",
     "checkpoint",
     "handoff",
+    "entailment",
     "start",
     "memory",
     "load_memory",

@@ -57,7 +57,7 @@ def test_a_check_that_the_example_contradicts_is_not_suggested() -> None:
 
 
 @given(st.data())
-@settings(max_examples=40)
+@settings(max_examples=15)
 def test_checks_are_enough_and_needed(data: st.DataObject) -> None:
     """The condition follows with the checks, each check follows with the condition, none is larger."""
     terms = st.sampled_from([U, V, S, U + V, 2 * U, FloorDiv(U, 2), PythonMod(V, 4), Max(U, V)])

@@ -263,7 +263,7 @@ def drawn_condition(data: st.DataObject, symbols: list[Any]) -> Any:
 
 
 @given(st.data())
-@settings(max_examples=60)
+@settings(max_examples=20)
 def test_the_answers_of_torch_remain(data: st.DataObject) -> None:
     """Where torch has an answer it is the same with entailment; what is added, `entails` proves."""
     env = ShapeEnv()

@@ -74,7 +74,7 @@ def values_of(env: ShapeEnv, fake: Sequence[Any], real: Sequence[int]) -> dict[A
 
 @pytest.mark.parametrize("name", CALLS)
 @given(data=st.data())
-@settings(max_examples=12)
+@settings(max_examples=5)
 def test_a_fact_holds_for_eager_results(name: str, data: st.DataObject) -> None:
     """The facts of an operator are true of the sizes of its result, also for tensors without elements."""
     operator, call = CALLS[name]

@@ -247,7 +247,7 @@ def test_why_is_none_where_nothing_follows() -> None:
 
 
 @given(st.data())
-@settings(max_examples=40)
+@settings(max_examples=15)
 def test_why_is_minimal_and_enough(data: st.DataObject) -> None:
     """From the facts alone the condition follows again, and from no smaller set of them."""
     env = ShapeEnv()

@@ -10,15 +10,17 @@ import argparse
 import warnings
 from collections import Counter
 from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import data_dependent
 import torch
 from data_dependent import PROGRAMS, Program
 
 import torch_fakeify as tfk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 _CHECKS = "It would follow with:\n"
 
@@ -101,20 +103,46 @@ def verdicts(kind: str | None, backend: str) -> Iterator[tuple[Program, Verdict,
             yield program, alone, verdict(program, entailment=True, backend=backend)
 
 
+def table(rows: Iterable[tuple[str, tuple[str, str, str]]]) -> list[str]:
+    """Return the rows of the table in docs/entailment.md.
+
+    Args:
+        rows: name, and what `VERDICTS` has of it.
+    """
+    lines = [
+        "| program | what follows, or does not | torch | with entailment |",
+        "|---|---|---|---|",
+    ]
+    for name, (alone, ours, check) in rows:
+        program = PROGRAMS[name]
+        about = (program.function.__doc__ or "").strip().rstrip(".").replace("|", "or")
+        result = f"open: `{check}`" if check else ours
+        lines.append(f"| {program.kind}: `{name}` | {about} | {alone} | {result} |")
+    return lines
+
+
 def main() -> int:
-    """Print the table; the exit status is 1 if a result is wrong."""
+    """Print the table and counts; the exit status is 1 if a result is wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kind", choices=sorted({program.kind for program in PROGRAMS.values()}))
     parser.add_argument("--backend", default="aot_eager")
+    parser.add_argument("--write", action="store_true", help="write zoo/data_dependent/verdicts.py")
     options = parser.parse_args()
     counts: Counter[tuple[str, str]] = Counter()
+    found: dict[str, tuple[str, str, str]] = {}
     for program, alone, ours in verdicts(options.kind, options.backend):
         counts[alone.state, ours.state] += 1
-        print(
-            f"| `{program.name}` | {program.kind} | {alone.state} | {ours.state} | {ours.detail or alone.detail} |"
-        )
-    for (alone, ours), count in sorted(counts.items()):
-        print(f"{count:>4}  torch {alone}, with entailment {ours}")
+        found[program.name] = (alone.state, ours.state, ours.detail)
+        if ours.state in ("wrong", "fails") or alone.state in ("wrong", "fails"):
+            print(f"{program.name}: {alone} {ours}")
+    print("\n".join(table(found.items())))
+    for (first, second), count in sorted(counts.items()):
+        print(f"{count:>4}  torch {first}, with entailment {second}")
+    if options.write:
+        lines = [f"    {name!r}: {value!r},\n" for name, value in found.items()]
+        head = '"""What torch says of each program, what it says with entailment, and the check it suggests."""\n'
+        body = f"{head}\nVERDICTS: dict[str, tuple[str, str, str]] = {{\n{''.join(lines)}}}\n"
+        (Path(data_dependent.__file__).parent / "verdicts.py").write_text(body, encoding="utf-8")
     return 1 if any("wrong" in pair for pair in counts) else 0
 
 

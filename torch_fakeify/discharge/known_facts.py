@@ -207,6 +207,10 @@ class Knowledge:
         self._answers[expr] = answer
         return answer
 
+    def forget_answers(self) -> None:
+        """Forget the answers, which are cached until the facts change."""
+        self._answers.clear()
+
     def _negated(self, expr: Any) -> Any:
         return self._index.table.condition(expr, negated=True)
 
