@@ -179,7 +179,8 @@ def _extremes(rng: Random) -> tuple[list[Any], Any]:
 
 def _products(rng: Random) -> tuple[list[Any], Any]:
     x, y, z = rng.sample([*U, *S], 3)
-    a, b = rng.randint(0, 4), rng.randint(0, 4)
+    least = rng.choice([0, 0, -3])
+    a, b = rng.randint(least, 4), rng.randint(least, 4)
     facts = [x >= a, y >= b]
     if rng.random() < 0.5:
         facts += [x <= a + rng.randint(0, 6), y <= b + rng.randint(0, 6)]
@@ -192,7 +193,7 @@ def _products(rng: Random) -> tuple[list[Any], Any]:
             lambda: _relation(rng, x * y, rng.randint(0, 80)),
             lambda: _relation(rng, x * z, y * z),
             lambda: x * x >= a * a,
-            lambda: Eq(FloorDiv(x * y, y), x) if b else x * y >= y,
+            lambda: Eq(FloorDiv(x * y, y), x) if b > 0 else x * y >= y,
             lambda: (x + 1) * y >= x * y,
             lambda: _relation(rng, z, x + rng.randint(-2, 2)),
         ]

@@ -53,13 +53,10 @@ MUTATIONS = {
     "bounds are rounded up": Mutation(
         "polynomials", "bound = floor(bound) - (1 if", "bound = -floor(-bound) - (1 if"
     ),
-    "less is less or equal": Mutation(
-        "polynomials", "(1 if strict and bound == floor(bound) else 0)", "0"
-    ),
-    "a negation has the same border": Mutation(
+    "a negation skips a number": Mutation(
         "refutation",
         "(m, -c) for m, c in coeffs), -bound), not strict)",
-        "(m, -c) for m, c in coeffs), -bound), True)",
+        "(m, -c) for m, c in coeffs), -bound - 1), not strict)",
     ),
     "an option of a negated equality is lost": Mutation(
         "refutation",
@@ -93,11 +90,6 @@ MUTATIONS = {
         "refutation",
         "if sum_ < 0 or (sum_ == 0 and (row.strict or not opposite[1])):",
         "if sum_ <= 0:",
-    ),
-    "a looser bound implies": Mutation(
-        "refutation",
-        "if found is None or found > (row.bound, not row.strict):",
-        "if found is None:",
     ),
     "quotients are rounded up": Mutation(
         "polynomials", "whole = constant // k", "whole = -(-constant // k)"
