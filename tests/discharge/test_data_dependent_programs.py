@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from places import ROOT
-
 import pytest
 from data_dependent import PROGRAMS
 from data_dependent.verdicts import VERDICTS
 from data_dependent_runs import Verdict, table, verdict
+from places import ROOT
 
 FEW = ("common_multiple", "nonzero_is_at_most_all", "row_of_a_jagged_batch", "unknown_sum")
 """The programs that every run compiles."""
