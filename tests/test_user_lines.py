@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from torch_fakeify._version import PACKAGE_DIR
 from torch_fakeify._user_lines import calling_line, line_of_message, own_line
+from torch_fakeify._version import PACKAGE_DIR
 
 MINE, LIBRARY = "/home/me/model.py", "/x/lib/python3/site-packages/lib/blocks.py"
 TORCH = f"{Path(torch.__file__).parent}/nn/modules/module.py"

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import sys
 import weakref
+from itertools import chain
+from operator import is_
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import sympy
@@ -111,6 +113,20 @@ def _keys(env: Any) -> dict[_Key, Any]:
     return keys
 
 
+def _state(env: Any) -> list[Any]:
+    """Return all objects that facts are made of: the facts are the same while these are."""
+    return [
+        *env.var_to_range,
+        *env.var_to_range.values(),
+        *env.replacements,
+        *env.replacements.values(),
+        *env.divisible,
+        *env.guards,
+        *chain.from_iterable(env.deferred_runtime_asserts.values()),
+        *operator_facts(env),
+    ]
+
+
 def _condition(key: _Key) -> Any:
     match key:
         case ("replacement", symbol, expr):
@@ -146,7 +162,9 @@ class Knowledge:
         self.work = WorkCounter()
         """The work of all questions."""
         self._fresh_index()
+        self._keys: dict[_Key, Any] = {}
         self._unused: set[_Key] = set()
+        self._state: list[Any] = []
         self._answers: dict[sympy.Basic, bool | None] = {}
 
     def _fresh_index(self) -> None:
@@ -156,7 +174,11 @@ class Knowledge:
 
     def update(self, env: Any) -> dict[_Key, Any]:
         """Index the facts that the environment holds now; returns their keys with their locations."""
-        keys = _keys(env)
+        state = _state(env)
+        if len(state) == len(self._state) and all(map(is_, state, self._state)):
+            return self._keys
+        self._state = state
+        keys = self._keys = _keys(env)
         gone = self._positions.keys() - keys.keys()
         new = keys.keys() - self._positions.keys() - self._unused
         if not gone and not new:
