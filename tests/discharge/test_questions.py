@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch._dynamo.source import ConstantSource
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.utils._sympy.functions import IntTrueDiv
 
 import torch_fakeify as tfk
 from torch_fakeify.prover.implication import implied
@@ -204,6 +205,8 @@ def test_floats_are_not_decided() -> None:
     (u,) = unbacked(env, 1)
     torch._check(u <= 3)
     assert tfk.entails(env, sympy.Le(u.node.expr, sympy.Float(3.5))) is None
+    quotient = IntTrueDiv(u.node.expr, 3)
+    assert tfk.entails(env, sympy.Le(quotient, quotient + 1, evaluate=False)) is None
 
 
 def test_constants_need_no_facts() -> None:

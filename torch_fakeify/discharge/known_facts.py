@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from functools import lru_cache
 from itertools import chain
 from operator import is_
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
@@ -83,9 +84,16 @@ _Key: TypeAlias = tuple[Any, ...]
 
 def is_provable(env: Any, expr: Any) -> bool:
     """Return whether a condition is about integers alone: no floats, no sizes of jagged tensors."""
+    return _is_integral(expr) and not any(
+        isinstance(env.backed_var_to_val.get(symbol), SingletonInt) for symbol in expr.free_symbols
+    )
+
+
+@lru_cache(maxsize=4096)
+def _is_integral(expr: Any) -> bool:
+    """Whether all symbols and functions are integers: quotients and roots are rounded by torch."""
     return not expr.atoms(sympy.Float, SingletonInt) and all(
-        symbol.is_integer and not isinstance(env.backed_var_to_val.get(symbol), SingletonInt)
-        for symbol in expr.free_symbols
+        part.is_integer for part in expr.atoms(sympy.Symbol, sympy.Function)
     )
 
 
