@@ -10,6 +10,7 @@ proves, how much the prover answers.
 from __future__ import annotations
 
 import argparse
+import gc
 import time
 from collections import Counter
 from random import Random
@@ -90,9 +91,11 @@ def compare(
         seconds: how long z3 may think about one question.
         prover: the module ``implication``, or a mutation of it.
     """
+    gc.disable()  # z3 and sympy leave much to collect
     start = time.process_time()
     answer = answer_of(asked.facts, asked.condition, prover)
     spent = time.process_time() - start
+    gc.enable()
     negated = sympy.Not(asked.condition)
     if answer is not None:
         claim = asked.condition if answer else negated

@@ -159,12 +159,21 @@ class Lemmas:
             self._bound_lemma(mono, low, False)
         if high is not None:
             self._bound_lemma(mono, high, True)
+        if low is not None and low > 0:
+            self._about_positive_product(mono)
         for a in dict.fromkeys(mono):
             rest = list(mono)
             rest.remove(a)
             x, y = (a,), tuple(rest)
             for p, q in product(self._gaps(x), self._gaps(y)):
                 self._add(add({}, multiply(p, q), -1))
+
+    def _about_positive_product(self, mono: Mono) -> None:
+        """A factor that is not negative is at least one: with zero the product would be zero."""
+        for a in dict.fromkeys(mono):
+            least = self.low.get((a,))
+            if least is not None and 0 <= least < 1 and self.table.is_whole((a,)):
+                self._bound_lemma((a,), 1, False)
 
     def _gaps(self, mono: Mono) -> Iterator[Poly]:
         """The polynomials that bounds make non-negative: ``mono - low`` and ``high - mono``."""
