@@ -102,6 +102,22 @@ def test_a_guard_that_follows_is_not_added() -> None:
     assert counts == [3, 2]
 
 
+def test_a_guard_that_is_left_out_tightens_a_range() -> None:
+    """What torch would learn from the guard it learns from the condition, unless guards are suppressed."""
+    env = ShapeEnv()
+    (s,) = sizes(env, 16)
+    symbol = s.node.expr
+    assert s >= 4
+    assert s // 4 != 1
+    with tfk.entailment():
+        with env.suppress_guards():
+            assert s // 4 >= 2
+        assert env.var_to_range[symbol].lower == 4
+        assert s // 4 >= 2
+        assert env.var_to_range[symbol].lower == 8
+    assert len(env.guards) == 2
+
+
 def test_a_condition_about_inputs_does_not_rest_on_a_runtime_assert() -> None:
     """What the sizes of inputs must satisfy is checked at entry, so that another size recompiles."""
     env = ShapeEnv()

@@ -56,7 +56,8 @@ class Entailment:
     Inside ``with entailment():``, or from `install` to `uninstall`, a ``ShapeEnv`` asks a prover where
     torch has no answer of its own: before a data-dependent error, in ``guard_or_false``,
     ``guard_or_true`` and ``statically_known_true``, and before it adds a guard or runtime assert. What
-    follows from its facts is answered without one. What torch can answer is answered by torch.
+    follows from its facts is answered without one; value ranges and replacements are learnt from it as
+    from the guard. What torch can answer is answered by torch.
 
     The facts are those of `entails`, and what operators guarantee about the sizes of their results: no
     more nonzeros, selected or distinct elements than elements. A condition about the sizes of inputs alone follows only from
@@ -149,9 +150,11 @@ def _around(original: Any, wrapper: Callable[[Any], Any]) -> Any:
 
 
 class _Busy(threading.local):
-    """Whether torch is inside a method whose own questions remain its own."""
+    """Whether torch is inside a method whose own questions remain its own, and the latest answer."""
 
     depth = 0
+    answered: tuple[Any, bool] | None = None
+    """A condition and the prover's answer to it."""
 
 
 _busy = _Busy()
@@ -167,6 +170,8 @@ def _asking(original: Any) -> Any:
         if answer is not None or _busy.depth or not _may_ask(self, expr, **options):
             return answer
         found = _answer(self, expr)
+        if found is not None:
+            _busy.answered = (expr, found)
         return answer if found is None else sympy.true if found else sympy.false
 
     return _maybe_evaluate_static
@@ -198,6 +203,25 @@ def _answer(env: Any, expr: Any) -> bool | None:
         return None
     is_about_inputs = expr.free_symbols <= env.backed_var_to_val.keys()
     return knowledge_of(env, inputs_only=is_about_inputs).answer(env, expr)
+
+
+def _learning(original: Any) -> Any:
+    """Have the environment learn ranges and replacements from a condition, as from the guard left out."""
+
+    def _evaluate_expr(self: Any, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
+        _busy.answered = None
+        result = original(self, orig_expr, *args, **kwargs)
+        answered, _busy.answered = _busy.answered, None
+        if (
+            answered is not None
+            and answered[0] is orig_expr
+            and orig_expr.free_symbols <= self.backed_var_to_val.keys()
+            and not (self.frozen or self._suppress_guards_tls())
+        ):
+            self._maybe_guard_rel(orig_expr if answered[1] else sympy.Not(orig_expr))
+        return result
+
+    return _evaluate_expr
 
 
 def _simplifying(original: Any) -> Any:
@@ -249,6 +273,7 @@ def _stating_facts(original: Any) -> Any:
 
 _WRAPPERS: dict[tuple[type[Any], str], Callable[[Any], Any]] = {
     (ShapeEnv, "_maybe_evaluate_static"): _asking,
+    (ShapeEnv, "_evaluate_expr"): _learning,
     (ShapeEnv, "simplify"): _simplifying,
     (ShapeEnv, "guard_or_defer_runtime_assert"): _noting_lines,
     (ShapeEnv, "_make_data_dependent_error"): _advising,
