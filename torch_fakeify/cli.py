@@ -374,7 +374,7 @@ def _report(args: argparse.Namespace) -> int:
             trust=args.trust,
         )
     _print(written.lines())
-    return DONE
+    return BAD if written.errors else DONE
 
 
 def _minify(args: argparse.Namespace) -> int:
