@@ -112,7 +112,7 @@ class FrameSections:
         bad = desc.failure is not None or desc.state == "not finished"
         facts = {
             "result": tag(
-                "span", clip(result_text(desc), LONGEST), class_="bad" if bad else "good"
+                "span", clip(result_text(desc).replace("builtins.", ""), LONGEST), class_="bad" if bad else "good"
             ),
             "torch": clip(desc.torch_version or "?", LONGEST),
             "backend": clip(desc.backend or "?", LONGEST),
@@ -163,9 +163,10 @@ class FrameSections:
         return joined([TOOLS, tag("div", picture_html(data), rows, class_="beside")])
 
     def _failure(self, failure: FailureDesc) -> Section:
+        kind = failure_text(failure).removeprefix("builtins.")
         by = "" if failure.backend is None else f" by {clip(failure.backend, LONGEST)}"
         parts = [
-            tag("p", tag("code", clip(failure_text(failure), LONGEST), class_="bad"), by),
+            tag("p", tag("code", clip(kind, LONGEST), class_="bad"), by),
             *self._failing_nodes(),
             box("message", lines(clip(failure.message, _MESSAGE))),
         ]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST_NODES", "Page", "graphs_html"]
 
-MOST_NODES = 50_000
+MOST_NODES = 60_000
 """Most nodes of a report; ``show`` prints all."""
 _CHARACTERS = 10_000_000
 """Most characters of all statements; each may have at least 200."""
