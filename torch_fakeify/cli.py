@@ -406,6 +406,8 @@ def _minify(args: argparse.Namespace) -> int:
     _print([*report.lines(), f"wrote {report.path}"])
     if report.script is not None:
         _print([f"wrote {report.script}"])
+    if report.script is not None and report.holds:
+        _print(["", "next", f"  python {report.script}", f"  torch-fakeify issue {report.path}"])
     if report.interrupted:
         return INTERRUPTED
     if report.holds is None:
@@ -443,8 +445,8 @@ def _issue(args: argparse.Namespace) -> int:
 
 
 def _progress_text(now: Progress) -> str:
-    size = ", ".join(f"{n} {name}" for name, n in zip(now.extent._fields, now.extent, strict=True))
-    return f"{now.tried} tried; {size}; {now.reduction}"
+    noun = "operation" if now.extent.operations == 1 else "operations"
+    return f"{now.tried} tried, {now.extent.operations} {noun} left; now {now.reduction}"
 
 
 def _doctor(args: argparse.Namespace) -> int:

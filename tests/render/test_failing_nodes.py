@@ -82,6 +82,10 @@ def names(frame: CaptureDesc) -> list[str]:
          []),
         ("no lowering for torch.cumsum", ["cumsum"]),
         ("missing operator: 'gelu'", ["gelu"]),
+        ("the chip has no code for cumsum", ["cumsum"]),
+        ("Unsupported: gelu", ["gelu"]),
+        ("cannot lower cumsum to the chip", ["cumsum"]),
+        ("gelu and cumsum are slow", []),
         ("target: aten.gelu.default\n  args[0]: TensorBox(mul_1)", []),  # not torch's own name of it here
         ("no lowering for torch.relu", []),  # which of them?
         ("the input is wrong", []),

@@ -36,10 +36,14 @@ _EXECUTED = re.compile(
 )
 _LINE = re.compile(r"(?:File \"([^\"\n]+)\", line (\d+)|([\w./\\-]+\.py):(\d+))")
 _TARGET = re.compile(
-    r"(?:\b(?:target|operators?|ops?|kernel|lowering|lower|implementation|function)"
-    r"(?: for| of)?[:=]? *[`'\"]?|[`'\"])([A-Za-z_][\w.:]*)",
-    re.ASCII,
+    r"(?:\b(?:target|operators?|ops?|function|unsupported|unknown)[:=]? *[`'\"]?"
+    r"|\b(?:code|kernel|support|lowering|implementation|rule|converter|decomposition|translation)s?"
+    r" (?:for|of) [`'\"]?"
+    r"|\b(?:compile|lower|support|handle|convert|translate|implement)(?:s|d|ed)? [`'\"]?"
+    r"|[`'\"])([A-Za-z_][\w.:]*)",
+    re.ASCII | re.IGNORECASE,
 )
+"""A name of an operator after a word that says it is one, or in quotes."""
 _DOTTED = re.compile(r"\b[A-Za-z_]\w*(?:(?:\.|::)\w+)+", re.ASCII)
 
 

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from torch_fakeify.records.shape_env import ShapeEnvDesc, SymbolDesc
 
 __all__ = [
+    "Command",
+    "backend_is_of_script",
     "bytes_text",
     "capture_row",
     "constant_symbols",
@@ -391,30 +393,56 @@ def _inputs(desc: CaptureDesc) -> list[str]:
 
 def _next(desc: CaptureDesc, file: str) -> list[str]:
     """Return the commands that come next, each in one line that can be copied."""
-    commands = [command for command, _ in next_commands(desc, file)][:1]
-    lines = ["next", *(f"  {command}" for command in commands)]
-    lines.append(f"  torch-fakeify show --code {shlex.quote(file)}")
+    lines = ["next"]
+    if backend_is_of_script(desc):
+        lines.append("  move the backend from the script into a module, which is MODULE below")
+    lines += [
+        f"  {next_commands(desc, file)[0].command}",
+        f"  torch-fakeify show --code {shlex.quote(file)}",
+    ]
     lines.append("  and --inputs, --guards, --all for what is counted here")
     return [escape(line) for line in lines]
 
 
-def next_commands(desc: CaptureDesc, file: str) -> list[tuple[str, str]]:
-    """Return the commands that come next, the first one first, each with what it is for."""
-    name = shlex.quote(file)
+def backend_is_of_script(desc: CaptureDesc) -> bool:
+    """Return whether the recorded script itself defines the backend, so that no command can import it."""
+    return (desc.backend_place or "").partition(":")[0] == "__main__"
+
+
+class Command(NamedTuple):
+    """A command that comes next."""
+
+    command: str
+    why: str
+    """What it is for."""
+
+
+def next_commands(desc: CaptureDesc, file: str) -> list[Command]:
+    """Return the commands that come next, the first one first.
+
+    A backend outside of torch is named by its module. One of the recorded script itself, which no command
+    can import, is ``MODULE:ATTR``.
+    """
+    module, _, attribute = (desc.backend_place or "").partition(":")
+    options: list[str] = []
+    if backend_is_of_script(desc):
+        options = ["--backend", f"MODULE:{attribute or 'ATTR'}"]
+    elif module:
+        options = ["--backend", f"{module}:{attribute}"] if attribute else ["--import", module]
+
+    def command(verb: str, why: str) -> Command:
+        words = ["torch-fakeify", *verb.split(), *options, file]
+        return Command(shlex.join(words), why)
+
     fails = desc.failure is not None
-    is_joint = desc.aot is not None and desc.aot.kind == "joint"  # which only replay compiles
-    minify = (f"torch-fakeify minify {name}", "a small script that fails with torch alone")
-    replay = (
-        f"torch-fakeify replay {name}",
-        "compile it here: does it fail, too?" if fails else "compile it here, without the program",
+    replay = command(
+        "replay",
+        "compile it here: does it fail, too?" if fails else "compile it without the program",
     )
-    others = [
-        (f"torch-fakeify fuzz {name}", "compare its results with eager, for other inputs"),
-        (f"torch-fakeify report --stages {name}", "graphs and code of AOTAutograd and inductor"),
-    ]
-    if is_joint:
+    stages = command("report --stages", "graphs and code of AOTAutograd and inductor")
+    if desc.aot is not None and desc.aot.kind == "joint":  # which replay alone compiles
         return [replay]
     if fails:
-        issue = (f"torch-fakeify issue {name}", "the text of a bug report")
-        return [minify, replay, issue, others[1]]
-    return [replay, *others]
+        minify = command("minify", "a small script that fails with torch alone")
+        return [minify, replay, command("issue", "the text of a bug report"), stages]
+    return [replay, command("fuzz", "compare its results with eager, for other inputs"), stages]

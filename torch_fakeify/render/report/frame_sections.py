@@ -11,7 +11,12 @@ from torch_fakeify.render.failing_nodes import find_failing_nodes
 from torch_fakeify.render.nested_graphs import NodeAt, all_graphs
 from torch_fakeify.render.readable_names import readable_frame, readable_source
 from torch_fakeify.render.show import input_text, mode_rows, operator_rows
-from torch_fakeify.render.summary import fact_rows, is_plain_input, next_commands
+from torch_fakeify.render.summary import (
+    backend_is_of_script,
+    fact_rows,
+    is_plain_input,
+    next_commands,
+)
 from torch_fakeify.render.surroundings import surrounding_rows
 from torch_fakeify.render.text import (
     clip,
@@ -112,7 +117,9 @@ class FrameSections:
         bad = desc.failure is not None or desc.state == "not finished"
         facts = {
             "result": tag(
-                "span", clip(result_text(desc).replace("builtins.", ""), LONGEST), class_="bad" if bad else "good"
+                "span",
+                clip(result_text(desc).replace("builtins.", ""), LONGEST),
+                class_="bad" if bad else "good",
             ),
             "torch": clip(desc.torch_version or "?", LONGEST),
             "backend": clip(desc.backend or "?", LONGEST),
@@ -135,7 +142,7 @@ class FrameSections:
         stages = self._stages
         return [
             None if desc.failure is None else self._failure(desc.failure),
-            Section("commands", "Next", None, _commands(next_commands(desc, self._file or "FILE"))),
+            Section("commands", "Next", None, self._commands()),
             pairs_table("summary", "Summary", ("What", "Value"), facts, is_counted=False),
             *self._environment.sections(),
             table("inputs", "Inputs", ("Input", "Value", "From"), inputs, len(desc.inputs)),
@@ -148,6 +155,23 @@ class FrameSections:
             Section("graph", "Graph", self.count, self._graph()),
             None if stages is None else Section("stages", "Stages", None, stages_html(stages)),
         ]
+
+    def _commands(self) -> Html:
+        """Return commands with what each is for, and a button that copies it."""
+        rows = [
+            tag(
+                "li",
+                tag("code", clip(command, LONGEST), class_="command"),
+                tag("button", "Copy", type="button", class_="copy", hidden=True),
+                tag("span", why, class_="m"),
+            )
+            for command, why in next_commands(self._desc, self._file or "FILE")
+        ]
+        commands = tag("ul", *rows, class_="commands")
+        if not backend_is_of_script(self._desc):
+            return commands
+        text = "First move the backend from the script into a module, which is MODULE below."
+        return joined([tag("p", text), commands])
 
     def _graph(self) -> Html:
         """Return the picture of the graph beside its rows."""
@@ -198,17 +222,3 @@ class FrameSections:
         what = tag("code", clip(input_text(entry), LONGEST))
         source = "" if theirs.source is None else clip(theirs.source.name, LONGEST)
         return [name, what, with_torch_name(clip(readable_source(source), LONGEST), source)]
-
-
-def _commands(commands: list[tuple[str, str]]) -> Html:
-    """Return commands with what each is for, and a button that copies it."""
-    rows = [
-        tag(
-            "li",
-            tag("code", clip(command, LONGEST), class_="command"),
-            tag("button", "Copy", type="button", class_="copy", hidden=True),
-            tag("span", why, class_="m"),
-        )
-        for command, why in commands
-    ]
-    return tag("ul", *rows, class_="commands")
