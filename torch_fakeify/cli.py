@@ -241,9 +241,10 @@ def _replay(args: argparse.Namespace) -> int:
     if len(args.pythons) > 1:
         from torch_fakeify.corpus import interpreter_commands
 
-        found = interpreter_commands.replay_side_by_side(
-            args, _job(args), jobs=args.jobs or _cores()
-        )
+        with status(f"replay: compiling with {len(args.pythons)} interpreters"):
+            found = interpreter_commands.replay_side_by_side(
+                args, _job(args), jobs=args.jobs or _cores()
+            )
         return _printed(found)
     if _is_corpus(args):
         return _replay_corpus(args)
@@ -309,7 +310,9 @@ def _job(args: argparse.Namespace) -> Job:
 def _bisect(args: argparse.Namespace) -> int:
     from torch_fakeify.corpus.interpreter_commands import bisect
 
-    return _printed(bisect(args))
+    with status(f"bisect: compiling {args.file} with {len(args.pythons)} interpreters"):
+        found = bisect(args)
+    return _printed(found)
 
 
 def _printed(found: tuple[int, list[str]]) -> int:
