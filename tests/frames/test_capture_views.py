@@ -52,7 +52,7 @@ def test_print_shows_code_inputs_symbols_guards_and_the_failure(capture: tfk.Cap
     """The order is: what it is and how it ended, code, tables, the failure with its stack."""
     text = str(capture)
     parts = [
-        "Capture of scaled: ", "failed: builtins.ValueError: no <b>mul</b>\n", "def scaled(", "inputs:",
+        "Capture of scaled: ", "failed: ValueError: no <b>mul</b>\n", "def scaled(", "inputs:",
         "symbols:", "guards:", "failure by chip",
     ]  # fmt: skip
     places = [text.index(part) for part in parts]

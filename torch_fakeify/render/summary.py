@@ -104,7 +104,7 @@ def capture_row(name: str, desc: CaptureDesc) -> tuple[str, ...]:
         desc.frame or "?",
         operator_counts(desc.graph).total(),
         None if seconds is None else 1000 * seconds,
-        result.replace("builtins.", ""),
+        result,
     )
 
 
@@ -124,7 +124,7 @@ def _failure_rows(
     failure: FailureDesc, desc: CaptureDesc, shown: CaptureDesc
 ) -> list[tuple[str, str]]:
     """Return the error, the node, where it was raised, and by which backend."""
-    kind = failure_text(failure).removeprefix("builtins.")
+    kind = failure_text(failure)
     first, *rest = [line for line in failure.message.splitlines() if line.strip()] or [""]
     more = [("", line.strip()) for line in rest[: _MESSAGE - 1]]
     if len(rest) >= _MESSAGE:

@@ -118,7 +118,7 @@ class FrameSections:
         facts = {
             "result": tag(
                 "span",
-                clip(result_text(desc).replace("builtins.", ""), LONGEST),
+                clip(result_text(desc), LONGEST),
                 class_="bad" if bad else "good",
             ),
             "torch": clip(desc.torch_version or "?", LONGEST),
@@ -187,7 +187,7 @@ class FrameSections:
         return joined([TOOLS, tag("div", picture_html(data), rows, class_="beside")])
 
     def _failure(self, failure: FailureDesc) -> Section:
-        kind = failure_text(failure).removeprefix("builtins.")
+        kind = failure_text(failure)
         by = "" if failure.backend is None else f" by {clip(failure.backend, LONGEST)}"
         parts = [
             tag("p", tag("code", clip(kind, LONGEST), class_="bad"), by),
