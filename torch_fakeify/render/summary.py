@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch_fakeify.records.aliasing import storages
@@ -45,6 +46,7 @@ __all__ = [
     "capture_row",
     "constant_symbols",
     "fact_rows",
+    "is_entry_point",
     "is_float",
     "is_plain_input",
     "next_commands",
@@ -393,13 +395,12 @@ def _inputs(desc: CaptureDesc) -> list[str]:
 
 def _next(desc: CaptureDesc, file: str) -> list[str]:
     """Return the commands that come next, each in one line that can be copied."""
+    is_found = is_entry_point(desc.backend)
     lines = ["next"]
-    if backend_is_of_script(desc):
+    if backend_is_of_script(desc) and not is_found:
         lines.append("  move the backend from the script into a module, which is MODULE below")
-    lines += [
-        f"  {next_commands(desc, file)[0].command}",
-        f"  torch-fakeify show --code {shlex.quote(file)}",
-    ]
+    lines.append(f"  {next_commands(desc, file, is_found=is_found)[0].command}")
+    lines.append(f"  torch-fakeify show --code {shlex.quote(file)}")
     lines.append("  and --inputs, --guards, --all for what is counted here")
     return [escape(line) for line in lines]
 
@@ -417,15 +418,26 @@ class Command(NamedTuple):
     """What it is for."""
 
 
-def next_commands(desc: CaptureDesc, file: str) -> list[Command]:
+def is_entry_point(backend: str | None) -> bool:
+    """Return whether a package that is installed here registers a backend under a name."""
+    name = backend or ""
+    return bool(entry_points(group="torch_dynamo_backends", name=name))
+
+
+def next_commands(desc: CaptureDesc, file: str, *, is_found: bool = False) -> list[Command]:
     """Return the commands that come next, the first one first.
 
     A backend outside of torch is named by its module. One of the recorded script itself, which no command
     can import, is ``MODULE:ATTR``.
+
+    Args:
+        desc: the frame.
+        file: the path of its file.
+        is_found: whether the backend is found here by its recorded name, so that no option names it.
     """
-    module, _, attribute = (desc.backend_place or "").partition(":")
+    module, _, attribute = ("" if is_found else desc.backend_place or "").partition(":")
     options: list[str] = []
-    if backend_is_of_script(desc):
+    if module == "__main__":
         options = ["--backend", f"MODULE:{attribute or 'ATTR'}"]
     elif module:
         options = ["--backend", f"{module}:{attribute}"] if attribute else ["--import", module]
