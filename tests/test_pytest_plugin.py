@@ -72,7 +72,7 @@ def test_every_capture_is_a_test(run: Run, pytester: pytest.Pytester) -> None:
     )
     assert [line for line in text[start:end].splitlines()[1:] if not line.startswith("__")] == [
         "does not compile",
-        "    builtins.ValueError: no such kernel",
+        "    ValueError: no such kernel",
         "      of two lines",
         "  differs here:",
         "    the file has no settings, environment and devices on record",

@@ -245,9 +245,10 @@ def _replay(args: argparse.Namespace) -> int:
     if len(args.pythons) > 1:
         from torch_fakeify.corpus import interpreter_commands
 
-        found = interpreter_commands.replay_side_by_side(
-            args, _job(args), jobs=args.jobs or _cores()
-        )
+        with status(f"replay: compiling with {len(args.pythons)} interpreters"):
+            found = interpreter_commands.replay_side_by_side(
+                args, _job(args), jobs=args.jobs or _cores()
+            )
         return _printed(found)
     if _is_corpus(args):
         return _replay_corpus(args)
@@ -313,7 +314,9 @@ def _job(args: argparse.Namespace) -> Job:
 def _bisect(args: argparse.Namespace) -> int:
     from torch_fakeify.corpus.interpreter_commands import bisect
 
-    return _printed(bisect(args))
+    with status(f"bisect: compiling {args.file} with {len(args.pythons)} interpreters"):
+        found = bisect(args)
+    return _printed(found)
 
 
 def _printed(found: tuple[int, list[str]]) -> int:
@@ -378,7 +381,7 @@ def _report(args: argparse.Namespace) -> int:
             trust=args.trust,
         )
     _print(written.lines())
-    return DONE
+    return BAD if written.errors else DONE
 
 
 def _minify(args: argparse.Namespace) -> int:
@@ -410,6 +413,8 @@ def _minify(args: argparse.Namespace) -> int:
     _print([*report.lines(), f"wrote {report.path}"])
     if report.script is not None:
         _print([f"wrote {report.script}"])
+    if report.script is not None and report.holds:
+        _print(["", "next", f"  python {report.script}", f"  torch-fakeify issue {report.path}"])
     if report.interrupted:
         return INTERRUPTED
     if report.holds is None:
@@ -447,8 +452,8 @@ def _issue(args: argparse.Namespace) -> int:
 
 
 def _progress_text(now: Progress) -> str:
-    size = ", ".join(f"{n} {name}" for name, n in zip(now.extent._fields, now.extent, strict=True))
-    return f"{now.tried} tried; {size}; {now.reduction}"
+    noun = "operation" if now.extent.operations == 1 else "operations"
+    return f"{now.tried} tried, {now.extent.operations} {noun} left; now {now.reduction}"
 
 
 def _doctor(args: argparse.Namespace) -> int:

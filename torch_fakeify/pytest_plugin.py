@@ -109,8 +109,8 @@ def pytest_configure(config: pytest.Config) -> None:
     option: Any = config.option
     if not option.fakeify_corpus:
         return
-    from torch_fakeify.corpus.files import find_captures
     from torch_fakeify.corpus.jobs import Job
+    from torch_fakeify.tools.found_captures import find_captures
 
     from .errors import FormatError
 

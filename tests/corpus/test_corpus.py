@@ -27,9 +27,9 @@ import torch_fakeify as tfk
 from torch_fakeify import cli
 from torch_fakeify.corpus import check_backend, replay_all
 from torch_fakeify.corpus import command as corpus_run
-from torch_fakeify.corpus.files import CorpusFile, find_captures
 from torch_fakeify.corpus.jobs import Done, Job, local_executor
 from torch_fakeify.corpus.results import ResultFile, Row, read_rows
+from torch_fakeify.tools.found_captures import CorpusFile, find_captures
 from torch_fakeify.tools.worker.replies import Answer, Compiled, Failed, Found, Thrown
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def test_the_command_replays_a_corpus(tmp_path: Path, capsys: pytest.CaptureFixt
         ),
         ("planted_segfaults", {}, "crashes", "the process was ended by SIGSEGV"),
         ("planted_eats", {"memory": 700 << 20}, "out of memory", "killed at more than 700 MiB"),
-        ("planted_raises", {}, "does not compile", "  builtins.ValueError: \\udc80 is no text"),
+        ("planted_raises", {}, "does not compile", "  ValueError: \\udc80 is no text"),
         ("eager", {}, "compiles", "compiled in"),
     ],
 )
@@ -383,7 +383,7 @@ def test_a_job_that_no_worker_survives_has_a_row() -> None:
     executor = Pretended(0, {"boxed": "dies"})
     found = replayed(executor, ["aliases", "boxed", "callables"])
     assert [found[name].verdict for name in sorted(found)] == ["compiles", "lost", "compiles"]
-    assert found["1-boxed"].details == ("builtins.RuntimeError: the worker has died",)
+    assert found["1-boxed"].details == ("RuntimeError: the worker has died",)
     assert found["1-boxed"].is_error
 
 

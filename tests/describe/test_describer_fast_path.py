@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -13,9 +14,12 @@ from converter_modes import GeneralDescriber
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import DTYPES, Group, any_groups, tensor_groups
+from torch._dynamo import decorators
 from torch._dynamo.source import LocalSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.nested import nested_tensor_from_jagged
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 import torch_fakeify as tfk
 from torch_fakeify.describe.describer import MetaTensorDescriber
@@ -46,6 +50,47 @@ def test_a_describer_without_the_fast_path_gives_the_same(group: Group) -> None:
     storages = [{*d._storages.entries} for d in describers]
     assert known[0] == known[1]
     assert storages[0] == storages[1]
+
+
+@given(any_groups(marks=True))
+@pytest.mark.filterwarnings("ignore:Sparse", "ignore:The PyTorch API of nested tensors")
+def test_describing_leaves_the_attributes_of_tensors_alone(group: Group) -> None:
+    """Also those of the tensors that a nested tensor is made of, which torch marks when it makes a view."""
+    tensors = [*group]
+    tensors += [inner for t in group for inner in inner_tensors(t)]
+    tensors += [t._base for t in tensors if t._is_view() and t._base is not None]
+    before = [copy.deepcopy(marks_of(t)) for t in tensors]
+    describer = MetaTensorDescriber()
+    for t in group:
+        describer.describe_tensor(t)
+    assert [marks_of(t) for t in tensors] == before
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_describing_a_nested_tensor_leaves_its_values_alone() -> None:
+    """Torch marks the values of a nested tensor again whenever it makes a view of them."""
+    values = torch.ones(6, 1, 1)
+    nested = nested_tensor_from_jagged(values, torch.tensor([0, 2, 4, 6]))
+    values._dynamo_propagated_dynamic_indices = {2}
+    decorators.mark_dynamic(values, 1)
+    before = copy.deepcopy(marks_of(values))
+    d = MetaTensorDescriber().describe_tensor(nested)
+    assert d.base is not None
+    assert d.base.marks is not None
+    assert (d.base.marks.propagated_dynamic, d.base.marks.dynamic) == ((2,), (1,))
+    assert marks_of(values) == before
+
+
+def inner_tensors(t: torch.Tensor) -> list[torch.Tensor]:
+    """Return the tensors in a wrapper subclass."""
+    if not is_traceable_wrapper_subclass(t):
+        return []
+    return [getattr(t, name) for name in t.__tensor_flatten__()[0]]
+
+
+def marks_of(t: torch.Tensor) -> dict[str, Any]:
+    """Return the attributes by which Dynamo marks dims."""
+    return {n: v for n, v in vars(t).items() if "dynamo" in n and isinstance(v, (set, dict, bool))}
 
 
 @given(any_groups(marks=True), tensor_groups(marks=True, dtypes=DTYPES))

@@ -13,6 +13,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import torch_fakeify as tfk
 from torch_fakeify.frames import captures as module
+from torch_fakeify.records.frame import FailureDesc
 from torch_fakeify.records.tensor import MetaStorageDesc, MetaTensorDesc
 from torch_fakeify.serialization import capture_file
 
@@ -51,7 +52,7 @@ def test_print_shows_code_inputs_symbols_guards_and_the_failure(capture: tfk.Cap
     """The order is: what it is and how it ended, code, tables, the failure with its stack."""
     text = str(capture)
     parts = [
-        "Capture of scaled: ", "failed: builtins.ValueError: no <b>mul</b>\n", "def scaled(", "inputs:",
+        "Capture of scaled: ", "failed: ValueError: no <b>mul</b>\n", "def scaled(", "inputs:",
         "symbols:", "guards:", "failure by chip",
     ]  # fmt: skip
     places = [text.index(part) for part in parts]
@@ -66,6 +67,19 @@ def test_html_is_escaped_and_has_no_script(capture: tfk.Capture) -> None:
     report = tfk.ReplayReport("reproduced", True, ("<script>alert(1)</script>\x1b[2J",))
     assert "<script" not in report._repr_html_()
     assert "\x1b" not in report._repr_html_()
+
+
+def test_a_record_is_a_table_of_what_is_no_default() -> None:
+    """Fields by name, with escaped texts of bounded length."""
+    desc = tfk.describe_tensor(torch.ones(2, 3))
+    html = desc._repr_html_()
+    assert html.startswith("<table><tr><td>MetaTensorDesc</td><td></td></tr><tr><td>id</td>")
+    assert "<tr><td>size</td><td>(2, 3)</td></tr>" in html
+    assert "requires_grad" not in html
+    failure = FailureDesc(type="a.B", message="<script>\x1b" + "x" * 10_000)
+    html = failure._repr_html_()
+    assert "&lt;script&gt;\\x1b" in html
+    assert len(html) < 3000
 
 
 def test_html_of_a_large_result_is_bounded() -> None:

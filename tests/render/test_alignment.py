@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from unittest import mock
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from torch_fakeify.render import alignment
@@ -47,6 +47,7 @@ def test_the_common_subsequence_is_a_longest_one(a: list[int], b: list[int]) -> 
 
 
 @given(ITEMS, ITEMS, st.integers(1, 4))
+@example([2, 0, 1, 0, 0, 1, 0], [0, 2, 0, 1, 1], 2)
 def test_with_many_differences_no_pair_is_left(a: list[int], b: list[int], edits: int) -> None:
     """With many differences, no items between two pairs are equal."""
     with mock.patch.object(alignment, "MOST_EDITS", edits):

@@ -26,7 +26,8 @@ from torch_fakeify import cli
 from torch_fakeify.records.aliasing import itemsize, storage_range, storages
 from torch_fakeify.records.graph import GraphModuleDesc, NodeDesc
 from torch_fakeify.records.tensor import FrameDesc, MetaStorageDesc, MetaTensorDesc, SymDesc
-from torch_fakeify.render.report import graph as report_graph
+from torch_fakeify.render.nested_graphs import all_graphs
+from torch_fakeify.render.report.frame_sections import FrameSections
 from torch_fakeify.render.report.html import Html, data_block, digest, lines, tag
 from torch_fakeify.render.report.lines import NodesOfLines
 from torch_fakeify.render.report.outline import Group, Line, outline, outline_lines
@@ -90,6 +91,7 @@ def checked(page: str) -> Page:
     """Return a parsed page, checked to run only its own script and to have no outside link."""
     found = Page(page)
     assert [a for tag, a in found.elements if tag == "script"] == [
+        {"type": "application/json", "id": "flow"},
         {"type": "application/json", "id": "stacks"},
         {},
     ]
@@ -140,7 +142,7 @@ def test_data_cannot_end_its_element(value: Any) -> None:
 
     page = Page(data_block("data", value))
     assert json.loads("".join(page.scripts)) == value
-    assert not set("<>&") & set("".join(page.scripts))
+    assert not set("<>&=") & set("".join(page.scripts))
 
 
 def test_markup_is_built_from_names() -> None:
@@ -160,7 +162,7 @@ def test_every_golden_file_has_a_page(part: int) -> None:
     for name in NAMES[part::4]:
         desc = golden(name)
         page = checked(html_page(desc))
-        graphs = [each.graph for each in report_graph.all_graphs(desc.graph)]
+        graphs = [each.graph for each in all_graphs(desc.graph)]
         rows = {f"n{g}-{at}" for g, graph in enumerate(graphs) for at in range(len(graph.nodes))}
         assert {each for each in page.values("id") if re.match(r"n\d", each)} == rows
 
@@ -169,9 +171,18 @@ def test_the_page_has_the_parts_of_a_frame() -> None:
     """Names, symbols, ranges, guards with their lines, and first of all the failure are there."""
     page = checked(html_page(golden("program_failed")))
     sections = [a["id"] for tag, a in page.elements if tag == "section"]
-    assert sections == ["failure", "symbols", "inputs", "storages", "modes", "graph"]
+    assert sections == [
+        "failure",
+        "commands",
+        "summary",
+        "symbols",
+        "inputs",
+        "storages",
+        "modes",
+        "graph",
+    ]
     text = "\n".join(page.text)
-    for part in ("builtins.ValueError", "no such kernel\nof two lines", "x.size(0)", "s77",
+    for part in ("ValueError", "no such kernel\nof two lines", "x.size(0)", "s77",
                  "[2, int_oo]", "L['z'].size()[1]", "matmul", "2.13.0",
                  golden_fingerprint("program_failed")):  # fmt: skip
         assert part in text, part
@@ -238,24 +249,26 @@ def test_a_page_is_deterministic(name: str, tmp_path: Path) -> None:
             cwd=tmp_path, env=env,
         )  # fmt: skip
         assert done.stderr == "[]\n", "`report` answers without torch"
-        assert (tmp_path / "x.html").read_bytes() == html_page(golden(name)).encode()
+        assert (tmp_path / "x.html").read_bytes() == html_page(
+            golden(name), file=f"{name}.fkf"
+        ).encode()
     write_capture(tmp_path / "again.fkf", golden(name))
     assert html_page(read_capture(tmp_path / "again.fkf")) == html_page(golden(name))
 
 
 def test_style_and_script_are_in_the_package() -> None:
     """Style sheet and script are installed with the package, and can be embedded as they are."""
-    for name in ("report.css", "report.js"):
+    for name in ("report.css", "report.js", "picture.js"):
         text = files("torch_fakeify.render.report").joinpath(name).read_text(encoding="utf-8")
         assert text.isascii()
         assert "</" not in text
-    assert "innerHTML" not in text
+        assert "innerHTML" not in text
 
 
-def test_a_page_limits_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_limits_its_nodes() -> None:
     """A page of a larger graph has a note on the nodes that are not shown."""
-    monkeypatch.setattr(report_graph, "_NODES", 10)
-    page = checked_but_links(html_page(large_capture(100)))
+    sections = FrameSections(large_capture(100), most=10)
+    page = checked_but_links("".join(sections.sections()))
     assert "10 of 100 nodes are shown" in "\n".join(page.text)
     assert len([each for each in page.values("id") if each.startswith("n0-")]) == 10
 
@@ -466,7 +479,7 @@ def test_the_page_is_written_beside_the_capture(
     Path("frame.one.html").write_text("old")
     assert cli.main(["report", "frame.one.fkf"]) == cli.DONE
     page = Path("frame.one.html").read_bytes()
-    assert page.decode() == html_page(golden("aliases"))
+    assert page.decode() == html_page(golden("aliases"), file="frame.one.fkf")
     assert capsys.readouterr().out == "wrote frame.one.html\n"
     assert cli.main(["report", "--trust", "frame.one.fkf", "-o", "other.html"]) == cli.DONE
     assert Path("other.html").read_bytes() == page

@@ -234,19 +234,21 @@ def test_a_name_links_to_its_node_and_its_uses(llama: Browser) -> None:
 
 def test_a_guard_links_to_its_line(llama: Browser) -> None:
     """Links lead from the symbol to its guard, its line, the recorded stack, the nodes and back."""
-    llama.one("#symbols td a").click()
+    llama.one("#symbols details summary").click()
+    llama.one("#symbols details td a").click()
     assert llama.js("return location.hash") == "#g1"
-    place = llama.one("#g1 details.place")
+    place = llama.one(".conditions > li:has(#g1) details.place")
     assert "sdpa_attention.py:193 in sdpa_attention_forward" in place.text
-    llama.one("#g1 summary").click()
-    llama.wait(lambda: llama.texts("#g1 .stack li"))
-    assert llama.texts("#g1 .stack li") == [
+    place.find_element("css selector", "summary").click()
+    group = ".conditions > li:has(#g1)"
+    llama.wait(lambda: llama.texts(f"{group} .stack li"))
+    assert llama.texts(f"{group} .stack li") == [
         "transformers/integrations/sdpa_attention.py:193 in sdpa_attention_forward"
         "attn_output = torch.nn.functional.scaled_dot_product_attention("
     ]
-    links = llama.texts("#g1 .place p a")
+    links = llama.texts(f"{group} .place p a")
     assert "attn_output" in links
-    llama.one("#g1 .place p a:nth-of-type(4)").click()
+    llama.one(f"{group} .place p a:nth-of-type(4)").click()
     llama.wait(lambda: llama.texts(".defined"))
     row = llama.texts(".defined")[0]
     assert row.startswith(f"{links[3]} = torch.nn.functional.scaled_dot_product_attention(")
@@ -336,7 +338,10 @@ def test_the_graph_is_one_stop_of_the_tab_key(llama: Browser) -> None:
     """The tab key does not stop at each name of the graph."""
     stops = "return [...document.querySelectorAll('.graph a, .graph summary')].filter(e => e.tabIndex === 0)"
     llama.wait(lambda: len(llama.js(stops)) == 1)
-    llama.one("#fold").send_keys(Keys.TAB)
+    llama.wait(lambda: llama.texts(".canvas .label"))
+    llama.one(".zoom [data-do=fit]").send_keys(Keys.TAB)
+    assert llama.js("return document.activeElement.matches('.canvas .head')")
+    llama.keys(Keys.TAB)
     assert llama.js("return document.activeElement.matches('.graph summary')")
     llama.keys(Keys.ARROW_DOWN, Keys.ARROW_DOWN)
     assert len(llama.js(stops)) == 1
@@ -374,7 +379,7 @@ def test_a_narrow_screen_needs_no_scrolling_sideways(
         """
         const out = [];
         for (const e of document.querySelectorAll("main *, header *, nav *")) {
-          if (e.closest("pre, thead, label") || !e.checkVisibility()) continue;
+          if (e.closest("pre, thead, label, .canvas") || !e.checkVisibility()) continue;
           const r = e.getBoundingClientRect();
           if (r.width && (r.right > innerWidth + 0.5 || r.left < -0.5)) out.push(e.outerHTML.slice(0, 80));
         }
@@ -540,7 +545,7 @@ def test_a_hostile_capture_runs_nothing(name: str, browser: Browser, tmp_path: P
     browser.one("#query").send_keys("pwned()")
     assert browser.status().startswith("1 of ")
     assert browser.js("return document.querySelectorAll('img, svg[onload]').length") == 0
-    assert browser.js("return document.querySelectorAll('script').length") == 2
+    assert browser.js("return document.querySelectorAll('script').length") == 3
     assert browser.said() == [page.as_uri()]
     browser.screen(NARROW, 640)
     assert browser.js(SIDEWAYS) == 0

@@ -504,7 +504,7 @@ def test_minify_reports_a_frame_that_fails_at_other_hints_only(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == (
         "the capture that was written does not fail in the same way: it compiles and runs right; "
-        "it does with --sizes s77=14"
+        "it does with --sizes 'x.size(0)=14'"
     )
     assert "script: fails in the same way" in lines
     again = ["--no-script", "--sizes", "s77=14"]

@@ -241,7 +241,7 @@ def test_run_minifies(command: Command, tmp_path: Path) -> None:
     )
     done = command("run", "--minify", "s.py", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "raises: builtins.ValueError: no mul" in done.stdout
+    assert "raises: ValueError: no mul" in done.stdout
     assert sorted(path.name.split(".", 1)[1] for path in (tmp_path / "captures" / "s").iterdir()) == [
         "fkf", "min.fkf", "min.py",
     ]  # fmt: skip

@@ -5,18 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch_fakeify.errors import FormatError
-from torch_fakeify.render.code import operator_counts
-from torch_fakeify.render.tables import FRAME_COLUMNS, fitted_lines, fitted_table, frame_row
-from torch_fakeify.render.text import clip, escape, failure_text
+from torch_fakeify.render.summary import capture_row
+from torch_fakeify.render.tables import FRAME_COLUMNS, fitted_lines, fitted_table
+from torch_fakeify.render.text import clip, escape
 from torch_fakeify.serialization.capture_file import read_capture
-
-from .files import find_captures
+from torch_fakeify.tools.found_captures import find_captures
 
 if TYPE_CHECKING:
     from torch_fakeify.records.frame import CaptureDesc
     from torch_fakeify.serialization.container import Limits
-
-    from .files import CorpusFile
+    from torch_fakeify.tools.found_captures import CorpusFile
 
 __all__ = ["Listing", "list_captures"]
 
@@ -61,7 +59,7 @@ def list_captures(directory: str, *, limits: Limits | None = None) -> Listing:
             text = str(found).removeprefix(f"{found.where}: ")
             listing.errors.append((escape(file.name), escape(text)))
         else:
-            row = _row(file.name, found)
+            row = capture_row(file.name, found)
             listing.rows.append(tuple(escape(clip(cell, _WIDEST)) for cell in row))
     return listing
 
@@ -71,16 +69,3 @@ def _read(file: CorpusFile, limits: Limits | None) -> CaptureDesc | FormatError:
         return read_capture(file.path, limits=limits)
     except FormatError as error:
         return error
-
-
-def _row(name: str, desc: CaptureDesc) -> tuple[str, ...]:
-    seconds = desc.compile_seconds
-    failure = desc.failure
-    result = f"failed: {failure_text(failure)}" if failure else desc.state or "compiled"
-    return frame_row(
-        name,
-        desc.frame or "?",
-        operator_counts(desc.graph).total(),
-        None if seconds is None else 1000 * seconds,
-        result.replace("builtins.", ""),
-    )

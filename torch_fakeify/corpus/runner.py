@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from torch_fakeify.records.frame import CaptureDesc
+    from torch_fakeify.tools.found_captures import CorpusFile
 
-    from .files import CorpusFile, FrameKey
+    from .files import FrameKey
     from .jobs import Done
 
 __all__ = ["bad_file_row", "check_backend", "replay_all", "result_row"]

@@ -6,7 +6,11 @@ of the tensor's record and are set on the fake tensor. An empty mark equals an a
 
 from __future__ import annotations
 
+import copy
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from torch_fakeify.compat.torch_dispatch import DispatchKey, DispatchKeySet, dispatch_key_of
 from torch_fakeify.compat.torch_dynamo import dim_range_class
@@ -18,11 +22,17 @@ from .conditions import DIM, RecordedCondition, evaluate_condition
 from .exprs import decode_expr, encode_expr
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
     from torch_fakeify.records.tensor import MetaTensorDesc
 
-__all__ = ["MISSING_PROPERTIES", "decode_marks", "encode_marks", "note_missing_properties"]
+__all__ = [
+    "MISSING_PROPERTIES",
+    "decode_marks",
+    "encode_marks",
+    "note_missing_properties",
+    "same_marks",
+]
 
 MISSING_PROPERTIES = "_fakeify_lacks"
 """Attribute of a fake tensor: layout of the described tensor, and whether its memory is pinned.
@@ -54,6 +64,33 @@ _OTHERS = frozenset(
 
 _FLAGGED = ("dynamic", "weak_dynamic", "static", "unbacked", "strict_unbacked")
 """Fields whose marks also set ``_has_dynamo_dim_marking``."""
+
+
+@contextmanager
+def same_marks(args: Iterable[object]) -> Generator[None]:
+    """Leave the marks of the tensors among the arguments of an operator as they were before the block.
+
+    Torch's nested tensor marks the tensors that it is made of, also when a view of one is made again.
+    """
+    tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+    before = [_mark_attributes(t) for t in tensors]
+    try:
+        yield
+    finally:
+        for t, marks in zip(tensors, before, strict=True):
+            attributes = vars(t)
+            for name in _mark_attributes(t).keys() - marks.keys():
+                del attributes[name]
+            attributes.update(marks)
+
+
+def _mark_attributes(t: torch.Tensor) -> dict[str, Any]:
+    """Return copies of the attributes with marks; torch changes their sets in place."""
+    return {
+        name: copy.copy(value)
+        for name, value in vars(t).items()
+        if name in _OTHERS or name.startswith("_dynamo")
+    }
 
 
 def _encode_condition(condition: Callable[[Any], object], where: str) -> ExprDesc:

@@ -8,6 +8,7 @@ on one storage refer to the same ``MetaStorageDesc`` object, before and after se
 
 from __future__ import annotations
 
+import html
 import os
 import uuid
 import weakref
@@ -17,6 +18,10 @@ import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+_LONGEST = 2000
+"""Most characters of a field in a notebook."""
 
 
 class Record(
@@ -32,6 +37,17 @@ class Record(
 
     A record refers only to records made before it, so there are no cycles to collect.
     """
+
+    def _repr_html_(self) -> str:
+        """Return the fields without defaults as a table, for a notebook."""
+        fields: Any = self.__rich_repr__()
+        cells = ((str(name), _clipped(repr(value))) for name, value in fields)
+        rows = [f"<tr><td>{name}</td><td>{html.escape(text)}</td></tr>" for name, text in cells]
+        return f"<table><tr><td>{type(self).__name__}</td><td></td></tr>{''.join(rows)}</table>"
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 class IdOwner:

@@ -151,8 +151,8 @@ class _Search:
         far = 2 * i - diagonal
         if far < 4 * MOST_EDITS:  # less than three quarters of the items are equal
             return part.a, part.b
-        self._walk_back(part, trace, diagonal)
-        return part.a + i, part.b + i - diagonal
+        # What is left after the last pair is searched again, with what follows.
+        return self._walk_back(part, trace, diagonal)
 
     def _run(self, part: _Range, i: int, j: int) -> int:
         """Return the end of the equal items from ``i`` and ``j`` of a part, on the first side."""
@@ -164,14 +164,21 @@ class _Search:
         self.steps += run // _STRIDE
         return i + run - part.a
 
-    def _walk_back(self, part: _Range, trace: list[dict[int, int]], diagonal: int) -> None:
+    def _walk_back(
+        self, part: _Range, trace: list[dict[int, int]], diagonal: int
+    ) -> tuple[int, int]:
+        """Pair the equal items of the path that ends on a diagonal; return the end of the last pair."""
         i = trace[-1][diagonal]
+        last: tuple[int, int] | None = None
         for before in reversed(trace[:-1]):
             down, right = before.get(diagonal + 1, -1), before.get(diagonal - 1, -2) + 1
             begin = max(down, right)
             self._pair(part.a + begin, part.b + begin - diagonal, i - begin)
+            if last is None and i > begin:
+                last = part.a + i, part.b + i - diagonal
             i, diagonal = (down, diagonal + 1) if down >= right else (right - 1, diagonal - 1)
         self._pair(part.a, part.b, i)
+        return last or (part.a + i, part.b + i)
 
     # --- many differences -------------------------------------------------------------------------
 

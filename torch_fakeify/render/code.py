@@ -216,6 +216,17 @@ def _index_text(value: Value, names: tuple[str, ...]) -> str:
             return value_text(value, names=names)
 
 
+def operator_name(fx_node: NodeDesc) -> str:
+    """Return the last part of the name of what a node calls, without the overload of an operator."""
+    target = fx_node.target
+    if not isinstance(target, FunctionValue):
+        return target.rpartition(".")[2] if isinstance(target, str) else "?"
+    name = target.name
+    if target.kind == "op":
+        name = name.rpartition(".")[0] or name
+    return name.rpartition(".")[2]
+
+
 def operator_counts(graph: GraphModuleDesc) -> Counter[str]:
     """Return how often a graph and its nested graphs call each operator, by the last part of its name."""
     counts = Counter[str]()
@@ -223,14 +234,7 @@ def operator_counts(graph: GraphModuleDesc) -> Counter[str]:
     while todo:
         graph = todo.pop()
         todo.extend(body for _, body in graph.submodules)
-        for fx_node in graph.nodes:
-            if fx_node.op.startswith("call_"):
-                target = fx_node.target
-                named = isinstance(target, FunctionValue)
-                name = target.name if named else target if isinstance(target, str) else "?"
-                if named and target.kind == "op":  # without its overload
-                    name = name.rpartition(".")[0] or name
-                counts[name.rpartition(".")[2]] += 1
+        counts.update(operator_name(n) for n in graph.nodes if n.op.startswith("call_"))
     return counts
 
 

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from torch_fakeify.records.fingerprint import canonical_form
-from torch_fakeify.records.tensor import NodeValue, SymDesc, SymValue, TensorValue
+from torch_fakeify.records.tensor import SymDesc
 
 from .alignment import align
 from .code import node_stack, statement
+from .nested_graphs import used_nodes
 from .readable_names import ReadableNames, readable_source
 from .show import location_text
 from .surroundings import machine_differences, setting_differences
@@ -385,7 +386,7 @@ def _graphs(a: GraphModuleDesc, b: GraphModuleDesc, where: str) -> Iterator[str]
     names_a, names_b = _names(a), _names(b)
     found = list(_unpaired(of_a, of_b, pairs))
     for i, j in pairs.items():
-        taken = zip(_taken(a.nodes[i]), _taken(b.nodes[j]), strict=False)
+        taken = zip(used_nodes(a.nodes[i]), used_nodes(b.nodes[j]), strict=False)
         if any(
             _is_other(_Operand(a, x, names_a), _Operand(b, y, names_b), pairs, back)
             for x, y in taken
@@ -464,21 +465,6 @@ def _is_other(
     if first.is_input or second.is_input:
         return x in pairs or y in back
     return x in pairs and y in back and pairs[x] != y
-
-
-def _taken(fx_node: NodeDesc) -> list[int]:
-    """Return the positions of the nodes among the arguments."""
-    found: list[int] = []
-    pending: list[Any] = [fx_node.args, fx_node.kwargs]
-    while pending:
-        part = pending.pop()
-        if isinstance(part, NodeValue):
-            found.append(part.index)
-        elif isinstance(part, tuple):
-            pending.extend(part)  # pyright: ignore[reportUnknownArgumentType]
-        elif isinstance(part, msgspec.Struct) and not isinstance(part, (TensorValue, SymValue)):
-            pending.extend(getattr(part, field) for field in part.__struct_fields__)
-    return found
 
 
 def _called(fx_node: NodeDesc) -> str:

@@ -34,6 +34,7 @@ __all__ = [
     "ReadableNames",
     "identifier",
     "readable_frame",
+    "readable_module",
     "readable_source",
     "readable_text",
 ]
@@ -43,6 +44,8 @@ _LONGEST = 120
 _COPY = re.compile(r"(.*?)(?:_\d+)?", re.DOTALL)
 _TORCH_NAME = re.compile(r"\b(?:[a-zA-Z]+\d+|[A-Za-z]\w*_\w*)\b")
 """What may be torch's name of a symbol or placeholder in a message: no plain word."""
+
+_ITEM = re.compile(r"\.(\d+)(?=[.\[]|$)")
 
 _REWRITES = tuple(
     (re.compile(pattern), words)
@@ -60,6 +63,11 @@ def readable_source(name: str) -> str:
     for pattern, words in _REWRITES:
         name = pattern.sub(words, name)
     return name
+
+
+def readable_module(path: str) -> str:
+    """Return the path of a module as in the user's program: ``self.blocks[0]`` for ``self.blocks.0``."""
+    return _ITEM.sub(r"[\1]", readable_source(path))
 
 
 class ReadableNames:

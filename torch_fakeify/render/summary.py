@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch_fakeify.records.aliasing import storages
@@ -15,10 +16,11 @@ from torch_fakeify.records.rewrite import walk
 from torch_fakeify.records.tensor import ExprDesc, MetaTensorDesc, SymbolNode
 
 from .code import SourceLines, operator_counts
+from .failing_nodes import failing_lines
 from .readable_names import readable_frame
 from .show import backend_text, hint_text, input_text, location_text, mode_rows
 from .surroundings import machine_text, setting_texts
-from .tables import fitted_lines, fitted_table
+from .tables import fitted_lines, fitted_table, frame_row
 from .text import (
     clip,
     escape,
@@ -37,7 +39,19 @@ if TYPE_CHECKING:
     from torch_fakeify.records.frame import CaptureDesc, FailureDesc, InputDesc
     from torch_fakeify.records.shape_env import ShapeEnvDesc, SymbolDesc
 
-__all__ = ["bytes_text", "summary_lines"]
+__all__ = [
+    "Command",
+    "backend_is_of_script",
+    "bytes_text",
+    "capture_row",
+    "constant_symbols",
+    "fact_rows",
+    "is_entry_point",
+    "is_float",
+    "is_plain_input",
+    "next_commands",
+    "summary_lines",
+]
 
 _LONGEST = 400
 """Most characters of a value."""
@@ -69,8 +83,8 @@ def summary_lines(
     """
     shown = desc if torch_names else readable_frame(desc)
     sections = [
-        [] if shown.failure is None else _failure_rows(shown.failure, desc),
-        [*_fact_rows(shown)],
+        [] if shown.failure is None else _failure_rows(shown.failure, desc, shown),
+        [*fact_rows(shown)],
     ]
     lines: list[str] = []
     for rows in filter(None, sections):
@@ -80,6 +94,20 @@ def summary_lines(
             lines += ["", *(escape(line) for line in section)]
     lines = fitted_lines(lines, columns)
     return [*lines, "", *_next(desc, file)] if file is not None else lines
+
+
+def capture_row(name: str, desc: CaptureDesc) -> tuple[str, ...]:
+    """Return the row of a capture in a table of frames, whose columns are `FRAME_COLUMNS`."""
+    seconds = desc.compile_seconds
+    failure = desc.failure
+    result = f"failed: {failure_text(failure)}" if failure else desc.state or "compiled"
+    return frame_row(
+        name,
+        desc.frame or "?",
+        operator_counts(desc.graph).total(),
+        None if seconds is None else 1000 * seconds,
+        result,
+    )
 
 
 def bytes_text(count: int) -> str:
@@ -94,9 +122,11 @@ def _pairs(rows: Sequence[tuple[str, str]], columns: int | None) -> list[str]:
     return fitted_table([(head, escape(clip(text, _LONGEST))) for head, text in rows], columns)
 
 
-def _failure_rows(failure: FailureDesc, desc: CaptureDesc) -> list[tuple[str, str]]:
-    """Return the error, where it was raised, and by which backend."""
-    kind = failure_text(failure).removeprefix("builtins.")
+def _failure_rows(
+    failure: FailureDesc, desc: CaptureDesc, shown: CaptureDesc
+) -> list[tuple[str, str]]:
+    """Return the error, the node, where it was raised, and by which backend."""
+    kind = failure_text(failure)
     first, *rest = [line for line in failure.message.splitlines() if line.strip()] or [""]
     more = [("", line.strip()) for line in rest[: _MESSAGE - 1]]
     if len(rest) >= _MESSAGE:
@@ -105,12 +135,14 @@ def _failure_rows(failure: FailureDesc, desc: CaptureDesc) -> list[tuple[str, st
     return [
         ("failed", f"{kind}: {first}" if first else kind),
         *more,
+        *(("at node", line) for line in failing_lines(desc, shown)),
         *([] if raised is None else [("raised in", place_text(raised))]),
         ("backend", backend_text(desc)),
     ]
 
 
-def _fact_rows(desc: CaptureDesc) -> Iterator[tuple[str, str]]:
+def fact_rows(desc: CaptureDesc) -> Iterator[tuple[str, str]]:
+    """Yield what a frame is: names of facts, with their values as text."""
     level = "" if desc.aot is None else f", {level_text(desc)}"
     yield "frame", f"{desc.frame or '?'}{level}"
     if desc.failure is None:
@@ -173,7 +205,7 @@ def _named(names: Iterable[str]) -> str:
 # --- symbols ------------------------------------------------------------------------------------
 
 
-def _constants(env: ShapeEnvDesc) -> dict[str, str]:
+def constant_symbols(env: ShapeEnvDesc) -> dict[str, str]:
     """Return the symbols that can only be one number, with it."""
     found: dict[str, str] = {}
     for symbol in env.symbols:
@@ -182,7 +214,8 @@ def _constants(env: ShapeEnvDesc) -> dict[str, str]:
     return found
 
 
-def _is_float(symbol: SymbolDesc) -> bool:
+def is_float(symbol: SymbolDesc) -> bool:
+    """Return whether a symbol is a number that is no integer."""
     return dict(symbol.assumptions).get("integer") is not True
 
 
@@ -190,17 +223,17 @@ def _dynamic(desc: CaptureDesc) -> list[str]:
     env = desc.shape_env
     if env is None:
         return []
-    constant = _constants(env)
-    return [s.name for s in env.symbols if s.name not in constant and not _is_float(s)]
+    constant = constant_symbols(env)
+    return [s.name for s in env.symbols if s.name not in constant and not is_float(s)]
 
 
 def _symbols(desc: CaptureDesc) -> list[str]:
     env = desc.shape_env
     if env is None or not env.symbols:
         return []
-    constant, lines_of = _constants(env), SourceLines(desc.graph)
-    floats = [s for s in env.symbols if _is_float(s)]
-    ints = [s for s in env.symbols if not _is_float(s)]
+    constant, lines_of = constant_symbols(env), SourceLines(desc.graph)
+    floats = [s for s in env.symbols if is_float(s)]
+    ints = [s for s in env.symbols if not is_float(s)]
     shown = [s for s in ints if s.name not in constant]
     fixed = len(ints) - len(shown)
     notes = [
@@ -261,7 +294,7 @@ def _guards(desc: CaptureDesc) -> list[str]:
     env = desc.shape_env
     if env is None:
         return []
-    constant, lines_of = _constants(env), SourceLines(desc.graph)
+    constant, lines_of = constant_symbols(env), SourceLines(desc.graph)
     guards = [
         _Fact(location_text(g.location), _condition(g.expr), _names(g.expr) <= constant.keys())
         for g in env.guards
@@ -321,6 +354,15 @@ def _is_constant(entry: InputDesc) -> bool:
     return is_scalar and _ATTRIBUTE.search(entry.name) is not None
 
 
+def is_plain_input(entry: InputDesc, desc: CaptureDesc) -> bool:
+    """Return whether an input is neither a parameter, a buffer, a constant nor a size."""
+    tensor = entry.tensor
+    if tensor is not None:
+        return not (tensor.is_parameter or tensor.is_buffer or _is_constant(entry))
+    symbols = () if desc.shape_env is None else desc.shape_env.symbols
+    return entry.sym is None or all(entry.name != symbol.name for symbol in symbols)
+
+
 def _inputs(desc: CaptureDesc) -> list[str]:
     """Return the inputs that are neither parameters nor constants nor sizes, and count the others."""
     if not desc.inputs:
@@ -353,12 +395,66 @@ def _inputs(desc: CaptureDesc) -> list[str]:
 
 def _next(desc: CaptureDesc, file: str) -> list[str]:
     """Return the commands that come next, each in one line that can be copied."""
-    name = shlex.quote(file)
+    is_found = is_entry_point(desc.backend)
     lines = ["next"]
-    if desc.failure is not None:
-        lines.append(f"  torch-fakeify minify {name}")
-    else:
-        lines.append(f"  torch-fakeify replay {name}")
-    lines.append(f"  torch-fakeify show --code {name}")
+    if backend_is_of_script(desc) and not is_found:
+        lines.append("  move the backend from the script into a module, which is MODULE below")
+    lines.append(f"  {next_commands(desc, file, is_found=is_found)[0].command}")
+    lines.append(f"  torch-fakeify show --code {shlex.quote(file)}")
     lines.append("  and --inputs, --guards, --all for what is counted here")
     return [escape(line) for line in lines]
+
+
+def backend_is_of_script(desc: CaptureDesc) -> bool:
+    """Return whether the recorded script itself defines the backend, so that no command can import it."""
+    return (desc.backend_place or "").partition(":")[0] == "__main__"
+
+
+class Command(NamedTuple):
+    """A command that comes next."""
+
+    command: str
+    why: str
+    """What it is for."""
+
+
+def is_entry_point(backend: str | None) -> bool:
+    """Return whether a package that is installed here registers a backend under a name."""
+    name = backend or ""
+    return bool(entry_points(group="torch_dynamo_backends", name=name))
+
+
+def next_commands(desc: CaptureDesc, file: str, *, is_found: bool = False) -> list[Command]:
+    """Return the commands that come next, the first one first.
+
+    A backend outside of torch is named by its module. One of the recorded script itself, which no command
+    can import, is ``MODULE:ATTR``.
+
+    Args:
+        desc: the frame.
+        file: the path of its file.
+        is_found: whether the backend is found here by its recorded name, so that no option names it.
+    """
+    module, _, attribute = ("" if is_found else desc.backend_place or "").partition(":")
+    options: list[str] = []
+    if module == "__main__":
+        options = ["--backend", f"MODULE:{attribute or 'ATTR'}"]
+    elif module:
+        options = ["--backend", f"{module}:{attribute}"] if attribute else ["--import", module]
+
+    def command(verb: str, why: str) -> Command:
+        words = ["torch-fakeify", *verb.split(), *options, file]
+        return Command(shlex.join(words), why)
+
+    fails = desc.failure is not None
+    replay = command(
+        "replay",
+        "compile it here: does it fail, too?" if fails else "compile it without the program",
+    )
+    stages = command("report --stages", "graphs and code of AOTAutograd and inductor")
+    if desc.aot is not None and desc.aot.kind == "joint":  # which replay alone compiles
+        return [replay]
+    if fails:
+        minify = command("minify", "a small script that fails with torch alone")
+        return [minify, replay, command("issue", "the text of a bug report"), stages]
+    return [replay, command("fuzz", "compare its results with eager, for other inputs"), stages]

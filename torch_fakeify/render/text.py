@@ -455,10 +455,15 @@ def compiler_text(
     return clip(f"with {backend or desc.backend_name}{version}, {devices}", 200)
 
 
+def class_text(qualified: str) -> str:
+    """Return the name of an exception's class as Python prints it: one of Python itself without module."""
+    return qualified.removeprefix("builtins.")
+
+
 def failure_text(failure: FailureDesc) -> str:
     """Return how a backend failed: the exception's class, or how its process ended."""
     if failure.kind == "raises":
-        return failure.type
+        return class_text(failure.type)
     return death_text(failure.type) if failure.kind == "crashes" else failure.kind
 
 

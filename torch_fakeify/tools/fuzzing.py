@@ -18,7 +18,7 @@ from torch_fakeify.errors import CaptureError
 from torch_fakeify.frames.inputs.size_search import SizeSearch
 from torch_fakeify.render.notebook import InNotebook
 from torch_fakeify.render.readable_names import ReadableNames
-from torch_fakeify.render.text import compiler_text
+from torch_fakeify.render.text import class_text, compiler_text
 from torch_fakeify.serialization.capture_file import read_capture
 from torch_fakeify.serialization.container import Limits
 from torch_fakeify.tools.capture_files import as_file, path_of
@@ -334,7 +334,7 @@ class _Runner:
 
     def _cannot_run(self, kind: str, message: str) -> CaptureError:
         return CaptureError(
-            "the frame cannot be run", where=self._where, found=f"{kind}: {message}"
+            "the frame cannot be run", where=self._where, found=f"{class_text(kind)}: {message}"
         )
 
     @staticmethod
@@ -357,7 +357,9 @@ def _failure(
         case Wrong(stage=stage, text=text):
             return SizeFailure(sizes, "wrong", _in(stage) + text)
         case Failed(stage=stage, error=error):
-            return SizeFailure(sizes, "raises", f"{_in(stage)}{error.type}: {error.message}")
+            return SizeFailure(
+                sizes, "raises", f"{_in(stage)}{class_text(error.type)}: {error.message}"
+            )
 
 
 def _in(stage: str) -> str:

@@ -325,8 +325,8 @@ def _add_report(commands: _Commands) -> None:
     report = _add(
         commands,
         "report",
-        "a capture as one page for a browser",
-        examples=["report FILE", "report --stages -o page.html FILE"],
+        "a capture, or a directory of them, as one page for a browser",
+        examples=["report FILE", "report captures", "report --stages -o page.html FILE"],
         statuses="0 written",
     )
     report.add_argument("-o", "--output", metavar="OUT", help="default: FILE with .html")

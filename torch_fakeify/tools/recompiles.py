@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from torch_fakeify.errors import FakeifyError
 from torch_fakeify.render.diff import difference_lines, differences
+from torch_fakeify.render.recompiles import recompilations
 from torch_fakeify.serialization.capture_file import read_capture
 
 if TYPE_CHECKING:
@@ -37,27 +39,14 @@ def recompile_lines(paths: Sequence[Path]) -> list[str]:
 
 
 def _recompiles(paths: Sequence[Path]) -> Iterator[tuple[Path, Path, list[str]]]:
-    last: dict[tuple[object, ...], tuple[Path, CaptureDesc]] = {}
+    for (before, earlier), (path, desc) in recompilations(_readable(paths)):
+        yield before, path, difference_lines(differences(earlier, desc))
+
+
+def _readable(paths: Sequence[Path]) -> Iterator[tuple[Path, CaptureDesc]]:
     for path in paths:
-        try:
-            desc = read_capture(path)
-        except FakeifyError:  # it was removed or changed
-            continue
-        key = _code(desc)
-        if key in last:
-            before, earlier = last[key]
-            yield before, path, difference_lines(differences(earlier, desc))
-        last[key] = path, desc
-
-
-def _code(desc: CaptureDesc) -> tuple[object, ...]:
-    """The key of the code object that was compiled, and of the graph of it that is recorded."""
-    fields = {} if desc.shape_env is None else dict(desc.shape_env.co_fields)
-    return (
-        desc.frame,
-        desc.aot and desc.aot.kind,
-        *(fields.get(name) for name in ("co_name", "co_filename", "co_firstlineno")),
-    )
+        with suppress(FakeifyError):  # it was removed or changed
+            yield path, read_capture(path)
 
 
 def same_frames(recorded: Mapping[Path, str]) -> dict[Path, Path]:

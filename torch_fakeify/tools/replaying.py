@@ -18,7 +18,7 @@ from torch_fakeify.errors import (
 )
 from torch_fakeify.records.redact_paths import short_message
 from torch_fakeify.render.notebook import InNotebook
-from torch_fakeify.render.text import compiler_text, failure_text
+from torch_fakeify.render.text import class_text, compiler_text, failure_text
 from torch_fakeify.serialization.capture_file import read_capture
 from torch_fakeify.serialization.container import Limits
 from torch_fakeify.tools.capture_files import as_file
@@ -298,7 +298,7 @@ def _recorded(desc: CaptureDesc) -> tuple[str, ...]:
 
 
 def _indented(error: Thrown) -> tuple[str, ...]:
-    first, *rest = f"{error.type}: {error.message}".splitlines()
+    first, *rest = f"{class_text(error.type)}: {error.message}".splitlines()
     return (f"  {first}", *(f"    {line}" for line in rest))
 
 

@@ -1,22 +1,24 @@
-"""The command ``report``: a capture as one page for a browser."""
+"""The command ``report``: a capture, or a directory of them, as one page for a browser."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch_fakeify._atomic_write import check_not_input, check_writable
-from torch_fakeify.errors import FakeifyError
+from torch_fakeify._atomic_write import check_not_input, check_writable, write_atomic
+from torch_fakeify.errors import FakeifyError, FormatError
 from torch_fakeify.render.notebook import InNotebook
+from torch_fakeify.render.report.folder import ListedFrame, folder_page
 from torch_fakeify.render.report.page import write_report
 from torch_fakeify.serialization.capture_file import read_capture
 from torch_fakeify.serialization.container import Limits
 
 from .capture_files import as_file, output_beside, path_of
+from .found_captures import find_captures
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Sequence
 
     from .capture_files import CaptureLike
@@ -38,12 +40,15 @@ class WrittenReport(InNotebook):
     """The page."""
     compiled: tuple[str, ...] = ()
     """How the compilation for its stages ended, in lines; empty without stages."""
+    errors: tuple[tuple[str, str], ...] = ()
+    """File and error of each capture of a directory that cannot be read."""
 
     def lines(self) -> list[str]:
         """Format the result."""
         return [
             *self.compiled[:1],
             *(f"  {line}" for line in self.compiled[1:]),
+            *(f"not read: {file}: {error}" for file, error in self.errors),
             f"wrote {self.path}",
         ]
 
@@ -61,10 +66,10 @@ def report(
     timeout: float = 600.0,
     trust: bool = False,
 ) -> WrittenReport:
-    """Write a capture as one page for a browser, which needs no network.
+    """Write a capture, or a directory of captures, as one page for a browser, which needs no network.
 
     Args:
-        capture: a capture, or the path of its file.
+        capture: a capture, the path of its file, or the path of a directory.
         output: the page; by default beside the file of the capture, with ``.html``.
         stages: also compile the frame in a process of its own, for the graphs of AOTAutograd, the graphs
             and code of inductor, and the compile time.
@@ -77,14 +82,23 @@ def report(
         MissingFileError: there is no such file.
         FormatError: the file is no capture.
         WriteError: the page cannot be written, or would overwrite the capture.
-        FakeifyError: the frame cannot be rebuilt here, there is no such backend, or a backend is given
-            without stages.
+        FakeifyError: the frame cannot be rebuilt here, there is no such backend, a backend is given
+            without stages, or stages are asked of a directory.
 
     Example:
         >>> capture = tfk.capture(torch.fx.symbolic_trace(torch.nn.ReLU()), [torch.ones(2)])
         >>> tfk.report(capture, "frame.html").path.name
         'frame.html'
     """
+    if isinstance(capture, (str, os.PathLike)) and Path(capture).is_dir():
+        if stages:
+            raise FakeifyError(
+                "--stages is for one capture",
+                where=os.fspath(capture),
+                found="a directory",
+                fix="Give the file of one of its captures",
+            )
+        return _report_folder(Path(capture), output, trust=trust)
     page = Path(output or output_beside(capture, ".html"))
     source, compiled = path_of(capture), None
     if not stages and (backend is not None or imports):
@@ -104,3 +118,23 @@ def report(
             )
     write_report(page, desc, source=source, stages=compiled)
     return WrittenReport(page, () if compiled is None else compiled.verdict)
+
+
+def _report_folder(
+    folder: Path, output: str | os.PathLike[str] | None, *, trust: bool
+) -> WrittenReport:
+    """Write the captures of a directory and below as one page."""
+    name = folder.resolve().name or "captures"
+    page = Path(output or folder.resolve().parent / f"{name}.html")
+    frames: list[ListedFrame] = []
+    errors: list[tuple[str, str]] = []
+    for file in find_captures([str(folder)]):
+        check_not_input(page, file.path)
+        try:
+            desc = read_capture(file.path, limits=Limits.none() if trust else None)
+        except FormatError as error:
+            errors.append((file.name, str(error).removeprefix(f"{error.where}: ")))
+        else:
+            frames.append(ListedFrame(file.name, desc))
+    write_atomic(page, folder_page(name, frames, errors).encode())
+    return WrittenReport(page, errors=tuple(errors))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import linecache
 import os
 import shlex
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_fakeify.errors import FakeifyError
 from torch_fakeify.render.readable_names import readable_text
+from torch_fakeify.render.summary import is_entry_point
 from torch_fakeify.serialization.capture_file import read_capture
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def compiled_again(frame: FrameReport, how: HowCompiled) -> HowCompiled:
     The module of a backend in the script itself is ``MODULE``, as it cannot be imported.
     """
     module, _, attribute = (frame.backend_place or "").partition(":")
-    if how.backend is not None or not module or _is_entry_point(frame.backend):
+    if how.backend is not None or not module or is_entry_point(frame.backend):
         return how
     if module == "__main__":
         return how._replace(backend=f"MODULE:{attribute or 'ATTR'}")
@@ -185,8 +185,3 @@ def _readable(path: Path | None, text: str) -> str:
         return readable_text(text, read_capture(path))
     except FakeifyError:  # it is the message alone that needs the file
         return text
-
-
-def _is_entry_point(backend: str) -> bool:
-    """Whether a package that is installed here registers a backend under this name."""
-    return bool(entry_points(group="torch_dynamo_backends", name=backend))

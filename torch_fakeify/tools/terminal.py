@@ -33,7 +33,10 @@ _STYLES = (
     (r"^  \w[\w-]*(?=  )", "cyan"),
     (r"\bfailed\b(?=: )|\bnot finished\b", "red"),
     (r"^\S[^:]{0,30}(?: \(\d+\))(?:[:,].*)?$", "bold"),
-    (r"^(?:symbols|inputs|guards|aliasing|code|next|surroundings|modes|stack|versions)\b", "bold"),
+    (
+        r"^(?:symbols|inputs|guards|aliasing|code|next|surroundings|modes|stack|versions)(?= \(|,|$)",
+        "bold",
+    ),
     (r"^ +#.*$|  # .*$", "dim"),
     (r"^ *torch-fakeify .*$|`torch-fakeify [^`]*`", "bold cyan"),
 )
@@ -141,7 +144,7 @@ class _StatusLine(threading.Thread):
         pause = _FIRST
         while not self._ended.wait(pause):
             seconds = time.monotonic() - self._began
-            self._write(f"{escape(self._text)}, {seconds:.0f} s")
+            self._write(escape(self._text), f", {seconds:.0f} s")
             pause = _INTERVAL
 
     def end(self) -> None:
@@ -152,8 +155,12 @@ class _StatusLine(threading.Thread):
             self._out.write("\r")
             self._out.flush()
 
-    def _write(self, text: str) -> None:
-        text = text[: max(shutil.get_terminal_size().columns - 1, 0)]
-        self._out.write(f"\r{text.ljust(self._width)}")
+    def _write(self, text: str, end: str = "") -> None:
+        """Write a line in place of the last one; a long text is cut, its end is not."""
+        columns = max(shutil.get_terminal_size().columns - 1, 0)
+        if len(text) + len(end) > columns:
+            text = f"{text[: max(columns - len(end) - 3, 0)]}..."
+        line = f"{text}{end}"[:columns]
+        self._out.write(f"\r{line.ljust(self._width)}")
         self._out.flush()
-        self._width = len(text)
+        self._width = len(line)

@@ -4,7 +4,8 @@ Method: ``Tensor._view_func_unsafe`` runs on the base again, and a dispatch mode
 operators with their arguments. It runs on the base itself, since only a tensor of the same class, with
 the same inner tensors, is dispatched in the same way, and view operators neither read nor write data.
 Side effects are suppressed: gradient mode, other modes, functorch's interpreters, guards of the base's
-``ShapeEnv``, and collectives of distributed tensors.
+``ShapeEnv``, collectives of distributed tensors, and Dynamo's marks, which a nested tensor sets on the
+tensors that it is made of.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from torch_fakeify.compat import torch_dispatch, torch_fakes, torch_symbols
+from torch_fakeify.encoding.marks import same_marks
 from torch_fakeify.encoding.names import encode_operator
 from torch_fakeify.encoding.values import encode_value
 from torch_fakeify.errors import UnsupportedTensorError
@@ -127,7 +129,7 @@ class _Log(torch_dispatch.TorchDispatchMode):
     ) -> Any:
         """Run the operator; the mode is off inside, so operators on inner tensors are not recorded."""
         kwargs = {} if kwargs is None else kwargs
-        with _SuppressCollectives(), self._inside():
+        with _SuppressCollectives(), self._inside(), same_marks((*args, *kwargs.values())):
             result = func(*args, **kwargs)
         if is_view_operator(func):
             self.steps.append(_Step(func, args, kwargs, result))

@@ -6,24 +6,26 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch_fakeify.render.code import result_text, statement
-from torch_fakeify.render.readable_names import readable_source
+from torch_fakeify.render.nested_graphs import NodeAt
+from torch_fakeify.render.readable_names import readable_module, readable_source
 from torch_fakeify.render.text import clip, tensor_text, value_text
 
 from .html import Html, joined, tag
-from .lines import LONGEST, NodeAt, node_id
-from .outline import Group, outline
+from .lines import LONGEST, node_id
+from .outline import Group, outline, outline_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from torch_fakeify.records.graph import GraphModuleDesc, NodeDesc
+    from torch_fakeify.records.graph import NodeDesc
+    from torch_fakeify.render.nested_graphs import NamedGraph
 
     from .lines import Stacks
     from .outline import Line
 
-__all__ = ["NamedGraph", "Page", "all_graphs", "graphs_html"]
+__all__ = ["MOST_NODES", "Page", "graphs_html"]
 
-_NODES = 50_000
+MOST_NODES = 60_000
 """Most nodes of a report; ``show`` prints all."""
 _CHARACTERS = 10_000_000
 """Most characters of all statements; each may have at least 200."""
@@ -39,15 +41,6 @@ _BADGES = 6
 _MARK = re.compile("\x00([0-9]+)\x00")
 
 
-class NamedGraph(NamedTuple):
-    """A graph of a frame: its main graph, or the body of a higher-order operator."""
-
-    name: str
-    graph: GraphModuleDesc
-    inner: dict[str, int]
-    """Numbers of the graphs that it calls, by attribute."""
-
-
 class Page(NamedTuple):
     """The stacks and badges to which the rows of a report refer."""
 
@@ -56,31 +49,17 @@ class Page(NamedTuple):
     """Ids of the guards and runtime asserts on the line of a node."""
     torch_names: Sequence[Sequence[str]]
     """Torch's names of the nodes, by graph."""
-
-
-def all_graphs(graph: GraphModuleDesc) -> list[NamedGraph]:
-    """Return a graph and its nested graphs, callers first."""
-    found: list[NamedGraph] = []
-    todo: list[tuple[str, GraphModuleDesc, dict[str, int], str]] = [("", graph, {}, "")]
-    while todo:
-        name, graph, outer, attribute = todo.pop()
-        outer[attribute] = len(found)
-        inner: dict[str, int] = {}
-        found.append(NamedGraph(name, graph, inner))
-        for key, body in reversed(graph.submodules):
-            todo.append((f"{name}.{key}" if name else key, body, inner, key))
-    for each in found:
-        for alias, key in each.graph.submodule_aliases:
-            if key in each.inner:
-                each.inner.setdefault(alias, each.inner[key])
-    return found
+    failing: Sequence[NodeAt] = ()
+    """The nodes at which the backend failed."""
+    most: int = MOST_NODES
+    """Most nodes that are shown."""
 
 
 def graphs_html(graphs: Sequence[NamedGraph], page: Page) -> Html:
     """Return the HTML of all graphs, the main graph first."""
     total = sum(len(graph.graph.nodes) for graph in graphs)
     width = min(_WIDEST, max(_NARROWEST, _CHARACTERS // max(total, 1)))
-    left = _NODES
+    left = page.most
     parts: list[Html] = []
     for number, each in enumerate(graphs):
         count = len(each.graph.nodes)
@@ -92,7 +71,7 @@ def graphs_html(graphs: Sequence[NamedGraph], page: Page) -> Html:
             parts.append(_Rows(number, each, page, width, left, is_small).html())
         left -= count
     if left < 0:
-        text = f"{_NODES} of {total} nodes are shown; `torch-fakeify show` prints all of them."
+        text = f"{page.most} of {total} nodes are shown; `torch-fakeify show` prints all of them."
         parts.append(tag("p", text, class_="note"))
     return joined(parts)
 
@@ -118,6 +97,7 @@ class _Rows:
             ]
         )
         """Torch's name of each node that has another one here."""
+        self.failing = {n.position for n in page.failing if n.graph == number}
         self.marked = tuple([f"\x00{at}\x00" for at in range(len(self.names))])
 
     def html(self) -> Html:
@@ -160,11 +140,18 @@ class _Rows:
         inside = [self._part(each, depth + 1, has_modules) for each in part.parts]
         count = part.total
         is_open = self.is_small or depth == 0 or (depth < 2 and count <= _FEW)
+        is_open = is_open or self._fails(part)
         cls = clip(part.cls.rpartition(".")[2], LONGEST)
-        name = clip(readable_source(part.name), LONGEST) or cls
+        name = clip(readable_module(part.name), LONGEST) or cls
         return self._group(
             name, cls, count, inside, is_open=is_open, title=f"{part.path}: {part.cls}"
         )
+
+    def _fails(self, group: Group) -> bool:
+        """Return whether the backend failed in a module."""
+        if not self.failing:
+            return False
+        return any(at in self.failing for line in outline_lines([group]) for at in line.nodes)
 
     @staticmethod
     def _group(
@@ -219,7 +206,11 @@ class _Rows:
         shape = clip(result_text(fx_node, self.graph), min(self.width, LONGEST))
         code = tag("code", *self._code(at, fx_node), class_="s")
         parts = [code, tag("span", shape, class_="t")] if shape else [code]
-        return tag("li", *parts, class_="r", id=node_id(NodeAt(self.number, at)))
+        kind = "r"
+        if at in self.failing:
+            parts.append(tag("span", "the backend failed here", class_="badge fails"))
+            kind = "r failing"
+        return tag("li", *parts, class_=kind, id=node_id(NodeAt(self.number, at)))
 
     def _code(self, at: int, fx_node: NodeDesc) -> Iterator[str]:
         own = tag("a", self.names[at], class_="d", href=self._href(at), title=self.titles[at])

@@ -10,6 +10,7 @@ import base64
 import hashlib
 import html
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 from torch_fakeify.render.text import escape
@@ -17,8 +18,9 @@ from torch_fakeify.render.text import escape
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Html", "data_block", "digest", "joined", "lines", "tag", "text"]
+__all__ = ["Html", "data_block", "digest", "joined", "lines", "prefixed", "tag", "text"]
 
+_IDS = re.compile(r' (?:id|for|aria-labelledby)="| href="#')
 _VOID = frozenset({"meta", "input"})
 
 
@@ -65,11 +67,19 @@ def tag(name: str, /, *parts: str, **attributes: str | int | bool | None) -> Htm
 
 
 def data_block(name: str, value: Any) -> Html:
-    """Return JSON for the page's script, in which no text can close or open an element."""
+    """Return JSON for the page's script, in which no text can close or open an element or an attribute."""
     data = json.dumps(value, ensure_ascii=True, separators=(",", ":"))
-    for char in "<>&":
+    for char in "<>&=":
         data = data.replace(char, f"\\u{ord(char):04x}")
     return Html(f'<script type="application/json" id="{name}">{data}</script>')
+
+
+def prefixed(content: Html, prefix: str) -> Html:
+    """Return markup with a prefix in its ids and in the links to them, for a page with several frames.
+
+    They stand in attributes that this package wrote: neither text nor data can contain ``id="``.
+    """
+    return Html(_IDS.sub(rf"\g<0>{prefix}", content))
 
 
 def digest(content: str) -> str:

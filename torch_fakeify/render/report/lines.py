@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from torch_fakeify.render.code import node_stack
+from torch_fakeify.render.nested_graphs import NodeAt
 from torch_fakeify.render.text import clip, code_line, place_text
 
 from .html import Html, tag
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from torch_fakeify.records.graph import GraphModuleDesc
     from torch_fakeify.records.tensor import FrameDesc, StackDesc
 
-__all__ = ["LONGEST", "NodeAt", "NodesOfLines", "Stacks", "node_id"]
+__all__ = ["LONGEST", "NodesOfLines", "Stacks", "node_id"]
 
 LONGEST = 400
 """Most characters of a line, name or path."""
@@ -23,13 +24,6 @@ _FRAMES = 400
 """Most entries of a stack, the innermost."""
 _MATCHES = 20
 """Most lines to which a node is assigned."""
-
-
-class NodeAt(NamedTuple):
-    """A node of one of the frame's graphs."""
-
-    graph: int
-    position: int
 
 
 def node_id(node: NodeAt) -> str:

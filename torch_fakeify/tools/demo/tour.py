@@ -108,7 +108,7 @@ def show_tour(say: Callable[[str], None]) -> Tour:
     for name, text in _FILES.items():
         write_atomic(folder / name, text.encode())
     say("A model is compiled by a backend that cannot compile one of its operations.\n")
-    say(f"train.py and chip.py are in {folder.name}/, where the next steps leave their files.\n\n")
+    say(f"train.py and chip.py are in {folder.name}/, with what the steps leave.\n\n")
     with _working_in(folder):
         try:
             small = _steps(say)

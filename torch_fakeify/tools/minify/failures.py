@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Literal
 
+from torch_fakeify.render.text import class_text
 from torch_fakeify.tools.replaying import masked
 from torch_fakeify.tools.worker.replies import Crashed, Failed, Hung, OutOfMemory, Wrong
 
@@ -81,9 +82,12 @@ class Failure:
         if self.kind == "wrong":
             return [f"wrong numbers{where}: {self.message}"]
         if self.kind == "raises":
-            first, *rest = f"{self.type}: {self.message}".splitlines()
+            first, *rest = f"{class_text(self.type)}: {self.message}".splitlines()
             return [f"raises{where}: {first}", *(f"  {line}" for line in rest)]
-        return [f"{self.kind} {self.type}".rstrip(), *(f"  {line}" for line in self.frames)]
+        return [
+            f"{self.kind} {class_text(self.type)}".rstrip(),
+            *(f"  {line}" for line in self.frames),
+        ]
 
 
 def failure_in(lines: Sequence[str]) -> Failure | None:
@@ -101,6 +105,7 @@ def failure_in(lines: Sequence[str]) -> Failure | None:
     if kind != "raises":
         return Failure(kind, stage, rest)
     name, _, message = rest.partition(": ")
+    name = name if "." in name else f"builtins.{name}"  # printed without module
     more = [line.removeprefix("  ") for line in lines[1:]]
     return Failure(kind, stage or "compile", name, "\n".join([message, *more]))
 

@@ -13,6 +13,7 @@ hang. The best frame so far is always in the output file.
 from __future__ import annotations
 
 import hashlib
+import shlex
 import tempfile
 import time
 from collections import deque
@@ -31,6 +32,7 @@ from torch_fakeify.frames.inputs.symbol_values import Symbols
 from torch_fakeify.records.frame import FailureDesc
 from torch_fakeify.records.redact_paths import short_message
 from torch_fakeify.render.notebook import InNotebook
+from torch_fakeify.render.readable_names import ReadableNames
 from torch_fakeify.render.text import compiler_text
 from torch_fakeify.serialization.capture_file import read_capture, write_capture
 from torch_fakeify.serialization.container import Limits
@@ -73,8 +75,10 @@ class Progress:
     """The state of a search."""
 
     reduction: str
+    """What is removed or checked now."""
     extent: Extent
     tried: int
+    """Candidates that were compiled."""
 
 
 @dataclass(frozen=True)
@@ -159,8 +163,9 @@ class MinifyReport(InNotebook):
             does = "does not fail in the same way" if outcome.fails is False else "was not checked"
             warnings.append(f"the {what} that was written {does}: {outcome.text}")
         if self.sizes and self.capture_outcome is not None and not self.capture_outcome.fails:
-            named = ",".join(f"{name}={n}" for name, n in self.sizes.items())
-            warnings[0] += f"; it does with --sizes {named}"
+            words = ReadableNames(self.desc)
+            named = ",".join(f"{words.symbol(name)}={n}" for name, n in self.sizes.items())
+            warnings[0] += f"; it does with --sizes {shlex.quote(named)}"
         return warnings
 
 
@@ -254,6 +259,9 @@ def minify(
             sizes=trials.sizes_of(found.desc),
         )
         if report.finished:
+            now = Progress("the written files", report.after, report.tried)
+            if progress is not None:
+                progress(now)
             try:
                 again = trials.again(output, report.failure, trust=trust)
                 report = replace(report, capture_outcome=again)

@@ -1,0 +1,224 @@
+"""The sections of a report on one frame."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch_fakeify.records.aliasing import storages
+from torch_fakeify.records.fingerprint import fingerprint
+from torch_fakeify.render.code import node_stack
+from torch_fakeify.render.failing_nodes import find_failing_nodes
+from torch_fakeify.render.nested_graphs import NodeAt, all_graphs
+from torch_fakeify.render.readable_names import readable_frame, readable_source
+from torch_fakeify.render.show import input_text, mode_rows, operator_rows
+from torch_fakeify.render.summary import (
+    backend_is_of_script,
+    fact_rows,
+    is_plain_input,
+    next_commands,
+)
+from torch_fakeify.render.surroundings import surrounding_rows
+from torch_fakeify.render.text import (
+    clip,
+    failure_text,
+    place_text,
+    result_text,
+    stack_lines,
+    user_frame,
+    world_text,
+)
+
+from .environment import EnvironmentSections
+from .graph import MOST_NODES, Page, graphs_html
+from .html import Html, joined, lines, tag
+from .lines import LONGEST, Stacks, node_id
+from .parts import (
+    ROWS,
+    TOOLS,
+    Section,
+    box,
+    pairs_table,
+    section_html,
+    table,
+    titled,
+    with_torch_name,
+)
+from .picture import picture_data, picture_html
+from .stages import stages_html
+from .storage import aliasing_html
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from torch_fakeify.records.frame import CaptureDesc, FailureDesc, InputDesc
+
+    from .stages import Stages
+
+__all__ = ["FrameSections"]
+
+_MESSAGE = 200_000
+"""Most characters of an exception's message."""
+
+
+class FrameSections:
+    """The parts of a report on one frame.
+
+    Args:
+        desc: the frame.
+        file: name of its file, for the commands that come next.
+        stages: how the frame was compiled here, for a section of its own.
+        most: most nodes that are shown.
+    """
+
+    def __init__(
+        self,
+        desc: CaptureDesc,
+        *,
+        file: str | None = None,
+        stages: Stages | None = None,
+        most: int = MOST_NODES,
+    ) -> None:
+        self.name = clip(desc.frame or "?", LONGEST)
+        """The function."""
+        self._desc = desc
+        self._file = file
+        self._stages = stages
+        self._most = most
+        self._stacks = Stacks()
+        self._shown = readable_frame(desc)
+        self._graphs = all_graphs(self._shown.graph)
+        self.count = sum(len(each.graph.nodes) for each in self._graphs)
+        """The number of nodes, also in nested graphs."""
+        self._failing = find_failing_nodes(desc)
+        self._environment = EnvironmentSections(desc, self._graphs, self._stacks)
+        nodes = enumerate(desc.graph.nodes)
+        self._placeholders = [at for at, fx_node in nodes if fx_node.op == "placeholder"]
+        self._sections = [each for each in self._all_sections() if each is not None]
+
+    def stacks(self) -> Any:
+        """Return the stacks to which the sections refer, for the script of the page."""
+        return self._stacks.data()
+
+    def navigation(self) -> Html:
+        """Return links to the sections."""
+        contents = [
+            tag("li", tag("a", *titled(section), href=f"#{section.id}"))
+            for section in self._sections
+        ]
+        return tag("nav", tag("ul", *contents), aria_label="Sections")
+
+    def sections(self) -> list[Html]:
+        """Return the sections."""
+        return [section_html(section) for section in self._sections]
+
+    def facts(self) -> Html:
+        """Return what the head of a page says of the frame."""
+        desc = self._desc
+        bad = desc.failure is not None or desc.state == "not finished"
+        facts = {
+            "result": tag(
+                "span",
+                clip(result_text(desc), LONGEST),
+                class_="bad" if bad else "good",
+            ),
+            "torch": clip(desc.torch_version or "?", LONGEST),
+            "backend": clip(desc.backend or "?", LONGEST),
+            "nodes": str(self.count),
+            "inputs": str(len(desc.inputs)),
+            "fingerprint": tag("code", fingerprint(desc)),
+        }
+        if desc.world is not None:
+            facts["ranks"] = clip(world_text(desc.world), LONGEST)
+        pairs = [tag("div", tag("dt", what), tag("dd", value)) for what, value in facts.items()]
+        return tag("dl", *pairs, class_="facts")
+
+    def _all_sections(self) -> list[Section | None]:
+        desc = self._desc
+        found = storages(self._shown)
+        pairs = zip(self._shown.inputs, desc.inputs, strict=True)
+        inputs = [self._input(at, *pair) for at, pair in enumerate(pairs) if at < ROWS]
+        outer = ("frame", "result", "backend", "recorded")  # in the head of the page
+        facts = [(what, text) for what, text in fact_rows(self._shown) if what not in outer]
+        stages = self._stages
+        return [
+            None if desc.failure is None else self._failure(desc.failure),
+            Section("commands", "Next", None, self._commands()),
+            pairs_table("summary", "Summary", ("What", "Value"), facts, is_counted=False),
+            *self._environment.sections(),
+            table("inputs", "Inputs", ("Input", "Value", "From"), inputs, len(desc.inputs)),
+            Section("storages", "Storages", len(found), aliasing_html(found)) if found else None,
+            pairs_table("modes", "Modes", ("Mode", "Value"), mode_rows(desc.modes)),
+            pairs_table("surroundings", "Surroundings", ("What", "Value"), surrounding_rows(desc)),
+            pairs_table(
+                "operators", "Operators outside of torch", ("Schema", "Module"), operator_rows(desc)
+            ),
+            Section("graph", "Graph", self.count, self._graph()),
+            None if stages is None else Section("stages", "Stages", None, stages_html(stages)),
+        ]
+
+    def _commands(self) -> Html:
+        """Return commands with what each is for, and a button that copies it."""
+        rows = [
+            tag(
+                "li",
+                tag("code", clip(command, LONGEST), class_="command"),
+                tag("button", "Copy", type="button", class_="copy", hidden=True),
+                tag("span", why, class_="m"),
+            )
+            for command, why in next_commands(self._desc, self._file or "FILE")
+        ]
+        commands = tag("ul", *rows, class_="commands")
+        if not backend_is_of_script(self._desc):
+            return commands
+        text = "First move the backend from the script into a module, which is MODULE below."
+        return joined([tag("p", text), commands])
+
+    def _graph(self) -> Html:
+        """Return the picture of the graph beside its rows."""
+        failing = () if self._failing is None else self._failing.nodes
+        torch_names = [
+            [fx_node.name for fx_node in each.graph.nodes] for each in all_graphs(self._desc.graph)
+        ]
+        page = Page(self._stacks, self._environment.badges, torch_names, failing, self._most)
+        inputs = zip(self._placeholders, self._shown.inputs, strict=False)
+        hidden = [at for at, entry in inputs if not is_plain_input(entry, self._shown)]
+        data = picture_data(self._graphs, hidden=set(hidden), failing=failing, most=self._most)
+        rows = tag("div", graphs_html(self._graphs, page), class_="rows")
+        return joined([TOOLS, tag("div", picture_html(data), rows, class_="beside")])
+
+    def _failure(self, failure: FailureDesc) -> Section:
+        kind = failure_text(failure)
+        by = "" if failure.backend is None else f" by {clip(failure.backend, LONGEST)}"
+        parts = [
+            tag("p", tag("code", clip(kind, LONGEST), class_="bad"), by),
+            *self._failing_nodes(),
+            box("message", lines(clip(failure.message, _MESSAGE))),
+        ]
+        if failure.stack is not None and failure.stack.frames:
+            stack = joined(stack_lines(failure.stack), Html("\n"))
+            parts.append(tag("details", tag("summary", "Stack"), box("stack", stack), open=True))
+        return Section("failure", "Failure", None, joined(parts))
+
+    def _failing_nodes(self) -> list[Html]:
+        """Return links to the nodes at which the backend failed."""
+        found = self._failing
+        if found is None:
+            return []
+        rows: list[Html] = []
+        for node in found.nodes:
+            fx_node = self._graphs[node.graph].graph.nodes[node.position]
+            name = tag("code", clip(fx_node.name, LONGEST))
+            place = user_frame(node_stack(fx_node))
+            where = [] if place is None else ["; ", tag("code", clip(place_text(place), LONGEST))]
+            link = tag("a", name, href=f"#{node_id(node)}")
+            rows.append(tag("p", "at node ", link, f", {found.reason}", *where))
+        return rows
+
+    def _input(self, at: int, entry: InputDesc, theirs: InputDesc) -> list[Html]:
+        """Return the row of an input; ``theirs`` has torch's names."""
+        name = tag("code", clip(entry.name, LONGEST), title=clip(theirs.name, LONGEST))
+        if at < len(self._placeholders):
+            name = tag("a", name, href=f"#{node_id(NodeAt(0, self._placeholders[at]))}")
+        what = tag("code", clip(input_text(entry), LONGEST))
+        source = "" if theirs.source is None else clip(theirs.source.name, LONGEST)
+        return [name, what, with_torch_name(clip(readable_source(source), LONGEST), source)]

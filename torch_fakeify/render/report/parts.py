@@ -1,0 +1,212 @@
+"""Parts of which the pages of a report are made: sections, tables, boxes and the tools of the graph."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch_fakeify.render.text import clip
+
+from .html import Html, joined, tag
+from .lines import LONGEST
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = [
+    "ROWS",
+    "TOOLS",
+    "Section",
+    "box",
+    "folded_table",
+    "pairs_table",
+    "plain_table",
+    "section_html",
+    "some",
+    "table",
+    "titled",
+    "with_torch_name",
+]
+
+ROWS = 10_000
+"""Most rows of a table."""
+_UNFOLDED = 24
+"""Most rows of a table that is unfolded when the page opens."""
+_SOURCES = 4
+"""Sources of a symbol that are not folded."""
+
+
+class Section(NamedTuple):
+    """A section of a page, under a heading."""
+
+    id: str
+    title: str
+    total: int | None
+    """How many there are of what it lists."""
+    content: Html
+
+
+_KEYS = (
+    (("/",), "search"),
+    (("Enter", "n"), "next hit"),
+    (("Shift Enter", "N"), "previous hit"),
+    (("Esc",), "from the box to the hit; else no marks"),
+    (("\u2191", "\u2193"), "through the graph"),
+    (("\u2190", "\u2192"), "fold, unfold; the names in a row"),
+    (("Enter",), "on a name: its node, and what uses it"),
+)
+
+TOOLS = joined(
+    [
+        tag(
+            "details",
+            tag("summary", "Keys"),
+            tag(
+                "dl",
+                *[
+                    tag("div", tag("dt", joined([tag("kbd", key) for key in keys], " ")),
+                        tag("dd", what))
+                    for keys, what in _KEYS
+                ],
+            ),
+            tag(
+                "label",
+                tag("input", id="letters", type="checkbox", checked=True),
+                " single letters work outside of the search box",
+            ),
+            class_="keys",
+            hidden=True,
+        ),
+        tag(
+            "div",
+            tag("label", "Search the graph", for_="query"),
+            tag("input", id="query", type="search", autocomplete="off", spellcheck="false",
+                placeholder="Search the graph"),
+            tag("span", id="hits", role="status"),
+            tag("button", "Previous", id="previous", type="button"),
+            tag("button", "Next", id="next", type="button"),
+            tag("button", "Unfold all", id="unfold", type="button"),
+            tag("button", "Fold all", id="fold", type="button"),
+            class_="tools",
+            role="search",
+            hidden=True,
+        ),
+        Html("<noscript><p>Search and the stacks of nodes need JavaScript.</p></noscript>"),
+    ]
+)  # fmt: skip
+
+
+def section_html(section: Section) -> Html:
+    """Return a section as an element that links can focus."""
+    heading = tag("h2", *titled(section), id=f"{section.id}-title")
+    return tag(
+        "section",
+        heading,
+        section.content,
+        id=section.id,
+        aria_labelledby=f"{section.id}-title",
+        tabindex="-1",
+    )
+
+
+def titled(section: Section) -> list[Html]:
+    """Return the title of a section, with its count."""
+    parts = [joined([section.title])]
+    if section.total is not None:
+        parts += [Html(" "), tag("span", str(section.total), class_="count")]
+    return parts
+
+
+def table(
+    name: str,
+    title: str,
+    labels: Sequence[str],
+    rows: Sequence[Sequence[Html]],
+    count: int,
+    *,
+    is_counted: bool = True,
+) -> Section | None:
+    """Return a section with a table, which is folded if it is long; ``None`` without rows."""
+    if not rows:
+        return None
+    made = plain_table(rows, labels, f"{name}-title")
+    note = [tag("p", f"and {count - len(rows)} more", class_="note")] if count > len(rows) else []
+    shown = count if is_counted else None
+    if count <= _UNFOLDED:
+        return Section(name, title, shown, joined([made, *note]))
+    summary = tag("summary", f"All {count}")
+    return Section(name, title, shown, tag("details", summary, made, *note, class_="long"))
+
+
+def folded_table(
+    rows: Sequence[Sequence[Html]], labels: Sequence[str], title: str, summary: str
+) -> Html:
+    """Return a table that is folded under a line of text."""
+    return tag("details", tag("summary", summary), plain_table(rows, labels, title), class_="long")
+
+
+def plain_table(rows: Sequence[Sequence[Html]], labels: Sequence[str], title: str) -> Html:
+    """Return a table, shown as cards on a narrow screen; ARIA roles preserve the table.
+
+    Args:
+        rows: its cells.
+        labels: of its columns.
+        title: id of the element that names it.
+    """
+    head = tag("tr", *[tag("th", label, scope="col", role="columnheader") for label in labels],
+               role="row")  # fmt: skip
+    body = [
+        tag(
+            "tr",
+            *[
+                tag("td", *([tag("div", cell)] if cell else []), data_label=label, role="cell")
+                for cell, label in zip(row, labels, strict=True)
+            ],
+            role="row",
+        )
+        for row in rows
+    ]
+    return tag(
+        "table",
+        tag("thead", head, role="rowgroup"),
+        tag("tbody", *body, role="rowgroup"),
+        role="table",
+        aria_labelledby=title,
+    )
+
+
+def box(label: str, content: Html) -> Html:
+    """Return text in a scrollable box that can be focused."""
+    return tag("pre", content, tabindex="0", role="region", aria_label=label)
+
+
+def pairs_table(
+    name: str,
+    title: str,
+    labels: tuple[str, str],
+    pairs: Iterable[tuple[str, str]],
+    *,
+    is_counted: bool = True,
+) -> Section | None:
+    """Return a table of names and values."""
+    rows = [
+        [tag("code", clip(what, LONGEST)), tag("code", clip(value, LONGEST))]
+        for what, value in pairs
+    ]
+    return table(name, title, labels, rows[:ROWS], len(rows), is_counted=is_counted)
+
+
+def with_torch_name(words: str, theirs: str) -> Html:
+    """Return a readable name or condition, followed by torch's if they differ."""
+    if words == theirs:
+        return tag("code", words)
+    return joined([tag("code", words), " ", tag("code", theirs, class_="m")])
+
+
+def some(items: Sequence[Html]) -> Html:
+    """Return the first items, with the others folded."""
+    shown = joined(items[:_SOURCES], ", ")
+    rest = items[_SOURCES:ROWS]
+    if not rest:
+        return shown
+    more = tag("details", tag("summary", f"{len(rest)} more"), joined(rest, ", "))
+    return joined([shown, more])
