@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from torch_fakeify.tools.doctor import doctor as doctor
     from torch_fakeify.tools.fuzzing import FuzzReport as FuzzReport
     from torch_fakeify.tools.fuzzing import fuzz as fuzz
-    from torch_fakeify.tools.minify.search import MinifyReport as MinifyReport
+    from torch_fakeify.tools.minify.results import MinifyReport as MinifyReport
     from torch_fakeify.tools.minify.search import minify as minify
     from torch_fakeify.tools.replaying import ReplayReport as ReplayReport
     from torch_fakeify.tools.replaying import replay_capture as replay_capture
@@ -139,7 +139,7 @@ _HOME = {
     "MetaStorageDesc": "records.tensor",
     "MetaTensorDesc": "records.tensor",
     "MetaTensorDescriber": "describe.describer",
-    "MinifyReport": "tools.minify.search",
+    "MinifyReport": "tools.minify.results",
     "MissingFileError": "errors",
     "MissingScriptError": "errors",
     "NotFailingError": "errors",

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from torch_fakeify.corpus.jobs import Job
     from torch_fakeify.records.frame import CaptureDesc
     from torch_fakeify.render.show import Part
-    from torch_fakeify.tools.minify.search import Progress
+    from torch_fakeify.tools.minify.results import Progress
     from torch_fakeify.tools.run_script import ScriptReport
 
 DONE, DOES_NOT_HOLD, BAD = 0, 1, 2

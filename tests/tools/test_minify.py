@@ -24,7 +24,7 @@ from torch_fakeify.tools.fuzzing import FuzzReport, SizeFailure
 from torch_fakeify.tools.graph_edits import operations
 from torch_fakeify.tools.minify.failures import Failure, Outcome, failure_of
 from torch_fakeify.tools.minify.reductions import REDUCTIONS, extent
-from torch_fakeify.tools.minify.search import MinifyReport, Progress, minify
+from torch_fakeify.tools.minify.search import minify
 from torch_fakeify.tools.replaying import replay_capture
 from torch_fakeify.tools.size_edits import bound_symbols, is_bound
 from torch_fakeify.tools.worker.fork_server import ForkServer
@@ -33,6 +33,8 @@ from torch_fakeify.tools.worker.replies import Answer, Crashed
 if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
+
+    from torch_fakeify.tools.minify.results import MinifyReport, Progress
 
 
 SWEPT = (

@@ -13,13 +13,12 @@ hang. The best frame so far is always in the output file.
 from __future__ import annotations
 
 import hashlib
-import shlex
 import tempfile
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +30,6 @@ from torch_fakeify.frames.inputs.size_search import SizeSearch, choose_sizes
 from torch_fakeify.frames.inputs.symbol_values import Symbols
 from torch_fakeify.records.frame import FailureDesc
 from torch_fakeify.records.redact_paths import short_message
-from torch_fakeify.render.notebook import InNotebook
-from torch_fakeify.render.readable_names import ReadableNames
 from torch_fakeify.render.text import compiler_text
 from torch_fakeify.serialization.capture_file import read_capture, write_capture
 from torch_fakeify.serialization.container import Limits
@@ -49,124 +46,25 @@ from .failures import Outcome, failure_of
 from .journal import Journal
 from .reductions import REDUCTIONS, extent, refuse_joint
 from .repro_script import BackendCode, is_script
+from .results import MinifyReport, Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from torch_fakeify.frames.captures import Capture
     from torch_fakeify.frames.inputs.size_search import Chosen
     from torch_fakeify.records.frame import CaptureDesc
     from torch_fakeify.tools.capture_files import CaptureLike
     from torch_fakeify.tools.worker.replies import Outcome as WorkerOutcome
 
     from .failures import Failure
-    from .reductions import Extent, Reduction
+    from .reductions import Reduction
 
-__all__ = ["MinifyReport", "Progress", "minify"]
+__all__ = ["minify"]
 
 _QUICK = 60.0
 """Smallest time limit of a candidate in seconds, unless the frame itself hangs."""
 _PATIENCE = 10.0
 """Time limit of a candidate, as a multiple of the time that the frame took."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """The state of a search."""
-
-    reduction: str
-    """What is removed or checked now."""
-    extent: Extent
-    tried: int
-    """Candidates that were compiled."""
-
-
-@dataclass(frozen=True)
-class MinifyReport(InNotebook):
-    """The result of minifying a frame.
-
-    Example:
-        >>> small = tfk.minify("failing.fkf")  # doctest: +SKIP
-        >>> print(small.script.read_text())  # doctest: +SKIP
-    """
-
-    failure: Failure
-    before: Extent
-    after: Extent
-    desc: CaptureDesc = field(repr=False)
-    path: Path
-    """The file of the smaller frame."""
-    compiler: str = ""
-    """Backend, torch and devices, in one line."""
-    tried: int = 0
-    """Candidates that were compiled, in this and earlier runs."""
-    seconds: float = 0.0
-    finished: bool = False
-    """Whether the frame is 1-minimal; if not, the search was interrupted."""
-    interrupted: bool = False
-    """Whether the search, or the check of what it wrote, was interrupted."""
-    sizes: dict[str, int] = field(default_factory=dict[str, int])
-    """Sizes at which the frame must run to fail, by symbol name, where they are not its hints."""
-    capture_outcome: Outcome | None = None
-    """The check of the written capture, run without further options than the backend."""
-    script: Path | None = None
-    """The script of the frame, which uses torch alone; ``None`` if there is none."""
-    script_outcome: Outcome | None = None
-    """The check of the script."""
-    here: Here | None = None
-    """How the surroundings of the trials differ from the recorded ones."""
-    script_state: str = ""
-    """Whether the script fails as the frame does, or why there is none."""
-
-    @property
-    def capture(self) -> Capture:
-        """The smaller frame, read from its file."""
-        from torch_fakeify.frames.captures import Capture
-
-        return Capture.load(self.path)
-
-    @property
-    def holds(self) -> bool | None:
-        """Whether capture and script fail like the frame; ``None`` if that could not be determined."""
-        outcomes = [o for o in (self.capture_outcome, self.script_outcome) if o is not None]
-        if any(o.fails is False for o in outcomes):
-            return False
-        return (
-            None if self.capture_outcome is None or any(o.fails is None for o in outcomes) else True
-        )
-
-    def lines(self) -> list[str]:
-        """Format the report, warnings first."""
-        state = "1-minimal" if self.finished else "interrupted: run the same command to resume"
-        rows = [
-            f"{name}: {was} -> {now}"
-            for name, was, now in zip(self.before._fields, self.before, self.after, strict=True)
-            if was or now
-        ]
-        took = f"{self.tried} candidates in {self.seconds:.0f} s, {state}"
-        script = [f"script: {self.script_state}"] if self.script_state else []
-        here = [] if self.here is None else self.here.lines(every=False)
-        lines = [*self._warnings(), *self.failure.lines, self.compiler]
-        return [*lines, *rows, took, *script, *here]
-
-    def _warnings(self) -> list[str]:
-        if self.interrupted and not self.finished:
-            return [
-                "interrupted: the smallest frame so far is written; run the same command to resume"
-            ]
-        if self.interrupted:
-            return ["interrupted: the written capture was not checked; see `torch-fakeify replay`"]
-        warnings: list[str] = []
-        for what, outcome in (("capture", self.capture_outcome), ("script", self.script_outcome)):
-            if outcome is None or outcome.fails:
-                continue
-            does = "does not fail in the same way" if outcome.fails is False else "was not checked"
-            warnings.append(f"the {what} that was written {does}: {outcome.text}")
-        if self.sizes and self.capture_outcome is not None and not self.capture_outcome.fails:
-            words = ReadableNames(self.desc)
-            named = ",".join(f"{words.symbol(name)}={n}" for name, n in self.sizes.items())
-            warnings[0] += f"; it does with --sizes {shlex.quote(named)}"
-        return warnings
 
 
 def minify(
