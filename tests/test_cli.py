@@ -74,8 +74,8 @@ def test_show_prints_a_failure_with_its_stack(
 ) -> None:
     """The page of a failed frame has the exception's message and stack."""
     text = command("show", "--all", captures[-1], cwd=tmp_path).stdout
-    assert "result    failed: ValueError\n" in text
-    assert "  ValueError\n    cannot compile 1 inputs\n  stack\n" in text
+    assert "result    failed: builtins.ValueError\n" in text
+    assert "  builtins.ValueError\n    cannot compile 1 inputs\n  stack\n" in text
 
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\u2028\r\nguards (0)"

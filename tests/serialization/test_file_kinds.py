@@ -143,7 +143,7 @@ TRIED = [*COMMANDS, "diff", "diff, second"]
         (what, command)
         for what in BAD
         for command in TRIED
-        if what != "directory" or command not in {"show", "replay"}  # which take them
+        if what != "directory" or command not in {"show", "replay", "report"}  # which take them
     ],
 )
 def test_every_command_says_so_in_one_line(

@@ -140,7 +140,7 @@ def heading_rows(desc: CaptureDesc) -> list[tuple[str, str]]:
         ("recorded", f"torch {desc.torch_version or '?'}, backend {backend_text(desc)}"),
         ("graph", graph_size),
         *([] if desc.world is None else [("ranks", clip(_world_text(desc.world), _WIDEST))]),
-        ("result", result_text(desc)),
+        ("result", result_text(desc, qualified=True)),
     ]
 
 
@@ -315,7 +315,7 @@ def backend_text(desc: CaptureDesc) -> str:
 def failure_lines(failure: FailureDesc) -> list[str]:
     """Return how a backend failed: its name, the exception or the end of its process, and the stack."""
     by = "" if failure.backend is None else f" by {failure.backend}"
-    lines = [f"failure{by}", f"  {failure_text(failure)}"]
+    lines = [f"failure{by}", f"  {failure_text(failure, qualified=True)}"]
     lines.extend(f"    {line}" for line in failure.message.splitlines())
     if failure.stack is not None:
         lines.append("  stack")

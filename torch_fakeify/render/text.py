@@ -432,10 +432,10 @@ def level_text(desc: CaptureDesc) -> str:
     return "frame of Dynamo" if desc.aot is None else f"{desc.aot.kind} graph of AOTAutograd"
 
 
-def result_text(desc: CaptureDesc) -> str:
-    """Return the result of compiling a frame in one line."""
+def result_text(desc: CaptureDesc, *, qualified: bool = False) -> str:
+    """Return the result of compiling a frame in one line; ``qualified`` as for `failure_text`."""
     if desc.failure is not None:
-        return f"failed: {failure_text(desc.failure)}"
+        return f"failed: {failure_text(desc.failure, qualified=qualified)}"
     return desc.state or "compiled"
 
 
@@ -460,10 +460,15 @@ def class_text(qualified: str) -> str:
     return qualified.removeprefix("builtins.")
 
 
-def failure_text(failure: FailureDesc) -> str:
-    """Return how a backend failed: the exception's class, or how its process ended."""
+def failure_text(failure: FailureDesc, *, qualified: bool = False) -> str:
+    """Return how a backend failed: the exception's class, or how its process ended.
+
+    Args:
+        failure: as recorded.
+        qualified: print a class of Python itself with its module, too.
+    """
     if failure.kind == "raises":
-        return class_text(failure.type)
+        return failure.type if qualified else class_text(failure.type)
     return death_text(failure.type) if failure.kind == "crashes" else failure.kind
 
 
