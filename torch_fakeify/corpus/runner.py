@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from torch_fakeify.errors import CaptureError, FakeifyError, FormatError
+from torch_fakeify.render.text import class_text
 from torch_fakeify.serialization.container import Limits
 from torch_fakeify.tools.replaying import judge, recorded_result
 from torch_fakeify.tools.worker.replies import (
@@ -182,7 +183,8 @@ class _Run:
             raise _stopped(error) from error
         except Exception as error:  # noqa: BLE001 - any failure of a worker is a result
             row = _row_of(frame.file.name, frame.desc, frame.key, self.job)
-            found = (f"{type(error).__module__}.{type(error).__qualname__}: {error}",)
+            kind = class_text(f"{type(error).__module__}.{type(error).__qualname__}")
+            found = (f"{kind}: {error}",)
             return msgspec.structs.replace(row, verdict=LOST, details=found)
         return result_row(frame.file.name, frame.desc, frame.key, self.job, done)
 
