@@ -22,7 +22,8 @@ SEED = 20_261_127
 
 
 @pytest.mark.parametrize(
-    "count", [len(KINDS) * 3, pytest.param(len(KINDS) * 400, marks=pytest.mark.sweep)]
+    "count",
+    [len(KINDS) * 3, pytest.param(len(KINDS) * 400, marks=[pytest.mark.sweep, pytest.mark.long])],
 )
 def test_no_answer_has_a_counterexample(count: int) -> None:
     """z3 finds no values that satisfy the facts and contradict an answer."""

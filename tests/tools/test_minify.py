@@ -37,9 +37,7 @@ if TYPE_CHECKING:
     from torch_fakeify.tools.minify.results import MinifyReport, Progress
 
 
-SWEPT = (
-    "bug_guard_only", "bug_rejects_pattern", "bug_segfaults", "bug_wrong_gradient", "bug_dynamic_only",
-)  # fmt: skip
+SWEPT = ("bug_rejects_pattern", "bug_segfaults", "bug_wrong_gradient")
 """The bugs that ``.ci/run`` minifies."""
 
 MORE = '''
