@@ -71,7 +71,7 @@ def show_lines(desc: CaptureDesc, *, torch_names: bool = False) -> list[str]:
         _code_section(shown),
     ]
     if shown.failure is not None:
-        sections.append(failure_lines(shown.failure))
+        sections.append(failure_lines(shown.failure, qualified=True))
     return _joined(sections)
 
 
@@ -312,10 +312,10 @@ def backend_text(desc: CaptureDesc) -> str:
     )
 
 
-def failure_lines(failure: FailureDesc) -> list[str]:
-    """Return how a backend failed: its name, the exception or the end of its process, and the stack."""
+def failure_lines(failure: FailureDesc, *, qualified: bool = False) -> list[str]:
+    """Return how a backend failed: its name, the exception (see `failure_text`) or end of its process, the stack."""
     by = "" if failure.backend is None else f" by {failure.backend}"
-    lines = [f"failure{by}", f"  {failure_text(failure, qualified=True)}"]
+    lines = [f"failure{by}", f"  {failure_text(failure, qualified=qualified)}"]
     lines.extend(f"    {line}" for line in failure.message.splitlines())
     if failure.stack is not None:
         lines.append("  stack")
