@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch_fakeify.records.tensor import (
     ContextDesc,
@@ -10,7 +10,6 @@ from torch_fakeify.records.tensor import (
     MarksDesc,
     MetaStorageDesc,
     MetaTensorDesc,
-    Record,
     SourceDesc,
     SymbolFactDesc,
     SymbolNode,
@@ -18,6 +17,9 @@ from torch_fakeify.records.tensor import (
     TupleValue,
 )
 from torch_fakeify.serialization import format as wire_format
+
+if TYPE_CHECKING:
+    from torch_fakeify.records.record import Record
 
 RECORD_TYPES: list[type[Record]] = sorted(
     {

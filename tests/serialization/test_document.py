@@ -20,6 +20,7 @@ from torch_fakeify.errors import (
     FormatError,
     UnsupportedValueError,
 )
+from torch_fakeify.records.record import Record
 from torch_fakeify.records.tensor import (
     ApplyNode,
     ContextDesc,
@@ -32,7 +33,6 @@ from torch_fakeify.records.tensor import (
     MetaStorageDesc,
     MetaTensorDesc,
     NodeValue,
-    Record,
     SourceDesc,
     SourceValue,
     StackDesc,

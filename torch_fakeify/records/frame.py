@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 from .graph import GraphModuleDesc
+from .record import Record
 from .shape_env import ShapeEnvDesc
-from .tensor import MetaTensorDesc, Record, SourceDesc, StackDesc, SymDesc, Value
+from .tensor import MetaTensorDesc, SourceDesc, StackDesc, SymDesc, Value
 
 ConfigModule: TypeAlias = Literal[
     "torch._dynamo.config",

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from .tensor import MetaTensorDesc, Record, SourceDesc, StackDesc, Value
+from .record import Record
+from .tensor import MetaTensorDesc, SourceDesc, StackDesc, Value
 
 Opcode: TypeAlias = Literal[
     "placeholder", "get_attr", "call_function", "call_method", "call_module", "output"

@@ -9,7 +9,8 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from .tensor import ExprDesc, Record, SourceDesc, StackDesc
+from .record import Record
+from .tensor import ExprDesc, SourceDesc, StackDesc
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

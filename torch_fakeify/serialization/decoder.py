@@ -16,6 +16,7 @@ import msgspec
 from torch_fakeify._locks import fork_safe_lock
 from torch_fakeify.errors import FormatError, LimitError, VersionError
 from torch_fakeify.records.id_owners import owner_of_document
+from torch_fakeify.records.record import Record
 from torch_fakeify.records.tensor import (
     ApplyNode,
     ExprDesc,
@@ -24,7 +25,6 @@ from torch_fakeify.records.tensor import (
     FrameDesc,
     MetaStorageDesc,
     MetaTensorDesc,
-    Record,
     SourceDesc,
     StackDesc,
     owned,

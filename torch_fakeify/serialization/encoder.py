@@ -24,6 +24,7 @@ from torch_fakeify.records.id_owners import (
     have_two_describers,
     two_describers_clash,
 )
+from torch_fakeify.records.record import Record
 from torch_fakeify.records.tensor import (
     ApplyNode,
     ExprDesc,
@@ -31,7 +32,6 @@ from torch_fakeify.records.tensor import (
     FloatValue,
     FrameDesc,
     MetaTensorDesc,
-    Record,
     SourceDesc,
     StackDesc,
     owner_of,

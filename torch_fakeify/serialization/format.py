@@ -17,12 +17,12 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 
 from torch_fakeify.errors import LimitError, UnknownNameError
+from torch_fakeify.records.record import Record
 from torch_fakeify.records.tensor import (
     ExprDesc,
     FloatValue,
     MetaStorageDesc,
     MetaTensorDesc,
-    Record,
     SourceDesc,
     StackDesc,
     SymbolFactDesc,
