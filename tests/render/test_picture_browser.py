@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from msgspec.structs import replace
-from report_pages import Browser, large_capture, start
+from report_pages import Browser, large_capture
 from selenium.webdriver.common.keys import Keys
 from write_golden import ROOT
 
@@ -16,7 +16,6 @@ from torch_fakeify.records.frame import FailureDesc
 from torch_fakeify.serialization.capture_file import read_capture, write_capture
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
     from pathlib import Path
 
 BOXES = """
@@ -27,16 +26,6 @@ return [...document.querySelectorAll(".canvas .box")].map((box) => ({
   failing: box.classList.contains("failing"),
 }));
 """
-
-
-@pytest.fixture(scope="module")
-def browser() -> Generator[Browser]:
-    """One browser for all tests of this file."""
-    browser = start()
-    try:
-        yield browser
-    finally:
-        browser.driver.quit()
 
 
 def opened(browser: Browser, page: Path, **how: object) -> Browser:

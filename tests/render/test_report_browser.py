@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hostile_records import exchanged, places
-from report_pages import Browser, large_capture, start
+from report_pages import Browser, large_capture
 from selenium.webdriver.common.keys import Keys
 from write_golden import ROOT
 
@@ -30,16 +30,6 @@ SIDEWAYS = """
 const page = document.documentElement;
 return page.scrollWidth - page.clientWidth;
 """
-
-
-@pytest.fixture(scope="module")
-def browser() -> Generator[Browser]:
-    """One browser for all tests of this file."""
-    browser = start()
-    try:
-        yield browser
-    finally:
-        browser.driver.quit()
 
 
 @pytest.fixture(scope="module")

@@ -82,7 +82,7 @@ def uninstall(*, entailment: bool = False) -> None:
 
 @contextmanager
 def installed(*, entailment: bool = False) -> Generator[None, None, None]:
-    """Has our classes in place inside the block, and what was there before it afterwards.
+    """Replace torch's converter classes inside the block, and restore what was there before it.
 
     Args:
         entailment: also have `torch_fakeify.entailment` in effect inside the block.

@@ -41,14 +41,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Command",
-    "backend_is_of_script",
     "bytes_text",
     "capture_row",
     "constant_symbols",
     "fact_rows",
     "is_entry_point",
     "is_float",
+    "is_of_script",
     "is_plain_input",
+    "named_backend",
     "next_commands",
     "summary_lines",
 ]
@@ -397,7 +398,7 @@ def _next(desc: CaptureDesc, file: str) -> list[str]:
     """Return the commands that come next, each in one line that can be copied."""
     is_found = is_entry_point(desc.backend)
     lines = ["next"]
-    if backend_is_of_script(desc) and not is_found:
+    if is_of_script(desc.backend_place) and not is_found:
         lines.append("  move the backend from the script into a module, which is MODULE below")
     lines.append(f"  {next_commands(desc, file, is_found=is_found)[0].command}")
     lines.append(f"  torch-fakeify show --code {shlex.quote(file)}")
@@ -405,9 +406,21 @@ def _next(desc: CaptureDesc, file: str) -> list[str]:
     return [escape(line) for line in lines]
 
 
-def backend_is_of_script(desc: CaptureDesc) -> bool:
-    """Return whether the recorded script itself defines the backend, so that no command can import it."""
-    return (desc.backend_place or "").partition(":")[0] == "__main__"
+def is_of_script(place: str | None) -> bool:
+    """Return whether the recorded script itself defines a backend, so that no command can import it."""
+    return (place or "").partition(":")[0] == "__main__"
+
+
+def named_backend(place: str | None) -> tuple[str | None, str | None]:
+    """Return how a command names a recorded backend: as ``MODULE:ATTR``, else by the module to import.
+
+    Args:
+        place: ``CaptureDesc.backend_place``; ``MODULE`` stands for that of a backend of the script itself.
+    """
+    module, _, attribute = (place or "").partition(":")
+    if is_of_script(place):
+        return f"MODULE:{attribute or 'ATTR'}", None
+    return (place, None) if attribute else (None, module or None)
 
 
 class Command(NamedTuple):
@@ -435,12 +448,9 @@ def next_commands(desc: CaptureDesc, file: str, *, is_found: bool = False) -> li
         file: the path of its file.
         is_found: whether the backend is found here by its recorded name, so that no option names it.
     """
-    module, _, attribute = ("" if is_found else desc.backend_place or "").partition(":")
-    options: list[str] = []
-    if module == "__main__":
-        options = ["--backend", f"MODULE:{attribute or 'ATTR'}"]
-    elif module:
-        options = ["--backend", f"{module}:{attribute}"] if attribute else ["--import", module]
+    backend, module = named_backend(None if is_found else desc.backend_place)
+    options = [] if backend is None else ["--backend", backend]
+    options += [] if module is None else ["--import", module]
 
     def command(verb: str, why: str) -> Command:
         words = ["torch-fakeify", *verb.split(), *options, file]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_fakeify.errors import FakeifyError
 from torch_fakeify.render.readable_names import readable_text
-from torch_fakeify.render.summary import is_entry_point
+from torch_fakeify.render.summary import is_entry_point, is_of_script, named_backend
 from torch_fakeify.serialization.capture_file import read_capture
 
 if TYPE_CHECKING:
@@ -147,20 +147,16 @@ def compiled_again(frame: FrameReport, how: HowCompiled) -> HowCompiled:
 
     The module of a backend in the script itself is ``MODULE``, as it cannot be imported.
     """
-    module, _, attribute = (frame.backend_place or "").partition(":")
-    if how.backend is not None or not module or is_entry_point(frame.backend):
+    if how.backend is not None or is_entry_point(frame.backend):
         return how
-    if module == "__main__":
-        return how._replace(backend=f"MODULE:{attribute or 'ATTR'}")
-    if attribute:
-        return how._replace(backend=f"{module}:{attribute}")
-    return how._replace(imports=(*how.imports, module))
+    backend, module = named_backend(frame.backend_place)
+    imports = how.imports if module is None else (*how.imports, module)
+    return how._replace(backend=backend, imports=imports)
 
 
 def is_of_the_script(frame: FrameReport, how: HowCompiled) -> bool:
     """Whether the script itself defines the backend, so that no other command can import it."""
-    place = frame.backend_place or ""
-    return how.backend is None and place.partition(":")[0] == "__main__"
+    return how.backend is None and is_of_script(frame.backend_place)
 
 
 def _next_command(frame: FrameReport, how: HowCompiled) -> str:

@@ -12,8 +12,8 @@ from torch_fakeify.render.nested_graphs import NodeAt, all_graphs
 from torch_fakeify.render.readable_names import readable_frame, readable_source
 from torch_fakeify.render.show import input_text, mode_rows, operator_rows
 from torch_fakeify.render.summary import (
-    backend_is_of_script,
     fact_rows,
+    is_of_script,
     is_plain_input,
     next_commands,
 )
@@ -168,7 +168,7 @@ class FrameSections:
             for command, why in next_commands(self._desc, self._file or "FILE")
         ]
         commands = tag("ul", *rows, class_="commands")
-        if not backend_is_of_script(self._desc):
+        if not is_of_script(self._desc.backend_place):
             return commands
         text = "First move the backend from the script into a module, which is MODULE below."
         return joined([tag("p", text), commands])
