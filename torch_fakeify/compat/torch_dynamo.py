@@ -159,3 +159,10 @@ def traced_locals() -> dict[str, Any]:
         if isinstance(value, (torch.Tensor, torch.SymInt)):
             values[name] = value
     return values
+
+
+def traced_graph() -> Any:
+    """Return the tracer of the graph that Dynamo adds to in this thread, of a frame or a body; ``None`` outside."""
+    translators = sys.modules.get("torch._dynamo.symbolic_convert")
+    translator = translators and getattr(translators.tls, "current_tx", None)
+    return translator and translator.output.current_tracer

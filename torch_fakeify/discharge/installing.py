@@ -18,6 +18,7 @@ from sympy.logic.boolalg import Boolean
 
 from torch_fakeify._locks import fork_safe_lock
 from torch_fakeify.compat.torch_fakes import FakeTensorMode
+from torch_fakeify.compat.torch_graphs import HigherOrderOperator
 from torch_fakeify.compat.torch_symbols import (
     ShapeEnv,
     canonicalize_bool_expr,
@@ -29,6 +30,7 @@ from .advice import advice_text
 from .known_facts import is_provable, knowledge_of
 from .lines import note_line
 from .operator_facts import SIZE_FACTS, state_facts_of
+from .value_facts import forget_values, note_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -37,6 +39,9 @@ __all__ = ["Entailment", "entailment"]
 
 MAX_OPERATIONS = 200
 """The most operations of a condition that the prover is asked about."""
+
+_NO_ARGUMENTS: tuple[Any, ...] = ((), (), None)
+"""What ``FakeTensorMode.dispatch`` takes after the operator, by default."""
 
 _CACHE_METHODS = ("cache_clear", "cache_info", "cumulative_cache_info")
 
@@ -59,9 +64,10 @@ class Entailment:
     follows from its facts is answered without one; value ranges and replacements are learnt from it as
     from the guard. What torch can answer is answered by torch.
 
-    The facts are those of `entails`, and what operators guarantee about the sizes of their results: no
-    more nonzeros, selected or distinct elements than elements. A condition about the sizes of inputs alone follows only from
-    facts about these, which the guards at entry check: it never rests on a runtime assert.
+    The facts are those of `entails`, and what operators guarantee about their results: no more
+    nonzeros, selected or distinct elements than elements; positions that are smaller than what they
+    point into; counts. A condition about the sizes of inputs alone follows only from facts about
+    these, which the guards at entry check: it never rests on a runtime assert.
 
     It holds for the whole process, in all threads and all environments. Blocks nest, also with
     `install`: the last one that ends restores torch's methods. Caches of torch's methods are cleared
@@ -263,9 +269,24 @@ def _advising(original: Any) -> Any:
 def _stating_facts(original: Any) -> Any:
     def dispatch(self: Any, func: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, func, *args, **kwargs)
-        if func in SIZE_FACTS and self.shape_env is not None:
-            arguments = args[1] if len(args) > 1 else kwargs["args"]
-            state_facts_of(self.shape_env, func, arguments, result)
+        env = self.shape_env
+        if env is not None and result is not NotImplemented:
+            _, arguments, keywords = (*args, *_NO_ARGUMENTS[len(args) :])
+            arguments = kwargs.get("args", arguments)
+            keywords = kwargs.get("kwargs", keywords) or {}
+            if func in SIZE_FACTS:
+                state_facts_of(env, func, arguments, result)
+            note_values(env, func, arguments, keywords, result)
+        return result
+
+    return dispatch
+
+
+def _forgetting_values(original: Any) -> Any:
+    def dispatch(self: Any, key: Any, /, *args: Any, **kwargs: Any) -> Any:
+        forget_values((args, kwargs))  # it may write to its arguments
+        result = original(self, key, *args, **kwargs)
+        forget_values(result)  # that of one branch or iteration stands for all
         return result
 
     return dispatch
@@ -278,5 +299,6 @@ _WRAPPERS: dict[tuple[type[Any], str], Callable[[Any], Any]] = {
     (ShapeEnv, "guard_or_defer_runtime_assert"): _noting_lines,
     (ShapeEnv, "_make_data_dependent_error"): _advising,
     (FakeTensorMode, "dispatch"): _stating_facts,
+    (HigherOrderOperator, "dispatch"): _forgetting_values,
 }
 """The methods of torch that are wrapped."""

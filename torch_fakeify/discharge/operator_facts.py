@@ -20,7 +20,14 @@ from torch_fakeify.compat.torch_symbols import sympy_functions
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["SIZE_FACTS", "operator_facts", "state_facts_of", "state_operator_fact"]
+__all__ = [
+    "SIZE_FACTS",
+    "element_count",
+    "operator_facts",
+    "size_expr",
+    "state_facts_of",
+    "state_operator_fact",
+]
 
 _stated: weakref.WeakKeyDictionary[Any, dict[sympy.Basic, None]] = weakref.WeakKeyDictionary()
 """The operator facts of each environment; one that its ``axioms`` lack was rolled back."""
@@ -63,28 +70,29 @@ def state_facts_of(env: Any, operator: Any, args: Sequence[Any], result: Any) ->
 # --- the operators --------------------------------------------------------------------------------
 
 
-def _expr(size: Any) -> Any:
+def size_expr(size: Any) -> Any:
+    """Return a size as an expression."""
     return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
 
 
-def _count(tensor: torch.Tensor) -> Any:
-    """The number of elements."""
-    return reduce(mul, (_expr(size) for size in tensor.shape), sympy.Integer(1))
+def element_count(tensor: torch.Tensor) -> Any:
+    """Return the number of elements as an expression."""
+    return reduce(mul, (size_expr(size) for size in tensor.shape), sympy.Integer(1))
 
 
 def _nonzero(args: Sequence[Any], result: torch.Tensor) -> Iterator[Any]:
-    yield sympy.Le(_expr(result.shape[0]), _count(args[0]))
+    yield sympy.Le(size_expr(result.shape[0]), element_count(args[0]))
 
 
 def _masked_select(args: Sequence[Any], result: torch.Tensor) -> Iterator[Any]:
     tensor, mask = args[:2]
-    shapes = [[_expr(size) for size in t.shape] for t in (tensor, mask)]
+    shapes = [[size_expr(size) for size in t.shape] for t in (tensor, mask)]
     if shapes[0] == shapes[1] or mask.dim() == 0:
-        yield sympy.Le(_expr(result.shape[0]), _count(tensor))
+        yield sympy.Le(size_expr(result.shape[0]), element_count(tensor))
     elif shapes[1][-len(shapes[0]) :] == shapes[0] or tensor.dim() == 0:
-        yield sympy.Le(_expr(result.shape[0]), _count(mask))
+        yield sympy.Le(size_expr(result.shape[0]), element_count(mask))
     elif shapes[0][-len(shapes[1]) :] == shapes[1]:
-        yield sympy.Le(_expr(result.shape[0]), _count(tensor))
+        yield sympy.Le(size_expr(result.shape[0]), element_count(tensor))
 
 
 def _distinct(found: Any, count: Any) -> Iterator[Any]:
@@ -94,12 +102,12 @@ def _distinct(found: Any, count: Any) -> Iterator[Any]:
 
 
 def _unique(args: Sequence[Any], result: Any) -> Iterator[Any]:
-    yield from _distinct(_expr(result[0].shape[0]), _count(args[0]))
+    yield from _distinct(size_expr(result[0].shape[0]), element_count(args[0]))
 
 
 def _unique_dim(args: Sequence[Any], result: Any) -> Iterator[Any]:
     tensor, dim = args[:2]
-    yield from _distinct(_expr(result[0].shape[dim]), _expr(tensor.shape[dim]))
+    yield from _distinct(size_expr(result[0].shape[dim]), size_expr(tensor.shape[dim]))
 
 
 def _unique_consecutive(args: Sequence[Any], result: Any) -> Iterator[Any]:

@@ -84,6 +84,41 @@ def searchsorted_position(x, n):
     return x.narrow(0, 0, at) + 1 if at <= x.shape[0] else x
 
 
+@program(lambda: [(rows(8)[:, 0], ints(5)), (rows(8)[:, 0], ints(100))])
+def part_before_a_position(x, n):
+    """A position by bisection is at most the length, without a check."""
+    at = torch.searchsorted(x, n.to(x.dtype))[0].item()
+    return x.narrow(0, 0, at) + 1 if at <= x.shape[0] else x
+
+
+@program(_masked)
+def row_of_the_largest(x):
+    """The position of the largest number is a position."""
+    at = x[:, 1].argmax().item()
+    return x[at] if at < x.shape[0] else x[0]
+
+
+@program(_masked)
+def count_of_a_mask(x):
+    """No more are counted than there are, so the first rows exist, and the rest of them."""
+    count = (x[:, 1] > 1).sum().item()
+    return torch.cat([x[:count] + 1, x[count:]]) if count <= x.shape[0] else x
+
+
+@program(lambda: [(rows(8), ints(1, 0, 1, 1)), (rows(4), ints(0, 0))])
+def tokens_by_bincount(x, experts):
+    """Tokens of each expert are no more than there are."""
+    first, second = torch.bincount(experts, minlength=2)[:2].tolist()
+    return x + 1 if max(first, second) <= experts.shape[0] else x
+
+
+@program(lambda: [(rows(8), ints(3)), (rows(8), ints(-4)), (rows(8), ints(90))])
+def clamped_in_a_tensor(x, n):
+    """A number that is clamped to the size before it is read."""
+    length = n.clamp(0, x.shape[0])[0].item()
+    return x.narrow(0, 0, length) if length <= x.shape[0] else x
+
+
 @program(lambda: [(rows(8), ints(3)), (rows(8), ints(8))], lambda: (rows(8), ints(9)))
 def topk_of_a_number(x, n):
     """The largest few, by a number of them."""

@@ -1,0 +1,358 @@
+"""Facts that operators guarantee about the numbers in their results, stated where ``item`` reads one.
+
+A position is smaller than the size that it points into, and a count is at most what is counted. A
+range belongs to the storage of the result, so views have it, too; operators that copy values carry it
+on, and whatever may write to the storage ends it. It holds in the graph that Dynamo traces alone: the
+body of a loop is traced with example values that stand for those of all iterations.
+"""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import sympy
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from torch_fakeify.compat.torch_dynamo import traced_graph
+from torch_fakeify.compat.torch_fakes import FakeTensor, is_traceable_wrapper_subclass
+from torch_fakeify.compat.torch_graphs import tree_leaves
+from torch_fakeify.compat.torch_symbols import sympy_functions
+
+from .operator_facts import element_count, size_expr, state_operator_fact
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+__all__ = ["VALUE_RANGES", "forget_values", "note_values"]
+
+MAX_OFFSET = 2**31
+"""The largest number that is added to a range: a size plus it is an int64 still."""
+
+
+class Range(NamedTuple):
+    """The least and the greatest number of a storage, both included; ``None`` is not known."""
+
+    low: Any
+    high: Any
+
+
+class Call(NamedTuple):
+    """A call of an operator with fake tensors."""
+
+    env: Any
+    """The ``ShapeEnv``."""
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    result: Any
+
+    def argument(self, at: int, name: str, default: Any) -> Any:
+        """Return an argument that is given by position or name."""
+        return self.args[at] if len(self.args) > at else self.kwargs.get(name, default)
+
+
+class Noted(NamedTuple):
+    """The range of a storage, and where it holds."""
+
+    range: Range
+    graph: Callable[[], Any]
+    """Returns the graph that Dynamo was tracing, ``None`` outside of it."""
+
+
+_ranges: weakref.WeakKeyDictionary[Any, dict[StorageWeakRef, Noted]] = weakref.WeakKeyDictionary()
+"""By environment the ranges of the storages that are alive."""
+
+
+def note_values(
+    env: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
+) -> None:
+    """Note the ranges of the numbers in a result, and state the range of a number that is read.
+
+    Args:
+        env: the ``ShapeEnv`` of the sizes.
+        func: the ``OpOverload``.
+        args: its positional arguments.
+        kwargs: its other arguments.
+        result: what its fake kernel returned.
+    """
+    known = _ranges.get(env)
+    if func is _aten._local_scalar_dense.default:
+        if known and isinstance(result, torch.SymInt):
+            _state(env, result.node.expr, _range_of(env, args[0]))
+    elif known and (func._schema.is_mutable or func is _aten.view.dtype):
+        forget_values((args, kwargs, result))
+    elif func in VALUE_RANGES and (known or func not in _CARRY):
+        for tensor, range_ in VALUE_RANGES[func](Call(env, args, kwargs, result)):
+            _note(env, tensor, range_)
+
+
+def forget_values(arguments: Any) -> None:
+    """Forget the ranges of all tensors in a pytree, as something may write to them."""
+    for leaf in tree_leaves(arguments):
+        if isinstance(leaf, FakeTensor):
+            env = leaf.fake_mode.shape_env
+            known = None if env is None else _ranges.get(env)
+            if known:
+                known.pop(_storage(leaf), None)
+        elif is_traceable_wrapper_subclass(leaf):
+            forget_values([getattr(leaf, name) for name in leaf.__tensor_flatten__()[0]])
+
+
+def _state(env: Any, number: Any, range_: Range) -> None:
+    if range_.low is not None:
+        state_operator_fact(env, sympy.Ge(number, range_.low))
+    if range_.high is not None:
+        state_operator_fact(env, sympy.Le(number, range_.high))
+
+
+def _note(env: Any, tensor: Any, range_: Range) -> None:
+    # Other integers may have wrapped around.
+    if tensor.dtype is torch.int64 and range_ != _UNKNOWN:
+        known = _ranges.setdefault(env, {})
+        for storage in [storage for storage in tuple(known) if storage.expired()]:
+            del known[storage]
+        graph = traced_graph()
+        known[_storage(tensor)] = Noted(range_, _no_graph if graph is None else weakref.ref(graph))
+
+
+def _range_of(env: Any, tensor: Any) -> Range:
+    if not isinstance(tensor, torch.Tensor) or tensor.dtype is not torch.int64:
+        return _UNKNOWN
+    noted = _ranges.get(env, {}).get(_storage(tensor))
+    return _UNKNOWN if noted is None or noted.graph() is not traced_graph() else noted.range
+
+
+def _no_graph() -> None:
+    """Stand for no graph."""
+
+
+def _storage(tensor: torch.Tensor) -> StorageWeakRef:
+    return StorageWeakRef(tensor.untyped_storage())
+
+
+_UNKNOWN = Range(None, None)
+
+
+# --- positions and counts -------------------------------------------------------------------------
+
+
+def _below(count: Any) -> Range:
+    return Range(sympy.Integer(0), count - 1)
+
+
+def _up_to(count: Any) -> Range:
+    return Range(sympy.Integer(0), count)
+
+
+def _length(tensor: torch.Tensor, dim: int | None) -> Any:
+    """The number of elements along a dimension, or of all; one of a tensor without dimensions."""
+    if dim is None or tensor.dim() == 0:
+        return element_count(tensor)
+    return size_expr(tensor.shape[dim])
+
+
+def _positions(at: int | None, *, dim_at: int, dim: int | None) -> Callable[[Call], Any]:
+    """Positions along a dimension: the result, or one of several.
+
+    Args:
+        at: which result, ``None`` if there is one.
+        dim_at: the position of the argument ``dim``.
+        dim: its default.
+    """
+
+    def ranges(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
+        tensor = call.args[0]
+        along = call.argument(dim_at, "dim", dim)
+        yield call.result if at is None else call.result[at], _below(_length(tensor, along))
+
+    return ranges
+
+
+def _nonzero(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
+    sizes = [size_expr(size) for size in call.args[0].shape]
+    if sizes:
+        yield call.result, _below(sympy_functions.Max(*sizes) if len(sizes) > 1 else sizes[0])
+
+
+def _searchsorted(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
+    yield call.result, _up_to(size_expr(call.args[0].shape[-1]))
+
+
+def _bucketize(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
+    yield call.result, _up_to(element_count(call.args[1]))
+
+
+def _counted(call: Call) -> Any:
+    """The number of elements that one number of a reduction is made of."""
+    tensor = call.args[0]
+    dims = call.argument(1, "dim", None)
+    if dims is None or dims == [] or tensor.dim() == 0:
+        return element_count(tensor)
+    count = sympy.Integer(1)
+    for dim in dims:
+        count *= size_expr(tensor.shape[dim])
+    return count
+
+
+def _count_nonzero(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
+    yield call.result, _up_to(_counted(call))
+
+
+def _sum(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
+    if call.args[0].dtype is torch.bool:
+        yield call.result, _up_to(_counted(call))
+
+
+def _cumsum(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
+    if call.args[0].dtype is torch.bool:
+        yield call.result, _up_to(_length(call.args[0], call.args[1]))
+
+
+def _bincount(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
+    if call.argument(1, "weights", None) is None:
+        yield call.result, _up_to(element_count(call.args[0]))
+
+
+def _unique(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
+    found, inverse, *counts = call.result
+    yield inverse, _below(size_expr(found.shape[0]))
+    for tensor in counts:
+        yield tensor, _up_to(element_count(call.args[0]))
+
+
+def _randperm(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
+    yield call.result, _below(size_expr(call.args[0]))
+
+
+def _randint(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
+    low, high = (0, call.args[0]) if len(call.args) < 3 else call.args[:2]
+    yield call.result, Range(size_expr(low), size_expr(high) - 1)
+
+
+# --- what keeps, joins or moves values --------------------------------------------------------------
+
+
+def _kept(at: int | None = None) -> Callable[[Call], Any]:
+    """Values of the first argument alone: the result, or one of several."""
+
+    def ranges(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
+        result = call.result if at is None else call.result[at]
+        yield result, _range_of(call.env, call.args[0])
+
+    return ranges
+
+
+def _both(*parts: Callable[[Call], Any]) -> Callable[[Call], Any]:
+    def ranges(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
+        for part in parts:
+            yield from part(call)
+
+    return ranges
+
+
+def _clamp(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
+    range_ = _range_of(call.env, call.args[0])
+    low, high = (call.argument(at, name, None) for at, name in ((1, "min"), (2, "max")))
+    if all(limit is None or isinstance(limit, (int, torch.SymInt)) for limit in (low, high)):
+        if low is not None:
+            low = size_expr(low)
+            range_ = Range(low, _of_both(sympy_functions.Max, low, range_.high))
+        if high is not None:  # it wins where the limits contradict each other
+            high = size_expr(high)
+            range_ = Range(_of_both(sympy_functions.Min, high, range_.low), high)
+        yield call.result, range_
+
+
+def _of_both(function: Any, first: Any, second: Any) -> Any:
+    return None if first is None or second is None else function(first, second)
+
+
+def _cat(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
+    ranges = [_range_of(call.env, tensor) for tensor in call.args[0]]
+    low, high = ranges[0]
+    for other in ranges[1:]:
+        low = _of_both(sympy_functions.Min, low, other.low)
+        high = _of_both(sympy_functions.Max, high, other.high)
+    yield call.result, Range(low, high)
+
+
+def _moved(sign: int) -> Callable[[Call], Any]:
+    """The first argument plus or minus an integer."""
+
+    def ranges(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
+        first, second = call.args[:2]
+        if type(second) is int and abs(second) <= MAX_OFFSET and call.argument(2, "alpha", 1) == 1:
+            low, high = _range_of(call.env, first)
+            moved = sympy.Integer(sign * second)
+            yield (
+                call.result,
+                Range(_of_both(operator.add, low, moved), _of_both(operator.add, high, moved)),
+            )
+
+    return ranges
+
+
+_aten = torch.ops.aten
+
+
+def _table(
+    operators: Iterable[Any], ranges: Callable[[Call], Any]
+) -> dict[Any, Callable[[Call], Any]]:
+    return dict.fromkeys(operators, ranges)
+
+
+_CARRY: dict[Any, Callable[[Call], Any]] = {
+    **_table(
+        (
+            _aten.clone.default,
+            _aten._to_copy.default,
+            _aten.lift_fresh_copy.default,
+            _aten.index.Tensor,
+            _aten.index_select.default,
+            _aten.gather.default,
+            _aten.take.default,
+            _aten.flip.default,
+            _aten.roll.default,
+            _aten.repeat.default,
+            _aten.max.default,
+            _aten.min.default,
+            _aten.amax.default,
+            _aten.amin.default,
+        ),
+        _kept(),
+    ),
+    _aten.cat.default: _cat,
+    _aten.stack.default: _cat,
+    _aten.add.Tensor: _moved(1),
+    _aten.sub.Tensor: _moved(-1),
+}
+"""By operator how ranges of its arguments carry on."""
+
+VALUE_RANGES: dict[Any, Callable[[Call], Any]] = {
+    **_table((_aten.argmax.default, _aten.argmin.default), _positions(None, dim_at=1, dim=None)),
+    **_table(
+        (_aten.max.dim, _aten.min.dim, _aten.median.dim, _aten.mode.default),
+        _both(_kept(0), _positions(1, dim_at=1, dim=-1)),
+    ),
+    **_table(
+        (_aten.topk.default, _aten.kthvalue.default),
+        _both(_kept(0), _positions(1, dim_at=2, dim=-1)),
+    ),
+    _aten.sort.default: _both(_kept(0), _positions(1, dim_at=1, dim=-1)),
+    _aten.sort.stable: _both(_kept(0), _positions(1, dim_at=1, dim=-1)),
+    _aten.nonzero.default: _nonzero,
+    **_table((_aten.searchsorted.Tensor, _aten.searchsorted.Scalar), _searchsorted),
+    **_table((_aten.bucketize.Tensor, _aten.bucketize.Scalar), _bucketize),
+    **_table((_aten.count_nonzero.default, _aten.count_nonzero.dim_IntList), _count_nonzero),
+    **_table((_aten.sum.default, _aten.sum.dim_IntList), _sum),
+    _aten.cumsum.default: _cumsum,
+    _aten.bincount.default: _bincount,
+    **_table((_aten._unique.default, _aten._unique2.default), _unique),
+    _aten.randperm.default: _randperm,
+    **_table((_aten.randint.default, _aten.randint.low), _randint),
+    _aten.clamp.default: _clamp,
+    **_CARRY,
+}
+"""By operator the ranges of the numbers in its results."""
