@@ -206,7 +206,7 @@ def test_a_newer_torch_with_findings_is_refused(tmp_path: Path) -> None:
         *("Diagnosis", "Limits", "__version__", "doctor", "dumps", "from_trace_log", "loads"),
         # These read files, or ask a process that refuses torch.
         *("diff", "FrameDiff", "report", "WrittenReport", "run", "ScriptReport"),
-        *("replay_capture", "ReplayReport"),
+        *("replay_capture", "ReplayReport", "MinifyReport"),
     }
     assert set(works) | set(refusals) == {*tfk.__all__, "dropin", "frontend"}
     expected = (
