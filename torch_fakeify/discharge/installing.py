@@ -40,9 +40,6 @@ __all__ = ["Entailment", "entailment"]
 MAX_OPERATIONS = 200
 """The most operations of a condition that the prover is asked about."""
 
-_NO_ARGUMENTS: tuple[Any, ...] = ((), (), None)
-"""What ``FakeTensorMode.dispatch`` takes after the operator, by default."""
-
 _CACHE_METHODS = ("cache_clear", "cache_info", "cumulative_cache_info")
 
 
@@ -267,16 +264,13 @@ def _advising(original: Any) -> Any:
 
 
 def _stating_facts(original: Any) -> Any:
-    def dispatch(self: Any, func: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, func, *args, **kwargs)
+    def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = original(self, func, types, args, kwargs)
         env = self.shape_env
         if env is not None and result is not NotImplemented:
-            _, arguments, keywords = (*args, *_NO_ARGUMENTS[len(args) :])
-            arguments = kwargs.get("args", arguments)
-            keywords = kwargs.get("kwargs", keywords) or {}
             if func in SIZE_FACTS:
-                state_facts_of(env, func, arguments, result)
-            note_values(env, func, arguments, keywords, result)
+                state_facts_of(env, func, args, result)
+            note_values(env, func, args, kwargs or {}, result)
         return result
 
     return dispatch

@@ -1,9 +1,10 @@
 """Facts that operators guarantee about the numbers in their results, stated where ``item`` reads one.
 
-A position is smaller than the size that it points into, and a count is at most what is counted. A
-range belongs to the storage of the result, so views have it, too; operators that copy values carry it
-on, and whatever may write to the storage ends it. It holds in the graph that Dynamo traces alone: the
-body of a loop is traced with example values that stand for those of all iterations.
+A position is smaller than the size that it points into, and a count is at most what is counted. The
+range is noted for the storage of the result, so its views have it, too. Operators that copy values pass
+it on; a write to the storage removes it. Under Dynamo it is used only in the graph, of a frame or of the
+body of a control-flow operator, in which it was noted: a loop's body is traced once, with the values of
+its first iteration as example.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch_fakeify.compat.torch_symbols import sympy_functions
 from .operator_facts import element_count, size_expr, state_operator_fact
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 __all__ = ["VALUE_RANGES", "forget_values", "note_values"]
 
@@ -297,14 +298,8 @@ def _moved(sign: int) -> Callable[[Call], Any]:
 _aten = torch.ops.aten
 
 
-def _table(
-    operators: Iterable[Any], ranges: Callable[[Call], Any]
-) -> dict[Any, Callable[[Call], Any]]:
-    return dict.fromkeys(operators, ranges)
-
-
 _CARRY: dict[Any, Callable[[Call], Any]] = {
-    **_table(
+    **dict.fromkeys(
         (
             _aten.clone.default,
             _aten._to_copy.default,
@@ -331,27 +326,34 @@ _CARRY: dict[Any, Callable[[Call], Any]] = {
 """By operator how ranges of its arguments carry on."""
 
 VALUE_RANGES: dict[Any, Callable[[Call], Any]] = {
-    **_table((_aten.argmax.default, _aten.argmin.default), _positions(None, dim_at=1, dim=None)),
-    **_table(
-        (_aten.max.dim, _aten.min.dim, _aten.median.dim, _aten.mode.default),
+    **dict.fromkeys(
+        (_aten.argmax.default, _aten.argmin.default), _positions(None, dim_at=1, dim=None)
+    ),
+    **dict.fromkeys(
+        (
+            _aten.max.dim,
+            _aten.min.dim,
+            _aten.median.dim,
+            _aten.mode.default,
+            _aten.sort.default,
+            _aten.sort.stable,
+        ),
         _both(_kept(0), _positions(1, dim_at=1, dim=-1)),
     ),
-    **_table(
+    **dict.fromkeys(
         (_aten.topk.default, _aten.kthvalue.default),
         _both(_kept(0), _positions(1, dim_at=2, dim=-1)),
     ),
-    _aten.sort.default: _both(_kept(0), _positions(1, dim_at=1, dim=-1)),
-    _aten.sort.stable: _both(_kept(0), _positions(1, dim_at=1, dim=-1)),
     _aten.nonzero.default: _nonzero,
-    **_table((_aten.searchsorted.Tensor, _aten.searchsorted.Scalar), _searchsorted),
-    **_table((_aten.bucketize.Tensor, _aten.bucketize.Scalar), _bucketize),
-    **_table((_aten.count_nonzero.default, _aten.count_nonzero.dim_IntList), _count_nonzero),
-    **_table((_aten.sum.default, _aten.sum.dim_IntList), _sum),
+    **dict.fromkeys((_aten.searchsorted.Tensor, _aten.searchsorted.Scalar), _searchsorted),
+    **dict.fromkeys((_aten.bucketize.Tensor, _aten.bucketize.Scalar), _bucketize),
+    **dict.fromkeys((_aten.count_nonzero.default, _aten.count_nonzero.dim_IntList), _count_nonzero),
+    **dict.fromkeys((_aten.sum.default, _aten.sum.dim_IntList), _sum),
     _aten.cumsum.default: _cumsum,
     _aten.bincount.default: _bincount,
-    **_table((_aten._unique.default, _aten._unique2.default), _unique),
+    **dict.fromkeys((_aten._unique.default, _aten._unique2.default), _unique),
     _aten.randperm.default: _randperm,
-    **_table((_aten.randint.default, _aten.randint.low), _randint),
+    **dict.fromkeys((_aten.randint.default, _aten.randint.low), _randint),
     _aten.clamp.default: _clamp,
     **_CARRY,
 }
