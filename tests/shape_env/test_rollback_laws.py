@@ -199,4 +199,4 @@ def check_law(settings_: dict[str, Any], program: list[Any], last: list[Any]) ->
     now, expected = derived_facts(detoured.env), derived_facts(straight.env)
     assert {name: now[name] for name in now if now[name] != expected.get(name)} == {}
     assert now.keys() == expected.keys()
-    assert not tracker._trackers
+    assert [tracker._tracker_of(each.env) for each in (detoured, straight)] == [None, None]
