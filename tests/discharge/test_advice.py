@@ -16,9 +16,9 @@ from torch.utils._sympy.functions import FloorDiv, Max, PythonMod
 
 import torch_fakeify as tfk
 from torch_fakeify.discharge.abduction import weakest_checks
-from torch_fakeify.discharge.advice import HEADING
 from torch_fakeify.discharge.wording import condition_text
 from torch_fakeify.prover.implication import implied
+from torch_fakeify.render.data_dependent import known_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,8 +93,10 @@ def message_of(asked: Callable[[], Any]) -> str:
     """Return what `entailment` adds to the error of a condition, which a function asks."""
     with tfk.entailment(), pytest.raises(GuardOnDataDependentSymNode) as caught:
         bool(asked())
-    _, heading, text = str(caught.value).partition(HEADING)
-    return f"{heading}{text}".replace(f"{__file__}:", "")
+    known = known_in(f"{caught.value}\n\nfrom user code:\n  torch._check(...)")
+    assert known is not None
+    assert known.text() in str(caught.value), "the text is read back exactly"
+    return known.text()
 
 
 def test_the_error_has_facts_and_checks_in_the_names_of_the_user() -> None:
@@ -135,7 +137,7 @@ def test_without_it_the_error_is_torchs() -> None:
     (u,) = unbacked(env, 1)
     with pytest.raises(GuardOnDataDependentSymNode) as caught:
         bool(u <= 3)
-    assert HEADING not in str(caught.value)
+    assert known_in(str(caught.value)) is None
 
 
 def test_a_hint_that_is_looked_for_costs_no_advice() -> None:
@@ -144,4 +146,4 @@ def test_a_hint_that_is_looked_for_costs_no_advice() -> None:
     (u,) = unbacked(env, 1)
     with tfk.entailment():
         error = env._make_data_dependent_error(u.node.expr <= 3, u.node.expr <= 3)
-    assert HEADING not in str(error)
+    assert known_in(str(error)) is None

@@ -6,9 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
+from write_golden import ROOT
 
 from torch_fakeify.errors import NotFailingError, ScriptError
 from torch_fakeify.frames.notes import FrameReport
+from torch_fakeify.records.frame import FailureDesc
+from torch_fakeify.render.data_dependent import KnownOf
+from torch_fakeify.serialization.capture_file import read_capture, write_capture
 from torch_fakeify.tools.minify import search
 from torch_fakeify.tools.run_failures import HowCompiled, failure_lines, untraced_lines
 from torch_fakeify.tools.run_script import ScriptReport
@@ -81,6 +86,23 @@ def test_the_first_failure_is_shown_and_others_are_named() -> None:
         "  failed too  s/003-f-00000000.fkf, s/001-f-00000000.fkf",
     ]
     assert failure_lines([good, lost], OUT, HowCompiled()) == []
+
+
+def test_a_data_dependent_failure_of_a_backend_has_the_check(tmp_path: Path) -> None:
+    """What the message in the capture says further stands below the error."""
+    said = KnownOf(known=("n >= 0",), checks=("torch._check(n <= 8)  # at m.py:3",)).text()
+    message = f"data-dependent expression u0 <= 8 (unhinted: u0 <= 8)\n{said}\n\nmore"
+    desc = read_capture(ROOT / "program_failed.fkf")
+    desc = replace(desc, failure=FailureDesc(type="E", message=message))
+    write_capture(tmp_path / "f.fkf", desc)
+    frame = failed(failure="E: data-dependent")
+    frame.path = tmp_path / "f.fkf"
+    assert failure_lines([frame], tmp_path, HowCompiled())[1:-1] == [
+        "  error       E: data-dependent",
+        "              known: n >= 0",
+        "              It would follow with:",
+        "              torch._check(n <= 8)  # at m.py:3",
+    ]
 
 
 def test_what_was_recorded_before_a_failure_of_dynamo_is_counted() -> None:

@@ -12,6 +12,7 @@ import torch
 from torch_fakeify._user_lines import calling_locals
 from torch_fakeify.compat.torch_dynamo import traced_locals
 from torch_fakeify.prover.polynomials import AtomTable
+from torch_fakeify.render.data_dependent import KnownOf
 from torch_fakeify.render.readable_names import readable_source
 
 from .abduction import weakest_checks
@@ -22,10 +23,7 @@ from .wording import condition_text
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = ["HEADING", "Advice", "SymbolNames", "advice_in", "advice_on", "advice_text"]
-
-HEADING = "What the facts say (torch_fakeify.entailment):"
-"""The first line of what is added to the message of a data-dependent error."""
+__all__ = ["Advice", "SymbolNames", "advice_on", "advice_text"]
 
 MAX_SHOWN = 12
 """The most facts that a message shows."""
@@ -86,46 +84,29 @@ def advice_text(env: Any, condition: Any) -> str:
     names = SymbolNames(env, traced_locals() or calling_locals())
     line = current_line()
     place = "" if line is None else f"  # at {_short(line)}"
-    lines = [HEADING]
-    for fact in advice.known[:MAX_SHOWN]:
-        where = "" if fact.line is None else f"  # {_short(fact.line)}"
-        lines.append(f"  known: {condition_text(fact.expr, names)}{where}")
-    if len(advice.known) > MAX_SHOWN:
-        lines.append(f"  and {len(advice.known) - MAX_SHOWN} more")
-    if not advice.known:
-        lines.append(f"  nothing is known of {_listed(names(s) for s in _symbols(condition))}")
-    for intro, checks in (
-        ("It would follow with", advice.checks),
-        ("Its negation would follow with", advice.opposite),
-    ):
-        if checks:
-            lines.append(f"{intro}:")
-            lines += [f"  torch._check({condition_text(c, names)}){place}" for c in checks]
-    unnamed = sorted({str(s) for s in _symbols(condition) if names(s) == str(s)})
-    if unnamed:
-        lines.append(
-            f"({_listed(unnamed)}: torch's symbols, for which no variable of yours was found.)"
-        )
-    return "\n".join(lines)
+
+    def calls(checks: Iterable[Any]) -> tuple[str, ...]:
+        return tuple(f"torch._check({condition_text(check, names)}){place}" for check in checks)
+
+    symbols: list[Any] = sorted(condition.free_symbols, key=str)
+    return KnownOf(
+        known=tuple(_fact_text(fact, names) for fact in advice.known[:MAX_SHOWN]),
+        more=max(0, len(advice.known) - MAX_SHOWN),
+        nothing="" if advice.known else ", ".join(map(names, symbols)),
+        checks=calls(advice.checks),
+        opposite=calls(advice.opposite),
+        unnamed=", ".join(str(s) for s in symbols if names(s) == str(s)),
+    ).text()
 
 
-def advice_in(message: str) -> list[str]:
-    """Return the lines that `advice_text` added to a message, without the first; empty if it did not."""
-    _, _, rest = message.partition(HEADING)
-    return [line.strip() for line in rest.partition("\n\n")[0].strip("\n").splitlines()]
-
-
-def _symbols(condition: Any) -> list[sympy.Symbol]:
-    return sorted(condition.free_symbols, key=str)
-
-
-def _listed(texts: Iterable[str]) -> str:
-    return ", ".join(texts)
+def _fact_text(fact: KnownFact, names: SymbolNames) -> str:
+    where = "" if fact.line is None else f"  # {_short(fact.line)}"
+    return f"{condition_text(fact.expr, names)}{where}"
 
 
 def _short(line: str) -> str:
-    """A line with the last part of its path."""
-    path, colon, rest = line.partition(":")
+    """A line with the last part of its path, and code of several lines as one."""
+    path, colon, rest = " ".join(line.split()).partition(":")
     return f"{Path(path).name}{colon}{rest}"
 
 

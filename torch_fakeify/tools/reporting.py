@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from torch_fakeify._atomic_write import check_not_input, check_writable, write_atomic
 from torch_fakeify.errors import FakeifyError, FormatError
 from torch_fakeify.render.notebook import InNotebook
+from torch_fakeify.render.report.conditions import Conditions
 from torch_fakeify.render.report.folder import ListedFrame, folder_page
 from torch_fakeify.render.report.page import write_report
 from torch_fakeify.serialization.capture_file import read_capture
@@ -20,6 +21,8 @@ from .found_captures import find_captures
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from torch_fakeify.records.frame import CaptureDesc
 
     from .capture_files import CaptureLike
 
@@ -116,7 +119,7 @@ def report(
             compiled = compile_stages(
                 file, backend=backend, imports=imports, timeout=timeout, trust=trust
             )
-    write_report(page, desc, source=source, stages=compiled)
+    write_report(page, desc, source=source, stages=compiled, conditions=_conditions(desc))
     return WrittenReport(page, () if compiled is None else compiled.verdict)
 
 
@@ -135,6 +138,18 @@ def _report_folder(
         except FormatError as error:
             errors.append((file.name, str(error).removeprefix(f"{error.where}: ")))
         else:
-            frames.append(ListedFrame(file.name, desc))
+            frames.append(ListedFrame(file.name, desc, _conditions(desc)))
     write_atomic(page, folder_page(name, frames, errors).encode())
     return WrittenReport(page, errors=tuple(errors))
+
+
+def _conditions(desc: CaptureDesc) -> Conditions | None:
+    """Return which runtime asserts of a frame follow; torch is imported only for a frame that has some."""
+    if desc.shape_env is None or not desc.shape_env.runtime_asserts:
+        return None
+    try:
+        from .unproved import runtime_conditions
+
+        return runtime_conditions(desc)
+    except (ImportError, FakeifyError) as error:  # no torch, or one that does not rebuild it
+        return Conditions(error=str(error))

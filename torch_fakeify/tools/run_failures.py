@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_fakeify.errors import FakeifyError
+from torch_fakeify.render.data_dependent import known_in
 from torch_fakeify.render.readable_names import readable_text
 from torch_fakeify.render.summary import is_entry_point, is_of_script, named_backend
 from torch_fakeify.serialization.capture_file import read_capture
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from torch_fakeify.frames.notes import FrameReport
+    from torch_fakeify.records.frame import CaptureDesc
 
 __all__ = [
     "HowCompiled",
@@ -51,11 +53,13 @@ def failure_lines(frames: Sequence[FrameReport], folder: Path, how: HowCompiled)
     if not failed:
         return []
     first = failed[0]
-    name = _file(first, folder)
+    name, desc = _file(first, folder), _capture_of(first)
+    text = first.failure or first.state
     rows = [
         ("frame", f"{name}: {first.title}{_at(', ', first.defined)}"),
         ("your line", _line(first.line)),
-        ("error", _readable(first.path, first.failure or first.state)),
+        ("error", text if desc is None else readable_text(text, desc)),
+        *(("", line) for line in _known(desc)),
         ("first", _what_is_first(first, how)),
         ("next", _next_command(first, how)),
     ]
@@ -173,11 +177,15 @@ def _what_is_first(frame: FrameReport, how: HowCompiled) -> str:
     return "move the backend from the script into a module, which is MODULE below"
 
 
-def _readable(path: Path | None, text: str) -> str:
-    """Return an error with the names of the program in place of torch's."""
-    if path is None:
-        return text
+def _capture_of(frame: FrameReport) -> CaptureDesc | None:
+    """Return the capture of a frame, for names and its whole message; ``None`` if it cannot be read."""
     try:
-        return readable_text(text, read_capture(path))
-    except FakeifyError:  # it is the message alone that needs the file
-        return text
+        return None if frame.path is None else read_capture(frame.path)
+    except FakeifyError:
+        return None
+
+
+def _known(desc: CaptureDesc | None) -> list[str]:
+    """Return what the message of a data-dependent error says further."""
+    known = None if desc is None or desc.failure is None else known_in(desc.failure.message)
+    return [] if known is None else [line.strip() for line in known.lines()]

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from torch_fakeify._user_lines import line_of_message
 from torch_fakeify.errors import FakeifyError
 from torch_fakeify.frames.notes import Notes
+from torch_fakeify.render.data_dependent import known_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -121,16 +122,15 @@ def _failure_of_dynamo(error: BaseException | None) -> dict[str, Any] | None:
         if "BackendCompilerFailed" in classes:
             return None
         if "TorchDynamoException" in classes:
-            from torch_fakeify.discharge.advice import advice_in  # torch is imported by now
-
             message = str(error)
+            known = known_in(message)
             explained = re.search(r"^  Explanation: (.*)$", message, re.MULTILINE)
             return {
                 "classes": sorted(classes),
                 "error": f"{type(error).__name__}: {message.partition(chr(10))[0]}",
                 "explanation": "" if explained is None else explained[1],
                 "line": line_of_message(message, "from user code:"),
-                "advice": advice_in(message),
+                "advice": [] if known is None else [line.strip() for line in known.lines()],
             }
         error = error.__cause__
     return None

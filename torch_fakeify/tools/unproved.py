@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch_fakeify.discharge.advice import SymbolNames, advice_in
+from torch_fakeify.discharge.advice import SymbolNames
 from torch_fakeify.discharge.known_facts import is_provable
 from torch_fakeify.discharge.wording import condition_text
 from torch_fakeify.prover.implication import redundant
+from torch_fakeify.render.data_dependent import failed_condition, known_in
+from torch_fakeify.render.report.conditions import UNKNOWN, Conditions
 from torch_fakeify.replay.facts import assumed_facts
 from torch_fakeify.shape_env.restoring import restore
 
 if TYPE_CHECKING:
     from torch_fakeify.records.frame import CaptureDesc
 
-__all__ = ["Unproved", "unproved_of"]
-
-_CONDITION = re.compile(r"data-dependent expression (.*?)(?:  ?\(|$)", re.MULTILINE)
+__all__ = ["Unproved", "runtime_conditions", "unproved_of"]
 
 
 class Unproved(NamedTuple):
     """Which runtime asserts of a frame follow from its other facts, and which do not."""
 
-    open: tuple[str, ...]
-    """The conditions that only a check at run time decides."""
-    proved: tuple[str, ...]
-    """Those that follow from the guards and the other asserts."""
+    conditions: Conditions
     failed: str | None
     """The condition on which torch could not guard, if the frame failed for it."""
     advice: tuple[str, ...]
@@ -37,29 +33,29 @@ class Unproved(NamedTuple):
         lines: list[str] = []
         if self.failed is not None:
             lines += ["It failed on a condition that does not follow:", f"  {self.failed}"]
-            lines += [f"  {line}" for line in self.advice] or [
-                "  Record it with TORCH_FAKEIFY_ENTAILMENT=1 to see what is known and which check would do"
-            ]
-        for title, texts in (
-            ("Checked at run time, as the other facts do not give them:", self.open),
-            ("Checked at run time, although they follow from the other facts:", self.proved),
-        ):
-            if texts:
-                lines += [title, *(f"  {text}" for text in texts)]
+            lines += [f"  {line}" for line in self.advice] or [f"  {UNKNOWN}"]
+        for title, texts in self.conditions.titled():
+            lines += [f"{title}:", *(f"  {text}" for text in texts)]
         return lines or ["No condition is left to run time."]
 
 
 def unproved_of(desc: CaptureDesc) -> Unproved:
     """Return the conditions of a frame that do not follow from its other facts."""
     message = "" if desc.failure is None else desc.failure.message
-    found = _CONDITION.search(message)
-    opened, proved = ([], []) if desc.shape_env is None else _asserts(restore(desc.shape_env))
+    known = known_in(message)
     return Unproved(
-        tuple(opened),
-        tuple(proved),
-        None if found is None else found[1],
-        tuple(advice_in(message)),
+        runtime_conditions(desc),
+        failed_condition(message),
+        () if known is None else tuple(line.strip() for line in known.lines()),
     )
+
+
+def runtime_conditions(desc: CaptureDesc) -> Conditions:
+    """Return the runtime asserts of a frame: those that do not follow, and those that do."""
+    if desc.shape_env is None:
+        return Conditions()
+    opened, proved = _asserts(restore(desc.shape_env))
+    return Conditions(tuple(opened), tuple(proved))
 
 
 def _asserts(env: Any) -> tuple[list[str], list[str]]:

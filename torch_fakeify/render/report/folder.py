@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from torch_fakeify.records.frame import CaptureDesc
 
+    from .conditions import Conditions
+
 __all__ = ["ListedFrame", "folder_page"]
 
 _FRAMES = 200
@@ -39,6 +41,8 @@ class ListedFrame(NamedTuple):
     file: str
     """Its path in the directory."""
     desc: CaptureDesc
+    conditions: Conditions | None = None
+    """Its runtime asserts, for the section on conditions from data."""
 
 
 def folder_page(
@@ -80,7 +84,7 @@ def folder_page(
 def _index(frames: Sequence[ListedFrame]) -> Html:
     rows: list[list[Html]] = []
     for number, frame in enumerate(frames):
-        file, *cells = [clip(cell.strip(), LONGEST) for cell in capture_row(*frame)]
+        file, *cells = [clip(cell.strip(), LONGEST) for cell in capture_row(frame.file, frame.desc)]
         is_bad = frame.desc.failure is not None or frame.desc.state == "not finished"
         name = tag("code", file)
         link = tag("a", name, href=f"#{_id(number)}") if number < _FRAMES else name
@@ -105,7 +109,12 @@ def _all(frames: Sequence[ListedFrame]) -> Iterator[Html]:
     """Yield each frame whole, folded; all together have as many nodes as the page of one may have."""
     left = MOST_NODES
     for number, frame in enumerate(frames[:_FRAMES]):
-        parts = FrameSections(frame.desc, file=frame.file.rpartition("/")[2], most=max(left, 0))
+        parts = FrameSections(
+            frame.desc,
+            file=frame.file.rpartition("/")[2],
+            conditions=frame.conditions,
+            most=max(left, 0),
+        )
         left -= parts.count
         prefix = f"{_id(number)}-"
         content = [parts.facts(), parts.navigation(), *parts.sections()]

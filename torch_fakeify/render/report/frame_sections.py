@@ -28,6 +28,7 @@ from torch_fakeify.render.text import (
     world_text,
 )
 
+from .conditions import conditions_section
 from .environment import EnvironmentSections
 from .graph import MOST_NODES, Page, graphs_html
 from .html import Html, joined, lines, tag
@@ -37,6 +38,7 @@ from .parts import (
     TOOLS,
     Section,
     box,
+    copied_list,
     pairs_table,
     section_html,
     table,
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
 
     from torch_fakeify.records.frame import CaptureDesc, FailureDesc, InputDesc
 
+    from .conditions import Conditions
     from .stages import Stages
 
 __all__ = ["FrameSections"]
@@ -67,6 +70,7 @@ class FrameSections:
         desc: the frame.
         file: name of its file, for the commands that come next.
         stages: how the frame was compiled here, for a section of its own.
+        conditions: its runtime asserts, for the section on conditions from data.
         most: most nodes that are shown.
     """
 
@@ -76,6 +80,7 @@ class FrameSections:
         *,
         file: str | None = None,
         stages: Stages | None = None,
+        conditions: Conditions | None = None,
         most: int = MOST_NODES,
     ) -> None:
         self.name = clip(desc.frame or "?", LONGEST)
@@ -83,6 +88,7 @@ class FrameSections:
         self._desc = desc
         self._file = file
         self._stages = stages
+        self._conditions = conditions
         self._most = most
         self._stacks = Stacks()
         self._shown = readable_frame(desc)
@@ -142,6 +148,7 @@ class FrameSections:
         stages = self._stages
         return [
             None if desc.failure is None else self._failure(desc.failure),
+            conditions_section(desc, self._conditions),
             Section("commands", "Next", None, self._commands()),
             pairs_table("summary", "Summary", ("What", "Value"), facts, is_counted=False),
             *self._environment.sections(),
@@ -158,16 +165,7 @@ class FrameSections:
 
     def _commands(self) -> Html:
         """Return commands with what each is for, and a button that copies it."""
-        rows = [
-            tag(
-                "li",
-                tag("code", clip(command, LONGEST), class_="command"),
-                tag("button", "Copy", type="button", class_="copy", hidden=True),
-                tag("span", why, class_="m"),
-            )
-            for command, why in next_commands(self._desc, self._file or "FILE")
-        ]
-        commands = tag("ul", *rows, class_="commands")
+        commands = copied_list(next_commands(self._desc, self._file or "FILE"))
         if not is_of_script(self._desc.backend_place):
             return commands
         text = "First move the backend from the script into a module, which is MODULE below."

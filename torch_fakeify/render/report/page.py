@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from torch_fakeify.records.frame import CaptureDesc
 
+    from .conditions import Conditions
     from .stages import Stages
 
 __all__ = ["document", "html_page", "write_report"]
@@ -35,6 +36,7 @@ def write_report(
     *,
     source: str | os.PathLike[str] | None = None,
     stages: Stages | None = None,
+    conditions: Conditions | None = None,
 ) -> None:
     """Write the page of a capture atomically.
 
@@ -43,6 +45,7 @@ def write_report(
         desc: the frame.
         source: the file that the frame was read from, which stays as it is.
         stages: how the frame was compiled here, for a section of its own.
+        conditions: its runtime asserts, for the section on conditions from data.
 
     Raises:
         WriteError: the file cannot be written, or is the source. An existing file is left unchanged.
@@ -51,18 +54,25 @@ def write_report(
     if source is not None:
         check_not_input(path, source)
         file = Path(source).name
-    write_atomic(path, html_page(desc, stages, file=file).encode())
+    write_atomic(path, html_page(desc, stages, conditions, file=file).encode())
 
 
-def html_page(desc: CaptureDesc, stages: Stages | None = None, *, file: str | None = None) -> str:
+def html_page(
+    desc: CaptureDesc,
+    stages: Stages | None = None,
+    conditions: Conditions | None = None,
+    *,
+    file: str | None = None,
+) -> str:
     """Return the page of a capture as self-contained HTML.
 
     Args:
         desc: the frame.
         stages: how the frame was compiled here, for a section of its own.
+        conditions: its runtime asserts, for the section on conditions from data.
         file: name of the file of the capture, for the commands that come next.
     """
-    frame = FrameSections(desc, file=file, stages=stages)
+    frame = FrameSections(desc, file=file, stages=stages, conditions=conditions)
     return document(
         f"{frame.name}: a frame of torch.compile",
         tag("a", "Skip to the graph", class_="skip", href="#graph"),

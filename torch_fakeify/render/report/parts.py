@@ -17,6 +17,7 @@ __all__ = [
     "TOOLS",
     "Section",
     "box",
+    "copied_list",
     "folded_table",
     "pairs_table",
     "plain_table",
@@ -177,6 +178,20 @@ def plain_table(rows: Sequence[Sequence[Html]], labels: Sequence[str], title: st
 def box(label: str, content: Html) -> Html:
     """Return text in a scrollable box that can be focused."""
     return tag("pre", content, tabindex="0", role="region", aria_label=label)
+
+
+def copied_list(rows: Iterable[tuple[str, str]]) -> Html:
+    """Return lines of code, each with a button that copies it and what it is for."""
+    entries = [
+        tag(
+            "li",
+            tag("code", clip(code, LONGEST), class_="command"),
+            tag("button", "Copy", type="button", class_="copy", hidden=True),
+            *([tag("span", why, class_="m")] if why else []),
+        )
+        for code, why in rows
+    ]
+    return tag("ul", *entries, class_="commands")
 
 
 def pairs_table(
