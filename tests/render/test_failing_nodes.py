@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from msgspec.structs import replace
@@ -9,6 +11,7 @@ from torch import nn
 
 import torch_fakeify as tfk
 from torch_fakeify.records.frame import CaptureDesc, FailureDesc
+from torch_fakeify.render.data_dependent import KnownOf
 from torch_fakeify.render.failing_nodes import failing_lines, find_failing_nodes
 from torch_fakeify.render.nested_graphs import all_graphs
 from torch_fakeify.render.readable_names import readable_frame
@@ -129,3 +132,12 @@ def test_a_message_of_any_length_is_read(frame: CaptureDesc) -> None:
     assert found(frame, "node cumsum" + " x" * 10**6) == ["cumsum"]
     assert found(frame, "x " * 10**6 + "node cumsum") == ["cumsum"]
     assert found(frame, "\n".join(f'File "f{i}.py", line {i}' for i in range(10**5))) == []
+
+
+def test_the_lines_of_known_facts_are_not_where_it_failed(frame: CaptureDesc) -> None:
+    """Of a data-dependent error the facts have lines of the program, too."""
+    place = f"{Path(__file__).name}:{line_of(frame, 'z')}"
+    known = KnownOf(known=(f"n >= 0  # {place}",), checks=(f"torch._check(n <= 8)  # at {place}",))
+    message = "Could not guard on data-dependent expression n <= 8"
+    assert found(frame, f"{message}\n  {place}") != []
+    assert found(frame, f"{message}\n{known.text()}\n") == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-__all__ = ["KnownOf", "failed_condition", "known_in"]
+__all__ = ["KnownOf", "failed_condition", "known_in", "without_known"]
 
 _HEADING = "What the facts say (torch_fakeify.entailment):"
 _KNOWN = "  known: "
@@ -75,6 +75,12 @@ def known_in(message: str) -> KnownOf | None:
         else:  # what torch adds
             break
     return found
+
+
+def without_known(message: str) -> str:
+    """Return a message without the lines of the facts, which are not where it failed."""
+    known = known_in(message)
+    return message if known is None else message.replace(known.text(), "")
 
 
 def failed_condition(message: str) -> str | None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch_fakeify.records.tensor import FunctionValue
 
 from .code import node_stack, statement
+from .data_dependent import without_known
 from .nested_graphs import NodeAt, all_graphs
 from .text import clip, place_text, user_frame
 
@@ -59,7 +60,7 @@ def find_failing_nodes(desc: CaptureDesc) -> FailingNodes | None:
     """Return the nodes at which the backend of a frame failed; ``None`` if its message does not tell."""
     if desc.failure is None or not desc.failure.message:
         return None
-    message = desc.failure.message
+    message = without_known(desc.failure.message)
     if len(message) > _MESSAGE:
         message = f"{message[: _MESSAGE // 2]}\n{message[-_MESSAGE // 2 :]}"
     nodes = [
