@@ -1,0 +1,181 @@
+"""Guards, recompiles and compile time of each model, without and with ``tfk.entailment``.
+
+Run: ``python -m benchmarks.entailment_models [--json] [--training] [MODEL...]``; it needs the ``models``
+extra, and a checkout: the models are those of the tests. Each is compiled anew by aot_eager with
+``dynamic=True`` and called with inputs of three sizes.
+
+``guards`` are those in the environments of its frames, ``installed`` the ones on sizes that Dynamo
+checks at entry, ``asserts`` the runtime asserts. ``asked`` counts the questions to the prover,
+``slowest`` is the longest of them, and ``own`` is the CPU time in the code of entailment as a part of
+the compile time with it: the answers, the facts about operators and the lines of the user.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+import time
+import warnings
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from unittest import mock
+
+import torch
+from sympy.core.cache import clear_cache
+
+import torch_fakeify as tfk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+TESTS = [str(Path(__file__).parents[1] / "tests" / name) for name in ("harness", "zoo")]
+"""Where the models are."""
+
+OWN = ("_answer", "note_values", "forget_values", "state_facts_of", "note_line", "advice_text")
+"""The functions that the methods of torch call with entailment."""
+
+COUNTS = ("guards", "installed", "asserts", "recompiles")
+
+
+class Counts(NamedTuple):
+    """One compilation of a model."""
+
+    graphs: int
+    guards: int
+    installed: int
+    asserts: int
+    recompiles: int
+    seconds: float
+    """CPU time of the calls."""
+    error: str | None
+    """What was raised, if something was."""
+
+
+class Compared(NamedTuple):
+    """A model without and with entailment."""
+
+    model: str
+    without: Counts
+    ours: Counts
+    asked: int
+    """Questions to the prover."""
+    slowest: float
+    """Milliseconds of the slowest."""
+    own: float
+    """The time in the code of entailment, as a part of the compile time."""
+
+
+class _Clock:
+    """How often functions were called, and the CPU time in them, of nested calls once."""
+
+    def __init__(self) -> None:
+        self.seconds, self.calls, self.slowest, self._depth = 0.0, 0, 0.0, 0
+
+    def around(self, function: Callable[..., Any], *, is_question: bool) -> Callable[..., Any]:
+        """Return the function with its time measured."""
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if self._depth:
+                return function(*args, **kwargs)
+            self._depth += 1
+            start = time.thread_time()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                seconds = time.thread_time() - start
+                self._depth -= 1
+                self.seconds += seconds
+                if is_question:
+                    self.calls += 1
+                    self.slowest = max(self.slowest, seconds)
+
+        return timed
+
+
+def compiled(name: str, *, training: bool) -> Counts:
+    """Compile a model anew and count.
+
+    Args:
+        name: of the model.
+        training: with a backward pass.
+    """
+    from compiled_programs import Model
+    from model_zoo import MODELS
+    from observe import observed
+
+    clear_cache()
+    gc.collect()
+    program = Model(model=MODELS[name], training=training, dynamic=True)
+    run = observed(program, "aot_eager", direct=True, record=False)
+    raised = [row for row in run.seen if row[0].endswith("raised")]
+    return Counts(
+        len(run.envs),
+        sum(len(env.guards) for env in run.envs),
+        sum(map(len, run.guards)),
+        sum(map(len, run.asserts)),
+        run.recompiles,
+        run.seconds,
+        f"{raised[0][1]}: {raised[0][2]}" if raised else None,
+    )
+
+
+def compared(names: Iterable[str], *, training: bool) -> Iterator[Compared]:
+    """Compile each model without and with entailment; each time the other way begins."""
+    from torch_fakeify.discharge import installing
+
+    for number, name in enumerate(names):
+        found: dict[bool, Counts] = {}
+        clock = _Clock()
+        for with_it in (False, True) if number % 2 else (True, False):
+            with ExitStack() as stack:
+                if with_it:
+                    for each in OWN:
+                        timed = clock.around(getattr(installing, each), is_question=each == OWN[0])
+                        stack.enter_context(mock.patch.object(installing, each, timed))
+                    stack.enter_context(tfk.entailment())
+                found[with_it] = compiled(name, training=training)
+        yield Compared(
+            name,
+            found[False],
+            found[True],
+            clock.calls,
+            clock.slowest * 1e3,
+            clock.seconds / found[True].seconds,
+        )
+
+
+def line(row: Compared) -> str:
+    """Return a line of the table in Markdown."""
+    pairs = [f"{getattr(row.without, what)}, {getattr(row.ours, what)}" for what in COUNTS]
+    cells = [row.model, *pairs, str(row.asked), f"{row.slowest:.1f} ms", f"{row.own:.2%}"]
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Print the table, a line as soon as it is there, or a JSON object for each model."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="*", help="default: all")
+    parser.add_argument("--json", action="store_true", help="print JSON lines, not a table")
+    parser.add_argument("--training", action="store_true", help="with a backward pass")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    sys.path.extend(path for path in TESTS if path not in sys.path)
+    from model_zoo import MODELS
+
+    head = ("model", *COUNTS, "asked", "slowest", "own")
+    if not args.json:
+        print(f"| {' | '.join(head)} |\n{'|---' * len(head)}|")
+    for row in compared(args.models or MODELS, training=args.training):
+        if args.json:
+            data = row._asdict() | {"without": row.without._asdict(), "ours": row.ours._asdict()}
+            print(json.dumps(data), flush=True)
+        else:
+            print(line(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
