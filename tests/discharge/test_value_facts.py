@@ -63,6 +63,19 @@ CALLS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "greatest": lambda x: x.argsort(dim=0).max(),
     "cat": lambda x: torch.cat([x.argsort(dim=0), x.clamp(3, 5)]),
     "stack": lambda x: torch.stack([x.argmax(), x.argmin()]),
+    "int32 of searchsorted": lambda x: torch.searchsorted(x, x, out_int32=True),
+    "int32 of a number's": lambda x: torch.searchsorted(x[0], 1, out_int32=True),
+    "int32 of bucketize": lambda x: torch.bucketize(x, x.flatten(), out_int32=True).flip(0),
+    "int64 of an int32": lambda x: torch.bucketize(x, x.flatten(), out_int32=True).long(),
+    "clamped int32": lambda x: x.int().clamp(1, 4) + 1,
+    "int32 of small numbers": lambda x: x.clamp(1, 4).int(),
+    "remainder": lambda x: x % 3,
+    "remainder of negative numbers": lambda x: (x - 5) % 3,
+    "remainder by a size": lambda x: (x - 3) % x.shape[0],
+    "twice": lambda x: x.argsort(dim=0) * 2,
+    "product": lambda x: x.argsort(dim=0) * (x % 5),
+    "sum": lambda x: x.argsort(dim=0) * 3 + x % 3,
+    "difference": lambda x: x.argsort(dim=0) - x.argsort(dim=1),
     "one more": lambda x: x.argsort(dim=0) + 1,
     "three less": lambda x: x.argsort(dim=0) - 3,
     "chosen rows": lambda x: x.argsort(dim=0)[x[:, 0] > 0],
@@ -103,6 +116,34 @@ def test_a_fact_holds_for_all_eager_numbers(name: str, data: st.DataObject) -> N
             assert fact.xreplace({**values, symbol: sympy.Integer(number)}) == sympy.true, fact
 
 
+WRAPS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "int32, one more": lambda x: x.int().clamp(0, 2**31 - 1) + 1,
+    "int32 of positions, one more": lambda x: torch.searchsorted(x, x, out_int32=True) + 1,
+    "int32 of a large position": lambda x: x.argmax().int(),
+    "int32 of a sum": lambda x: (x > 1).sum(dtype=torch.int32),
+    "int32, limits": lambda x: x.int().clamp(0, x.shape[0]),
+    "int64, one more": lambda x: x.clamp(0, 2**63 - 1) + 1,
+    "limits by sizes, one more": lambda x: x.clamp(0, x.shape[0]) + 1,
+    "product of positions": lambda x: x.argmax() * x.argmin(),
+    "large factor": lambda x: x.argmax() * 2**12,
+    "int16": lambda x: x.clamp(0, 4).short(),
+}
+
+
+@pytest.mark.parametrize("name", WRAPS)
+def test_numbers_that_may_wrap_around_have_no_range(name: str) -> None:
+    """Nothing is stated of a result that may be larger than its dtype can hold."""
+    assert facts_about_a_number(WRAPS[name], torch.arange(6).reshape(3, 2))[1] == []
+
+
+def test_a_remainder_by_a_number_that_may_be_zero_has_no_range() -> None:
+    """Not every device refuses to divide by zero."""
+    fake, env = fake_of(torch.arange(5))
+    with tfk.entailment(), fake.fake_mode:
+        count = fake.nonzero().shape[0]
+        assert tfk.entails(env, (fake % count)[0].item() < count) is None
+
+
 def test_each_operator_has_a_case() -> None:
     """Each operator of the table is called by a case."""
     called: set[Any] = set()
@@ -119,7 +160,6 @@ def test_each_operator_has_a_case() -> None:
             call(torch.arange(6).reshape(3, 2))
     untouched = {op for op in VALUE_RANGES if op not in called}
     assert untouched == {
-        aten._to_copy.default,  # of a device alone
         aten._unique.default,  # which torch.unique does not call
         aten.lift_fresh_copy.default,  # of a constant under functionalization
         aten.min.default,

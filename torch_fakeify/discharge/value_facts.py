@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import operator
 import weakref
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sympy
@@ -29,8 +30,11 @@ if TYPE_CHECKING:
 
 __all__ = ["VALUE_RANGES", "forget_values", "note_values"]
 
-MAX_OFFSET = 2**31
-"""The largest number that is added to a range: a size plus it is an int64 still."""
+MAX_COUNT = 2**52
+"""More elements than an operator reads or makes: it would take hours."""
+
+LARGEST = {torch.int64: 2**63 - 1, torch.int32: 2**31 - 1}
+"""By dtype the largest number; integers of other dtypes have no range."""
 
 
 class Range(NamedTuple):
@@ -38,6 +42,8 @@ class Range(NamedTuple):
 
     low: Any
     high: Any
+    most: int | None = None
+    """No number is larger in magnitude, whatever the sizes are: what is computed with them does not wrap."""
 
 
 class Call(NamedTuple):
@@ -109,8 +115,7 @@ def _state(env: Any, number: Any, range_: Range) -> None:
 
 
 def _note(env: Any, tensor: Any, range_: Range) -> None:
-    # Other integers may have wrapped around.
-    if tensor.dtype is torch.int64 and range_ != _UNKNOWN:
+    if range_ != _UNKNOWN and _fits(tensor.dtype, range_.most):
         known = _ranges.setdefault(env, {})
         for storage in [storage for storage in tuple(known) if storage.expired()]:
             del known[storage]
@@ -118,8 +123,15 @@ def _note(env: Any, tensor: Any, range_: Range) -> None:
         known[_storage(tensor)] = Noted(range_, _no_graph if graph is None else weakref.ref(graph))
 
 
+def _fits(dtype: torch.dtype, most: int | None) -> bool:
+    """Whether numbers are not wrapped around in a dtype; of an int64 it is asked where one is computed."""
+    return dtype is torch.int64 or (
+        dtype in LARGEST and most is not None and most <= LARGEST[dtype]
+    )
+
+
 def _range_of(env: Any, tensor: Any) -> Range:
-    if not isinstance(tensor, torch.Tensor) or tensor.dtype is not torch.int64:
+    if not isinstance(tensor, torch.Tensor) or tensor.dtype not in LARGEST:
         return _UNKNOWN
     noted = _ranges.get(env, {}).get(_storage(tensor))
     return _UNKNOWN if noted is None or noted.graph() is not traced_graph() else noted.range
@@ -140,11 +152,23 @@ _UNKNOWN = Range(None, None)
 
 
 def _below(count: Any) -> Range:
-    return Range(sympy.Integer(0), count - 1)
+    return Range(sympy.Integer(0), count - 1, MAX_COUNT)
 
 
 def _up_to(count: Any) -> Range:
-    return Range(sympy.Integer(0), count)
+    return Range(sympy.Integer(0), count, MAX_COUNT)
+
+
+def _between(low: Any, high: Any) -> Range:
+    """The numbers between two limits; of constant ones the magnitude is known."""
+    ends = [int(end) for end in (low, high) if end.is_Integer]
+    return Range(low, high, max(map(abs, ends)) if len(ends) == 2 else None)
+
+
+def _insertion(tensor: torch.Tensor, boundaries: Any) -> Range:
+    """The positions at which numbers are inserted; as int32 they are refused where these are too many."""
+    low, high, most = _up_to(boundaries)
+    return Range(low, high, LARGEST[torch.int32] if tensor.dtype is torch.int32 else most)
 
 
 def _length(tensor: torch.Tensor, dim: int | None) -> Any:
@@ -178,11 +202,11 @@ def _nonzero(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
 
 
 def _searchsorted(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
-    yield call.result, _up_to(size_expr(call.args[0].shape[-1]))
+    yield call.result, _insertion(call.result, size_expr(call.args[0].shape[-1]))
 
 
 def _bucketize(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
-    yield call.result, _up_to(element_count(call.args[1]))
+    yield call.result, _insertion(call.result, element_count(call.args[1]))
 
 
 def _counted(call: Call) -> Any:
@@ -229,14 +253,25 @@ def _randperm(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
 
 def _randint(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
     low, high = (0, call.args[0]) if len(call.args) < 3 else call.args[:2]
-    yield call.result, Range(size_expr(low), size_expr(high) - 1)
+    yield call.result, _between(size_expr(low), size_expr(high) - 1)
+
+
+def _remainder(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
+    divisor = call.args[1]
+    if isinstance(divisor, (int, torch.SymInt)) and not isinstance(divisor, bool):
+        number = size_expr(divisor)
+        if number.is_positive:  # a GPU does not refuse to divide by zero
+            yield call.result, _between(sympy.Integer(0), number - 1)
 
 
 # --- what keeps, joins or moves values --------------------------------------------------------------
 
 
 def _kept(at: int | None = None) -> Callable[[Call], Any]:
-    """Values of the first argument alone: the result, or one of several."""
+    """Values of the first argument alone: the result, or one of several.
+
+    Those of an int64 are in an int32 only if they fit.
+    """
 
     def ranges(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
         result = call.result if at is None else call.result[at]
@@ -257,42 +292,77 @@ def _clamp(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
     range_ = _range_of(call.env, call.args[0])
     low, high = (call.argument(at, name, None) for at, name in ((1, "min"), (2, "max")))
     if all(limit is None or isinstance(limit, (int, torch.SymInt)) for limit in (low, high)):
+        limits = [size_expr(limit) for limit in (low, high) if limit is not None]
+        mosts = [abs(int(limit)) if limit.is_Integer else None for limit in limits]
+        most = _most(max, *mosts) if len(limits) == 2 else _most(max, *mosts, range_.most)
         if low is not None:
             low = size_expr(low)
             range_ = Range(low, _of_both(sympy_functions.Max, low, range_.high))
         if high is not None:  # it wins where the limits contradict each other
             high = size_expr(high)
             range_ = Range(_of_both(sympy_functions.Min, high, range_.low), high)
-        yield call.result, range_
+        yield call.result, range_._replace(most=most)
 
 
 def _of_both(function: Any, first: Any, second: Any) -> Any:
     return None if first is None or second is None else function(first, second)
 
 
+def _most(function: Any, *mosts: int | None) -> int | None:
+    known = [most for most in mosts if most is not None]
+    return None if len(known) < len(mosts) else function(known)
+
+
 def _cat(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
     ranges = [_range_of(call.env, tensor) for tensor in call.args[0]]
-    low, high = ranges[0]
+    low, high, most = ranges[0]
     for other in ranges[1:]:
         low = _of_both(sympy_functions.Min, low, other.low)
         high = _of_both(sympy_functions.Max, high, other.high)
-    yield call.result, Range(low, high)
+        most = _most(max, most, other.most)
+    yield call.result, Range(low, high, most)
 
 
-def _moved(sign: int) -> Callable[[Call], Any]:
-    """The first argument plus or minus an integer."""
+def _operands(call: Call) -> tuple[Range, Range] | None:
+    """The ranges of two operands, of which the second may be an integer."""
+    first, second = call.args[:2]
+    if call.argument(2, "alpha", 1) != 1:
+        return None
+    if type(second) is int:
+        number = sympy.Integer(second)
+        return _range_of(call.env, first), _between(number, number)
+    return _range_of(call.env, first), _range_of(call.env, second)
 
-    def ranges(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
-        first, second = call.args[:2]
-        if type(second) is int and abs(second) <= MAX_OFFSET and call.argument(2, "alpha", 1) == 1:
-            low, high = _range_of(call.env, first)
-            moved = sympy.Integer(sign * second)
-            yield (
-                call.result,
-                Range(_of_both(operator.add, low, moved), _of_both(operator.add, high, moved)),
-            )
 
-    return ranges
+def _computed(call: Call, low: Any, high: Any, most: int | None) -> Iterator[Any]:
+    """The result, if no number in it has wrapped around."""
+    if most is not None and most <= LARGEST.get(call.result.dtype, -1):
+        yield call.result, Range(low, high, most)
+
+
+def _add(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
+    operands = _operands(call)
+    if operands is not None:
+        a, b = operands
+        low, high = (_of_both(operator.add, *ends) for ends in ((a.low, b.low), (a.high, b.high)))
+        yield from _computed(call, low, high, _most(sum, a.most, b.most))
+
+
+def _sub(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
+    operands = _operands(call)
+    if operands is not None:
+        a, b = operands
+        low, high = (_of_both(operator.sub, *ends) for ends in ((a.low, b.high), (a.high, b.low)))
+        yield from _computed(call, low, high, _most(sum, a.most, b.most))
+
+
+def _mul(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
+    operands = _operands(call)
+    if operands is not None and all(r.low is not None and r.low.is_nonnegative for r in operands):
+        a, b = operands
+        yield from _computed(
+            call, a.low * b.low, _of_both(operator.mul, a.high, b.high), _most(prod, a.most, b.most)
+        )
 
 
 _aten = torch.ops.aten
@@ -320,8 +390,9 @@ _CARRY: dict[Any, Callable[[Call], Any]] = {
     ),
     _aten.cat.default: _cat,
     _aten.stack.default: _cat,
-    _aten.add.Tensor: _moved(1),
-    _aten.sub.Tensor: _moved(-1),
+    _aten.add.Tensor: _add,
+    _aten.sub.Tensor: _sub,
+    _aten.mul.Tensor: _mul,
 }
 """By operator how ranges of its arguments carry on."""
 
@@ -355,6 +426,7 @@ VALUE_RANGES: dict[Any, Callable[[Call], Any]] = {
     _aten.randperm.default: _randperm,
     **dict.fromkeys((_aten.randint.default, _aten.randint.low), _randint),
     _aten.clamp.default: _clamp,
+    _aten.remainder.Scalar: _remainder,
     **_CARRY,
 }
 """By operator the ranges of the numbers in its results."""
