@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import threading
 from contextlib import contextmanager
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sympy
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Entailment", "entailment"]
 
-MAX_OPERATIONS = 200
-"""The most operations of a condition that the prover is asked about."""
+MAX_PARTS = 500
+"""The most operations, symbols and numbers of a condition that the prover is asked about."""
 
 _CACHE_METHODS = ("cache_clear", "cache_info", "cumulative_cache_info")
 
@@ -202,10 +203,14 @@ def _may_ask(
 
 
 def _answer(env: Any, expr: Any) -> bool | None:
-    if expr.count_ops() > MAX_OPERATIONS or not is_provable(env, expr):
+    if not (is_provable(env, expr) and _is_small(expr)):
         return None
     is_about_inputs = expr.free_symbols <= env.backed_var_to_val.keys()
     return knowledge_of(env, inputs_only=is_about_inputs).answer(env, expr)
+
+
+def _is_small(expr: Any) -> bool:
+    return sum(1 for _ in islice(sympy.preorder_traversal(expr), MAX_PARTS + 1)) <= MAX_PARTS
 
 
 def _learning(original: Any) -> Any:

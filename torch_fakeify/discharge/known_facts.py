@@ -35,7 +35,9 @@ Origin: TypeAlias = Literal[
     "range", "replacement", "divisible", "guard", "runtime assert", "operator"
 ]
 
-_ENDLESS = (sympy.oo, -sympy.oo, int_oo, -int_oo, sys.maxsize - 1, sys.maxsize)
+_ENDLESS = frozenset(
+    map(sympy.S, (sympy.oo, -sympy.oo, int_oo, -int_oo, sys.maxsize - 1, sys.maxsize))
+)
 """Bounds that are no limits; the last two are those that torch gives to sizes."""
 
 MAX_LEFT_OVER = 1000
@@ -102,6 +104,8 @@ def _keys(env: Any) -> dict[_Key, Any]:
     keys: dict[_Key, Any] = {}
     places = env.var_to_range_sloc
     for symbol, bounds in env.var_to_range.items():
+        if not symbol.is_integer:
+            continue
         place = places.get(symbol)
         if bounds.lower not in _ENDLESS:
             keys[symbol, True, bounds.lower] = place and place.lower
