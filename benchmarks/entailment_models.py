@@ -7,7 +7,8 @@ extra, and a checkout: the models are those of the tests. Each is compiled anew 
 ``guards`` are those in the environments of its frames, ``installed`` the ones on sizes that Dynamo
 checks at entry, ``asserts`` the runtime asserts. ``asked`` counts the questions to the prover,
 ``slowest`` is the longest of them, and ``own`` is the CPU time in the code of entailment as a part of
-the compile time with it: the answers, the facts about operators and the lines of the user.
+the compile time with it: the answers, the facts about operators and the lines of the user. A model
+whose compilation takes longer than ``--limit`` seconds is an error.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import signal
 import sys
 import time
 import warnings
@@ -68,6 +70,14 @@ class Compared(NamedTuple):
     """The time in the code of entailment, as a part of the compile time."""
 
 
+class _TooLong(BaseException):
+    """Raised in a compilation that takes too long; torch handles any `Exception`."""
+
+
+def _stop(*_: Any) -> None:
+    raise _TooLong
+
+
 class _Clock:
     """How often functions were called, and the CPU time in them, of nested calls once."""
 
@@ -95,12 +105,13 @@ class _Clock:
         return timed
 
 
-def compiled(name: str, *, training: bool) -> Counts:
+def compiled(name: str, *, training: bool, limit: float = 0.0) -> Counts:
     """Compile a model anew and count.
 
     Args:
         name: of the model.
         training: with a backward pass.
+        limit: CPU seconds after which it is stopped; 0 for none.
     """
     from compiled_programs import Model
     from model_zoo import MODELS
@@ -109,7 +120,14 @@ def compiled(name: str, *, training: bool) -> Counts:
     clear_cache()
     gc.collect()
     program = Model(model=MODELS[name], training=training, dynamic=True)
-    run = observed(program, "aot_eager", direct=True, record=False)
+    signal.signal(signal.SIGVTALRM, _stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, limit)
+    try:
+        run = observed(program, "aot_eager", direct=True, record=False)
+    except _TooLong:
+        return Counts(0, 0, 0, 0, 0, limit, f"longer than {limit:g} s")
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     raised = [row for row in run.seen if row[0].endswith("raised")]
     return Counts(
         len(run.envs),
@@ -122,7 +140,7 @@ def compiled(name: str, *, training: bool) -> Counts:
     )
 
 
-def compared(names: Iterable[str], *, training: bool) -> Iterator[Compared]:
+def compared(names: Iterable[str], *, training: bool, limit: float) -> Iterator[Compared]:
     """Compile each model without and with entailment; each time the other way begins."""
     from torch_fakeify.discharge import installing
 
@@ -136,7 +154,7 @@ def compared(names: Iterable[str], *, training: bool) -> Iterator[Compared]:
                         timed = clock.around(getattr(installing, each), is_question=each == OWN[0])
                         stack.enter_context(mock.patch.object(installing, each, timed))
                     stack.enter_context(tfk.entailment())
-                found[with_it] = compiled(name, training=training)
+                found[with_it] = compiled(name, training=training, limit=limit)
         yield Compared(
             name,
             found[False],
@@ -150,6 +168,9 @@ def compared(names: Iterable[str], *, training: bool) -> Iterator[Compared]:
 def line(row: Compared) -> str:
     """Return a line of the table in Markdown."""
     pairs = [f"{getattr(row.without, what)}, {getattr(row.ours, what)}" for what in COUNTS]
+    errors = [one.error for one in (row.without, row.ours)]
+    if any(errors):
+        return f"| {row.model}: {errors[0]}, {errors[1]} |"
     cells = [row.model, *pairs, str(row.asked), f"{row.slowest:.1f} ms", f"{row.own:.2%}"]
     return f"| {' | '.join(cells)} |"
 
@@ -160,6 +181,7 @@ def main() -> None:
     parser.add_argument("models", nargs="*", help="default: all")
     parser.add_argument("--json", action="store_true", help="print JSON lines, not a table")
     parser.add_argument("--training", action="store_true", help="with a backward pass")
+    parser.add_argument("--limit", type=float, default=60.0, help="default: %(default)s")
     args = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -169,7 +191,7 @@ def main() -> None:
     head = ("model", *COUNTS, "asked", "slowest", "own")
     if not args.json:
         print(f"| {' | '.join(head)} |\n{'|---' * len(head)}|")
-    for row in compared(args.models or MODELS, training=args.training):
+    for row in compared(args.models or MODELS, training=args.training, limit=args.limit):
         if args.json:
             data = row._asdict() | {"without": row.without._asdict(), "ours": row.ours._asdict()}
             print(json.dumps(data), flush=True)
