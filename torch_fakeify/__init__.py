@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch_fakeify.discharge.questions import entails as entails
     from torch_fakeify.discharge.questions import why as why
     from torch_fakeify.encoding.subclasses import register_subclass as register_subclass
+    from torch_fakeify.fake_kernels.kernels import FakeKernel as FakeKernel
     from torch_fakeify.frames.captures import Capture as Capture
     from torch_fakeify.frames.instances import Instance as Instance
     from torch_fakeify.frames.notes import RecordWarning as RecordWarning
@@ -48,6 +49,9 @@ if TYPE_CHECKING:
     from torch_fakeify.tools.doctor import doctor as doctor
     from torch_fakeify.tools.fuzzing import FuzzReport as FuzzReport
     from torch_fakeify.tools.fuzzing import fuzz as fuzz
+    from torch_fakeify.tools.infer_fakes import InferredFakes as InferredFakes
+    from torch_fakeify.tools.infer_fakes import infer_fake as infer_fake
+    from torch_fakeify.tools.infer_fakes import inferring_fakes as inferring_fakes
     from torch_fakeify.tools.minify.results import MinifyReport as MinifyReport
     from torch_fakeify.tools.minify.search import minify as minify
     from torch_fakeify.tools.replaying import ReplayReport as ReplayReport
@@ -77,6 +81,9 @@ if TYPE_CHECKING:
     )
     from .errors import (
         FakeifyError as FakeifyError,
+    )
+    from .errors import (
+        FakeKernelError as FakeKernelError,
     )
     from .errors import (
         FormatError as FormatError,
@@ -127,10 +134,13 @@ _HOME = {
     "Checkpoint": "shape_env.rollback",
     "ConvertError": "errors",
     "Diagnosis": "tools.doctor",
+    "FakeKernel": "fake_kernels.kernels",
+    "FakeKernelError": "errors",
     "FakeifyError": "errors",
     "FormatError": "errors",
     "FrameDiff": "tools.diffing",
     "FuzzReport": "tools.fuzzing",
+    "InferredFakes": "tools.infer_fakes",
     "Instance": "frames.instances",
     "KnownFact": "discharge.known_facts",
     "LimitError": "errors",
@@ -171,6 +181,8 @@ _HOME = {
     "from_trace_log": "frames.trace_logs.log",
     "fuzz": "tools.fuzzing",
     "handoff": "transfer.dynamo_handoff",
+    "infer_fake": "tools.infer_fakes",
+    "inferring_fakes": "tools.infer_fakes",
     "insert_guards": "replay.guard_nodes",
     "insert_runtime_asserts": "replay.assert_nodes",
     "learn": "replay.guard_nodes",
@@ -201,10 +213,13 @@ __all__ = [
     "Checkpoint",
     "ConvertError",
     "Diagnosis",
+    "FakeKernel",
+    "FakeKernelError",
     "FakeifyError",
     "FormatError",
     "FrameDiff",
     "FuzzReport",
+    "InferredFakes",
     "Instance",
     "KnownFact",
     "LimitError",
@@ -246,6 +261,8 @@ __all__ = [
     "from_trace_log",
     "fuzz",
     "handoff",
+    "infer_fake",
+    "inferring_fakes",
     "insert_guards",
     "insert_runtime_asserts",
     "learn",

@@ -135,6 +135,7 @@ def _run(args: argparse.Namespace) -> int:
         version=args.format_version,
         on_error=args.on_error,
         level=args.level,
+        infer_fakes=args.infer_fakes,
     )
     status = _print_run(report, args)
     if args.minify and report.ending != "interrupted" and not report.is_well:
@@ -144,7 +145,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _print_run(report: ScriptReport, args: argparse.Namespace) -> int:
-    _print([*report.lines(terminal_columns()), *report.next_lines()])
+    _print([*report.lines(terminal_columns()), *report.fake_lines(), *report.next_lines()])
     sys.stdout.flush()
     if report.ending == "interrupted":
         by = "" if report.cause == "SIGINT" else f" by {report.cause}"

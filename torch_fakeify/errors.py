@@ -178,6 +178,10 @@ class StubError(CaptureError):
     """An operator that is not here cannot have a stub, or its stub cannot do what it is called for."""
 
 
+class FakeKernelError(FakeifyError):
+    """No fake kernel can be inferred for an operator, or an inferred one does not know such a call."""
+
+
 class NotFailingError(CaptureError):
     """A frame that should fail does not, or not in the same way each time."""
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["KnownSetting", "changed_settings", "find_setting", "settings_set"]
+__all__ = ["KnownSetting", "OwnSetting", "changed_settings", "find_setting", "settings_set"]
 
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]{3,}")
 """The name of an environment variable."""
@@ -29,6 +29,19 @@ class KnownSetting(NamedTuple):
     default: Any
     hint: Any
     """The declared type."""
+
+
+class OwnSetting:
+    """The base of values that this package gives to settings for a block; they are not recorded.
+
+    Torch copies its settings and prints them as code: the copy is the same object, and the code ``None``.
+    """
+
+    def __deepcopy__(self, _memo: object) -> OwnSetting:
+        return self
+
+    def __repr__(self) -> str:
+        return "None"
 
 
 def _config(module: str) -> Any:
@@ -49,6 +62,8 @@ def changed_settings(module: str) -> Iterator[tuple[str, Any]]:
     for name, entry in config._config.items():
         if name in from_environment and entry.alias is None:
             yield name, getattr(config, name)
+        elif isinstance(changed.get(name), OwnSetting):
+            continue
         elif name in changed and not _equal(changed[name], entry.default):
             yield name, changed[name]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
@@ -10,17 +11,31 @@ from . import gate
 
 gate.check_installed_torch()  # before anything private is asked for
 
+import torch._dynamo.config
 from torch._library import autograd as _autograd
-from torch._library.custom_ops import OPDEFS
+from torch._library.custom_ops import OPDEFS, CustomOpDef
+from torch._library.fake_impl import FakeImplCtx, set_ctx_getter
+from torch._library.utils import has_fake_kernel, is_builtin
 
-from .torch_graphs import TORCHS_NAMESPACES, find_operator, operators_of
+from torch_fakeify.errors import UnknownNameError
+
+from .torch_configs import OwnSetting
+from .torch_graphs import (
+    TORCHS_NAMESPACES,
+    OpOverload,
+    OpOverloadPacket,
+    find_operator,
+    operators_of,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Generator, Iterable
 
-    from .torch_graphs import OpOverload, OpOverloadPacket
 
-__all__ = ["StubLibrary", "autograd_of", "own_overloads", "parse_schema", "result_context"]
+__all__ = [
+    "StubLibrary", "autograd_of", "fake_results_by", "overload_of", "own_overloads", "parse_schema",
+    "result_context",
+]  # fmt: skip
 
 Autograd: TypeAlias = Literal["formula", "refused", "composite"]
 
@@ -196,3 +211,71 @@ def _flat(values: Iterable[Any]) -> Iterable[Any]:
 def _has_gradient(value: Any) -> bool:
     is_tensor = isinstance(value, torch.Tensor)
     return is_tensor and (value.is_floating_point() or value.is_complex())
+
+
+def overload_of(op: Any) -> OpOverload[..., Any]:
+    """Return the overload of an operator.
+
+    Args:
+        op: an overload; an operator with one overload, or whose default one is meant; a custom operator;
+            or ``"namespace::name"``, with ``.overload`` if it is not the default one.
+
+    Raises:
+        UnknownNameError: there is no such operator.
+    """
+    if isinstance(op, OpOverload):
+        return op
+    if isinstance(op, CustomOpDef):
+        return op._opoverload
+    if isinstance(op, str):
+        namespace, _, rest = op.partition("::")
+        name, _, overload = rest.partition(".")
+        packet = find_operator(namespace, name) if namespace and name else None
+        if packet is None or (overload or "default") not in packet.overloads():
+            raise UnknownNameError(
+                "there is no such operator", expected="namespace::name", found=op,
+                fix="Import the module that registers it",
+            )  # fmt: skip
+        found: OpOverload[..., Any] = getattr(packet, overload or "default")
+        return found
+    overloads = op.overloads() if isinstance(op, OpOverloadPacket) else []
+    if "default" in overloads or len(overloads) == 1:
+        return getattr(op, "default" if "default" in overloads else overloads[0])  # type: ignore[no-any-return]
+    raise UnknownNameError(
+        "not one operator",
+        expected="torch.ops.namespace.name, a custom operator, or its name",
+        found=f"{op!r:.80}" + (f" with the overloads {', '.join(overloads)}" if overloads else ""),
+    )
+
+
+class _Profiles(OwnSetting):
+    """What torch asks for a fake result before it looks for a fake kernel: operator profiles."""
+
+    def __init__(self, result: Callable[..., Any], others: Any) -> None:
+        self._result = result
+        self._others = others
+        self.data = self
+
+    def __contains__(self, op: object) -> bool:
+        if self._others is not None and op in self._others.data:
+            return True
+        return isinstance(op, OpOverload) and not is_builtin(op) and not has_fake_kernel(op)
+
+    def generic_fake_kernel(self, op: Any, mode: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._others is not None and op in self._others.data:
+            return self._others.generic_fake_kernel(op, mode, *args, **kwargs)
+        context = FakeImplCtx(mode, op)
+        with set_ctx_getter(lambda: context), mode:
+            return self._result(op, args, kwargs)
+
+
+@contextmanager
+def fake_results_by(result: Callable[..., Any]) -> Generator[None, None, None]:
+    """Have a function make the fake results of operators that have no fake kernel, inside a block.
+
+    Args:
+        result: called with the operator, positional and keyword arguments.
+    """
+    others = torch._dynamo.config._custom_ops_profile
+    with torch._dynamo.config.patch(_custom_ops_profile=_Profiles(result, others)):
+        yield

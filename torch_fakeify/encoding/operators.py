@@ -10,7 +10,11 @@ from torch_fakeify.records.frame import OperatorDesc
 from torch_fakeify.serialization.limits import OPERATORS, SCHEMA_TEXT
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
+
+    from torch_fakeify.records.fake_kernel import FakeKernelDesc
 
 __all__ = ["decode_schema", "describe_operators", "other_schemas", "written_argument"]
 
@@ -24,16 +28,23 @@ _LEVELS = 5
 """Most lists and optional types around one of these, and one more."""
 
 
-def describe_operators(gm: torch.fx.GraphModule) -> tuple[OperatorDesc, ...]:
+def describe_operators(
+    gm: torch.fx.GraphModule, fakes: Mapping[str, FakeKernelDesc]
+) -> tuple[OperatorDesc, ...]:
     """Return every overload of the operators outside of torch that a graph and its bodies name.
 
     A schema that is longer than a reader accepts is left out: the operator then has no stub.
+
+    Args:
+        gm: the graph.
+        fakes: inferred fake kernels by operator.
     """
     found = [
         OperatorDesc(
             schema=str(overload._schema),
             tags=tuple(sorted(tag.name for tag in overload.tags)),
             autograd=torch_library.autograd_of(overload),
+            fake=fakes.get(str(overload._schema).partition("(")[0]),
         )
         for overload in torch_library.own_overloads(gm)
     ]

@@ -7,14 +7,15 @@ It has no code; running it is refused.
 from __future__ import annotations
 
 import functools
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch_fakeify.compat import torch_library
 from torch_fakeify.compat.torch_graphs import TORCHS_NAMESPACES
 from torch_fakeify.encoding.allowlist import DENIED_NAMESPACES
 from torch_fakeify.encoding.operators import decode_schema
-from torch_fakeify.errors import FormatError, StubError
+from torch_fakeify.errors import FakeKernelError, FormatError, StubError
+from torch_fakeify.fake_kernels.kernels import fake_results
 from torch_fakeify.records.tensor import FunctionValue
 
 from .operator_calls import calls_of, fake_result
@@ -22,6 +23,7 @@ from .operator_calls import calls_of, fake_result
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
+    from torch_fakeify.records.fake_kernel import FakeKernelDesc
     from torch_fakeify.records.frame import CaptureDesc, OperatorDesc
     from torch_fakeify.records.graph import GraphModuleDesc
 
@@ -67,7 +69,7 @@ def _register(desc: CaptureDesc, library: torch_library.StubLibrary) -> Iterator
             if schema.overload_name in made:
                 raise FormatError("two schemas of one operator", where=where, found=each.schema)
             made.add(schema.overload_name)
-            fake = functools.partial(_fake, schema, desc, calls)
+            fake = functools.partial(_fake, schema, desc, calls, each.fake)
             library.define(schema, each.tags, fake, each.autograd)
             yield each
         needed = {"" if text == "default" else text for text in named[name] - {None}}
@@ -75,7 +77,19 @@ def _register(desc: CaptureDesc, library: torch_library.StubLibrary) -> Iterator
             raise refusals[0]
 
 
-def _fake(schema: Any, desc: CaptureDesc, calls: Any, /, *args: Any, **kwargs: Any) -> Any:
+def _fake(
+    schema: Any,
+    desc: CaptureDesc,
+    calls: Any,
+    kernel: FakeKernelDesc | None,
+    /,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Return the fake result of a call: by the recorded kernel, or by the recorded calls."""
+    if kernel is not None:
+        with suppress(FakeKernelError):  # the kernel has no formula for such a call
+            return fake_results(kernel, schema, args, kwargs)
     return fake_result(schema, desc, calls, args, kwargs)
 
 

@@ -18,6 +18,7 @@ from torch_fakeify.encoding.modes import describe_modes
 from torch_fakeify.encoding.operators import describe_operators
 from torch_fakeify.encoding.sources import encode_source
 from torch_fakeify.encoding.surroundings import describe_surroundings
+from torch_fakeify.fake_kernels.kernels import INFERRED
 from torch_fakeify.frames.graph.codec import encode_graph
 from torch_fakeify.records.frame import CaptureDesc, FakeModeDesc
 from torch_fakeify.records.redact_paths import short_path
@@ -119,7 +120,7 @@ def describe_frame(
         shape_env=None if shape_env is None else _snapshot(shape_env, paths),
         torch_version=torch_dynamo.torch_version(),
         operator_modules=operator_modules(gm),
-        operators=describe_operators(gm),
+        operators=describe_operators(gm, INFERRED),
         frame=None if code is None else str(code.co_name),
         world=describe_world(graph, inputs),
         surroundings=describe_surroundings(graph, inputs, paths=paths),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
+from .fake_kernel import FakeKernelDesc
 from .graph import GraphModuleDesc
 from .record import Record
 from .shape_env import ShapeEnvDesc
@@ -165,6 +166,8 @@ class OperatorDesc(Record, frozen=True, kw_only=True):
     """The names of its ``torch.Tag``, sorted."""
     autograd: Literal["formula", "refused", "composite"] | None = None
     """Its gradient: by a formula of its own, refused, of the operators that it calls, or ``None`` without a kernel."""
+    fake: FakeKernelDesc | None = None
+    """Its fake kernel, if it was inferred."""
 
     @property
     def operator(self) -> str:

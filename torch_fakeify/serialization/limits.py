@@ -27,6 +27,8 @@ from torch_fakeify.records.tensor import (
     TupleValue,
 )
 
+from .kernel_limits import check_kernel
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -182,6 +184,8 @@ def check_operators(operators: Sequence[OperatorDesc], where: str) -> None:
                 where=f"{place}.schema",
                 expected=f"at most {SCHEMA_DEPTH} levels of parentheses",
             )
+        if operator.fake is not None:
+            check_kernel(operator.fake, f"{place}.fake")
 
 
 def _nesting(text: str) -> int:

@@ -33,6 +33,12 @@ def add_run_arguments(run: argparse.ArgumentParser) -> None:
         "backward and inference graphs that AOTAutograd makes of them; default: %(default)s",
     )
     run.add_argument(
+        "--infer-fakes",
+        action="store_true",
+        help="infer the fake kernels of operators that have none, by running these on made-up inputs in "
+        "another process, and write them to fake_kernels.py beside the captures",
+    )
+    run.add_argument(
         "--script-status",
         action="store_true",
         help="end with the script's own exit status, as python SCRIPT would",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import os
+import re
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -108,6 +109,11 @@ def _advice(found: Mapping[str, Any]) -> str:
             "Run it with TORCH_FAKEIFY_ENTAILMENT=1: what follows from your checks needs no other, "
             "and the error names one that would do"
         )
+    if re.search(
+        "no fake impl registered|nsupported operator|fake tensors",
+        found["error"] + found["explanation"],
+    ):
+        return "Run it with --infer-fakes, which writes a fake kernel of that operator"
     if "TorchRuntimeError" in classes:
         return (
             "Correct that operator's fake kernel (torch.library.register_fake), or the call of it"

@@ -49,7 +49,7 @@ from .run_failures import (
     short_path,
     untraced_lines,
 )
-from .script_process import FAULTS, NOTES, REQUEST
+from .script_process import FAKES, FAULTS, NOTES, REQUEST
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
@@ -115,6 +115,8 @@ class ScriptReport(InNotebook, CaptureSequence):
     """The failure of Dynamo that ended the script before a backend was called."""
     how: HowCompiled = field(default_factory=HowCompiled)
     """Options of the run."""
+    fakes: tuple[str, ...] = ()
+    """The reports of the fake kernels that were inferred, and why others were not, in lines."""
 
     @property
     def paths(self) -> list[Path]:
@@ -133,7 +135,13 @@ class ScriptReport(InNotebook, CaptureSequence):
         return f"<ScriptReport {self.folder.name}: {count}, {self._ended()}>"
 
     def __str__(self) -> str:
-        parts = [*self.lines(), *self.crash_lines(), *self.failure_lines(), self._ended()]
+        parts = [
+            *self.lines(),
+            *self.fake_lines(),
+            *self.crash_lines(),
+            *self.failure_lines(),
+            self._ended(),
+        ]
         return "\n".join(parts)
 
     def _repr_html_(self) -> str:
@@ -178,6 +186,14 @@ class ScriptReport(InNotebook, CaptureSequence):
             f"{count} {noun} in {folder}",
             f"  next        torch-fakeify show {shlex.quote(folder)}",
         ]
+
+    def fake_lines(self) -> list[str]:
+        """Format which fake kernels were inferred, and where they are; empty if there are none."""
+        if not self.fakes:
+            return []
+        path = self.folder / FAKES
+        next_line = f"  next        read and import {short_path(str(path))}, which registers them"
+        return ["", "inferred fake kernels:", *self.fakes, *([next_line] if path.exists() else [])]
 
     def crash_lines(self) -> list[str]:
         """Format the stack of a crash as a traceback; empty if there is none."""
@@ -247,6 +263,7 @@ def run(
     version: int = VERSION,
     on_error: Literal["warn", "raise"] = "warn",
     level: Literal["dynamo", "aot"] = "dynamo",
+    infer_fakes: bool = False,
 ) -> ScriptReport:
     """Run a script as ``__main__`` of a new process and save a capture of every frame it compiles.
 
@@ -268,6 +285,8 @@ def run(
         version: of the files' format, as for `Capture.save`.
         on_error: as for `record`.
         level: as for `record`.
+        infer_fakes: infer the fake kernels of operators that have none, as `inferring_fakes` does, and write
+            them to ``fake_kernels.py`` in the folder of the captures.
 
     Raises:
         WriteError: the directory cannot be written, or there is no writer for the version; the
@@ -301,6 +320,7 @@ def run(
                 "version": version,
                 "on_error": on_error,
                 "level": level,
+                "infer_fakes": infer_fakes,
             },
             str(module or script),
         )
@@ -475,6 +495,7 @@ def _report(status: int, read: NotesRead, script: str, *, stopped: bool) -> Scri
         cause=read.script.get("cause", ""),
         at_its_end=bool(ended),
         untraced=read.script.get("without frame"),
+        fakes=tuple(read.script.get("fakes", ())),
     )
     if interrupted:
         cause = name if name in _FROM_OUTSIDE else "SIGINT"

@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
 
-__all__ = ["FAULTS", "NOTES", "REQUEST", "main"]
+__all__ = ["FAKES", "FAULTS", "NOTES", "REQUEST", "main"]
 
 _DYNAMO_ERRORS = "torch._dynamo.exc"
+FAKES = "fake_kernels.py"
+"""The file of inferred fake kernels, in the folder of the captures."""
 REQUEST, NOTES, FAULTS = "request", "notes", "faults"
 """Files in the folder: the request, `frames.notes.Notes`, and the output of ``faulthandler``."""
 
@@ -43,8 +45,11 @@ def main(folder: str) -> None:
     notes = Notes(Path(folder, NOTES))
     script, module = request.pop("script"), request.pop("module")
     args, mask = request.pop("args"), request.pop("mask")
+    infers_fakes = request.pop("infer_fakes")
     try:
         _start_recording(request)
+        if infers_fakes:
+            _infer_fakes(Path(request["captures"]), notes)
     except FakeifyError as error:
         parts = ("what", "where", "expected", "found", "fix")
         content = {part: getattr(error, part) for part in parts}
@@ -70,6 +75,12 @@ def _start_recording(request: Mapping[str, Any]) -> None:
 
     record_process(request, owner=os.getpid())
     record_children(request)
+
+
+def _infer_fakes(folder: Path, notes: Notes) -> None:
+    from .infer_fakes import infer_fakes_of_process  # torch is imported by now
+
+    infer_fakes_of_process(folder / FAKES, lambda lines: notes.write("fakes", lines))
 
 
 def _set_main(script: Path, args: Sequence[str]) -> None:

@@ -1,0 +1,1 @@
+"""Fake kernels that are inferred from calls of an operator: observed calls, formulas that fit, source."""

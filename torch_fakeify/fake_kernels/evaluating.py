@@ -1,0 +1,549 @@
+"""Evaluate the formulas of a fake kernel, over observed numbers or over sizes that are symbols."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torch_fakeify.errors import FakeKernelError
+from torch_fakeify.records.fake_kernel import (
+    Binary,
+    Broadcast,
+    Case,
+    Compared,
+    Concat,
+    ConstantDevice,
+    ConstantDtype,
+    Contiguous,
+    DataSize,
+    DeviceOf,
+    DtypeArg,
+    DtypeIn,
+    DtypeIs,
+    DtypeOf,
+    DtypeTable,
+    Elementwise,
+    Flag,
+    Floating,
+    FormatOf,
+    GivenStrides,
+    Index,
+    Integer,
+    IsContiguous,
+    IsNone,
+    ItemAt,
+    Items,
+    Length,
+    LikeStrides,
+    Named,
+    Ndim,
+    Number,
+    Numbers,
+    Offset,
+    Ordered,
+    Picked,
+    Product,
+    Promoted,
+    PromotedTypes,
+    Rank,
+    Reduced,
+    SameDtype,
+    Shape,
+    Size,
+    SizeAt,
+    SizesTotal,
+    Slice,
+    Stride,
+    Strides,
+    Swapped,
+    Total,
+)
+
+from .observed import NamedValue, TensorFacts, tensor_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch_fakeify.records.fake_kernel import Arg
+
+__all__ = ["Evaluation", "NoValueError"]
+
+
+_LAST = {4: (torch.channels_last, (0, 2, 3, 1)), 5: (torch.channels_last_3d, (0, 2, 3, 4, 1))}
+"""Memory formats by number of dims, with the dims from the outermost to the innermost in memory."""
+
+
+class NoValueError(Exception):
+    """A formula has no value for these arguments: there is no such dim, item or case."""
+
+
+class Evaluation:
+    """The values of formulas for one call.
+
+    Args:
+        args: the arguments by name.
+        index: the position in a result that is a list.
+        sizes: the sizes that depend on data.
+        tensors: the tensors themselves, by name and position in a list; ``None`` where there are none.
+    """
+
+    def __init__(
+        self,
+        args: dict[str, Any],
+        index: int | None = None,
+        sizes: Sequence[Any] = (),
+        tensors: Mapping[tuple[str, int | None], torch.Tensor] | None = None,
+    ) -> None:
+        self.args = args
+        self._index = index
+        self._sizes = sizes
+        self._tensors_here = tensors
+
+    def at(self, index: int) -> Evaluation:
+        """Return the same for a position in a list."""
+        return Evaluation(self.args, index, self._sizes, self._tensors_here)
+
+    def tensor(self, of: Arg) -> TensorFacts:
+        """Return the metadata of a tensor.
+
+        Raises:
+            NoValueError: there is no such tensor.
+        """
+        found = tensor_of(self.args, of.name, of.item)
+        if found is None:
+            raise NoValueError(f"{of.name} is no tensor")
+        return found
+
+    def int(self, part: Any) -> Any:
+        """Return the value of a formula of an integer.
+
+        Raises:
+            NoValueError: it has none for these arguments.
+        """
+        match part:
+            case Integer(value=value):
+                return value
+            case Size(of=of, dim=dim):
+                return _item(self.tensor(of).size, dim)
+            case SizeAt(of=of, dim=dim):
+                return _item(self.tensor(of).size, self.int(dim))
+            case Stride(of=of, dim=dim):
+                return _item(self.tensor(of).stride, dim)
+            case Offset(of=of):
+                return self.tensor(of).offset
+            case Ndim(of=of):
+                return len(self.tensor(of).size)
+            case Number(of=of):
+                return self._number(of)
+            case ItemAt(name=name, at=at):
+                return _item(self.ints(Numbers(name)), self.int(at))
+            case Length(name=name):
+                return len(self._list(name))
+            case Product(of=of):
+                found: Any = 1
+                for value in self.ints(of):
+                    found = found * value
+                return found
+            case Total(of=of):
+                return sum(self.ints(of))
+            case SizesTotal(name=name, dim=dim):
+                at = self.int(dim)
+                return sum(_item(each.size, at) for each in self._tensors(name))
+            case Binary(op=op, left=left, right=right):
+                return _operate(op, self.int(left), self.int(right))
+            case Index():
+                if self._index is None:
+                    raise NoValueError("not in a list")
+                return self._index
+            case DataSize(at=at):
+                return _item(self._sizes, at)
+            case Case():
+                return self.int(self.chosen(part))
+            case _:
+                raise NoValueError(f"{type(part).__name__} is no integer")
+
+    def ints(self, part: Any) -> tuple[Any, ...]:
+        """Return the value of a formula of a list of integers.
+
+        Raises:
+            NoValueError: it has none for these arguments.
+        """
+        match part:
+            case Items(items=items):
+                return tuple([self.int(each) for each in items])
+            case Shape(of=of):
+                return self.tensor(of).size
+            case Strides(of=of):
+                return self.tensor(of).stride
+            case Numbers(name=name):
+                found = self._list(name)
+                if any(isinstance(each, (TensorFacts, type(None))) for each in found):
+                    raise NoValueError(f"{name} is no list of integers")
+                return tuple(found)
+            case Broadcast(of=of):
+                return _broadcast([self.ints(each) for each in of])
+            case Slice(of=of, start=start, stop=stop):
+                values = self.ints(of)
+                low = None if start is None else self._position(start, len(values))
+                high = None if stop is None else self._position(stop, len(values))
+                return values[low:high]
+            case Concat(parts=parts):
+                return tuple([value for each in parts for value in self.ints(each)])
+            case Reduced(of=of, dims=dims, keep=keep):
+                return self._reduced(self.ints(of), self.args.get(dims), keep=keep)
+            case Picked(of=of, at=at):
+                values = self.ints(of)
+                return tuple([_item(values, each) for each in self.ints(at)])
+            case Swapped(of=of, first=first, second=second):
+                values = list(self.ints(of))
+                a, b = self.int(first), self.int(second)
+                left, right = _item(values, a), _item(values, b)
+                values[a], values[b] = right, left
+                return tuple(values)
+            case Case():
+                return self.ints(self.chosen(part))
+            case _:
+                raise NoValueError(f"{type(part).__name__} is no list of integers")
+
+    def dtype(self, part: Any) -> str:
+        """Return the name of a dtype."""
+        match part:
+            case ConstantDtype(name=name):
+                return name
+            case DtypeOf(of=of):
+                return self.tensor(of).dtype
+            case DtypeArg(name=name):
+                value = self.args.get(name)
+                if isinstance(value, NamedValue) and value.kind == "dtype":
+                    return value.name
+                raise NoValueError(f"{name} is no dtype")
+            case Promoted(left=left, right=right):
+                return _dtype_name(torch.result_type(self._sample(left), self._sample(right)))
+            case PromotedTypes(of=of):
+                found = [dtype_named(each.dtype) for each in self._each_tensor(of)]
+                return _dtype_name(functools.reduce(torch.promote_types, found))
+            case Floating(of=of):
+                name = self.dtype(of)
+                dtype = dtype_named(name)
+                is_float = dtype.is_floating_point or dtype.is_complex
+                return name if is_float else _dtype_name(torch.get_default_dtype())
+            case DtypeTable(of=of, table=table):
+                found = dict(table).get(dtype := self.tensor(of).dtype)
+                if found is None:
+                    raise NoValueError(f"{of.name} is of {dtype}, which was not seen")
+                return found
+            case Case():
+                return self.dtype(self.chosen(part))
+            case _:
+                raise NoValueError(f"{type(part).__name__} is no dtype")
+
+    def device(self, part: Any) -> str:
+        """Return the name of a device."""
+        match part:
+            case ConstantDevice(name=name):
+                return name
+            case DeviceOf(of=of):
+                return self.tensor(of).device
+            case Case():
+                return self.device(self.chosen(part))
+            case _:
+                raise NoValueError(f"{type(part).__name__} is no device")
+
+    def strides(self, part: Any, size: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the strides of a new tensor.
+
+        Args:
+            part: the formula.
+            size: of the new tensor.
+        """
+        match part:
+            case Contiguous():
+                return contiguous_strides(size)
+            case Ordered(dims=dims):
+                if len(dims) != len(size):
+                    raise NoValueError("another number of dims")
+                return ordered_strides(size, dims)
+            case GivenStrides(strides=strides):
+                return self.ints(strides)
+            case LikeStrides(of=of):
+                found = self._meta(of)
+                if found.ndim != len(size):
+                    raise NoValueError("another number of dims")
+                return tuple(torch.empty_like(found).stride())
+            case FormatOf(of=of):
+                found = [self._meta(each) for each in of]
+                order = _LAST.get(len(size))
+                if order is None or any(each.ndim != len(size) for each in found):
+                    return contiguous_strides(size)
+                is_last = any(
+                    each.is_contiguous(memory_format=order[0]) and each.stride(1) < each.stride(-1)
+                    for each in found
+                )
+                return ordered_strides(size, order[1]) if is_last else contiguous_strides(size)
+            case Elementwise(of=of):
+                first, *others = map(self._meta, of)
+                try:
+                    for each in others:
+                        first = first + each
+                except RuntimeError as error:
+                    raise NoValueError("the shapes cannot be broadcast") from error
+                if first.ndim != len(size):
+                    raise NoValueError("another number of dims")
+                return tuple(first.stride())
+            case Case():
+                return self.strides(self.chosen(part), size)
+            case _:
+                raise NoValueError(f"{type(part).__name__} is no layout")
+
+    def real(self, of: Arg) -> torch.Tensor | None:
+        """Return a tensor itself, if this is a call with tensors."""
+        if self._tensors_here is None:
+            return None
+        item = of.item
+        if item is not None and item < 0:
+            item += len(self._list(of.name))
+        return self._tensors_here.get((of.name, item))
+
+    def _meta(self, of: Arg) -> torch.Tensor:
+        here = self.real(of)
+        if here is not None:
+            return here
+        found = self.tensor(of)
+        return torch.empty_strided(found.size, found.stride, device="meta")
+
+    def chosen(self, part: Case) -> Any:
+        """Return the formula for the value that the feature has here.
+
+        Raises:
+            NoValueError: the value was not seen.
+        """
+        value = self.feature(part.feature)
+        for seen, found in part.cases:
+            if type(seen) is type(value) and seen == value:
+                return found
+        raise NoValueError(f"{feature_text(part.feature)} is {value}, which was not seen")
+
+    def feature(self, part: Any) -> Any:
+        """Return the value of a feature."""
+        match part:
+            case IsNone(name=name):
+                return self.args.get(name) is None
+            case Flag(name=name):
+                value = self.args.get(name)
+                if not isinstance(value, (bool, str)):
+                    raise NoValueError(f"{name} is no bool and no string")
+                return value
+            case Named(name=name):
+                value = self.args.get(name)
+                if not isinstance(value, NamedValue):
+                    raise NoValueError(f"{name} is no dtype, layout or memory format")
+                return value.name
+            case Rank(of=of):
+                return len(self.tensor(of).size)
+            case DtypeIs(of=of):
+                return self.tensor(of).dtype
+            case IsContiguous(of=of):
+                here = self.real(of)
+                if here is not None:
+                    return here.is_contiguous()
+                found = self.tensor(of)
+                return is_same_strides(found.size, found.stride, contiguous_strides(found.size))
+            case Length(name=name):
+                return len(self._list(name))
+            case SameDtype(left=left, right=right):
+                return self.tensor(left).dtype == self.tensor(right).dtype
+            case DtypeIn(of=of, names=names):
+                return self.tensor(of).dtype in names
+            case Compared(op=op, left=left, right=right):
+                return bool(self.holds(op, self.int(left), self.int(right)))
+            case _:
+                raise NoValueError(f"{type(part).__name__} is no feature")
+
+    @staticmethod
+    def holds(op: str, left: Any, right: Any) -> Any:
+        """Compare two integers."""
+        match op:
+            case "==":
+                return left == right
+            case "!=":
+                return left != right
+            case "<=":
+                return left <= right
+            case _:
+                return left >= right
+
+    def _list(self, name: str) -> Sequence[Any]:
+        value = self.args.get(name)
+        if not isinstance(value, (list, tuple)):
+            raise NoValueError(f"{name} is no list")
+        return value
+
+    def _tensors(self, name: str) -> list[TensorFacts]:
+        found = self._list(name)
+        tensors = [each for each in found if isinstance(each, TensorFacts)]
+        if len(tensors) < len(found):
+            raise NoValueError(f"{name} is no list of tensors")
+        return tensors
+
+    def _each_tensor(self, of: Sequence[Arg]) -> list[TensorFacts]:
+        """Return some tensors, and all of an argument that is a list."""
+        found: list[TensorFacts] = []
+        for each in of:
+            is_list = each.item is None and isinstance(self.args.get(each.name), (list, tuple))
+            found += self._tensors(each.name) if is_list else [self.tensor(each)]
+        return found
+
+    def _number(self, of: Arg) -> Any:
+        value = self.args.get(of.name)
+        if of.item is not None:
+            value = _item(self._list(of.name), of.item)
+        if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
+            raise NoValueError(f"{of.name} is no integer")
+        return value
+
+    def _position(self, part: Any, length: int) -> Any:
+        """Return a position in a list; one that an argument says counts from the end if it is negative."""
+        value = self.int(part)
+        if isinstance(part, Integer):
+            return value
+        if not isinstance(value, int):
+            raise NoValueError("a dim that is no constant")
+        return value + length if value < 0 else value
+
+    def _reduced(self, sizes: tuple[Any, ...], dims: Any, *, keep: bool) -> tuple[Any, ...]:
+        given = [dims] if isinstance(dims, int) and not isinstance(dims, bool) else dims
+        if given is not None and not isinstance(given, (list, tuple)):
+            raise NoValueError("the dims are no integers")
+        if not given:
+            return tuple([1] * len(sizes)) if keep else ()
+        count = max(len(sizes), 1)
+        if any(not -count <= each < count for each in given):
+            raise NoValueError("there is no such dim")
+        gone = {each % count for each in given}
+        if keep:
+            return tuple([1 if at in gone else size for at, size in enumerate(sizes)])
+        return tuple([size for at, size in enumerate(sizes) if at not in gone])
+
+    def _sample(self, of: Arg) -> Any:
+        """Return what ``torch.result_type`` takes: a tensor on the device ``meta``, or a number."""
+        found = tensor_of(self.args, of.name, of.item)
+        if found is not None:
+            dtype = dtype_named(found.dtype)
+            return torch.empty([1] * len(found.size), dtype=dtype, device="meta")
+        value = self.args.get(of.name)
+        if isinstance(value, (bool, int, float, complex)):
+            return value
+        if isinstance(value, torch.SymInt):
+            return 1
+        if isinstance(value, torch.SymFloat):
+            return 1.0
+        raise NoValueError(f"{of.name} is no tensor and no number")
+
+
+def feature_text(part: Any) -> str:
+    """Return a feature in words."""
+    match part:
+        case IsNone(name=name):
+            return f"whether {name} is None"
+        case Flag(name=name) | Named(name=name):
+            return name
+        case Rank(of=of):
+            return f"the number of dims of {of.name}"
+        case DtypeIs(of=of):
+            return f"the dtype of {of.name}"
+        case IsContiguous(of=of):
+            return f"whether {of.name} is contiguous"
+        case Length(name=name):
+            return f"the length of {name}"
+        case _:
+            return "a comparison of sizes"
+
+
+def contiguous_strides(size: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the strides of a contiguous tensor."""
+    return ordered_strides(size, range(len(size)))
+
+
+def ordered_strides(size: Sequence[Any], dims: Sequence[int]) -> tuple[Any, ...]:
+    """Return dense strides, for dims from the outermost to the innermost in memory."""
+    found: list[Any] = [0] * len(size)
+    step: Any = 1
+    for dim in reversed(dims):
+        found[dim] = step
+        factor = size[dim]
+        step = step * (max(factor, 1) if isinstance(factor, int) else factor)
+    return tuple(found)
+
+
+def is_same_strides(size: Sequence[int], a: Sequence[int], b: Sequence[int]) -> bool:
+    """Return whether strides address the same elements; those of dims of size 1 and of empty tensors do not matter."""
+    if len(a) != len(b) or len(a) != len(size):
+        return False
+    return 0 in size or all(
+        n == 1 or left == right for n, left, right in zip(size, a, b, strict=True)
+    )
+
+
+def _item(values: Sequence[Any], at: Any) -> Any:
+    if not isinstance(at, int) or not -len(values) <= at < len(values):
+        raise NoValueError("there is no such dim or item")
+    return values[at]
+
+
+def _operate(op: str, left: Any, right: Any) -> Any:
+    match op:
+        case "+":
+            return left + right
+        case "-":
+            return left - right
+        case "*":
+            return left * right
+        case "min":
+            return torch.sym_min(left, right)
+        case "max":
+            return torch.sym_max(left, right)
+        case _:
+            if isinstance(right, int) and right == 0:
+                raise NoValueError("a division by zero")
+    match op:
+        case "//":
+            return left // right
+        case "%":
+            return left % right
+        case _:
+            return -(-left // right)
+
+
+def _broadcast(shapes: list[tuple[Any, ...]]) -> tuple[Any, ...]:
+    try:
+        return tuple(torch.broadcast_shapes(*shapes))
+    except RuntimeError as error:
+        raise NoValueError("the shapes cannot be broadcast") from error
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """Return a dtype by its name.
+
+    Raises:
+        NoValueError: torch has no such dtype.
+    """
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise NoValueError(f"{name} is no dtype")
+    return found
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def refuse(operator: str, error: Exception) -> FakeKernelError:
+    """Return the error of a kernel that was not seen at such arguments."""
+    return FakeKernelError(
+        f"the inferred fake kernel of {operator} has no result for this call",
+        expected="arguments like those of the samples",
+        found=str(error),
+        fix="Give infer_fake a sample like it",
+    )

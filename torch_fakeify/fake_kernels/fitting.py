@@ -1,0 +1,577 @@
+"""Fit the results of an operator: for sizes, strides, dtype and device of each the simplest formula.
+
+Where one formula does not fit all rows, they are split by a feature of the arguments (a flag, the
+number of dims, whether an argument is ``None``), and each part has a formula of its own.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from torch_fakeify.records.fake_kernel import (
+    Arg,
+    Case,
+    Compared,
+    ConstantDevice,
+    ConstantDtype,
+    ConstantResult,
+    Contiguous,
+    DeviceOf,
+    DtypeArg,
+    DtypeIs,
+    DtypeOf,
+    DtypeTable,
+    Elementwise,
+    Flag,
+    Floating,
+    FormatOf,
+    GivenStrides,
+    Integer,
+    IntResult,
+    IsContiguous,
+    IsNone,
+    Length,
+    LikeStrides,
+    ListResult,
+    MadeSize,
+    Named,
+    NewTensor,
+    Number,
+    Numbers,
+    Ordered,
+    Product,
+    Promoted,
+    PromotedTypes,
+    Rank,
+    SameTensor,
+    Shape,
+    Size,
+    SizeAt,
+    TupleResult,
+    View,
+)
+
+from .evaluating import Evaluation, NoValueError, is_same_strides
+from .integers import cost_of
+from .lists import Arguments, Formulas, Values
+from .observed import NamedValue, Row, TensorFacts, is_tensor_list
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+
+__all__ = ["NoFitError", "fit_results"]
+
+_DEPTH = 3
+"""Most features on the way to a formula."""
+_FEWEST = 2
+"""Fewest different rows that a case of its own needs."""
+_MOST_CASES = 10
+_MOST_ITEMS = 8
+_MOST_FITS = 120
+"""Most parts of the rows that are tried for one formula."""
+
+
+class NoFitError(Exception):
+    """No formula fits what was observed.
+
+    Args:
+        text: of which part of a result.
+        kind: ``strides``, ``dtype``, or another part.
+    """
+
+    def __init__(self, text: str, kind: str = "") -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+class _Group:
+    """Some rows with the sizes that depend on data; it finds formulas over their arguments."""
+
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        sizes: Sequence[tuple[int, ...]],
+        values: Values | None = None,
+        positions: Sequence[int] | None = None,
+    ) -> None:
+        self.rows = rows
+        self.sizes = sizes
+        self.arguments = Arguments(rows, sizes, values, positions)
+        self._formulas: dict[bool, Formulas] = {}
+        self._parts: dict[Any, list[tuple[Any, list[int], _Group]]] = {}
+
+    def formulas(self, *, strides: bool = False) -> Formulas:
+        """Return the formulas over the arguments of the rows."""
+        if strides not in self._formulas:
+            self._formulas[strides] = Formulas(self.arguments, strides=strides)
+        return self._formulas[strides]
+
+    def part(self, positions: list[int]) -> _Group:
+        """Return the group of some of its rows."""
+        return _Group(
+            [self.rows[at] for at in positions],
+            [self.sizes[at] for at in positions],
+            self.arguments.all_values,
+            [self.arguments.positions[at] for at in positions],
+        )
+
+    def split(self, feature: Any) -> list[tuple[Any, list[int], _Group]]:
+        """Return the groups of the rows for each value of a feature; none if it does not divide them."""
+        if feature not in self._parts:
+            self._parts[feature] = self._divided(feature)
+        return self._parts[feature]
+
+    def _divided(self, feature: Any) -> list[tuple[Any, list[int], _Group]]:
+        found: dict[Any, list[int]] = defaultdict(list)
+        try:
+            for at, each in enumerate(self.arguments.evaluations):
+                found[each.feature(feature)].append(at)
+        except NoValueError:
+            return []
+        if not 1 < len(found) <= _MOST_CASES:
+            return []
+        if any(len(positions) < _FEWEST for positions in found.values()):
+            return []
+        order = sorted(found, key=lambda value: (str(type(value)), value))
+        return [(value, found[value], self.part(found[value])) for value in order]
+
+    def features(self, kinds: Iterable[str]) -> Iterator[Any]:
+        """Yield the features that may divide the rows."""
+        first = self.rows[0].args if self.rows else {}
+        for name in first:
+            values = [row.args.get(name) for row in self.rows]
+            missing = sum(value is None for value in values)
+            if 0 < missing < len(values):
+                yield IsNone(name)
+            if all(isinstance(value, bool) for value in values) and len(set(values)) > 1:
+                yield Flag(name)
+            if all(isinstance(value, str) for value in values) and len(set(values)) > 1:
+                yield Flag(name)
+            if all(isinstance(value, NamedValue) for value in values) and len(set(values)) > 1:
+                yield Named(name)
+        for of in self.arguments.tensors:
+            low, high = self.arguments.rank(of)
+            if low != high:
+                yield Rank(of)
+        for name in first:
+            lists = [row.args.get(name) for row in self.rows]
+            are_lists = all(isinstance(each, (list, tuple)) for each in lists)
+            if are_lists and len({len(each) for each in lists}) > 1:
+                yield Length(name)
+        if "dtype" in kinds:
+            for of in self.arguments.tensors:
+                yield DtypeIs(of)
+        if "size" in kinds:
+            for of in self.arguments.numbers:
+                for value in (0, 1, 2, -1):
+                    yield Compared("==", Number(of), Integer(value))
+                yield Compared(">=", Number(of), Integer(0))
+            for of in self.arguments.tensors[:3]:
+                low, _ = self.arguments.rank(of)
+                for dim in range(min(low, 4)):
+                    yield Compared("==", Size(of, dim), Integer(1))
+                yield Compared("==", Product(Shape(of)), Integer(0))
+                for number in self.arguments.numbers:
+                    if number.item is None:
+                        yield Compared("==", SizeAt(of, Number(number)), Integer(1))
+            for left in self.arguments.tensors[:2]:
+                for right in self.arguments.tensors[:2]:
+                    if left != right:
+                        for dim in range(
+                            min(self.arguments.rank(left)[0], self.arguments.rank(right)[0], 3)
+                        ):
+                            yield Compared("<=", Size(left, dim), Size(right, dim))
+        if "layout" in kinds:
+            for of in self.arguments.tensors:
+                yield IsContiguous(of)
+
+
+def fit_results(
+    rows: Sequence[Row], results: Sequence[Sequence[Any]]
+) -> tuple[tuple[Any, ...], tuple[MadeSize, ...]]:
+    """Return formulas for the results of an operator, and the sizes that depend on data.
+
+    Args:
+        rows: observed calls.
+        results: what each returned, one for each item of the schema's returns.
+
+    Raises:
+        NoFitError: no formula fits.
+    """
+    sizes, made = _data_sizes(rows, results)
+    group = _Group(rows, sizes)
+    count = len(results[0]) if results else 0
+    found = tuple(
+        _result(
+            [each[at] for each in results], group, f"result {at}" if count > 1 else "the result"
+        )
+        for at in range(count)
+    )
+    return found, made
+
+
+# --- sizes that depend on data -------------------------------------------------------------------------
+
+
+def _data_sizes(
+    rows: Sequence[Row], results: Sequence[Sequence[Any]]
+) -> tuple[list[tuple[int, ...]], tuple[MadeSize, ...]]:
+    """Return the sizes of each row that differ between calls whose arguments have equal metadata.
+
+    Raises:
+        NoFitError: the number of dims depends on data.
+    """
+    calls: dict[Hashable, list[int]] = defaultdict(list)
+    for at, row in enumerate(rows):
+        calls[_key(row.args)].append(at)
+    leaves = [dict(_leaves(each)) for each in results]
+    names = sorted({name for each in leaves for name in each})
+    vectors: dict[tuple[int, ...], str] = {}
+    for name in names:
+        for positions in calls.values():
+            seen = {leaves[at].get(name) for at in positions}
+            if len(seen) > 1:
+                break
+        else:
+            continue
+        values = [each.get(name) for each in leaves]
+        if not all(isinstance(each, int) and each >= 0 for each in values):
+            raise NoFitError(
+                f"{name} depends on data, and is not a size in every call"
+                if None not in values
+                else "the number of dims or of results depends on data"
+            )
+        vectors.setdefault(tuple(values), name)  # type: ignore[arg-type]
+    sizes = [tuple(each) for each in zip(*vectors, strict=True)] if vectors else [()] * len(rows)
+    group = _Group(rows, [()] * len(rows))
+    return sizes, tuple(_made_size(values, group) for values in vectors)
+
+
+def _made_size(values: tuple[int, ...], group: _Group) -> MadeSize:
+    """Return a size that depends on data, with the smallest bound that all rows respect and one reaches."""
+    arguments = group.arguments
+    found: list[tuple[int, float, Any]] = []
+    for of in arguments.tensors:
+        for part in (*(Size(of, dim) for dim in range(arguments.rank(of)[0])), Product(Shape(of))):
+            bounds = arguments.values(part)
+            if bounds is None or bool((bounds < values).any()):
+                continue
+            reached = int((bounds == values).sum())
+            if reached >= max(3, len(values) // 50):
+                found.append((int((bounds - values).sum()), cost_of(part), part))
+    upper = min(found, key=lambda each: each[:2])[2] if found else None
+    return MadeSize(upper=upper)
+
+
+def _leaves(results: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the integers of results that may depend on data, with names."""
+    for at, value in enumerate(results):
+        items = value if isinstance(value, (list, tuple)) else [value]
+        for position, each in enumerate(items):
+            where = f"result {at}" if items is not value else f"result {at}[{position}]"
+            if isinstance(each, TensorFacts):
+                for dim, size in enumerate(each.size):
+                    yield f"{where}.shape[{dim}]", size
+            elif isinstance(each, int) and not isinstance(each, bool):
+                yield where, each
+
+
+def _key(value: Any) -> Hashable:
+    if isinstance(value, dict):
+        return tuple((name, _key(each)) for name, each in value.items())
+    if isinstance(value, (list, tuple)):
+        return ("list", *map(_key, value))
+    return type(value).__name__, value
+
+
+# --- results -------------------------------------------------------------------------------------------
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, TensorFacts):
+        if value.is_argument:
+            return f"argument {value.shares}"
+        return "tensor" if value.shares is None else f"view of {value.shares}"
+    if isinstance(value, (list, tuple)):
+        return "list"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return "int"
+    return "constant"
+
+
+def _result(values: list[Any], group: _Group, where: str, depth: int = _DEPTH) -> Any:
+    kinds = {_kind(value) for value in values}
+    if len(kinds) == 1:
+        return _of_kind(values, group, where)
+    if depth:
+        for feature in group.features(("size", "layout")):
+            parts = group.split(feature)
+            if not parts:
+                continue
+            mixed = [len({_kind(values[at]) for at in positions}) for _, positions, _ in parts]
+            if max(mixed) == 1 or (depth > 1 and min(mixed) == 1):
+                try:
+                    cases = tuple(
+                        (value, _result([values[at] for at in positions], part, where, depth - 1))
+                        for value, positions, part in parts
+                    )
+                except NoFitError:
+                    continue
+                return Case(feature, cases)
+    raise NoFitError(f"{where} is sometimes {' and sometimes '.join(sorted(kinds))}")
+
+
+def _of_kind(values: list[Any], group: _Group, where: str) -> Any:
+    first = values[0]
+    if isinstance(first, TensorFacts):
+        if first.is_argument:
+            assert first.shares is not None
+            return SameTensor(Arg(*first.shares))
+        if any(value.layout != "strided" for value in values):
+            raise NoFitError(f"{where} is not strided")
+        return _view(values, group, where) if first.shares else _new_tensor(values, group, where)
+    if isinstance(first, (list, tuple)):
+        return _list(values, group, where)
+    if _kind(first) == "int":
+        return IntResult(_fitted(values, group, _fit_int, ("size",), f"the value of {where}"))
+    if any(type(value) is not type(first) or value != first for value in values):
+        return _fitted(values, group, _fit_constant, ("size",), f"the value of {where}")
+    return ConstantResult(first)
+
+
+def _new_tensor(values: list[TensorFacts], group: _Group, where: str) -> NewTensor:
+    return NewTensor(
+        size=_fitted([v.size for v in values], group, _fit_ints, ("size",), f"the shape of {where}"),
+        layout=_fitted(values, group, _fit_layout, ("layout", "size"), f"the strides of {where}"),
+        dtype=_fitted([v.dtype for v in values], group, _fit_dtype, ("dtype",), f"the dtype of {where}"),
+        device=_fitted([v.device for v in values], group, _fit_device, (), f"the device of {where}"),
+    )  # fmt: skip
+
+
+def _view(values: list[TensorFacts], group: _Group, where: str) -> View:
+    shares = values[0].shares
+    assert shares is not None
+    of = Arg(*shares)
+    dtypes = [_value(each, DtypeOf(of)) for each in group.arguments.evaluations]
+    if any(value.dtype != dtype for value, dtype in zip(values, dtypes, strict=True)):
+        raise NoFitError(f"{where} is a view of another dtype")
+    return View(
+        of=of,
+        size=_fitted([v.size for v in values], group, _fit_ints, ("size",), f"the shape of {where}"),
+        stride=_fitted(values, group, _fit_view_strides, ("size",), f"the strides of {where}"),
+        offset=_fitted([v.offset for v in values], group, _fit_offset, ("size",), f"the offset of {where}"),
+    )  # fmt: skip
+
+
+def _value(evaluation: Evaluation, part: Any) -> str:
+    return evaluation.dtype(part)
+
+
+def _list(values: list[list[Any]], group: _Group, where: str) -> Any:
+    lengths = [len(value) for value in values]
+    rows = [
+        Row(row.args, at) for row, n in zip(group.rows, lengths, strict=True) for at in range(n)
+    ]
+    sizes = [each for each, n in zip(group.sizes, lengths, strict=True) for _ in range(n)]
+    items = [item for value in values for item in value]
+    reason: NoFitError | None = None
+    is_fixed = len(set(lengths)) == 1
+    if rows and not (is_fixed and lengths[0] == 1):
+        try:
+            item = _result(items, _Group(rows, sizes), f"an item of {where}")
+            count = _fitted(lengths, group, _fit_int, ("size",), f"the length of {where}")
+            return ListResult(count, item)
+        except NoFitError as error:
+            reason = error
+    if is_fixed and lengths[0] <= _MOST_ITEMS:
+        return TupleResult(
+            tuple(
+                _result([value[at] for value in values], group, f"{where}[{at}]")
+                for at in range(lengths[0])
+            )
+        )
+    raise reason or NoFitError(f"the length of {where} fits no formula")
+
+
+class _Budget:
+    """How many more parts of the rows may be tried."""
+
+    def __init__(self, fits: int) -> None:
+        self.fits = fits
+
+
+# --- one formula, or one for each case ------------------------------------------------------------------
+
+
+def _fitted(
+    targets: list[Any],
+    group: _Group,
+    fit: Callable[[list[Any], _Group], Any],
+    kinds: Sequence[str],
+    where: str,
+) -> Any:
+    """Return a formula that has the targets as its values, with cases if it must.
+
+    Raises:
+        NoFitError: there is none.
+    """
+    left = _Budget(_MOST_FITS)
+    for depth in range(_DEPTH + 1):
+        found = _cases(targets, group, fit, kinds, depth, left)
+        if found is not None:
+            return found
+    raise NoFitError(f"no formula fits {where}", kinds[0] if kinds else "")
+
+
+def _cases(
+    targets: list[Any],
+    group: _Group,
+    fit: Callable[[list[Any], _Group], Any],
+    kinds: Sequence[str],
+    depth: int,
+    left: _Budget,
+) -> Any:
+    left.fits -= 1
+    whole = fit(targets, group) if left.fits >= 0 else None
+    if whole is not None or depth == 0 or left.fits < 0:
+        return whole
+    best: Any = None
+    for feature in group.features(kinds):
+        cases: list[tuple[Any, Any]] = []
+        for value, positions, part in group.split(feature):
+            found = _cases([targets[at] for at in positions], part, fit, kinds, depth - 1, left)
+            if found is None:
+                break
+            cases.append((value, found))
+        else:
+            if cases:
+                made = Case(feature, tuple(cases))
+                if best is None or cost_of(made) < cost_of(best):
+                    best = made
+    return best
+
+
+def _fit_int(targets: list[int], group: _Group) -> Any:
+    return group.formulas().integer(targets)
+
+
+def _fit_offset(targets: list[int], group: _Group) -> Any:
+    return group.formulas(strides=True).integer(targets)
+
+
+def _fit_ints(targets: list[tuple[int, ...]], group: _Group) -> Any:
+    return group.formulas().list_of(targets)
+
+
+def _fit_view_strides(values: list[TensorFacts], group: _Group) -> Any:
+    """Strides of dims of size 1 do not matter, but formulas are sought with those that torch gives."""
+    return group.formulas(strides=True).list_of([each.stride for each in values])
+
+
+def _fit_constant(targets: list[Any], _group: _Group) -> Any:
+    first = targets[0]
+    is_one = all(type(each) is type(first) and each == first for each in targets)
+    return ConstantResult(first) if is_one else None
+
+
+def _fit_layout(values: list[TensorFacts], group: _Group) -> Any:
+    tensors = group.arguments.tensors
+    candidates: list[Any] = [Contiguous()]
+    candidates += map(LikeStrides, tensors)
+    candidates += [FormatOf((of,)) for of in tensors]
+    if len(tensors) > 1:
+        candidates.append(FormatOf(tuple(tensors[:2])))
+    for at, left in enumerate(tensors[:4]):
+        candidates += [Elementwise((left, right)) for right in tensors[at + 1 : 4]]
+    if len(tensors) > 2:
+        candidates.append(Elementwise(tuple(tensors[:4])))
+    ranks = {len(value.size) for value in values}
+    if len(ranks) == 1:
+        order = _order(values)
+        if order is not None:
+            candidates.append(Ordered(order))
+    candidates += [GivenStrides(Numbers(name)) for name in group.arguments.lists]
+    for part in candidates:
+        if _has_strides(part, values, group):
+            return part
+    return None
+
+
+def _has_strides(part: Any, values: list[TensorFacts], group: _Group) -> bool:
+    for value, evaluation in zip(values, group.arguments.evaluations, strict=True):
+        try:
+            strides = evaluation.strides(part, value.size)
+        except NoValueError:
+            return False
+        if not is_same_strides(value.size, strides, value.stride):
+            return False
+    return True
+
+
+def _order(values: list[TensorFacts]) -> tuple[int, ...] | None:
+    """Return the order of dims in memory of the tensor with most dims larger than 1."""
+    best = max(
+        values,
+        key=lambda value: sum(n > 1 for n in value.size) if 0 not in value.size else -1,
+    )
+    if 0 in best.size:
+        return None
+    dims = range(len(best.size))
+    return tuple(sorted(dims, key=lambda dim: (-best.stride[dim], dim)))
+
+
+def _fit_dtype(targets: list[str], group: _Group) -> Any:
+    arguments = group.arguments
+    tensors = arguments.tensors
+    dtypes = arguments.names(lambda value: isinstance(value, NamedValue) and value.kind == "dtype")
+    candidates: list[Any] = [DtypeOf(of) for of in tensors]
+    candidates += map(DtypeArg, dtypes)
+    if len(set(targets)) == 1:
+        varied = any(
+            len({each.tensor(of).dtype for each in arguments.evaluations}) > 1 for of in tensors
+        )
+        constant = ConstantDtype(targets[0])
+        candidates.insert(0 if varied or not tensors else len(candidates), constant)
+    numbers = [
+        Arg(name)
+        for name in arguments.names(lambda value: isinstance(value, (bool, int, float, complex)))
+    ]
+    operands = [*tensors[:4], *numbers[:3]]
+    for at, left in enumerate(operands):
+        candidates += [Promoted(left, right) for right in operands[at + 1 :] if left in tensors]
+    whole = [Arg(name) for name in arguments.names(is_tensor_list)]
+    candidates += [PromotedTypes((each,)) for each in whole]
+    if len(tensors) > 2:
+        candidates += [PromotedTypes(tuple(tensors[:3])), PromotedTypes(tuple(tensors[:6]))]
+    candidates += [Floating(part) for part in candidates if not isinstance(part, ConstantDtype)]
+    for part in candidates:
+        if _all(lambda e, part=part: e.dtype(part), targets, arguments):
+            return part
+    for of in tensors:
+        table: dict[str, str] = {}
+        for evaluation, target in zip(arguments.evaluations, targets, strict=True):
+            if table.setdefault(evaluation.tensor(of).dtype, target) != target:
+                break
+        else:
+            return DtypeTable(of, tuple(sorted(table.items())))
+    return None
+
+
+def _fit_device(targets: list[str], group: _Group) -> Any:
+    candidates: list[Any] = [DeviceOf(of) for of in group.arguments.tensors]
+    candidates.append(ConstantDevice(targets[0]))
+    for part in candidates:
+        if _all(lambda e, part=part: e.device(part), targets, group.arguments):
+            return part
+    return None
+
+
+def _all(value: Callable[[Evaluation], Any], targets: list[Any], arguments: Arguments) -> bool:
+    try:
+        return all(
+            value(each) == target
+            for each, target in zip(arguments.evaluations, targets, strict=True)
+        )
+    except NoValueError:
+        return False

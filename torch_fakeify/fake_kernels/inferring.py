@@ -1,0 +1,356 @@
+"""Infer a fake kernel from the calls of an operator."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from torch_fakeify.errors import FakeKernelError
+from torch_fakeify.records.fake_kernel import (
+    Arg,
+    Binary,
+    Check,
+    Compared,
+    DtypeIn,
+    FakeKernelDesc,
+    Integer,
+    IsContiguous,
+    Length,
+    MadeSize,
+    Ndim,
+    Number,
+    Size,
+)
+
+from .evaluating import Evaluation, NoValueError
+from .exploring import Exploration
+from .fitting import NoFitError, fit_results
+from .kernels import FakeKernel, KernelReport
+from .observed import Row, TensorFacts
+from .predicting import predicted, same_results
+from .requirements import requirements
+from .source import condition_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from .exploring import Seen
+    from .observed import Outcome
+    from .specs import CallSpec
+
+__all__ = ["infer"]
+
+_CALLS = 300
+"""Random calls before the first formula."""
+_MORE = 400
+"""Random calls that try to refute a formula."""
+_ROUNDS = 25
+"""Formulas that are refuted before a kernel is limited to fewer kinds of arguments."""
+_FIRST_ROWS = 70
+"""Calls to which the first formulas are fitted."""
+_MOST_REFUTING = 8
+"""Calls that are added when they refute a formula."""
+
+
+def infer(
+    schema: Any,
+    run: Callable[[CallSpec], Outcome],
+    samples: Sequence[CallSpec],
+    *,
+    sizes: Sequence[int] = (),
+    seed: int = 0,
+) -> FakeKernel:
+    """Infer the fake kernel of an operator.
+
+    Args:
+        schema: of the operator.
+        run: runs a call of it.
+        samples: calls that it accepts.
+        sizes: more sizes to try.
+        seed: of the random calls.
+
+    Raises:
+        FakeKernelError: no sample is accepted, the results fit no formula, or the operator breaks its schema.
+    """
+    name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+    exploration = Exploration(run, samples, sizes=sizes, seed=seed)
+    exploration.begin()
+    if not any(each.outcome.results is not None for each in exploration.seen):
+        reasons = dict.fromkeys(each.outcome.error for each in exploration.seen)
+        raise FakeKernelError(
+            f"the operator {name} refuses every sample",
+            expected="at least one call that works",
+            found="; ".join(list(reasons)[:3]) or "no samples",
+        )
+    accepted = [each for each in exploration.seen if each.outcome.results is not None]
+    given = [each for each in accepted if each.spec in samples]
+    exploration.draw(_CALLS)
+    kernel = _surviving(name, schema, exploration, given)
+    return FakeKernel(kernel, _report(kernel, exploration), schema)
+
+
+def _surviving(
+    name: str, schema: Any, exploration: Exploration, samples: Sequence[Seen]
+) -> FakeKernelDesc:
+    """Return a kernel that agrees with all calls, also with those that are drawn to refute it.
+
+    Where no formula fits, it refuses first tensors that are not contiguous, then other dtypes and
+    numbers of dims than the samples have.
+    """
+    chosen: dict[int, Seen] = {}
+    probed: set[Any] = set()
+    limits: tuple[Check, ...] = ()
+    rounds = 0
+    while True:
+        seen = exploration.seen
+        if not chosen:
+            chosen, rounds = _varied(seen, limits), 0
+        try:
+            kernel = _fitted(name, schema, seen, list(chosen.values()), limits)
+        except NoFitError as error:
+            reason = error
+        else:
+            for check in kernel.checks:
+                if check.condition not in probed:
+                    probed.add(check.condition)
+                    exploration.probe(list(_integers_of(check.condition)))
+            wrong = _disagreeing(kernel, seen, chosen, limits)
+            if not wrong:
+                exploration.draw(_MORE)
+                wrong = _disagreeing(kernel, seen, chosen, limits)
+            if not wrong:
+                return kernel
+            chosen.update(wrong)
+            rounds += 1
+            if rounds < _ROUNDS:
+                continue
+            reason = _refuted(kernel, next(iter(wrong.values())))
+        narrower = _narrower(limits, reason, samples)
+        if narrower is None:
+            break
+        limits, chosen = narrower, {}
+    raise FakeKernelError(
+        f"no fake kernel can be inferred for the operator {name}",
+        expected="results whose sizes, strides and dtypes follow from those of the arguments",
+        found=f"{reason}, in {len(chosen)} calls",
+        fix="Write one with torch.library.register_fake, or give more samples",
+    ) from reason
+
+
+def _refuted(kernel: FakeKernelDesc, seen: Seen) -> NoFitError:
+    """Return which part of a kernel a call refutes."""
+    kind = "size"
+    with contextlib.suppress(NoValueError):
+        expected = predicted(kernel, seen.outcome.args, seen.outcome.results)
+        for part, found in zip(expected, seen.outcome.results or [], strict=False):
+            if isinstance(part, TensorFacts) and isinstance(found, TensorFacts):
+                if part.size == found.size and part.dtype != found.dtype:
+                    kind = "dtype"
+                elif part.size == found.size:
+                    kind = "layout"
+    return NoFitError("each formula was refuted by another call", kind)
+
+
+def _narrower(
+    limits: tuple[Check, ...], error: NoFitError, samples: Sequence[Seen]
+) -> tuple[Check, ...] | None:
+    """Return more limits for a kernel, or ``None`` if there are no others."""
+    tensors: dict[Arg, list[TensorFacts]] = {}
+    lengths: dict[str, set[int]] = {}
+    for each in samples:
+        for name, value in each.outcome.args.items():
+            if isinstance(value, TensorFacts):
+                tensors.setdefault(Arg(name), []).append(value)
+            elif isinstance(value, list):
+                lengths.setdefault(name, set()).add(len(value))
+    steps = {
+        "layout": [IsContiguous(of) for of in tensors],
+        "dtype": [
+            DtypeIn(of, tuple(sorted({each.dtype for each in facts})))
+            for of, facts in tensors.items()
+        ],
+        "size": [
+            limit
+            for of, facts in tensors.items()
+            for limit in _rank_limits(of, {len(each.size) for each in facts})
+        ]
+        + [Compared("==", Length(name), Integer(*n)) for name, n in lengths.items() if len(n) == 1],
+    }
+    known = {each.condition for each in limits}
+    order = [error.kind, "layout", "size", "dtype"]
+    for kind in order:
+        more = [each for each in steps.get(kind, []) if each not in known]
+        if more:
+            return (*limits, *(Check(condition=each) for each in more))
+    return None
+
+
+def _rank_limits(of: Arg, ranks: set[int]) -> list[Compared]:
+    if len(ranks) == 1:
+        return [Compared("==", Ndim(of), Integer(*ranks))]
+    return [
+        Compared(">=", Ndim(of), Integer(min(ranks))),
+        Compared("<=", Ndim(of), Integer(max(ranks))),
+    ]
+
+
+def _is_within(limits: Sequence[Check], each: Seen) -> bool:
+    """Return whether a call is one that a kernel with limits has to know."""
+    evaluation = Evaluation(each.outcome.args)
+    try:
+        return all(evaluation.feature(limit.condition) for limit in limits)
+    except NoValueError:  # an argument is no tensor here
+        return True
+
+
+def _varied(seen: Sequence[Seen], limits: Sequence[Check]) -> dict[int, Seen]:
+    """Return some accepted calls by position, as different from one another as can be."""
+    groups: dict[Any, list[int]] = {}
+    for at, each in enumerate(seen):
+        if each.outcome.results is not None and _is_within(limits, each):
+            groups.setdefault(_look(each.outcome.args), []).append(at)
+    chosen: dict[int, Seen] = {}
+    for turn in range(_FIRST_ROWS):
+        for positions in groups.values():
+            if turn < len(positions) and len(chosen) < _FIRST_ROWS:
+                chosen[positions[turn]] = seen[positions[turn]]
+    return chosen
+
+
+def _look(value: Any) -> Any:
+    """Return what kind of value an argument is: the number of dims, a flag, whether it is ``None``."""
+    if isinstance(value, dict):
+        return tuple((name, _look(each)) for name, each in value.items())
+    if isinstance(value, list):
+        return tuple(map(_look, value)) if len(value) < 4 else len(value)
+    if isinstance(value, TensorFacts):
+        return len(value.size)
+    return value if isinstance(value, (bool, str, type(None))) else type(value).__name__
+
+
+def _disagreeing(
+    kernel: FakeKernelDesc,
+    seen: Sequence[Seen],
+    chosen: Mapping[int, Seen],
+    limits: Sequence[Check],
+) -> dict[int, Seen]:
+    """Return the first calls that a kernel is wrong about, by position."""
+    found: dict[int, Seen] = {}
+    for at, each in enumerate(seen):
+        if at not in chosen and _is_within(limits, each) and not _agrees(kernel, each):
+            found[at] = each
+            if len(found) >= _MOST_REFUTING:
+                break
+    return found
+
+
+def _fitted(
+    name: str,
+    schema: Any,
+    seen: Sequence[Seen],
+    chosen: Sequence[Seen],
+    limits: tuple[Check, ...],
+) -> FakeKernelDesc:
+    """Return a kernel that agrees with the chosen calls.
+
+    Raises:
+        NoFitError: there is none.
+    """
+    accepted = [
+        each for each in seen if each.outcome.results is not None and _is_within(limits, each)
+    ]
+    _check_schema(name, schema, accepted)
+    found, sizes = fit_results(
+        [Row(each.outcome.args) for each in chosen], [each.outcome.results or [] for each in chosen]
+    )
+    refused = [
+        each
+        for each in seen
+        if each.outcome.results is None and each.outcome.args and _is_within(limits, each)
+    ]
+    checks = requirements(
+        [Row(each.outcome.args) for each in accepted],
+        [Row(each.outcome.args) for each in refused],
+        [each.outcome.error for each in refused],
+    )
+    return FakeKernelDesc(
+        operator=name,
+        arguments=tuple(each.name for each in schema.arguments),
+        keywords=sum(each.kwarg_only for each in schema.arguments),
+        checks=(*limits, *checks),
+        sizes=sizes,
+        results=found,
+    )
+
+
+def _integers_of(part: Any) -> Iterator[tuple[str, int | None, int | None]]:
+    """Yield the sizes and numbers in a condition: argument, position in a list, dim."""
+    match part:
+        case Size(of=of, dim=dim):
+            yield of.name, of.item, dim
+        case Number(of=of):
+            yield of.name, of.item, None
+        case Compared(left=left, right=right) | Binary(left=left, right=right):
+            yield from _integers_of(left)
+            yield from _integers_of(right)
+        case _:
+            return
+
+
+def _agrees(kernel: FakeKernelDesc, seen: Seen) -> bool:
+    if seen.outcome.results is None:
+        return True
+    try:
+        expected = predicted(kernel, seen.outcome.args, seen.outcome.results)
+    except NoValueError:
+        return False
+    return same_results(expected, seen.outcome.results)
+
+
+def _check_schema(name: str, schema: Any, accepted: Sequence[Seen]) -> None:
+    """Check that no call wrote into an argument, or returned a view, that the schema does not name."""
+    aliased = {each.name for each in schema.arguments if each.alias_info is not None}
+    for each in accepted:
+        if each.outcome.written:
+            raise FakeKernelError(
+                f"the operator {name} breaks its schema",
+                expected=f"no write into {', '.join(each.outcome.written)}: {schema}",
+                found="its data changed",
+                fix="Name it in mutates_args, or write Tensor(a!) in the schema",
+            )
+        for result in each.outcome.results or []:
+            for part in result if isinstance(result, list) else [result]:
+                shares = getattr(part, "shares", None)
+                if shares is not None and shares[0] not in aliased:
+                    raise FakeKernelError(
+                        f"the operator {name} breaks its schema",
+                        expected=f"results with a storage of their own: {schema}",
+                        found=f"a result shares the storage of {shares[0]}",
+                        fix="Return a clone, or write Tensor(a) in the schema",
+                    )
+
+
+def _report(kernel: FakeKernelDesc, exploration: Exploration) -> KernelReport:
+    seen = exploration.seen
+    refused = [each for each in seen if each.outcome.results is None and each.outcome.args]
+    unexplained: Counter[str] = Counter()
+    for each in refused:
+        with contextlib.suppress(NoValueError):
+            predicted(kernel, each.outcome.args, None)
+            unexplained[each.outcome.error] += 1
+    counts = (f"at most {_bound_text(each)}" for each in kernel.sizes if each.upper is not None)
+    return KernelReport(
+        kernel.operator,
+        accepted=sum(each.outcome.results is not None for each in seen),
+        refused=len(refused),
+        unexplained=tuple(f"{text} ({count})" for text, count in unexplained.most_common()),
+        guesses=tuple(f"a size that depends on data is {text}" for text in counts),
+        limits=tuple(condition_text(each.condition) for each in kernel.checks if not each.message),
+        is_random=exploration.is_random,
+        ended=tuple(dict.fromkeys(e.outcome.error for e in seen if not e.outcome.has_ended)),
+    )
+
+
+def _bound_text(size: MadeSize) -> str:
+    return condition_text(Compared("<=", Integer(0), size.upper or Integer(0))).partition(" <= ")[2]

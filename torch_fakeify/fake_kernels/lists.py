@@ -1,0 +1,445 @@
+"""Search for the simplest formula of a list of integers, such as the sizes of a result.
+
+A list is the beginning of one that the arguments have, then single integers, then the end of another
+one: ``[*x.shape[:-1], weight.shape[0]]``.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from torch_fakeify.records.fake_kernel import (
+    Arg,
+    Binary,
+    Broadcast,
+    Concat,
+    DataSize,
+    Index,
+    Integer,
+    ItemAt,
+    Items,
+    Length,
+    Ndim,
+    Number,
+    Numbers,
+    Offset,
+    Picked,
+    Product,
+    Reduced,
+    Shape,
+    Size,
+    SizeAt,
+    SizesTotal,
+    Slice,
+    Stride,
+    Strides,
+    Swapped,
+    Total,
+)
+
+from .evaluating import Evaluation, NoValueError
+from .integers import IntegerSearch, cost_of
+from .observed import Row, TensorFacts, is_tensor_list
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from torch_fakeify.records.fake_kernel import Int, Ints
+
+__all__ = ["Arguments", "Formulas", "Values"]
+
+_MOST_ITEMS = 6
+"""Most items of a list that are used one by one."""
+_MOST_MIDDLE = 6
+"""Most single integers between the beginning and the end of a list."""
+_MOST_TRIED = 60
+_LARGEST = 1 << 40
+
+
+class Values:
+    """The values of formulas in each row, computed once.
+
+    Args:
+        rows: observed calls.
+        sizes: of each row the sizes that depend on data.
+    """
+
+    def __init__(self, rows: Sequence[Row], sizes: Sequence[Sequence[int]]) -> None:
+        self.evaluations = [
+            Evaluation(row.args, row.index, each) for row, each in zip(rows, sizes, strict=True)
+        ]
+        self._lists: dict[Ints, dict[int, tuple[int, ...] | None]] = {}
+        self._numbers: dict[Int, dict[int, int | None]] = {}
+
+    def list_at(self, part: Ints, at: int) -> tuple[int, ...] | None:
+        """Return the value of a list in a row; ``None`` if it has none."""
+        known = self._lists.setdefault(part, {})
+        if at not in known:
+            try:
+                known[at] = tuple(self.evaluations[at].ints(part))
+            except NoValueError:
+                known[at] = None
+        return known[at]
+
+    def numbers(self, part: Int, positions: Sequence[int]) -> list[int] | None:
+        """Return the values of an integer in some rows; ``None`` if one has none."""
+        known = self._numbers.setdefault(part, {})
+        found: list[int] = []
+        for at in positions:
+            if at not in known:
+                try:
+                    known[at] = self.evaluations[at].int(part)
+                except NoValueError:
+                    known[at] = None
+            value = known[at]
+            if value is None or not -_LARGEST < value < _LARGEST:
+                return None
+            found.append(value)
+        return found
+
+
+class Arguments:
+    """What some rows have in common: which arguments are tensors, integers, lists.
+
+    Args:
+        rows: observed calls.
+        sizes: of each row the sizes that depend on data.
+        values: of formulas, for all rows from which these are chosen; ``None`` if these are all.
+        positions: of the rows among all.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        sizes: Sequence[Sequence[int]],
+        values: Values | None = None,
+        positions: Sequence[int] | None = None,
+    ) -> None:
+        self.rows = rows
+        self.all_values = Values(rows, sizes) if values is None else values
+        self.positions = range(len(rows)) if positions is None else positions
+        self.evaluations = [self.all_values.evaluations[at] for at in self.positions]
+        self.data_sizes = min(map(len, sizes), default=0)
+
+    def names(self, is_wanted: Callable[[Any], bool]) -> list[str]:
+        """Return the arguments of which all rows have a value of some kind."""
+        first = self.rows[0].args if self.rows else {}
+        return [name for name in first if all(is_wanted(row.args.get(name)) for row in self.rows)]
+
+    @cached_property
+    def tensors(self) -> list[Arg]:
+        """The tensors that all rows have, those of lists by position."""
+        found = [Arg(name) for name in self.names(lambda value: isinstance(value, TensorFacts))]
+        for name in self.names(is_tensor_list):
+            shortest = min(len(row.args[name]) for row in self.rows)
+            found += [Arg(name, at) for at in range(min(shortest, 3))]
+            if any(len(row.args[name]) != shortest for row in self.rows):
+                found.append(Arg(name, -1))
+        return found
+
+    @cached_property
+    def lists(self) -> list[str]:
+        """The arguments that are lists of integers."""
+        return self.names(
+            lambda value: (
+                isinstance(value, (list, tuple))
+                and all(isinstance(each, int) and not isinstance(each, bool) for each in value)
+            )
+        )
+
+    @cached_property
+    def numbers(self) -> list[Arg]:
+        """The integers among the arguments, those of lists by position."""
+        is_int = lambda value: isinstance(value, int) and not isinstance(value, bool)  # noqa: E731
+        found = [Arg(name) for name in self.names(is_int)]
+        for name in self.lists:
+            shortest = min(len(row.args[name]) for row in self.rows)
+            found += [Arg(name, at) for at in range(min(shortest, _MOST_ITEMS))]
+        return found
+
+    def rank(self, of: Arg) -> tuple[int, int]:
+        """Return the smallest and largest number of dims of a tensor."""
+        ranks = [len(each.tensor(of).size) for each in self.evaluations]
+        return min(ranks), max(ranks)
+
+    def values(self, part: Int) -> NDArray[np.int64] | None:
+        """Return the values of a formula; ``None`` if a row has none."""
+        found = self.all_values.numbers(part, self.positions)
+        return None if found is None else np.array(found, np.int64)
+
+
+class Formulas:
+    """The formulas over the arguments of some rows.
+
+    Args:
+        arguments: of the rows.
+        strides: whether strides and offsets are among them, as for views.
+    """
+
+    def __init__(self, arguments: Arguments, *, strides: bool = False) -> None:
+        self._arguments = arguments
+        self._has_strides = strides
+        self._found: dict[bytes, Int | None] = {}
+
+    def integer(self, target: Sequence[int]) -> Int | None:
+        """Return the simplest formula of an integer."""
+        values = np.array(target, np.int64)
+        key = values.tobytes()
+        if key not in self._found:
+            self._found[key] = self._search.find(values)
+        return self._found[key]
+
+    def list_of(self, target: Sequence[tuple[int, ...]]) -> Ints | None:
+        """Return the simplest formula of a list."""
+        if not target:
+            return None
+        found = self._joined(target)
+        if found is not None:
+            return found
+        shortest = min(map(len, target))
+        for count in range(1, min(shortest, 2) + 1):
+            for is_end in (True, False):
+                ends = [each[-count:] if is_end else each[:count] for each in target]
+                items = [self.integer([end[at] for end in ends]) for at in range(count)]
+                if any(item is None for item in items):
+                    continue
+                rest = self._joined([each[:-count] if is_end else each[count:] for each in target])
+                if rest is not None:
+                    fixed = Items(tuple(item for item in items if item is not None))
+                    parts = rest.parts if isinstance(rest, Concat) else (rest,)
+                    return Concat((*parts, fixed) if is_end else (fixed, *parts))
+        return None
+
+    def _joined(self, target: Sequence[tuple[int, ...]]) -> Ints | None:
+        """Return the simplest formula of a beginning, single integers, and an end."""
+        heads = [(Items(()), [()] * len(target)), *self._matching(target, is_head=True)]
+        tails = [(Items(()), [()] * len(target)), *self._matching(target, is_head=False)]
+        pairs: list[tuple[float, int, Any, Any]] = []
+        for head, start in heads:
+            for tail, end in tails:
+                missing = {
+                    len(whole) - len(a) - len(b)
+                    for whole, a, b in zip(target, start, end, strict=True)
+                }
+                if len(missing) == 1 and 0 <= (count := missing.pop()) <= _MOST_MIDDLE:
+                    cost = cost_of(head) + cost_of(tail) + 2.0 * count
+                    pairs.append((cost, count, (head, start), tail))
+        pairs.sort(key=lambda each: each[0])
+        best: tuple[float, Ints] | None = None
+        for cost, count, (head, start), tail in pairs[:_MOST_TRIED]:
+            if best is not None and cost - count > best[0]:
+                continue
+            middle: list[Int] = []
+            for at in range(count):
+                part = self.integer(
+                    [whole[len(a) + at] for whole, a in zip(target, start, strict=True)]
+                )
+                if part is None:
+                    break
+                middle.append(part)
+            else:
+                made = _concat(head, middle, tail)
+                if best is None or cost_of(made) < best[0]:
+                    best = cost_of(made), made
+        return None if best is None else best[1]
+
+    def _matching(
+        self, target: Sequence[tuple[int, ...]], *, is_head: bool
+    ) -> list[tuple[Ints, list[tuple[int, ...]]]]:
+        """Return the lists that all targets begin or end with, of equal ones the simplest."""
+        found: dict[tuple[tuple[int, ...], ...], Ints] = {}
+        value_at, positions = self._arguments.all_values.list_at, self._arguments.positions
+        for part in self._lists:
+            lists: list[tuple[int, ...]] = []
+            for whole, at in zip(target, positions, strict=True):
+                each = value_at(part, at)
+                if each is None or len(each) > len(whole):
+                    break
+                if (whole[: len(each)] if is_head else whole[len(whole) - len(each) :]) != each:
+                    break
+                lists.append(each)
+            else:
+                if any(lists):
+                    found.setdefault(tuple(lists), part)
+        return [(part, list(lists)) for lists, part in found.items()]
+
+    @cached_property
+    def _lists(self) -> list[Ints]:
+        """The lists that are used in whole, the simplest first."""
+        return sorted(dict.fromkeys(self._candidates()), key=cost_of)
+
+    def _candidates(self) -> Iterator[Ints]:
+        known = self._arguments
+        tensors = known.tensors
+        bases: list[tuple[Ints, Arg]] = [(Shape(of), of) for of in tensors]
+        if self._has_strides:
+            bases += [(Strides(of), of) for of in tensors]
+        for part, of in bases:
+            yield part
+            yield from self._sliced(part, of)
+        for name in known.lists:
+            whole = Numbers(name)
+            yield whole
+            for at in (1, 2, 3):
+                yield Slice(whole, None, Integer(at))
+                yield Slice(whole, Integer(at), None)
+            for part, _ in bases:
+                yield Picked(part, whole)
+        ranks = {of: known.rank(of) for of in tensors}
+        some = tensors[:4]
+        for at, left in enumerate(some):
+            for right in some[at + 1 :]:
+                yield Broadcast((Shape(left), Shape(right)))
+                for keep in (1, 2):
+                    if ranks[left][0] >= keep or ranks[right][0] >= keep:
+                        end = Integer(-keep)
+                        yield Broadcast(
+                            (Slice(Shape(left), None, end), Slice(Shape(right), None, end))
+                        )
+        if len(some) > 2:
+            yield Broadcast(tuple(map(Shape, some)))
+        for name in known.names(_is_dims):
+            for of in tensors:
+                for keep in (False, True):
+                    yield Reduced(Shape(of), name, keep)
+
+    def _sliced(self, part: Ints, of: Arg) -> Iterator[Ints]:
+        low, high = self._arguments.rank(of)
+        for other in self._arguments.tensors:
+            if other != of and self._arguments.rank(other)[0] != self._arguments.rank(other)[1]:
+                yield Slice(part, Ndim(other), None)
+                yield Slice(part, None, Ndim(other))
+        plain = [number for number in self._arguments.numbers if number.item is None]
+        for at, first in enumerate(plain[:4]):
+            for second in plain[at + 1 : 4]:
+                yield Swapped(part, Number(first), Number(second))
+        for at in range(1, min(high, 4) + 1):
+            yield Slice(part, None, Integer(-at))
+            yield Slice(part, Integer(at), None)
+            if low != high or low > at:
+                yield Slice(part, None, Integer(at))
+                yield Slice(part, Integer(-at), None)
+        for number in plain:
+            for count in (Ndim(of), Binary("+", Ndim(of), Integer(1))):
+                dim = Binary("%", Number(number), count)
+                values = self._arguments.values(dim)
+                if values is None or bool((values > 8).any()):
+                    continue
+                after = Binary("+", dim, Integer(1))
+                yield Slice(part, None, dim)
+                yield Slice(part, dim, None)
+                yield Slice(part, after, None)
+                yield Slice(part, None, after)
+
+    @cached_property
+    def _search(self) -> IntegerSearch:
+        known = self._arguments
+        atoms = [
+            (part, values) for part in self._atoms() if (values := known.values(part)) is not None
+        ]
+        sizes = [part for part, _ in atoms if isinstance(part, Size)][:10]
+        numbers = [part for part, _ in atoms if isinstance(part, Number)][:16]
+        unique: dict[bytes, Int] = {}
+        for part, values in atoms:
+            unique.setdefault(values.tobytes(), part)
+        distinct = set(unique.values())
+        windows = (
+            [part for part in sizes if part in distinct],
+            [part for part in numbers if part in distinct],
+        )
+        return IntegerSearch(atoms, len(known.rows), windows)
+
+    def _positions(self) -> Iterator[Int]:
+        """Yield what depends on the position in a list: the items there, and what is left of a size."""
+        known = self._arguments
+        yield Index()
+        for number in known.numbers:
+            if number.item is None:
+                yield Binary("*", Index(), Number(number))
+        for name in known.lists:
+            yield ItemAt(name, Index())
+            yield Total(Slice(Numbers(name), None, Index()))
+        for of in known.tensors:
+            low, _ = known.rank(of)
+            dims: list[Int] = [Size(of, dim) for dim in range(low)]
+            dims += [SizeAt(of, Number(number)) for number in known.numbers if number.item is None]
+            for size in dims:
+                for number in known.numbers:
+                    if number.item is None:
+                        yield Binary("-", size, Binary("*", Index(), Number(number)))
+
+    def _atoms(self) -> Iterator[Int]:
+        known = self._arguments
+        if any(row.index is not None for row in known.rows):
+            yield from self._positions()
+        for at in range(known.data_sizes):
+            yield DataSize(at)
+        yield from map(Number, known.numbers)
+        for of in known.tensors:
+            low, high = known.rank(of)
+            for dim in range(low):
+                yield Size(of, dim)
+            if low != high:
+                for dim in range(1, low + 1):
+                    yield Size(of, -dim)
+        for name in known.names(is_tensor_list):
+            yield Length(name)
+        for of in known.tensors:
+            low, high = known.rank(of)
+            for number in known.numbers:
+                if number.item is None or low == high:
+                    yield SizeAt(of, Number(number))
+            if self._has_strides:
+                for dim in range(low):
+                    yield Stride(of, dim)
+                for number in known.numbers:
+                    if number.item is None:
+                        yield _stride_at(of, number)
+                yield Offset(of)
+            if low != high:
+                yield Ndim(of)
+            if high > 1 or low != high:
+                yield Product(Shape(of))
+            for at in (1, 2):
+                if low > at:
+                    yield Product(Slice(Shape(of), None, Integer(-at)))
+                    yield Product(Slice(Shape(of), Integer(at), None))
+        for name in known.names(is_tensor_list):
+            for number in known.numbers:
+                if number.item is None:
+                    yield SizesTotal(name, Number(number))
+            for dim in (0, 1, 2, -1):
+                yield SizesTotal(name, Integer(dim))
+        for name in known.lists:
+            yield Length(name)
+            yield Total(Numbers(name))
+            yield Product(Numbers(name))
+
+
+def _stride_at(of: Arg, number: Arg) -> Int:
+    """Return the stride of the dim that an argument says: the sum of a list of one."""
+    dim = Binary("%", Number(number), Ndim(of))
+    return Total(Slice(Strides(of), dim, Binary("+", dim, Integer(1))))
+
+
+def _is_dims(value: Any) -> bool:
+    if isinstance(value, bool):
+        return False
+    if value is None or isinstance(value, int):
+        return True
+    return isinstance(value, (list, tuple)) and all(
+        isinstance(each, int) and not isinstance(each, bool) for each in value
+    )
+
+
+def _concat(head: Ints, middle: Sequence[Int], tail: Ints) -> Ints:
+    parts: list[Ints] = [head, Items(tuple(middle)), tail]
+    some = [part for part in parts if part != Items(())]
+    if not some:
+        return Items(())
+    return some[0] if len(some) == 1 else Concat(tuple(some))

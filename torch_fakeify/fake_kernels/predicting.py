@@ -1,0 +1,129 @@
+"""Predict the results of a call by a fake kernel, as observed data, and compare them with what a call gave."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch_fakeify.records.fake_kernel import (
+    Case,
+    ConstantResult,
+    IntResult,
+    ListResult,
+    NewTensor,
+    SameTensor,
+    TupleResult,
+    View,
+)
+
+from .evaluating import Evaluation, NoValueError, is_same_strides
+from .observed import TensorFacts
+from .source import condition_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch_fakeify.records.fake_kernel import FakeKernelDesc
+
+__all__ = ["predicted", "same_results"]
+
+
+class _Unknown:
+    """A size that depends on data, before it is known."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+
+def predicted(
+    kernel: FakeKernelDesc, args: dict[str, Any], actual: Sequence[Any] | None
+) -> list[Any]:
+    """Return the results of a call by a kernel.
+
+    Args:
+        kernel: the kernel.
+        args: the observed arguments.
+        actual: what the call gave, for the sizes that depend on data; ``None`` if it raised.
+
+    Raises:
+        NoValueError: the kernel refuses the call.
+    """
+    sizes: list[Any] = [0] * len(kernel.sizes)
+    if kernel.sizes and actual is not None:
+        sizes = _bound(kernel, args, actual)
+    evaluation = Evaluation(args, None, sizes)
+    for check in kernel.checks:
+        if not evaluation.feature(check.condition):
+            raise NoValueError(f"not {condition_text(check.condition)}")
+    return [_result(part, evaluation) for part in kernel.results]
+
+
+def _bound(kernel: FakeKernelDesc, args: dict[str, Any], actual: Sequence[Any]) -> list[Any]:
+    """Return the sizes that depend on data, from where they stand alone in a result."""
+    sizes: list[Any] = [_Unknown(at) for at in range(len(kernel.sizes))]
+    evaluation = Evaluation(args, None, sizes)
+    for part, value in zip(kernel.results, actual, strict=True):
+        try:
+            expected = _result(part, evaluation, has_strides=False)
+        except (NoValueError, TypeError, AssertionError):  # torch refuses what is no number
+            continue
+        if isinstance(expected, _Unknown):
+            sizes[expected.at] = value
+        if isinstance(expected, TensorFacts) and isinstance(value, TensorFacts):
+            for size, number in zip(expected.size, value.size, strict=False):
+                if isinstance(size, _Unknown):
+                    sizes[size.at] = number
+    return [0 if isinstance(each, _Unknown) else each for each in sizes]
+
+
+def _result(part: Any, evaluation: Evaluation, *, has_strides: bool = True) -> Any:
+    match part:
+        case NewTensor(size=size, layout=layout, dtype=dtype, device=device):
+            sizes = evaluation.ints(size)
+            if has_strides and any(each < 0 for each in sizes):
+                raise NoValueError("a negative size")
+            stride = evaluation.strides(layout, sizes) if has_strides else ()
+            return TensorFacts(sizes, stride, 0, evaluation.dtype(dtype), evaluation.device(device))
+        case View(of=of, size=size, stride=stride, offset=offset):
+            found = evaluation.tensor(of)
+            return TensorFacts(
+                evaluation.ints(size), evaluation.ints(stride), evaluation.int(offset),
+                found.dtype, found.device, shares=(of.name, of.item),
+            )  # fmt: skip
+        case SameTensor(of=of):
+            found = evaluation.tensor(of)
+            return TensorFacts(
+                found.size, found.stride, found.offset, found.dtype, found.device,
+                shares=(of.name, of.item), is_argument=True,
+            )  # fmt: skip
+        case IntResult(value=value):
+            return evaluation.int(value)
+        case ConstantResult(value=value):
+            return value
+        case ListResult(count=count, item=item):
+            return [
+                _result(item, evaluation.at(at), has_strides=has_strides)
+                for at in range(evaluation.int(count))
+            ]
+        case TupleResult(items=items):
+            return [_result(each, evaluation, has_strides=has_strides) for each in items]
+        case Case():
+            return _result(evaluation.chosen(part), evaluation, has_strides=has_strides)
+        case _:
+            raise NoValueError(f"{type(part).__name__} is no result")
+
+
+def same_results(expected: Any, found: Any) -> bool:
+    """Return whether two results have the same metadata."""
+    if isinstance(expected, TensorFacts) and isinstance(found, TensorFacts):
+        return (
+            tuple(expected.size) == tuple(found.size)
+            and is_same_strides(found.size, expected.stride, found.stride)
+            and expected.dtype == found.dtype
+            and expected.device == found.device
+            and expected.layout == found.layout
+            and expected.shares == found.shares
+            and (expected.shares is None or expected.offset == found.offset)
+        )
+    if isinstance(expected, (list, tuple)) and isinstance(found, (list, tuple)):
+        return len(expected) == len(found) and all(map(same_results, expected, found))
+    return type(expected) is type(found) and expected == found

@@ -1,0 +1,139 @@
+"""What an operator requires of its arguments, learnt from the calls that it refused."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+from torch_fakeify.records.fake_kernel import (
+    Binary,
+    Check,
+    Compared,
+    DtypeIn,
+    Integer,
+    Length,
+    Ndim,
+    Number,
+    Product,
+    SameDtype,
+    Shape,
+    Size,
+)
+
+from .evaluating import Evaluation, NoValueError
+from .integers import cost_of
+from .lists import Arguments
+from .observed import is_tensor_list
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from .observed import Row
+
+__all__ = ["requirements"]
+
+_MOST = 12
+_FEWEST_VALUES = 3
+_FEWEST = 12
+"""Fewest accepted calls from which requirements are learnt."""
+
+
+def requirements(
+    accepted: Sequence[Row], refused: Sequence[Row], errors: Sequence[str]
+) -> tuple[Check, ...]:
+    """Return the simplest conditions that hold in all accepted calls, and that refused ones violate.
+
+    Args:
+        accepted: calls that the operator accepted.
+        refused: calls that it refused.
+        errors: what it raised in these.
+    """
+    if len(accepted) < _FEWEST or not refused:
+        return ()
+    arguments = Arguments(accepted, [()] * len(accepted))
+    others = Arguments(refused, [()] * len(refused))
+    found: list[tuple[Any, set[int]]] = []
+    for condition in _candidates(arguments):
+        try:
+            holds = all(each.feature(condition) for each in arguments.evaluations)
+        except NoValueError:
+            continue
+        if not holds:
+            continue
+        violated = {
+            at for at, each in enumerate(others.evaluations) if _is_violated(condition, each)
+        }
+        if violated:
+            found.append((condition, violated))
+    left = set(range(len(refused)))
+    checks: list[Check] = []
+    while found and len(checks) < _MOST:
+        best = max(found, key=lambda each: (len(each[1] & left), -cost_of(each[0])))
+        gone = best[1] & left
+        if not gone:
+            break
+        checks.append(Check(condition=best[0], message=errors[min(gone)][:200]))
+        left -= gone
+        found.remove(best)
+    return tuple(checks)
+
+
+def _is_violated(condition: Any, evaluation: Evaluation) -> bool:
+    """Return whether a condition does not hold; a kernel refuses what has no such dim all the same."""
+    try:
+        return not evaluation.feature(condition)
+    except NoValueError:
+        return False
+
+
+def _candidates(arguments: Arguments) -> Iterator[Compared | SameDtype | DtypeIn]:
+    tensors = arguments.tensors[:6]
+    ranks = {of: arguments.rank(of) for of in tensors}
+    for of, (low, high) in ranks.items():
+        if low == high:
+            yield Compared("==", Ndim(of), Integer(low))
+        else:
+            yield Compared(">=", Ndim(of), Integer(low))
+            yield Compared("<=", Ndim(of), Integer(high))
+        dtypes = {each.tensor(of).dtype for each in arguments.evaluations}
+        yield DtypeIn(of, tuple(sorted(dtypes)))
+    for left, right in combinations(tensors, 2):
+        yield Compared("==", Ndim(left), Ndim(right))
+        yield SameDtype(left, right)
+        yield Compared("==", Product(Shape(left)), Product(Shape(right)))
+    dims: list[Any] = []
+    for of, (low, high) in ranks.items():
+        dims += [Size(of, dim) for dim in range(min(low, 5))]
+        if low != high:
+            dims += [Size(of, -dim) for dim in range(1, min(low, 3) + 1)]
+    for name in arguments.names(is_tensor_list):
+        yield Compared(">=", Length(name), Integer(1))
+    numbers = [Number(of) for of in arguments.numbers[:8]]
+    dims = [each for each in dims if _is_varied(each, arguments)]
+    numbers = [each for each in numbers if _is_varied(each, arguments)]
+    for left, right in combinations(dims, 2):
+        yield Compared("==", left, right)
+    for size in dims:
+        plain = [each for each in numbers if each.of.item is None]
+        for number in [*plain, *dims]:
+            if number != size:
+                yield Compared("==", Binary("%", size, number), Integer(0))
+                yield Compared(">=", size, number)
+        for number in numbers:
+            yield Compared("==", size, number)
+    for each in numbers:
+        for bound in (0, 1):
+            yield Compared(">=", each, Integer(bound))
+        for of in tensors:
+            yield Compared(">=", Ndim(of), Binary("+", each, Integer(1)))
+            yield Compared(">=", Binary("+", each, Ndim(of)), Integer(0))
+    for each in dims:
+        yield Compared(">=", each, Integer(1))
+        for number in (2, 3, 4):
+            yield Compared("==", Binary("%", each, Integer(number)), Integer(0))
+
+
+def _is_varied(part: Any, arguments: Arguments) -> bool:
+    """Return whether a number has several values in accepted calls: of others nothing can be learnt."""
+    values = arguments.values(part)
+    return values is not None and len(set(values.tolist())) >= _FEWEST_VALUES

@@ -1,0 +1,522 @@
+"""Print a fake kernel as a function in plain torch, as a person would write it."""
+
+from __future__ import annotations
+
+import itertools
+import keyword
+from typing import TYPE_CHECKING, Any
+
+from torch_fakeify.records.fake_kernel import (
+    Arg,
+    Binary,
+    Broadcast,
+    Case,
+    Compared,
+    Concat,
+    ConstantDevice,
+    ConstantDtype,
+    ConstantResult,
+    Contiguous,
+    DataSize,
+    DeviceOf,
+    DtypeArg,
+    DtypeIn,
+    DtypeIs,
+    DtypeOf,
+    DtypeTable,
+    Elementwise,
+    FakeKernelDesc,
+    Flag,
+    Floating,
+    FormatOf,
+    GivenStrides,
+    Index,
+    Integer,
+    IntResult,
+    IsContiguous,
+    IsNone,
+    ItemAt,
+    Items,
+    Length,
+    LikeStrides,
+    ListResult,
+    Named,
+    Ndim,
+    NewTensor,
+    Number,
+    Numbers,
+    Offset,
+    Ordered,
+    Picked,
+    Product,
+    Promoted,
+    PromotedTypes,
+    Rank,
+    Reduced,
+    SameDtype,
+    SameTensor,
+    Shape,
+    Size,
+    SizeAt,
+    SizesTotal,
+    Slice,
+    Stride,
+    Strides,
+    Swapped,
+    Total,
+    TupleResult,
+    View,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+__all__ = ["condition_text", "kernel_source"]
+
+_INDENT = "    "
+_WIDTH = 88
+
+
+def kernel_source(kernel: FakeKernelDesc, schema: Any) -> str:
+    """Return the source of a fake kernel, which registers it.
+
+    Args:
+        kernel: the kernel.
+        schema: of the operator.
+    """
+    given = schema.arguments
+    defaults = {each.name: each.default_value for each in given if each.has_default_value()}
+    lists = {each.name for each in given if str(each.type).startswith("List[Tensor")}
+    return _Writer(kernel, defaults, lists).text()
+
+
+def condition_text(condition: Any) -> str:
+    """Return the condition of a check as Python."""
+    return _Writer(FakeKernelDesc(operator="", arguments=()), {}, set()).condition(condition)
+
+
+class _Writer:
+    """Prints formulas; what is no expression, such as cases, becomes statements before it."""
+
+    def __init__(
+        self, kernel: FakeKernelDesc, defaults: Mapping[str, Any], lists: Collection[str]
+    ) -> None:
+        self._lists = lists
+        self._kernel = kernel
+        self._defaults = defaults
+        self._lines: list[str] = []
+        self._depth = 1
+        self._names = set(map(_argument, kernel.arguments))
+        self._made: dict[Any, str] = {}
+        self._modules = {"torch"}
+        self._sizes: list[str] = []
+
+    def text(self) -> str:
+        """Return the whole module."""
+        for check in self._kernel.checks:
+            self._write(f"# else {check.message or 'no formula was found'}")
+            self._write(f"torch._check({self.condition(check.condition)})")
+        if self._kernel.sizes:
+            context = self._name("ctx")
+            self._write(f"{context} = torch.library.get_ctx()")
+            for each in self._kernel.sizes:
+                name = self._name("count")
+                self._sizes.append(name)
+                lower = f"min={each.lower}" if each.lower else ""
+                self._write(f"{name} = {context}.new_dynamic_size({lower})")
+                if each.upper is not None:
+                    self._write(f"torch._check({name} <= {self._int(each.upper)})")
+        results = [self._result(part) for part in self._kernel.results]
+        if not results:
+            self._write("return None")
+        else:
+            self._write(f"return {', '.join(results)}")
+        name = _argument(self._kernel.operator.partition("::")[2].replace(".", "_"))
+        head = [f"import {module}" for module in sorted(self._modules)]
+        body = [part for line in self._lines for part in _wrapped(line)]
+        return "\n".join([
+            *head, "", "", f'@torch.library.register_fake("{self._kernel.operator}")',
+            *_wrapped(f"def {name}({self._parameters()}):"), *body, "",
+        ])  # fmt: skip
+
+    def _parameters(self) -> str:
+        names = self._kernel.arguments
+        first_keyword = len(names) - self._kernel.keywords
+        parts: list[str] = []
+        for at, name in enumerate(names):
+            if at == first_keyword:
+                parts.append("*")
+            value = f"={_literal(self._defaults[name])}" if name in self._defaults else ""
+            parts.append(f"{_argument(name)}{value}")
+        return ", ".join(parts)
+
+    def _write(self, line: str) -> None:
+        self._lines.append(f"{_INDENT * self._depth}{line}")
+
+    def _name(self, wanted: str) -> str:
+        name, at = wanted, 2
+        while name in self._names:
+            name, at = f"{wanted}{at}", at + 1
+        self._names.add(name)
+        return name
+
+    # --- cases ---
+
+    def _cases(self, part: Case, wanted: str, render: Any) -> str:
+        """Write the statements that give a variable the value of its case, and return its name."""
+        if part not in self._made:
+            name = self._made[part] = self._name(wanted)
+            self._assign(name, part, render)
+        return self._made[part]
+
+    def _assign(self, name: str, part: Any, render: Any) -> None:
+        if not isinstance(part, Case):
+            self._write(f"{name} = {render(part)}")
+            return
+        values = [value for value, _ in part.cases]
+        is_bool = set(values) == {True, False} and all(isinstance(each, bool) for each in values)
+        ordered = sorted(part.cases, key=lambda each: not each[0]) if is_bool else part.cases
+        for at, (value, found) in enumerate(ordered):
+            made = dict(self._made)  # what a branch defines is not known after it
+            if is_bool and at == 1:
+                self._write("else:")
+            else:
+                test = self._feature(part.feature, value)
+                self._write(f"{'elif' if at else 'if'} {test}:")
+            self._depth += 1
+            self._assign(name, found, render)
+            self._depth -= 1
+            self._made = made
+        if not is_bool:
+            self._write("else:")
+            shown = ", ".join(map(str, values))
+            self._write(f'{_INDENT}raise NotImplementedError("only seen with {shown}")')
+
+    def _feature(self, part: Any, value: Any) -> str:
+        match part:
+            case IsNone(name=name):
+                return f"{_argument(name)} is {'' if value else 'not '}None"
+            case Flag(name=name) if isinstance(value, bool):
+                return _argument(name) if value else f"not {_argument(name)}"
+            case Flag(name=name):
+                return f"{_argument(name)} == {value!r}"
+            case Named(name=name):
+                return f"{_argument(name)} == torch.{value}"
+            case Rank(of=of):
+                return f"{_of(of)}.ndim == {value}"
+            case DtypeIs(of=of):
+                return f"{_of(of)}.dtype == torch.{value}"
+            case Length(name=name):
+                return f"len({_argument(name)}) == {value}"
+            case IsContiguous(of=of):
+                return f"{'' if value else 'not '}{_of(of)}.is_contiguous()"
+            case _:
+                text = self.condition(part)
+                return text if value else f"not {text}"
+
+    def condition(self, part: Any) -> str:
+        """Print a condition."""
+        match part:
+            case SameDtype(left=left, right=right):
+                return f"{_of(left)}.dtype == {_of(right)}.dtype"
+            case DtypeIn(of=of, names=names):
+                if len(names) == 1:
+                    return f"{_of(of)}.dtype == torch.{names[0]}"
+                return f"{_of(of)}.dtype in ({', '.join(f'torch.{name}' for name in names)})"
+            case Compared(op=op, left=left, right=right):
+                return f"{self._int(left)} {op} {self._int(right)}"
+            case _:
+                return self._feature(part, True)
+
+    # --- integers ---
+
+    def _int(self, part: Any, level: int = 0) -> str:
+        """Print an integer; parentheses where its operator binds less than ``level``."""
+        match part:
+            case Integer(value=value):
+                return str(value)
+            case Size(of=of, dim=dim):
+                return f"{_of(of)}.shape[{dim}]"
+            case SizeAt(of=of, dim=dim):
+                return f"{_of(of)}.shape[{self._int(dim)}]"
+            case Stride(of=of, dim=dim):
+                return f"{_of(of)}.stride({dim})"
+            case Offset(of=of):
+                return f"{_of(of)}.storage_offset()"
+            case Ndim(of=of):
+                return f"{_of(of)}.ndim"
+            case Number(of=of):
+                return _of(of)
+            case ItemAt(name=name, at=at):
+                return f"{_argument(name)}[{self._int(at)}]"
+            case Length(name=name):
+                return f"len({_argument(name)})"
+            case Product(of=Shape(of=of)):
+                return f"{_of(of)}.numel()"
+            case Product(of=of):
+                self._modules.add("math")
+                return f"math.prod({self._ints(of)})"
+            case Total(of=of):
+                return f"sum({self._ints(of)})"
+            case SizesTotal(name=name, dim=dim):
+                return f"sum(each.shape[{self._int(dim)}] for each in {_argument(name)})"
+            case Index():
+                return "i"
+            case DataSize(at=at):
+                return self._sizes[at]
+            case Case():
+                return self._cases(part, "n", self._int)
+            case Binary():
+                return self._binary(part, level)
+            case _:
+                raise TypeError(type(part).__name__)
+
+    def _binary(self, part: Binary, level: int) -> str:
+        if part.op in ("min", "max"):
+            return f"torch.sym_{part.op}({self._int(part.left)}, {self._int(part.right)})"
+        if part.op == "ceil":
+            return f"-(-{self._int(part.left, 3)} // {self._int(part.right, 3)})"
+        binding = 1 if part.op in "+-" else 2
+        text = f"{self._int(part.left, binding)} {part.op} {self._int(part.right, binding + 1)}"
+        return f"({text})" if binding < level else text
+
+    # --- lists ---
+
+    def _ints(self, part: Any) -> str:
+        match part:
+            case Items(items=items):
+                return f"[{', '.join(self._int(each) for each in items)}]"
+            case Shape(of=of):
+                return f"{_of(of)}.shape"
+            case Strides(of=of):
+                return f"{_of(of)}.stride()"
+            case Numbers(name=name):
+                return _argument(name)
+            case Broadcast(of=of):
+                return f"torch.broadcast_shapes({', '.join(map(self._ints, of))})"
+            case Slice(of=of, start=start, stop=stop):
+                low = "" if start is None else self._int(start)
+                high = "" if stop is None else self._int(stop)
+                return f"{self._ints(of)}[{low}:{high}]"
+            case Concat(parts=parts):
+                inner = [
+                    self._ints(each)[1:-1] if isinstance(each, Items) else f"*{self._ints(each)}"
+                    for each in parts
+                ]
+                return f"[{', '.join(filter(None, inner))}]"
+            case Picked(of=of, at=at):
+                return f"[{self._ints(of)}[dim] for dim in {self._ints(at)}]"
+            case Swapped(of=of, first=first, second=second):
+                name = self._name("swapped")
+                a, b = self._int(first), self._int(second)
+                self._write(f"{name} = list({self._ints(of)})")
+                self._write(f"{name}[{a}], {name}[{b}] = {name}[{b}], {name}[{a}]")
+                return name
+            case Reduced():
+                return self._reduced(part)
+            case Case():
+                return self._cases(part, "size", self._ints)
+            case _:
+                raise TypeError(type(part).__name__)
+
+    def _reduced(self, part: Reduced) -> str:
+        sizes = self._ints(part.of)
+        key = ("gone", part.of, part.dims)
+        if key not in self._made:
+            dims, gone = _argument(part.dims), self._name("gone")
+            given = self._name("dims")
+            self._write(f"{given} = [{dims}] if isinstance({dims}, int) else {dims}")
+            self._write(
+                f"{gone} = {{dim % max(len({sizes}), 1) for dim in {given}}} if {given} else set(range(len({sizes})))"
+            )
+            self._made[key] = gone
+        gone = self._made[key]
+        if part.keep:
+            return f"[1 if dim in {gone} else n for dim, n in enumerate({sizes})]"
+        return f"[n for dim, n in enumerate({sizes}) if dim not in {gone}]"
+
+    # --- tensors ---
+
+    def _dtype(self, part: Any) -> str:
+        match part:
+            case ConstantDtype(name=name):
+                return f"torch.{name}"
+            case DtypeOf(of=of):
+                return f"{_of(of)}.dtype"
+            case DtypeArg(name=name):
+                return _argument(name)
+            case Promoted(left=left, right=right):
+                return f"torch.result_type({_of(left)}, {_of(right)})"
+            case PromotedTypes(of=of):
+                self._modules.add("functools")
+                dtypes = [
+                    f"*[each.dtype for each in {_of(each)}]"
+                    if each.item is None and each.name in self._lists
+                    else f"{_of(each)}.dtype"
+                    for each in of
+                ]
+                return f"functools.reduce(torch.promote_types, [{', '.join(dtypes)}])"
+            case Floating(of=of):
+                name = self._name("dtype")
+                self._write(f"{name} = {self._dtype(of)}")
+                self._write(f"if not {name}.is_floating_point and not {name}.is_complex:")
+                self._write(f"{_INDENT}{name} = torch.get_default_dtype()")
+                return name
+            case DtypeTable(of=of, table=table):
+                items = ", ".join(f"torch.{key}: torch.{value}" for key, value in table)
+                return f"{{{items}}}[{_of(of)}.dtype]"
+            case Case():
+                return self._cases(part, "dtype", self._dtype)
+            case _:
+                raise TypeError(type(part).__name__)
+
+    def _device(self, part: Any) -> str:
+        match part:
+            case ConstantDevice(name=name):
+                return repr(name)
+            case DeviceOf(of=of):
+                return f"{_of(of)}.device"
+            case Case():
+                return self._cases(part, "device", self._device)
+            case _:
+                raise TypeError(type(part).__name__)
+
+    def _result(self, part: Any) -> str:
+        match part:
+            case NewTensor():
+                return self._new(part)
+            case View(of=of, size=size, stride=stride, offset=offset):
+                return f"{_of(of)}.as_strided({self._ints(size)}, {self._ints(stride)}, {self._int(offset)})"
+            case SameTensor(of=of):
+                return _of(of)
+            case IntResult(value=value):
+                return self._int(value)
+            case ConstantResult(value=value):
+                return _literal(value)
+            case TupleResult(items=items):
+                return f"[{', '.join(map(self._result, items))}]"
+            case ListResult(count=count, item=item):
+                name, number = self._name("results"), self._int(count)
+                self._write(f"{name} = []")
+                self._write(f"for i in range({number}):")
+                self._depth += 1
+                made = dict(self._made)
+                self._write(f"{name}.append({self._result(item)})")
+                self._made = made
+                self._depth -= 1
+                return name
+            case Case():
+                return self._cases(part, "result", self._result)
+            case _:
+                raise TypeError(type(part).__name__)
+
+    def _new(self, part: NewTensor) -> str:
+        if isinstance(part.layout, Case):
+            # The strides alone differ: each case makes the whole tensor.
+            cases = tuple(
+                (value, NewTensor(part.size, found, part.dtype, part.device))  # type: ignore[arg-type]
+                for value, found in part.layout.cases
+            )
+            return self._cases(Case(part.layout.feature, cases), "result", self._result)
+        size, dtype, device = (
+            self._ints(part.size),
+            self._dtype(part.dtype),
+            self._device(part.device),
+        )
+        base = part.device.of if isinstance(part.device, DeviceOf) else None
+        options = f"dtype={dtype}, device={device}"
+        match part.layout:
+            case Contiguous() if base is not None:
+                return f"{_of(base)}.new_empty({size}{self._other_dtype(base, part.dtype, dtype)})"
+            case Contiguous():
+                return f"torch.empty({size}, {options})"
+            case LikeStrides(of=of) if part.size == Shape(of) and base == of:
+                return f"torch.empty_like({_of(of)}{self._other_dtype(of, part.dtype, dtype)})"
+            case GivenStrides(strides=given):
+                strides = self._ints(given)
+            case LikeStrides(of=of):
+                strides = f"torch.empty_like({_of(of)}).stride()"
+            case FormatOf(of=of):
+                last = self._last(of)
+                return f"torch.empty({size}, {options}, memory_format={last})"
+            case Elementwise(of=of):
+                strides = f"({' + '.join(map(_of, of))}).stride()"
+            case Ordered(dims=dims):
+                return f"torch.empty_permuted({size}, {dims}, {options})"
+            case _:
+                raise TypeError(type(part.layout).__name__)
+        return f"torch.empty_strided({size}, {strides}, {options})"
+
+    def _last(self, of: tuple[Arg, ...]) -> str:
+        """Write the statements that choose a memory format, and return the name of the variable."""
+        key = ("format", of)
+        if key not in self._made:
+            name = self._made[key] = self._name("memory_format")
+            self._write(f"{name} = torch.contiguous_format")
+            self._write(
+                "for rank, last in ((4, torch.channels_last), (5, torch.channels_last_3d)):"
+            )
+            for each in of:
+                text = _of(each)
+                self._write(f"{_INDENT}if {text}.ndim != rank:")
+                self._write(f"{_INDENT * 2}continue")
+                self._write(
+                    f"{_INDENT}if {text}.is_contiguous(memory_format=last) and {text}.stride(1) < {text}.stride(-1):"
+                )
+                self._write(f"{_INDENT * 2}{name} = last")
+        return self._made[key]
+
+    @staticmethod
+    def _other_dtype(base: Arg, part: Any, text: str) -> str:
+        return "" if part == DtypeOf(base) else f", dtype={text}"
+
+
+def _wrapped(line: str) -> list[str]:
+    """Return a line, or several with the parts of its outermost brackets if it is too long."""
+    if len(line) <= _WIDTH or line.lstrip().startswith("#"):
+        return [line[:_WIDTH]]
+    groups: list[list[int]] = []
+    depth = 0
+    for at, letter in enumerate(line):
+        if letter in "([{":
+            if depth == 0:
+                groups.append([at])
+            depth += 1
+        elif letter in ")]}":
+            depth -= 1
+            if depth == 0:
+                groups[-1].append(at)
+        elif letter == "," and depth == 1:
+            groups[-1].append(at)
+    if not groups:
+        return [line]
+    edges = max(groups, key=lambda group: group[-1] - group[0])
+    start, end = edges[0], edges[-1]
+    if end <= start + 1:
+        return [line]
+    indent = " " * (len(line) - len(line.lstrip()) + len(_INDENT))
+    parts = [line[a + 1 : b].strip() for a, b in itertools.pairwise(edges)]
+    is_one = len(parts) == 1
+    inner = [f"{indent}{part}{'' if is_one else ','}" for part in parts if part]
+    tail = line[end:]
+    return [
+        line[: start + 1],
+        *(each for part in inner for each in _wrapped(part)),
+        *_wrapped(f"{indent[: -len(_INDENT)]}{tail}"),
+    ]
+
+
+def _of(of: Arg) -> str:
+    name = _argument(of.name)
+    return name if of.item is None else f"{name}[{of.item}]"
+
+
+def _argument(name: str) -> str:
+    return f"{name}_" if keyword.iskeyword(name) or name == "torch" else name
+
+
+def _literal(value: Any) -> str:
+    text = repr(value)
+    if isinstance(value, float) and text in ("inf", "-inf", "nan"):
+        return f'float("{text}")'
+    return text

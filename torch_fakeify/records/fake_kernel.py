@@ -1,0 +1,547 @@
+"""A fake kernel as data: formulas for the sizes, strides, dtypes and devices of an operator's results.
+
+A formula refers to the operator's arguments by name. It is a closed language: it can be read from a
+file and evaluated without running code of that file.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from .record import Record
+
+__all__ = [
+    "Arg",
+    "Binary",
+    "Broadcast",
+    "Case",
+    "Check",
+    "Compared",
+    "Concat",
+    "ConstantDevice",
+    "ConstantDtype",
+    "ConstantResult",
+    "Contiguous",
+    "DataSize",
+    "Device",
+    "DeviceOf",
+    "Dtype",
+    "DtypeArg",
+    "DtypeIn",
+    "DtypeIs",
+    "DtypeOf",
+    "DtypeTable",
+    "Elementwise",
+    "FakeKernelDesc",
+    "Feature",
+    "Flag",
+    "Floating",
+    "FormatOf",
+    "GivenStrides",
+    "Index",
+    "Int",
+    "IntResult",
+    "Integer",
+    "Ints",
+    "IsContiguous",
+    "IsNone",
+    "ItemAt",
+    "Items",
+    "Layout",
+    "Length",
+    "LikeStrides",
+    "ListResult",
+    "MadeSize",
+    "Named",
+    "Ndim",
+    "NewTensor",
+    "Number",
+    "Numbers",
+    "Offset",
+    "Ordered",
+    "Picked",
+    "Product",
+    "Promoted",
+    "PromotedTypes",
+    "Rank",
+    "Reduced",
+    "Result",
+    "SameDtype",
+    "SameTensor",
+    "Shape",
+    "Size",
+    "SizeAt",
+    "SizesTotal",
+    "Slice",
+    "Stride",
+    "Strides",
+    "Swapped",
+    "Total",
+    "TupleResult",
+    "View",
+]
+
+
+class _Node(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Base of a part of a formula."""
+
+
+class Arg(_Node, frozen=True, tag="arg"):
+    """An argument, or one item of an argument that is a list."""
+
+    name: str
+    item: int | None = None
+
+
+# --- integers ----------------------------------------------------------------------------------------
+
+
+class Integer(_Node, frozen=True, tag="int"):
+    """A constant."""
+
+    value: int
+
+
+class Size(_Node, frozen=True, tag="size"):
+    """``tensor.shape[dim]``."""
+
+    of: Arg
+    dim: int
+
+
+class SizeAt(_Node, frozen=True, tag="size_at"):
+    """``tensor.shape[dim]``, where the dim is an argument."""
+
+    of: Arg
+    dim: Int
+
+
+class Stride(_Node, frozen=True, tag="stride"):
+    """``tensor.stride(dim)``."""
+
+    of: Arg
+    dim: int
+
+
+class Offset(_Node, frozen=True, tag="offset"):
+    """``tensor.storage_offset()``."""
+
+    of: Arg
+
+
+class Ndim(_Node, frozen=True, tag="ndim"):
+    """``tensor.ndim``."""
+
+    of: Arg
+
+
+class Number(_Node, frozen=True, tag="number"):
+    """An integer argument, or an item of a list of integers."""
+
+    of: Arg
+
+
+class ItemAt(_Node, frozen=True, tag="item_at"):
+    """An item of a list of integers, at a position that is a formula."""
+
+    name: str
+    at: Int
+
+
+class Length(_Node, frozen=True, tag="len"):
+    """``len(argument)``."""
+
+    name: str
+
+
+class Product(_Node, frozen=True, tag="product"):
+    """The product of integers; 1 without any."""
+
+    of: Ints
+
+
+class Total(_Node, frozen=True, tag="sum"):
+    """The sum of integers."""
+
+    of: Ints
+
+
+class SizesTotal(_Node, frozen=True, tag="sizes_sum"):
+    """The sum of the sizes along a dim of all tensors of a list."""
+
+    name: str
+    dim: Int
+
+
+class Binary(_Node, frozen=True, tag="op"):
+    """An operation on two integers; ``ceil`` divides and rounds up, ``//`` rounds down."""
+
+    op: Literal["+", "-", "*", "//", "ceil", "%", "min", "max"]
+    left: Int
+    right: Int
+
+
+class Index(_Node, frozen=True, tag="index"):
+    """The position of a tensor in a result that is a list."""
+
+
+class DataSize(_Node, frozen=True, tag="data_size"):
+    """A size that depends on data: an index into ``FakeKernelDesc.sizes``."""
+
+    at: int
+
+
+# --- lists of integers -------------------------------------------------------------------------------
+
+
+class Items(_Node, frozen=True, tag="items"):
+    """A list of formulas."""
+
+    items: tuple[Int, ...]
+
+
+class Shape(_Node, frozen=True, tag="shape"):
+    """``tensor.shape``."""
+
+    of: Arg
+
+
+class Strides(_Node, frozen=True, tag="strides"):
+    """``tensor.stride()``."""
+
+    of: Arg
+
+
+class Numbers(_Node, frozen=True, tag="numbers"):
+    """An argument that is a list of integers."""
+
+    name: str
+
+
+class Broadcast(_Node, frozen=True, tag="broadcast"):
+    """``torch.broadcast_shapes``."""
+
+    of: tuple[Ints, ...]
+
+
+class Slice(_Node, frozen=True, tag="slice"):
+    """``list[start:stop]``."""
+
+    of: Ints
+    start: Int | None = None
+    stop: Int | None = None
+
+
+class Concat(_Node, frozen=True, tag="concat"):
+    """Lists one after the other."""
+
+    parts: tuple[Ints, ...]
+
+
+class Reduced(_Node, frozen=True, tag="reduced"):
+    """Sizes after a reduction over the dims of an argument; over all dims if it is ``None`` or empty."""
+
+    of: Ints
+    dims: str
+    keep: bool = False
+
+
+class Swapped(_Node, frozen=True, tag="swapped"):
+    """A list with two of its items swapped."""
+
+    of: Ints
+    first: Int
+    second: Int
+
+
+class Picked(_Node, frozen=True, tag="picked"):
+    """``[list[i] for i in at]``."""
+
+    of: Ints
+    at: Ints
+
+
+# --- cases -------------------------------------------------------------------------------------------
+
+
+class IsNone(_Node, frozen=True, tag="is_none"):
+    """Whether an argument is ``None``."""
+
+    name: str
+
+
+class Flag(_Node, frozen=True, tag="flag"):
+    """The value of an argument that is a bool or a string."""
+
+    name: str
+
+
+class Named(_Node, frozen=True, tag="named"):
+    """The name of an argument that is a dtype, layout or memory format."""
+
+    name: str
+
+
+class Rank(_Node, frozen=True, tag="rank"):
+    """The number of dims of a tensor."""
+
+    of: Arg
+
+
+class DtypeIs(_Node, frozen=True, tag="dtype_is"):
+    """The dtype of a tensor."""
+
+    of: Arg
+
+
+class IsContiguous(_Node, frozen=True, tag="is_contiguous"):
+    """Whether a tensor is contiguous."""
+
+    of: Arg
+
+
+class Compared(_Node, frozen=True, tag="compared"):
+    """Whether a comparison of two integers holds."""
+
+    op: Literal["==", "!=", "<=", ">="]
+    left: Int
+    right: Int
+
+
+class SameDtype(_Node, frozen=True, tag="same_dtype"):
+    """Whether two tensors have one dtype."""
+
+    left: Arg
+    right: Arg
+
+
+class DtypeIn(_Node, frozen=True, tag="dtype_in"):
+    """Whether a tensor has one of some dtypes."""
+
+    of: Arg
+    names: tuple[str, ...]
+
+
+Feature: TypeAlias = IsNone | Flag | Named | Rank | DtypeIs | IsContiguous | Compared | Length
+
+
+class Case(_Node, frozen=True, tag="case"):
+    """A formula for each value of a feature that was seen."""
+
+    feature: Feature
+    cases: tuple[tuple[bool | int | str, Part], ...]
+
+
+# --- dtype, device, strides ---------------------------------------------------------------------------
+
+
+class ConstantDtype(_Node, frozen=True, tag="dtype"):
+    """A dtype by name."""
+
+    name: str
+
+
+class DtypeOf(_Node, frozen=True, tag="dtype_of"):
+    """The dtype of a tensor."""
+
+    of: Arg
+
+
+class DtypeArg(_Node, frozen=True, tag="dtype_arg"):
+    """An argument that is a dtype."""
+
+    name: str
+
+
+class Promoted(_Node, frozen=True, tag="promoted"):
+    """``torch.result_type`` of two arguments."""
+
+    left: Arg
+    right: Arg
+
+
+class PromotedTypes(_Node, frozen=True, tag="promoted_types"):
+    """``torch.promote_types`` of the dtypes of tensors, and of all tensors of an argument that is a list."""
+
+    of: tuple[Arg, ...]
+
+
+class Floating(_Node, frozen=True, tag="floating"):
+    """A dtype, or torch's default dtype in place of one of integers or bools."""
+
+    of: Dtype
+
+
+class DtypeTable(_Node, frozen=True, tag="dtype_table"):
+    """A dtype for each dtype of a tensor that was seen."""
+
+    of: Arg
+    table: tuple[tuple[str, str], ...]
+
+
+class ConstantDevice(_Node, frozen=True, tag="device"):
+    """A device by name."""
+
+    name: str
+
+
+class DeviceOf(_Node, frozen=True, tag="device_of"):
+    """The device of a tensor."""
+
+    of: Arg
+
+
+class Contiguous(_Node, frozen=True, tag="contiguous"):
+    """Contiguous strides."""
+
+
+class LikeStrides(_Node, frozen=True, tag="like"):
+    """The strides of ``torch.empty_like``."""
+
+    of: Arg
+
+
+class FormatOf(_Node, frozen=True, tag="format_of"):
+    """Channels last if one of the tensors is, else contiguous."""
+
+    of: tuple[Arg, ...]
+
+
+class Elementwise(_Node, frozen=True, tag="elementwise"):
+    """The strides of the sum of tensors."""
+
+    of: tuple[Arg, ...]
+
+
+class Ordered(_Node, frozen=True, tag="ordered"):
+    """Dense strides; the dims from the outermost to the innermost in memory."""
+
+    dims: tuple[int, ...]
+
+
+class GivenStrides(_Node, frozen=True, tag="strides_given"):
+    """Strides by a formula."""
+
+    strides: Ints
+
+
+# --- results -----------------------------------------------------------------------------------------
+
+
+class NewTensor(_Node, frozen=True, tag="new"):
+    """A tensor with a storage of its own."""
+
+    size: Ints
+    layout: Layout
+    dtype: Dtype
+    device: Device
+
+
+class View(_Node, frozen=True, tag="view"):
+    """A view of an argument."""
+
+    of: Arg
+    size: Ints
+    stride: Ints
+    offset: Int
+
+
+class SameTensor(_Node, frozen=True, tag="same"):
+    """An argument itself."""
+
+    of: Arg
+
+
+class IntResult(_Node, frozen=True, tag="int_result"):
+    """A Python integer."""
+
+    value: Int
+
+
+class ConstantResult(_Node, frozen=True, tag="constant"):
+    """A Python value that does not depend on the arguments."""
+
+    value: bool | int | float | str | None
+
+
+class ListResult(_Node, frozen=True, tag="list"):
+    """A list of results by one formula, in which `Index` is the position."""
+
+    count: Int
+    item: Result
+
+
+class TupleResult(_Node, frozen=True, tag="tuple"):
+    """A list of results, each by a formula of its own."""
+
+    items: tuple[Result, ...]
+
+
+Int: TypeAlias = (
+    Integer | Size | SizeAt | Stride | Offset | Ndim | Number | ItemAt | Length | Product | Total
+    | SizesTotal | Binary | Index | DataSize | Case
+)  # fmt: skip
+Ints: TypeAlias = (
+    Items
+    | Shape
+    | Strides
+    | Numbers
+    | Broadcast
+    | Slice
+    | Concat
+    | Reduced
+    | Picked
+    | Swapped
+    | Case
+)
+Dtype: TypeAlias = (
+    ConstantDtype | DtypeOf | DtypeArg | Promoted | PromotedTypes | Floating | DtypeTable | Case
+)
+Device: TypeAlias = ConstantDevice | DeviceOf | Case
+Layout: TypeAlias = (
+    Contiguous | LikeStrides | FormatOf | Elementwise | Ordered | GivenStrides | Case
+)
+Result: TypeAlias = (
+    NewTensor | View | SameTensor | IntResult | ConstantResult | ListResult | TupleResult | Case
+)
+Part: TypeAlias = (
+    Integer | Size | SizeAt | Stride | Offset | Ndim | Number | ItemAt | Length | Product | Total
+    | SizesTotal | Binary | Index | DataSize | Items | Shape | Strides | Numbers | Broadcast | Slice
+    | Concat | Reduced | Picked | Swapped | ConstantDtype | DtypeOf | DtypeArg | Promoted | PromotedTypes | Floating | DtypeTable
+    | ConstantDevice | DeviceOf | Contiguous | LikeStrides | FormatOf | Elementwise | Ordered | GivenStrides
+    | NewTensor | View | SameTensor | IntResult | ConstantResult | ListResult | TupleResult | Case
+)  # fmt: skip
+
+
+class MadeSize(Record, frozen=True, kw_only=True):
+    """A size that depends on data: at least ``lower``, and at most ``upper`` if there is a bound."""
+
+    lower: int = 0
+    upper: Int | None = None
+
+
+class Check(Record, frozen=True, kw_only=True):
+    """What the operator requires of its arguments."""
+
+    condition: Compared | SameDtype | DtypeIn | IsContiguous
+    message: str = ""
+    """The first line of what the operator raises where it does not hold; empty if it accepts such arguments.
+
+    Then its results follow no formula that was found.
+    """
+
+
+class FakeKernelDesc(Record, frozen=True, kw_only=True):
+    """A fake kernel of an operator."""
+
+    operator: str
+    """``namespace::name``, with ``.overload`` if it has one."""
+    arguments: tuple[str, ...]
+    """The names of its arguments, in order."""
+    keywords: int = 0
+    """How many of them, the last ones, are keyword-only."""
+    checks: tuple[Check, ...] = ()
+    sizes: tuple[MadeSize, ...] = ()
+    results: tuple[Result, ...] = ()

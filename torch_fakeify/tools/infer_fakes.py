@@ -1,0 +1,236 @@
+"""Infer fake kernels of operators that have none: ``infer_fake`` and ``inferring_fakes``."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from torch_fakeify._atomic_write import write_atomic
+from torch_fakeify.compat import torch_library
+from torch_fakeify.compat.torch_dispatch import disable_current_modes
+from torch_fakeify.errors import FakeKernelError
+from torch_fakeify.fake_kernels.calls import bound
+from torch_fakeify.fake_kernels.inferring import infer
+from torch_fakeify.fake_kernels.kernels import note_inferred
+from torch_fakeify.fake_kernels.specs import CallSpec, run_call, spec_of
+
+from .operator_process import OperatorProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Mapping, Sequence
+    from pathlib import Path
+
+    from torch_fakeify.fake_kernels.kernels import FakeKernel
+
+__all__ = ["InferredFakes", "infer_fake", "infer_fakes_of_process", "inferring_fakes"]
+
+_BLOCKS = ExitStack()
+"""Blocks that end with the process."""
+_MEMORY = 4 << 30
+_MOST_SAMPLES = 16
+"""Most calls of a program from which a kernel is inferred."""
+
+
+def infer_fake(
+    op: Any,
+    samples: Sequence[Any],
+    *,
+    sizes: Sequence[int] = (),
+    isolate: bool = True,
+    timeout: float = 20.0,
+    memory: int | None = _MEMORY,
+    seed: int = 0,
+) -> FakeKernel:
+    """Infer the fake kernel of an operator by running it on made-up inputs.
+
+    The sizes, strides, dtypes and devices of the results become formulas over those of the arguments: the
+    simplest that fit, kept only if no further call refutes them. Sizes that depend on data become
+    unbacked ones.
+
+    Args:
+        op: the operator: ``torch.ops.namespace.name``, what ``torch.library.custom_op`` returned, or
+            ``"namespace::name"``.
+        samples: calls that the operator accepts, each a tuple of arguments, or a pair of such a tuple and
+            a dictionary of keyword arguments; two or more with different flags and numbers of dims are
+            best. Calls with other sizes, numbers, strides and dtypes are made from them, with data in
+            the range of the sample's.
+        sizes: more sizes to try, beside those from 0 to 13.
+        isolate: run the operator in a forked process, so that a crash, a hang or too much memory is a result
+            and not the end of this one.
+        timeout: seconds for one call there.
+        memory: bytes that the process may hold beyond what this one holds; ``None`` for no limit.
+        seed: of the made-up inputs.
+
+    Raises:
+        FakeKernelError: there is no such operator, it refuses every sample, it breaks its schema, or
+            its results follow no formula.
+
+    Example:
+        >>> @torch.library.custom_op("docs::outer", mutates_args=())
+        ... def outer(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        ...     return x[:, None] * y
+        >>> kernel = tfk.infer_fake(outer, [(torch.ones(3), torch.ones(4))])
+        >>> kernel.register()
+        >>> torch.compile(outer, backend="aot_eager", dynamic=True)(
+        ...     torch.ones(5), torch.ones(2)
+        ... ).shape
+        torch.Size([5, 2])
+    """
+    overload = torch_library.overload_of(op)
+    specs = [_spec(overload._schema, sample) for sample in samples]
+    if not specs:
+        raise FakeKernelError(
+            f"there are no samples of {overload}",
+            expected="at least one call that the operator accepts",
+        )
+    with disable_current_modes():
+        if not isolate:
+            return infer(
+                overload._schema,
+                lambda spec: run_call(overload, spec),
+                specs,
+                sizes=sizes,
+                seed=seed,
+            )
+        with OperatorProcess(overload, timeout=timeout, memory=memory) as run:
+            return infer(overload._schema, run, specs, sizes=sizes, seed=seed)
+
+
+def _spec(schema: Any, sample: Any) -> CallSpec:
+    if isinstance(sample, CallSpec):
+        return sample
+    if not isinstance(sample, (tuple, list)):
+        raise FakeKernelError(
+            "a sample is a call",
+            expected="a tuple of arguments, or a pair of it and keyword arguments",
+            found=f"a value of {type(sample).__name__}",
+            fix="Write (x,) for a call with one argument",
+        )
+    is_pair = len(sample) == 2 and isinstance(sample[0], tuple) and isinstance(sample[1], dict)
+    args, kwargs = sample if is_pair else (sample, {})
+    return CallSpec({name: spec_of(value) for name, value in bound(schema, args, kwargs).items()})
+
+
+class InferredFakes:
+    """The fake kernels that were inferred in a block of `inferring_fakes`, by operator.
+
+    Example:
+        >>> with tfk.inferring_fakes() as fakes:
+        ...     torch.compile(torch.exp, backend="aot_eager")(torch.ones(2)).shape
+        torch.Size([2])
+        >>> fakes, fakes.lines()
+        (<InferredFakes none>, [])
+    """
+
+    def __init__(
+        self, options: Mapping[str, Any], changed: Callable[[InferredFakes], None] = lambda _: None
+    ) -> None:
+        self._changed = changed
+        self.kernels: dict[str, FakeKernel] = {}
+        """By the name of the operator, ``namespace::name``."""
+        self.failures: dict[str, FakeKernelError] = {}
+        """Why there is none, by the name of the operator."""
+        self._options = options
+        self._samples: dict[str, list[CallSpec]] = {}
+        self._lock = threading.RLock()
+
+    @property
+    def source(self) -> str:
+        """The kernels as a module that registers them; empty if there are none."""
+        return "\n\n".join(kernel.source for kernel in self.kernels.values())
+
+    def lines(self) -> list[str]:
+        """Format the reports of the kernels, and why there are none."""
+        found = [line for kernel in self.kernels.values() for line in kernel.report.lines()]
+        return [*found, *(f"{name}: {error}" for name, error in self.failures.items())]
+
+    def __repr__(self) -> str:
+        return f"<InferredFakes {', '.join(self.kernels) or 'none'}>"
+
+    def _result(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return the fake result of a call, by a kernel that is inferred if there is none for such a call."""
+        name = op._schema.name + (
+            f".{op._schema.overload_name}" if op._schema.overload_name else ""
+        )
+        with self._lock:
+            if name in self.kernels:
+                try:
+                    return self.kernels[name](*args, **kwargs)
+                except FakeKernelError:
+                    pass  # the call is unlike those before
+            spec = CallSpec(
+                {key: spec_of(value) for key, value in bound(op._schema, args, kwargs).items()}
+            )
+            samples = self._samples.setdefault(name, [])
+            known = [msgspec.structs.asdict(each) for each in samples]
+            if msgspec.structs.asdict(spec) not in known and len(samples) < _MOST_SAMPLES:
+                samples.append(spec)
+            try:
+                self.kernels[name] = infer_fake(op, [*samples], **self._options)
+            except FakeKernelError as error:
+                self.failures[name] = error
+                self._changed(self)
+                raise
+            self.failures.pop(name, None)
+            note_inferred(self.kernels[name].desc)
+            self._changed(self)
+            return self.kernels[name](*args, **kwargs)
+
+
+@contextmanager
+def inferring_fakes(
+    *,
+    sizes: Sequence[int] = (),
+    isolate: bool = True,
+    timeout: float = 20.0,
+    memory: int | None = _MEMORY,
+) -> Generator[InferredFakes, None, None]:
+    """Infer the fake kernel of each operator that has none where a trace calls it, inside a block.
+
+    The operator runs on made-up inputs at other sizes than those of the trace; see `infer_fake`. It holds
+    for this thread. What was compiled in the block works after it; what is compiled again needs the
+    kernels: `FakeKernel.register`, or their source.
+
+    Args:
+        sizes: as for `infer_fake`.
+        isolate: as for `infer_fake`.
+        timeout: as for `infer_fake`.
+        memory: as for `infer_fake`.
+
+    Yields:
+        The kernels, as they are inferred.
+
+    Example:
+        >>> @torch.library.custom_op("docs::halves", mutates_args=())
+        ... def halves(x: torch.Tensor) -> torch.Tensor:
+        ...     return x[: len(x) // 2].clone()
+        >>> with tfk.inferring_fakes() as fakes:
+        ...     torch.compile(halves, backend="aot_eager", dynamic=True)(torch.ones(6)).shape
+        torch.Size([3])
+        >>> list(fakes.kernels)
+        ['docs::halves']
+    """
+    found = InferredFakes(
+        {"sizes": sizes, "isolate": isolate, "timeout": timeout, "memory": memory}
+    )
+    with torch_library.fake_results_by(found._result):
+        yield found
+
+
+def infer_fakes_of_process(path: Path, note: Callable[[list[str]], None]) -> None:
+    """Infer fake kernels for the rest of the process, and write them to a file as they are inferred.
+
+    Args:
+        path: a Python module that registers them.
+        note: called with the lines of the reports.
+    """
+
+    def changed(found: InferredFakes) -> None:
+        if found.kernels:
+            write_atomic(path, found.source.encode())
+        note(found.lines())
+
+    _BLOCKS.enter_context(torch_library.fake_results_by(InferredFakes({}, changed)._result))
