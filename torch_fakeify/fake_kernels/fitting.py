@@ -139,8 +139,12 @@ class _Group:
     def features(self, kinds: Iterable[str]) -> Iterator[Any]:
         """Yield the features that may divide the rows."""
         first = self.rows[0].args if self.rows else {}
+
+        def values_of(name: str) -> list[Any]:
+            return [row.args.get(name) for row in self.rows]
+
         for name in first:
-            values = [row.args.get(name) for row in self.rows]
+            values = values_of(name)
             missing = sum(value is None for value in values)
             if 0 < missing < len(values):
                 yield IsNone(name)
@@ -155,9 +159,8 @@ class _Group:
             if low != high:
                 yield Rank(of)
         for name in first:
-            lists = [row.args.get(name) for row in self.rows]
-            are_lists = all(isinstance(each, (list, tuple)) for each in lists)
-            if are_lists and len({len(each) for each in lists}) > 1:
+            lists = [each for each in values_of(name) if isinstance(each, (list, tuple))]
+            if len(lists) == len(self.rows) and len(set(map(len, lists))) > 1:
                 yield Length(name)
         if "dtype" in kinds:
             for of in self.arguments.tensors:
