@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 STAGES = ("load", "instantiate", "fresh", "materialize", "stubs")
-_GONE = {"gone", "gone_kinds"}
+_GONE = {"gone", "gone_kinds", "gone_inferred"}
 REFUSED = {"instantiate": _GONE, "fresh": _GONE, "materialize": {"functorch", *_GONE}}
 """Captures that a stage refuses: of operators that are not here; a tensor inside a transform."""
 SLICE = 20_000

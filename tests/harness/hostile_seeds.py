@@ -6,6 +6,7 @@ import warnings
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 from captured_frames import captures_of
 from jagged_examples import jagged_attention
@@ -16,6 +17,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.testing._internal.two_tensor import TwoTensor
 
 import torch_fakeify as tfk
+from torch_fakeify.records import fake_kernel as fk
 from torch_fakeify.serialization.container import pack_container
 from torch_fakeify.serialization.document import Encoder
 
@@ -172,6 +174,33 @@ def _gone_kinds() -> Any:
         return _compiled(fn, [(torch.randn(3, 4),)], dynamic=True)
 
 
+def _gone_inferred() -> Any:
+    """One with an operator whose fake kernel was inferred."""
+    x, new = fk.Arg("x"), fk.Contiguous()
+    half = fk.Binary("ceil", fk.Size(x, -1), fk.Number(fk.Arg("by")))
+    size = fk.Concat((fk.Slice(fk.Shape(x), None, fk.Integer(-1)), fk.Items((half,))))
+    long = fk.Case(fk.Rank(x), ((1, fk.Shape(x)), (2, size)))
+    dtype = fk.DtypeTable(x, (("float32", "float64"), ("int64", "float64")))
+    kernel = fk.FakeKernelDesc(
+        operator="gone::halves",
+        arguments=("x", "by"),
+        checks=(fk.Check(condition=fk.Compared(">=", fk.Ndim(x), fk.Integer(1))),),
+        results=(fk.NewTensor(long, new, dtype, fk.DeviceOf(x)),),
+    )
+    with torch.library._scoped_library("gone", "DEF") as library:
+        library.define("halves(Tensor x, SymInt by) -> Tensor")
+        library.impl(
+            "halves",
+            lambda x, by: x.new_empty(x.shape[0], -(-x.shape[1] // by), dtype=torch.float64),
+            "CompositeExplicitAutograd",
+        )
+        frame = _compiled(
+            lambda x: torch.ops.gone.halves(x, 2).cos(), [(torch.randn(3, 4),)], dynamic=True
+        )
+    operators = (msgspec.structs.replace(frame.desc.operators[0], fake=kernel),)
+    return tfk.Capture(msgspec.structs.replace(frame.desc, operators=operators))
+
+
 _OTHERS: dict[str, Callable[[], Any]] = {
     "two_tensors": _two_tensors,
     "jagged": _jagged,
@@ -181,4 +210,5 @@ _OTHERS: dict[str, Callable[[], Any]] = {
     "functorch": _functorch,
     "gone": _gone,
     "gone_kinds": _gone_kinds,
+    "gone_inferred": _gone_inferred,
 }
