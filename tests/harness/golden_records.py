@@ -12,6 +12,7 @@ import msgspec
 import sympy
 import torch
 from full_env import full_env
+from golden_kernels import with_fake_kernels
 from golden_tensors import frame_of, graph_over, symbolic
 from source_examples import cases as source_cases
 from source_examples import make as make_source
@@ -46,7 +47,6 @@ import torch_fakeify as tfk
 from torch_fakeify.compat.torch_graphs import PATH_KEYS, meta_dataclasses
 from torch_fakeify.encoding import exprs
 from torch_fakeify.encoding.surroundings import CONFIG_MODULES
-from torch_fakeify.records import fake_kernel as fk
 from torch_fakeify.records.frame import (
     AotGraphDesc,
     AutocastDesc,
@@ -475,76 +475,6 @@ def _own_operators() -> Any:
     return tfk.Capture(msgspec.structs.replace(desc, operators=(tagged, *operators[1:])))
 
 
-def _fake_kernels() -> Any:
-    """A frame with an inferred fake kernel that has every kind of formula."""
-    x, xs, n = fk.Arg("x"), fk.Arg("xs", -1), fk.Arg("n")
-    size, one, number = fk.Size(x, -1), fk.Integer(1), fk.Number(n)
-    numbers = (
-        fk.SizeAt(x, number), fk.Stride(x, 0), fk.Offset(x), fk.Ndim(x), fk.ItemAt("dims", fk.Index()),
-        fk.Length("xs"), fk.Product(fk.Shape(x)), fk.Total(fk.Numbers("dims")),
-        fk.SizesTotal("xs", one), fk.DataSize(0),
-        *(fk.Binary(op, size, number) for op in ("+", "-", "*", "//", "ceil", "%", "min", "max")),
-        fk.Case(fk.Compared(">=", number, one), ((False, one), (True, number))),
-    )  # fmt: skip
-    shape = fk.Slice(fk.Shape(x), None, fk.Integer(-1))
-    lists = fk.Concat((
-        shape, fk.Broadcast((fk.Shape(x), fk.Shape(xs))), fk.Reduced(shape, "dims", keep=True),
-        fk.Picked(shape, fk.Numbers("dims")), fk.Swapped(shape, one, number), fk.Items(numbers),
-    ))  # fmt: skip
-    layouts = fk.Case(
-        fk.Named("mode"),
-        (
-            ("a", fk.Case(fk.Rank(x), ((1, fk.LikeStrides(x)), (2, fk.FormatOf((x, xs)))))),
-            (
-                "b",
-                fk.Case(
-                    fk.IsContiguous(x),
-                    ((True, fk.Elementwise((x, xs))), (False, fk.Ordered((1, 0)))),
-                ),
-            ),
-            ("c", fk.GivenStrides(fk.Numbers("dims"))),
-            ("d", fk.Contiguous()),
-        ),
-    )
-    dtypes = fk.Case(
-        fk.DtypeIs(x),
-        (
-            ("bool", fk.ConstantDtype("int64")),
-            ("int8", fk.Floating(fk.Promoted(x, n))),
-            ("int16", fk.PromotedTypes((fk.Arg("xs"),))),
-            ("int32", fk.DtypeArg("dtype")),
-            ("int64", fk.DtypeTable(x, (("int64", "float32"),))),
-            ("float32", fk.DtypeOf(xs)),
-        ),
-    )
-    devices = fk.Case(
-        fk.IsNone("dtype"), ((False, fk.DeviceOf(x)), (True, fk.ConstantDevice("cpu")))
-    )
-    new = fk.NewTensor(lists, layouts, dtypes, devices)
-    view = fk.View(x, fk.Shape(x), fk.Strides(x), fk.Integer(0))
-    kernel = fk.FakeKernelDesc(
-        operator="npu::all.kinds",
-        arguments=("x", "xs", "n", "dims", "mode", "dtype"),
-        keywords=1,
-        checks=(
-            fk.Check(condition=fk.Compared("==", size, number), message="the operator raises"),
-            fk.Check(condition=fk.SameDtype(x, xs)),
-            fk.Check(condition=fk.DtypeIn(x, ("float32", "int64"))),
-        ),
-        sizes=(fk.MadeSize(lower=1, upper=size), fk.MadeSize()),
-        results=(
-            fk.Case(fk.Flag("mode"), (("e", new), ("f", view))),
-            fk.ListResult(number, fk.SameTensor(x)),
-            fk.TupleResult((fk.IntResult(size), fk.ConstantResult(None), fk.ConstantResult(0.5))),
-            fk.Case(fk.Length("xs"), ((1, view),)),
-        ),
-    )
-    schema = "npu::all.kinds(Tensor x, Tensor[] xs, SymInt n, SymInt[] dims, str? mode=None, *, ScalarType? dtype=None) -> Tensor"
-    desc = with_args([1]).with_state(None).desc
-    operators = (OperatorDesc(schema=schema, fake=kernel),)
-    return tfk.Capture(msgspec.structs.replace(desc, operators=operators))
-
-
 def _surroundings() -> Any:
     """A frame of another machine, whose compiler had settings of every module and kind."""
     dynamo, inductor, functorch, fx = CONFIG_MODULES
@@ -614,7 +544,7 @@ def record_cases() -> dict[str, Callable[[], Any]]:
             for kind in ("joint", "forward", "backward", "inference")
         },
         "operators": _own_operators,
-        "fake_kernels": _fake_kernels,
+        "fake_kernels": lambda: with_fake_kernels(with_args([1]).with_state(None).desc),
         "surroundings": _surroundings,
         "state_not_compiled": lambda: _in_state("not compiled"),
         "state_not_finished": lambda: _in_state("not finished"),
