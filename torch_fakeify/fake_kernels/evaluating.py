@@ -50,6 +50,7 @@ from torch_fakeify.records.fake_kernel import (
     Rank,
     Reduced,
     SameDtype,
+    Seen,
     Shape,
     Size,
     SizeAt,
@@ -352,6 +353,8 @@ class Evaluation:
                 return is_same_strides(found.size, found.stride, contiguous_strides(found.size))
             case Length(name=name):
                 return len(self._list(name))
+            case Seen(name=name, value=value):
+                return value_text(self.args.get(name)) == value
             case SameDtype(left=left, right=right):
                 return self.tensor(left).dtype == self.tensor(right).dtype
             case DtypeIn(of=of, names=names):
@@ -440,6 +443,13 @@ class Evaluation:
         if isinstance(value, torch.SymFloat):
             return 1.0
         raise NoValueError(f"{of.name} is no tensor and no number")
+
+
+def value_text(value: Any) -> str:
+    """Return an argument that is no tensor and no number as Python; a tensor or number as its class."""
+    if isinstance(value, NamedValue):
+        return f"torch.{value.name}" if value.kind != "device" else f"torch.device({value.name!r})"
+    return repr(value) if isinstance(value, (bool, str, type(None))) else type(value).__name__
 
 
 def feature_text(part: Any) -> str:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Exploration", "Seen"]
 
 _SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13)
+_MOST_DIMS = 2
 _MOST_ENDED = 8
 """Calls that a process did not survive, after which no random ones follow: each may take long."""
 _MOST_SAMPLES = 24
@@ -29,6 +30,7 @@ _MOST_SAMPLES = 24
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
 _INTEGERS = ("int64", "int32", "uint8")
 _COMPLEX = ("complex64", "complex128")
+_ANY = (*_FLOATS, "int64", "int32", "int16", "int8", "uint8", "bool", "complex64", "complex128")
 
 
 class Seen(NamedTuple):
@@ -107,9 +109,12 @@ class Exploration:
             for fill in (0.0, 1.0):
                 self.call(_filled(sample, fill))
             self._accept(sample)
-            for other in self._other_ranks(sample):
-                if len(self._accepted) < _MOST_SAMPLES and self.call(other).results is not None:
+            ranks = [*self._other_ranks(sample)]
+            while ranks and len(self._accepted) < _MOST_SAMPLES:
+                other = ranks.pop(0)
+                if other not in self._accepted and self.call(other).results is not None:
                     self._accept(other)
+                    ranks += self._other_ranks(other) if _is_small(other) else ()
 
     def _accept(self, sample: CallSpec) -> None:
         self._accepted.append(sample)
@@ -381,13 +386,18 @@ class Exploration:
             for family in families:
                 if each.dtype in family:
                     if anything:
-                        dtype = self._random.choice((*_FLOATS, "int64", "bool", "complex64"))
+                        dtype = self._random.choice(_ANY)
                     else:
                         dtype = chosen[family] if is_joint else self._random.choice(family)
                     return msgspec.structs.replace(each, dtype=dtype)
             return each
 
         return _mapped(spec, other)
+
+
+def _is_small(spec: CallSpec) -> bool:
+    """Return whether tensors of still other numbers of dims are worth a try: those of few dims."""
+    return all(len(each.size) <= _MOST_DIMS for each in _tensors(spec))
 
 
 def _filled(spec: CallSpec, fill: float) -> CallSpec:

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from torch_fakeify.errors import FakeKernelError
+from torch_fakeify.records import fake_kernel
 from torch_fakeify.records.fake_kernel import (
     Arg,
     Binary,
@@ -23,7 +24,7 @@ from torch_fakeify.records.fake_kernel import (
     Size,
 )
 
-from .evaluating import Evaluation, NoValueError
+from .evaluating import Evaluation, NoValueError, value_text
 from .exploring import Exploration
 from .fitting import NoFitError, fit_results
 from .kernels import FakeKernel, KernelReport
@@ -278,10 +279,24 @@ def _fitted(
         operator=name,
         arguments=tuple(each.name for each in schema.arguments),
         keywords=sum(each.kwarg_only for each in schema.arguments),
-        checks=(*limits, *checks),
+        checks=(*limits, *_only_values(accepted), *checks),
         sizes=sizes,
         results=found,
     )
+
+
+def _only_values(accepted: Sequence[Seen]) -> list[Check]:
+    """Return limits to the values of flags, words and missing arguments that never had another one."""
+    values: dict[str, set[str]] = {}
+    for each in accepted:
+        for name, value in each.outcome.args.items():
+            values.setdefault(name, set()).add(value_text(value))
+    kinds = {name: next(iter(found)) for name, found in values.items() if len(found) == 1}
+    return [
+        Check(condition=fake_kernel.Seen(name, text))
+        for name, text in kinds.items()
+        if text in ("None", "True", "False") or text[0] in "'\"" or text.startswith("torch.")
+    ]
 
 
 def _integers_of(part: Any) -> Iterator[tuple[str, int | None, int | None]]:

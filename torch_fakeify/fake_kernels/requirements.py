@@ -109,6 +109,10 @@ def _candidates(arguments: Arguments) -> Iterator[Compared | SameDtype | DtypeIn
     for name in arguments.names(is_tensor_list):
         yield Compared(">=", Length(name), Integer(1))
     numbers = [Number(of) for of in arguments.numbers[:8]]
+    for each in numbers:
+        values = arguments.values(each)
+        if values is not None and len(set(values.tolist())) == 1:
+            yield Compared("==", each, Integer(int(values[0])))
     dims = [each for each in dims if _is_varied(each, arguments)]
     numbers = [each for each in numbers if _is_varied(each, arguments)]
     for left, right in combinations(dims, 2):

@@ -55,6 +55,7 @@ from torch_fakeify.records.fake_kernel import (
     Reduced,
     SameDtype,
     SameTensor,
+    Seen,
     Shape,
     Size,
     SizeAt,
@@ -217,6 +218,9 @@ class _Writer:
     def condition(self, part: Any) -> str:
         """Print a condition."""
         match part:
+            case Seen(name=name, value=value):
+                by = "is" if value in ("None", "True", "False") else "=="
+                return f"{_argument(name)} {by} {value}"
             case SameDtype(left=left, right=right):
                 return f"{_of(left)}.dtype == {_of(right)}.dtype"
             case DtypeIn(of=of, names=names):

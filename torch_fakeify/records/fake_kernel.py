@@ -70,6 +70,7 @@ __all__ = [
     "Result",
     "SameDtype",
     "SameTensor",
+    "Seen",
     "Shape",
     "Size",
     "SizeAt",
@@ -324,6 +325,14 @@ class DtypeIn(_Node, frozen=True, tag="dtype_in"):
     names: tuple[str, ...]
 
 
+class Seen(_Node, frozen=True, tag="seen"):
+    """Whether an argument that is no tensor and no number has the one value that it had in all calls."""
+
+    name: str
+    value: str
+    """The value as Python, such as ``None`` or ``torch.float32``."""
+
+
 Feature: TypeAlias = IsNone | Flag | Named | Rank | DtypeIs | IsContiguous | Compared | Length
 
 
@@ -525,7 +534,7 @@ class MadeSize(Record, frozen=True, kw_only=True):
 class Check(Record, frozen=True, kw_only=True):
     """What the operator requires of its arguments."""
 
-    condition: Compared | SameDtype | DtypeIn | IsContiguous
+    condition: Compared | SameDtype | DtypeIn | IsContiguous | Seen
     message: str = ""
     """The first line of what the operator raises where it does not hold; empty if it accepts such arguments.
 
