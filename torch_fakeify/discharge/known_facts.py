@@ -196,6 +196,7 @@ class Knowledge:
         if not gone and not new:
             return keys
         self._unused &= keys.keys()
+        shrank = bool(gone)
         if (
             len(self._key_at) > len(keys) + MAX_LEFT_OVER
             or len(self._index.table.atoms) > MAX_ATOMS
@@ -205,12 +206,14 @@ class Knowledge:
             new = keys.keys() - self._unused
         for key in gone:
             self._index.remove(self._positions.pop(key))
-        changed = bool(gone)
+        grew = False
         for key in keys if new else ():  # in the order of the environment
             if key in new:
-                changed |= self._add(env, key)
-        if changed:
+                grew |= self._add(env, key)
+        if shrank:
             self._answers.clear()
+        elif grew:  # what follows from some facts follows from more
+            self._answers = {expr: a for expr, a in self._answers.items() if a is not None}
         return keys
 
     def _add(self, env: Any, key: _Key) -> bool:
