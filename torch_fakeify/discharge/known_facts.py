@@ -35,9 +35,8 @@ Origin: TypeAlias = Literal[
     "range", "replacement", "divisible", "guard", "runtime assert", "operator"
 ]
 
-_ENDLESS = frozenset(
-    map(sympy.S, (sympy.oo, -sympy.oo, int_oo, -int_oo, sys.maxsize - 1, sys.maxsize))
-)
+_NO_LIMITS: tuple[Any, ...] = (sympy.oo, -sympy.oo, int_oo, -int_oo, sys.maxsize - 1, sys.maxsize)
+_ENDLESS = frozenset(map(sympy.S, _NO_LIMITS))
 """Bounds that are no limits; the last two are those that torch gives to sizes."""
 
 MAX_LEFT_OVER = 1000
