@@ -144,6 +144,20 @@ def test_a_fact_after_an_answer_counts() -> None:
         assert knowledge_of(env).work.total == done
 
 
+def test_what_follows_is_not_asked_again_after_a_further_fact() -> None:
+    """What was answered costs no more work; what was open is asked again."""
+    env = ShapeEnv()
+    u, v = (one.node.expr for one in unbacked(env, 2))
+    env.guard_or_defer_runtime_assert(u <= v, "")
+    known = knowledge_of(env)
+    assert (known.answer(env, u <= v + 1), known.answer(env, v <= 8)) == (True, None)
+    env.guard_or_defer_runtime_assert(v <= 7, "")
+    done = known.work.total
+    assert known.answer(env, u <= v + 1) is True
+    assert known.work.total == done
+    assert known.answer(env, v <= 8) is True
+
+
 def test_it_works_with_checkpoints() -> None:
     """After a rollback the condition is open again."""
     env = ShapeEnv()

@@ -35,9 +35,8 @@ Origin: TypeAlias = Literal[
     "range", "replacement", "divisible", "guard", "runtime assert", "operator"
 ]
 
-_ENDLESS = frozenset(
-    map(sympy.S, (sympy.oo, -sympy.oo, int_oo, -int_oo, sys.maxsize - 1, sys.maxsize))
-)
+_NO_LIMITS: tuple[Any, ...] = (sympy.oo, -sympy.oo, int_oo, -int_oo, sys.maxsize - 1, sys.maxsize)
+_ENDLESS = frozenset(map(sympy.S, _NO_LIMITS))
 """Bounds that are no limits; the last two are those that torch gives to sizes."""
 
 MAX_LEFT_OVER = 1000
@@ -196,6 +195,7 @@ class Knowledge:
         if not gone and not new:
             return keys
         self._unused &= keys.keys()
+        shrank = bool(gone)
         if (
             len(self._key_at) > len(keys) + MAX_LEFT_OVER
             or len(self._index.table.atoms) > MAX_ATOMS
@@ -205,12 +205,14 @@ class Knowledge:
             new = keys.keys() - self._unused
         for key in gone:
             self._index.remove(self._positions.pop(key))
-        changed = bool(gone)
+        grew = False
         for key in keys if new else ():  # in the order of the environment
             if key in new:
-                changed |= self._add(env, key)
-        if changed:
+                grew |= self._add(env, key)
+        if shrank:
             self._answers.clear()
+        elif grew:  # what follows from some facts follows from more
+            self._answers = {expr: a for expr, a in self._answers.items() if a is not None}
         return keys
 
     def _add(self, env: Any, key: _Key) -> bool:
