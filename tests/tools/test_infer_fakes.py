@@ -95,7 +95,7 @@ def test_a_crash_a_hang_and_memory_are_results() -> None:
             os.kill(os.getpid(), signal.SIGSEGV)
         if x.shape[0] == 5:
             time.sleep(60)
-        if x.shape[0] == 6:
+        if x.shape[0] == 8:
             torch.ones(1 << 28)
             time.sleep(60)
         return x.clone()
