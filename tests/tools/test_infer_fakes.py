@@ -106,7 +106,8 @@ def test_a_crash_a_hang_and_memory_are_results() -> None:
         "ran longer than 0.7 s",
         "held more than 512 MiB",
     }
-    assert "torch.empty_like(x)" in kernel.source
+    assert kernel(torch.ones(9, device="meta")).shape == (9,)
+    assert any("few calls" in text for text in kernel.report.guesses)
 
 
 def test_an_operator_that_breaks_its_schema_is_refused() -> None:

@@ -87,6 +87,11 @@ class Exploration:
         self.is_random = False
         """Whether equal calls gave different data."""
 
+    @property
+    def has_stopped(self) -> bool:
+        """Whether no more random calls are drawn, as the operator did not survive several."""
+        return self._ended >= _MOST_ENDED
+
     def call(self, spec: CallSpec) -> Outcome:
         """Run a call once, and note what it gave."""
         key = msgspec.msgpack.encode(spec)
@@ -146,7 +151,7 @@ class Exploration:
         if not self._accepted:
             return
         for at in range(count):
-            if self._ended >= _MOST_ENDED:
+            if self.has_stopped:
                 return
             sample = self._accepted[at % len(self._accepted)]
             moves = self._moves[at % len(self._accepted)]

@@ -355,12 +355,15 @@ def _report(kernel: FakeKernelDesc, exploration: Exploration) -> KernelReport:
             predicted(kernel, each.outcome.args, None)
             unexplained[each.outcome.error] += 1
     counts = (f"at most {_bound_text(each)}" for each in kernel.sizes if each.upper is not None)
+    guesses = [f"a size that depends on data is {text}" for text in counts]
+    if exploration.has_stopped:
+        guesses.append("few calls were made, as the operator did not survive several")
     return KernelReport(
         kernel.operator,
         accepted=sum(each.outcome.results is not None for each in seen),
         refused=len(refused),
         unexplained=tuple(f"{text} ({count})" for text, count in unexplained.most_common()),
-        guesses=tuple(f"a size that depends on data is {text}" for text in counts),
+        guesses=tuple(guesses),
         limits=tuple(condition_text(each.condition) for each in kernel.checks if not each.message),
         is_random=exploration.is_random,
         ended=tuple(dict.fromkeys(e.outcome.error for e in seen if not e.outcome.has_ended)),
