@@ -1,7 +1,7 @@
 """Guards, recompiles and compile time of each model, without and with ``tfk.entailment``.
 
 Run: ``python -m benchmarks.entailment_models [--json] [--training] [MODEL...]``; it needs the ``models``
-extra, and a checkout: the models are those of the tests. Each is compiled anew by aot_eager with
+extra, and a checkout: the models are those of the tests. Each is compiled anew, by aot_eager or ``--backend``, with
 ``dynamic=True`` and called with inputs of three sizes.
 
 ``guards`` are those in the environments of its frames, ``installed`` the ones on sizes that Dynamo
@@ -105,13 +105,16 @@ class _Clock:
         return timed
 
 
-def compiled(name: str, *, training: bool, limit: float = 0.0) -> Counts:
+def compiled(
+    name: str, *, training: bool, limit: float = 0.0, backend: str = "aot_eager"
+) -> Counts:
     """Compile a model anew and count.
 
     Args:
         name: of the model.
         training: with a backward pass.
         limit: CPU seconds after which it is stopped; 0 for none.
+        backend: compiles it.
     """
     from compiled_programs import Model
     from model_zoo import MODELS
@@ -123,7 +126,7 @@ def compiled(name: str, *, training: bool, limit: float = 0.0) -> Counts:
     signal.signal(signal.SIGVTALRM, _stop)
     signal.setitimer(signal.ITIMER_VIRTUAL, limit, 1.0)  # again: a callback may ignore it
     try:
-        run = observed(program, "aot_eager", direct=True, record=False)
+        run = observed(program, backend, direct=True, record=False)
     except _TooLong:
         return Counts(0, 0, 0, 0, 0, limit, f"longer than {limit:g} s")
     finally:
@@ -140,8 +143,13 @@ def compiled(name: str, *, training: bool, limit: float = 0.0) -> Counts:
     )
 
 
-def compared(names: Iterable[str], *, training: bool, limit: float) -> Iterator[Compared]:
-    """Compile each model without and with entailment; each time the other way begins."""
+def compared(names: Iterable[str], **options: Any) -> Iterator[Compared]:
+    """Compile each model without and with entailment; each time the other way begins.
+
+    Args:
+        names: of the models.
+        options: of `compiled`.
+    """
     from torch_fakeify.discharge import installing
 
     for number, name in enumerate(names):
@@ -154,7 +162,7 @@ def compared(names: Iterable[str], *, training: bool, limit: float) -> Iterator[
                         timed = clock.around(getattr(installing, each), is_question=each == OWN[0])
                         stack.enter_context(mock.patch.object(installing, each, timed))
                     stack.enter_context(tfk.entailment())
-                found[with_it] = compiled(name, training=training, limit=limit)
+                found[with_it] = compiled(name, **options)
         yield Compared(
             name,
             found[False],
@@ -182,7 +190,9 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON lines, not a table")
     parser.add_argument("--training", action="store_true", help="with a backward pass")
     parser.add_argument("--limit", type=float, default=60.0, help="default: %(default)s")
+    parser.add_argument("--backend", default="aot_eager", help="default: %(default)s")
     args = parser.parse_args()
+    options = {"training": args.training, "limit": args.limit, "backend": args.backend}
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     sys.path.extend(path for path in TESTS if path not in sys.path)
@@ -191,7 +201,7 @@ def main() -> None:
     head = ("model", *COUNTS, "asked", "slowest", "own")
     if not args.json:
         print(f"| {' | '.join(head)} |\n{'|---' * len(head)}|")
-    for row in compared(args.models or MODELS, training=args.training, limit=args.limit):
+    for row in compared(args.models or MODELS, **options):
         if args.json:
             data = row._asdict() | {"without": row.without._asdict(), "ours": row.ours._asdict()}
             print(json.dumps(data), flush=True)
