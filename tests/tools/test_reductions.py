@@ -202,7 +202,7 @@ def test_static_dims_have_the_sizes_of_the_example(every: int) -> None:
         tfk.Capture(static).instantiate()
         for entry, was in zip(static.inputs, entries, strict=True):
             assert names_in(entry.sym) or not names_in(was.sym), (name, entry.name)
-    assert made > 100 // every
+    assert made >= 100 // every
 
 
 def test_a_violated_guard_forbids_a_static_dim(tmp_path: Path) -> None:
