@@ -86,6 +86,6 @@ def test_a_kernel_beyond_the_limits_is_refused(part: Items) -> None:
     ids=["dtype", "device", "results", "dim", "division", "argument"],
 )  # fmt: skip
 def test_a_formula_without_a_value_is_one_error(result: object) -> None:
-    """A wrong formula of a file gives the error of a kernel, whatever torch would say."""
+    """A wrong formula of a file gives the error of a kernel, and none of torch's."""
     with pytest.raises(FakeKernelError):
         fake_facts(lambda x: fake_results(kernel(result), SCHEMA, (x,), {}), (torch.ones(2, 3),))

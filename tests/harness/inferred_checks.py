@@ -13,7 +13,7 @@ from torch_fakeify.fake_kernels.evaluating import is_same_strides
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["facts", "fake_facts", "is_like"]
+__all__ = ["facts", "fake_facts", "faked", "is_like"]
 
 
 def facts(value: Any) -> Any:
@@ -36,17 +36,18 @@ def fake_facts(kernel: Callable[..., Any], args: Sequence[Any]) -> Any:
     from torch._library.fake_impl import FakeImplCtx, set_ctx_getter
 
     mode = FakeTensorMode(shape_env=ShapeEnv())
-    fakes = [_faked(mode, each) for each in args]
+    fakes = [faked(mode, each) for each in args]
     context = FakeImplCtx(mode, None)
     with set_ctx_getter(lambda: context), mode:
         return facts(kernel(*fakes))
 
 
-def _faked(mode: Any, value: Any) -> Any:
+def faked(mode: Any, value: Any) -> Any:
+    """Return an argument with fake tensors of its sizes."""
     if isinstance(value, torch.Tensor):
         return mode.from_tensor(value, static_shapes=True)
     if isinstance(value, (list, tuple)):
-        return [_faked(mode, each) for each in value]
+        return [faked(mode, each) for each in value]
     return value
 
 

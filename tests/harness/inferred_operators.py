@@ -14,6 +14,7 @@ from collections import Counter
 from typing import Any
 
 import torch
+from inferred_checks import faked
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.testing._internal.common_methods_invocations import op_db
@@ -94,21 +95,13 @@ def torchs_own(op: Any, args: dict[str, Any]) -> Any:
     generator = torch.Generator().manual_seed(0)
     made = {name: built(value, generator) for name, value in args.items()}
     mode = FakeTensorMode(shape_env=ShapeEnv())
-    fakes = {name: _faked(mode, value) for name, value in made.items()}
+    fakes = {name: faked(mode, value) for name, value in made.items()}
     positional, keywords = passed(op._schema, fakes)
     with mode, torch.no_grad():
         result = op(*positional, **keywords)
     count = len(op._schema.returns)
     results = [result] if count == 1 else list(result)
     return [facts_of(each, list(tensors_of(fakes))) for each in results]
-
-
-def _faked(mode: Any, value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return mode.from_tensor(value, static_shapes=True)
-    if isinstance(value, (list, tuple)):
-        return [_faked(mode, each) for each in value]
-    return value
 
 
 def without_data_sizes(own: Any, real: Any) -> Any:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "StubLibrary", "autograd_of", "fake_results_by", "overload_of", "own_overloads", "parse_schema",
+    "StubLibrary", "autograd_of", "fake_results_by", "full_name", "overload_of", "own_overloads", "parse_schema",
     "result_context",
 ]  # fmt: skip
 
@@ -86,12 +86,16 @@ def autograd_of(op: OpOverload[..., Any]) -> Autograd | None:
     made = OPDEFS.get(name)
     if made is not None:
         return "refused" if made._backward_fn is None else "formula"
-    overload = op._schema.overload_name
-    full = f"{name}.{overload}" if overload else name
+    full = full_name(op._schema)
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     if has_kernel(full, "CompositeImplicitAutograd"):
         return "composite"
     return "formula" if any(has_kernel(full, key) for key in _AUTOGRAD_KEYS) else None
+
+
+def full_name(schema: Any) -> str:
+    """Return ``namespace::name``, with ``.overload`` if it is not the default one."""
+    return f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
 
 
 def result_context() -> Any:

@@ -43,7 +43,10 @@ class Range(NamedTuple):
     low: Any
     high: Any
     most: int | None = None
-    """No number is larger in magnitude, whatever the sizes are: what is computed with them does not wrap."""
+    """The largest magnitude that a number can have, for all sizes; ``None`` if it is not known.
+
+    A result that is known to fit its dtype has not wrapped around.
+    """
 
 
 class Call(NamedTuple):

@@ -10,13 +10,15 @@ from torch_fakeify.records.frame import OperatorDesc
 from torch_fakeify.serialization.limits import OPERATORS, SCHEMA_TEXT
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import torch
 
     from torch_fakeify.records.fake_kernel import FakeKernelDesc
 
-__all__ = ["decode_schema", "describe_operators", "other_schemas", "written_argument"]
+__all__ = [
+    "bound_arguments", "decode_schema", "describe_operators", "other_schemas", "written_argument",
+]  # fmt: skip
 
 _TYPES = frozenset({
     "BoolType", "ComplexType", "DeviceObjType", "FloatType", "GeneratorType", "IntType", "LayoutType",
@@ -44,7 +46,7 @@ def describe_operators(
             schema=str(overload._schema),
             tags=tuple(sorted(tag.name for tag in overload.tags)),
             autograd=torch_library.autograd_of(overload),
-            fake=fakes.get(str(overload._schema).partition("(")[0]),
+            fake=fakes.get(torch_library.full_name(overload._schema)),
         )
         for overload in torch_library.own_overloads(gm)
     ]
@@ -100,6 +102,28 @@ def _unsupported(kind: Any) -> str | None:
 
 def _is_written(argument: Any) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write
+
+
+def bound_arguments(
+    schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """Return the arguments of a call by name, with defaults; ``None`` if they do not fit the schema."""
+    positional = [a for a in schema.arguments if not a.kwarg_only]
+    if len(args) > len(positional):
+        return None
+    given = {a.name: value for a, value in zip(positional, args, strict=False)}
+    if given.keys() & kwargs.keys():
+        return None
+    given.update(kwargs)
+    names = [argument.name for argument in schema.arguments]
+    if not given.keys() <= set(names):
+        return None
+    for argument in schema.arguments:
+        if argument.name not in given:
+            if not argument.has_default_value():
+                return None
+            given[argument.name] = argument.default_value
+    return {name: given[name] for name in names}
 
 
 def written_argument(schema: Any, position: int) -> str | None:

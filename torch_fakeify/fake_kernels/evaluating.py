@@ -8,66 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_fakeify.errors import FakeKernelError
-from torch_fakeify.records.fake_kernel import (
-    Binary,
-    Broadcast,
-    Case,
-    Compared,
-    Concat,
-    ConstantDevice,
-    ConstantDtype,
-    Contiguous,
-    DataSize,
-    DeviceOf,
-    DtypeArg,
-    DtypeIn,
-    DtypeIs,
-    DtypeOf,
-    DtypeTable,
-    Elementwise,
-    Flag,
-    Floating,
-    FormatOf,
-    GivenStrides,
-    Index,
-    Integer,
-    IsContiguous,
-    IsNone,
-    ItemAt,
-    Items,
-    Length,
-    LikeStrides,
-    Named,
-    Ndim,
-    Number,
-    Numbers,
-    Offset,
-    Ordered,
-    Picked,
-    Product,
-    Promoted,
-    PromotedTypes,
-    Rank,
-    Reduced,
-    SameDtype,
-    Seen,
-    Shape,
-    Size,
-    SizeAt,
-    SizesTotal,
-    Slice,
-    Stride,
-    Strides,
-    Swapped,
-    Total,
-)
+from torch_fakeify.records import fake_kernel as fk
 
 from .observed import NamedValue, TensorFacts, tensor_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from torch_fakeify.records.fake_kernel import Arg
 
 __all__ = ["Evaluation", "NoValueError"]
 
@@ -106,7 +53,7 @@ class Evaluation:
         """Return the same for a position in a list."""
         return Evaluation(self.args, index, self._sizes, self._tensors_here)
 
-    def tensor(self, of: Arg) -> TensorFacts:
+    def tensor(self, of: fk.Arg) -> TensorFacts:
         """Return the metadata of a tensor.
 
         Raises:
@@ -124,43 +71,43 @@ class Evaluation:
             NoValueError: it has none for these arguments.
         """
         match part:
-            case Integer(value=value):
+            case fk.Integer(value=value):
                 return value
-            case Size(of=of, dim=dim):
+            case fk.Size(of=of, dim=dim):
                 return _item(self.tensor(of).size, dim)
-            case SizeAt(of=of, dim=dim):
+            case fk.SizeAt(of=of, dim=dim):
                 return _item(self.tensor(of).size, self.int(dim))
-            case Stride(of=of, dim=dim):
+            case fk.Stride(of=of, dim=dim):
                 return _item(self.tensor(of).stride, dim)
-            case Offset(of=of):
+            case fk.Offset(of=of):
                 return self.tensor(of).offset
-            case Ndim(of=of):
+            case fk.Ndim(of=of):
                 return len(self.tensor(of).size)
-            case Number(of=of):
+            case fk.Number(of=of):
                 return self._number(of)
-            case ItemAt(name=name, at=at):
-                return _item(self.ints(Numbers(name)), self.int(at))
-            case Length(name=name):
+            case fk.ItemAt(name=name, at=at):
+                return _item(self.ints(fk.Numbers(name)), self.int(at))
+            case fk.Length(name=name):
                 return len(self._list(name))
-            case Product(of=of):
+            case fk.Product(of=of):
                 found: Any = 1
                 for value in self.ints(of):
                     found = found * value
                 return found
-            case Total(of=of):
+            case fk.Total(of=of):
                 return sum(self.ints(of))
-            case SizesTotal(name=name, dim=dim):
+            case fk.SizesTotal(name=name, dim=dim):
                 at = self.int(dim)
                 return sum(_item(each.size, at) for each in self._tensors(name))
-            case Binary(op=op, left=left, right=right):
+            case fk.Binary(op=op, left=left, right=right):
                 return _operate(op, self.int(left), self.int(right))
-            case Index():
+            case fk.Index():
                 if self._index is None:
                     raise NoValueError("not in a list")
                 return self._index
-            case DataSize(at=at):
+            case fk.DataSize(at=at):
                 return _item(self._sizes, at)
-            case Case():
+            case fk.Case():
                 return self.int(self.chosen(part))
             case _:
                 raise NoValueError(f"{type(part).__name__} is no integer")
@@ -172,38 +119,38 @@ class Evaluation:
             NoValueError: it has none for these arguments.
         """
         match part:
-            case Items(items=items):
+            case fk.Items(items=items):
                 return tuple([self.int(each) for each in items])
-            case Shape(of=of):
+            case fk.Shape(of=of):
                 return self.tensor(of).size
-            case Strides(of=of):
+            case fk.Strides(of=of):
                 return self.tensor(of).stride
-            case Numbers(name=name):
+            case fk.Numbers(name=name):
                 found = self._list(name)
                 if any(isinstance(each, (TensorFacts, type(None))) for each in found):
                     raise NoValueError(f"{name} is no list of integers")
                 return tuple(found)
-            case Broadcast(of=of):
+            case fk.Broadcast(of=of):
                 return _broadcast([self.ints(each) for each in of])
-            case Slice(of=of, start=start, stop=stop):
+            case fk.Slice(of=of, start=start, stop=stop):
                 values = self.ints(of)
                 low = None if start is None else self._position(start, len(values))
                 high = None if stop is None else self._position(stop, len(values))
                 return values[low:high]
-            case Concat(parts=parts):
+            case fk.Concat(parts=parts):
                 return tuple([value for each in parts for value in self.ints(each)])
-            case Reduced(of=of, dims=dims, keep=keep):
+            case fk.Reduced(of=of, dims=dims, keep=keep):
                 return self._reduced(self.ints(of), self.args.get(dims), keep=keep)
-            case Picked(of=of, at=at):
+            case fk.Picked(of=of, at=at):
                 values = self.ints(of)
                 return tuple([_item(values, each) for each in self.ints(at)])
-            case Swapped(of=of, first=first, second=second):
+            case fk.Swapped(of=of, first=first, second=second):
                 values = list(self.ints(of))
                 a, b = self.int(first), self.int(second)
                 left, right = _item(values, a), _item(values, b)
                 values[a], values[b] = right, left
                 return tuple(values)
-            case Case():
+            case fk.Case():
                 return self.ints(self.chosen(part))
             case _:
                 raise NoValueError(f"{type(part).__name__} is no list of integers")
@@ -211,31 +158,31 @@ class Evaluation:
     def dtype(self, part: Any) -> str:
         """Return the name of a dtype."""
         match part:
-            case ConstantDtype(name=name):
+            case fk.ConstantDtype(name=name):
                 return name
-            case DtypeOf(of=of):
+            case fk.DtypeOf(of=of):
                 return self.tensor(of).dtype
-            case DtypeArg(name=name):
+            case fk.DtypeArg(name=name):
                 value = self.args.get(name)
                 if isinstance(value, NamedValue) and value.kind == "dtype":
                     return value.name
                 raise NoValueError(f"{name} is no dtype")
-            case Promoted(left=left, right=right):
-                return _dtype_name(torch.result_type(self._sample(left), self._sample(right)))
-            case PromotedTypes(of=of):
+            case fk.Promoted(left=left, right=right):
+                return torch_name(torch.result_type(self._sample(left), self._sample(right)))
+            case fk.PromotedTypes(of=of):
                 found = [dtype_named(each.dtype) for each in self._each_tensor(of)]
-                return _dtype_name(functools.reduce(torch.promote_types, found))
-            case Floating(of=of):
+                return torch_name(functools.reduce(torch.promote_types, found))
+            case fk.Floating(of=of):
                 name = self.dtype(of)
                 dtype = dtype_named(name)
                 is_float = dtype.is_floating_point or dtype.is_complex
-                return name if is_float else _dtype_name(torch.get_default_dtype())
-            case DtypeTable(of=of, table=table):
+                return name if is_float else torch_name(torch.get_default_dtype())
+            case fk.DtypeTable(of=of, table=table):
                 found = dict(table).get(dtype := self.tensor(of).dtype)
                 if found is None:
                     raise NoValueError(f"{of.name} is of {dtype}, which was not seen")
                 return found
-            case Case():
+            case fk.Case():
                 return self.dtype(self.chosen(part))
             case _:
                 raise NoValueError(f"{type(part).__name__} is no dtype")
@@ -243,11 +190,11 @@ class Evaluation:
     def device(self, part: Any) -> str:
         """Return the name of a device."""
         match part:
-            case ConstantDevice(name=name):
+            case fk.ConstantDevice(name=name):
                 return name
-            case DeviceOf(of=of):
+            case fk.DeviceOf(of=of):
                 return self.tensor(of).device
-            case Case():
+            case fk.Case():
                 return self.device(self.chosen(part))
             case _:
                 raise NoValueError(f"{type(part).__name__} is no device")
@@ -260,20 +207,20 @@ class Evaluation:
             size: of the new tensor.
         """
         match part:
-            case Contiguous():
+            case fk.Contiguous():
                 return contiguous_strides(size)
-            case Ordered(dims=dims):
+            case fk.Ordered(dims=dims):
                 if len(dims) != len(size):
                     raise NoValueError("another number of dims")
                 return ordered_strides(size, dims)
-            case GivenStrides(strides=strides):
+            case fk.GivenStrides(strides=strides):
                 return self.ints(strides)
-            case LikeStrides(of=of):
+            case fk.LikeStrides(of=of):
                 found = self._meta(of)
                 if found.ndim != len(size):
                     raise NoValueError("another number of dims")
                 return tuple(torch.empty_like(found).stride())
-            case FormatOf(of=of):
+            case fk.FormatOf(of=of):
                 found = [self._meta(each) for each in of]
                 order = _LAST.get(len(size))
                 if order is None or any(each.ndim != len(size) for each in found):
@@ -283,7 +230,7 @@ class Evaluation:
                     for each in found
                 )
                 return ordered_strides(size, order[1]) if is_last else contiguous_strides(size)
-            case Elementwise(of=of):
+            case fk.Elementwise(of=of):
                 first, *others = map(self._meta, of)
                 try:
                     for each in others:
@@ -293,12 +240,12 @@ class Evaluation:
                 if first.ndim != len(size):
                     raise NoValueError("another number of dims")
                 return tuple(first.stride())
-            case Case():
+            case fk.Case():
                 return self.strides(self.chosen(part), size)
             case _:
                 raise NoValueError(f"{type(part).__name__} is no layout")
 
-    def real(self, of: Arg) -> torch.Tensor | None:
+    def real(self, of: fk.Arg) -> torch.Tensor | None:
         """Return a tensor itself, if this is a call with tensors."""
         if self._tensors_here is None:
             return None
@@ -307,14 +254,14 @@ class Evaluation:
             item += len(self._list(of.name))
         return self._tensors_here.get((of.name, item))
 
-    def _meta(self, of: Arg) -> torch.Tensor:
+    def _meta(self, of: fk.Arg) -> torch.Tensor:
         here = self.real(of)
         if here is not None:
             return here
         found = self.tensor(of)
         return torch.empty_strided(found.size, found.stride, device="meta")
 
-    def chosen(self, part: Case) -> Any:
+    def chosen(self, part: fk.Case) -> Any:
         """Return the formula for the value that the feature has here.
 
         Raises:
@@ -329,37 +276,37 @@ class Evaluation:
     def feature(self, part: Any) -> Any:
         """Return the value of a feature."""
         match part:
-            case IsNone(name=name):
+            case fk.IsNone(name=name):
                 return self.args.get(name) is None
-            case Flag(name=name):
+            case fk.Flag(name=name):
                 value = self.args.get(name)
                 if not isinstance(value, (bool, str)):
                     raise NoValueError(f"{name} is no bool and no string")
                 return value
-            case Named(name=name):
+            case fk.Named(name=name):
                 value = self.args.get(name)
                 if not isinstance(value, NamedValue):
                     raise NoValueError(f"{name} is no dtype, layout or memory format")
                 return value.name
-            case Rank(of=of):
+            case fk.Rank(of=of):
                 return len(self.tensor(of).size)
-            case DtypeIs(of=of):
+            case fk.DtypeIs(of=of):
                 return self.tensor(of).dtype
-            case IsContiguous(of=of):
+            case fk.IsContiguous(of=of):
                 here = self.real(of)
                 if here is not None:
                     return here.is_contiguous()
                 found = self.tensor(of)
                 return is_same_strides(found.size, found.stride, contiguous_strides(found.size))
-            case Length(name=name):
+            case fk.Length(name=name):
                 return len(self._list(name))
-            case Seen(name=name, value=value):
+            case fk.Seen(name=name, value=value):
                 return value_text(self.args.get(name)) == value
-            case SameDtype(left=left, right=right):
+            case fk.SameDtype(left=left, right=right):
                 return self.tensor(left).dtype == self.tensor(right).dtype
-            case DtypeIn(of=of, names=names):
+            case fk.DtypeIn(of=of, names=names):
                 return self.tensor(of).dtype in names
-            case Compared(op=op, left=left, right=right):
+            case fk.Compared(op=op, left=left, right=right):
                 return bool(self.holds(op, self.int(left), self.int(right)))
             case _:
                 raise NoValueError(f"{type(part).__name__} is no feature")
@@ -390,7 +337,7 @@ class Evaluation:
             raise NoValueError(f"{name} is no list of tensors")
         return tensors
 
-    def _each_tensor(self, of: Sequence[Arg]) -> list[TensorFacts]:
+    def _each_tensor(self, of: Sequence[fk.Arg]) -> list[TensorFacts]:
         """Return some tensors, and all of an argument that is a list."""
         found: list[TensorFacts] = []
         for each in of:
@@ -398,7 +345,7 @@ class Evaluation:
             found += self._tensors(each.name) if is_list else [self.tensor(each)]
         return found
 
-    def _number(self, of: Arg) -> Any:
+    def _number(self, of: fk.Arg) -> Any:
         value = self.args.get(of.name)
         if of.item is not None:
             value = _item(self._list(of.name), of.item)
@@ -409,7 +356,7 @@ class Evaluation:
     def _position(self, part: Any, length: int) -> Any:
         """Return a position in a list; one that an argument says counts from the end if it is negative."""
         value = self.int(part)
-        if isinstance(part, Integer):
+        if isinstance(part, fk.Integer):
             return value
         if not isinstance(value, int):
             raise NoValueError("a dim that is no constant")
@@ -429,7 +376,7 @@ class Evaluation:
             return tuple([1 if at in gone else size for at, size in enumerate(sizes)])
         return tuple([size for at, size in enumerate(sizes) if at not in gone])
 
-    def _sample(self, of: Arg) -> Any:
+    def _sample(self, of: fk.Arg) -> Any:
         """Return what ``torch.result_type`` takes: a tensor on the device ``meta``, or a number."""
         found = tensor_of(self.args, of.name, of.item)
         if found is not None:
@@ -455,17 +402,17 @@ def value_text(value: Any) -> str:
 def feature_text(part: Any) -> str:
     """Return a feature in words."""
     match part:
-        case IsNone(name=name):
+        case fk.IsNone(name=name):
             return f"whether {name} is None"
-        case Flag(name=name) | Named(name=name):
+        case fk.Flag(name=name) | fk.Named(name=name):
             return name
-        case Rank(of=of):
+        case fk.Rank(of=of):
             return f"the number of dims of {of.name}"
-        case DtypeIs(of=of):
+        case fk.DtypeIs(of=of):
             return f"the dtype of {of.name}"
-        case IsContiguous(of=of):
+        case fk.IsContiguous(of=of):
             return f"whether {of.name} is contiguous"
-        case Length(name=name):
+        case fk.Length(name=name):
             return f"the length of {name}"
         case _:
             return "a comparison of sizes"
@@ -545,8 +492,9 @@ def dtype_named(name: str) -> torch.dtype:
     return found
 
 
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def torch_name(constant: torch.dtype | torch.layout | torch.memory_format) -> str:
+    """Return the name of a constant of torch, without ``torch.``."""
+    return str(constant).removeprefix("torch.")
 
 
 def refuse(operator: str, error: Exception) -> FakeKernelError:

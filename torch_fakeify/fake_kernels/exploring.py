@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from .observed import Outcome
 
-__all__ = ["Exploration", "Seen"]
+__all__ = ["Exploration", "Tried"]
 
 _SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13)
 _MOST_DIMS = 2
@@ -33,7 +33,7 @@ _COMPLEX = ("complex64", "complex128")
 _ANY = (*_FLOATS, "int64", "int32", "int16", "int8", "uint8", "bool", "complex64", "complex128")
 
 
-class Seen(NamedTuple):
+class Tried(NamedTuple):
     """A call and what it gave."""
 
     spec: CallSpec
@@ -76,7 +76,7 @@ class Exploration:
         self._run = run
         self._random = random.Random(seed)
         self._sizes = (*_SIZES, *sizes, *sizes)
-        self.seen: list[Seen] = []
+        self.seen: list[Tried] = []
         self._known: dict[bytes, Outcome] = {}
         self.samples = samples
         self._moves: list[list[_Move]] = []
@@ -97,8 +97,8 @@ class Exploration:
         key = msgspec.msgpack.encode(spec)
         if key not in self._known:
             self._known[key] = self._run(spec)
-            self._ended += not self._known[key].has_ended
-            self.seen.append(Seen(spec, self._known[key]))
+            self._ended += not self._known[key].has_survived
+            self.seen.append(Tried(spec, self._known[key]))
         return self._known[key]
 
     def begin(self) -> None:

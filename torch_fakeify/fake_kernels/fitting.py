@@ -9,48 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from torch_fakeify.records.fake_kernel import (
-    Arg,
-    Case,
-    Compared,
-    ConstantDevice,
-    ConstantDtype,
-    ConstantResult,
-    Contiguous,
-    DeviceOf,
-    DtypeArg,
-    DtypeIs,
-    DtypeOf,
-    DtypeTable,
-    Elementwise,
-    Flag,
-    Floating,
-    FormatOf,
-    GivenStrides,
-    Integer,
-    IntResult,
-    IsContiguous,
-    IsNone,
-    Length,
-    LikeStrides,
-    ListResult,
-    MadeSize,
-    Named,
-    NewTensor,
-    Number,
-    Numbers,
-    Ordered,
-    Product,
-    Promoted,
-    PromotedTypes,
-    Rank,
-    SameTensor,
-    Shape,
-    Size,
-    SizeAt,
-    TupleResult,
-    View,
-)
+from torch_fakeify.records import fake_kernel as fk
 
 from .evaluating import Evaluation, NoValueError, is_same_strides
 from .integers import cost_of
@@ -147,52 +106,52 @@ class _Group:
             values = values_of(name)
             missing = sum(value is None for value in values)
             if 0 < missing < len(values):
-                yield IsNone(name)
+                yield fk.IsNone(name)
             if all(isinstance(value, bool) for value in values) and len(set(values)) > 1:
-                yield Flag(name)
+                yield fk.Flag(name)
             if all(isinstance(value, str) for value in values) and len(set(values)) > 1:
-                yield Flag(name)
+                yield fk.Flag(name)
             if all(isinstance(value, NamedValue) for value in values) and len(set(values)) > 1:
-                yield Named(name)
+                yield fk.Named(name)
         for of in self.arguments.tensors:
             low, high = self.arguments.rank(of)
             if low != high:
-                yield Rank(of)
+                yield fk.Rank(of)
         for name in first:
             lists = [each for each in values_of(name) if isinstance(each, (list, tuple))]
             if len(lists) == len(self.rows) and len(set(map(len, lists))) > 1:
-                yield Length(name)
+                yield fk.Length(name)
         if "dtype" in kinds:
             for of in self.arguments.tensors:
-                yield DtypeIs(of)
+                yield fk.DtypeIs(of)
         if "size" in kinds:
             for of in self.arguments.numbers:
                 for value in (0, 1, 2, -1):
-                    yield Compared("==", Number(of), Integer(value))
-                yield Compared(">=", Number(of), Integer(0))
+                    yield fk.Compared("==", fk.Number(of), fk.Integer(value))
+                yield fk.Compared(">=", fk.Number(of), fk.Integer(0))
             for of in self.arguments.tensors[:3]:
                 low, _ = self.arguments.rank(of)
                 for dim in range(min(low, 4)):
-                    yield Compared("==", Size(of, dim), Integer(1))
-                yield Compared("==", Product(Shape(of)), Integer(0))
+                    yield fk.Compared("==", fk.Size(of, dim), fk.Integer(1))
+                yield fk.Compared("==", fk.Product(fk.Shape(of)), fk.Integer(0))
                 for number in self.arguments.numbers:
                     if number.item is None:
-                        yield Compared("==", SizeAt(of, Number(number)), Integer(1))
+                        yield fk.Compared("==", fk.SizeAt(of, fk.Number(number)), fk.Integer(1))
             for left in self.arguments.tensors[:2]:
                 for right in self.arguments.tensors[:2]:
                     if left != right:
                         for dim in range(
                             min(self.arguments.rank(left)[0], self.arguments.rank(right)[0], 3)
                         ):
-                            yield Compared("<=", Size(left, dim), Size(right, dim))
+                            yield fk.Compared("<=", fk.Size(left, dim), fk.Size(right, dim))
         if "layout" in kinds:
             for of in self.arguments.tensors:
-                yield IsContiguous(of)
+                yield fk.IsContiguous(of)
 
 
 def fit_results(
     rows: Sequence[Row], results: Sequence[Sequence[Any]]
-) -> tuple[tuple[Any, ...], tuple[MadeSize, ...]]:
+) -> tuple[tuple[Any, ...], tuple[fk.MadeSize, ...]]:
     """Return formulas for the results of an operator, and the sizes that depend on data.
 
     Args:
@@ -219,7 +178,7 @@ def fit_results(
 
 def _data_sizes(
     rows: Sequence[Row], results: Sequence[Sequence[Any]]
-) -> tuple[list[tuple[int, ...]], tuple[MadeSize, ...]]:
+) -> tuple[list[tuple[int, ...]], tuple[fk.MadeSize, ...]]:
     """Return the sizes of each row that differ between calls whose arguments have equal metadata.
 
     Raises:
@@ -251,12 +210,15 @@ def _data_sizes(
     return sizes, tuple(_made_size(values, group) for values in vectors)
 
 
-def _made_size(values: tuple[int, ...], group: _Group) -> MadeSize:
+def _made_size(values: tuple[int, ...], group: _Group) -> fk.MadeSize:
     """Return a size that depends on data, with the smallest bound that all rows respect and one reaches."""
     arguments = group.arguments
     found: list[tuple[int, float, Any]] = []
     for of in arguments.tensors:
-        for part in (*(Size(of, dim) for dim in range(arguments.rank(of)[0])), Product(Shape(of))):
+        for part in (
+            *(fk.Size(of, dim) for dim in range(arguments.rank(of)[0])),
+            fk.Product(fk.Shape(of)),
+        ):
             bounds = arguments.values(part)
             if bounds is None or bool((bounds < values).any()):
                 continue
@@ -264,7 +226,7 @@ def _made_size(values: tuple[int, ...], group: _Group) -> MadeSize:
             if reached >= max(3, len(values) // 50):
                 found.append((int((bounds - values).sum()), cost_of(part), part))
     upper = min(found, key=lambda each: each[:2])[2] if found else None
-    return MadeSize(upper=upper)
+    return fk.MadeSize(upper=upper)
 
 
 def _leaves(results: Sequence[Any]) -> Iterator[tuple[str, Any]]:
@@ -321,7 +283,7 @@ def _result(values: list[Any], group: _Group, where: str, depth: int = _DEPTH) -
                     )
                 except NoFitError:
                     continue
-                return Case(feature, cases)
+                return fk.Case(feature, cases)
     raise NoFitError(f"{where} is sometimes {' and sometimes '.join(sorted(kinds))}")
 
 
@@ -330,21 +292,21 @@ def _of_kind(values: list[Any], group: _Group, where: str) -> Any:
     if isinstance(first, TensorFacts):
         if first.is_argument:
             assert first.shares is not None
-            return SameTensor(Arg(*first.shares))
+            return fk.SameTensor(fk.Arg(*first.shares))
         if any(value.layout != "strided" for value in values):
             raise NoFitError(f"{where} is not strided")
         return _view(values, group, where) if first.shares else _new_tensor(values, group, where)
     if isinstance(first, (list, tuple)):
         return _list(values, group, where)
     if _kind(first) == "int":
-        return IntResult(_fitted(values, group, _fit_int, ("size",), f"the value of {where}"))
+        return fk.IntResult(_fitted(values, group, _fit_int, ("size",), f"the value of {where}"))
     if any(type(value) is not type(first) or value != first for value in values):
         return _fitted(values, group, _fit_constant, ("size",), f"the value of {where}")
-    return ConstantResult(first)
+    return fk.ConstantResult(first)
 
 
-def _new_tensor(values: list[TensorFacts], group: _Group, where: str) -> NewTensor:
-    return NewTensor(
+def _new_tensor(values: list[TensorFacts], group: _Group, where: str) -> fk.NewTensor:
+    return fk.NewTensor(
         size=_fitted([v.size for v in values], group, _fit_ints, ("size",), f"the shape of {where}"),
         layout=_fitted(values, group, _fit_layout, ("layout", "size"), f"the strides of {where}"),
         dtype=_fitted([v.dtype for v in values], group, _fit_dtype, ("dtype",), f"the dtype of {where}"),
@@ -352,23 +314,19 @@ def _new_tensor(values: list[TensorFacts], group: _Group, where: str) -> NewTens
     )  # fmt: skip
 
 
-def _view(values: list[TensorFacts], group: _Group, where: str) -> View:
+def _view(values: list[TensorFacts], group: _Group, where: str) -> fk.View:
     shares = values[0].shares
     assert shares is not None
-    of = Arg(*shares)
-    dtypes = [_value(each, DtypeOf(of)) for each in group.arguments.evaluations]
+    of = fk.Arg(*shares)
+    dtypes = [each.dtype(fk.DtypeOf(of)) for each in group.arguments.evaluations]
     if any(value.dtype != dtype for value, dtype in zip(values, dtypes, strict=True)):
         raise NoFitError(f"{where} is a view of another dtype")
-    return View(
+    return fk.View(
         of=of,
         size=_fitted([v.size for v in values], group, _fit_ints, ("size",), f"the shape of {where}"),
         stride=_fitted(values, group, _fit_view_strides, ("size",), f"the strides of {where}"),
         offset=_fitted([v.offset for v in values], group, _fit_offset, ("size",), f"the offset of {where}"),
     )  # fmt: skip
-
-
-def _value(evaluation: Evaluation, part: Any) -> str:
-    return evaluation.dtype(part)
 
 
 def _list(values: list[list[Any]], group: _Group, where: str) -> Any:
@@ -384,11 +342,11 @@ def _list(values: list[list[Any]], group: _Group, where: str) -> Any:
         try:
             item = _result(items, _Group(rows, sizes), f"an item of {where}")
             count = _fitted(lengths, group, _fit_int, ("size",), f"the length of {where}")
-            return ListResult(count, item)
+            return fk.ListResult(count, item)
         except NoFitError as error:
             reason = error
     if is_fixed and lengths[0] <= _MOST_ITEMS:
-        return TupleResult(
+        return fk.TupleResult(
             tuple(
                 _result([value[at] for value in values], group, f"{where}[{at}]")
                 for at in range(lengths[0])
@@ -449,7 +407,7 @@ def _cases(
             cases.append((value, found))
         else:
             if cases:
-                made = Case(feature, tuple(cases))
+                made = fk.Case(feature, tuple(cases))
                 if best is None or cost_of(made) < cost_of(best):
                     best = made
     return best
@@ -475,26 +433,26 @@ def _fit_view_strides(values: list[TensorFacts], group: _Group) -> Any:
 def _fit_constant(targets: list[Any], _group: _Group) -> Any:
     first = targets[0]
     is_one = all(type(each) is type(first) and each == first for each in targets)
-    return ConstantResult(first) if is_one else None
+    return fk.ConstantResult(first) if is_one else None
 
 
 def _fit_layout(values: list[TensorFacts], group: _Group) -> Any:
     tensors = group.arguments.tensors
-    candidates: list[Any] = [Contiguous()]
-    candidates += map(LikeStrides, tensors)
-    candidates += [FormatOf((of,)) for of in tensors]
+    candidates: list[Any] = [fk.Contiguous()]
+    candidates += map(fk.LikeStrides, tensors)
+    candidates += [fk.FormatOf((of,)) for of in tensors]
     if len(tensors) > 1:
-        candidates.append(FormatOf(tuple(tensors[:2])))
+        candidates.append(fk.FormatOf(tuple(tensors[:2])))
     for at, left in enumerate(tensors[:4]):
-        candidates += [Elementwise((left, right)) for right in tensors[at + 1 : 4]]
+        candidates += [fk.Elementwise((left, right)) for right in tensors[at + 1 : 4]]
     if len(tensors) > 2:
-        candidates.append(Elementwise(tuple(tensors[:4])))
+        candidates.append(fk.Elementwise(tuple(tensors[:4])))
     ranks = {len(value.size) for value in values}
     if len(ranks) == 1:
         order = _order(values)
         if order is not None:
-            candidates.append(Ordered(order))
-    candidates += [GivenStrides(Numbers(name)) for name in group.arguments.lists]
+            candidates.append(fk.Ordered(order))
+    candidates += [fk.GivenStrides(fk.Numbers(name)) for name in group.arguments.lists]
     for part in candidates:
         if _has_strides(part, values, group):
             return part
@@ -528,26 +486,28 @@ def _fit_dtype(targets: list[str], group: _Group) -> Any:
     arguments = group.arguments
     tensors = arguments.tensors
     dtypes = arguments.names(lambda value: isinstance(value, NamedValue) and value.kind == "dtype")
-    candidates: list[Any] = [DtypeOf(of) for of in tensors]
-    candidates += map(DtypeArg, dtypes)
+    candidates: list[Any] = [fk.DtypeOf(of) for of in tensors]
+    candidates += map(fk.DtypeArg, dtypes)
     if len(set(targets)) == 1:
         varied = any(
             len({each.tensor(of).dtype for each in arguments.evaluations}) > 1 for of in tensors
         )
-        constant = ConstantDtype(targets[0])
+        constant = fk.ConstantDtype(targets[0])
         candidates.insert(0 if varied or not tensors else len(candidates), constant)
     numbers = [
-        Arg(name)
+        fk.Arg(name)
         for name in arguments.names(lambda value: isinstance(value, (bool, int, float, complex)))
     ]
     operands = [*tensors[:4], *numbers[:3]]
     for at, left in enumerate(operands):
-        candidates += [Promoted(left, right) for right in operands[at + 1 :] if left in tensors]
-    whole = [Arg(name) for name in arguments.names(is_tensor_list)]
-    candidates += [PromotedTypes((each,)) for each in whole]
+        candidates += [fk.Promoted(left, right) for right in operands[at + 1 :] if left in tensors]
+    whole = [fk.Arg(name) for name in arguments.names(is_tensor_list)]
+    candidates += [fk.PromotedTypes((each,)) for each in whole]
     if len(tensors) > 2:
-        candidates += [PromotedTypes(tuple(tensors[:3])), PromotedTypes(tuple(tensors[:6]))]
-    candidates += [Floating(part) for part in candidates if not isinstance(part, ConstantDtype)]
+        candidates += [fk.PromotedTypes(tuple(tensors[:3])), fk.PromotedTypes(tuple(tensors[:6]))]
+    candidates += [
+        fk.Floating(part) for part in candidates if not isinstance(part, fk.ConstantDtype)
+    ]
     for part in candidates:
         if _all(lambda e, part=part: e.dtype(part), targets, arguments):
             return part
@@ -557,13 +517,13 @@ def _fit_dtype(targets: list[str], group: _Group) -> Any:
             if table.setdefault(evaluation.tensor(of).dtype, target) != target:
                 break
         else:
-            return DtypeTable(of, tuple(sorted(table.items())))
+            return fk.DtypeTable(of, tuple(sorted(table.items())))
     return None
 
 
 def _fit_device(targets: list[str], group: _Group) -> Any:
-    candidates: list[Any] = [DeviceOf(of) for of in group.arguments.tensors]
-    candidates.append(ConstantDevice(targets[0]))
+    candidates: list[Any] = [fk.DeviceOf(of) for of in group.arguments.tensors]
+    candidates.append(fk.ConstantDevice(targets[0]))
     for part in candidates:
         if _all(lambda e, part=part: e.device(part), targets, group.arguments):
             return part

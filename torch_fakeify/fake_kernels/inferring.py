@@ -6,37 +6,23 @@ import contextlib
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from torch_fakeify.compat.torch_library import full_name
 from torch_fakeify.errors import FakeKernelError
-from torch_fakeify.records import fake_kernel
-from torch_fakeify.records.fake_kernel import (
-    Arg,
-    Binary,
-    Check,
-    Compared,
-    DtypeIn,
-    FakeKernelDesc,
-    Integer,
-    IsContiguous,
-    Length,
-    MadeSize,
-    Ndim,
-    Number,
-    Size,
-)
+from torch_fakeify.records import fake_kernel as fk
 
 from .evaluating import Evaluation, NoValueError, value_text
 from .exploring import Exploration
 from .fitting import NoFitError, fit_results
 from .kernels import FakeKernel, KernelReport
 from .observed import Row, TensorFacts
-from .predicting import predicted, same_results
+from .predicting import holds, predicted, same_results
 from .requirements import requirements
 from .source import condition_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from .exploring import Seen
+    from .exploring import Tried
     from .observed import Outcome
     from .specs import CallSpec
 
@@ -74,7 +60,7 @@ def infer(
     Raises:
         FakeKernelError: no sample is accepted, the results fit no formula, or the operator breaks its schema.
     """
-    name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+    name = full_name(schema)
     exploration = Exploration(run, samples, sizes=sizes, seed=seed)
     exploration.begin()
     if not any(each.outcome.results is not None for each in exploration.seen):
@@ -92,16 +78,16 @@ def infer(
 
 
 def _surviving(
-    name: str, schema: Any, exploration: Exploration, samples: Sequence[Seen]
-) -> FakeKernelDesc:
+    name: str, schema: Any, exploration: Exploration, samples: Sequence[Tried]
+) -> fk.FakeKernelDesc:
     """Return a kernel that agrees with all calls, also with those that are drawn to refute it.
 
     Where no formula fits, it refuses first tensors that are not contiguous, then other dtypes and
     numbers of dims than the samples have.
     """
-    chosen: dict[int, Seen] = {}
+    chosen: dict[int, Tried] = {}
     probed: set[Any] = set()
-    limits: tuple[Check, ...] = ()
+    limits: tuple[fk.Check, ...] = ()
     rounds = 0
     while True:
         seen = exploration.seen
@@ -139,7 +125,7 @@ def _surviving(
     ) from reason
 
 
-def _refuted(kernel: FakeKernelDesc, seen: Seen) -> NoFitError:
+def _refuted(kernel: fk.FakeKernelDesc, seen: Tried) -> NoFitError:
     """Return which part of a kernel a call refutes."""
     kind = "size"
     with contextlib.suppress(NoValueError):
@@ -154,21 +140,21 @@ def _refuted(kernel: FakeKernelDesc, seen: Seen) -> NoFitError:
 
 
 def _narrower(
-    limits: tuple[Check, ...], error: NoFitError, samples: Sequence[Seen]
-) -> tuple[Check, ...] | None:
+    limits: tuple[fk.Check, ...], error: NoFitError, samples: Sequence[Tried]
+) -> tuple[fk.Check, ...] | None:
     """Return more limits for a kernel, or ``None`` if there are no others."""
-    tensors: dict[Arg, list[TensorFacts]] = {}
+    tensors: dict[fk.Arg, list[TensorFacts]] = {}
     lengths: dict[str, set[int]] = {}
     for each in samples:
         for name, value in each.outcome.args.items():
             if isinstance(value, TensorFacts):
-                tensors.setdefault(Arg(name), []).append(value)
+                tensors.setdefault(fk.Arg(name), []).append(value)
             elif isinstance(value, list):
                 lengths.setdefault(name, set()).add(len(value))
     steps = {
-        "layout": [IsContiguous(of) for of in tensors],
+        "layout": [fk.IsContiguous(of) for of in tensors],
         "dtype": [
-            DtypeIn(of, tuple(sorted({each.dtype for each in facts})))
+            fk.DtypeIn(of, tuple(sorted({each.dtype for each in facts})))
             for of, facts in tensors.items()
         ],
         "size": [
@@ -176,42 +162,43 @@ def _narrower(
             for of, facts in tensors.items()
             for limit in _rank_limits(of, {len(each.size) for each in facts})
         ]
-        + [Compared("==", Length(name), Integer(*n)) for name, n in lengths.items() if len(n) == 1],
+        + [
+            fk.Compared("==", fk.Length(name), fk.Integer(*n))
+            for name, n in lengths.items()
+            if len(n) == 1
+        ],
     }
     known = {each.condition for each in limits}
     order = [error.kind, "layout", "size", "dtype"]
     for kind in order:
         more = [each for each in steps.get(kind, []) if each not in known]
         if more:
-            return (*limits, *(Check(condition=each) for each in more))
+            return (*limits, *(fk.Check(condition=each) for each in more))
     return None
 
 
-def _rank_limits(of: Arg, ranks: set[int]) -> list[Compared]:
+def _rank_limits(of: fk.Arg, ranks: set[int]) -> list[fk.Compared]:
     if len(ranks) == 1:
-        return [Compared("==", Ndim(of), Integer(*ranks))]
+        return [fk.Compared("==", fk.Ndim(of), fk.Integer(*ranks))]
     return [
-        Compared(">=", Ndim(of), Integer(min(ranks))),
-        Compared("<=", Ndim(of), Integer(max(ranks))),
+        fk.Compared(">=", fk.Ndim(of), fk.Integer(min(ranks))),
+        fk.Compared("<=", fk.Ndim(of), fk.Integer(max(ranks))),
     ]
 
 
-def _is_within(limits: Sequence[Check], each: Seen) -> bool:
+def _is_within(limits: Sequence[fk.Check], each: Tried) -> bool:
     """Return whether a call is one that a kernel with limits has to know."""
     evaluation = Evaluation(each.outcome.args)
-    try:
-        return all(evaluation.feature(limit.condition) for limit in limits)
-    except NoValueError:  # an argument is no tensor here
-        return True
+    return all(holds(limit, evaluation) for limit in limits)
 
 
-def _varied(seen: Sequence[Seen], limits: Sequence[Check]) -> dict[int, Seen]:
+def _varied(seen: Sequence[Tried], limits: Sequence[fk.Check]) -> dict[int, Tried]:
     """Return some accepted calls by position, as different from one another as can be."""
     groups: dict[Any, list[int]] = {}
     for at, each in enumerate(seen):
         if each.outcome.results is not None and _is_within(limits, each):
             groups.setdefault(_look(each.outcome.args), []).append(at)
-    chosen: dict[int, Seen] = {}
+    chosen: dict[int, Tried] = {}
     for turn in range(_FIRST_ROWS):
         for positions in groups.values():
             if turn < len(positions) and len(chosen) < _FIRST_ROWS:
@@ -231,13 +218,13 @@ def _look(value: Any) -> Any:
 
 
 def _disagreeing(
-    kernel: FakeKernelDesc,
-    seen: Sequence[Seen],
-    chosen: Mapping[int, Seen],
-    limits: Sequence[Check],
-) -> dict[int, Seen]:
+    kernel: fk.FakeKernelDesc,
+    seen: Sequence[Tried],
+    chosen: Mapping[int, Tried],
+    limits: Sequence[fk.Check],
+) -> dict[int, Tried]:
     """Return the first calls that a kernel is wrong about, by position."""
-    found: dict[int, Seen] = {}
+    found: dict[int, Tried] = {}
     for at, each in enumerate(seen):
         if at not in chosen and _is_within(limits, each) and not _agrees(kernel, each):
             found[at] = each
@@ -249,10 +236,10 @@ def _disagreeing(
 def _fitted(
     name: str,
     schema: Any,
-    seen: Sequence[Seen],
-    chosen: Sequence[Seen],
-    limits: tuple[Check, ...],
-) -> FakeKernelDesc:
+    seen: Sequence[Tried],
+    chosen: Sequence[Tried],
+    limits: tuple[fk.Check, ...],
+) -> fk.FakeKernelDesc:
     """Return a kernel that agrees with the chosen calls.
 
     Raises:
@@ -275,7 +262,7 @@ def _fitted(
         [Row(each.outcome.args) for each in refused],
         [each.outcome.error for each in refused],
     )
-    return FakeKernelDesc(
+    return fk.FakeKernelDesc(
         operator=name,
         arguments=tuple(each.name for each in schema.arguments),
         keywords=sum(each.kwarg_only for each in schema.arguments),
@@ -285,7 +272,7 @@ def _fitted(
     )
 
 
-def _only_values(accepted: Sequence[Seen]) -> list[Check]:
+def _only_values(accepted: Sequence[Tried]) -> list[fk.Check]:
     """Return limits to the values of flags, words and missing arguments that never had another one."""
     values: dict[str, set[str]] = {}
     for each in accepted:
@@ -293,7 +280,7 @@ def _only_values(accepted: Sequence[Seen]) -> list[Check]:
             values.setdefault(name, set()).add(value_text(value))
     kinds = {name: next(iter(found)) for name, found in values.items() if len(found) == 1}
     return [
-        Check(condition=fake_kernel.Seen(name, text))
+        fk.Check(condition=fk.Seen(name, text))
         for name, text in kinds.items()
         if text in ("None", "True", "False") or text[0] in "'\"" or text.startswith("torch.")
     ]
@@ -302,18 +289,18 @@ def _only_values(accepted: Sequence[Seen]) -> list[Check]:
 def _integers_of(part: Any) -> Iterator[tuple[str, int | None, int | None]]:
     """Yield the sizes and numbers in a condition: argument, position in a list, dim."""
     match part:
-        case Size(of=of, dim=dim):
+        case fk.Size(of=of, dim=dim):
             yield of.name, of.item, dim
-        case Number(of=of):
+        case fk.Number(of=of):
             yield of.name, of.item, None
-        case Compared(left=left, right=right) | Binary(left=left, right=right):
+        case fk.Compared(left=left, right=right) | fk.Binary(left=left, right=right):
             yield from _integers_of(left)
             yield from _integers_of(right)
         case _:
             return
 
 
-def _agrees(kernel: FakeKernelDesc, seen: Seen) -> bool:
+def _agrees(kernel: fk.FakeKernelDesc, seen: Tried) -> bool:
     if seen.outcome.results is None:
         return True
     try:
@@ -323,7 +310,7 @@ def _agrees(kernel: FakeKernelDesc, seen: Seen) -> bool:
     return same_results(expected, seen.outcome.results)
 
 
-def _check_schema(name: str, schema: Any, accepted: Sequence[Seen]) -> None:
+def _check_schema(name: str, schema: Any, accepted: Sequence[Tried]) -> None:
     """Check that no call wrote into an argument, or returned a view, that the schema does not name."""
     aliased = {each.name for each in schema.arguments if each.alias_info is not None}
     for each in accepted:
@@ -346,7 +333,7 @@ def _check_schema(name: str, schema: Any, accepted: Sequence[Seen]) -> None:
                     )
 
 
-def _report(kernel: FakeKernelDesc, exploration: Exploration) -> KernelReport:
+def _report(kernel: fk.FakeKernelDesc, exploration: Exploration) -> KernelReport:
     seen = exploration.seen
     refused = [each for each in seen if each.outcome.results is None and each.outcome.args]
     unexplained: Counter[str] = Counter()
@@ -366,9 +353,11 @@ def _report(kernel: FakeKernelDesc, exploration: Exploration) -> KernelReport:
         guesses=tuple(guesses),
         limits=tuple(condition_text(each.condition) for each in kernel.checks if not each.message),
         is_random=exploration.is_random,
-        ended=tuple(dict.fromkeys(e.outcome.error for e in seen if not e.outcome.has_ended)),
+        ended=tuple(dict.fromkeys(e.outcome.error for e in seen if not e.outcome.has_survived)),
     )
 
 
-def _bound_text(size: MadeSize) -> str:
-    return condition_text(Compared("<=", Integer(0), size.upper or Integer(0))).partition(" <= ")[2]
+def _bound_text(size: fk.MadeSize) -> str:
+    return condition_text(fk.Compared("<=", fk.Integer(0), size.upper or fk.Integer(0))).partition(
+        " <= "
+    )[2]

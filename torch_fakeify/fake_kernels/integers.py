@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torch_fakeify.records.fake_kernel import Binary, Integer, Number
+from torch_fakeify.records import fake_kernel as fk
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
-
-    from torch_fakeify.records.fake_kernel import Int
 
     Values = NDArray[np.int64]
 
@@ -34,7 +32,7 @@ _LARGEST = 1 << 40
 @functools.lru_cache(maxsize=1 << 16)
 def cost_of(part: Any) -> float:
     """Return how complicated a formula is: the number of its parts, more for unusual ones."""
-    if isinstance(part, Integer):
+    if isinstance(part, fk.Integer):
         return 1.0 if part.value in (0, 1, 2) else 1.3
     if isinstance(part, tuple):
         return sum(map(cost_of, part))
@@ -42,7 +40,7 @@ def cost_of(part: Any) -> float:
     if fields is None:
         return 0.0
     parts = sum(cost_of(getattr(part, name)) for name in fields)
-    weight = _operation_weight(part.op, part.left) if isinstance(part, Binary) else 0.0
+    weight = _operation_weight(part.op, part.left) if isinstance(part, fk.Binary) else 0.0
     return parts + _WEIGHTS.get(type(part).__name__, 1.0) + weight
 
 
@@ -63,9 +61,9 @@ _OPERATIONS = {
 }
 
 
-def _operation_weight(op: str, left: Int) -> float:
+def _operation_weight(op: str, left: fk.Int) -> float:
     """Return the weight of an operation; constants are better on its right."""
-    return _OPERATIONS[op] + (0.3 if isinstance(left, Integer) else 0.0)
+    return _OPERATIONS[op] + (0.3 if isinstance(left, fk.Integer) else 0.0)
 
 
 class IntegerSearch:
@@ -80,30 +78,32 @@ class IntegerSearch:
 
     def __init__(
         self,
-        atoms: Iterable[tuple[Int, Values]],
+        atoms: Iterable[tuple[fk.Int, Values]],
         rows: int,
-        windows: tuple[Sequence[Int], Sequence[Int]] = ((), ()),
+        windows: tuple[Sequence[fk.Int], Sequence[fk.Int]] = ((), ()),
     ) -> None:
         self._rows = rows
-        self._atoms: dict[bytes, tuple[Int, Values]] = {}
+        self._atoms: dict[bytes, tuple[fk.Int, Values]] = {}
         for part, values in atoms:
             self._atoms.setdefault(values.tobytes(), (part, values))
             if len(self._atoms) >= _MOST_ATOMS:
                 break
-        self._constants = [(Integer(value), np.full(rows, value, np.int64)) for value in _CONSTANTS]
+        self._constants = [
+            (fk.Integer(value), np.full(rows, value, np.int64)) for value in _CONSTANTS
+        ]
         self._values = dict(self._atoms.values())
         self._windows = windows
         self._is_positive = [bool((values > 0).all()) for _, values in self._leaves()]
-        self._pairs: dict[bytes, Int] | None = None
+        self._pairs: dict[bytes, fk.Int] | None = None
         self._matrix: Values = np.zeros((0, rows), np.int64)
-        self._parts: list[Int] = []
+        self._parts: list[fk.Int] = []
 
-    def find(self, target: Values) -> Int | None:
+    def find(self, target: Values) -> fk.Int | None:
         """Return the simplest formula with these values, or ``None``."""
         if self._rows == 0:
             return None
         if bool((target == target[0]).all()):
-            return Integer(int(target[0]))
+            return fk.Integer(int(target[0]))
         key = target.tobytes()
         if key in self._atoms:
             return self._atoms[key][0]
@@ -115,10 +115,10 @@ class IntegerSearch:
             found = list(self._of_four(target))
         return min(found, key=cost_of, default=None)
 
-    def _leaves(self) -> list[tuple[Int, Values]]:
+    def _leaves(self) -> list[tuple[fk.Int, Values]]:
         return [*self._atoms.values(), *self._constants]
 
-    def _all_pairs(self) -> dict[bytes, Int]:
+    def _all_pairs(self) -> dict[bytes, fk.Int]:
         """Return the formulas with one operation."""
         if self._pairs is not None:
             return self._pairs
@@ -142,8 +142,8 @@ class IntegerSearch:
                     if key not in best or cost < best[key][0]:
                         best[key] = cost, op, at, other
                         rows[key] = values
-        made: dict[bytes, Int] = {
-            key: Binary(op, leaves[at][0], leaves[other][0])  # type: ignore[arg-type]
+        made: dict[bytes, fk.Int] = {
+            key: fk.Binary(op, leaves[at][0], leaves[other][0])  # type: ignore[arg-type]
             for key, (_, op, at, other) in best.items()
         }
         self._pairs = made
@@ -152,7 +152,7 @@ class IntegerSearch:
             self._matrix = np.stack([rows[key] for key in made])
         return made
 
-    def _of_three(self, target: Values) -> Iterable[Int]:
+    def _of_three(self, target: Values) -> Iterable[fk.Int]:
         """Yield formulas with two operations."""
         pairs = self._all_pairs()
         matrix, parts = self._matrix, self._parts
@@ -162,28 +162,19 @@ class IntegerSearch:
                 found = pairs.get(other.tobytes())
                 if found is not None:
                     made = (found, leaf) if is_left else (leaf, found)
-                    yield Binary(op, *made)  # type: ignore[arg-type]
+                    yield fk.Binary(op, *made)  # type: ignore[arg-type]
             if not len(matrix):
                 continue
             short, few = matrix[:, probe], values[probe]
-            for op in ("//", "ceil", "%", "min", "max"):
-                if op in ("//", "ceil", "%"):
-                    if not bool((values > 0).all()) or not bool((values > 1).any()):
-                        continue
-                    hits = _divided(op, short, few) == target[probe]
-                else:
-                    hits = (np.minimum if op == "min" else np.maximum)(short, few) == target[probe]
-                for at in np.flatnonzero(hits.all(axis=1))[:200]:
-                    whole = matrix[at]
-                    result = (
-                        _divided(op, whole, values)
-                        if op in ("//", "ceil", "%")
-                        else (np.minimum if op == "min" else np.maximum)(whole, values)
-                    )
-                    if bool((result == target).all()):
-                        yield Binary(op, parts[at], leaf)  # type: ignore[arg-type]
+            for op in (*_DIVISIONS, "min", "max"):
+                if op in _DIVISIONS and not ((values > 0).all() and (values > 1).any()):
+                    continue
+                hits = (_applied(op, short, few) == target[probe]).all(axis=1)
+                for at in np.flatnonzero(hits)[:200]:
+                    if bool((_applied(op, matrix[at], values) == target).all()):
+                        yield fk.Binary(op, parts[at], leaf)  # type: ignore[arg-type]
 
-    def _of_four(self, target: Values) -> Iterable[Int]:
+    def _of_four(self, target: Values) -> Iterable[fk.Int]:
         """Yield formulas that add, subtract or multiply two formulas with one operation each."""
         pairs = self._all_pairs()
         if not len(self._matrix):
@@ -191,28 +182,30 @@ class IntegerSearch:
         for at, rest in enumerate(target - self._matrix):
             found = pairs.get(rest.tobytes())
             if found is not None:
-                yield Binary("+", self._parts[at], found)
+                yield fk.Binary("+", self._parts[at], found)
         for at, rest in enumerate(target + self._matrix):
             found = pairs.get(rest.tobytes())
             if found is not None:
-                yield Binary("-", found, self._parts[at])
+                yield fk.Binary("-", found, self._parts[at])
         usable = (self._matrix != 0).all(axis=1)
         for at in np.flatnonzero(usable):
             values = self._matrix[at]
             if bool((target % values == 0).all()):
                 found = pairs.get((target // values).tobytes())
                 if found is not None:
-                    yield Binary("*", self._parts[at], found)
+                    yield fk.Binary("*", self._parts[at], found)
 
-    def _of_windows(self, target: Values) -> Iterable[Int]:
+    def _of_windows(self, target: Values) -> Iterable[fk.Int]:
         """Yield the formulas of windows with a step: forwards as of pooling, and transposed."""
         sizes = [part for part in self._windows[0] if part in self._values]
         numbers = [part for part in self._windows[1] if part in self._values]
         if not sizes or not (numbers or len(sizes) > 1):
             return
-        places = {part.of.item for part in numbers if isinstance(part, Number)}
+        places = {part.of.item for part in numbers if isinstance(part, fk.Number)}
         for place in sorted(places - {None}, key=str) or [None]:
-            some = [p for p in numbers if not isinstance(p, Number) or p.of.item in (place, None)]
+            some = [
+                p for p in numbers if not isinstance(p, fk.Number) or p.of.item in (place, None)
+            ]
             yield from _Windows(sizes, some, self._values, self._rows).find(target)
 
 
@@ -227,7 +220,7 @@ class _Windows:
     """
 
     def __init__(
-        self, sizes: list[Int], numbers: list[Int], values: Mapping[Int, Values], rows: int
+        self, sizes: list[fk.Int], numbers: list[fk.Int], values: Mapping[fk.Int, Values], rows: int
     ) -> None:
         ones = np.ones(rows, np.int64)
         self._known = {**values, _ONE: ones, _ZERO: 0 * ones}
@@ -238,12 +231,12 @@ class _Windows:
         self._padded = list(product(sizes, self._pads))
         self._spans = list(product(self._steps, self._widths))
 
-    def find(self, target: Values) -> Iterable[Int]:
+    def find(self, target: Values) -> Iterable[fk.Int]:
         """Yield the formulas with these values."""
         yield from self._forwards(target)
         yield from self._transposed(target)
 
-    def _forwards(self, target: Values) -> Iterable[Int]:
+    def _forwards(self, target: Values) -> Iterable[fk.Int]:
         known, probe = self._known, _probe(target)
         wanted = target[probe]
         outer = np.stack([known[size] + 2 * known[pad] for size, pad in self._padded])
@@ -266,7 +259,7 @@ class _Windows:
                         if bool((self._whole(op, whole, size, pad, step) == target).all()):
                             yield _window(op, size, pad, gap, width, step)
 
-    def _whole(self, op: str, room: Values, size: Int, pad: Int, step: Int) -> Values:
+    def _whole(self, op: str, room: Values, size: fk.Int, pad: fk.Int, step: fk.Int) -> Values:
         by = self._known[step]
         if op == "//":
             return room // by + 1
@@ -275,9 +268,9 @@ class _Windows:
             return up
         return np.minimum(up, -(-(self._known[size] + self._known[pad]) // by))
 
-    def _transposed(self, target: Values) -> Iterable[Int]:
+    def _transposed(self, target: Values) -> Iterable[fk.Int]:
         known = self._known
-        rests: dict[bytes, tuple[Int, Int, Int, Int]] = {}
+        rests: dict[bytes, tuple[fk.Int, fk.Int, fk.Int, fk.Int]] = {}
         for gap, width in self._spans:
             span = known[gap] * (known[width] - 1) + 1
             for pad, more in product(self._pads, self._pads):
@@ -289,53 +282,66 @@ class _Windows:
                 yield _transposed_window(size, step, *found)
 
 
-_ONE, _ZERO = Integer(1), Integer(0)
+_ONE, _ZERO = fk.Integer(1), fk.Integer(0)
 
 
-def _transposed_window(size: Int, step: Int, gap: Int, width: Int, pad: Int, more: Int) -> Int:
-    wide = Binary("-", width, _ONE)
-    rest: Int = wide if gap == _ONE else Binary("*", gap, wide)
+def _transposed_window(
+    size: fk.Int, step: fk.Int, gap: fk.Int, width: fk.Int, pad: fk.Int, more: fk.Int
+) -> fk.Int:
+    wide = fk.Binary("-", width, _ONE)
+    rest: fk.Int = wide if gap == _ONE else fk.Binary("*", gap, wide)
     if more != _ZERO:
-        rest = Binary("+", rest, more)
-    rest = Binary("+", rest, _ONE)
+        rest = fk.Binary("+", rest, more)
+    rest = fk.Binary("+", rest, _ONE)
     if pad != _ZERO:
-        rest = Binary("-", rest, Binary("*", Integer(2), pad))
-    less = Binary("-", size, _ONE)
-    return Binary("+", less if step == _ONE else Binary("*", less, step), rest)
+        rest = fk.Binary("-", rest, fk.Binary("*", fk.Integer(2), pad))
+    less = fk.Binary("-", size, _ONE)
+    return fk.Binary("+", less if step == _ONE else fk.Binary("*", less, step), rest)
 
 
-def _window(op: str, size: Int, pad: Int, gap: Int, width: Int, step: Int) -> Int:
+def _window(op: str, size: fk.Int, pad: fk.Int, gap: fk.Int, width: fk.Int, step: fk.Int) -> fk.Int:
     """Return the number of windows; ``min`` has only those that begin inside."""
-    padded = size if pad == _ZERO else Binary("+", size, Binary("*", Integer(2), pad))
+    padded = size if pad == _ZERO else fk.Binary("+", size, fk.Binary("*", fk.Integer(2), pad))
     if gap == _ONE:
-        room = Binary("-", padded, width)
+        room = fk.Binary("-", padded, width)
     else:
-        room = Binary("-", Binary("-", padded, Binary("*", gap, Binary("-", width, _ONE))), _ONE)
+        room = fk.Binary(
+            "-", fk.Binary("-", padded, fk.Binary("*", gap, fk.Binary("-", width, _ONE))), _ONE
+        )
     division: Any = "//" if op == "//" else "ceil"
-    count = Binary("+", room if step == _ONE else Binary(division, room, step), _ONE)
+    count = fk.Binary("+", room if step == _ONE else fk.Binary(division, room, step), _ONE)
     if op != "min":
         return count
-    begin = size if pad == _ZERO else Binary("+", size, pad)
-    return Binary("min", count, Binary("ceil", begin, step))
+    begin = size if pad == _ZERO else fk.Binary("+", size, pad)
+    return fk.Binary("min", count, fk.Binary("ceil", begin, step))
 
 
 def _operations(x: Values, others: Values) -> Iterable[tuple[str, Values]]:
     """Yield the values of an integer and each of some others, by operation."""
-    yield "+", x + others
-    yield "-", x - others
-    yield "*", x * others
-    yield "min", np.minimum(x, others)
-    yield "max", np.maximum(x, others)
     safe = np.where(others > 0, others, 1)
-    yield "//", x // safe
-    yield "ceil", -(-x // safe)
-    yield "%", x % safe
+    for op in _OPERATIONS:
+        yield op, _applied(op, x, safe if op in _DIVISIONS else others)
 
 
-def _divided(op: str, left: Values, right: Values) -> Values:
-    if op == "//":
-        return left // right
-    return left % right if op == "%" else -(-left // right)
+def _applied(op: str, left: Values, right: Values) -> Values:
+    """Return the values of an operation; its divisors are positive."""
+    match op:
+        case "+":
+            return left + right
+        case "-":
+            return left - right
+        case "*":
+            return left * right
+        case "min":
+            return np.minimum(left, right)
+        case "max":
+            return np.maximum(left, right)
+        case "//":
+            return left // right
+        case "%":
+            return left % right
+        case _:
+            return -(-left // right)
 
 
 def _inverses(target: Values, values: Values) -> Iterable[tuple[str, Values, bool]]:
@@ -347,11 +353,11 @@ def _inverses(target: Values, values: Values) -> Iterable[tuple[str, Values, boo
         yield "*", target // values, True
 
 
-def _is_worth(op: str, a: Int, b: Int, *, is_ordered: bool) -> bool:
+def _is_worth(op: str, a: fk.Int, b: fk.Int, *, is_ordered: bool) -> bool:
     """Return whether an operation is not another one, or none, in disguise."""
-    if isinstance(a, Integer):
-        return not isinstance(b, Integer) and op == "-"
-    if not isinstance(b, Integer):
+    if isinstance(a, fk.Integer):
+        return not isinstance(b, fk.Integer) and op == "-"
+    if not isinstance(b, fk.Integer):
         return is_ordered or op not in ("+", "*", "min", "max")
     if b.value == 0:
         return op in ("max", "min")

@@ -10,18 +10,7 @@ import torch
 
 from torch_fakeify.compat import torch_library
 from torch_fakeify.errors import FakeKernelError
-from torch_fakeify.records.fake_kernel import (
-    Case,
-    Compared,
-    ConstantResult,
-    Contiguous,
-    IntResult,
-    ListResult,
-    NewTensor,
-    SameTensor,
-    TupleResult,
-    View,
-)
+from torch_fakeify.records import fake_kernel as fk
 
 from .calls import bound
 from .evaluating import Evaluation, NoValueError, dtype_named, refuse
@@ -31,15 +20,14 @@ from .specs import facts_of, tensors_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from torch_fakeify.records.fake_kernel import Check, FakeKernelDesc
 
 __all__ = ["INFERRED", "FakeKernel", "KernelReport", "fake_results", "note_inferred"]
 
-INFERRED: dict[str, FakeKernelDesc] = {}
+INFERRED: dict[str, fk.FakeKernelDesc] = {}
 """The fake kernels that this process registered or used in a trace, by operator; captures have them."""
 
 
-def note_inferred(desc: FakeKernelDesc) -> None:
+def note_inferred(desc: fk.FakeKernelDesc) -> None:
     """Have captures carry a fake kernel, without the operator's messages, which may mention files."""
     plain = "the operator raises"
     checks = [msgspec.structs.replace(e, message=plain) if e.message else e for e in desc.checks]
@@ -117,7 +105,7 @@ class FakeKernel:
         return x.new_empty([*x.shape, x.shape[-1]])
     """
 
-    desc: FakeKernelDesc
+    desc: fk.FakeKernelDesc
     """The formulas."""
     report: KernelReport
     """What they rest on."""
@@ -156,7 +144,7 @@ class FakeKernel:
 
 
 def fake_results(
-    desc: FakeKernelDesc, schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    desc: fk.FakeKernelDesc, schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
     """Return the results of a call with fake tensors.
 
@@ -175,8 +163,7 @@ def fake_results(
     try:
         before = Evaluation(facts, tensors=tensors)
         for check in desc.checks:
-            if _is_asked(check, before):
-                _check(check, before)
+            _check(check, before)
         sizes = _data_sizes(desc, before)
         evaluation = Evaluation(facts, None, sizes, tensors)
         results = [_made(part, evaluation) for part in desc.results]
@@ -185,37 +172,25 @@ def fake_results(
     return None if not results else results[0] if len(results) == 1 else tuple(results)
 
 
-def _is_asked(check: Check, evaluation: Evaluation) -> bool:
-    """Return whether a call has the tensors and numbers of a check."""
-    if not isinstance(check.condition, Compared):
-        return True
-    try:
-        evaluation.int(check.condition.left)
-        evaluation.int(check.condition.right)
-    except NoValueError:
-        return False
-    return True
-
-
-def _check(check: Check, evaluation: Evaluation) -> None:
+def _check(check: fk.Check, evaluation: Evaluation) -> None:
+    """Check what the operator requires; what the call has no tensor or number for holds."""
     condition = check.condition
-    if isinstance(condition, Compared):
-        left, right = evaluation.int(condition.left), evaluation.int(condition.right)
-        holds = evaluation.holds(condition.op, left, right)
-        if check.message:
-            torch._check(holds, lambda: f"{condition_text(condition)}: {check.message}")
-            return
-    else:
-        try:
+    try:
+        if isinstance(condition, fk.Compared):
+            left, right = evaluation.int(condition.left), evaluation.int(condition.right)
+            holds = evaluation.holds(condition.op, left, right)
+        else:
             holds = evaluation.feature(condition)
-        except NoValueError:  # there is no such tensor in this call
-            return
-    if not holds:
-        text = condition_text(condition)
+    except NoValueError:
+        return
+    text = condition_text(condition)
+    if isinstance(condition, fk.Compared) and check.message:
+        torch._check(holds, lambda: f"{text}: {check.message}")
+    elif not holds:
         raise NoValueError(f"not {text}{f' ({check.message})' if check.message else ''}")
 
 
-def _data_sizes(desc: FakeKernelDesc, evaluation: Evaluation) -> list[Any]:
+def _data_sizes(desc: fk.FakeKernelDesc, evaluation: Evaluation) -> list[Any]:
     """Return new unbacked sizes, with what is known of them."""
     found: list[Any] = []
     for each in desc.sizes:
@@ -228,35 +203,35 @@ def _data_sizes(desc: FakeKernelDesc, evaluation: Evaluation) -> list[Any]:
 
 def _made(part: Any, evaluation: Evaluation) -> Any:
     match part:
-        case NewTensor(size=size, layout=layout, dtype=dtype, device=device):
+        case fk.NewTensor(size=size, layout=layout, dtype=dtype, device=device):
             sizes = evaluation.ints(size)
             options: dict[str, Any] = {
                 "dtype": dtype_named(evaluation.dtype(dtype)),
                 "device": _device(evaluation.device(device)),
             }
-            if isinstance(layout, Contiguous):
+            if isinstance(layout, fk.Contiguous):
                 return torch.empty(sizes, **options)
             return torch.empty_strided(sizes, evaluation.strides(layout, sizes), **options)
-        case View(of=of, size=size, stride=stride, offset=offset):
+        case fk.View(of=of, size=size, stride=stride, offset=offset):
             found = evaluation.real(of)
             assert found is not None
             return found.as_strided(
                 evaluation.ints(size), evaluation.ints(stride), evaluation.int(offset)
             )
-        case SameTensor(of=of):
+        case fk.SameTensor(of=of):
             return evaluation.real(of)
-        case IntResult(value=value):
+        case fk.IntResult(value=value):
             return evaluation.int(value)
-        case ConstantResult(value=value):
+        case fk.ConstantResult(value=value):
             return value
-        case ListResult(count=count, item=item):
+        case fk.ListResult(count=count, item=item):
             number = int(evaluation.int(count))
             if number > _MOST_RESULTS:
                 raise NoValueError(f"{number} results")
             return [_made(item, evaluation.at(at)) for at in range(number)]
-        case TupleResult(items=items):
+        case fk.TupleResult(items=items):
             return [_made(each, evaluation) for each in items]
-        case Case():
+        case fk.Case():
             return _made(evaluation.chosen(part), evaluation)
         case _:
             raise NoValueError(f"{type(part).__name__} is no result")

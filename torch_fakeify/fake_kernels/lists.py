@@ -11,34 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torch_fakeify.records.fake_kernel import (
-    Arg,
-    Binary,
-    Broadcast,
-    Concat,
-    DataSize,
-    Index,
-    Integer,
-    ItemAt,
-    Items,
-    Length,
-    Ndim,
-    Number,
-    Numbers,
-    Offset,
-    Picked,
-    Product,
-    Reduced,
-    Shape,
-    Size,
-    SizeAt,
-    SizesTotal,
-    Slice,
-    Stride,
-    Strides,
-    Swapped,
-    Total,
-)
+from torch_fakeify.records import fake_kernel as fk
 
 from .evaluating import Evaluation, NoValueError
 from .integers import IntegerSearch, cost_of
@@ -49,7 +22,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from torch_fakeify.records.fake_kernel import Int, Ints
 
 __all__ = ["Arguments", "Formulas", "Values"]
 
@@ -73,10 +45,10 @@ class Values:
         self.evaluations = [
             Evaluation(row.args, row.index, each) for row, each in zip(rows, sizes, strict=True)
         ]
-        self._lists: dict[Ints, dict[int, tuple[int, ...] | None]] = {}
-        self._numbers: dict[Int, dict[int, int | None]] = {}
+        self._lists: dict[fk.Ints, dict[int, tuple[int, ...] | None]] = {}
+        self._numbers: dict[fk.Int, dict[int, int | None]] = {}
 
-    def list_at(self, part: Ints, at: int) -> tuple[int, ...] | None:
+    def list_at(self, part: fk.Ints, at: int) -> tuple[int, ...] | None:
         """Return the value of a list in a row; ``None`` if it has none."""
         known = self._lists.setdefault(part, {})
         if at not in known:
@@ -86,7 +58,7 @@ class Values:
                 known[at] = None
         return known[at]
 
-    def numbers(self, part: Int, positions: Sequence[int]) -> list[int] | None:
+    def numbers(self, part: fk.Int, positions: Sequence[int]) -> list[int] | None:
         """Return the values of an integer in some rows; ``None`` if one has none."""
         known = self._numbers.setdefault(part, {})
         found: list[int] = []
@@ -132,14 +104,14 @@ class Arguments:
         return [name for name in first if all(is_wanted(row.args.get(name)) for row in self.rows)]
 
     @cached_property
-    def tensors(self) -> list[Arg]:
+    def tensors(self) -> list[fk.Arg]:
         """The tensors that all rows have, those of lists by position."""
-        found = [Arg(name) for name in self.names(lambda value: isinstance(value, TensorFacts))]
+        found = [fk.Arg(name) for name in self.names(lambda value: isinstance(value, TensorFacts))]
         for name in self.names(is_tensor_list):
             shortest = min(len(row.args[name]) for row in self.rows)
-            found += [Arg(name, at) for at in range(min(shortest, 3))]
+            found += [fk.Arg(name, at) for at in range(min(shortest, 3))]
             if any(len(row.args[name]) != shortest for row in self.rows):
-                found.append(Arg(name, -1))
+                found.append(fk.Arg(name, -1))
         return found
 
     @cached_property
@@ -153,21 +125,21 @@ class Arguments:
         )
 
     @cached_property
-    def numbers(self) -> list[Arg]:
+    def numbers(self) -> list[fk.Arg]:
         """The integers among the arguments, those of lists by position."""
         is_int = lambda value: isinstance(value, int) and not isinstance(value, bool)  # noqa: E731
-        found = [Arg(name) for name in self.names(is_int)]
+        found = [fk.Arg(name) for name in self.names(is_int)]
         for name in self.lists:
             shortest = min(len(row.args[name]) for row in self.rows)
-            found += [Arg(name, at) for at in range(min(shortest, _MOST_ITEMS))]
+            found += [fk.Arg(name, at) for at in range(min(shortest, _MOST_ITEMS))]
         return found
 
-    def rank(self, of: Arg) -> tuple[int, int]:
+    def rank(self, of: fk.Arg) -> tuple[int, int]:
         """Return the smallest and largest number of dims of a tensor."""
         ranks = [len(each.tensor(of).size) for each in self.evaluations]
         return min(ranks), max(ranks)
 
-    def values(self, part: Int) -> NDArray[np.int64] | None:
+    def values(self, part: fk.Int) -> NDArray[np.int64] | None:
         """Return the values of a formula; ``None`` if a row has none."""
         found = self.all_values.numbers(part, self.positions)
         return None if found is None else np.array(found, np.int64)
@@ -184,9 +156,9 @@ class Formulas:
     def __init__(self, arguments: Arguments, *, strides: bool = False) -> None:
         self._arguments = arguments
         self._has_strides = strides
-        self._found: dict[bytes, Int | None] = {}
+        self._found: dict[bytes, fk.Int | None] = {}
 
-    def integer(self, target: Sequence[int]) -> Int | None:
+    def integer(self, target: Sequence[int]) -> fk.Int | None:
         """Return the simplest formula of an integer."""
         values = np.array(target, np.int64)
         key = values.tobytes()
@@ -194,7 +166,7 @@ class Formulas:
             self._found[key] = self._search.find(values)
         return self._found[key]
 
-    def list_of(self, target: Sequence[tuple[int, ...]]) -> Ints | None:
+    def list_of(self, target: Sequence[tuple[int, ...]]) -> fk.Ints | None:
         """Return the simplest formula of a list."""
         if not target:
             return None
@@ -210,15 +182,15 @@ class Formulas:
                     continue
                 rest = self._joined([each[:-count] if is_end else each[count:] for each in target])
                 if rest is not None:
-                    fixed = Items(tuple(item for item in items if item is not None))
-                    parts = rest.parts if isinstance(rest, Concat) else (rest,)
-                    return Concat((*parts, fixed) if is_end else (fixed, *parts))
+                    fixed = fk.Items(tuple(item for item in items if item is not None))
+                    parts = rest.parts if isinstance(rest, fk.Concat) else (rest,)
+                    return fk.Concat((*parts, fixed) if is_end else (fixed, *parts))
         return None
 
-    def _joined(self, target: Sequence[tuple[int, ...]]) -> Ints | None:
+    def _joined(self, target: Sequence[tuple[int, ...]]) -> fk.Ints | None:
         """Return the simplest formula of a beginning, single integers, and an end."""
-        heads = [(Items(()), [()] * len(target)), *self._matching(target, is_head=True)]
-        tails = [(Items(()), [()] * len(target)), *self._matching(target, is_head=False)]
+        heads = [(fk.Items(()), [()] * len(target)), *self._matching(target, is_head=True)]
+        tails = [(fk.Items(()), [()] * len(target)), *self._matching(target, is_head=False)]
         pairs: list[tuple[float, int, Any, Any]] = []
         for head, start in heads:
             for tail, end in tails:
@@ -230,11 +202,11 @@ class Formulas:
                     cost = cost_of(head) + cost_of(tail) + 2.0 * count
                     pairs.append((cost, count, (head, start), tail))
         pairs.sort(key=lambda each: each[0])
-        best: tuple[float, Ints] | None = None
+        best: tuple[float, fk.Ints] | None = None
         for cost, count, (head, start), tail in pairs[:_MOST_TRIED]:
             if best is not None and cost - count > best[0]:
                 continue
-            middle: list[Int] = []
+            middle: list[fk.Int] = []
             for at in range(count):
                 part = self.integer(
                     [whole[len(a) + at] for whole, a in zip(target, start, strict=True)]
@@ -250,9 +222,9 @@ class Formulas:
 
     def _matching(
         self, target: Sequence[tuple[int, ...]], *, is_head: bool
-    ) -> list[tuple[Ints, list[tuple[int, ...]]]]:
+    ) -> list[tuple[fk.Ints, list[tuple[int, ...]]]]:
         """Return the lists that all targets begin or end with, of equal ones the simplest."""
-        found: dict[tuple[tuple[int, ...], ...], Ints] = {}
+        found: dict[tuple[tuple[int, ...], ...], fk.Ints] = {}
         value_at, positions = self._arguments.all_values.list_at, self._arguments.positions
         for part in self._lists:
             lists: list[tuple[int, ...]] = []
@@ -269,72 +241,75 @@ class Formulas:
         return [(part, list(lists)) for lists, part in found.items()]
 
     @cached_property
-    def _lists(self) -> list[Ints]:
+    def _lists(self) -> list[fk.Ints]:
         """The lists that are used in whole, the simplest first."""
         return sorted(dict.fromkeys(self._candidates()), key=cost_of)
 
-    def _candidates(self) -> Iterator[Ints]:
+    def _candidates(self) -> Iterator[fk.Ints]:
         known = self._arguments
         tensors = known.tensors
-        bases: list[tuple[Ints, Arg]] = [(Shape(of), of) for of in tensors]
+        bases: list[tuple[fk.Ints, fk.Arg]] = [(fk.Shape(of), of) for of in tensors]
         if self._has_strides:
-            bases += [(Strides(of), of) for of in tensors]
+            bases += [(fk.Strides(of), of) for of in tensors]
         for part, of in bases:
             yield part
             yield from self._sliced(part, of)
         for name in known.lists:
-            whole = Numbers(name)
+            whole = fk.Numbers(name)
             yield whole
             for at in (1, 2, 3):
-                yield Slice(whole, None, Integer(at))
-                yield Slice(whole, Integer(at), None)
+                yield fk.Slice(whole, None, fk.Integer(at))
+                yield fk.Slice(whole, fk.Integer(at), None)
             for part, _ in bases:
-                yield Picked(part, whole)
+                yield fk.Picked(part, whole)
         ranks = {of: known.rank(of) for of in tensors}
         some = tensors[:4]
         for at, left in enumerate(some):
             for right in some[at + 1 :]:
-                yield Broadcast((Shape(left), Shape(right)))
+                yield fk.Broadcast((fk.Shape(left), fk.Shape(right)))
                 for keep in (1, 2):
                     if ranks[left][0] >= keep or ranks[right][0] >= keep:
-                        end = Integer(-keep)
-                        yield Broadcast(
-                            (Slice(Shape(left), None, end), Slice(Shape(right), None, end))
+                        end = fk.Integer(-keep)
+                        yield fk.Broadcast(
+                            (
+                                fk.Slice(fk.Shape(left), None, end),
+                                fk.Slice(fk.Shape(right), None, end),
+                            )
                         )
         if len(some) > 2:
-            yield Broadcast(tuple(map(Shape, some)))
+            yield fk.Broadcast(tuple(map(fk.Shape, some)))
         for name in known.names(_is_dims):
             for of in tensors:
                 for keep in (False, True):
-                    yield Reduced(Shape(of), name, keep)
+                    yield fk.Reduced(fk.Shape(of), name, keep)
 
-    def _sliced(self, part: Ints, of: Arg) -> Iterator[Ints]:
+    def _sliced(self, part: fk.Ints, of: fk.Arg) -> Iterator[fk.Ints]:
         low, high = self._arguments.rank(of)
         for other in self._arguments.tensors:
             if other != of and self._arguments.rank(other)[0] != self._arguments.rank(other)[1]:
-                yield Slice(part, Ndim(other), None)
-                yield Slice(part, None, Ndim(other))
+                yield fk.Slice(part, fk.Ndim(other), None)
+                yield fk.Slice(part, None, fk.Ndim(other))
         plain = [number for number in self._arguments.numbers if number.item is None]
         for at, first in enumerate(plain[:4]):
             for second in plain[at + 1 : 4]:
-                yield Swapped(part, Number(first), Number(second))
+                yield fk.Swapped(part, fk.Number(first), fk.Number(second))
         for at in range(1, min(high, 4) + 1):
-            yield Slice(part, None, Integer(-at))
-            yield Slice(part, Integer(at), None)
+            yield fk.Slice(part, None, fk.Integer(-at))
+            yield fk.Slice(part, fk.Integer(at), None)
             if low != high or low > at:
-                yield Slice(part, None, Integer(at))
-                yield Slice(part, Integer(-at), None)
+                yield fk.Slice(part, None, fk.Integer(at))
+                yield fk.Slice(part, fk.Integer(-at), None)
         for number in plain:
-            for count in (Ndim(of), Binary("+", Ndim(of), Integer(1))):
-                dim = Binary("%", Number(number), count)
+            for count in (fk.Ndim(of), fk.Binary("+", fk.Ndim(of), fk.Integer(1))):
+                dim = fk.Binary("%", fk.Number(number), count)
                 values = self._arguments.values(dim)
                 if values is None or bool((values > 8).any()):
                     continue
-                after = Binary("+", dim, Integer(1))
-                yield Slice(part, None, dim)
-                yield Slice(part, dim, None)
-                yield Slice(part, after, None)
-                yield Slice(part, None, after)
+                after = fk.Binary("+", dim, fk.Integer(1))
+                yield fk.Slice(part, None, dim)
+                yield fk.Slice(part, dim, None)
+                yield fk.Slice(part, after, None)
+                yield fk.Slice(part, None, after)
 
     @cached_property
     def _search(self) -> IntegerSearch:
@@ -342,9 +317,9 @@ class Formulas:
         atoms = [
             (part, values) for part in self._atoms() if (values := known.values(part)) is not None
         ]
-        sizes = [part for part, _ in atoms if isinstance(part, Size)][:10]
-        numbers = [part for part, _ in atoms if isinstance(part, Number)][:16]
-        unique: dict[bytes, Int] = {}
+        sizes = [part for part, _ in atoms if isinstance(part, fk.Size)][:10]
+        numbers = [part for part, _ in atoms if isinstance(part, fk.Number)][:16]
+        unique: dict[bytes, fk.Int] = {}
         for part, values in atoms:
             unique.setdefault(values.tobytes(), part)
         distinct = set(unique.values())
@@ -354,77 +329,79 @@ class Formulas:
         )
         return IntegerSearch(atoms, len(known.rows), windows)
 
-    def _positions(self) -> Iterator[Int]:
+    def _positions(self) -> Iterator[fk.Int]:
         """Yield what depends on the position in a list: the items there, and what is left of a size."""
         known = self._arguments
-        yield Index()
+        yield fk.Index()
         for number in known.numbers:
             if number.item is None:
-                yield Binary("*", Index(), Number(number))
+                yield fk.Binary("*", fk.Index(), fk.Number(number))
         for name in known.lists:
-            yield ItemAt(name, Index())
-            yield Total(Slice(Numbers(name), None, Index()))
+            yield fk.ItemAt(name, fk.Index())
+            yield fk.Total(fk.Slice(fk.Numbers(name), None, fk.Index()))
         for of in known.tensors:
             low, _ = known.rank(of)
-            dims: list[Int] = [Size(of, dim) for dim in range(low)]
-            dims += [SizeAt(of, Number(number)) for number in known.numbers if number.item is None]
+            dims: list[fk.Int] = [fk.Size(of, dim) for dim in range(low)]
+            dims += [
+                fk.SizeAt(of, fk.Number(number)) for number in known.numbers if number.item is None
+            ]
             for size in dims:
                 for number in known.numbers:
                     if number.item is None:
-                        yield Binary("-", size, Binary("*", Index(), Number(number)))
+                        yield fk.Binary("-", size, fk.Binary("*", fk.Index(), fk.Number(number)))
 
-    def _atoms(self) -> Iterator[Int]:
+    def _atoms(self) -> Iterator[fk.Int]:
         known = self._arguments
         if any(row.index is not None for row in known.rows):
             yield from self._positions()
         for at in range(known.data_sizes):
-            yield DataSize(at)
-        yield from map(Number, known.numbers)
+            yield fk.DataSize(at)
+        yield from map(fk.Number, known.numbers)
         for of in known.tensors:
             low, high = known.rank(of)
             for dim in range(low):
-                yield Size(of, dim)
+                yield fk.Size(of, dim)
             if low != high:
                 for dim in range(1, low + 1):
-                    yield Size(of, -dim)
+                    yield fk.Size(of, -dim)
         for name in known.names(is_tensor_list):
-            yield Length(name)
+            yield fk.Length(name)
         for of in known.tensors:
             low, high = known.rank(of)
             for number in known.numbers:
                 if number.item is None or low == high:
-                    yield SizeAt(of, Number(number))
+                    yield fk.SizeAt(of, fk.Number(number))
             if self._has_strides:
                 for dim in range(low):
-                    yield Stride(of, dim)
+                    yield fk.Stride(of, dim)
                 for number in known.numbers:
                     if number.item is None:
                         yield _stride_at(of, number)
-                yield Offset(of)
+                yield fk.Offset(of)
             if low != high:
-                yield Ndim(of)
+                yield fk.Ndim(of)
             if high > 1 or low != high:
-                yield Product(Shape(of))
+                yield fk.Product(fk.Shape(of))
             for at in (1, 2):
                 if low > at:
-                    yield Product(Slice(Shape(of), None, Integer(-at)))
-                    yield Product(Slice(Shape(of), Integer(at), None))
+                    yield fk.Product(fk.Slice(fk.Shape(of), None, fk.Integer(-at)))
+                    yield fk.Product(fk.Slice(fk.Shape(of), fk.Integer(at), None))
         for name in known.names(is_tensor_list):
             for number in known.numbers:
                 if number.item is None:
-                    yield SizesTotal(name, Number(number))
+                    yield fk.SizesTotal(name, fk.Number(number))
             for dim in (0, 1, 2, -1):
-                yield SizesTotal(name, Integer(dim))
+                yield fk.SizesTotal(name, fk.Integer(dim))
         for name in known.lists:
-            yield Length(name)
-            yield Total(Numbers(name))
-            yield Product(Numbers(name))
+            yield fk.Length(name)
+            yield fk.Total(fk.Numbers(name))
+            yield fk.Product(fk.Numbers(name))
 
 
-def _stride_at(of: Arg, number: Arg) -> Int:
+def _stride_at(of: fk.Arg, number: fk.Arg) -> fk.Int:
     """Return the stride of the dim that an argument says: the sum of a list of one."""
-    dim = Binary("%", Number(number), Ndim(of))
-    return Total(Slice(Strides(of), dim, Binary("+", dim, Integer(1))))
+    dim = fk.Binary("%", fk.Number(number), fk.Ndim(of))
+    return fk.Total(fk.Slice(fk.Strides(of), dim, fk.Binary("+", dim, fk.Integer(1))))
 
 
 def _is_dims(value: Any) -> bool:
@@ -437,9 +414,9 @@ def _is_dims(value: Any) -> bool:
     )
 
 
-def _concat(head: Ints, middle: Sequence[Int], tail: Ints) -> Ints:
-    parts: list[Ints] = [head, Items(tuple(middle)), tail]
-    some = [part for part in parts if part != Items(())]
+def _concat(head: fk.Ints, middle: Sequence[fk.Int], tail: fk.Ints) -> fk.Ints:
+    parts: list[fk.Ints] = [head, fk.Items(tuple(middle)), tail]
+    some = [part for part in parts if part != fk.Items(())]
     if not some:
-        return Items(())
-    return some[0] if len(some) == 1 else Concat(tuple(some))
+        return fk.Items(())
+    return some[0] if len(some) == 1 else fk.Concat(tuple(some))

@@ -22,7 +22,6 @@ class TensorFacts(msgspec.Struct, frozen=True, tag="tensor"):
     """Of a result: the argument whose storage it has, with the position in a list."""
     is_argument: bool = False
     """Of a result: whether it is that argument itself."""
-    storage_bytes: int | None = None
 
 
 class NamedValue(msgspec.Struct, frozen=True, tag="named"):
@@ -45,8 +44,8 @@ class Outcome(msgspec.Struct, frozen=True):
     """Its results; ``None`` if it raised or did not end."""
     error: str = ""
     """What it raised, or how its process ended."""
-    has_ended: bool = True
-    """Whether its process lived on."""
+    has_survived: bool = True
+    """Whether its process did not end."""
     written: list[str] = []
     """Arguments that the schema does not name as written, whose data changed."""
     values: str = ""

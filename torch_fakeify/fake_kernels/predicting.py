@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torch_fakeify.records.fake_kernel import (
-    Case,
-    ConstantResult,
-    IntResult,
-    ListResult,
-    NewTensor,
-    SameTensor,
-    TupleResult,
-    View,
-)
+from torch_fakeify.records import fake_kernel as fk
 
 from .evaluating import Evaluation, NoValueError, is_same_strides
 from .observed import TensorFacts
@@ -22,7 +13,6 @@ from .source import condition_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch_fakeify.records.fake_kernel import Check, FakeKernelDesc
 
 __all__ = ["holds", "predicted", "same_results"]
 
@@ -35,7 +25,7 @@ class _Unknown:
 
 
 def predicted(
-    kernel: FakeKernelDesc, args: dict[str, Any], actual: Sequence[Any] | None
+    kernel: fk.FakeKernelDesc, args: dict[str, Any], actual: Sequence[Any] | None
 ) -> list[Any]:
     """Return the results of a call by a kernel.
 
@@ -57,7 +47,7 @@ def predicted(
     return [_result(part, evaluation) for part in kernel.results]
 
 
-def holds(check: Check, evaluation: Evaluation) -> bool:
+def holds(check: fk.Check, evaluation: Evaluation) -> bool:
     """Return whether a check holds, also because there is no such tensor or number in this call."""
     try:
         return bool(evaluation.feature(check.condition))
@@ -65,7 +55,7 @@ def holds(check: Check, evaluation: Evaluation) -> bool:
         return True
 
 
-def _bound(kernel: FakeKernelDesc, args: dict[str, Any], actual: Sequence[Any]) -> list[Any]:
+def _bound(kernel: fk.FakeKernelDesc, args: dict[str, Any], actual: Sequence[Any]) -> list[Any]:
     """Return the sizes that depend on data, from where they stand alone in a result."""
     sizes: list[Any] = [_Unknown(at) for at in range(len(kernel.sizes))]
     evaluation = Evaluation(args, None, sizes)
@@ -85,36 +75,36 @@ def _bound(kernel: FakeKernelDesc, args: dict[str, Any], actual: Sequence[Any]) 
 
 def _result(part: Any, evaluation: Evaluation, *, has_strides: bool = True) -> Any:
     match part:
-        case NewTensor(size=size, layout=layout, dtype=dtype, device=device):
+        case fk.NewTensor(size=size, layout=layout, dtype=dtype, device=device):
             sizes = evaluation.ints(size)
             if has_strides and any(each < 0 for each in sizes):
                 raise NoValueError("a negative size")
             stride = evaluation.strides(layout, sizes) if has_strides else ()
             return TensorFacts(sizes, stride, 0, evaluation.dtype(dtype), evaluation.device(device))
-        case View(of=of, size=size, stride=stride, offset=offset):
+        case fk.View(of=of, size=size, stride=stride, offset=offset):
             found = evaluation.tensor(of)
             return TensorFacts(
                 evaluation.ints(size), evaluation.ints(stride), evaluation.int(offset),
                 found.dtype, found.device, shares=(of.name, of.item),
             )  # fmt: skip
-        case SameTensor(of=of):
+        case fk.SameTensor(of=of):
             found = evaluation.tensor(of)
             return TensorFacts(
                 found.size, found.stride, found.offset, found.dtype, found.device,
                 shares=(of.name, of.item), is_argument=True,
             )  # fmt: skip
-        case IntResult(value=value):
+        case fk.IntResult(value=value):
             return evaluation.int(value)
-        case ConstantResult(value=value):
+        case fk.ConstantResult(value=value):
             return value
-        case ListResult(count=count, item=item):
+        case fk.ListResult(count=count, item=item):
             return [
                 _result(item, evaluation.at(at), has_strides=has_strides)
                 for at in range(evaluation.int(count))
             ]
-        case TupleResult(items=items):
+        case fk.TupleResult(items=items):
             return [_result(each, evaluation, has_strides=has_strides) for each in items]
-        case Case():
+        case fk.Case():
             return _result(evaluation.chosen(part), evaluation, has_strides=has_strides)
         case _:
             raise NoValueError(f"{type(part).__name__} is no result")

@@ -5,20 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from torch_fakeify.records.fake_kernel import (
-    Binary,
-    Check,
-    Compared,
-    DtypeIn,
-    Integer,
-    Length,
-    Ndim,
-    Number,
-    Product,
-    SameDtype,
-    Shape,
-    Size,
-)
+from torch_fakeify.records import fake_kernel as fk
 
 from .evaluating import Evaluation, NoValueError
 from .integers import cost_of
@@ -40,7 +27,7 @@ _FEWEST = 12
 
 def requirements(
     accepted: Sequence[Row], refused: Sequence[Row], errors: Sequence[str]
-) -> tuple[Check, ...]:
+) -> tuple[fk.Check, ...]:
     """Return the simplest conditions that hold in all accepted calls, and that refused ones violate.
 
     Args:
@@ -66,13 +53,13 @@ def requirements(
         if violated:
             found.append((condition, violated))
     left = set(range(len(refused)))
-    checks: list[Check] = []
+    checks: list[fk.Check] = []
     while found and len(checks) < _MOST:
         best = max(found, key=lambda each: (len(each[1] & left), -cost_of(each[0])))
         gone = best[1] & left
         if not gone:
             break
-        checks.append(Check(condition=best[0], message=errors[min(gone)][:200]))
+        checks.append(fk.Check(condition=best[0], message=errors[min(gone)][:200]))
         left -= gone
         found.remove(best)
     return tuple(checks)
@@ -86,55 +73,55 @@ def _is_violated(condition: Any, evaluation: Evaluation) -> bool:
         return False
 
 
-def _candidates(arguments: Arguments) -> Iterator[Compared | SameDtype | DtypeIn]:
+def _candidates(arguments: Arguments) -> Iterator[fk.Compared | fk.SameDtype | fk.DtypeIn]:
     tensors = arguments.tensors[:6]
     ranks = {of: arguments.rank(of) for of in tensors}
     for of, (low, high) in ranks.items():
         if low == high:
-            yield Compared("==", Ndim(of), Integer(low))
+            yield fk.Compared("==", fk.Ndim(of), fk.Integer(low))
         else:
-            yield Compared(">=", Ndim(of), Integer(low))
-            yield Compared("<=", Ndim(of), Integer(high))
+            yield fk.Compared(">=", fk.Ndim(of), fk.Integer(low))
+            yield fk.Compared("<=", fk.Ndim(of), fk.Integer(high))
         dtypes = {each.tensor(of).dtype for each in arguments.evaluations}
-        yield DtypeIn(of, tuple(sorted(dtypes)))
+        yield fk.DtypeIn(of, tuple(sorted(dtypes)))
     for left, right in combinations(tensors, 2):
-        yield Compared("==", Ndim(left), Ndim(right))
-        yield SameDtype(left, right)
-        yield Compared("==", Product(Shape(left)), Product(Shape(right)))
+        yield fk.Compared("==", fk.Ndim(left), fk.Ndim(right))
+        yield fk.SameDtype(left, right)
+        yield fk.Compared("==", fk.Product(fk.Shape(left)), fk.Product(fk.Shape(right)))
     dims: list[Any] = []
     for of, (low, high) in ranks.items():
-        dims += [Size(of, dim) for dim in range(min(low, 5))]
+        dims += [fk.Size(of, dim) for dim in range(min(low, 5))]
         if low != high:
-            dims += [Size(of, -dim) for dim in range(1, min(low, 3) + 1)]
+            dims += [fk.Size(of, -dim) for dim in range(1, min(low, 3) + 1)]
     for name in arguments.names(is_tensor_list):
-        yield Compared(">=", Length(name), Integer(1))
-    numbers = [Number(of) for of in arguments.numbers[:8]]
+        yield fk.Compared(">=", fk.Length(name), fk.Integer(1))
+    numbers = [fk.Number(of) for of in arguments.numbers[:8]]
     for each in numbers:
         values = arguments.values(each)
         if values is not None and len(set(values.tolist())) == 1:
-            yield Compared("==", each, Integer(int(values[0])))
+            yield fk.Compared("==", each, fk.Integer(int(values[0])))
     dims = [each for each in dims if _is_varied(each, arguments)]
     numbers = [each for each in numbers if _is_varied(each, arguments)]
     for left, right in combinations(dims, 2):
-        yield Compared("==", left, right)
+        yield fk.Compared("==", left, right)
     for size in dims:
         plain = [each for each in numbers if each.of.item is None]
         for number in [*plain, *dims]:
             if number != size:
-                yield Compared("==", Binary("%", size, number), Integer(0))
-                yield Compared(">=", size, number)
+                yield fk.Compared("==", fk.Binary("%", size, number), fk.Integer(0))
+                yield fk.Compared(">=", size, number)
         for number in numbers:
-            yield Compared("==", size, number)
+            yield fk.Compared("==", size, number)
     for each in numbers:
         for bound in (0, 1):
-            yield Compared(">=", each, Integer(bound))
+            yield fk.Compared(">=", each, fk.Integer(bound))
         for of in tensors:
-            yield Compared(">=", Ndim(of), Binary("+", each, Integer(1)))
-            yield Compared(">=", Binary("+", each, Ndim(of)), Integer(0))
+            yield fk.Compared(">=", fk.Ndim(of), fk.Binary("+", each, fk.Integer(1)))
+            yield fk.Compared(">=", fk.Binary("+", each, fk.Ndim(of)), fk.Integer(0))
     for each in dims:
-        yield Compared(">=", each, Integer(1))
+        yield fk.Compared(">=", each, fk.Integer(1))
         for number in (2, 3, 4):
-            yield Compared("==", Binary("%", each, Integer(number)), Integer(0))
+            yield fk.Compared("==", fk.Binary("%", each, fk.Integer(number)), fk.Integer(0))
 
 
 def _is_varied(part: Any, arguments: Arguments) -> bool:

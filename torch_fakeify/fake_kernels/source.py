@@ -6,68 +6,7 @@ import itertools
 import keyword
 from typing import TYPE_CHECKING, Any
 
-from torch_fakeify.records.fake_kernel import (
-    Arg,
-    Binary,
-    Broadcast,
-    Case,
-    Compared,
-    Concat,
-    ConstantDevice,
-    ConstantDtype,
-    ConstantResult,
-    Contiguous,
-    DataSize,
-    DeviceOf,
-    DtypeArg,
-    DtypeIn,
-    DtypeIs,
-    DtypeOf,
-    DtypeTable,
-    Elementwise,
-    FakeKernelDesc,
-    Flag,
-    Floating,
-    FormatOf,
-    GivenStrides,
-    Index,
-    Integer,
-    IntResult,
-    IsContiguous,
-    IsNone,
-    ItemAt,
-    Items,
-    Length,
-    LikeStrides,
-    ListResult,
-    Named,
-    Ndim,
-    NewTensor,
-    Number,
-    Numbers,
-    Offset,
-    Ordered,
-    Picked,
-    Product,
-    Promoted,
-    PromotedTypes,
-    Rank,
-    Reduced,
-    SameDtype,
-    SameTensor,
-    Seen,
-    Shape,
-    Size,
-    SizeAt,
-    SizesTotal,
-    Slice,
-    Stride,
-    Strides,
-    Swapped,
-    Total,
-    TupleResult,
-    View,
-)
+from torch_fakeify.records import fake_kernel as fk
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -78,7 +17,7 @@ _INDENT = "    "
 _WIDTH = 88
 
 
-def kernel_source(kernel: FakeKernelDesc, schema: Any) -> str:
+def kernel_source(kernel: fk.FakeKernelDesc, schema: Any) -> str:
     """Return the source of a fake kernel, which registers it.
 
     Args:
@@ -93,14 +32,14 @@ def kernel_source(kernel: FakeKernelDesc, schema: Any) -> str:
 
 def condition_text(condition: Any) -> str:
     """Return the condition of a check as Python."""
-    return _Writer(FakeKernelDesc(operator="", arguments=()), {}, set()).condition(condition)
+    return _Writer(fk.FakeKernelDesc(operator="", arguments=()), {}, set()).condition(condition)
 
 
 class _Writer:
     """Prints formulas; what is no expression, such as cases, becomes statements before it."""
 
     def __init__(
-        self, kernel: FakeKernelDesc, defaults: Mapping[str, Any], lists: Collection[str]
+        self, kernel: fk.FakeKernelDesc, defaults: Mapping[str, Any], lists: Collection[str]
     ) -> None:
         self._lists = lists
         self._kernel = kernel
@@ -163,7 +102,7 @@ class _Writer:
 
     # --- cases ---
 
-    def _cases(self, part: Case, wanted: str, render: Any) -> str:
+    def _cases(self, part: fk.Case, wanted: str, render: Any) -> str:
         """Write the statements that give a variable the value of its case, and return its name."""
         if part not in self._made:
             name = self._made[part] = self._name(wanted)
@@ -171,7 +110,7 @@ class _Writer:
         return self._made[part]
 
     def _assign(self, name: str, part: Any, render: Any) -> None:
-        if not isinstance(part, Case):
+        if not isinstance(part, fk.Case):
             self._write(f"{name} = {render(part)}")
             return
         values = [value for value, _ in part.cases]
@@ -195,21 +134,21 @@ class _Writer:
 
     def _feature(self, part: Any, value: Any) -> str:
         match part:
-            case IsNone(name=name):
+            case fk.IsNone(name=name):
                 return f"{_argument(name)} is {'' if value else 'not '}None"
-            case Flag(name=name) if isinstance(value, bool):
+            case fk.Flag(name=name) if isinstance(value, bool):
                 return _argument(name) if value else f"not {_argument(name)}"
-            case Flag(name=name):
+            case fk.Flag(name=name):
                 return f"{_argument(name)} == {value!r}"
-            case Named(name=name):
+            case fk.Named(name=name):
                 return f"{_argument(name)} == torch.{value}"
-            case Rank(of=of):
+            case fk.Rank(of=of):
                 return f"{_of(of)}.ndim == {value}"
-            case DtypeIs(of=of):
+            case fk.DtypeIs(of=of):
                 return f"{_of(of)}.dtype == torch.{value}"
-            case Length(name=name):
+            case fk.Length(name=name):
                 return f"len({_argument(name)}) == {value}"
-            case IsContiguous(of=of):
+            case fk.IsContiguous(of=of):
                 return f"{'' if value else 'not '}{_of(of)}.is_contiguous()"
             case _:
                 text = self.condition(part)
@@ -218,16 +157,16 @@ class _Writer:
     def condition(self, part: Any) -> str:
         """Print a condition."""
         match part:
-            case Seen(name=name, value=value):
+            case fk.Seen(name=name, value=value):
                 by = "is" if value in ("None", "True", "False") else "=="
                 return f"{_argument(name)} {by} {value}"
-            case SameDtype(left=left, right=right):
+            case fk.SameDtype(left=left, right=right):
                 return f"{_of(left)}.dtype == {_of(right)}.dtype"
-            case DtypeIn(of=of, names=names):
+            case fk.DtypeIn(of=of, names=names):
                 if len(names) == 1:
                     return f"{_of(of)}.dtype == torch.{names[0]}"
                 return f"{_of(of)}.dtype in ({', '.join(f'torch.{name}' for name in names)})"
-            case Compared(op=op, left=left, right=right):
+            case fk.Compared(op=op, left=left, right=right):
                 return f"{self._int(left)} {op} {self._int(right)}"
             case _:
                 return self._feature(part, True)
@@ -237,45 +176,45 @@ class _Writer:
     def _int(self, part: Any, level: int = 0) -> str:
         """Print an integer; parentheses where its operator binds less than ``level``."""
         match part:
-            case Integer(value=value):
+            case fk.Integer(value=value):
                 return str(value)
-            case Size(of=of, dim=dim):
+            case fk.Size(of=of, dim=dim):
                 return f"{_of(of)}.shape[{dim}]"
-            case SizeAt(of=of, dim=dim):
+            case fk.SizeAt(of=of, dim=dim):
                 return f"{_of(of)}.shape[{self._int(dim)}]"
-            case Stride(of=of, dim=dim):
+            case fk.Stride(of=of, dim=dim):
                 return f"{_of(of)}.stride({dim})"
-            case Offset(of=of):
+            case fk.Offset(of=of):
                 return f"{_of(of)}.storage_offset()"
-            case Ndim(of=of):
+            case fk.Ndim(of=of):
                 return f"{_of(of)}.ndim"
-            case Number(of=of):
+            case fk.Number(of=of):
                 return _of(of)
-            case ItemAt(name=name, at=at):
+            case fk.ItemAt(name=name, at=at):
                 return f"{_argument(name)}[{self._int(at)}]"
-            case Length(name=name):
+            case fk.Length(name=name):
                 return f"len({_argument(name)})"
-            case Product(of=Shape(of=of)):
+            case fk.Product(of=fk.Shape(of=of)):
                 return f"{_of(of)}.numel()"
-            case Product(of=of):
+            case fk.Product(of=of):
                 self._modules.add("math")
                 return f"math.prod({self._ints(of)})"
-            case Total(of=of):
+            case fk.Total(of=of):
                 return f"sum({self._ints(of)})"
-            case SizesTotal(name=name, dim=dim):
+            case fk.SizesTotal(name=name, dim=dim):
                 return f"sum(each.shape[{self._int(dim)}] for each in {_argument(name)})"
-            case Index():
+            case fk.Index():
                 return "i"
-            case DataSize(at=at):
+            case fk.DataSize(at=at):
                 return self._sizes[at]
-            case Case():
+            case fk.Case():
                 return self._cases(part, "n", self._int)
-            case Binary():
+            case fk.Binary():
                 return self._binary(part, level)
             case _:
                 raise TypeError(type(part).__name__)
 
-    def _binary(self, part: Binary, level: int) -> str:
+    def _binary(self, part: fk.Binary, level: int) -> str:
         if part.op in ("min", "max"):
             return f"torch.sym_{part.op}({self._int(part.left)}, {self._int(part.right)})"
         if part.op == "ceil":
@@ -288,42 +227,42 @@ class _Writer:
 
     def _ints(self, part: Any) -> str:
         match part:
-            case Items(items=items):
+            case fk.Items(items=items):
                 return f"[{', '.join(self._int(each) for each in items)}]"
-            case Shape(of=of):
+            case fk.Shape(of=of):
                 return f"{_of(of)}.shape"
-            case Strides(of=of):
+            case fk.Strides(of=of):
                 return f"{_of(of)}.stride()"
-            case Numbers(name=name):
+            case fk.Numbers(name=name):
                 return _argument(name)
-            case Broadcast(of=of):
+            case fk.Broadcast(of=of):
                 return f"torch.broadcast_shapes({', '.join(map(self._ints, of))})"
-            case Slice(of=of, start=start, stop=stop):
+            case fk.Slice(of=of, start=start, stop=stop):
                 low = "" if start is None else self._int(start)
                 high = "" if stop is None else self._int(stop)
                 return f"{self._ints(of)}[{low}:{high}]"
-            case Concat(parts=parts):
+            case fk.Concat(parts=parts):
                 inner = [
-                    self._ints(each)[1:-1] if isinstance(each, Items) else f"*{self._ints(each)}"
+                    self._ints(each)[1:-1] if isinstance(each, fk.Items) else f"*{self._ints(each)}"
                     for each in parts
                 ]
                 return f"[{', '.join(filter(None, inner))}]"
-            case Picked(of=of, at=at):
+            case fk.Picked(of=of, at=at):
                 return f"[{self._ints(of)}[dim] for dim in {self._ints(at)}]"
-            case Swapped(of=of, first=first, second=second):
+            case fk.Swapped(of=of, first=first, second=second):
                 name = self._name("swapped")
                 a, b = self._int(first), self._int(second)
                 self._write(f"{name} = list({self._ints(of)})")
                 self._write(f"{name}[{a}], {name}[{b}] = {name}[{b}], {name}[{a}]")
                 return name
-            case Reduced():
+            case fk.Reduced():
                 return self._reduced(part)
-            case Case():
+            case fk.Case():
                 return self._cases(part, "size", self._ints)
             case _:
                 raise TypeError(type(part).__name__)
 
-    def _reduced(self, part: Reduced) -> str:
+    def _reduced(self, part: fk.Reduced) -> str:
         sizes = self._ints(part.of)
         key = ("gone", part.of, part.dims)
         if key not in self._made:
@@ -343,15 +282,15 @@ class _Writer:
 
     def _dtype(self, part: Any) -> str:
         match part:
-            case ConstantDtype(name=name):
+            case fk.ConstantDtype(name=name):
                 return f"torch.{name}"
-            case DtypeOf(of=of):
+            case fk.DtypeOf(of=of):
                 return f"{_of(of)}.dtype"
-            case DtypeArg(name=name):
+            case fk.DtypeArg(name=name):
                 return _argument(name)
-            case Promoted(left=left, right=right):
+            case fk.Promoted(left=left, right=right):
                 return f"torch.result_type({_of(left)}, {_of(right)})"
-            case PromotedTypes(of=of):
+            case fk.PromotedTypes(of=of):
                 self._modules.add("functools")
                 dtypes = [
                     f"*[each.dtype for each in {_of(each)}]"
@@ -360,46 +299,46 @@ class _Writer:
                     for each in of
                 ]
                 return f"functools.reduce(torch.promote_types, [{', '.join(dtypes)}])"
-            case Floating(of=of):
+            case fk.Floating(of=of):
                 name = self._name("dtype")
                 self._write(f"{name} = {self._dtype(of)}")
                 self._write(f"if not {name}.is_floating_point and not {name}.is_complex:")
                 self._write(f"{_INDENT}{name} = torch.get_default_dtype()")
                 return name
-            case DtypeTable(of=of, table=table):
+            case fk.DtypeTable(of=of, table=table):
                 items = ", ".join(f"torch.{key}: torch.{value}" for key, value in table)
                 return f"{{{items}}}[{_of(of)}.dtype]"
-            case Case():
+            case fk.Case():
                 return self._cases(part, "dtype", self._dtype)
             case _:
                 raise TypeError(type(part).__name__)
 
     def _device(self, part: Any) -> str:
         match part:
-            case ConstantDevice(name=name):
+            case fk.ConstantDevice(name=name):
                 return repr(name)
-            case DeviceOf(of=of):
+            case fk.DeviceOf(of=of):
                 return f"{_of(of)}.device"
-            case Case():
+            case fk.Case():
                 return self._cases(part, "device", self._device)
             case _:
                 raise TypeError(type(part).__name__)
 
     def _result(self, part: Any) -> str:
         match part:
-            case NewTensor():
+            case fk.NewTensor():
                 return self._new(part)
-            case View(of=of, size=size, stride=stride, offset=offset):
+            case fk.View(of=of, size=size, stride=stride, offset=offset):
                 return f"{_of(of)}.as_strided({self._ints(size)}, {self._ints(stride)}, {self._int(offset)})"
-            case SameTensor(of=of):
+            case fk.SameTensor(of=of):
                 return _of(of)
-            case IntResult(value=value):
+            case fk.IntResult(value=value):
                 return self._int(value)
-            case ConstantResult(value=value):
+            case fk.ConstantResult(value=value):
                 return _literal(value)
-            case TupleResult(items=items):
+            case fk.TupleResult(items=items):
                 return f"[{', '.join(map(self._result, items))}]"
-            case ListResult(count=count, item=item):
+            case fk.ListResult(count=count, item=item):
                 name, number = self._name("results"), self._int(count)
                 self._write(f"{name} = []")
                 self._write(f"for i in range({number}):")
@@ -409,49 +348,49 @@ class _Writer:
                 self._made = made
                 self._depth -= 1
                 return name
-            case Case():
+            case fk.Case():
                 return self._cases(part, "result", self._result)
             case _:
                 raise TypeError(type(part).__name__)
 
-    def _new(self, part: NewTensor) -> str:
-        if isinstance(part.layout, Case):
+    def _new(self, part: fk.NewTensor) -> str:
+        if isinstance(part.layout, fk.Case):
             # The strides alone differ: each case makes the whole tensor.
             cases = tuple(
-                (value, NewTensor(part.size, found, part.dtype, part.device))  # type: ignore[arg-type]
+                (value, fk.NewTensor(part.size, found, part.dtype, part.device))  # type: ignore[arg-type]
                 for value, found in part.layout.cases
             )
-            return self._cases(Case(part.layout.feature, cases), "result", self._result)
+            return self._cases(fk.Case(part.layout.feature, cases), "result", self._result)
         size, dtype, device = (
             self._ints(part.size),
             self._dtype(part.dtype),
             self._device(part.device),
         )
-        base = part.device.of if isinstance(part.device, DeviceOf) else None
+        base = part.device.of if isinstance(part.device, fk.DeviceOf) else None
         options = f"dtype={dtype}, device={device}"
         match part.layout:
-            case Contiguous() if base is not None:
+            case fk.Contiguous() if base is not None:
                 return f"{_of(base)}.new_empty({size}{self._other_dtype(base, part.dtype, dtype)})"
-            case Contiguous():
+            case fk.Contiguous():
                 return f"torch.empty({size}, {options})"
-            case LikeStrides(of=of) if part.size == Shape(of) and base == of:
+            case fk.LikeStrides(of=of) if part.size == fk.Shape(of) and base == of:
                 return f"torch.empty_like({_of(of)}{self._other_dtype(of, part.dtype, dtype)})"
-            case GivenStrides(strides=given):
+            case fk.GivenStrides(strides=given):
                 strides = self._ints(given)
-            case LikeStrides(of=of):
+            case fk.LikeStrides(of=of):
                 strides = f"torch.empty_like({_of(of)}).stride()"
-            case FormatOf(of=of):
+            case fk.FormatOf(of=of):
                 last = self._last(of)
                 return f"torch.empty({size}, {options}, memory_format={last})"
-            case Elementwise(of=of):
+            case fk.Elementwise(of=of):
                 strides = f"({' + '.join(map(_of, of))}).stride()"
-            case Ordered(dims=dims):
+            case fk.Ordered(dims=dims):
                 return f"torch.empty_permuted({size}, {dims}, {options})"
             case _:
                 raise TypeError(type(part.layout).__name__)
         return f"torch.empty_strided({size}, {strides}, {options})"
 
-    def _last(self, of: tuple[Arg, ...]) -> str:
+    def _last(self, of: tuple[fk.Arg, ...]) -> str:
         """Write the statements that choose a memory format, and return the name of the variable."""
         key = ("format", of)
         if key not in self._made:
@@ -471,8 +410,8 @@ class _Writer:
         return self._made[key]
 
     @staticmethod
-    def _other_dtype(base: Arg, part: Any, text: str) -> str:
-        return "" if part == DtypeOf(base) else f", dtype={text}"
+    def _other_dtype(base: fk.Arg, part: Any, text: str) -> str:
+        return "" if part == fk.DtypeOf(base) else f", dtype={text}"
 
 
 def _wrapped(line: str) -> list[str]:
@@ -510,7 +449,7 @@ def _wrapped(line: str) -> list[str]:
     ]
 
 
-def _of(of: Arg) -> str:
+def _of(of: fk.Arg) -> str:
     name = _argument(of.name)
     return name if of.item is None else f"{name}[{of.item}]"
 

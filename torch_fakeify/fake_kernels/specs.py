@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from .evaluating import contiguous_strides, ordered_strides
+from .evaluating import contiguous_strides, dtype_named, ordered_strides, torch_name
 from .observed import NamedValue, Outcome, TensorFacts
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def _hint(size: Any) -> int:
 
 def _tensor_spec(value: torch.Tensor) -> TensorSpec:
     size = tuple(map(_hint, value.shape))
-    dtype = str(value.dtype).removeprefix("torch.")
+    dtype = torch_name(value.dtype)
     order = None
     if value.layout is torch.strided:
         stride = tuple(map(_hint, value.stride()))
@@ -113,7 +113,7 @@ def _with_data(made: TensorSpec, value: torch.Tensor) -> TensorSpec:
 def _named(value: Any) -> Any:
     for kind in (torch.dtype, torch.layout, torch.memory_format):
         if isinstance(value, kind):
-            return NamedValue(kind.__name__, str(value).removeprefix("torch."))
+            return NamedValue(kind.__name__, torch_name(value))
     if isinstance(value, torch.device):
         return NamedValue("device", str(value))
     return value
@@ -131,7 +131,7 @@ def built(spec: Any, generator: torch.Generator) -> Any:
 
 
 def _built_tensor(spec: TensorSpec, generator: torch.Generator) -> torch.Tensor:
-    dtype = getattr(torch, spec.dtype)
+    dtype = dtype_named(spec.dtype)
     dims = range(len(spec.size))
     # The order of a dim of size 1 is no order: kernels for CPU and meta differ in what they make of it.
     is_plain = 1 in spec.size
@@ -153,7 +153,7 @@ def _built_tensor(spec: TensorSpec, generator: torch.Generator) -> torch.Tensor:
 
 
 def _data(spec: TensorSpec, generator: torch.Generator) -> torch.Tensor:
-    dtype = getattr(torch, spec.dtype)
+    dtype = dtype_named(spec.dtype)
     if spec.fill is not None:
         return torch.full(spec.size, spec.fill).to(dtype)
     if dtype is torch.bool:
@@ -204,8 +204,8 @@ def facts_of(
 def _tensor_facts(
     value: torch.Tensor, arguments: Sequence[tuple[tuple[str, int | None], torch.Tensor]]
 ) -> TensorFacts:
-    dtype, device = str(value.dtype).removeprefix("torch."), str(value.device)
-    layout = str(value.layout).removeprefix("torch.")
+    dtype, device = torch_name(value.dtype), str(value.device)
+    layout = torch_name(value.layout)
     if value.layout is not torch.strided:
         return TensorFacts(tuple(value.shape), (), 0, dtype, device, layout)
     shares, is_argument = None, False

@@ -14,7 +14,7 @@ import torch
 
 from torch_fakeify.compat import torch_library, torch_symbols
 from torch_fakeify.encoding.exprs import decode_expr
-from torch_fakeify.encoding.operators import written_argument
+from torch_fakeify.encoding.operators import bound_arguments, written_argument
 from torch_fakeify.encoding.values import decode_value
 from torch_fakeify.errors import FakeifyError, StubError
 from torch_fakeify.records.tensor import (
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from torch_fakeify.records.graph import GraphModuleDesc
     from torch_fakeify.records.tensor import IntLike, MetaTensorDesc, Value
 
-__all__ = ["OperatorCall", "bound_arguments", "calls_of", "fake_result", "range_of"]
+__all__ = ["OperatorCall", "calls_of", "fake_result", "range_of"]
 
 _SEQUENCES = (ListValue, TupleValue, SizeValue)
 _VALUES = ("example_value", "val")
@@ -103,28 +103,6 @@ def _shared(graph: GraphModuleDesc, value: Value) -> Value:
     if isinstance(value, OpaqueValue) and value.kind == "shared" and isinstance(value.data, int):
         return graph.shared[value.data] if 0 <= value.data < len(graph.shared) else None
     return value
-
-
-def bound_arguments(
-    schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> dict[str, Any] | None:
-    """Return the arguments of a call by name, with defaults; ``None`` if they do not fit the schema."""
-    positional = [a for a in schema.arguments if not a.kwarg_only]
-    if len(args) > len(positional):
-        return None
-    given = {a.name: value for a, value in zip(positional, args, strict=False)}
-    if given.keys() & kwargs.keys():
-        return None
-    given.update(kwargs)
-    names = {argument.name for argument in schema.arguments}
-    if not given.keys() <= names:
-        return None
-    for argument in schema.arguments:
-        if argument.name not in given:
-            if not argument.has_default_value():
-                return None
-            given[argument.name] = argument.default_value
-    return given
 
 
 def fake_result(

@@ -38,13 +38,18 @@ class KnownOf(NamedTuple):
         lines = [f"{_KNOWN}{text}" for text in self.known]
         lines += [f"  and {self.more} more"] if self.more else []
         lines += [f"{_NOTHING}{self.nothing}"] if self.nothing else []
-        for intro, checks in ((_CHECKS, self.checks), (_OPPOSITE, self.opposite)):
-            lines += [intro, *(f"  {check}" for check in checks)] if checks else []
+        for intro, checks in self.suggestions():
+            lines += [intro, *(f"  {check}" for check in checks)]
         if self.unnamed:
             lines.append(
                 f"({self.unnamed}: torch's symbols, for which no variable of yours was found.)"
             )
         return lines
+
+    def suggestions(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Return the checks that would do, of each kind of which there are any, under a title."""
+        kinds = ((_CHECKS, self.checks), (_OPPOSITE, self.opposite))
+        return [(title, checks) for title, checks in kinds if checks]
 
     def text(self) -> str:
         """Return what is added to the message."""

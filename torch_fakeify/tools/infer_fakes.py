@@ -6,8 +6,6 @@ import threading
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from torch_fakeify._atomic_write import write_atomic
 from torch_fakeify.compat import torch_library
 from torch_fakeify.compat.torch_dispatch import disable_current_modes
@@ -152,9 +150,7 @@ class InferredFakes:
 
     def _result(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Return the fake result of a call, by a kernel that is inferred if there is none for such a call."""
-        name = op._schema.name + (
-            f".{op._schema.overload_name}" if op._schema.overload_name else ""
-        )
+        name = torch_library.full_name(op._schema)
         with self._lock:
             if name in self.kernels:
                 try:
@@ -165,8 +161,7 @@ class InferredFakes:
                 {key: spec_of(value) for key, value in bound(op._schema, args, kwargs).items()}
             )
             samples = self._samples.setdefault(name, [])
-            known = [msgspec.structs.asdict(each) for each in samples]
-            if msgspec.structs.asdict(spec) not in known and len(samples) < _MOST_SAMPLES:
+            if spec not in samples and len(samples) < _MOST_SAMPLES:
                 samples.append(spec)
             try:
                 self.kernels[name] = infer_fake(op, [*samples], **self._options)

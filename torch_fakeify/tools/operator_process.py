@@ -82,7 +82,7 @@ class OperatorProcess:
             raise
         status = self._end()
         how = signal_name(status) if status < 0 else f"exit status {status}"
-        return Outcome(error=reason or f"its process ended: {how}", has_ended=False)
+        return Outcome(error=reason or f"its process ended: {how}", has_survived=False)
 
     def __enter__(self) -> OperatorProcess:
         return self

@@ -71,13 +71,9 @@ def _failed(desc: CaptureDesc) -> Iterator[Html]:
         yield _listed("known", (*known.known, *more))
     if known.nothing:
         yield tag("p", f"Nothing is known of {clip(known.nothing, LONGEST)}.")
-    for title, checks in (
-        ("It would follow with:", known.checks),
-        ("Its negation would follow with:", known.opposite),
-    ):
-        if checks:
-            yield tag("p", title)
-            yield copied_list([(check, "") for check in checks[:ROWS]])
+    for title, checks in known.suggestions():
+        yield tag("p", title)
+        yield copied_list([(check, "") for check in checks[:ROWS]])
     if known.unnamed:
         names = clip(known.unnamed, LONGEST)
         yield tag("p", f"{names}: torch's symbols, for which no variable was found.", class_="note")

@@ -9,8 +9,8 @@ import torch
 
 from torch_fakeify.compat import torch_symbols
 from torch_fakeify.encoding.exprs import decode_expr
-from torch_fakeify.encoding.operators import decode_schema, written_argument
-from torch_fakeify.frames.operator_calls import bound_arguments, calls_of, range_of
+from torch_fakeify.encoding.operators import bound_arguments, decode_schema, written_argument
+from torch_fakeify.frames.operator_calls import calls_of, range_of
 from torch_fakeify.records.symbol_names import names_in
 from torch_fakeify.records.tensor import (
     ListValue,
