@@ -21,8 +21,10 @@ from hostile_mutator import CANARY
 
 import torch_fakeify as tfk
 from torch_fakeify.cli import _escape_json
+from torch_fakeify.render.report.folder import ListedFrame, folder_page
 from torch_fakeify.render.report.page import html_page
 from torch_fakeify.render.show import show_lines
+from torch_fakeify.render.summary import summary_lines
 from torch_fakeify.serialization.document import dumps
 
 if TYPE_CHECKING:
@@ -143,14 +145,20 @@ def _load(path: Path) -> Any:
 
 
 def _show(capture: Any) -> None:
-    for line in show_lines(capture.desc):
+    for line in (*show_lines(capture.desc), *summary_lines(capture.desc, file="c", columns=80)):
         assert line.isprintable(), "a line of the page is not printable"
 
 
 def _report(capture: Any) -> None:
-    page = html_page(capture.desc)
+    own = {"flow", "stacks"}
+    _check_page(html_page(capture.desc), own)
+    _check_page(folder_page("all", [ListedFrame("c", capture.desc)]), {f"f0-{e}" for e in own})
+
+
+def _check_page(page: str, blocks: set[str]) -> None:
+    """Check that a page has one script, one block of stacks and at most one picture's."""
     assert len(page) < LARGEST, "a page is large"
-    data = [f'<script type="application/json" id="{name}">' for name in ("flow", "stacks")]
+    data = [f'<script type="application/json" id="{name}">' for name in sorted(blocks)]
     found = re.findall("<script[^>]*>?", page, re.IGNORECASE)
     # A frame without a graph has no picture.
     assert found in ([*data, "<script>"], [data[1], "<script>"]), "a page has a script of another's"

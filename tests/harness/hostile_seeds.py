@@ -121,7 +121,7 @@ def _failed() -> Any:
     try:
         raise ValueError("no such kernel\nof two lines")
     except ValueError as error:
-        return _capture("duck_shapes").with_failure(error, backend="inductor")
+        return _capture("duck_shapes").with_failure(error, backend="inductor", seconds=1.5)
 
 
 def _functorch() -> Any:

@@ -12,18 +12,12 @@ import json
 import random
 import subprocess
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import hostile_checks
 import pytest
-from hostile_files import (
-    Entry,
-    Parts,
-    pairs_of_one_hash,
-    repack,
-    unpack,
-    zip_bytes,
-)
+from hostile_files import Entry, Parts, pairs_of_one_hash, repack, unpack, zip_bytes
 from hostile_mutator import Mutator, minimize
 from hostile_seeds import FEW, seeds
 from hypothesis import given, settings
@@ -35,7 +29,7 @@ from torch_fakeify.records.tensor import ApplyNode, IntNode, RationalNode, Symbo
 from torch_fakeify.serialization import limits as bounds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Iterator
     from pathlib import Path
 
 _M61 = 2**61 - 1
@@ -539,6 +533,45 @@ def test_hostile_files_are_refused(
 
     one()
     assert words == {"loaded", "refused"}
+
+
+_EXTREME = (10**400, -(10**400), 2**63, 1e308)
+"""Numbers that no float, no int64 or no time in milliseconds holds."""
+
+
+def test_a_number_of_any_size_stands_anywhere(watch: hostile_checks.Watch, tmp_path: Path) -> None:
+    """Each number of a file is replaced, one after another: one place of each field."""
+    path = tmp_path / "c.fkf"
+    tried: set[tuple[object, ...]] = set()
+    words: Counter[str] = Counter()
+    for data in seeds((*FEW, "failed", "gone_inferred")).values():
+        path.write_bytes(data)
+        hostile_checks.warm_up(path, "load")
+        parts = unpack(data)
+        assert parts is not None
+        for box, key, field in _numbers(parts.members, ()):
+            if field in tried:
+                continue
+            tried.add(field)
+            before = box[key]
+            for box[key] in _EXTREME:
+                path.write_bytes(repack(parts))
+                outcome = hostile_checks.examine(path, "load", watch)
+                words[outcome.word] += 1
+                assert outcome.word != "finding", f"{field}: {outcome.kind}\n{outcome.text}"
+            box[key] = before
+    assert len(tried) > 100, len(tried)
+    assert min(words["loaded"], words["refused"]) > 100
+
+
+def _numbers(tree: Any, field: tuple[object, ...]) -> Iterator[tuple[Any, Any, tuple[object, ...]]]:
+    """Yield the box and key of each number, with the path to it where all items of a list are one."""
+    for key in tree if isinstance(tree, dict) else range(len(tree)):
+        here = (*field, key if isinstance(tree, dict) else "*")
+        if isinstance(tree[key], (dict, list)):
+            yield from _numbers(tree[key], here)
+        elif isinstance(tree[key], (int, float)) and not isinstance(tree[key], bool):
+            yield tree, key, (*field, key)
 
 
 def test_what_is_left_out_is_not_needed(valid: dict[str, bytes]) -> None:

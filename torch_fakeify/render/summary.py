@@ -113,6 +113,8 @@ def capture_row(name: str, desc: CaptureDesc) -> tuple[str, ...]:
 
 def bytes_text(count: int) -> str:
     """Return a number of bytes with the unit in which it has at most four digits."""
+    if count.bit_length() > 100:  # of a file, that may say any number
+        return f"at least 2**{count.bit_length() - 1} {_UNITS[0]}"
     size, unit = float(count), 0
     while size >= 1000 and unit < len(_UNITS) - 1:
         size, unit = size / 1024, unit + 1

@@ -36,7 +36,10 @@ def frame_row(
     file: str, function: str, operators: int, milliseconds: float | None, result: str
 ) -> tuple[str, ...]:
     """Return a row of a table of frames; ``milliseconds`` is what the backend took, if it is known."""
-    time = "-" if milliseconds is None else str(round(milliseconds))
+    if milliseconds is None:
+        time = "-"
+    else:  # a file may say any number
+        time = f"{milliseconds:.0f}" if abs(milliseconds) < 1e12 else f"{milliseconds:.3g}"
     return file, function, str(operators), time.rjust(_MILLISECONDS), result
 
 
