@@ -81,7 +81,7 @@ def test_every_block_has_a_kind(page: Path) -> None:
 NAMES = [name for name in tfk.__all__ if name != "__version__"]
 STARTING = {
     *("run", "replay_capture", "minify", "fuzz", "ScriptReport", "ReplayReport", "MinifyReport"),
-    "FuzzReport",
+    *("FuzzReport", "check_fakes", "FakesReport"),
 }
 """Names whose examples start processes."""
 

@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from torch_fakeify.shape_env.rollback import checkpoint as checkpoint
     from torch_fakeify.shape_env.snapshot import restore as restore
     from torch_fakeify.shape_env.snapshot import snapshot as snapshot
+    from torch_fakeify.tools.checking_fakes import FakeDifference as FakeDifference
+    from torch_fakeify.tools.checking_fakes import FakesReport as FakesReport
+    from torch_fakeify.tools.checking_fakes import check_fakes as check_fakes
     from torch_fakeify.tools.diffing import FrameDiff as FrameDiff
     from torch_fakeify.tools.diffing import diff as diff
     from torch_fakeify.tools.doctor import Diagnosis as Diagnosis
@@ -134,9 +137,11 @@ _HOME = {
     "Checkpoint": "shape_env.rollback",
     "ConvertError": "errors",
     "Diagnosis": "tools.doctor",
+    "FakeDifference": "tools.checking_fakes",
     "FakeKernel": "fake_kernels.kernels",
     "FakeKernelError": "errors",
     "FakeifyError": "errors",
+    "FakesReport": "tools.checking_fakes",
     "FormatError": "errors",
     "FrameDiff": "tools.diffing",
     "FuzzReport": "tools.fuzzing",
@@ -171,6 +176,7 @@ _HOME = {
     "WrittenReport": "tools.reporting",
     "capture": "frames.recording",
     "check_bindings": "unbacked.binding_checks",
+    "check_fakes": "tools.checking_fakes",
     "checkpoint": "shape_env.rollback",
     "describe_tensor": "describe.describer",
     "diff": "tools.diffing",
@@ -213,9 +219,11 @@ __all__ = [
     "Checkpoint",
     "ConvertError",
     "Diagnosis",
+    "FakeDifference",
     "FakeKernel",
     "FakeKernelError",
     "FakeifyError",
+    "FakesReport",
     "FormatError",
     "FrameDiff",
     "FuzzReport",
@@ -251,6 +259,7 @@ __all__ = [
     "__version__",
     "capture",
     "check_bindings",
+    "check_fakes",
     "checkpoint",
     "describe_tensor",
     "diff",

@@ -107,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     return make_parser(
         {
             "run": _run, "show": _show, "replay": _replay, "bisect": _bisect, "diff": _diff,
-            "fuzz": _fuzz, "report": _report, "minify": _minify, "issue": _issue,
+            "fuzz": _fuzz, "fakes": _fakes, "report": _report, "minify": _minify, "issue": _issue,
             "doctor": _doctor, "demo": _demo,
         }
     )  # fmt: skip
@@ -366,6 +366,32 @@ def _fuzz(args: argparse.Namespace) -> int:
     if report.smallest is not None:
         return DOES_NOT_HOLD
     return DONE if report.compared else BAD
+
+
+def _fakes(args: argparse.Namespace) -> int:
+    from torch_fakeify.tools.checking_fakes import check_fakes
+
+    script = args.output or str(Path(args.file).with_suffix(".fakes.py"))
+    with status(f"fakes: running {args.file}") as show:
+        report = check_fakes(
+            args.file,
+            sizes=[args.sizes] if args.sizes else None,
+            runs=args.runs,
+            script=script,
+            imports=args.imports,
+            seed=args.seed,
+            device=args.device,
+            timeout=args.timeout,
+            memory=args.memory,
+            trust=args.trust,
+            progress=lambda text: show(f"fakes: {text}"),
+        )
+    _print(report.lines())
+    if report.interrupted:
+        return _interrupted("what it found is above")
+    if report.differences:
+        return DOES_NOT_HOLD
+    return DONE if report.operators else BAD
 
 
 def _report(args: argparse.Namespace) -> int:

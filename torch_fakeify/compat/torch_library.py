@@ -33,9 +33,25 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "StubLibrary", "autograd_of", "fake_results_by", "full_name", "overload_of", "own_overloads", "parse_schema",
-    "result_context",
+    "StubLibrary", "autograd_of", "default_of", "fake_results_by", "full_name", "overload_of", "own_overloads",
+    "parse_schema", "result_context",
 ]  # fmt: skip
+
+_MEMORY_FORMATS = (
+    torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d,
+)  # fmt: skip
+"""By their numbers in ``c10/core/MemoryFormat.h``."""
+_LAYOUTS = (
+    torch.strided,
+    torch.sparse_coo,
+    torch.sparse_csr,
+    torch._mkldnn,  # pyright: ignore[reportAttributeAccessIssue]
+    torch.sparse_csc,
+    torch.sparse_bsr,
+    torch.sparse_bsc,
+    torch.jagged,
+)
+"""By their numbers in ``c10/core/Layout.h``."""
 
 Autograd: TypeAlias = Literal["formula", "refused", "composite"]
 
@@ -96,6 +112,22 @@ def autograd_of(op: OpOverload[..., Any]) -> Autograd | None:
 def full_name(schema: Any) -> str:
     """Return ``namespace::name``, with ``.overload`` if it is not the default one."""
     return f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+
+
+def default_of(argument: Any) -> Any:
+    """Return the default of an argument of a schema: a dtype, layout or memory format instead of torch's number of it."""
+    value = argument.default_value
+    if not isinstance(value, int) or isinstance(value, bool):
+        return value
+    match str(argument.real_type).removeprefix("Optional[").removesuffix("]"):
+        case "ScalarType":
+            return torch.ops.aten.empty.memory_format([0], dtype=value).dtype
+        case "Layout":
+            return _LAYOUTS[value]
+        case "MemoryFormat":
+            return _MEMORY_FORMATS[value]
+        case _:
+            return value
 
 
 def result_context() -> Any:

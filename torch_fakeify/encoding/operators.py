@@ -122,7 +122,7 @@ def bound_arguments(
         if argument.name not in given:
             if not argument.has_default_value():
                 return None
-            given[argument.name] = argument.default_value
+            given[argument.name] = torch_library.default_of(argument)
     return {name: given[name] for name in names}
 
 

@@ -23,6 +23,8 @@ __all__ = ["Exploration", "Tried"]
 
 _SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13)
 _MOST_DIMS = 2
+_STARTS = 12
+"""Accepted calls near which others are tried."""
 _MOST_ENDED = 8
 """Calls that a process did not survive, after which no random ones follow: each may take long."""
 _MOST_SAMPLES = 24
@@ -172,19 +174,33 @@ class Exploration:
     def probe(self, parts: Sequence[tuple[str, int | None, int | None]]) -> None:
         """Run calls in which some integers have other values, to find out whether they may have them.
 
+        They start from the samples, from the samples with all numbers 1 where that is accepted, and from
+        some accepted calls.
+
         Args:
             parts: the integers: argument, position in a list, dim.
         """
-        for sample, moves in zip(self._accepted, self._moves, strict=True):
-            for slot in [_Slot(*part) for part in parts]:
-                if slot.dim is not None and slot.dim < 0:
-                    rank = _rank(sample, slot)
-                    slot = slot._replace(dim=slot.dim + rank)
-                if not _has(sample, slot):
-                    continue
+        starts = [*zip(self._accepted, self._moves, strict=True)]
+        for sample, moves in [*starts, *self._of_ones(starts)]:
+            for slot in _slots_of(sample, parts):
                 together = next((move.slots for move in moves if slot in move.slots), (slot,))
                 for value in (0, 1, 2, 3, 5, 8, 12, 17):
                     self.call(_changed(sample, [(each, value) for each in together]))
+        calls = [each.spec for each in self.seen if each.outcome.results is not None]
+        calls = [spec for spec in calls if all(_get(spec, s) > 1 for s in _slots_of(spec, parts))]
+        for spec in calls[:: max(1, len(calls) // _STARTS)][:_STARTS]:
+            for slot in _slots_of(spec, parts):
+                for step in (-2, -1, 1, 2):
+                    self.call(_changed(spec, [(slot, max(_get(spec, slot) + step, 1))]))
+
+    def _of_ones(
+        self, starts: Sequence[tuple[CallSpec, list[_Move]]]
+    ) -> Iterator[tuple[CallSpec, list[_Move]]]:
+        for sample, moves in starts:
+            numbers = [slot for slot in _slots(sample) if slot.dim is None]
+            ones = [(slot, 1) for slot in numbers if _get(sample, slot) > 1]
+            if ones and self._works(sample, ones):
+                yield _changed(sample, ones), moves
 
     # --- which integers may change -----------------------------------------------------------------
 
@@ -449,6 +465,17 @@ def _has(spec: CallSpec, slot: _Slot) -> bool:
     if slot.dim is None:
         return isinstance(value, int) and not isinstance(value, bool)
     return isinstance(value, TensorSpec) and 0 <= slot.dim < len(value.size)
+
+
+def _slots_of(
+    spec: CallSpec, parts: Sequence[tuple[str, int | None, int | None]]
+) -> Iterator[_Slot]:
+    """Yield the integers of a call that are named, with dims counted from the first."""
+    for slot in [_Slot(*part) for part in parts]:
+        if slot.dim is not None and slot.dim < 0:
+            slot = slot._replace(dim=slot.dim + _rank(spec, slot))
+        if _has(spec, slot):
+            yield slot
 
 
 def _rank(spec: CallSpec, slot: _Slot) -> int:

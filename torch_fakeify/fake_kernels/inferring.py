@@ -94,7 +94,7 @@ def _surviving(
         if not chosen:
             chosen, rounds = _varied(seen, limits), 0
         try:
-            kernel = _fitted(name, schema, seen, list(chosen.values()), limits)
+            kernel = _fitted(name, schema, seen, list(chosen.values()), limits, samples)
         except NoFitError as error:
             reason = error
         else:
@@ -239,6 +239,7 @@ def _fitted(
     seen: Sequence[Tried],
     chosen: Sequence[Tried],
     limits: tuple[fk.Check, ...],
+    samples: Sequence[Tried],
 ) -> fk.FakeKernelDesc:
     """Return a kernel that agrees with the chosen calls.
 
@@ -261,6 +262,7 @@ def _fitted(
         [Row(each.outcome.args) for each in accepted],
         [Row(each.outcome.args) for each in refused],
         [each.outcome.error for each in refused],
+        [Row(each.outcome.args) for each in samples],
     )
     return fk.FakeKernelDesc(
         operator=name,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+import re
+from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, Any
 
 from torch_fakeify.records import fake_kernel as fk
@@ -26,7 +27,7 @@ _FEWEST = 12
 
 
 def requirements(
-    accepted: Sequence[Row], refused: Sequence[Row], errors: Sequence[str]
+    accepted: Sequence[Row], refused: Sequence[Row], errors: Sequence[str], samples: Sequence[Row]
 ) -> tuple[fk.Check, ...]:
     """Return the simplest conditions that hold in all accepted calls, and that refused ones violate.
 
@@ -34,22 +35,30 @@ def requirements(
         accepted: calls that the operator accepted.
         refused: calls that it refused.
         errors: what it raised in these.
+        samples: the calls that were given.
     """
     if len(accepted) < _FEWEST or not refused:
         return ()
     arguments = Arguments(accepted, [()] * len(accepted))
     others = Arguments(refused, [()] * len(refused))
     found: list[tuple[Any, set[int]]] = []
-    for condition in _candidates(arguments):
+    fixed = dict(_fixed_sizes(samples))
+    if arguments.numbers:  # a multiple of one of them may be one of a constant by chance
+        fixed.update(_multiples(arguments))
+    for condition in (*_candidates(arguments), *fixed):
         try:
             holds = all(each.feature(condition) for each in arguments.evaluations)
         except NoValueError:
             continue
-        if not holds:
+        if not holds or not _is_supported(condition, arguments.evaluations):
             continue
         violated = {
             at for at, each in enumerate(others.evaluations) if _is_violated(condition, each)
         }
+        if condition in fixed:
+            named = sum(_names(errors[at], fixed[condition]) for at in violated)
+            if 2 * named < len(violated):
+                continue  # the number may follow from others, which are equal in all samples
         if violated:
             found.append((condition, violated))
     left = set(range(len(refused)))
@@ -63,6 +72,16 @@ def requirements(
         left -= gone
         found.remove(best)
     return tuple(checks)
+
+
+def _is_supported(condition: Any, accepted: Sequence[Evaluation]) -> bool:
+    """Return whether accepted calls say more of a divisor than that one and the number itself are divisors."""
+    match condition:
+        case fk.Compared(left=fk.Binary(op="%", left=whole, right=divisor)):
+            pairs = {(each.int(whole), each.int(divisor)) for each in accepted}
+            return len({(a, b) for a, b in pairs if b > 1 and a > b}) >= _FEWEST_VALUES
+        case _:
+            return True
 
 
 def _is_violated(condition: Any, evaluation: Evaluation) -> bool:
@@ -88,11 +107,6 @@ def _candidates(arguments: Arguments) -> Iterator[fk.Compared | fk.SameDtype | f
         yield fk.Compared("==", fk.Ndim(left), fk.Ndim(right))
         yield fk.SameDtype(left, right)
         yield fk.Compared("==", fk.Product(fk.Shape(left)), fk.Product(fk.Shape(right)))
-    dims: list[Any] = []
-    for of, (low, high) in ranks.items():
-        dims += [fk.Size(of, dim) for dim in range(min(low, 5))]
-        if low != high:
-            dims += [fk.Size(of, -dim) for dim in range(1, min(low, 3) + 1)]
     for name in arguments.names(is_tensor_list):
         yield fk.Compared(">=", fk.Length(name), fk.Integer(1))
     numbers = [fk.Number(of) for of in arguments.numbers[:8]]
@@ -100,18 +114,22 @@ def _candidates(arguments: Arguments) -> Iterator[fk.Compared | fk.SameDtype | f
         values = arguments.values(each)
         if values is not None and len(set(values.tolist())) == 1:
             yield fk.Compared("==", each, fk.Integer(int(values[0])))
-    dims = [each for each in dims if _is_varied(each, arguments)]
+    dims = _dims(arguments)
     numbers = [each for each in numbers if _is_varied(each, arguments)]
     for left, right in combinations(dims, 2):
         yield fk.Compared("==", left, right)
     for size in dims:
         plain = [each for each in numbers if each.of.item is None]
-        for number in [*plain, *dims]:
+        for number in [*numbers, *dims]:
             if number != size:
                 yield fk.Compared("==", fk.Binary("%", size, number), fk.Integer(0))
-                yield fk.Compared(">=", size, number)
+        for number in plain:
+            yield fk.Compared(">=", size, number)
         for number in numbers:
             yield fk.Compared("==", size, number)
+        for left, right in pairwise(plain):
+            by = fk.Binary("*", left, right)
+            yield fk.Compared("==", fk.Binary("%", size, by), fk.Integer(0))
     for each in numbers:
         for bound in (0, 1):
             yield fk.Compared(">=", each, fk.Integer(bound))
@@ -120,8 +138,45 @@ def _candidates(arguments: Arguments) -> Iterator[fk.Compared | fk.SameDtype | f
             yield fk.Compared(">=", fk.Binary("+", each, fk.Ndim(of)), fk.Integer(0))
     for each in dims:
         yield fk.Compared(">=", each, fk.Integer(1))
-        for number in (2, 3, 4):
-            yield fk.Compared("==", fk.Binary("%", each, fk.Integer(number)), fk.Integer(0))
+    if not arguments.numbers:
+        yield from dict(_multiples(arguments))
+
+
+def _dims(arguments: Arguments) -> list[fk.Size]:
+    """Return the sizes that have several values in accepted calls."""
+    found: list[fk.Size] = []
+    for of in arguments.tensors[:6]:
+        low, high = arguments.rank(of)
+        found += [fk.Size(of, dim) for dim in range(min(low, 5))]
+        if low != high:
+            found += [fk.Size(of, -dim) for dim in range(1, min(low, 3) + 1)]
+    return [each for each in found if _is_varied(each, arguments)]
+
+
+def _multiples(arguments: Arguments) -> Iterator[tuple[fk.Compared, int]]:
+    """Yield that a size is a multiple of a small number, and the number."""
+    for size in _dims(arguments):
+        for n in (2, 3, 4):
+            yield fk.Compared("==", fk.Binary("%", size, fk.Integer(n)), fk.Integer(0)), n
+
+
+def _fixed_sizes(samples: Sequence[Row]) -> Iterator[tuple[fk.Compared, int]]:
+    """Yield each size that is one number in all samples, and the number, of tensors whose other sizes differ."""
+    if len(samples) == 1:  # of which all sizes are one number
+        return
+    given = Arguments(samples, [()] * len(samples))
+    for of in given.tensors[:6]:
+        low, high = given.rank(of)
+        sizes = [each.tensor(of).size for each in given.evaluations]
+        if low == high and len(set(sizes)) > 1:
+            for dim, values in enumerate(zip(*sizes, strict=True)):
+                if len(set(values)) == 1:
+                    yield fk.Compared("==", fk.Size(of, dim), fk.Integer(values[0])), values[0]
+
+
+def _names(error: str, number: int) -> bool:
+    """Return whether an error has a number in it."""
+    return re.search(rf"(?<![\d.]){number}(?![\d.])", error) is not None
 
 
 def _is_varied(part: Any, arguments: Arguments) -> bool:

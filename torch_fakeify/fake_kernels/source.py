@@ -6,6 +6,7 @@ import itertools
 import keyword
 from typing import TYPE_CHECKING, Any
 
+from torch_fakeify.compat.torch_library import default_of
 from torch_fakeify.records import fake_kernel as fk
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def kernel_source(kernel: fk.FakeKernelDesc, schema: Any) -> str:
         schema: of the operator.
     """
     given = schema.arguments
-    defaults = {each.name: each.default_value for each in given if each.has_default_value()}
+    defaults = {each.name: default_of(each) for each in given if each.has_default_value()}
     lists = {each.name for each in given if str(each.type).startswith("List[Tensor")}
     return _Writer(kernel, defaults, lists).text()
 

@@ -7,7 +7,15 @@ from typing import Any
 
 from torch_fakeify.errors import FakeifyError
 
-__all__ = ["add_backend", "compile_options", "count", "mebibytes", "seconds", "sizes"]
+__all__ = [
+    "add_backend",
+    "add_imports",
+    "compile_options",
+    "count",
+    "mebibytes",
+    "seconds",
+    "sizes",
+]
 
 
 def add_backend(command: argparse.ArgumentParser, default: str) -> None:
@@ -18,6 +26,11 @@ def add_backend(command: argparse.ArgumentParser, default: str) -> None:
         metavar="NAME|MODULE:ATTR",
         help=f"a Dynamo backend by its registered name, or a function of a module; {default}",
     )
+    add_imports(command)
+
+
+def add_imports(command: argparse.ArgumentParser) -> None:
+    """Add ``--import`` to a command."""
     command.add_argument(
         "--import",
         action="append",

@@ -22,6 +22,7 @@ from torch_fakeify.render.text import class_text, compiler_text
 from torch_fakeify.serialization.capture_file import read_capture
 from torch_fakeify.serialization.container import Limits
 from torch_fakeify.tools.capture_files import as_file, path_of
+from torch_fakeify.tools.checking_fakes import first_difference
 from torch_fakeify.tools.replaying import masked
 from torch_fakeify.tools.worker.client import backend_request
 from torch_fakeify.tools.worker.fork_server import ForkServer
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
     from torch_fakeify.records.frame import CaptureDesc
     from torch_fakeify.tools.capture_files import CaptureLike
+    from torch_fakeify.tools.checking_fakes import FakeDifference
 
 __all__ = ["FuzzReport", "SizeFailure", "fuzz"]
 
@@ -88,6 +90,8 @@ class FuzzReport(InNotebook):
     """Number of sizes that were not compared, by reason, such as an exception in eager."""
     is_static: bool = False
     """Whether the frame has no dynamic sizes, so that only the recorded ones were tried."""
+    fake: FakeDifference | None = None
+    """Where code is wrong or raises: the first operator that differs from its fake value at the smallest sizes."""
 
     source: Path | None = None
     """The capture file, which `save` never overwrites."""
@@ -120,9 +124,16 @@ class FuzzReport(InNotebook):
             f"{tried}, {len(self.failures)} fail{'s' if len(self.failures) == 1 else ''}",
             f"smallest: {self.describe(smallest)}",
             *(f"  {line}" for line in f"{smallest.kind}: {smallest.text}".splitlines()),
+            *self._fake_lines(),
             *(f"also: {self.describe(each)}" for each in self.failures[:8] if each != smallest),
             *notes,
         ]
+
+    def _fake_lines(self) -> list[str]:
+        if self.fake is None:
+            return []
+        what = str(self.fake.parts[0]) if self.fake.parts else self.fake.kind
+        return [f"  {self.fake.operator} differs from its fake value there: {what}"]
 
     def _reasons(self) -> Counter[str]:
         """Count the reasons of `not_compared`; those that differ in numbers alone are one, with its first text."""
@@ -215,8 +226,10 @@ def fuzz(
         where = str(path_of(capture) or desc.frame or "frame")
         runner = _Runner(server, path, request, timeout, memory, where)
         found = _Search(search, runner)
+        fake: FakeDifference | None = None
         try:
             found.run(runs, progress or (lambda _text: None))
+            fake = _first_difference(found.smallest, desc, runner, request)
         except KeyboardInterrupt:
             found.interrupted = True
     words = ReadableNames(desc)
@@ -228,6 +241,7 @@ def fuzz(
         interrupted=found.interrupted,
         not_compared=found.not_compared,
         is_static=not search.example,
+        fake=fake,
         source=path_of(capture),
         backend=backend or desc.backend_name,
         compiler=compiler_text(desc, runner.torch, backend),
@@ -268,6 +282,25 @@ class _Search:
             self.smallest = min(found, key=_extent)
 
 
+def _first_difference(
+    failure: SizeFailure | None, desc: CaptureDesc, runner: _Runner, request: dict[str, Any]
+) -> FakeDifference | None:
+    """Return the first operator that differs from its fake value where code is wrong or raises, if any."""
+    if failure is None or failure.kind not in ("wrong", "raises"):
+        return None
+    return first_difference(
+        runner.path,
+        desc,
+        runner.server,
+        failure.sizes,
+        imports=request["imports"],
+        seed=request["seed"],
+        timeout=runner.timeout,
+        memory=runner.memory,
+        trust=request["trust"],
+    )
+
+
 def _names(desc: CaptureDesc) -> Iterable[str]:
     return () if desc.shape_env is None else (s.name for s in desc.shape_env.symbols)
 
@@ -289,10 +322,11 @@ class _Runner:
         where: str,
     ) -> None:
         self._where = where
-        self._server = server
+        self.path = path
+        self.server = server
         self._request = {"task": "sizes", "file": str(path.absolute()), **request}
-        self._timeout = timeout
-        self._memory = memory
+        self.timeout = timeout
+        self.memory = memory
         self.torch: str | None = None
         """The version of torch, as of the first reply."""
         self.here: Here | None = None
@@ -306,8 +340,8 @@ class _Runner:
         """
         if not batch:
             return []
-        answer = self._server.ask(
-            {**self._request, "sizes": list(batch)}, timeout=self._timeout, memory=self._memory
+        answer = self.server.ask(
+            {**self._request, "sizes": list(batch)}, timeout=self.timeout, memory=self.memory
         )
         self.torch = self.torch or answer.torch
         self.here = answer.here or self.here
@@ -324,7 +358,7 @@ class _Runner:
                 halves = (batch[:middle], batch[middle:])
                 return [each for half in halves for each in self.failures(half, not_compared)]
             case Hung(tail=tail):
-                return [self._ended(batch, "hangs", f"killed after {self._timeout:g} s", *tail)]
+                return [self._ended(batch, "hangs", f"killed after {self.timeout:g} s", *tail)]
             case OutOfMemory(tail=tail):
                 return [self._ended(batch, "out of memory", *tail)]
             case Crashed(how=how, tail=tail):

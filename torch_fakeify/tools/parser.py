@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch_fakeify._version import __version__
 
 from . import interpreter_options
-from .command_options import add_backend, count, mebibytes, seconds, sizes
+from .command_options import add_backend, add_imports, count, mebibytes, seconds, sizes
 from .run_arguments import add_run_arguments
 
 if TYPE_CHECKING:
@@ -87,12 +87,12 @@ def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
     found: _Commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for add in (
         _add_run, _add_show, _add_replay, _add_minify, _add_report, _add_issue, _add_fuzz,
-        _add_diff, _add_bisect, _add_doctor, _add_demo,
+        _add_fakes, _add_diff, _add_bisect, _add_doctor, _add_demo,
     ):  # fmt: skip
         add(found)
     for name, command in found.choices.items():
         command.set_defaults(command=commands[name], parser=command, parsers=found.choices)
-    for name in ("show", "replay", "bisect", "diff", "fuzz", "minify", "report", "issue"):
+    for name in ("show", "replay", "bisect", "diff", "fuzz", "fakes", "minify", "report", "issue"):
         found.choices[name].add_argument(
             "--trust",
             action="store_true",
@@ -319,6 +319,36 @@ def _add_fuzz(commands: _Commands) -> None:
         "--save", metavar="JSON", help="write the sizes that fail, for `minify --sizes`"
     )
     _add_file(fuzz)
+
+
+def _add_fakes(commands: _Commands) -> None:
+    fakes = _add(
+        commands,
+        "fakes",
+        "compare the fake values of a frame with what its operators return",
+        more="The operators run on made-up inputs, at sizes that the guards admit, in other processes. For the "
+        "first one that differs a script is written that calls it alone, and uses torch alone.",
+        examples=["fakes FILE", "fakes --import my_operators --runs 100 FILE"],
+        statuses="0 all that was compared is as its fake value; 1 an operator differs, crashes or hangs; "
+        "2 nothing was compared, or the frame cannot be run",
+    )
+    add_imports(fakes)
+    fakes.add_argument("--runs", type=count, default=20, metavar="N", help="sizes; default: 20")
+    fakes.add_argument(
+        "--sizes",
+        type=sizes,
+        default={},
+        metavar="NAME=N,...",
+        help="to run it at, or the file that `fuzz --save` wrote; default: they are searched",
+    )
+    fakes.add_argument(
+        "--seed", type=int, default=0, metavar="S", help="of sizes and data; default: 0"
+    )
+    _add_device(fakes)
+    _add_timeout(fakes, "of a batch of 20 sizes")
+    _add_memory(fakes, "that a batch may hold")
+    fakes.add_argument("-o", "--output", metavar="OUT.py", help="default: FILE with .fakes.py")
+    _add_file(fakes)
 
 
 def _add_report(commands: _Commands) -> None:

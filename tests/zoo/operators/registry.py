@@ -1,6 +1,7 @@
 """Custom operators without a fake kernel, each with the right one written by hand."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,15 @@ class ZooOperator:
     """Makes calls at other sizes, to hold a kernel against."""
     true_fake: Any = field(default=None)
     depends_on_data: bool = False
+
+    @contextmanager
+    def with_true_fake(self) -> Generator[None]:
+        """Register the right fake kernel inside of the block."""
+        self.op.register_fake(self.true_fake)
+        try:
+            yield
+        finally:
+            self.op._abstract_fn = None
 
 
 def operator(

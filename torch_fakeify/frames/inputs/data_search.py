@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import sympy
 import torch
 
-from torch_fakeify.compat.torch_graphs import OpOverload
 from torch_fakeify.encoding.exprs import decode_expr
 from torch_fakeify.encoding.modes import preserve_modes
 from torch_fakeify.errors import CaptureError
+from torch_fakeify.frames.graph.writing import may_write
 from torch_fakeify.records.rewrite import walk
 from torch_fakeify.records.symbol_names import names_in
 from torch_fakeify.records.tensor import (
@@ -526,7 +526,7 @@ def _needed(
             sources[fx_node] = frozenset({fx_node})
         else:
             sources[fx_node] = frozenset().union(*(sources[a] for a in fx_node.all_input_nodes))
-    writes = [n for n in order if _writes(n)]
+    writes = [n for n in order if may_write(n)]
     while True:
         needed = _closure(requested)
         touched = {p for n in needed for p in sources[n]}
@@ -559,22 +559,6 @@ def _closure(requested: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
             found.add(fx_node)
             todo.extend(fx_node.all_input_nodes)
     return found
-
-
-def _writes(fx_node: torch.fx.Node) -> bool:
-    """Whether a node may write into an argument."""
-    target: Any = fx_node.target
-    if isinstance(target, OpOverload):
-        return bool(target._schema.is_mutable)
-    name = target if isinstance(target, str) else getattr(target, "__name__", "")
-    if fx_node.op == "call_method" or fx_node.op == "call_function":
-        return (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE
-    return False
-
-
-_IN_PLACE = frozenset(
-    {"setitem", "iadd", "isub", "imul", "itruediv", "ifloordiv", "iand", "ior", "ixor", "copy"}
-)
 
 
 def _last_uses(nodes: list[torch.fx.Node]) -> dict[torch.fx.Node, list[torch.fx.Node]]:

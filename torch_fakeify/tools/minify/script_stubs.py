@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_fakeify.compat import torch_symbols
+from torch_fakeify.compat.torch_library import default_of
 from torch_fakeify.encoding.exprs import decode_expr
 from torch_fakeify.encoding.operators import bound_arguments, decode_schema, written_argument
 from torch_fakeify.frames.operator_calls import calls_of, range_of
@@ -155,7 +156,7 @@ class _Stub:
                 texts.append("*")
                 has_star, has_default = True, False
             has_default = has_default or argument.has_default_value()
-            default = self._values.of(argument.default_value, {}, self._name) if has_default else ""
+            default = self._values.of(default_of(argument), {}, self._name) if has_default else ""
             texts.append(f"{argument.name}={default}" if has_default else argument.name)
         return ", ".join(texts)
 

@@ -31,6 +31,7 @@ from .replies import (
     Compared,
     Compiled,
     Failed,
+    FakesChecked,
     Found,
     Raised,
     Ran,
@@ -211,6 +212,24 @@ def run_sizes(request: Mapping[str, Any]) -> Reply:
     return Compared([comparison.run(compiled, sizes) for sizes in request["sizes"]])
 
 
+def check_fakes(request: Mapping[str, Any]) -> Reply:
+    """Run the nodes of a frame at several sizes, and compare the results with the fake values.
+
+    Args:
+        request: ``file``, ``backend``, ``seed``, ``device`` (or ``None``); ``sizes``: a list of maps from
+            symbol name to value; ``running``: the file to which the position of the sizes and the name of
+            the node that runs are written.
+    """
+    from .fake_checks import FakeChecks  # lazy: replay does not need it
+
+    capture, _ = _load(request)
+    checks = FakeChecks(capture, seed=request["seed"], device=request["device"])
+    with Path(request["running"]).open("wb", buffering=0) as running:
+        return FakesChecked(
+            [checks.run(sizes, at, running) for at, sizes in enumerate(request["sizes"])]
+        )
+
+
 def _timed(function: Callable[..., Any], args: Sequence[Any]) -> tuple[list[Any], float]:
     started = time.perf_counter()
     result = function(*args)
@@ -280,6 +299,7 @@ _TASKS: Mapping[str, Callable[[Mapping[str, Any]], Reply]] = {
     "compile": compile_capture,
     "run": run_capture,
     "sizes": run_sizes,
+    "fakes": check_fakes,
     "try": try_capture,
 }
 

@@ -22,18 +22,24 @@ __all__ = [
     "Compiled",
     "Crashed",
     "Failed",
+    "FakesChecked",
     "Found",
     "Here",
     "Hung",
+    "NodeDifference",
     "NotCompared",
+    "OperatorCall",
     "OutOfMemory",
     "Outcome",
+    "Parted",
     "Passed",
     "Raised",
     "Ran",
     "Refused",
     "Reply",
+    "SizeChecked",
     "Stage",
+    "TensorArgument",
     "Thrown",
     "Wrong",
     "write_answer",
@@ -117,6 +123,81 @@ class Ran(msgspec.Struct, frozen=True, tag="ran"):
     ``first`` and the ``next`` compiled call, and ``difference``, the largest absolute one."""
 
 
+class Parted(msgspec.Struct, frozen=True):
+    """A part of an operator's result that its fake value has otherwise."""
+
+    part: str
+    """Empty for the result itself, ``[1]`` for an item of it."""
+    what: str
+    """Such as ``size`` or ``dtype``."""
+    fake: str
+    real: str
+
+    def __str__(self) -> str:
+        name = f"{self.what} of result{self.part}" if self.part else self.what
+        return f"{name}: fake {self.fake}, real {self.real}"
+
+
+class TensorArgument(msgspec.Struct, frozen=True):
+    """A tensor that an operator was called with."""
+
+    name: str
+    dtype: str
+    """Without ``torch.``, as is ``layout``."""
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    storage: int
+    """Equal for tensors that share a storage."""
+    elements: int
+    """Number of elements in its storage."""
+    device: str
+    requires_grad: bool = False
+    is_parameter: bool = False
+    numbers: Any = None
+    """Its elements as nested lists, if they are few and whole numbers."""
+    low: int = 0
+    """The smallest of its elements, if they are whole numbers."""
+    high: int = 1
+
+
+class OperatorCall(msgspec.Struct, frozen=True):
+    """One call of an operator, with which it can be called again."""
+
+    text: str
+    """The call, as Python over the names of the tensors."""
+    imports: tuple[str, ...]
+    tensors: tuple[TensorArgument, ...]
+
+
+class NodeDifference(msgspec.Struct, frozen=True):
+    """A node whose real result is not as its fake value, although its arguments are."""
+
+    position: int
+    """Among the nodes of the graph."""
+    parts: tuple[Parted, ...]
+    call: OperatorCall | None
+    no_call: str = ""
+    """Why there is no call."""
+
+
+class SizeChecked(msgspec.Struct, frozen=True):
+    """The comparison of all nodes with their fake values at some sizes."""
+
+    compared: int
+    """Number of nodes that were compared."""
+    differences: tuple[NodeDifference, ...] = ()
+    not_compared: str = ""
+    """Why some nodes were not run, such as an exception."""
+
+
+class FakesChecked(msgspec.Struct, frozen=True, tag="fakes checked"):
+    """The nodes of a frame were run and compared with their fake values."""
+
+    results: list[SizeChecked]
+    """One for each of the sizes."""
+
+
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
     """The frame cannot be rebuilt here, or there is no such backend."""
 
@@ -137,7 +218,17 @@ class Raised(msgspec.Struct, frozen=True, tag="raised"):
 
 
 Reply: TypeAlias = (
-    Found | Compiled | Passed | Failed | Wrong | NotCompared | Compared | Ran | Refused | Raised
+    Found
+    | Compiled
+    | Passed
+    | Failed
+    | Wrong
+    | NotCompared
+    | Compared
+    | FakesChecked
+    | Ran
+    | Refused
+    | Raised
 )
 
 

@@ -1,0 +1,225 @@
+"""A script of torch alone that calls one operator on real and on fake tensors, and compares the results."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch_fakeify._atomic_write import write_atomic
+from torch_fakeify.tools.minify.checked_script import START, run_folder
+from torch_fakeify.tools.minify.failures import Failure
+from torch_fakeify.tools.minify.repro_script import BackendCode, check_script
+from torch_fakeify.tools.minify.script_code import filled
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from torch_fakeify.tools.worker.replies import OperatorCall, Parted, TensorArgument
+
+__all__ = ["OperatorScript", "script_of_call", "write_operator_script"]
+
+_WHOLE = ("int", "uint", "bool")
+
+
+class OperatorScript(NamedTuple):
+    """A script that was run."""
+
+    path: Path | None
+    """``None`` if it was not written."""
+    state: str
+    """Whether it fails, or why there is none."""
+
+
+def write_operator_script(
+    path: Path,
+    operator: str,
+    parts: Sequence[Parted],
+    call: OperatorCall | None,
+    no_call: str,
+    *,
+    imports: Sequence[str],
+    timeout: float,
+) -> OperatorScript:
+    """Write the script and run it.
+
+    Args:
+        path: of the script.
+        operator: its name, for the text.
+        parts: what differs.
+        call: the call.
+        no_call: why there is none.
+        imports: modules that register operators.
+        timeout: in seconds.
+    """
+    if call is None:
+        return OperatorScript(None, f"none: {no_call}")
+    text = script_of_call(operator, parts, call, imports)
+    write_atomic(path, text.encode())
+    folder = run_folder(bool(imports))
+    failure = Failure("wrong", "forward")
+    outcome = check_script(path, failure, timeout=timeout + START, folder=folder)
+    state = "real and fake results differ in it, too" if outcome.fails else outcome.text
+    return OperatorScript(path, state)
+
+
+def script_of_call(
+    operator: str, parts: Sequence[Parted], call: OperatorCall, imports: Sequence[str]
+) -> str:
+    """Return the script.
+
+    Args:
+        operator: its name, for the text.
+        parts: what differs.
+        call: the call.
+        imports: modules that register operators.
+    """
+    what = "\n".join(map(str, parts)).replace("\\", "\\\\").replace('"""', "'''")
+    names = ", ".join(each.name for each in call.tensors)
+    modules = (f"import {module}" for module in call.imports)
+    lines = [
+        f'"""The fake kernel of {operator} differs from the operator.\n\n{what}\n"""\n',
+        *sorted(["import torch", *modules]),
+        *_IMPORTS,
+        "",
+        *BackendCode("eager", tuple(imports)).lines(),
+        "",
+        "",
+        "def arguments():",
+        "    torch.manual_seed(0)",
+        *(f"    {line}" for line in _tensors(call.tensors)),
+        f"    return [{names}]",
+        "",
+        "",
+        f"def call({names}):",
+        f"    return {call.text}",
+        "",
+        "",
+        *_MAIN,
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _tensors(tensors: Sequence[TensorArgument]) -> Iterator[str]:
+    """Write the lines that make the tensors."""
+    shared = [each.storage for each in tensors]
+    made: set[int] = set()
+    for each in tensors:
+        storage = f"storage_{each.storage}"
+        if shared.count(each.storage) > 1 and each.storage not in made:
+            made.add(each.storage)
+            yield f"{storage} = {_data(each, f'({each.elements},)', 1)}.to({each.device!r})"
+        yield f"{each.name} = {_tensor(each, storage if each.storage in made else '')}"
+
+
+def _tensor(each: TensorArgument, storage: str) -> str:
+    size, stride = _tuple(each.size), _tuple(each.stride)
+    if storage:
+        text = f"{storage}.view(torch.{each.dtype}).as_strided({size}, {stride}, {each.offset})"
+    elif each.offset or not _is_row_major(each):
+        elements = _data(each, f"({each.elements},)", 1)
+        if each.numbers is not None:
+            elements = f"torch.empty({each.elements}, dtype=torch.{each.dtype})"
+        text = f"{elements}.as_strided({size}, {stride}, {each.offset})"
+        if each.numbers is not None:
+            text += f".copy_(torch.tensor({each.numbers!r}))"
+    elif each.numbers is not None:
+        text = f"torch.tensor({each.numbers!r}).to(torch.{each.dtype})"
+        text += f".view({size})" if 0 in each.size else ""
+    else:
+        text = _data(each, size, len(each.size))
+    if each.device != "cpu" and not storage:
+        text += f".to({each.device!r})"
+    if each.is_parameter:
+        return f"torch.nn.Parameter({text}, requires_grad={each.requires_grad})"
+    return f"{text}.requires_grad_()" if each.requires_grad else text
+
+
+def _data(each: TensorArgument, size: str, ndim: int) -> str:
+    """Write random data, whole numbers as large as those of the call."""
+    if each.dtype.startswith(_WHOLE) and each.dtype != "bool" and (each.low, each.high) != (0, 1):
+        return f"torch.randint({each.low}, {each.high + 1}, {size}).to(torch.{each.dtype})"
+    return filled(each.dtype, size, ndim)
+
+
+def _tuple(numbers: Sequence[int]) -> str:
+    return f"({numbers[0]},)" if len(numbers) == 1 else f"({', '.join(map(str, numbers))})"
+
+
+def _is_row_major(each: TensorArgument) -> bool:
+    expected = 1
+    for n, step in zip(reversed(each.size), reversed(each.stride), strict=True):
+        if n != 1 and step != expected:
+            return False
+        expected *= max(n, 1)
+    return True
+
+
+_IMPORTS = """\
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._pytree import tree_leaves""".splitlines()
+
+_MAIN = '''\
+def facts(result, tensors):
+    """What a compiler plans by."""
+    storages = {x.untyped_storage()._cdata: at for at, x in reversed(list(enumerate(tensors)))}
+    found = []
+    for x in tree_leaves(result):
+        if not isinstance(x, torch.Tensor):
+            found.append({"value": x})
+            continue
+        storage = x.untyped_storage()
+        argument = storages.get(storage._cdata)
+        found.append(
+            {
+                "size": list(x.shape),
+                "stride": list(x.stride()),
+                "offset": x.storage_offset(),
+                "dtype": x.dtype,
+                "device": x.device.type,
+                "layout": x.layout,
+                "requires_grad": x.requires_grad,
+                "storage of argument": argument,
+                "bytes": storage.nbytes() if argument is None else None,
+            }
+        )
+    return found
+
+
+def is_same(fake, real, values):
+    """Compare; strides of dims of size 1, and those of empty tensors, do not count."""
+    sizes = real.get("size", [])
+    if fake.keys() != real.keys() or len(fake.get("size", [])) != len(sizes):
+        return False
+    pairs = list(zip(fake.get("size", []), sizes))  # the first, as they have symbols alone
+    pairs += [(fake[key], real[key]) for key in fake if key not in ("size", "stride", "offset")]
+    if sizes and 0 not in sizes:
+        strides = zip(fake["stride"], real["stride"], sizes)
+        pairs += [(a, b) for a, b, n in strides if n > 1]
+        pairs.append((fake["offset"], real["offset"]))
+    return all(is_same_number(a, b, values) for a, b in pairs)
+
+
+def is_same_number(fake, real, values):
+    """Compare; a symbol, which depends on data, has the first real number in its place."""
+    if not isinstance(fake, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return fake == real
+    expr = fake.node.expr
+    if expr.is_Symbol and values.setdefault(expr, real) == real:
+        return real in fake.node.shape_env.var_to_range[expr]
+    return bool(expr.xreplace(values) == real)
+
+
+inputs = arguments()
+mode = FakeTensorMode(shape_env=ShapeEnv())
+fakes = [mode.from_tensor(x, static_shapes=True) for x in inputs]
+with mode, enable_python_dispatcher():
+    fake = facts(call(*fakes), fakes)
+real = facts(call(*inputs), inputs)
+values = {}
+for a, b in zip(fake, real):
+    print("fake:", a)
+    print("real:", b)
+assert len(fake) == len(real), "fake and real results have different lengths"
+assert all(is_same(a, b, values) for a, b in zip(fake, real)), "fake and real results differ"'''.splitlines()

@@ -1,0 +1,208 @@
+"""Run the nodes of a frame on real inputs and compare each result with its fake value.
+
+The recorded fake value of a node has symbols, which are replaced by the sizes of the real inputs; an
+unbacked symbol is replaced by the number in the real result of the node that binds it. A node whose
+arguments differ from their fake values is not compared: what it returns follows from them.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import IO, TYPE_CHECKING, Any
+
+import torch
+
+from torch_fakeify.encoding.modes import apply_modes
+from torch_fakeify.errors import CaptureError, FakeifyError
+from torch_fakeify.frames.graph.writing import LastWrites, may_write
+from torch_fakeify.frames.inputs.materializing import materialize
+from torch_fakeify.frames.inputs.symbol_values import Symbols
+from torch_fakeify.render.code import node_stack
+from torch_fakeify.render.readable_names import readable_source
+from torch_fakeify.render.text import user_line
+from torch_fakeify.replay.bindings import find_bindings
+from torch_fakeify.replay.lowering import value_of
+
+from .call_texts import call_of
+from .fake_facts import Comparison, Numbers, storages_of
+from .known_fakes import is_known
+from .replies import NodeDifference, OperatorCall, SizeChecked
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch_fakeify.frames.captures import Capture
+
+__all__ = ["FakeChecks"]
+
+
+class FakeChecks:
+    """Compares the nodes of a frame with their fake values, at given sizes.
+
+    Args:
+        frame: the frame.
+        seed: of the inputs' data.
+        device: where to put what was on an accelerator.
+
+    Raises:
+        CaptureError: the graph has tensors whose data was not recorded.
+    """
+
+    def __init__(self, frame: Capture, *, seed: int, device: str | None = None) -> None:
+        if frame.desc.graph.without_data:
+            raise CaptureError(
+                "the graph holds tensors whose data is not in the capture",
+                found=", ".join(frame.desc.graph.without_data),
+                fix='Record it with capture(..., constants="small")',
+            )
+        self._frame = frame
+        self._seed = seed
+        self._device = device
+        instance = frame.instantiate(device)
+        self._gm = instance.gm
+        self._env = instance.shape_env
+        self._nodes = list(self._gm.graph.nodes)
+        fakes: dict[torch.fx.Node, Any] = {n: value_of(n) for n in self._nodes}
+        placeholders = self._gm.graph.find_nodes(op="placeholder")
+        for fx_node, value in zip(placeholders, instance.inputs, strict=True):
+            if fakes[fx_node] is None:  # the fake tensor of the trace shares its storage with views
+                fakes[fx_node] = value
+        self._fakes = fakes
+        self._writes = LastWrites(self._nodes, lambda n: storages_of(fakes.get(n)))
+        self._bindings: dict[torch.fx.Node, list[tuple[Any, Any]]] = {}
+        if self._env is not None:
+            for symbol, binding in find_bindings(self._gm.graph, self._env, ()).items():
+                self._bindings.setdefault(binding.fx_node, []).append((symbol, binding))
+
+    def run(self, sizes: Mapping[str, int], at: int, running: IO[bytes]) -> SizeChecked:
+        """Run the nodes at some sizes, until one raises.
+
+        Args:
+            sizes: by symbol name.
+            at: position of the sizes in the request.
+            running: the file to which the node that runs is written.
+        """
+        _write_running(running, at, "")
+        try:
+            inputs = self._inputs(sizes)
+        except Exception as error:  # noqa: BLE001 - without inputs there is no comparison
+            return SizeChecked(0, not_compared=f"no inputs: {_first_line(error)}")
+        numbers = Numbers(self._env, Symbols(self._frame.desc.shape_env, sizes).values)
+        note = ""
+        run = _Run(self._gm, self._fakes, numbers, self._writes, self._bindings)
+        torch.manual_seed(self._seed)
+        with apply_modes(self._frame.desc.modes):
+            run.placeholders(inputs, self._names())
+            for fx_node in self._nodes:
+                if fx_node.op in ("placeholder", "output"):
+                    continue
+                _write_running(running, at, fx_node.name)
+                try:
+                    run.node(fx_node)
+                except Exception as error:  # noqa: BLE001 - data may make any operator raise
+                    note = f"{fx_node.name} raised {_first_line(error)}"
+                    break
+        return SizeChecked(run.compared, tuple(run.differences), note)
+
+    def _inputs(self, sizes: Mapping[str, int]) -> list[Any]:
+        """Return real inputs, whose data may violate a runtime assert of a fake kernel alone."""
+        try:
+            return self._frame.materialize(seed=self._seed, sizes=sizes, device=self._device)
+        except CaptureError as error:
+            if not self._bindings or not self._is_of_fake(error):
+                raise
+        return materialize(self._frame.desc, seed=self._seed, sizes=sizes, device=self._device)
+
+    def _is_of_fake(self, unmet: CaptureError) -> bool:
+        """Return whether a runtime assert is that of a fake kernel, not of the program: it has the line of the call."""
+        nodes = self._frame.desc.graph.nodes
+        lines = {user_line(node_stack(nodes[self._nodes.index(n)])) for n in self._bindings}
+        return unmet.where is None or unmet.where in lines
+
+    def _names(self) -> list[str]:
+        return [
+            entry.name if entry.source is None else readable_source(entry.source.name)
+            for entry in self._frame.desc.inputs
+        ]
+
+
+class _Run:
+    """One run of a graph."""
+
+    def __init__(
+        self,
+        gm: torch.fx.GraphModule,
+        fakes: Mapping[torch.fx.Node, Any],
+        numbers: Numbers,
+        writes: LastWrites,
+        bindings: Mapping[torch.fx.Node, Sequence[tuple[Any, Any]]],
+    ) -> None:
+        self._nodes = list(gm.graph.nodes)
+        self._positions = {n: at for at, n in enumerate(self._nodes)}
+        self._fakes = fakes
+        self._numbers = numbers
+        self._bindings = bindings
+        self._comparison = Comparison(numbers, writes)
+        self._runner = torch.fx.Interpreter(gm, garbage_collect_values=False)
+        self._differs: set[torch.fx.Node] = set()
+        """Nodes that differ from their fake values, or depend on such nodes."""
+        self.differences: list[NodeDifference] = []
+        self.compared = 0
+
+    def placeholders(self, inputs: Sequence[Any], names: Sequence[str]) -> None:
+        """Bind the symbols to the sizes of the inputs."""
+        nodes = [n for n in self._nodes if n.op == "placeholder"]
+        self._runner.env.update(zip(nodes, inputs, strict=True))
+        for fx_node, real in zip(nodes, inputs, strict=True):
+            self._numbers.bind_input(self._fakes[fx_node], real)
+        for fx_node, real, name in zip(nodes, inputs, names, strict=True):
+            at = self._positions[fx_node]
+            if list(self._comparison.parts(self._fakes[fx_node], real, at, name)):
+                self._differs.add(fx_node)  # a later node shall not be blamed
+
+    def node(self, fx_node: torch.fx.Node) -> None:
+        """Run a node and compare its result."""
+        call = self._call(fx_node) if may_write(fx_node) else None
+        real = self._runner.env[fx_node] = self._runner.run_node(fx_node)
+        fake = self._fakes.get(fx_node)
+        follows = not self._differs.isdisjoint(fx_node.all_input_nodes)
+        violated = list(self._numbers.bind(self._bindings.get(fx_node, ()), real))
+        at = self._positions[fx_node]
+        if follows or (fake is None and real is not None):
+            if follows:
+                self._differs.add(fx_node)
+            return
+        parts = [*self._comparison.parts(fake, real, at, fx_node.name), *violated]
+        self.compared += fx_node.op != "get_attr"
+        if parts and is_known(fx_node, parts):
+            self._comparison.allow_sharing(fake, real)
+            return
+        if not parts:
+            return
+        self._differs.add(fx_node)
+        self._differs |= _written(fx_node)
+        found, why = call if call is not None else self._call(fx_node)
+        self.differences.append(NodeDifference(at, tuple(parts), found, why))
+
+    def _call(self, fx_node: torch.fx.Node) -> tuple[OperatorCall | None, str]:
+        try:
+            return call_of(fx_node, self._runner.env), ""
+        except FakeifyError as error:
+            return None, str(error)
+
+
+def _written(fx_node: torch.fx.Node) -> set[torch.fx.Node]:
+    """Return the arguments of a node that it may have written into."""
+    return set(fx_node.all_input_nodes) if may_write(fx_node) else set()
+
+
+def _write_running(file: IO[bytes], at: int, name: str) -> None:
+    """Replace the content of the file; it is there after a crash."""
+    file.seek(0)
+    file.write(json.dumps([at, name]).encode())
+    file.truncate()
+
+
+def _first_line(error: Exception) -> str:
+    text = next((line for line in str(error).splitlines() if line.strip()), "")
+    return text if isinstance(error, FakeifyError) else f"{type(error).__name__}: {text}"
