@@ -110,7 +110,7 @@ def _advice(found: Mapping[str, Any]) -> str:
             "and the error names one that would do"
         )
     if re.search(
-        "no fake impl registered|nsupported operator|fake tensors",
+        "no fake impl registered|nsupported operator|not support running with fake tensors",
         found["error"] + found["explanation"],
     ):
         return "Run it with --infer-fakes, which writes a fake kernel of that operator"
