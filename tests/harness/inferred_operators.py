@@ -23,12 +23,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch_fakeify.errors import FakeKernelError
 from torch_fakeify.fake_kernels.calls import bound
 from torch_fakeify.fake_kernels.evaluating import NoValueError
+from torch_fakeify.fake_kernels.exploring import Exploration
 from torch_fakeify.fake_kernels.inferring import infer
-from torch_fakeify.fake_kernels.observed import TensorFacts
+from torch_fakeify.fake_kernels.observed import NamedValue, TensorFacts
 from torch_fakeify.fake_kernels.predicting import predicted, same_results
-from torch_fakeify.fake_kernels.specs import CallSpec, facts_of, spec_of, tensors_of
+from torch_fakeify.fake_kernels.specs import CallSpec, TensorSpec, facts_of, spec_of, tensors_of
 from torch_fakeify.tools.operator_process import OperatorProcess
 
+_GIVEN = 12
 _SAMPLES = 24
 """Most samples of an operator of `op_db`."""
 
@@ -120,9 +122,42 @@ def without_data_sizes(own: Any, real: Any) -> Any:
 
 
 def compared(op: Any, specs: list[CallSpec]) -> tuple[str, str]:
-    """Infer the kernel of an operator from half of its calls, and compare it with torch's on the others."""
+    """Infer the kernel of an operator from some of its calls, and compare it with torch's on the others."""
     with OperatorProcess(op) as run:
         return compared_by(run, op, specs)
+
+
+def covering(specs: list[CallSpec]) -> list[CallSpec]:
+    """Return at most 12 calls that have every flag, word, dtype, kind and number of dims of all of them, as a person would give."""
+    looks = [{(name, look(value)) for name, value in spec.args.items()} for spec in specs]
+    chosen: list[int] = []
+    covered: set[Any] = set()
+    while len(chosen) < min(_GIVEN, len(specs)):
+        at = max(range(len(specs)), key=lambda i: (i not in chosen, len(looks[i] - covered), -i))
+        if looks[at] <= covered and len(chosen) >= len(specs) // 2:
+            break
+        chosen.append(at)
+        covered |= looks[at]
+    return [specs[at] for at in chosen]
+
+
+def look(value: Any) -> Any:
+    """Return what kind of value an argument is."""
+    if isinstance(value, TensorSpec):
+        return value.dtype, len(value.size)
+    if isinstance(value, list):
+        return len(value), *{look(each) for each in value}
+    is_word = isinstance(value, (bool, str, type(None), NamedValue))
+    return repr(value) if is_word else type(value).__name__
+
+
+def drawn(run: Any, given: list[CallSpec]) -> list[CallSpec]:
+    """Return calls of other sizes, where all samples were given."""
+    exploration = Exploration(run, given, seed=99)
+    exploration.begin()
+    exploration.draw(60)
+    found = [each for each in exploration.seen if each.outcome.results is not None]
+    return [each.spec for each in found if each.spec not in given][-24:]
 
 
 def compared_by(run: Any, op: Any, specs: list[CallSpec]) -> tuple[str, str]:
@@ -130,9 +165,10 @@ def compared_by(run: Any, op: Any, specs: list[CallSpec]) -> tuple[str, str]:
     accepted = [spec for spec in specs if run(spec).results is not None]
     if not accepted:
         return "no sample", ""
-    given, others = accepted[::2], accepted[1::2] or accepted
+    given = covering(accepted)
+    others = [each for each in accepted if each not in given] or drawn(run, given)
     try:
-        inferred = infer(op._schema, run, given[:12])
+        inferred = infer(op._schema, run, given)
     except FakeKernelError as error:
         kind = "breaks schema" if "breaks its schema" in str(error) else "not inferred"
         return kind, str(error)

@@ -25,7 +25,7 @@ from torch_fakeify.replay.lowering import value_of
 
 from .call_texts import call_of
 from .fake_facts import Comparison, Numbers, storages_of
-from .known_fakes import is_known
+from .known_fakes import without_known
 from .replies import NodeDifference, OperatorCall, SizeChecked
 
 if TYPE_CHECKING:
@@ -174,10 +174,11 @@ class _Run:
             return
         parts = [*self._comparison.parts(fake, real, at, fx_node.name), *violated]
         self.compared += fx_node.op != "get_attr"
-        if parts and is_known(fx_node, parts):
-            self._comparison.allow_sharing(fake, real)
-            return
         if not parts:
+            return
+        parts = without_known(fx_node, parts)
+        if not parts:
+            self._comparison.allow_sharing(fake, real)
             return
         self._differs.add(fx_node)
         self._differs |= _written(fx_node)

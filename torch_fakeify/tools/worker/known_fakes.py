@@ -14,14 +14,19 @@ if TYPE_CHECKING:
 
     from .replies import Parted
 
-__all__ = ["is_known"]
+__all__ = ["without_known"]
 
 _KNOWN: Mapping[str, str] = MappingProxyType(
     {
         # The operator returns its argument outside of training, the fake kernel a copy
         # (``torch._decomp.decompositions.dropout``, torch 2.13).
         "dropout": "storage",
-        # The operator returns a part of a larger tensor.
+        # The operator returns a part of a larger tensor: the losses one number in the storage of all of them.
+        "mse_loss": "storage bytes",
+        "smooth_l1_loss": "storage bytes",
+        "soft_margin_loss": "storage bytes",
+        "binary_cross_entropy": "storage bytes",
+        "_embedding_bag_forward_only": "storage bytes",
         "fold": "storage bytes",
         "hann_window": "storage bytes",
         "hamming_window": "storage bytes",
@@ -33,11 +38,11 @@ _KNOWN: Mapping[str, str] = MappingProxyType(
 """What may differ, by the name of torch's function."""
 
 
-def is_known(fx_node: torch.fx.Node, parts: Iterable[Parted]) -> bool:
-    """Return whether all parts of a difference are known of a function of torch."""
+def without_known(fx_node: torch.fx.Node, parts: Iterable[Parted]) -> list[Parted]:
+    """Return the parts of a difference that are not known of a function of torch."""
     target: Any = fx_node.target
     if isinstance(target, OpOverload):
         name = target._schema.name.removeprefix("aten::")
     else:
         name = target if isinstance(target, str) else getattr(target, "__name__", "")
-    return all(part.what == _KNOWN.get(name) for part in parts)
+    return [part for part in parts if part.what != _KNOWN.get(name)]
