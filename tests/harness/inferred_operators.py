@@ -78,16 +78,20 @@ def collected(only: str = "") -> dict[Any, list[CallSpec]]:
                 if not is_wanted(op) or (only and only not in str(op)):
                     continue
                 with contextlib.suppress(Exception):
-                    spec = CallSpec(
-                        {
-                            name: spec_of(value)
-                            for name, value in bound(op._schema, args, kwargs).items()
-                        }
-                    )
+                    given = bound(op._schema, args, kwargs)
+                    if has_number_for_tensor(op._schema, given):
+                        continue
+                    spec = CallSpec({name: spec_of(value) for name, value in given.items()})
                     found.setdefault(op, {}).setdefault(repr(spec).encode(), spec)
     return {
         op: list(specs.values()) for op, specs in sorted(found.items(), key=lambda x: str(x[0]))
     }
+
+
+def has_number_for_tensor(schema: Any, given: dict[str, Any]) -> bool:
+    """Return whether a tensor of the schema is a Python number in a call, as that of ``x + 1``."""
+    tensors = [each.name for each in schema.arguments if str(each.type) == "Tensor"]
+    return any(not isinstance(given[name], torch.Tensor) for name in tensors)
 
 
 def torchs_own(op: Any, args: dict[str, Any]) -> Any:
