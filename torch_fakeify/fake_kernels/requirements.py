@@ -162,7 +162,7 @@ def _multiples(arguments: Arguments) -> Iterator[tuple[fk.Compared, int]]:
 
 def _fixed_sizes(samples: Sequence[Row]) -> Iterator[tuple[fk.Compared, int]]:
     """Yield each size that is one number in all samples, and the number, of tensors whose other sizes differ."""
-    if len(samples) == 1:  # of which all sizes are one number
+    if len(samples) < 2:  # all sizes of one sample are one number
         return
     given = Arguments(samples, [()] * len(samples))
     for of in given.tensors[:6]:
