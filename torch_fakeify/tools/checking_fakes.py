@@ -32,7 +32,7 @@ from torch_fakeify.tools.operator_script import (
     script_of_call,
     write_operator_script,
 )
-from torch_fakeify.tools.replaying import masked
+from torch_fakeify.tools.replaying import count_alike
 from torch_fakeify.tools.traced_graphs import capture_of_graph
 from torch_fakeify.tools.worker.client import backend_request
 from torch_fakeify.tools.worker.fork_server import ForkServer
@@ -169,7 +169,10 @@ class FakesReport(InNotebook):
     def lines(self) -> list[str]:
         """Format the report."""
         sizes = f"{self.tried} size{'' if self.tried == 1 else 's'} tried"
-        reasons = [f"{n} not compared to the end: {why}" for why, n in self._reasons()]
+        reasons = [
+            f"{n} not compared to the end: {why}"
+            for why, n in count_alike(self.not_compared).most_common(4)
+        ]
         static = ["the frame has no dynamic sizes: only the recorded one was tried"]
         notes = [*reasons, *(static if self.is_static else [])]
         notes += [f"torch {self.torch}"] if self.torch else []
@@ -198,14 +201,6 @@ class FakesReport(InNotebook):
             *([f"and {count - _SHOWN} more"] if count > _SHOWN else []),
             *notes,
         ]
-
-    def _reasons(self) -> list[tuple[str, int]]:
-        """Count the reasons of `not_compared`; those that differ in numbers alone are one, with its first text."""
-        first: dict[str, str] = {}
-        counts = Counter[str]()
-        for why, count in self.not_compared.items():
-            counts[first.setdefault(masked(why), why)] += count
-        return counts.most_common(4)
 
     def describe(self, difference: FakeDifference) -> str:
         """Return the sizes of a difference in one line, by readable names."""

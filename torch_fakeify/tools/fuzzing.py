@@ -23,7 +23,7 @@ from torch_fakeify.serialization.capture_file import read_capture
 from torch_fakeify.serialization.container import Limits
 from torch_fakeify.tools.capture_files import as_file, path_of
 from torch_fakeify.tools.checking_fakes import first_difference
-from torch_fakeify.tools.replaying import masked
+from torch_fakeify.tools.replaying import count_alike
 from torch_fakeify.tools.worker.client import backend_request
 from torch_fakeify.tools.worker.fork_server import ForkServer
 from torch_fakeify.tools.worker.replies import (
@@ -109,12 +109,14 @@ class FuzzReport(InNotebook):
     def lines(self) -> list[str]:
         """Format the report."""
         tried = f"{self.tried} size{'' if self.tried == 1 else 's'} tried, {self.compared} compared"
-        reasons = [f"{n} not compared: {why}" for why, n in self._reasons().most_common(4)]
+        reasons = [
+            f"{n} not compared: {why}" for why, n in count_alike(self.not_compared).most_common(4)
+        ]
         static = ["the frame has no dynamic sizes: only the recorded one was tried"]
         here = [] if self.here is None else self.here.lines(every=self.smallest is None)
         notes = [*reasons, *(static if self.is_static else []), self.compiler, *here]
         if not self.compared:
-            first = self._reasons().most_common(1)
+            first = count_alike(self.not_compared).most_common(1)
             return [f"{tried}: {first[0][0]}" if first else tried, *notes[1 if first else 0 :]]
         if self.smallest is None:
             so_far = " so far" if self.interrupted else ""
@@ -134,14 +136,6 @@ class FuzzReport(InNotebook):
             return []
         what = str(self.fake.parts[0]) if self.fake.parts else self.fake.kind
         return [f"  {self.fake.operator} differs from its fake value there: {what}"]
-
-    def _reasons(self) -> Counter[str]:
-        """Count the reasons of `not_compared`; those that differ in numbers alone are one, with its first text."""
-        first: dict[str, str] = {}
-        counts = Counter[str]()
-        for why, count in self.not_compared.items():
-            counts[first.setdefault(masked(why), why)] += count
-        return counts
 
     def save(self, path: str | Path) -> None:
         """Write the report as JSON.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -36,7 +37,7 @@ from torch_fakeify.tools.worker.replies import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from torch_fakeify.records.frame import CaptureDesc
@@ -308,3 +309,12 @@ def masked(message: str) -> str:
     Absolute paths and the names of user and host are shortened as in a recorded message.
     """
     return re.sub(_MASKED, "#", re.sub(_FOLDERS, "", short_message(message))).strip()
+
+
+def count_alike(reasons: Mapping[str, int]) -> Counter[str]:
+    """Add the counts of messages that differ in what `masked` marks alone, under the first of them."""
+    first: dict[str, str] = {}
+    counts = Counter[str]()
+    for text, count in reasons.items():
+        counts[first.setdefault(masked(text), text)] += count
+    return counts
