@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch_fakeify.records.frame import CaptureDesc
 
 COMMANDS = (
-    "run", "show", "replay", "minify", "report", "issue", "fuzz", "diff", "bisect", "doctor", "demo",
+    "run", "show", "replay", "minify", "report", "issue", "fuzz", "fakes", "diff", "bisect", "doctor", "demo",
 )  # fmt: skip
 TORCH_NAME = re.compile(r"\bl_\w*_\b|_modules\b|_parameters\b|\bs\d+\b|\bzf\d+\b")
 """Torch's placeholders, paths of modules, and symbols of sizes and floats."""
