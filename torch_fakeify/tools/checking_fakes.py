@@ -23,7 +23,7 @@ from torch_fakeify.records.tensor import FunctionValue
 from torch_fakeify.render.code import node_stack, statement
 from torch_fakeify.render.notebook import InNotebook
 from torch_fakeify.render.readable_names import ReadableNames
-from torch_fakeify.render.text import class_text, clip, user_line
+from torch_fakeify.render.text import clip, user_line
 from torch_fakeify.serialization.capture_file import read_capture
 from torch_fakeify.serialization.container import Limits
 from torch_fakeify.tools.capture_files import as_file, path_of
@@ -33,6 +33,7 @@ from torch_fakeify.tools.operator_script import (
     write_operator_script,
 )
 from torch_fakeify.tools.replaying import count_alike
+from torch_fakeify.tools.size_runs import BATCH, SizeRuns, extent
 from torch_fakeify.tools.traced_graphs import capture_of_graph
 from torch_fakeify.tools.worker.client import backend_request
 from torch_fakeify.tools.worker.fork_server import ForkServer
@@ -60,7 +61,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FakeDifference", "FakesReport", "check_fakes", "first_difference"]
 
-_BATCH = 20
 _ROUNDS = 12
 """Largest number of rounds in which the sizes of a difference are made small."""
 _CRASHES = 3
@@ -276,8 +276,15 @@ def check_fakes(
             check_writable(script)
         requested = None if sizes is None else [_chosen(desc, each) for each in sizes]
         where = str(source or desc.frame or "frame")
-        request = _request(path, imports, seed, device, trust=trust)
-        runner = _Runner(server, request, desc, timeout, memory, where)
+        request = {
+            **backend_request("eager", imports),
+            "seed": seed,
+            "device": device,
+            "trust": trust,
+            "trust_settings": trust,
+        }
+        sizes_run = SizeRuns(server, path, request, timeout=timeout, memory=memory, where=where)
+        runner = _Runner(sizes_run, desc)
         search = SizeSearch(desc, seed=seed)
         found = _Search(search, runner)
         try:
@@ -309,48 +316,28 @@ def check_fakes(
         is_static=not search.example,
         script=written.path,
         script_state=written.state,
-        torch=runner.torch or "",
-        here=runner.here,
+        torch=sizes_run.torch or "",
+        here=sizes_run.here,
     )
 
 
 def first_difference(
-    path: Path,
-    desc: CaptureDesc,
-    server: ForkServer,
-    sizes: Mapping[str, int],
-    *,
-    imports: Sequence[str],
-    seed: int,
-    timeout: float,
-    memory: int | None,
-    trust: bool,
+    runs: SizeRuns, desc: CaptureDesc, sizes: Mapping[str, int]
 ) -> FakeDifference | None:
     """Return the first operator of a frame that differs from its fake value at some sizes, if any.
 
-    Arguments are those of `check_fakes`; a frame that cannot be run has none.
+    A frame that cannot be run has none.
+
+    Args:
+        runs: asks the processes.
+        desc: the frame.
+        sizes: values by symbol name.
     """
-    request = _request(path, imports, seed, None, trust=trust)
-    runner = _Runner(server, request, desc, timeout, memory, "")
     try:
-        found = runner.differences([dict(sizes)], Counter())
+        found = _Runner(runs, desc).differences([dict(sizes)], Counter())
     except CaptureError:
         return None
     return min(found, key=lambda each: each.position, default=None)
-
-
-def _request(
-    path: Path, imports: Sequence[str], seed: int, device: str | None, *, trust: bool
-) -> dict[str, Any]:
-    return {
-        "task": "fakes",
-        "file": str(path.absolute()),
-        **backend_request("eager", imports),
-        "seed": seed,
-        "device": device,
-        "trust": trust,
-        "trust_settings": trust,
-    }
 
 
 def _modules_of(desc: CaptureDesc, operator: str) -> list[str]:
@@ -397,7 +384,7 @@ class _Search:
         """Try sizes, then make those of the first difference small."""
         found = iter(islice(self._sizes, runs) if sizes is None else sizes)
         found = chain([next(found, {})], found)  # as recorded, where no others are found
-        while batch := list(islice(found, _BATCH)):
+        while batch := list(islice(found, BATCH)):
             self._add(self._runner.differences(batch, self.not_compared))
             self.tried += len(batch)
             count = len(self._found)
@@ -410,7 +397,7 @@ class _Search:
     def _add(self, differences: Iterable[FakeDifference]) -> None:
         for each in differences:
             old = self._found.get(each.position)
-            if old is None or _extent(each) < _extent(old):
+            if old is None or extent(each.sizes) < extent(old.sizes):
                 self._found[each.position] = each
 
     def _shrink(self, progress: Callable[[str], None]) -> None:
@@ -419,7 +406,7 @@ class _Search:
             return
         for round_ in range(_ROUNDS):
             progress(f"making the sizes small, round {round_ + 1}")
-            smaller = self._sizes.smaller(self._found[first.position].sizes, _BATCH)
+            smaller = self._sizes.smaller(self._found[first.position].sizes, BATCH)
             found = self._runner.differences(smaller, Counter())
             same = [each for each in found if each.position == first.position]
             if not any(each.kind == "differs" for each in same):
@@ -427,33 +414,19 @@ class _Search:
             self._add(each for each in found if each.position >= first.position)
 
 
-def _extent(difference: FakeDifference) -> tuple[int, ...]:
-    return sum(difference.sizes.values()), *difference.sizes.values()
-
-
 class _Runner:
-    """Runs batches of sizes."""
+    """Compares the operators of a frame at batches of sizes.
 
-    def __init__(
-        self,
-        server: ForkServer,
-        request: dict[str, Any],
-        desc: CaptureDesc,
-        timeout: float,
-        memory: int | None,
-        where: str,
-    ) -> None:
-        self._server = server
-        self._request = request
+    Args:
+        runs: asks the processes.
+        desc: the frame.
+    """
+
+    def __init__(self, runs: SizeRuns, desc: CaptureDesc) -> None:
+        self._runs = runs
         self._desc = desc
-        self._timeout = timeout
-        self._memory = memory
-        self._where = where
         self.operators = 0
         self.crashes = 0
-        self.torch: str | None = None
-        """The version of torch, as of the first reply."""
-        self.here: Here | None = None
 
     def differences(
         self, batch: Sequence[dict[str, int]], not_compared: Counter[str]
@@ -465,18 +438,16 @@ class _Runner:
         if not batch or self.crashes >= _CRASHES:
             return []
         answer, running = self._ask(batch)
-        self.torch = self.torch or answer.torch
-        self.here = answer.here or self.here
         match answer.outcome:
             case FakesChecked(results=results):
                 pairs = zip(batch, results, strict=True)
                 return [each for pair in pairs for each in self._of(*pair, not_compared)]
             case Refused(error=kind, message=message):
-                raise self._cannot_run(kind, message)
+                raise self._runs.cannot_run(kind, message)
             case Raised(error=error):
-                raise self._cannot_run(error.type, error.message)
+                raise self._runs.cannot_run(error.type, error.message)
             case Hung(tail=tail):
-                texts = [f"killed after {self._timeout:g} s", *tail]
+                texts = [f"killed after {self._runs.timeout:g} s", *tail]
                 return self._ended(batch, running, "hangs", texts, not_compared)
             case OutOfMemory(tail=tail):
                 return self._ended(batch, running, "out of memory", tail, not_compared)
@@ -489,8 +460,7 @@ class _Runner:
         """Return the answer, and which sizes and node ran last."""
         with tempfile.TemporaryDirectory(prefix="torch-fakeify-") as folder:
             path = Path(folder) / "running"
-            request = {**self._request, "sizes": list(batch), "running": str(path)}
-            answer = self._server.ask(request, timeout=self._timeout, memory=self._memory)
+            answer = self._runs.ask(batch, task="fakes", backend="eager", running=str(path))
             try:
                 at, name = json.loads(path.read_bytes())
             except (OSError, ValueError):
@@ -540,17 +510,12 @@ class _Runner:
         self.crashes += 1
         nodes = {each.name: at for at, each in enumerate(self._desc.graph.nodes)}
         if running is None or running[1] not in nodes:
-            raise self._cannot_run(kind, "; ".join(texts))
+            raise self._runs.cannot_run(kind, "; ".join(texts))
         at, name = running
         text = "\n".join(texts)
         found = FakeDifference(batch[at], kind, **self._place(nodes[name]), text=text)
         others = [*batch[:at], *batch[at + 1 :]]
         return [found, *self.differences(others, not_compared)]
-
-    def _cannot_run(self, kind: str, message: str) -> CaptureError:
-        return CaptureError(
-            "the frame cannot be run", where=self._where, found=f"{class_text(kind)}: {message}"
-        )
 
 
 def _indented(texts: Iterable[str]) -> list[str]:

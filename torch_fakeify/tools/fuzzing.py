@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from torch_fakeify._atomic_write import check_not_input, write_atomic
 from torch_fakeify.errors import CaptureError
@@ -24,6 +24,7 @@ from torch_fakeify.serialization.container import Limits
 from torch_fakeify.tools.capture_files import as_file, path_of
 from torch_fakeify.tools.checking_fakes import first_difference
 from torch_fakeify.tools.replaying import count_alike
+from torch_fakeify.tools.size_runs import BATCH, SizeRuns, extent
 from torch_fakeify.tools.worker.client import backend_request
 from torch_fakeify.tools.worker.fork_server import ForkServer
 from torch_fakeify.tools.worker.replies import (
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FuzzReport", "SizeFailure", "fuzz"]
 
-_BATCH = 20
 _ROUNDS = 24
 """Largest number of rounds in which a failure is shrunk."""
 
@@ -218,12 +218,14 @@ def fuzz(
         desc = read_capture(path, limits=Limits.none() if trust else None)
         search = SizeSearch(desc, seed=seed)
         where = str(path_of(capture) or desc.frame or "frame")
-        runner = _Runner(server, path, request, timeout, memory, where)
-        found = _Search(search, runner)
+        sizes_run = SizeRuns(server, path, request, timeout=timeout, memory=memory, where=where)
+        found = _Search(search, _Runner(sizes_run))
         fake: FakeDifference | None = None
         try:
             found.run(runs, progress or (lambda _text: None))
-            fake = _first_difference(found.smallest, desc, runner, request)
+            failure = found.smallest
+            if failure is not None and failure.kind in ("wrong", "raises"):
+                fake = first_difference(sizes_run, desc, failure.sizes)
         except KeyboardInterrupt:
             found.interrupted = True
     words = ReadableNames(desc)
@@ -238,8 +240,8 @@ def fuzz(
         fake=fake,
         source=path_of(capture),
         backend=backend or desc.backend_name,
-        compiler=compiler_text(desc, runner.torch, backend),
-        here=runner.here,
+        compiler=compiler_text(desc, sizes_run.torch, backend),
+        here=sizes_run.here,
     )
 
 
@@ -259,71 +261,36 @@ class _Search:
         """Try sizes, then shrink the smallest failure."""
         sizes = iter(islice(self._sizes, runs))
         sizes = chain([next(sizes, {})], sizes)  # as recorded, where no others are found
-        while batch := list(islice(sizes, _BATCH)):
+        while batch := list(islice(sizes, BATCH)):
             not_compared = Counter[str]()
             self.failures += self._runner.failures(batch, not_compared)
             self.tried += len(batch)
             self.not_compared += not_compared
-            self.smallest = min(self.failures, key=_extent, default=None)
+            self.smallest = min(self.failures, key=lambda each: extent(each.sizes), default=None)
             progress(f"{self.tried} of at most {runs} sizes tried, {len(self.failures)} fail")
         for round_ in range(_ROUNDS if self.smallest else 0):
             assert self.smallest is not None
             progress(f"making the sizes small, round {round_ + 1}")
-            smaller = self._sizes.smaller(self.smallest.sizes, _BATCH)
+            smaller = self._sizes.smaller(self.smallest.sizes, BATCH)
             found = self._runner.failures(smaller, Counter())
             if not found:
                 break
-            self.smallest = min(found, key=_extent)
-
-
-def _first_difference(
-    failure: SizeFailure | None, desc: CaptureDesc, runner: _Runner, request: dict[str, Any]
-) -> FakeDifference | None:
-    """Return the first operator that differs from its fake value where code is wrong or raises, if any."""
-    if failure is None or failure.kind not in ("wrong", "raises"):
-        return None
-    return first_difference(
-        runner.path,
-        desc,
-        runner.server,
-        failure.sizes,
-        imports=request["imports"],
-        seed=request["seed"],
-        timeout=runner.timeout,
-        memory=runner.memory,
-        trust=request["trust"],
-    )
+            self.smallest = min(found, key=lambda each: extent(each.sizes))
 
 
 def _names(desc: CaptureDesc) -> Iterable[str]:
     return () if desc.shape_env is None else (s.name for s in desc.shape_env.symbols)
 
 
-def _extent(failure: SizeFailure) -> tuple[int, ...]:
-    return sum(failure.sizes.values()), *failure.sizes.values()
-
-
 class _Runner:
-    """Runs batches of sizes."""
+    """Compares compiled code with eager at batches of sizes.
 
-    def __init__(
-        self,
-        server: ForkServer,
-        path: Path,
-        request: dict[str, Any],
-        timeout: float,
-        memory: int | None,
-        where: str,
-    ) -> None:
-        self._where = where
-        self.path = path
-        self.server = server
-        self._request = {"task": "sizes", "file": str(path.absolute()), **request}
-        self.timeout = timeout
-        self.memory = memory
-        self.torch: str | None = None
-        """The version of torch, as of the first reply."""
-        self.here: Here | None = None
+    Args:
+        runs: asks the processes.
+    """
+
+    def __init__(self, runs: SizeRuns) -> None:
+        self._runs = runs
 
     def failures(
         self, batch: Sequence[dict[str, int]], not_compared: Counter[str]
@@ -334,36 +301,28 @@ class _Runner:
         """
         if not batch:
             return []
-        answer = self.server.ask(
-            {**self._request, "sizes": list(batch)}, timeout=self.timeout, memory=self.memory
-        )
-        self.torch = self.torch or answer.torch
-        self.here = answer.here or self.here
-        match answer.outcome:
+        match self._runs.ask(batch, task="sizes").outcome:
             case Compared(results=results):
                 found = [_failure(*pair, not_compared) for pair in zip(batch, results, strict=True)]
                 return [each for each in found if each is not None]
             case Refused(error=kind, message=message):
-                raise self._cannot_run(kind, message)
+                raise self._runs.cannot_run(kind, message)
             case Failed(error=error) | Raised(error=error):
-                raise self._cannot_run(error.type, error.message)
+                raise self._runs.cannot_run(error.type, error.message)
             case _ if len(batch) > 1:
                 middle = len(batch) // 2
                 halves = (batch[:middle], batch[middle:])
                 return [each for half in halves for each in self.failures(half, not_compared)]
             case Hung(tail=tail):
-                return [self._ended(batch, "hangs", f"killed after {self.timeout:g} s", *tail)]
+                return [
+                    self._ended(batch, "hangs", f"killed after {self._runs.timeout:g} s", *tail)
+                ]
             case OutOfMemory(tail=tail):
                 return [self._ended(batch, "out of memory", *tail)]
             case Crashed(how=how, tail=tail):
                 return [self._ended(batch, "crashes", how, *tail)]
             case outcome:
                 raise AssertionError(f"no reply to a batch of sizes: {outcome}")
-
-    def _cannot_run(self, kind: str, message: str) -> CaptureError:
-        return CaptureError(
-            "the frame cannot be run", where=self._where, found=f"{class_text(kind)}: {message}"
-        )
 
     @staticmethod
     def _ended(batch: Sequence[dict[str, int]], kind: Kind, *lines: str) -> SizeFailure:

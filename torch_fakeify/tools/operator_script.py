@@ -9,6 +9,7 @@ from torch_fakeify.tools.minify.checked_script import START, run_folder
 from torch_fakeify.tools.minify.failures import Failure
 from torch_fakeify.tools.minify.repro_script import BackendCode, check_script
 from torch_fakeify.tools.minify.script_code import filled
+from torch_fakeify.tools.value_code import tuple_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -75,10 +76,9 @@ def script_of_call(
     """
     what = "\n".join(map(str, parts)).replace("\\", "\\\\").replace('"""', "'''")
     names = ", ".join(each.name for each in call.tensors)
-    modules = (f"import {module}" for module in call.imports)
     lines = [
         f'"""The fake kernel of {operator} differs from the operator.\n\n{what}\n"""\n',
-        *sorted(["import torch", *modules]),
+        *call.imports,
         *_IMPORTS,
         "",
         *BackendCode("eager", tuple(imports)).lines(),
@@ -112,7 +112,7 @@ def _tensors(tensors: Sequence[TensorArgument]) -> Iterator[str]:
 
 
 def _tensor(each: TensorArgument, storage: str) -> str:
-    size, stride = _tuple(each.size), _tuple(each.stride)
+    size, stride = (tuple_code(map(str, n)) for n in (each.size, each.stride))
     if storage:
         text = f"{storage}.view(torch.{each.dtype}).as_strided({size}, {stride}, {each.offset})"
     elif each.offset or not _is_row_major(each):
@@ -139,10 +139,6 @@ def _data(each: TensorArgument, size: str, ndim: int) -> str:
     if each.dtype.startswith(_WHOLE) and each.dtype != "bool" and (each.low, each.high) != (0, 1):
         return f"torch.randint({each.low}, {each.high + 1}, {size}).to(torch.{each.dtype})"
     return filled(each.dtype, size, ndim)
-
-
-def _tuple(numbers: Sequence[int]) -> str:
-    return f"({numbers[0]},)" if len(numbers) == 1 else f"({', '.join(map(str, numbers))})"
 
 
 def _is_row_major(each: TensorArgument) -> bool:

@@ -29,18 +29,16 @@ from torch_fakeify.records.tensor import (
 )
 from torch_fakeify.tools.graph_edits import leaf_tensor, resolve_shared
 from torch_fakeify.tools.size_edits import is_strided_base, used_symbols
-
-from .script_code import (
-    InputCode,
+from torch_fakeify.tools.value_code import (
     ValueCode,
     expr_code,
-    filled,
     int_code,
-    is_row_major,
     sizes_code,
     tuple_code,
     unsupported,
 )
+
+from .script_code import InputCode, filled, is_row_major
 from .script_names import RESERVED
 
 if TYPE_CHECKING:

@@ -27,11 +27,12 @@ from torch_fakeify.frames.backend_choice import recorded_name
 from torch_fakeify.frames.captures import Capture
 from torch_fakeify.records.tensor import FunctionValue, SymDesc
 from torch_fakeify.render.text import clip, escape, expr_text
+from torch_fakeify.tools.value_code import ValueCode
 from torch_fakeify.tools.worker.client import import_path, without_recording
 
 from .direct_script import DirectScript, attribute, member, read_attributes
 from .failures import Outcome, masked_line, normalized_message
-from .script_code import InputCode, ValueCode, filled
+from .script_code import InputCode, filled
 from .script_names import ScriptSymbols, with_identifiers
 from .script_stubs import stub_lines
 from .script_worlds import ScriptWorld

@@ -22,8 +22,13 @@ from torch_fakeify.records.tensor import (
     TupleValue,
     Value,
 )
-
-from .script_code import ValueCode, int_code, sizes_code, tuple_code, unsupported
+from torch_fakeify.tools.value_code import (
+    ValueCode,
+    int_code,
+    sizes_code,
+    tuple_code,
+    unsupported,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import keyword
 import re
-from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.fx.node import map_aggregate, map_arg
 
-from torch_fakeify.encoding.names import encode_function
-from torch_fakeify.errors import UnsupportedValueError
+from torch_fakeify.tools.value_code import ValueCode, unsupported
 
 from .replies import OperatorCall, TensorArgument
 
@@ -46,89 +45,59 @@ def call_of(fx_node: torch.fx.Node, values: Mapping[torch.fx.Node, Any]) -> Oper
     Raises:
         UnsupportedValueError: the function or an argument has no text.
     """
-    texts = _Texts(fx_node.name, values)
-    args = [texts.of(arg) for arg in fx_node.args]
-    kwargs = [f"{name}={texts.of(arg)}" for name, arg in fx_node.kwargs.items()]
+    where = fx_node.name
+    tensors = _Tensors(where)
+    code = ValueCode()
+
+    def text(arg: Any) -> str:
+        named = map_arg(arg, lambda n: tensors.named(values[n], n.name))
+        return code.of(named, tensors.names, where)
+
+    args = [text(arg) for arg in fx_node.args]
+    kwargs = [f"{name}={text(arg)}" for name, arg in fx_node.kwargs.items()]
     if fx_node.op == "call_method":
         first, *rest = args
-        text = f"{first}.{fx_node.target}({', '.join([*rest, *kwargs])})"
+        called = f"{first}.{fx_node.target}({', '.join([*rest, *kwargs])})"
     elif fx_node.op == "call_function":
-        text = f"{texts.function(fx_node.target)}({', '.join([*args, *kwargs])})"
+        called = f"{code.function(fx_node.target, where)}({', '.join([*args, *kwargs])})"
     else:
-        raise _unsupported(fx_node.name, fx_node.op)
-    return OperatorCall(text, tuple(sorted(texts.imports)), tuple(texts.tensors))
+        raise unsupported(_NO_TEXT, where, fx_node.op)
+    return OperatorCall(called, tuple(sorted(code.imports)), tuple(tensors.found))
 
 
-class _Texts:
-    def __init__(self, where: str, values: Mapping[torch.fx.Node, Any]) -> None:
+_NO_TEXT = "a call that a script cannot write"
+
+
+class _Tensors:
+    """Names the tensors of a call, and collects records of them."""
+
+    def __init__(self, where: str) -> None:
         self._where = where
-        self._values = values
-        self._names: dict[int, str] = {}
+        self._graph = torch.fx.Graph()
+        self._nodes: dict[int, torch.fx.Node] = {}
         self._storages: dict[int, int] = {}
-        self.tensors: list[TensorArgument] = []
-        self.imports: set[str] = set()
+        self.names: dict[torch.fx.Node, str] = {}
+        """By the nodes that stand for the tensors."""
+        self.found: list[TensorArgument] = []
 
-    def of(self, arg: Any) -> str:
-        """Write an argument."""
-        return self._of(arg, "x")
+    def named(self, value: Any, name: str) -> Any:
+        """Return a value with a node in place of each tensor."""
+        return map_aggregate(
+            value, lambda part: self._node(part, name) if isinstance(part, torch.Tensor) else part
+        )
 
-    def _of(self, arg: Any, name: str) -> str:
-        match arg:
-            case torch.fx.Node():
-                return self._of(self._values[arg], arg.name)
-            case torch.Tensor():
-                return self._tensor(arg, name)
-            case None | bool() | int() | str() | complex() | range():
-                return repr(arg)
-            case float():
-                return repr(arg) if arg == arg and abs(arg) != float("inf") else f'float("{arg}")'
-            case EllipsisType():
-                return "..."
-            case slice():
-                parts = (arg.start, arg.stop, arg.step)
-                return f"slice({', '.join(self._of(each, name) for each in parts)})"
-            case torch.Size() | tuple():
-                items = [self._of(each, f"{name}_{i}") for i, each in enumerate(arg)]
-                return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
-            case list():
-                items = [self._of(each, f"{name}_{i}") for i, each in enumerate(arg)]
-                return f"[{', '.join(items)}]"
-            case dict():
-                pairs = (f"{self._of(k, name)}: {self._of(v, name)}" for k, v in arg.items())
-                return "{" + ", ".join(pairs) + "}"
-            case torch.dtype() | torch.layout() | torch.memory_format():
-                return str(arg)
-            case torch.device():
-                return f"torch.device({str(arg)!r})"
-            case _:
-                raise _unsupported(self._where, type(arg).__qualname__)
-
-    def function(self, target: Any) -> str:
-        """Write the name of a function, and import its module."""
-        found = encode_function(target, where=self._where)
-        if found.kind in ("op", "packet"):
-            return f"torch.ops.{found.name}"
-        if found.kind != "function":
-            raise _unsupported(self._where, found.name)
-        module, _, name = found.name.rpartition(".")
-        if module == "builtins":
-            return name
-        if module.partition(".")[0] != "torch":
-            self.imports.add(module)
-        return found.name
-
-    def _tensor(self, t: torch.Tensor, name: str) -> str:
-        done = self._names.get(id(t))
+    def _node(self, t: torch.Tensor, name: str) -> torch.fx.Node:
+        done = self._nodes.get(id(t))
         if done is not None:
             return done
         if type(t) not in _PLAIN or t.layout is not torch.strided or t.is_conj() or t.is_neg():
-            raise _unsupported(self._where, f"{type(t).__qualname__} of {t.layout}")
-        name = _identifier(name, self._names.values())
-        self._names[id(t)] = name
+            raise unsupported(_NO_TEXT, self._where, f"{type(t).__qualname__} of {t.layout}")
+        fx_node = self._nodes[id(t)] = self._graph.placeholder(name)
+        name = self.names[fx_node] = _identifier(name, self.names.values())
         storage = t.untyped_storage()
         number = self._storages.setdefault(storage._cdata, len(self._storages))
         numbers, low, high = _whole_numbers(t)
-        self.tensors.append(
+        self.found.append(
             TensorArgument(
                 name,
                 str(t.dtype).removeprefix("torch."),
@@ -145,7 +114,7 @@ class _Texts:
                 high=high,
             )
         )
-        return name
+        return fx_node
 
 
 def _whole_numbers(t: torch.Tensor) -> tuple[Any, int, int]:
@@ -167,7 +136,3 @@ def _identifier(name: str, taken: Iterable[str]) -> str:
     while name in taken:
         name += "_"
     return name
-
-
-def _unsupported(where: str, found: str) -> UnsupportedValueError:
-    return UnsupportedValueError("a call that a script cannot write", where=where, found=found)

@@ -216,14 +216,14 @@ def check_fakes(request: Mapping[str, Any]) -> Reply:
     """Run the nodes of a frame at several sizes, and compare the results with the fake values.
 
     Args:
-        request: ``file``, ``backend``, ``seed``, ``device`` (or ``None``); ``sizes``: a list of maps from
+        request: ``file``, ``backend``, ``seed``; ``device``, if not the recorded ones; ``sizes``: maps from
             symbol name to value; ``running``: the file to which the position of the sizes and the name of
             the node that runs are written.
     """
     from .fake_checks import FakeChecks  # lazy: replay does not need it
 
     capture, _ = _load(request)
-    checks = FakeChecks(capture, seed=request["seed"], device=request["device"])
+    checks = FakeChecks(capture, seed=request["seed"], device=request.get("device"))
     with Path(request["running"]).open("wb", buffering=0) as running:
         return FakesChecked(
             [checks.run(sizes, at, running) for at, sizes in enumerate(request["sizes"])]

@@ -167,6 +167,7 @@ class OperatorCall(msgspec.Struct, frozen=True):
     text: str
     """The call, as Python over the names of the tensors."""
     imports: tuple[str, ...]
+    """Lines that the call needs before it."""
     tensors: tuple[TensorArgument, ...]
 
 
