@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import hostile_seeds
 import torch
 from captured_frames import captures_of
+from golden_frontend import frontend_records
 from golden_records import record_cases
 from golden_tensors import tensor_cases
 from model_zoo import replayable
@@ -49,11 +50,33 @@ def cases() -> dict[str, Callable[[], Any]]:
     found.update(record_cases())
     for name in PROGRAMS:
         found[f"program_{name}"] = lambda name=name: hostile_seeds._capture(name)
+    found["one_tensor_at_two_sources"] = _one_tensor_at_two_sources
     for name in MODEL_NAMES:
         found[f"model_{name}"] = lambda name=name: _model(name)
     found["model_step_forward"] = lambda: _training_step()[0]
     found["model_step_backward"] = lambda: _training_step()[1]
     return found
+
+
+def _one_tensor_at_two_sources() -> tfk.Capture:
+    """A frame that Dynamo traced for one tensor as both arguments, and for one module at two attributes."""
+
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = self.second = torch.nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return self.first(x) + self.second(y)
+
+    x = torch.ones(2, 3)
+    with torch.no_grad():
+        return captures_of(Tied(), (x, x), dynamic=True)[0]
+
+
+def documents() -> dict[str, Callable[[], Any]]:
+    """The maker of what each document holds, by its name: records that are in no capture."""
+    return {"frontend": frontend_records}
 
 
 def _model(name: str) -> Any:

@@ -36,6 +36,18 @@ def text_of(name: str, capture: Any) -> str:
     return "\n".join(parts)
 
 
+def document_text(records: Any) -> str:
+    """What stands beside a document of a frontend: its guards and policies."""
+    from torch_fakeify import frontend
+
+    inputs = frontend.Inputs.from_desc(records["inputs"])
+    guards = frontend.Guards.from_desc(records["guards"])
+    policies = [frontend.Policy.from_desc(desc) for desc in records["policies"]]
+    return "\n".join(
+        [*map(str, inputs.guards), "", *map(str, guards), "", *map(repr, policies), ""]
+    )
+
+
 def sums() -> dict[str, str]:
     """The checksum of each file of the corpus, as they are now."""
     files = sorted(path for path in ROOT.iterdir() if path != SUMS)
@@ -45,7 +57,9 @@ def sums() -> dict[str, str]:
 def write_files(names: set[str]) -> None:
     """Write some captures, or all of them."""
     import torch
-    from golden_cases import cases
+    from golden_cases import cases, documents
+
+    import torch_fakeify as tfk
 
     ROOT.mkdir(parents=True, exist_ok=True)
     if not names:
@@ -55,6 +69,9 @@ def write_files(names: set[str]) -> None:
         if not names or name in names:
             torch._dynamo.reset()
             make().save(ROOT / f"{name}.fkf", version=1)
+    for name, make in documents().items():
+        if not names or name in names:
+            (ROOT / f"{name}.json").write_bytes(tfk.dumps(make()))
 
 
 def write_texts(names: set[str]) -> None:
@@ -64,6 +81,10 @@ def write_texts(names: set[str]) -> None:
     for path in sorted(ROOT.glob("*.fkf")):
         if not names or path.stem in names:
             text = text_of(path.stem, tfk.Capture.load(path))
+            path.with_suffix(".txt").write_text(text, encoding="utf-8")
+    for path in sorted(ROOT.glob("*.json")):
+        if not names or path.stem in names:
+            text = document_text(tfk.loads(path.read_bytes()))
             path.with_suffix(".txt").write_text(text, encoding="utf-8")
     lines = [f"{digest}  {name}\n" for name, digest in sums().items()]
     SUMS.write_text("".join(lines), encoding="utf-8")

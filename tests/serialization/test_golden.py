@@ -8,10 +8,10 @@ from typing import Any
 
 import golden_text  # noqa: F401, it imports the classes of the corpus
 import pytest
-from golden_cases import NOT_FRESH, cases
+from golden_cases import NOT_FRESH, cases, documents
 from golden_coverage import expected, observed
 from torch._subclasses.fake_tensor import FakeTensor
-from write_golden import ROOT, SUMS, sums, text_of
+from write_golden import ROOT, SUMS, document_text, sums, text_of
 
 import torch_fakeify as tfk
 from torch_fakeify.records.tensor import SymDesc
@@ -24,6 +24,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 NAMES = sorted(path.stem for path in ROOT.glob("*.fkf"))
+DOCUMENTS = sorted(path.stem for path in ROOT.glob("*.json"))
 
 UNREACHABLE = {
     "ContextDesc.dynamic_strides = 'STATIC'": "torch refuses it",
@@ -57,6 +58,15 @@ def test_a_golden_file_means_what_it_meant(name: str) -> None:
     assert found == text
 
 
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_a_golden_document_means_what_it_meant(name: str) -> None:
+    """Its guards and policies are those that were written, and are written as the same bytes."""
+    data = (ROOT / f"{name}.json").read_bytes()
+    records = tfk.loads(data)
+    assert tfk.dumps(records) == data
+    assert (ROOT / f"{name}.txt").read_text(encoding="utf-8") == document_text(records)
+
+
 def numbers(instance: tfk.Instance) -> list[Any]:
     """The sizes of an instance's inputs with hints in place of symbols, which may have other names."""
     found: list[Any] = []
@@ -88,7 +98,9 @@ def test_a_golden_file_has_a_fresh_instance(name: str) -> None:
 
 def test_every_kind_is_in_the_corpus() -> None:
     """A record, field, function, source or other kind that the code has is in some golden file."""
-    found = observed(read_capture(ROOT / f"{name}.fkf") for name in NAMES)
+    captures = [read_capture(ROOT / f"{name}.fkf") for name in NAMES]
+    documents = [tfk.loads((ROOT / f"{name}.json").read_bytes()) for name in DOCUMENTS]
+    found = observed([*captures, *(part for parts in documents for part in parts.values())])
     missing = expected() - found - set(UNREACHABLE) - NEWER
     assert not missing, "write a file with `python tests/harness/write_golden.py NAME` for: " + str(
         sorted(missing)
@@ -104,7 +116,7 @@ def test_the_corpus_is_never_written_again() -> None:
 
 def test_every_case_has_its_two_files() -> None:
     """The script knows how each file came to be, and no file lacks its text."""
-    stems = sorted([*cases(), *cases()])
+    stems = sorted([*cases(), *cases(), *documents(), *documents()])
     assert sorted(path.stem for path in ROOT.iterdir() if path != SUMS) == stems
 
 

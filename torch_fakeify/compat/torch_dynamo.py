@@ -166,3 +166,26 @@ def traced_graph() -> Any:
     translators = sys.modules.get("torch._dynamo.symbolic_convert")
     translator = translators and getattr(translators.tls, "current_tx", None)
     return translator and translator.output.current_tracer
+
+
+def same_objects(tracing_context: Any | None) -> list[tuple[Any, Any]]:
+    """Return the pairs of sources at which Dynamo has found one object, in the order of their names.
+
+    Method: ``GuardBuilder.DUPLICATE_INPUT`` of ``torch/_dynamo/guards.py`` (torch 2.13), which Dynamo
+    installs for such a pair, without those that it does not check.
+    """
+    if tracing_context is None:
+        return []
+    from torch._dynamo import guards, source
+
+    found: list[tuple[Any, Any]] = []
+    for guard in tracing_context.guards_context.dynamo_guards:
+        make = guard.create_fn
+        if getattr(make, "func", None) is not guards.GuardBuilder.DUPLICATE_INPUT:
+            continue
+        pair = (guard.originating_source, make.keywords["source_b"])
+        if not any(map(source.is_from_skip_guard_source, pair)) and not any(
+            map(source.is_from_optimizer_source, pair)
+        ):
+            found.append(pair)
+    return sorted(found, key=lambda pair: (pair[0].name, pair[1].name))

@@ -26,7 +26,7 @@ class FrameKey:
     """The key under which captures of one frame are compiled once."""
 
     fingerprint: str
-    """Of the frame and, if there are any, its settings."""
+    """Of the frame's structure and, if there are any, its settings."""
     failure: tuple[str, str] | None
     """Type and masked message of the recorded failure."""
     backend: str
@@ -40,7 +40,9 @@ def frame_key(desc: CaptureDesc, backend: str | None) -> FrameKey:
         desc: the frame, with its settings.
         backend: that compiles it; ``None`` for the recorded one.
     """
-    return FrameKey(compile_key(desc), _failure_key(desc), backend or desc.backend_name)
+    return FrameKey(
+        compile_key(desc, "structure"), _failure_key(desc), backend or desc.backend_name
+    )
 
 
 def _failure_key(desc: CaptureDesc) -> tuple[str, str] | None:

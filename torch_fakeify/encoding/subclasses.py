@@ -27,7 +27,7 @@ from torch_fakeify.records.tensor import MetaTensorDesc, OpaqueValue, SubclassDe
 
 from . import names, subclass_registry
 from .meshes import Meshes
-from .subclass_context import DecodeTensor, decode_context_value, encode_context_value
+from .subclass_context import DecodeTensor, EncodeTensor, decode_context_value, encode_context_value
 
 if TYPE_CHECKING:
     from .values import DecodeHook, EncodeHook
@@ -248,6 +248,31 @@ def _encode_context(
             fix=f"Call torch_fakeify.register_subclass({cls.__name__}, encode_ctx=..., "
             "decode_ctx=...) with functions from the context to plain data and back.",
         ) from error
+
+
+def encode_flattened(
+    t: torch.Tensor, *, where: str, ints: EncodeHook | None, tensors: EncodeTensor
+) -> tuple[tuple[str, ...], Value]:
+    """The inner attributes of a wrapper subclass and the record of its context.
+
+    Args:
+        t: the tensor.
+        where: the path of the tensor, for errors.
+        ints: encodes symbolic integers of the context.
+        tensors: describes a tensor in the context, from the tensor and its path.
+
+    Raises:
+        UnsupportedTensorError: the context cannot be recorded.
+    """
+    cls, tensor = type(t), t
+    name = subclass_registry.class_name(cls)
+    attributes, context = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+
+    def encode(item: object, at: str) -> Value:
+        package = name.partition(".")[0]
+        return encode_context_value(item, where=at, package=package, ints=ints, tensors=tensors)
+
+    return tuple(attributes), _encode_context(cls, name, context, f"{where}.context", encode)
 
 
 # --- decode ---------------------------------------------------------------------------------------

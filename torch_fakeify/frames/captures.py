@@ -41,7 +41,7 @@ from torch_fakeify.shape_env.snapshot import encode_stack
 from torch_fakeify.versions import is_newer, warn_of_other_torch, written_by
 
 from .backend_choice import name_module, with_options
-from .instances import Instance
+from .instances import Instance, without_operations
 from .notes import SettingsWarning
 from .process_groups import fake_world
 
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     import torch
 
     from torch_fakeify.compat.backends import Compiled
+    from torch_fakeify.guards.conditions import Guard
     from torch_fakeify.records.frame import OperatorDesc, SurroundingsDesc
     from torch_fakeify.records.metadata_keys import Loss
     from torch_fakeify.render.frame_views import FrameGuard, FrameInput, FrameSymbol
@@ -100,6 +101,8 @@ class Capture:
         """Cached for ``save``."""
         self._on_cpu: torch.fx.GraphModule | None = None
         """The graph on the CPU, cached for ``materialize``."""
+        self._inputs: Instance | None = None
+        """The frame without the operations of its graph, cached for ``bind`` and ``check``."""
 
     @property
     def backend(self) -> str | None:
@@ -393,13 +396,81 @@ class Capture:
         with operator_stubs(self.desc) as stubs:
             yield stubs
 
-    def fingerprint(self) -> str:
-        """A content hash in hexadecimal, independent of symbol names, ids, stacks and policies."""
+    def bind(
+        self,
+        scope: Mapping[str, Any],
+        *,
+        globals: Mapping[str, Any] | None = None,  # noqa: A002
+        check: bool = True,
+    ) -> list[Any]:
+        """The inputs of the graph, in its order, from the arguments of a call of the recorded function.
+
+        Each input is read by its source: an argument, a global, an attribute or item of one such as a
+        weight of a module, or a size of a tensor.
+
+        Args:
+            scope: the arguments by name, such as ``{"self": module, "x": x}``; variables of a closure
+                are among them.
+            globals: the globals of the function's module, if the graph has an input that is one.
+            check: whether the guards must hold, see `check`.
+
+        Raises:
+            CaptureError: the scope lacks a value, which the error names; a guard does not hold; or the
+                inputs have no sources, as those of a graph that neither Dynamo nor a frontend made.
+            UnsupportedValueError: an input is no argument or global, such as a random number.
+
+        Example:
+            >>> with tfk.recording("frames", inner="eager") as frames:
+            ...     result = torch.compile(lambda x, y: x @ y, backend=frames.backend)(
+            ...         torch.ones(2, 3), torch.ones(3)
+            ...     )
+            >>> capture = frames[0]
+            >>> inputs = capture.bind({"x": torch.ones(2, 3), "y": torch.ones(3)})
+            >>> capture.compile("eager")(*inputs)[0]
+            tensor([3., 3.])
+        """
+        return self._input_instance().bind(scope, globals=globals, check=check)
+
+    def check(
+        self,
+        scope: Mapping[str, Any],
+        *,
+        globals: Mapping[str, Any] | None = None,  # noqa: A002
+    ) -> Guard | None:
+        """The first guard that does not hold for the arguments of a call; ``None`` if the graph may be used.
+
+        The guards are those of `Instance.guards`: torch's global state, properties, identity and storages
+        of tensors, sizes and numbers. Constants, classes and code that Dynamo guards besides are not in
+        a capture.
+
+        Args:
+            scope: as for `bind`.
+            globals: as for `bind`.
+
+        Raises:
+            CaptureError: as for `bind`, but not for a guard.
+            UnsupportedValueError: as for `bind`.
+        """
+        return self._input_instance().check(scope, globals=globals)
+
+    def _input_instance(self) -> Instance:
+        if self._inputs is None:
+            self._inputs = Instance(without_operations(self.desc), DeviceMap({}))
+        return self._inputs
+
+    def fingerprint(self, kind: Literal["content", "structure"] = "content") -> str:
+        """A hash in hexadecimal, independent of symbol names, ids, stacks and policies.
+
+        Args:
+            kind: ``"content"`` of all that a backend gets; ``"structure"`` without the sources of inputs
+                and the names of the graph's attributes, so that the frames of equal layers of a model,
+                and equal pieces of a graph, have one hash. Guards on other symbols do not count then.
+        """
         from torch_fakeify.records.fingerprint import (
             fingerprint,  # lazy: replay does not need it
         )
 
-        return fingerprint(self.desc)
+        return fingerprint(self.desc, kind)
 
     def materialize(
         self,

@@ -20,23 +20,27 @@ from torch_fakeify.encoding.opaque_values import decode_constant
 from torch_fakeify.encoding.sources import DecodeMemo, decode_source, decode_sources
 from torch_fakeify.errors import CaptureError, wrap_torch_errors
 from torch_fakeify.frames.graph.codec import decode_graph
+from torch_fakeify.guards.scope import Scope
 from torch_fakeify.records.devices import DeviceMap
 from torch_fakeify.records.graph import GraphModuleDesc, NodeDesc
 from torch_fakeify.records.rename import rename_symbols
 from torch_fakeify.render.frame_views import frame_summary
 from torch_fakeify.shape_env.snapshot import restore
 
+from .arguments import FrameGuards, bind, check_arguments, names_of, same_objects, sources_of
 from .backend_choice import choose_backend
 from .process_groups import check_world
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Set
+    from collections.abc import Callable, Generator, Mapping, Sequence, Set
 
     from torch_fakeify.compat.backends import Compiled
-    from torch_fakeify.records.frame import CaptureDesc, InputDesc
+    from torch_fakeify.guards.conditions import Guard
+    from torch_fakeify.guards.guard_list import Guards
+    from torch_fakeify.records.frame import CaptureDesc, InputDesc, ModesDesc
     from torch_fakeify.records.tensor import MetaTensorDesc, SourceDesc, SymDesc
 
-__all__ = ["Instance"]
+__all__ = ["Instance", "without_operations"]
 
 
 class Instance:
@@ -61,16 +65,19 @@ class Instance:
 
     def __init__(self, desc: CaptureDesc, retarget: DeviceMap, *, fresh: bool = False) -> None:
         self._fresh = fresh
+        self._guards: FrameGuards | None
+        self._input_guards: FrameGuards | None
         self._build(desc, retarget)
 
     def _build(self, desc: CaptureDesc, retarget: DeviceMap) -> None:
         self.desc = desc
+        self._guards = self._input_guards = None
         self.specialized: dict[str, float] = {}
         self._sources = DecodeMemo()
         self._contexts = Contexts(self._sources)
         shape_env, original, fresh_env = None, None, None
         if desc.shape_env is not None and self._fresh:
-            original = Instance(_without_operations(desc), DeviceMap({}))
+            original = Instance(without_operations(desc), DeviceMap({}))
             from torch_fakeify.transfer.fresh_env import (
                 FreshEnv,  # lazy: replay does not need it
             )
@@ -84,18 +91,11 @@ class Instance:
                 shape_env = restore(desc.shape_env)
         self.fake_mode = make_fake_mode(desc.fake_mode, shape_env)
         self._meshes = Meshes(retarget.device if retarget else str)
-        self._converter = MetaConverter(
-            self.fake_mode,
-            symbols="keep",
-            keep_nested_ints=True,
-            sources=self._sources,
-            meshes=self._meshes,
-        )
+        self._converter = self._new_converter()
         self._retarget, self._moves = retarget, bool(retarget)
         self._decode_sources(desc)
-        # Torch guards on sizes when a tensor is made; the frame has all its guards already.
-        with nullcontext() if shape_env is None else shape_env.suppress_guards():
-            self.inputs = [self._convert_input(i, d) for i, d in enumerate(desc.inputs)]
+        self._input_records = desc.inputs
+        self.inputs = self._made_inputs()
         if original is not None and fresh_env is not None:
             with wrap_torch_errors("$.shape_env"):
                 fresh_env.derive_facts(original.gm, original.inputs, self.inputs)
@@ -129,6 +129,84 @@ class Instance:
         """The ``ShapeEnv`` of the fake mode."""
         return self.fake_mode.shape_env
 
+    @property
+    def modes(self) -> ModesDesc:
+        """Torch's global state when Dynamo called the backend."""
+        return self._retarget.modes(self.desc.modes)
+
+    @property
+    def guards(self) -> Guards:
+        """The conditions on torch's global state and on the arguments under which the graph may be used.
+
+        They are on properties, identity and storages of tensors, and on sizes and numbers, over the
+        sources of the inputs. After `compile` those of the backend are among them. What Dynamo guards
+        besides, such as constants, classes and code, is not in a capture.
+
+        Raises:
+            CaptureError: an input has no source.
+            UnsupportedValueError: a source leads to no argument or global.
+        """
+        if self._guards is None:
+            pairs = same_objects(self.desc)
+            self._guards = self._frame_guards(sources_of(self.desc), pairs, whole=True)
+        return self._guards.guards()
+
+    def check_inputs(self, inputs: Sequence[Any]) -> Guard | None:
+        """The first guard that does not hold for inputs in the order of the graph; ``None`` if it may be used.
+
+        The guards are those of `guards` over the names of the inputs, so that it serves graphs without
+        sources too, such as those of AOTAutograd and pieces of a graph. Facts of the ``ShapeEnv`` about
+        sizes that no input has are not among them.
+
+        Args:
+            inputs: one for each placeholder.
+
+        Raises:
+            CaptureError: it is another number of inputs.
+        """
+        if len(inputs) != len(self.inputs):
+            raise CaptureError(
+                "another number of inputs",
+                expected=str(len(self.inputs)),
+                found=str(len(inputs)),
+                fix="Pass one for each placeholder, as capture.inputs shows them",
+            )
+        names = names_of(self.desc)
+        if self._input_guards is None:
+            self._input_guards = self._frame_guards(names, (), whole=False)
+        scope = {source.local_name: value for source, value in zip(names, inputs, strict=True)}
+        return self._input_guards.guards().failing(scope)
+
+    def _frame_guards(
+        self, sources: Sequence[Any], pairs: Sequence[tuple[Any, Any]], *, whole: bool
+    ) -> FrameGuards:
+        return FrameGuards(self.inputs, sources, pairs, self.shape_env, self.modes, whole=whole)
+
+    def bind(
+        self,
+        scope: Mapping[str, Any],
+        *,
+        globals: Mapping[str, Any] | None = None,  # noqa: A002
+        check: bool = True,
+    ) -> list[Any]:
+        """The inputs of the graph from a scope, see `Capture.bind`; devices are those of the instance."""
+        found = Scope(scope, globals)
+        values = bind(self.desc, found)
+        if check:
+            check_arguments(self.guards, found)
+        return values
+
+    def check(
+        self,
+        scope: Mapping[str, Any],
+        *,
+        globals: Mapping[str, Any] | None = None,  # noqa: A002
+    ) -> Guard | None:
+        """The first guard that does not hold for a scope, see `Capture.check`."""
+        found = Scope(scope, globals)
+        bind(self.desc, found)  # names what is missing
+        return self.guards.failing(found)
+
     @contextmanager
     def active(self) -> Generator[None, None, None]:
         """Set torch's global state as it is when Dynamo calls a backend for this frame."""
@@ -137,7 +215,7 @@ class Instance:
                 torch_dynamo.compile_context(torch_dynamo.CompileContext(self._compile_id()))
             )
             stack.enter_context(torch_dynamo.tracing(self.tracing_context))
-            stack.enter_context(apply_modes(self._retarget.modes(self.desc.modes)))
+            stack.enter_context(apply_modes(self.modes))
             yield
 
     def compile(self, backend: str | Callable[..., Any] | None = None) -> Compiled:
@@ -235,6 +313,21 @@ class Instance:
             desc.kind, expr, self.shape_env, desc.hint, constant=desc.constant
         )
 
+    def _new_converter(self) -> MetaConverter:
+        return MetaConverter(
+            self.fake_mode,
+            symbols="keep",
+            keep_nested_ints=True,
+            sources=self._sources,
+            meshes=self._meshes,
+        )
+
+    def _made_inputs(self) -> list[Any]:
+        env = self.shape_env
+        # Torch guards on sizes when a tensor is made; the frame has all its guards already.
+        with nullcontext() if env is None else env.suppress_guards():
+            return [self._convert_input(i, d) for i, d in enumerate(self._input_records)]
+
     def _convert_input(self, position: int, desc: InputDesc) -> Any:
         if desc.tensor is not None:
             return self._convert(desc.tensor)
@@ -286,7 +379,7 @@ class Instance:
             fx_node.meta["tensor_dict"] = {"_dynamo_static_input_type": marks.static_input_type}
 
 
-def _without_operations(desc: CaptureDesc) -> CaptureDesc:
+def without_operations(desc: CaptureDesc) -> CaptureDesc:
     """The frame with only the placeholders of its graph."""
     placeholders = [fx_node for fx_node in desc.graph.nodes if fx_node.op == "placeholder"]
     nodes = [msgspec.structs.replace(n, users=None, meta=()) for n in placeholders]

@@ -117,6 +117,10 @@ def describe_frame(
         modes=describe_modes(),
         fake_mode=FakeModeDesc() if fake_mode is None else describe_fake_mode(fake_mode),
         parameter_sources=tuple((n, encode_source(s)) for n, s in param_sources.items()),
+        same_objects=tuple(
+            (encode_source(one), encode_source(other))
+            for one, other in torch_dynamo.same_objects(torch_dynamo.TracingContext.try_get())
+        ),
         shape_env=None if shape_env is None else _snapshot(shape_env, paths),
         torch_version=torch_dynamo.torch_version(),
         operator_modules=operator_modules(gm),

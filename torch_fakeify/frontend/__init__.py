@@ -43,9 +43,9 @@ The frontend must guard other values that it reads: ``trace.guards() + [Guard(te
 from __future__ import annotations
 
 from torch_fakeify.compat.torch_dynamo import aot_autograd as aot_autograd
+from torch_fakeify.guards.conditions import Guard as Guard
+from torch_fakeify.guards.guard_list import Guards as Guards
 
-from .guards import Guard as Guard
-from .guards import Guards as Guards
 from .policy import Dim as Dim
 from .policy import Policy as Policy
 from .trace import Inputs as Inputs

@@ -17,6 +17,7 @@ import torch
 from torch_fakeify.compat import torch_dynamo, torch_graphs
 from torch_fakeify.encoding.values import encode_value
 from torch_fakeify.errors import UnsupportedValueError
+from torch_fakeify.guards.scope import Scope, reader_of
 
 from .pytree_nodes import (
     PLAIN,
@@ -428,6 +429,14 @@ def _unflattener(value: Any, spec: Any) -> Callable[[list[Any]], Any]:
         return made
 
     return make
+
+
+def writer_of(source: Any) -> Callable[[Mapping[str, Any], Any], None]:
+    """A function that sets the value of an item or attribute source in a scope."""
+    is_attribute = isinstance(source, torch_dynamo.dynamo_source().AttrSource)
+    access = ("attr", source.member) if is_attribute else ("item", source.index)
+    read = reader_of(source.base)
+    return lambda scope, value: set_part(read(Scope(scope)), access, value)
 
 
 def _check_result(value: Any, where: str) -> None:

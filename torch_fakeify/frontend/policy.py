@@ -16,10 +16,13 @@ from torch_fakeify.compat import torch_dynamo, torch_fakes, torch_symbols
 from torch_fakeify.compat.torch_symbols import DimDynamic, int_oo
 from torch_fakeify.encoding.marks import encode_marks
 from torch_fakeify.errors import ShapeEnvError
-from torch_fakeify.records.tensor import DimDynamicName, MarksDesc
+from torch_fakeify.records.frontend import DimDesc, DimKind, NamedDimsDesc, PolicyDesc
+from torch_fakeify.serialization.document import dumps, loads
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from torch_fakeify.records.tensor import MarksDesc
 
 __all__ = ["Dim", "DimSpec", "Policy", "context_of", "scalar_dim"]
 
@@ -37,7 +40,7 @@ class Dim:
             By default that is an error, as in ``torch.export``. 0 and 1 always become constants.
     """
 
-    kind: DimDynamicName = "DYNAMIC"
+    kind: DimKind = "DYNAMIC"
     min: int | None = None
     max: int | None = None
     warn_only: bool = False
@@ -47,6 +50,20 @@ class Dim:
             raise ShapeEnvError(
                 "there is no such policy for a dim", expected=" | ".join(KINDS), found=self.kind
             )
+
+    @property
+    def desc(self) -> DimDesc:
+        """The record of the policy."""
+        return DimDesc(kind=self.kind, min=self.min, max=self.max, warn_only=self.warn_only)
+
+    @classmethod
+    def from_desc(cls, desc: DimDesc) -> Dim:
+        """The policy of a record.
+
+        Raises:
+            ShapeEnvError: a dim cannot have this kind.
+        """
+        return cls(desc.kind, desc.min, desc.max, desc.warn_only)
 
     @property
     def constraint(self) -> Any:
@@ -63,9 +80,9 @@ class Dim:
         )
 
 
-KINDS = tuple(kind for kind in get_args(DimDynamicName) if kind != "INFER_STRIDE")
+KINDS = get_args(DimKind)
 
-DimSpec: TypeAlias = "Dim | DimDynamicName | Mapping[int, Dim | DimDynamicName]"
+DimSpec: TypeAlias = "Dim | DimKind | Mapping[int, Dim | DimKind]"
 """A `Dim` for a number or for all dims of a tensor, or one for each dim by its index."""
 
 
@@ -88,14 +105,46 @@ class Policy:
         prefer_deferred_runtime_asserts_over_guards: ``ShapeEnv``'s setting.
     """
 
-    dims: DimDynamicName = "STATIC"
-    scalars: DimDynamicName = "STATIC"
-    parameters: DimDynamicName = "STATIC"
+    dims: DimKind = "STATIC"
+    scalars: DimKind = "STATIC"
+    parameters: DimKind = "STATIC"
     named: Mapping[str, DimSpec] = dataclasses.field(default_factory=dict[str, Any])
     marks: bool = True
     duck_shape: bool = True
     specialize_zero_one: bool = True
     prefer_deferred_runtime_asserts_over_guards: bool = False
+
+    @property
+    def desc(self) -> PolicyDesc:
+        """The record of the policy."""
+        fields = {f: getattr(self, f) for f in PolicyDesc.__struct_fields__ if f != "named"}
+        return PolicyDesc(named=tuple(_named(*item) for item in self.named.items()), **fields)
+
+    @classmethod
+    def from_desc(cls, desc: PolicyDesc) -> Policy:
+        """The policy of a record.
+
+        Raises:
+            ShapeEnvError: a dim cannot have its kind.
+        """
+        fields: dict[str, Any] = {f: getattr(desc, f) for f in desc.__struct_fields__}
+        fields["named"] = {each.name: _spec_of(each) for each in desc.named}
+        return cls(**fields)
+
+    def dumps(self) -> bytes:
+        """Serialize the policy."""
+        return dumps(self.desc)
+
+    @classmethod
+    def loads(cls, data: bytes | bytearray | memoryview) -> Policy:
+        """Deserialize the bytes of `dumps`.
+
+        Raises:
+            FormatError: the bytes are not those of a policy.
+            VersionError: a newer version wrote them.
+            ShapeEnvError: a dim cannot have its kind.
+        """
+        return cls.from_desc(loads(data, root=PolicyDesc))
 
     def spec(self, name: str) -> DimSpec | None:
         """The entry of ``named`` for a source, by its name."""
@@ -119,6 +168,18 @@ class Policy:
                     expected=", ".join(sorted(inputs)) or "an input",
                     fix="Name an argument, or the source of a part of one: \"L['xs'][0]\"",
                 )
+
+
+def _named(name: str, spec: DimSpec) -> NamedDimsDesc:
+    if isinstance(spec, (Dim, str)):
+        return NamedDimsDesc(name=name, every=_of(spec).desc)
+    return NamedDimsDesc(name=name, dims=tuple((i, _of(dim).desc) for i, dim in spec.items()))
+
+
+def _spec_of(desc: NamedDimsDesc) -> DimSpec:
+    if desc.every is not None:
+        return Dim.from_desc(desc.every)
+    return {i: Dim.from_desc(dim) for i, dim in desc.dims}
 
 
 # --- tensors --------------------------------------------------------------------------------------
@@ -183,7 +244,7 @@ def _dims(
     return dims
 
 
-def _of(spec: Dim | DimDynamicName) -> Dim:
+def _of(spec: Dim | DimKind) -> Dim:
     return spec if isinstance(spec, Dim) else Dim(spec)
 
 

@@ -15,25 +15,29 @@ from torch_fakeify.convert.converter import MetaConverter
 from torch_fakeify.describe.describer import MetaTensorDescriber
 from torch_fakeify.encoding.contexts import decode_context
 from torch_fakeify.encoding.exprs import encode_sym
-from torch_fakeify.encoding.sources import encode_source
-from torch_fakeify.errors import CaptureError, ShapeEnvError
-from torch_fakeify.records.frame import InputDesc
-from torch_fakeify.replay.assert_nodes import insert_runtime_asserts
-from torch_fakeify.transfer.dynamo_handoff import fresh_backend_state
-
-from .arguments import flatten, is_leaf, is_of_module, places, replaced, walk, written
-from .closed_over import closed_over_error, refuse_real
-from .guards import Guards, constant_guard, reader_of, type_guard, writer_of
-from .input_guards import (
+from torch_fakeify.encoding.sources import decode_source, encode_source
+from torch_fakeify.errors import CaptureError, FormatError, ShapeEnvError
+from torch_fakeify.guards.guard_list import Guards
+from torch_fakeify.guards.scope import Scope, reader_of
+from torch_fakeify.guards.size_guards import Number, numbers_of, shape_guards
+from torch_fakeify.guards.tensor_guards import (
     alias_guards,
+    constant_guard,
     mode_guards,
     overlap_guard,
-    scope_guard,
     tensor_guards,
-    value_guards,
+    type_guard,
 )
+from torch_fakeify.records.frame import InputDesc
+from torch_fakeify.records.frontend import TracedInputDesc, TracedInputsDesc
+from torch_fakeify.replay.assert_nodes import insert_runtime_asserts
+from torch_fakeify.serialization.document import dumps, loads
+from torch_fakeify.transfer.dynamo_handoff import fresh_backend_state
+
+from .arguments import flatten, is_leaf, is_of_module, places, replaced, walk, writer_of, written
+from .closed_over import closed_over_error, refuse_real
 from .policy import Dim, Policy, context_of, scalar_dim
-from .shape_guards import Number, numbers_of, shape_guards
+from .value_guards import scope_guard, value_guards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence, Set
@@ -89,6 +93,73 @@ class Inputs:
 
     def __len__(self) -> int:
         return len(self._inputs)
+
+    @property
+    def desc(self) -> TracedInputsDesc:
+        """The record of the inputs.
+
+        Raises:
+            UnsupportedValueError: a guard has a value without a record.
+        """
+        return TracedInputsDesc(
+            inputs=tuple(
+                TracedInputDesc(input=one.record, dim=None if one.dim is None else one.dim.desc)
+                for one in self
+            ),
+            places=tuple(self._places.items()),
+            guards=self.guards.desc,
+            policy=self.policy.desc,
+        )
+
+    @classmethod
+    def from_desc(cls, desc: TracedInputsDesc) -> Inputs:
+        """The inputs of a record, for a `Trace` without the arguments.
+
+        Raises:
+            FormatError: an input has no source, or a place no input.
+            ShapeEnvError: a dim cannot have its kind.
+        """
+        inputs: list[_Input] = []
+        for i, one in enumerate(desc.inputs):
+            if one.input.source is None:
+                raise FormatError("an input has no source", where=f"$.inputs[{i}]")
+            dim = None if one.dim is None else Dim.from_desc(one.dim)
+            if (one.input.tensor is None) is (dim is None):
+                raise FormatError(
+                    "an input is neither a tensor nor a number with a policy",
+                    where=f"$.inputs[{i}]",
+                )
+            inputs.append(_Input(decode_source(one.input.source), one.input, dim))
+        for i, (_, position) in enumerate(desc.places):
+            if not 0 <= position < len(inputs):
+                raise FormatError(
+                    "a place has no input",
+                    where=f"$.places[{i}]",
+                    expected=f"a position below {len(inputs)}",
+                    found=str(position),
+                )
+        guards, policy = Guards.from_desc(desc.guards), Policy.from_desc(desc.policy)
+        return cls(inputs, dict(desc.places), guards, policy)
+
+    def dumps(self) -> bytes:
+        """Serialize the inputs.
+
+        Raises:
+            UnsupportedValueError: see `desc`.
+        """
+        return dumps(self.desc)
+
+    @classmethod
+    def loads(cls, data: bytes | bytearray | memoryview) -> Inputs:
+        """Deserialize the bytes of `dumps`; runs no code of them.
+
+        Raises:
+            FormatError: the bytes are not those of inputs.
+            VersionError: a newer version wrote them.
+            LimitError: they are nested too deeply or too large.
+            ShapeEnvError: a dim cannot have its kind.
+        """
+        return cls.from_desc(loads(data, root=TracedInputsDesc))
 
     def filled(self, scope: Mapping[str, Any], values: Sequence[Any]) -> dict[str, Any]:
         """A copy of a scope with other values for the inputs.
@@ -277,7 +348,8 @@ class Trace:
 
     def flatten(self, scope: Mapping[str, Any]) -> list[Any]:
         """The inputs of the graph from a scope for which the guards hold."""
-        return [read(scope) for read in self._readers]
+        found = Scope(scope)
+        return [read(found) for read in self._readers]
 
     def _recorded(self, one: _Input, value: Any) -> InputDesc:
         name, source = one.record.name, one.record.source
@@ -401,7 +473,8 @@ class Trace:
         writers = [writer_of(source) for source in self._writes]
 
         def run(scope: Mapping[str, Any]) -> Any:
-            result = compiled(*[read(scope) for read in readers])
+            found = Scope(scope)
+            result = compiled(*[read(found) for read in readers])
             if structure is None:
                 return result
             if not writers:

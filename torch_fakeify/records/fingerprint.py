@@ -1,4 +1,4 @@
-"""A content hash of a frame that does not depend on symbol names, ids, stacks or policies.
+"""Hashes of a frame that do not depend on symbol names, ids, stacks or policies.
 
 The record is walked once, depth first. Symbols and ids are numbered in first-seen order, inputs
 first; the arguments of commutative functions, the guards and the ranges are sorted after that, as
@@ -8,9 +8,10 @@ sympy orders them by name.
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
+from typing_extensions import override
 
 from .tensor import (
     AtomNode,
@@ -32,8 +33,11 @@ from .tensor import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .frame import CaptureDesc, InputDesc
     from .graph import GraphModuleDesc, NodeDesc
+    from .shape_env import ShapeEnvDesc
 
 COMMUTATIVE = frozenset(
     {"Add", "Mul", "And", "Or", "Xor", "Min", "Max", "Eq", "Ne", "Equality", "Unequality"}
@@ -45,30 +49,34 @@ _PLAIN = frozenset({type(None), bool, int, float, str})
 _ASSERTS = frozenset({"aten._assert_scalar.default", "torch._check", "torch._assert_scalar"})
 
 
-def fingerprint(desc: CaptureDesc) -> str:
+FingerprintKind: TypeAlias = Literal["content", "structure"]
+"""``structure``: without the sources of inputs and the names of the graph's attributes."""
+
+
+def fingerprint(desc: CaptureDesc, kind: FingerprintKind = "content") -> str:
     """Return the SHA-256 of the frame's canonical form, in hexadecimal."""
-    form = canonical_form(desc)
+    form = canonical_form(desc, kind)
     return hashlib.sha256(msgspec.json.encode(form, order="deterministic")).hexdigest()
 
 
-def compile_key(desc: CaptureDesc) -> str:
+def compile_key(desc: CaptureDesc, kind: FingerprintKind = "content") -> str:
     """Return a key of what is compiled: the fingerprint, and a hash of the settings if there are any.
 
     One graph under two configs of the compiler is two frames.
     """
     found = desc.surroundings
     if found is None or not (found.settings or found.options or found.mode or found.left_out):
-        return fingerprint(desc)
+        return fingerprint(desc, kind)
     # Of a setting that is set globally and given to `torch.compile` the latter counts.
     settings = {(s.module, s.name): s.value for s in found.settings}
     form = [sorted(settings.items(), key=lambda item: item[0]), sorted(found.left_out)]
     text = msgspec.json.encode([form, found.mode, found.options], order="deterministic")
-    return f"{fingerprint(desc)}+{hashlib.sha256(text).hexdigest()[:16]}"
+    return f"{fingerprint(desc, kind)}+{hashlib.sha256(text).hexdigest()[:16]}"
 
 
-def canonical_form(desc: CaptureDesc) -> dict[str, Any]:
+def canonical_form(desc: CaptureDesc, kind: FingerprintKind = "content") -> dict[str, Any]:
     """Return the content that is hashed, as JSON-like data that is equal for equal frames."""
-    canonical = _Canonical()
+    canonical = _Canonical() if kind == "content" else _Structure()
     aot = {} if desc.aot is None else {"aot": [desc.aot.kind, desc.aot.forward_outputs]}
     return {
         "inputs": [canonical.input(entry) for entry in desc.inputs],
@@ -175,8 +183,11 @@ class _Canonical:
             ],
         }
 
+    def source(self, desc: SourceDesc | None) -> Any:
+        return None if desc is None else desc.name
+
     def input(self, desc: InputDesc) -> Any:
-        source = None if desc.source is None else desc.source.name
+        source = self.source(desc.source)
         if desc.tensor is not None:
             return [source, self.tensor(desc.tensor)]
         if desc.sym is not None:
@@ -186,16 +197,25 @@ class _Canonical:
     # --- graphs ---
 
     def graph(self, desc: GraphModuleDesc) -> Any:
+        name_of = self.attribute_names(desc)
         return {
-            "nodes": [self.fx_node(n) for n in desc.nodes],
-            "submodules": [[name, self.graph(sub)] for name, sub in desc.submodules],
-            "tensors": [[name, self.tensor(t)] for name, t in desc.tensors],
-            "data": [[name, hashlib.sha256(data).hexdigest()] for name, data in desc.tensor_data],
-            "values": [[name, self.value(value)] for name, value in desc.values],
+            "nodes": [self.fx_node(n, name_of) for n in desc.nodes],
+            "submodules": [[name_of(name), self.graph(sub)] for name, sub in desc.submodules],
+            "tensors": [[name_of(name), self.tensor(t)] for name, t in desc.tensors],
+            "data": [
+                [name_of(name), hashlib.sha256(data).hexdigest()] for name, data in desc.tensor_data
+            ],
+            "values": [[name_of(name), self.value(value)] for name, value in desc.values],
         }
 
-    def fx_node(self, desc: NodeDesc) -> Any:
+    def attribute_names(self, _desc: GraphModuleDesc) -> Callable[[str], Any]:
+        """Return what stands for the name of an attribute of a graph."""
+        return str
+
+    def fx_node(self, desc: NodeDesc, name_of: Callable[[str], Any]) -> Any:
         target = None if desc.op in ("placeholder", "output") else self.value(desc.target)
+        if desc.op in ("get_attr", "call_module") and isinstance(target, str):
+            target = name_of(target)
         args = desc.args
         if isinstance(desc.target, FunctionValue) and desc.target.name in _ASSERTS:
             args = args[:1]  # messages name symbols and nodes
@@ -224,7 +244,7 @@ class _Canonical:
             case TensorValue():
                 return self.tensor(value.tensor)
             case SourceDesc():
-                return value.name
+                return self.source(value)
             case StackDesc():
                 return None
             case msgspec.Struct():
@@ -238,10 +258,7 @@ class _Canonical:
     def shape_env(self, env: Any) -> Any:
         if env is None:
             return None
-        # Symbols that no input or node has are named by their source, not numbered.
-        for s in env.symbols:
-            if s.name not in self.symbols and s.sources:
-                self.symbols[s.name] = f"{s.name.rstrip('0123456789')}@{s.sources[0].name}"
+        guards = self.guards(env)
         ranges = [
             [self.symbol(s.name), self._bound(s.lower), self._bound(s.upper)]
             for s in env.symbols
@@ -249,9 +266,56 @@ class _Canonical:
         ]
         return {
             "ranges": sorted(ranges),
-            "guards": sorted({self.expr(g.expr) for g in env.guards}),
+            "guards": guards,
             "settings": self.value(env.settings),
         }
 
+    def guards(self, env: ShapeEnvDesc) -> list[Any]:
+        # Symbols that no input or node has are named by their source, not numbered.
+        for s in env.symbols:
+            if s.name not in self.symbols and s.sources:
+                self.symbols[s.name] = f"{s.name.rstrip('0123456789')}@{s.sources[0].name}"
+        return sorted({self.expr(g.expr) for g in env.guards})
+
     def _bound(self, bound: ExprDesc | None) -> Any:
         return "" if bound is None else self.expr(bound)
+
+
+class _Structure(_Canonical):
+    """Without sources and names: equal layers of a model, and equal pieces of a graph, are equal."""
+
+    @override
+    def source(self, desc: SourceDesc | None) -> Any:
+        return None
+
+    @override
+    def attribute_names(self, desc: GraphModuleDesc) -> Callable[[str], Any]:
+        """Number the attributes in the order of their use; those without a use come last, as recorded."""
+        same = dict(desc.submodule_aliases)
+        numbers: dict[str, int] = {}
+        used = [n.target for n in desc.nodes if n.op in ("get_attr", "call_module")]
+        unused = [
+            name for table in (desc.submodules, desc.tensors, desc.values) for name, _ in table
+        ]
+        for name in (*used, *unused):
+            if isinstance(name, str):
+                numbers.setdefault(same.get(name, name), len(numbers))
+        return lambda name: numbers.get(same.get(name, name), name)
+
+    @override
+    def guards(self, env: ShapeEnvDesc) -> list[Any]:
+        """Return the guards of the numbered symbols, and of those that guards connect with them."""
+        waiting = [(g.expr, _symbol_names(g.expr)) for g in env.guards]
+        found: list[ExprDesc] = []
+        while True:
+            near = [row for row in waiting if not row[1].isdisjoint(self.symbols)]
+            if not near:
+                return sorted({self.expr(expr) for expr in found})
+            waiting = [row for row in waiting if row[1].isdisjoint(self.symbols)]
+            for expr, _ in near:
+                self.expr(expr)  # numbers its symbols
+                found.append(expr)
+
+
+def _symbol_names(desc: ExprDesc) -> set[str]:
+    return {each.name for each in desc.nodes if isinstance(each, SymbolNode)}

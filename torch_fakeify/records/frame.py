@@ -194,6 +194,8 @@ class CaptureDesc(Record, frozen=True, kw_only=True):
     fake_mode: FakeModeDesc
     parameter_sources: tuple[tuple[str, SourceDesc], ...] = ()
     """Sources of the tensors that the graph holds itself, by attribute name."""
+    same_objects: tuple[tuple[SourceDesc, SourceDesc], ...] = ()
+    """Pairs of sources at which one object was found: the graph was traced for that."""
     shape_env: ShapeEnvDesc | None = None
     failure: FailureDesc | None = None
     torch_version: str = ""

@@ -11,7 +11,7 @@ share one set of tables (``Encoder``, ``Decoder``).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import msgspec
 
@@ -55,7 +55,16 @@ def dumps(obj: object) -> bytes:
     return encoder.document(encoder.encode(obj))
 
 
-def loads(data: bytes | bytearray | memoryview, *, describer: str | None = None) -> Any:
+@overload
+def loads(data: bytes | bytearray | memoryview, *, root: type[_T]) -> _T: ...
+@overload
+def loads(data: bytes | bytearray | memoryview, *, describer: str | None = None) -> Any: ...
+def loads(
+    data: bytes | bytearray | memoryview,
+    *,
+    describer: str | None = None,
+    root: type[Any] = object,
+) -> Any:
     """Deserialize the bytes of ``dumps``; shared objects are shared again.
 
     A document does not name the describer of its records. Records of two documents are therefore taken
@@ -65,6 +74,7 @@ def loads(data: bytes | bytearray | memoryview, *, describer: str | None = None)
         data: the bytes.
         describer: a name of the describer, such as that of the process which sent the bytes: records
             loaded under one name are of one describer, and equal ids of one tensor.
+        root: the class that the document must have.
 
     Raises:
         FormatError: the bytes are not a document, truncated, or ill-typed; names the ``$.path``.
@@ -78,7 +88,15 @@ def loads(data: bytes | bytearray | memoryview, *, describer: str | None = None)
     reader = Reader(bytes(data), "$", describer=describer)
     if reader.root is msgspec.UNSET:
         raise FormatError("the document has no root", where="$")
-    return reader.tree(bytes(reader.root), "$.root")
+    found = reader.tree(bytes(reader.root), "$.root")
+    if not isinstance(found, root):
+        raise FormatError(
+            "the document holds something else",
+            where="$.root",
+            expected=root.__name__,
+            found=type(found).__name__,
+        )
+    return found
 
 
 class Decoder:

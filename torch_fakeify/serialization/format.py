@@ -78,7 +78,7 @@ Position = Annotated[int, msgspec.Meta(ge=0)]
 NON_FINITE = typing.Literal["inf", "-inf", "nan"]
 """The JSON form of a float that JSON lacks, in a field that holds no strings."""
 
-RECORD_MODULES = ("tensor", "shape_env", "graph", "frame")
+RECORD_MODULES = ("tensor", "shape_env", "graph", "frame", "guards", "frontend")
 
 
 class SourceRow(Record, frozen=True, kw_only=True):
@@ -171,8 +171,12 @@ def _record_module(name: str) -> types.ModuleType:
         from torch_fakeify.records import shape_env as found
     elif name == "graph":
         from torch_fakeify.records import graph as found
-    else:
+    elif name == "frame":
         from torch_fakeify.records import frame as found
+    elif name == "guards":
+        from torch_fakeify.records import guards as found
+    else:
+        from torch_fakeify.records import frontend as found
     return found
 
 

@@ -317,12 +317,12 @@ def _too_large(where: str) -> LimitError:
     )
 
 
-def check_exponents(nodes: Sequence[ExprNode], env: ShapeEnvDesc, where: str) -> None:
+def check_exponents(nodes: Sequence[ExprNode], symbols: Iterable[SymbolDesc], where: str) -> None:
     """Refuse a power or a factorial that is too large at the recorded hints and ranges.
 
     Args:
         nodes: arguments before what uses them.
-        env: has hints and ranges of the symbols.
+        symbols: have the hints and ranges; a symbol that is not among them counts as a small number.
         where: the table.
 
     Raises:
@@ -330,7 +330,7 @@ def check_exponents(nodes: Sequence[ExprNode], env: ShapeEnvDesc, where: str) ->
     """
     if not any(isinstance(node, ApplyNode) and node.function in _GROWING for node in nodes):
         return
-    by_symbol = {symbol.name: _hint_bits(symbol) for symbol in env.symbols}
+    by_symbol = {symbol.name: _hint_bits(symbol) for symbol in symbols}
     bits: list[int] = []
     for position, node in enumerate(nodes):
         if isinstance(node, ApplyNode):
@@ -412,7 +412,7 @@ def check_frame(
         LimitError: one is too large multiplied out, or with numbers for its symbols.
     """
     check_products(tables, roots, expr_ids, where)
-    check_exponents(tables["nodes"], env, f"{where}.nodes")
+    check_exponents(tables["nodes"], env.symbols, f"{where}.nodes")
 
 
 def check_products(

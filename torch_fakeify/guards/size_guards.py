@@ -1,4 +1,4 @@
-"""The facts of a ``ShapeEnv`` about a frontend's inputs, as guards over their sources.
+"""The facts of a ``ShapeEnv`` about the inputs of a graph, as guards over their sources.
 
 Method: the three parts of ``ShapeEnv.produce_guards`` (torch 2.13): each number of an input equals its
 expression, each guard holds, each symbol is in its range. The conditions are those of
@@ -7,7 +7,6 @@ expression, each guard holds, each symbol is in its range. The conditions are th
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sympy
@@ -15,19 +14,22 @@ import torch
 
 from torch_fakeify._version import PACKAGE_DIR
 from torch_fakeify.compat import torch_dynamo, torch_fakes, torch_symbols
-from torch_fakeify.errors import ShapeEnvError
+from torch_fakeify.encoding.exprs import decode_expr, encode_expr
+from torch_fakeify.encoding.sources import decode_source, encode_source
+from torch_fakeify.encoding.stacks import decode_location, encode_location
+from torch_fakeify.errors import FormatError, ShapeEnvError, wrap_torch_errors
+from torch_fakeify.records.guards import SizeGuardDesc
 from torch_fakeify.replay.facts import Fact, assumed_facts
 from torch_fakeify.replay.lowering import function_of
+from torch_fakeify.serialization.limits import check_exponents
 
-from .guards import Guard, reader_of
+from .conditions import Guard, check_guard
+from .scope import reader_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from .guards import Reader
-
-
-__all__ = ["Number", "numbers_of", "shape_guards"]
+__all__ = ["Number", "decode_size_guard", "numbers_of", "shape_guards"]
 
 
 class Number(NamedTuple):
@@ -84,7 +86,11 @@ def _expr(number: Any) -> Any:
 
 
 def shape_guards(
-    env: Any, numbers: Sequence[Number], asserts: Mapping[Any, int] | None = None
+    env: Any,
+    numbers: Sequence[Number],
+    asserts: Mapping[Any, int] | None = None,
+    *,
+    whole: bool = True,
 ) -> Iterator[Guard]:
     """Guards for the facts of an environment.
 
@@ -95,11 +101,13 @@ def shape_guards(
         numbers: the numbers of all inputs.
         asserts: how many runtime asserts of each symbol the graph has; later ones become guards if
             inputs hold their symbols. By default no runtime assert becomes a guard.
+        whole: whether the environment is that of these inputs alone. Else a fact about a symbol that
+            none of them holds is left out: it is about other inputs.
 
     Raises:
         ShapeEnvError: a fact is about a symbol that no input holds.
     """
-    writer = _Writer(env, numbers)
+    writer = _Writer(env, numbers, whole=whole)
     for number in numbers:
         yield from writer.equality(number)
     for fact in assumed_facts(env):
@@ -113,24 +121,22 @@ def shape_guards(
 class _Writer:
     """Writes conditions over symbols as guards over the sources of these symbols."""
 
-    def __init__(self, env: Any, numbers: Sequence[Number]) -> None:
+    def __init__(self, env: Any, numbers: Sequence[Number], *, whole: bool) -> None:
         self._env = env
+        self._whole = whole
         self._sources: dict[sympy.Basic, Any] = {}
         for number in numbers:
             if isinstance(number.expr, sympy.Symbol):
                 self._sources.setdefault(number.expr, number.source)
-        for symbol, sources in env.var_to_sources.items():
+        for symbol, sources in env.var_to_sources.items() if whole else ():
             lasting = [source for source in sources if not source.is_ephemeral()]
             if lasting and _is_argument(lasting[0]):
                 self._sources.setdefault(symbol, lasting[0])
-        sources = {symbol: [source] for symbol, source in self._sources.items()}
-        printer: Any = torch_symbols.ShapeGuardPrinter(sources, lambda source: source.name, {})
-        self._print: Callable[[Any], str] = printer.doprint
-        self._readers: dict[sympy.Basic, Reader] = {
-            symbol: reader_of(source) for symbol, source in self._sources.items()
-        }
         self._names = {
             symbol: self._name(symbol, source) for symbol, source in self._sources.items()
+        }
+        self._named: dict[sympy.Basic, Any] = {
+            self._names[symbol]: source for symbol, source in self._sources.items()
         }
         self._done: set[str] = set()
 
@@ -141,24 +147,18 @@ class _Writer:
     def equality(self, number: Number) -> Iterator[Guard]:
         """The guard that a number of an input equals its expression; for a float, that it is no NaN."""
         expr, source = number.expr, number.source
-        if self._sources.get(expr) is source:
+        if expr in self._sources and self._sources[expr].name == source.name:
             if torch_symbols.is_float_symbol(expr):
-                read = reader_of(source)
-                text = f"not math.isnan({source.name})"
-                yield Guard(text, lambda scope: not math.isnan(read(scope)))
+                yield check_guard("not nan", [source], None)
             return
-        if not self._can_read(expr):
-            raise self._unguardable(sympy.Eq(self._name(expr, source), expr, evaluate=False))
-        read, compute = reader_of(source), function_of(expr, self._readers)
         name = self._name(expr, source)
-        yield from self._unless_done(
-            Guard(
-                f"{source.name} == {self._print(expr)}",
-                lambda scope: read(scope) == compute(scope),
-                sympy.Eq(name, expr.xreplace(self._names), evaluate=False),
-                _user_location(self._env.replacements_slocs.get(expr)),
-            )
-        )
+        if not self._can_read(expr):
+            if not self._whole:
+                return
+            raise self._unguardable(sympy.Eq(name, expr, evaluate=False))
+        equal = sympy.Eq(name, expr.xreplace(self._names), evaluate=False)
+        location = _user_location(self._env.replacements_slocs.get(expr))
+        yield from self._unless_done(_size_guard(equal, {**self._named, name: source}, location))
 
     def fact(self, fact: Fact) -> Iterator[Guard]:
         """The guard for a fact, unless the graph must assert it."""
@@ -170,18 +170,12 @@ class _Writer:
         if not self._can_read(expr):
             if fact.what == "range":
                 return  # the symbol is of conversion alone, such as one of a jagged tensor's views
-            if expr.free_symbols <= self._env.backed_var_to_val.keys() | self._sources.keys():
+            known = self._env.backed_var_to_val.keys() | self._sources.keys()
+            if self._whole and expr.free_symbols <= known:
                 raise self._unguardable(expr)
             return  # it is about numbers that the graph computes
-        compute = function_of(expr, self._readers)
-        yield from self._unless_done(
-            Guard(
-                self._print(expr),
-                lambda scope: bool(compute(scope)),
-                expr.xreplace(self._names),
-                _user_location(fact.location),
-            )
-        )
+        location = _user_location(fact.location)
+        yield from self._unless_done(_size_guard(expr.xreplace(self._names), self._named, location))
 
     def _unless_done(self, guard: Guard) -> Iterator[Guard]:
         if guard.text not in self._done:
@@ -208,6 +202,61 @@ class _Writer:
             found=", ".join(unknown),
             fix="Make that input's dims static in the policy",
         )
+
+
+def _size_guard(expr: Any, sources: Mapping[sympy.Basic, Any], location: Any) -> Guard:
+    """Return the guard that a condition holds.
+
+    Args:
+        expr: the condition.
+        sources: the source of each of its symbols, whose name the symbol has.
+        location: the ``SLoc`` that caused it.
+    """
+    used = sorted(expr.free_symbols, key=str)
+    compute = function_of(expr, {symbol: reader_of(sources[symbol]) for symbol in used})
+    printer: Any = torch_symbols.ShapeGuardPrinter(
+        {symbol: [sources[symbol]] for symbol in used}, lambda source: source.name, {}
+    )
+    if isinstance(expr, sympy.Eq) and isinstance(expr.lhs, sympy.Symbol):
+        text = f"{printer.doprint(expr.lhs)} == {printer.doprint(expr.rhs)}"
+    else:
+        text = printer.doprint(expr)
+
+    def encode() -> SizeGuardDesc:
+        return SizeGuardDesc(
+            expr=encode_expr(expr),
+            sources=tuple(encode_source(sources[symbol]) for symbol in used),
+            location=encode_location(location),
+        )
+
+    return Guard(text, lambda scope: bool(compute(scope)), expr, location, encode)
+
+
+def decode_size_guard(desc: SizeGuardDesc, where: str) -> Guard:
+    """Return the guard of a record.
+
+    Args:
+        desc: the record.
+        where: its path, for errors.
+
+    Raises:
+        FormatError: it cannot be decoded, or a symbol has no source.
+        LimitError: its value may be too large for sympy.
+    """
+    check_exponents(desc.expr.nodes, (), f"{where}.expr")
+    with wrap_torch_errors(f"{where}.expr"):
+        expr = decode_expr(desc.expr)
+    sources = {source.name: source for source in map(decode_source, desc.sources)}
+    names = {symbol.name for symbol in expr.free_symbols}  # type: ignore[attr-defined]
+    if names != sources.keys():
+        raise FormatError(
+            "the symbols of a condition are not those of its sources",
+            where=f"{where}.expr",
+            expected=", ".join(sorted(sources)) or "no symbols",
+            found=", ".join(sorted(names)) or "none",
+        )
+    named = {symbol: sources[symbol.name] for symbol in expr.free_symbols}  # type: ignore[attr-defined]
+    return _size_guard(expr, named, decode_location(desc.location))
 
 
 def _is_trivial(expr: sympy.Basic) -> bool:

@@ -1,0 +1,170 @@
+"""A frame's inputs by their sources: the values in a scope, and the guards under which the graph may be used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torch_fakeify.compat import torch_dynamo
+from torch_fakeify.encoding.modes import apply_modes
+from torch_fakeify.encoding.sources import decode_source
+from torch_fakeify.errors import CaptureError
+from torch_fakeify.guards.conditions import check_guard
+from torch_fakeify.guards.guard_list import Guards
+from torch_fakeify.guards.scope import read
+from torch_fakeify.guards.size_guards import numbers_of, shape_guards
+from torch_fakeify.guards.tensor_guards import alias_guards, mode_guards, tensor_guards
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch_fakeify.guards.conditions import Guard
+    from torch_fakeify.guards.scope import Scope
+    from torch_fakeify.records.frame import CaptureDesc, InputDesc, ModesDesc
+    from torch_fakeify.records.tensor import SourceDesc
+
+__all__ = ["FrameGuards", "bind", "check_arguments", "names_of", "same_objects", "sources_of"]
+
+_NUMBERS = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+"""The Python type of a symbolic number."""
+
+
+def sources_of(desc: CaptureDesc) -> list[Any]:
+    """Return the sources of the inputs, in the order of the placeholders.
+
+    Raises:
+        CaptureError: an input has none.
+    """
+    found: list[Any] = []
+    for position, each in enumerate(desc.inputs):
+        if each.source is None:
+            raise CaptureError(
+                "an input of the frame has no source",
+                where=f"input {position}, {each.name}",
+                expected="an argument of a function that Dynamo or a frontend traced",
+                found="a graph of AOTAutograd"
+                if desc.aot is not None
+                else "a graph without sources",
+                fix="Pass the inputs in the order of capture.inputs; Instance.check_inputs checks them",
+            )
+        found.append(decode_source(_value_source(each, each.source)))
+    return found
+
+
+def _value_source(desc: InputDesc, source: SourceDesc) -> SourceDesc:
+    """Return the source of what the graph gets: Dynamo passes a float as a tensor, under the float's source."""
+    found = None if desc.tensor is None else desc.tensor.source
+    return source if found is None or found.cls != "FloatTensorSource" else found
+
+
+def bind(desc: CaptureDesc, scope: Scope) -> list[Any]:
+    """Return the values of the inputs in a scope, in the order of the placeholders.
+
+    Raises:
+        CaptureError: an input has no source, or the scope lacks a value that the frame had.
+        UnsupportedValueError: a source leads to no argument or global.
+    """
+    for pair in same_objects(desc):
+        for source in pair:
+            read(source, scope)
+    return [read(source, scope) for source in sources_of(desc)]
+
+
+def check_arguments(guards: Guards, scope: Scope) -> None:
+    """Check that all guards hold for a scope.
+
+    Raises:
+        CaptureError: one does not.
+    """
+    guard = guards.failing(scope)
+    if guard is not None:
+        raise CaptureError(
+            "the arguments are not like those that the frame was recorded with",
+            expected=str(guard),
+            fix="Record a frame with such arguments, or pass check=False",
+        )
+
+
+def names_of(desc: CaptureDesc) -> list[Any]:
+    """Return sources that are the names of the inputs, in the order of the placeholders."""
+    local = torch_dynamo.dynamo_source().LocalSource
+    return [local(each.name) for each in desc.inputs]
+
+
+class FrameGuards:
+    """The conditions under which a graph may be used, as its ``ShapeEnv`` has them at the time.
+
+    Args:
+        inputs: the fake inputs.
+        sources: their sources.
+        same_objects: pairs of sources at which one object must be.
+        shape_env: their ``ShapeEnv``.
+        modes: torch's global state.
+        whole: whether the sources are all that the facts of the ``ShapeEnv`` are about.
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[Any],
+        sources: Sequence[Any],
+        same_objects: Sequence[tuple[Any, Any]],
+        shape_env: Any | None,
+        modes: ModesDesc,
+        *,
+        whole: bool,
+    ) -> None:
+        rows = list(zip(sources, inputs, strict=True))
+        with apply_modes(modes):
+            found = list(mode_guards())
+        tensors = [(source, value) for source, value in rows if isinstance(value, torch.Tensor)]
+        for source, value in rows:
+            found += _number_type(source, value)
+            found += tensor_guards(source, value) if isinstance(value, torch.Tensor) else ()
+        found += [check_guard("same object", pair, None) for pair in same_objects]
+        self._before = found
+        self._after = list(alias_guards(tensors))
+        self._numbers = [
+            number
+            for source, value in rows
+            if isinstance(value, torch.Tensor) or type(value) in _NUMBERS
+            for number in numbers_of(source, value)
+        ]
+        self._shape_env = shape_env
+        self._whole = whole
+        self._state: object = None
+        self._guards: Guards | None = None
+
+    def guards(self) -> Guards:
+        """Return them; those of the backend are among them once it has compiled."""
+        env, state = self._shape_env, None
+        if env is not None:
+            state = len(env.guards), int(env._version_counter), dict(env.var_to_range)
+        if self._guards is None or state != self._state:
+            sizes = [] if env is None else shape_guards(env, self._numbers, whole=self._whole)
+            self._guards, self._state = Guards([*self._before, *sizes, *self._after]), state
+        return self._guards
+
+
+def _number_type(source: Any, value: Any) -> Iterator[Guard]:
+    """Return the guard on the type of a Python number that is an input, also as a tensor of a float."""
+    sources = torch_dynamo.dynamo_source()
+    if isinstance(source, sources.FloatTensorSource):
+        yield check_guard("type", [source.base], float)
+    elif type(value) in _NUMBERS and not isinstance(source, _computed(sources)):
+        yield check_guard("type", [source], _NUMBERS[type(value)])
+
+
+def _computed(sources: Any) -> tuple[type, ...]:
+    """Return the classes of sources that are numbers of another value."""
+    return (
+        sources.TensorPropertySource,
+        sources.CallMethodItemSource,
+        sources.ConvertIntSource,
+        sources.DynamicScalarSource,
+    )
+
+
+def same_objects(desc: CaptureDesc) -> list[tuple[Any, Any]]:
+    """Return the pairs of sources at which the frame had one object."""
+    return [(decode_source(one), decode_source(other)) for one, other in desc.same_objects]

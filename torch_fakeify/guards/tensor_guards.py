@@ -1,0 +1,135 @@
+"""Guards on properties of tensors other than sizes, on their identity and storages, and on torch's global state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torch_fakeify.compat import torch_dynamo, torch_fakes
+from torch_fakeify.describe import tensor_state
+
+from .checks import flattened, storage_of
+from .conditions import Guard, check_guard
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = [
+    "alias_guards",
+    "constant_guard",
+    "mode_guards",
+    "overlap_guard",
+    "tensor_guards",
+    "type_guard",
+]
+
+
+def type_guard(source: Any, value: Any) -> Guard:
+    """Return a guard on the exact type of a value; of a fake tensor, on that of the tensor it stands for."""
+    cls = type(value)
+    if isinstance(value, torch_fakes.FakeTensor):
+        cls = torch.nn.Parameter if isinstance(value, torch.nn.Parameter) else torch.Tensor
+    return check_guard("type", [source], cls)
+
+
+def constant_guard(source: Any, value: Any) -> Guard:
+    """Return a guard on the type and the value of a constant."""
+    return check_guard("constant", [source], value)
+
+
+def tensor_guards(source: Any, t: torch.Tensor) -> Iterator[Guard]:
+    """Return guards on a tensor and its inner tensors, except sizes, strides and offsets."""
+    yield type_guard(source, t)
+    yield check_guard("dtype", [source], t.dtype)
+    yield check_guard("device", [source], t.device)
+    yield check_guard("layout", [source], t.layout)
+    yield check_guard("ndim", [source], t.ndim)
+    yield check_guard("requires_grad", [source], t.requires_grad)
+    yield check_guard("is_inference", [source], t.is_inference())
+    yield check_guard("is_conj", [source], t.is_conj())
+    yield check_guard("is_neg", [source], t.is_neg())
+    if t.is_sparse or tensor_state.is_sparse_compressed(t.layout):
+        yield check_guard("sparse_dim", [source], t.sparse_dim())
+        yield check_guard("dense_dim", [source], t.dense_dim())
+    if torch_fakes.is_traceable_wrapper_subclass(t):
+        yield from _subclass_guards(source, t)
+
+
+def _subclass_guards(source: Any, t: Any) -> Iterator[Guard]:
+    yield check_guard("flatten", [source], flattened(t))
+    attr_source = torch_dynamo.dynamo_source().AttrSource
+    for name in t.__tensor_flatten__()[0]:
+        inner = getattr(t, name)
+        if isinstance(inner, torch.Tensor):
+            yield from tensor_guards(attr_source(source, name), inner)
+        else:
+            yield constant_guard(attr_source(source, name), inner)
+
+
+# --- identity and shared memory -------------------------------------------------------------------
+
+
+def alias_guards(tensors: Sequence[tuple[Any, torch.Tensor]]) -> Iterator[Guard]:
+    """Return guards on which sources are the same tensor, and which tensors share a storage.
+
+    Args:
+        tensors: all tensors of a scope with their sources, including repeated ones.
+    """
+    first: dict[int, Any] = {}
+    distinct: list[tuple[Any, torch.Tensor]] = []
+    for source, t in tensors:
+        earlier = first.setdefault(id(t), source)
+        if earlier is source:
+            distinct.append((source, t))
+        else:
+            yield check_guard("same object", [source, earlier], None)
+    groups: dict[int, list[Any]] = {}
+    for source, t in distinct:
+        if _has_plain_storage(t):
+            groups.setdefault(storage_of(t), []).append(source)
+    for group in groups.values():
+        yield from _one_storage(group)
+    if len(groups) > 1:
+        yield check_guard("separate storages", [group[0] for group in groups.values()], None)
+
+
+def _has_plain_storage(t: torch.Tensor) -> bool:
+    return tensor_state.has_storage(t) and not torch_fakes.is_traceable_wrapper_subclass(t)
+
+
+def _one_storage(sources: Sequence[Any]) -> Iterator[Guard]:
+    for i, source in enumerate(sources[1:], 1):
+        yield check_guard("same storage", [source, sources[0]], None)
+        for earlier in sources[:i]:
+            yield check_guard("other object", [source, earlier], None)
+
+
+def overlap_guard(entry: Any) -> Guard | None:
+    """Return the guard for AOTAutograd's assumption about overlap of tensors in one storage.
+
+    Method: ``StorageOverlap`` of ``torch/_guards.py`` (torch 2.13). ``None`` for other entries, which
+    `alias_guards` covers.
+    """
+    if not isinstance(entry, torch_dynamo.StorageOverlap):
+        return None
+    apart = len(entry.overlapping_sources)
+    sources = [*entry.overlapping_sources, *entry.non_overlapping_sources]
+    return check_guard("overlap", sources, None, argument=apart)
+
+
+# --- torch's global state -------------------------------------------------------------------------
+
+
+def mode_guards() -> Iterator[Guard]:
+    """Return guards on the global state of torch that a trace depends on, as it is now."""
+    yield check_guard("grad mode", [], torch.is_grad_enabled())
+    yield check_guard("inference mode", [], torch.is_inference_mode_enabled())
+    yield check_guard("default dtype", [], torch.get_default_dtype())
+    yield check_guard("deterministic", [], torch.are_deterministic_algorithms_enabled())
+    yield check_guard("matmul precision", [], torch.get_float32_matmul_precision())
+    for kind in ("cpu", "cuda"):
+        yield check_guard("autocast", [], torch.is_autocast_enabled(kind), argument=kind)
+        if torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
+            yield check_guard("autocast dtype", [], dtype, argument=kind)
