@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torch_fakeify.compat import torch_dynamo
+from torch_fakeify.compat import torch_dynamo, torch_symbols
 from torch_fakeify.encoding.modes import apply_modes
 from torch_fakeify.encoding.sources import decode_source
 from torch_fakeify.errors import CaptureError
@@ -96,6 +96,7 @@ class FrameGuards:
     """The conditions under which a graph may be used, as its ``ShapeEnv`` has them at the time.
 
     Args:
+        records: of the inputs.
         inputs: the fake inputs.
         sources: their sources.
         same_objects: pairs of sources at which one object must be.
@@ -106,6 +107,7 @@ class FrameGuards:
 
     def __init__(
         self,
+        records: Sequence[InputDesc],
         inputs: Sequence[Any],
         sources: Sequence[Any],
         same_objects: Sequence[tuple[Any, Any]],
@@ -116,11 +118,12 @@ class FrameGuards:
     ) -> None:
         rows = list(zip(sources, inputs, strict=True))
         with apply_modes(modes):
-            found = list(mode_guards())
+            found = list(mode_guards(hidden=True))
         tensors = [(source, value) for source, value in rows if isinstance(value, torch.Tensor)]
-        for source, value in rows:
+        for (source, value), record in zip(rows, records, strict=True):
             found += _number_type(source, value)
-            found += tensor_guards(source, value) if isinstance(value, torch.Tensor) else ()
+            if isinstance(value, torch.Tensor):
+                found += tensor_guards(source, value, record.tensor)
         found += [check_guard("same object", pair, None) for pair in same_objects]
         self._before = found
         self._after = list(alias_guards(tensors))
@@ -141,7 +144,8 @@ class FrameGuards:
         if env is not None:
             state = len(env.guards), int(env._version_counter), dict(env.var_to_range)
         if self._guards is None or state != self._state:
-            sizes = [] if env is None else shape_guards(env, self._numbers, whole=self._whole)
+            facts = torch_symbols.ShapeEnv() if env is None else env
+            sizes = shape_guards(facts, self._numbers, whole=self._whole)
             self._guards, self._state = Guards([*self._before, *sizes, *self._after]), state
         return self._guards
 

@@ -180,7 +180,13 @@ class Instance:
     def _frame_guards(
         self, sources: Sequence[Any], pairs: Sequence[tuple[Any, Any]], *, whole: bool
     ) -> FrameGuards:
-        return FrameGuards(self.inputs, sources, pairs, self.shape_env, self.modes, whole=whole)
+        converter, self._converter = self._converter, self._new_converter()
+        try:
+            inputs = self._made_inputs()  # a backend may have changed the sizes of the others
+        finally:
+            self._converter = converter
+        records = self._input_records
+        return FrameGuards(records, inputs, sources, pairs, self.shape_env, self.modes, whole=whole)
 
     def bind(
         self,
@@ -221,6 +227,8 @@ class Instance:
     def compile(self, backend: str | Callable[..., Any] | None = None) -> Compiled:
         """Compile the graph with a Dynamo backend, see `Capture.compile`.
 
+        A graph whose output is one value, as of a piece that ``split_module`` makes, is compiled with a
+        tuple of it; the function returns the value.
         A backend owns its graph and may change it: compile an instance once. A
         backend that cannot have a float as a symbol asks Dynamo to trace again with the float as a
         constant; here the instance is rebuilt with it, and ``specialized`` has the constants.
@@ -230,7 +238,7 @@ class Instance:
             CaptureError: there is no such backend here, or the frame needs process groups that this
                 process does not have: see `Capture.fake_world`.
         """
-        compiler_fn = self._at_level(choose_backend(self.desc, backend))
+        compiler_fn = _with_single_output(self._at_level(choose_backend(self.desc, backend)))
         specializing = torch_dynamo.scalar_specializations()
         # The session is of the process: only who has the lock may begin and end one.
         with (
@@ -377,6 +385,24 @@ class Instance:
         marks = desc.tensor.marks
         if marks is not None and marks.static_input_type is not None:
             fx_node.meta["tensor_dict"] = {"_dynamo_static_input_type": marks.static_input_type}
+
+
+def _with_single_output(compiler_fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a compiler that also takes a graph whose output is one value, as of a piece of a graph.
+
+    Dynamo's graphs return tuples, which AOTAutograd requires.
+    """
+
+    def compile_graph(gm: torch.fx.GraphModule, inputs: list[Any]) -> Compiled:
+        (output,) = gm.graph.find_nodes(op="output")
+        if not isinstance(output.args[0], torch.fx.Node):
+            return compiler_fn(gm, inputs)
+        output.args = ((output.args[0],),)
+        gm.recompile()
+        compiled = compiler_fn(gm, inputs)
+        return lambda *values: compiled(*values)[0]
+
+    return compile_graph
 
 
 def without_operations(desc: CaptureDesc) -> CaptureDesc:

@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 
     import torch
 
+    from torch_fakeify.records.frame import InputDesc
     from torch_fakeify.records.shape_env import ShapeEnvDesc
+    from torch_fakeify.records.tensor import SourceDesc
 
 __all__ = ["capture", "capture_of", "describe_frame"]
 
@@ -117,10 +119,7 @@ def describe_frame(
         modes=describe_modes(),
         fake_mode=FakeModeDesc() if fake_mode is None else describe_fake_mode(fake_mode),
         parameter_sources=tuple((n, encode_source(s)) for n, s in param_sources.items()),
-        same_objects=tuple(
-            (encode_source(one), encode_source(other))
-            for one, other in torch_dynamo.same_objects(torch_dynamo.TracingContext.try_get())
-        ),
+        same_objects=_same_objects(inputs),
         shape_env=None if shape_env is None else _snapshot(shape_env, paths),
         torch_version=torch_dynamo.torch_version(),
         operator_modules=operator_modules(gm),
@@ -131,6 +130,22 @@ def describe_frame(
         state="not compiled",
     )
     return redact_scalars(desc) if constants == "none" else desc
+
+
+def _same_objects(inputs: Sequence[InputDesc]) -> tuple[tuple[SourceDesc, SourceDesc], ...]:
+    """Return the pairs of sources with one object that is an input, or that has inputs as parts."""
+    names: set[str] = set()
+    for each in inputs:
+        source = each.source
+        while source is not None:
+            names.add(source.name)
+            source = source.base
+    pairs = torch_dynamo.same_objects(torch_dynamo.TracingContext.try_get())
+    return tuple(
+        (encode_source(one), encode_source(other))
+        for one, other in pairs
+        if one.name in names or other.name in names
+    )
 
 
 def _file_name(paths: Literal["short", "full"]) -> Callable[[str], str]:

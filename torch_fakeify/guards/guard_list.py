@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, overload
 
+from torch_fakeify.errors import CaptureError
 from torch_fakeify.records.guards import CheckDesc, GuardsDesc
 from torch_fakeify.serialization.document import dumps, loads
 
 from .conditions import Guard, decode_check
-from .scope import Scope
+from .scope import FIX, Scope
 from .size_guards import decode_size_guard
 
 if TYPE_CHECKING:
@@ -50,13 +51,39 @@ class Guards(Sequence[Guard]):
     def __str__(self) -> str:
         return "\n".join(map(str, self._guards))
 
-    def check(self, scope: Mapping[str, Any]) -> bool:
-        """Whether all guards hold for a scope."""
-        return self.failing(scope) is None
+    def check(
+        self,
+        scope: Mapping[str, Any],
+        *,
+        globals: Mapping[str, Any] | None = None,  # noqa: A002
+    ) -> bool:
+        """Whether all guards hold for a scope.
 
-    def failing(self, scope: Mapping[str, Any]) -> Guard | None:
-        """The first guard that does not hold for a scope, or ``None``."""
-        seen = scope if isinstance(scope, Scope) else Scope(scope)
+        Args:
+            scope: the arguments by name.
+            globals: the globals of the function's module, for guards on them.
+
+        Raises:
+            CaptureError: a guard is on a value that is not there.
+        """
+        return self.failing(scope, globals=globals) is None
+
+    def failing(
+        self,
+        scope: Mapping[str, Any],
+        *,
+        globals: Mapping[str, Any] | None = None,  # noqa: A002
+    ) -> Guard | None:
+        """The first guard that does not hold for a scope, or ``None``.
+
+        Args:
+            scope: as for `check`.
+            globals: as for `check`.
+
+        Raises:
+            CaptureError: a guard is on a value that is not there.
+        """
+        seen = scope if isinstance(scope, Scope) else Scope(scope, globals)
         guard = None
         try:
             for guard in self._guards:
@@ -64,6 +91,14 @@ class Guards(Sequence[Guard]):
                     return guard
         except (ArithmeticError, AttributeError):
             return guard  # a division by zero; the base of a tensor that is no view
+        except LookupError as error:
+            where = None if guard is None else guard.text
+            raise CaptureError(
+                "a guard is on a value that is not in the scope",
+                where=where,
+                found=f"{type(error).__name__}: {error}",
+                fix=FIX,
+            ) from error
         return None
 
     @property

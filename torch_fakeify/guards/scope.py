@@ -14,12 +14,17 @@ from torch_fakeify.errors import CaptureError, UnsupportedValueError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["Reader", "Scope", "read", "reader_of"]
+__all__ = ["FIX", "Reader", "Scope", "read", "reader_of"]
 
 Reader: TypeAlias = "Callable[[Scope], Any]"
 """A function from a scope to the value of a source."""
 
-_FIX = "Pass it under that name: the arguments in scope, the globals of the function's module in globals"
+FIX = "Pass it under that name: the arguments in scope, the globals of the function's module in globals"
+_OF_WRAPPER = ("L['fn']", "L['args']", "L['kwargs']")
+_FIX_OF_MODULE = (
+    'Dynamo calls a module of torch.nn itself by a wrapper: pass {"fn": module, "args": (x, ...), '
+    '"kwargs": {...}}'
+)
 
 
 class Scope(dict[str, Any]):
@@ -81,7 +86,7 @@ def _missing(source: Any, scope: Scope, error: Exception) -> CaptureError:
         where=source.name,
         expected=first.name,
         found=_found(first, scope, error),
-        fix=_FIX,
+        fix=_FIX_OF_MODULE if first.name in _OF_WRAPPER else FIX,
     )
 
 

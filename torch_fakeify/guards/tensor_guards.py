@@ -15,6 +15,8 @@ from .conditions import Guard, check_guard
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from torch_fakeify.records.tensor import MetaTensorDesc
+
 __all__ = [
     "alias_guards",
     "constant_guard",
@@ -38,31 +40,43 @@ def constant_guard(source: Any, value: Any) -> Guard:
     return check_guard("constant", [source], value)
 
 
-def tensor_guards(source: Any, t: torch.Tensor) -> Iterator[Guard]:
-    """Return guards on a tensor and its inner tensors, except sizes, strides and offsets."""
+def tensor_guards(
+    source: Any, t: torch.Tensor, desc: MetaTensorDesc | None = None
+) -> Iterator[Guard]:
+    """Return guards on a tensor and its inner tensors, except sizes, strides and offsets.
+
+    Args:
+        source: its source.
+        t: the tensor.
+        desc: its record, for a fake tensor: fake tensors are no inference tensors. Dynamo hides from
+            backends that a tensor is one, so that only a record that says so has a guard.
+    """
     yield type_guard(source, t)
     yield check_guard("dtype", [source], t.dtype)
     yield check_guard("device", [source], t.device)
     yield check_guard("layout", [source], t.layout)
     yield check_guard("ndim", [source], t.ndim)
     yield check_guard("requires_grad", [source], t.requires_grad)
-    yield check_guard("is_inference", [source], t.is_inference())
+    if desc is None or desc.is_inference:
+        is_inference = t.is_inference() if desc is None else True
+        yield check_guard("is_inference", [source], is_inference)
     yield check_guard("is_conj", [source], t.is_conj())
     yield check_guard("is_neg", [source], t.is_neg())
     if t.is_sparse or tensor_state.is_sparse_compressed(t.layout):
         yield check_guard("sparse_dim", [source], t.sparse_dim())
         yield check_guard("dense_dim", [source], t.dense_dim())
     if torch_fakes.is_traceable_wrapper_subclass(t):
-        yield from _subclass_guards(source, t)
+        yield from _subclass_guards(source, t, desc)
 
 
-def _subclass_guards(source: Any, t: Any) -> Iterator[Guard]:
+def _subclass_guards(source: Any, t: Any, desc: MetaTensorDesc | None) -> Iterator[Guard]:
     yield check_guard("flatten", [source], flattened(t))
+    records = dict(desc.subclass.tensors) if desc is not None and desc.subclass is not None else {}
     attr_source = torch_dynamo.dynamo_source().AttrSource
     for name in t.__tensor_flatten__()[0]:
         inner = getattr(t, name)
         if isinstance(inner, torch.Tensor):
-            yield from tensor_guards(attr_source(source, name), inner)
+            yield from tensor_guards(attr_source(source, name), inner, records.get(name))
         else:
             yield constant_guard(attr_source(source, name), inner)
 
@@ -121,10 +135,15 @@ def overlap_guard(entry: Any) -> Guard | None:
 # --- torch's global state -------------------------------------------------------------------------
 
 
-def mode_guards() -> Iterator[Guard]:
-    """Return guards on the global state of torch that a trace depends on, as it is now."""
+def mode_guards(*, hidden: bool = False) -> Iterator[Guard]:
+    """Return guards on the global state of torch that a trace depends on, as it is now.
+
+    Args:
+        hidden: whether Dynamo has left inference mode, as it does before it calls a backend.
+    """
     yield check_guard("grad mode", [], torch.is_grad_enabled())
-    yield check_guard("inference mode", [], torch.is_inference_mode_enabled())
+    if torch.is_inference_mode_enabled() or not hidden:
+        yield check_guard("inference mode", [], torch.is_inference_mode_enabled())
     yield check_guard("default dtype", [], torch.get_default_dtype())
     yield check_guard("deterministic", [], torch.are_deterministic_algorithms_enabled())
     yield check_guard("matmul precision", [], torch.get_float32_matmul_precision())

@@ -8,7 +8,7 @@ sympy orders them by name.
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import msgspec
 from typing_extensions import override
@@ -75,7 +75,13 @@ def compile_key(desc: CaptureDesc, kind: FingerprintKind = "content") -> str:
 
 
 def canonical_form(desc: CaptureDesc, kind: FingerprintKind = "content") -> dict[str, Any]:
-    """Return the content that is hashed, as JSON-like data that is equal for equal frames."""
+    """Return the content that is hashed, as JSON-like data that is equal for equal frames.
+
+    Raises:
+        ValueError: there is no such kind.
+    """
+    if kind not in get_args(FingerprintKind):
+        raise ValueError(f"a fingerprint is of 'content' or 'structure', not {kind!r}")
     canonical = _Canonical() if kind == "content" else _Structure()
     aot = {} if desc.aot is None else {"aot": [desc.aot.kind, desc.aot.forward_outputs]}
     return {
