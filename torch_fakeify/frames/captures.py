@@ -418,16 +418,6 @@ class Capture:
             CaptureError: the scope lacks a value, which the error names; a guard does not hold; or the
                 inputs have no sources, as those of a graph that neither Dynamo nor a frontend made.
             UnsupportedValueError: an input is no argument or global, such as a random number.
-
-        Example:
-            >>> with tfk.recording("frames", inner="eager") as frames:
-            ...     result = torch.compile(lambda x, y: x @ y, backend=frames.backend)(
-            ...         torch.ones(2, 3), torch.ones(3)
-            ...     )
-            >>> capture = frames[0]
-            >>> inputs = capture.bind({"x": torch.ones(2, 3), "y": torch.ones(3)})
-            >>> capture.compile("eager")(*inputs)[0]
-            tensor([3., 3.])
         """
         return self._input_instance().bind(scope, globals=globals, check=check)
 
