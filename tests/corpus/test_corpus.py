@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
 import pytest
+import torch
+from captured_frames import captures_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from places import GOLDEN
@@ -533,3 +535,20 @@ def test_results_that_cannot_be_read_or_written_are_refused(
         with pretending(Pretended()):
             assert cli.main(["replay", *options]) == 2
         assert error in capsys.readouterr().err
+
+
+def test_equal_layers_are_compiled_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Frames that differ only in where their weights come from are replayed once, and counted so."""
+    first, second = (torch.nn.Linear(3, 3) for _ in range(2))
+    with torch.no_grad():
+        captures = [
+            captures_of(fn, (torch.ones(2, 3),))[0]
+            for fn in (lambda x: first(x).relu(), lambda x: second(x).relu())
+        ]
+    for name, capture in zip("ab", captures, strict=True):
+        capture.save(tmp_path / f"{name}.fkf")
+    assert len({capture.fingerprint() for capture in captures}) == 2
+    rows = tmp_path / "rows.jsonl"
+    assert cli.main(["replay", str(tmp_path), "--backend", "eager", "--jsonl", str(rows)]) == 0
+    assert [row.same_as for row in read_rows(rows)] == [None, "a.fkf"]
+    assert "1 of them are the same frame as another one" in capsys.readouterr().out

@@ -181,6 +181,15 @@ def _with_stubs(capture: Any) -> None:
                         node.target(*args, **kwargs)
 
 
+def _guards(instance: Any) -> None:
+    """Write and read the guards of a frame, and ask them about no arguments, and about fake ones."""
+    instance.check_inputs(instance.inputs)
+    if all(each.source is not None for each in instance.desc.inputs):
+        guards = tfk.frontend.Guards.loads(instance.guards.dumps())
+        with contextlib.suppress(tfk.CaptureError):
+            guards.failing({}, globals={})  # names what is missing
+
+
 def _value(node: torch.fx.Node) -> Any:
     return node.meta.get("example_value", node.meta.get("val"))
 
@@ -191,7 +200,8 @@ STEPS: dict[str, tuple[Callable[[Any], Any], ...]] = {
         _show,
         _show_json,
         lambda capture: capture.fingerprint(),
-        lambda capture: capture.instantiate(),
+        lambda capture: capture.fingerprint("structure"),
+        lambda capture: _guards(capture.instantiate()),
     ),
     "fresh": (lambda capture: capture.instantiate(fresh=True),),
     "materialize": (lambda capture: capture.materialize(max_bytes=MADE),),
