@@ -54,7 +54,8 @@ def answer_of(facts: Sequence[Any], condition: Any, prover: Any = implication) -
     """
     index = prover.FactIndex(facts, prover.WorkCounter())
     for negated in (False, True):
-        if index.implies(index.table.condition(condition, negated), without=None):
+        wanted = index.table.condition(condition, negated)
+        if index.implies_by_bounds(wanted) or index.implies(wanted, without=None):
             return not negated
     return None
 

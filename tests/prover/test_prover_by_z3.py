@@ -53,6 +53,11 @@ class Mutation(NamedTuple):
 
 BY_HAND = (
     Pair("maximum", (U[0] <= 3, U[1] <= 3), sympy_functions.Max(U[0], U[1], U[2]) <= 3),
+    Pair(
+        "quotient",
+        (U[0] >= 8, U[1] >= 2, U[1] <= 4),
+        sympy_functions.FloorDiv(U[0], U[1]) >= 3,
+    ),
     Pair("minimum", (U[0] >= 3, U[1] >= 3), sympy_functions.Min(U[0], U[1], U[2]) >= 3),
 )
 """Conditions that do not follow, and are seldom among random ones."""
@@ -80,9 +85,23 @@ MUTATIONS = {
         "self.splits.extend(p for p in either(least[:2]) if",
     ),
     "products have no signs": Mutation(
-        "lemmas",
+        "intervals",
         "if a_low is None or b_low is None or a_low < 0 or b_low < 0:",
         "if a_low is None or b_low is None:",
+    ),
+    "a power of a negative number is positive": Mutation(
+        "intervals",
+        "if low is not None and low >= 0:\n            return low**",
+        "if low is not None:\n            return low**",
+    ),
+    "a quotient is of the least divisor": Mutation(
+        "intervals", "floor(Fraction(low) / most)", "floor(Fraction(low) / least)"
+    ),
+    "a maximum has the bound of one argument": Mutation(
+        "intervals", "max(known) if len(known) == len(highs) else None", "max(known, default=None)"
+    ),
+    "an interval ends before its bound": Mutation(
+        "intervals", "(strict and low == bound)", "low == bound"
     ),
     "a fraction is rounded down alone": Mutation(
         "refutation",

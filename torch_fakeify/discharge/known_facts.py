@@ -235,13 +235,21 @@ class Knowledge:
         except KeyError:
             pass
         parts = self._index.table.condition(expr)
-        answer: bool | None = None
-        for wanted in _possible(env, expr):
-            if self._index.implies(parts if wanted else self._negated(expr), without=None):
-                answer = wanted
-                break
+        answer: bool | None
+        if self._index.implies_by_bounds(parts):
+            answer = True
+        elif self._index.implies_by_bounds(self._negated(expr)):
+            answer = False
+        else:
+            answer = self._proved(env, expr, parts)
         self._answers[expr] = answer
         return answer
+
+    def _proved(self, env: Any, expr: Any, parts: Any) -> bool | None:
+        for wanted in _possible(env, expr):
+            if self._index.implies(parts if wanted else self._negated(expr), without=None):
+                return wanted
+        return None
 
     def forget_answers(self) -> None:
         """Forget the answers, which are cached until the facts change."""

@@ -15,11 +15,12 @@ from bisect import bisect_left, insort
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
+from .intervals import Interval, Intervals
 from .polynomials import FALSE, AtomTable, Either, all_rows
 from .refutation import Refuter, WorkCounter, opposite
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import sympy
 
@@ -177,6 +178,46 @@ class FactIndex:
         is_plain = all(self.table.is_symbol(mono) for mono, _ in part.coeffs)
         return [] if is_plain else sorted(self.table.symbols_of(part.coeffs))
 
+    def implies_by_bounds(self, parts: Sequence[Part]) -> bool:
+        """Whether a condition follows from the bounds of its variables alone, by interval arithmetic."""
+        return self._is_within(parts, lambda _: True, {})
+
+    def _is_within(
+        self, parts: Sequence[Part], may_use: Callable[[int], bool], used: dict[int, None]
+    ) -> bool:
+        """Whether a condition follows from bounds.
+
+        Args:
+            parts: the condition.
+            may_use: whether the fact at a position may be used.
+            used: gets the positions of the facts whose bounds were looked at.
+        """
+
+        def bound(coeffs: tuple[tuple[Mono, int], ...]) -> Number | None:
+            for entry in self._tightest.get(coeffs, ()):
+                if may_use(entry.at):
+                    used[entry.at] = None
+                    return entry.bound
+            return None
+
+        def bounds_of(mono: Mono) -> Interval:
+            least, most = bound(((mono, -1),)), bound(((mono, 1),))
+            return None if least is None else -least, most
+
+        intervals = Intervals(self.table, bounds_of)
+        return all(intervals.refutes(opposite(self.table, [part])) for part in parts)
+
+    def _reasons_by_bounds(self, parts: Sequence[Part]) -> tuple[int, ...] | None:
+        """Positions of a minimal set of facts whose bounds imply a condition; ``None``: they do not."""
+        needed: dict[int, None] = {}
+        if not self._is_within(parts, lambda _: True, needed):
+            return None
+        for at in list(needed):
+            fewer = needed.keys() - {at}
+            if self._is_within(parts, fewer.__contains__, {}):
+                del needed[at]
+        return tuple(sorted(needed))
+
     def implies(self, parts: Sequence[Part], *, without: int | None) -> bool:
         """Whether a condition follows from the facts except the one at position ``without``."""
         self.refuter.begin_question()
@@ -198,7 +239,7 @@ class FactIndex:
             wrong = opposite(self.table, [part])
             near = self.near(wrong, None, MAX_NEIGHBOURS)
             if not self._refuted(wrong, near):
-                return None
+                return self._reasons_by_bounds(parts)
             asked.append((wrong, near))
         needed = dict.fromkeys(at for _, near in asked for at, _ in near)
         for at in reversed(needed.copy()):

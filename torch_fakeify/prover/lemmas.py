@@ -12,6 +12,7 @@ from itertools import product
 from math import floor
 from typing import TYPE_CHECKING
 
+from .intervals import times
 from .polynomials import FLOOR, MAX, AtomTable, Either, Poly, add, all_rows, either, multiply
 from .simplex import Mono, Number, Row
 
@@ -103,7 +104,7 @@ class Lemmas:
         low, high = self.low.get(mono), self.high.get(mono)
         if len(mono) < 2:
             return low, high
-        least, most = _times(self._range(mono[:1]), self._range(mono[1:]))
+        least, most = times(self._range(mono[:1]), self._range(mono[1:]))
         if all(mono.count(a) % 2 == 0 for a in mono):
             least = 0 if least is None else max(0, least)
         return _tighter(low, least, _max), _tighter(high, most, _min)
@@ -213,16 +214,3 @@ def _tighter(
     if a is None or b is None:
         return b if a is None else a
     return pick(a, b)
-
-
-def _times(
-    a: tuple[Number | None, Number | None], b: tuple[Number | None, Number | None]
-) -> tuple[Number | None, Number | None]:
-    """Bounds of a product from the bounds of its two factors."""
-    ends = [x * y for x in a for y in b if x is not None and y is not None]
-    if len(ends) == 4:
-        return min(ends), max(ends)
-    a_low, b_low = a[0], b[0]
-    if a_low is None or b_low is None or a_low < 0 or b_low < 0:
-        return None, None
-    return a_low * b_low, None
