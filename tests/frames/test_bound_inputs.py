@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 import torch
 from captured_frames import captures_of
+from functorch import make_fx
 from program_zoo import programs
+from torch.testing._internal.two_tensor import TwoTensor
 
 import torch_fakeify as tfk
 
@@ -127,6 +129,11 @@ class Layers(torch.nn.Module):
         for layer in self.layers:
             x = layer(x) * self.scale
         return x * factor + extra["y"][0] + TABLE.sum() * n
+
+
+def two(*size: int) -> TwoTensor:
+    """Return a wrapper of two tensors."""
+    return TwoTensor(torch.ones(size), torch.ones(size))
 
 
 def arguments(rows: int = 3, **changes: Any) -> dict[str, Any]:
@@ -329,6 +336,27 @@ def test_views_of_one_base() -> None:
     assert apart.check(whole) is None
     assert shared.check(whole) is not None
     assert apart.check(views) is not None
+
+
+def test_two_wrappers_are_not_one() -> None:
+    """A frame for two wrapper subclasses is not one for a wrapper that is passed twice."""
+
+    def fn(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return a + b
+
+    (capture,) = captures_of(fn, (two(3), two(3)))
+    one = two(3)
+    assert capture.check({"a": two(3), "b": two(3)}) is None
+    assert str(capture.check({"a": one, "b": one})) == "len({id(t) for t in (L['a'], L['b'])}) == 2"
+
+
+def test_a_constant_that_a_trace_took_in_is_checked() -> None:
+    """``make_fx`` makes a number part of the graph, and leaves an input for it."""
+    gm = make_fx(lambda x, n: x * n)(torch.ones(3), 2)
+    instance = tfk.capture(gm, [torch.ones(3), 2]).instantiate()
+    assert instance.check_inputs([torch.ones(3), 2]) is None
+    found = instance.check_inputs([torch.ones(3), 5])
+    assert str(found) == "type(L['n_1']) is int and L['n_1'] == 2"
 
 
 # --- numbers and arrays -----------------------------------------------------------------------------

@@ -139,6 +139,20 @@ def test_wrapper_subclasses_decide_alike() -> None:
     assert str(read.failing({"x": wrong})) == "L['x'].dtype == torch.float32"
 
 
+def test_two_sparse_tensors_are_not_one() -> None:
+    """Tensors without a storage of their own are told apart by identity."""
+
+    def sparse() -> torch.Tensor:
+        return torch.eye(3).to_sparse()
+
+    guards = frontend.describe({"a": sparse(), "b": sparse()}).guards
+    one = sparse()
+    for found in (guards, again(guards)):
+        assert found.check({"a": sparse(), "b": sparse()})
+        failing = found.failing({"a": one, "b": one})
+        assert str(failing) == "len({id(t) for t in (L['a'], L['b'])}) == 2"
+
+
 def test_a_guard_of_the_frontend_has_no_record() -> None:
     """It is named, and the others can be written without it."""
     own = Guard("L['x'].shape[0] < 9", lambda scope: scope["x"].shape[0] < 9)

@@ -30,6 +30,7 @@ def guards_of_checks() -> list[frontend.Guard]:
         check_guard("not nan", [X], None),
         check_guard("same object", [X, Y], None),
         check_guard("other object", [X, Y], None),
+        check_guard("separate objects", [X, Y], None),
         check_guard("same storage", [X, Y], None),
         check_guard("separate storages", [X, Y], None),
         check_guard("overlap", [X, Y], None, argument=1),

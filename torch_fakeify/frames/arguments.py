@@ -14,7 +14,12 @@ from torch_fakeify.guards.conditions import check_guard
 from torch_fakeify.guards.guard_list import Guards
 from torch_fakeify.guards.scope import read
 from torch_fakeify.guards.size_guards import numbers_of, shape_guards
-from torch_fakeify.guards.tensor_guards import alias_guards, mode_guards, tensor_guards
+from torch_fakeify.guards.tensor_guards import (
+    alias_guards,
+    constant_guard,
+    mode_guards,
+    tensor_guards,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FrameGuards", "bind", "check_arguments", "names_of", "same_objects", "sources_of"]
 
+_CONSTANTS = (bool, int, float, str, type(None))
 _NUMBERS = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 """The Python type of a symbolic number."""
 
@@ -122,6 +128,8 @@ class FrameGuards:
         tensors = [(source, value) for source, value in rows if isinstance(value, torch.Tensor)]
         for (source, value), record in zip(rows, records, strict=True):
             found += _number_type(source, value)
+            if isinstance(value, _CONSTANTS):  # what traced the graph may have made it part of that
+                found.append(constant_guard(source, value))
             if isinstance(value, torch.Tensor):
                 found += tensor_guards(source, value, record.tensor)
         found += [check_guard("same object", pair, None) for pair in same_objects]

@@ -425,6 +425,11 @@ CHECKS: Mapping[str, Check] = types.MappingProxyType(
         "not nan": _Holds(lambda number: not math.isnan(number), "not math.isnan({0})"),
         "same object": _Holds(lambda a, b: a is b, "{0} is {1}", sources=2),
         "other object": _Holds(lambda a, b: a is not b, "{0} is not {1}", sources=2),
+        "separate objects": _Holds(
+            lambda *values: len(set(map(id, values))) == len(values),
+            "len({{id(t) for t in ({names})}}) == {count}",
+            sources=None,
+        ),
         "same storage": _Holds(
             lambda a, b: storage_of(a) == storage_of(b),
             "{0}.untyped_storage()._cdata == {1}.untyped_storage()._cdata",

@@ -99,9 +99,14 @@ def alias_guards(tensors: Sequence[tuple[Any, torch.Tensor]]) -> Iterator[Guard]
         else:
             yield check_guard("same object", [source, earlier], None)
     groups: dict[int, list[Any]] = {}
+    others: list[Any] = []
     for source, t in distinct:
         if _has_plain_storage(t):
             groups.setdefault(storage_of(t), []).append(source)
+        else:
+            others.append(source)
+    if len(others) > 1:
+        yield check_guard("separate objects", others, None)
     for group in groups.values():
         yield from _one_storage(group)
     if len(groups) > 1:

@@ -30,6 +30,7 @@ CheckName: TypeAlias = Literal[
     "not nan",
     "same object",
     "other object",
+    "separate objects",
     "same storage",
     "separate storages",
     "overlap",
