@@ -251,6 +251,16 @@ def test_missing_parts_and_globals_are_named(frame: tuple[Layers, tfk.Capture]) 
         capture.bind(short, globals=globals())
 
 
+def test_a_scope_that_is_no_mapping_is_refused(frame: tuple[Layers, tfk.Capture]) -> None:
+    """Positional arguments, or a module in place of its globals, are one error that says what is taken."""
+    _, capture = frame
+    for ask in (capture.bind, capture.check):
+        with pytest.raises(tfk.CaptureError, match=r"the scope is no mapping .* found list"):
+            ask([torch.ones(3)])  # pyright: ignore[reportArgumentType]
+        with pytest.raises(tfk.CaptureError, match=r"the globals is no mapping .* found module"):
+            ask(arguments(), globals=torch)  # pyright: ignore[reportArgumentType]
+
+
 def test_a_graph_without_sources_says_so() -> None:
     """Its inputs can be checked in their order instead."""
     capture = tfk.capture(torch.fx.symbolic_trace(lambda x: x + 1), [torch.ones(3)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import weakref
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -12,7 +13,7 @@ from torch_fakeify.compat import torch_dynamo
 from torch_fakeify.errors import CaptureError, UnsupportedValueError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
 __all__ = ["FIX", "Reader", "Scope", "read", "reader_of"]
 
@@ -33,6 +34,9 @@ class Scope(dict[str, Any]):
     Args:
         arguments: the arguments by name.
         globals: the globals of the function's module by name; ``G`` in guards.
+
+    Raises:
+        CaptureError: one of them is no mapping.
     """
 
     def __init__(
@@ -40,6 +44,13 @@ class Scope(dict[str, Any]):
         arguments: Mapping[str, Any],
         globals: Mapping[str, Any] | None = None,  # noqa: A002
     ) -> None:
+        for name, values in (("scope", arguments), ("globals", globals)):
+            if values is not None and not isinstance(values, Mapping):
+                raise CaptureError(
+                    f"the {name} is no mapping from names to values",
+                    expected='such as {"x": x}',
+                    found=type(values).__name__,
+                )
         super().__init__(arguments)
         self.globals = globals
         self._parts: dict[str, Any] = {}
