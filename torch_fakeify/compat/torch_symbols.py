@@ -48,7 +48,7 @@ from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.singleton_int import SingletonInt
 from torch.utils._sympy.symbol import SymT, make_symbol, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRangeError, ValueRanges
-from torch.utils._traceback import CapturedTraceback
+from torch.utils._traceback import CapturedTraceback, format_frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

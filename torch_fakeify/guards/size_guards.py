@@ -264,9 +264,16 @@ def _is_trivial(expr: sympy.Basic) -> bool:
 
 
 def _user_location(location: Any) -> Any | None:
-    """A location; ``None`` if it is in this package."""
+    """A location with torch's text of its frame; ``None`` if it is in this package.
+
+    The text has no path to torch, so that guards are the same text and bytes on all machines.
+    """
     frame = getattr(location, "framework_loc", None)
-    return None if getattr(frame, "filename", "").startswith(str(PACKAGE_DIR)) else location
+    if frame is None or isinstance(frame, str):
+        return location
+    if frame.filename.startswith(str(PACKAGE_DIR)):
+        return None
+    return torch_symbols.SLoc(torch_symbols.format_frame(frame), location.maybe_user_loc)
 
 
 def _is_argument(source: Any) -> bool:
