@@ -271,6 +271,18 @@ UNUSUAL_VIEWS: dict[str, Any] = {
     "narrower": lambda: torch.empty(3, 4).view(torch.int16),
     "imaginary part": lambda: torch.empty(3, dtype=torch.complex64).conj().imag,
     "conjugate": lambda: torch.empty(3, 2, dtype=torch.complex64).mT.conj(),
+    # Torch compares the strides of four and five dims with those of channels last.
+    "real of four dims": lambda: torch.view_as_real(
+        torch.empty_strided((2, 1, 1, 3), (7, 4, 7, 7), dtype=torch.complex64)
+    ),
+    "real of no elements": lambda: torch.view_as_real(
+        torch.empty_strided((0, 1, 0, 1), (0, 2, 0, 4), dtype=torch.complex64)
+    ),
+    "of five dims that requires grad": lambda: (
+        torch.empty_strided((3, 3, 1, 3, 3), (20, 7, 2, 4, 20))
+        .view(3, 3, 1, 3, 3)
+        .requires_grad_()[None]
+    ),
 }
 
 

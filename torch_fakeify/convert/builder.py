@@ -143,7 +143,7 @@ class TensorBuilder(ABC):
 
         Args:
             base: the base.
-            d: its description.
+            d: the description of the view.
             replayed: whether the recorded view operators run, or ``as_strided``.
         """
 
@@ -504,7 +504,7 @@ class TensorBuilder(ABC):
         try:
             is_wrapper = torch_fakes.is_traceable_wrapper_subclass(base)
             replayed = is_wrapper or self._kind(d) is Kind.SUBCLASS
-            with self._view_operator_mode(base, d.base, replayed=replayed):
+            with self._view_operator_mode(base, d, replayed=replayed):
                 made = self._view_of(base, d, source, context, replayed=replayed)
             torch_dispatch.set_creation_meta(made, self._creation_meta(d))
         finally:
@@ -555,10 +555,11 @@ class TensorBuilder(ABC):
 
     def _alias_of_base(self, base: Any) -> Any:
         """An alias of the base, which may require grad where the base does not."""
-        with torch.no_grad(), self._suppressed():
+        with torch.no_grad():
             if torch_fakes.is_traceable_wrapper_subclass(base):
-                return identity_view(base)
-            return base.as_strided(base.size(), base.stride(), base.storage_offset())
+                with self._suppressed():
+                    return identity_view(base)
+            return base.view(base.shape)
 
     @abstractmethod
     def _view_dtype(self, base: Any, base_record: Any, dtype: torch.dtype, d: Any) -> Any:
