@@ -568,6 +568,26 @@ class MetaConverter(TensorBuilder):
         if d.nested_int is not None:
             made.nested_int_memo = self._nested_ints.symbol(d.nested_int)
 
+    def _wrapped(
+        self,
+        d: MetaTensorDesc,
+        size: Any,
+        stride: Any,
+        source: Source | None,
+        context: SymbolicContext | None,
+    ) -> Any:
+        made = super()._wrapped(d, size, stride, source, context)
+        # Its class may take `requires_grad` of the inner tensors.
+        if made.requires_grad and not d.requires_grad:
+            if not made.is_leaf:
+                raise ConvertError(
+                    "__tensor_unflatten__ gave a tensor with a gradient function",
+                    where=self._where(d),
+                    expected="one that does not require grad",
+                )
+            made.requires_grad = False
+        return made
+
     def _inner_wrapper(
         self, d: MetaTensorDesc, source: Source | None, context: SymbolicContext | None
     ) -> Any:
