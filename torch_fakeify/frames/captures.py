@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
 
     import torch
+    from torch.export import ExportedProgram
 
     from torch_fakeify.compat.backends import Compiled
     from torch_fakeify.guards.conditions import Guard
@@ -318,6 +319,27 @@ class Capture:
             return
         writer = f"{written_by(self.producer, recorded)} wrote the file, this is torch {running}"
         error.fix = f"{(error.fix or 'Use the versions that wrote it').rstrip('.')}: {writer}"
+
+    def exported_program(
+        self,
+        state_dict: Mapping[str, Any] | None = None,
+        constants: Mapping[str, Any] | None = None,
+    ) -> ExportedProgram:
+        """The program of ``torch.export`` that was recorded: its graph, signature, ranges and guards.
+
+        Args:
+            state_dict: its parameters and persistent buffers by name; without one they are fake
+                tensors, and the program can be transformed, compiled and saved, but not run.
+            constants: its other tensors by name, as ``ExportedProgram.constants``; those whose data is
+                recorded need not be given.
+
+        Raises:
+            CaptureError: the frame is not of an exported program, a tensor is not given, or the
+                arguments of the program have a structure without a record.
+            FormatError: the signature does not fit the graph, or has names that cannot be in code.
+            UnknownNameError: no library that is imported has the verifier of the program's dialect.
+        """
+        return self.instantiate().exported_program(state_dict, constants)
 
     def compile(
         self,

@@ -7,8 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
+from torch.fx.graph import CodeGen
 
-from torch_fakeify.compat import aot_compilers, backends, torch_dynamo, torch_symbols
+from torch_fakeify.compat import (
+    aot_compilers,
+    backends,
+    torch_dynamo,
+    torch_graphs,
+    torch_symbols,
+)
 from torch_fakeify.convert.converter import MetaConverter
 from torch_fakeify.convert.validate import where_of
 from torch_fakeify.encoding.contexts import Contexts
@@ -25,6 +32,7 @@ from torch_fakeify.records.devices import DeviceMap
 from torch_fakeify.records.graph import GraphModuleDesc, NodeDesc
 from torch_fakeify.records.rename import rename_symbols
 from torch_fakeify.render.frame_views import frame_summary
+from torch_fakeify.render.text import level_text
 from torch_fakeify.shape_env.snapshot import restore
 
 from .arguments import FrameGuards, bind, check_arguments, names_of, same_objects, sources_of
@@ -33,6 +41,8 @@ from .process_groups import check_world
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence, Set
+
+    from torch.export import ExportedProgram
 
     from torch_fakeify.compat.backends import Compiled
     from torch_fakeify.guards.conditions import Guard
@@ -94,7 +104,7 @@ class Instance:
         self._converter = self._new_converter()
         self._retarget, self._moves = retarget, bool(retarget)
         self._decode_sources(desc)
-        self._input_records = desc.inputs
+        self._input_records, self._export = desc.inputs, desc.export
         self.inputs = self._made_inputs()
         if original is not None and fresh_env is not None:
             with wrap_torch_errors("$.shape_env"):
@@ -213,6 +223,32 @@ class Instance:
         bind(self.desc, found)  # names what is missing
         return self.guards.failing(found)
 
+    def exported_program(
+        self,
+        state_dict: Mapping[str, Any] | None = None,
+        constants: Mapping[str, Any] | None = None,
+    ) -> ExportedProgram:
+        """The program that was exported, see `Capture.exported_program`; it shares the graph with the instance."""
+        from .exported import exported_program  # lazy: other frames need none of it
+
+        if self._export is None:
+            raise CaptureError(
+                "the frame is not an exported program",
+                expected="a capture of tfk.capture(program), of an ExportedProgram",
+                found=level_text(self.desc),
+                fix="Use gm and inputs of the instance, or compile it",
+            )
+        with wrap_torch_errors("$.export"):
+            return exported_program(
+                self._export,
+                self.gm,
+                self._input_records,
+                self.inputs,
+                self.shape_env,
+                state_dict=state_dict,
+                constants=constants,
+            )
+
     @contextmanager
     def active(self) -> Generator[None, None, None]:
         """Set torch's global state as it is when Dynamo calls a backend for this frame."""
@@ -228,7 +264,8 @@ class Instance:
         """Compile the graph with a Dynamo backend, see `Capture.compile`.
 
         A graph whose output is one value, as of a piece that ``split_module`` makes, is compiled with a
-        tuple of it; the function returns the value.
+        tuple of it; the function returns the value. A graph with structured arguments, as of ``make_fx`` or of
+        an exported program's ``module()``, is compiled with flat ones.
         A backend owns its graph and may change it: compile an instance once. A
         backend that cannot have a float as a symbol asks Dynamo to trace again with the float as a
         constant; here the instance is rebuilt with it, and ``specialized`` has the constants.
@@ -238,7 +275,7 @@ class Instance:
             CaptureError: there is no such backend here, or the frame needs process groups that this
                 process does not have: see `Capture.fake_world`.
         """
-        compiler_fn = _with_single_output(self._at_level(choose_backend(self.desc, backend)))
+        compiler_fn = _with_flat_output(self._at_level(choose_backend(self.desc, backend)))
         specializing = torch_dynamo.scalar_specializations()
         # The session is of the process: only who has the lock may begin and end one.
         with (
@@ -387,20 +424,26 @@ class Instance:
             fx_node.meta["tensor_dict"] = {"_dynamo_static_input_type": marks.static_input_type}
 
 
-def _with_single_output(compiler_fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a compiler that also takes a graph whose output is one value, as of a piece of a graph.
+def _with_flat_output(compiler_fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a compiler that also takes graphs that return no tuple, which AOTAutograd requires.
 
-    Dynamo's graphs return tuples, which AOTAutograd requires.
+    These are pieces of a graph, whose output is one value, and graphs with structured arguments and
+    outputs, of ``make_fx`` and ``torch.export``, which are compiled with flat ones.
     """
 
     def compile_graph(gm: torch.fx.GraphModule, inputs: list[Any]) -> Compiled:
         (output,) = gm.graph.find_nodes(op="output")
-        if not isinstance(output.args[0], torch.fx.Node):
+        is_one = isinstance(output.args[0], torch.fx.Node)
+        is_structured = isinstance(gm.graph._codegen, torch_graphs.PyTreeCodeGen)
+        if not is_one and not is_structured:
             return compiler_fn(gm, inputs)
-        output.args = ((output.args[0],),)
+        if is_one:
+            output.args = ((output.args[0],),)
+        if is_structured:
+            gm.graph.set_codegen(CodeGen())
         gm.recompile()
         compiled = compiler_fn(gm, inputs)
-        return lambda *values: compiled(*values)[0]
+        return (lambda *values: compiled(*values)[0]) if is_one else compiled
 
     return compile_graph
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
+from torch.export import ExportedProgram
 
 from torch_fakeify.compat import torch_dynamo
 from torch_fakeify.compat.torch_graphs import operator_modules
@@ -27,6 +28,7 @@ from torch_fakeify.serialization.capture_file import encode_with_short_paths
 from torch_fakeify.shape_env.snapshot import snapshot
 
 from .captures import Capture
+from .exported import describe_export, with_guard_nodes, with_sources
 from .process_groups import describe_world
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ __all__ = ["capture", "capture_of", "describe_frame"]
 
 
 def capture(
-    gm: torch.fx.GraphModule,
+    gm: torch.fx.GraphModule | ExportedProgram,
     example_inputs: Sequence[Any] | None = None,
     *,
     constants: Literal["none", "small"] = "none",
@@ -55,13 +57,16 @@ def capture(
     the frame's symbolic contexts; elsewhere they may be fake tensors of one mode. No guard is added.
     Of tensor data only the elements of 0-dim tensors that torch tracks as symbols are read.
 
+    Of an ``ExportedProgram`` the signature and the ranges are recorded too: `Capture.exported_program` makes
+    it again. In the graph of its ``module()`` the call that checks the guards becomes nodes.
+
     Args:
-        gm: the graph, at torch level (Dynamo's) or at ATen level.
+        gm: the graph, at torch level (Dynamo's) or at ATen level, or an exported program.
         example_inputs: one for each placeholder; by default the placeholders' ``meta["val"]`` or
             ``meta["example_value"]``.
         constants: ``"small"`` also records the data of tensors of at most 4096 bytes that are
             attributes of the graph (``make_fx`` makes such); without their data the graph compiles
-            from its capture but does not run. It also records the values of 0-dim inputs that
+            from its capture but does not run. So it does for the constants of an exported program. It also records the values of 0-dim inputs that
             the frame does not depend on, which ``"none"`` replaces (`redact_scalars`).
         paths: ``"full"`` leaves absolute paths unchanged, in stacks and all other texts.
 
@@ -90,13 +95,19 @@ def capture_of(desc: CaptureDesc, *, paths: Literal["short", "full"]) -> Capture
 
 
 def describe_frame(
-    gm: torch.fx.GraphModule,
+    gm: torch.fx.GraphModule | ExportedProgram,
     example_inputs: Sequence[Any] | None,
     *,
     constants: Literal["none", "small"],
     paths: Literal["short", "full"],
 ) -> CaptureDesc:
     """Return the record of a frame; stacks may have absolute paths. Arguments and errors are those of `capture`."""
+    export = None
+    if isinstance(gm, ExportedProgram):
+        program, gm = gm, gm.graph_module
+        export = describe_export(program, data=constants == "small")
+    else:
+        program, gm = None, with_guard_nodes(gm)
     placeholders = [fx_node for fx_node in gm.graph.nodes if fx_node.op == "placeholder"]
     if example_inputs is None:
         example_inputs = traced_values(placeholders)
@@ -105,6 +116,8 @@ def describe_frame(
     shape_env = None if fake_mode is None else fake_mode.shape_env
     describer = MetaTensorDescriber(keep_nested_ints=True, keep_alive=True)
     inputs = describe_inputs(placeholders, example_inputs, describer, shape_env)
+    if program is not None:
+        inputs = with_sources(program, inputs)
     graph = encode_graph(
         gm,
         describer,
@@ -124,6 +137,7 @@ def describe_frame(
         torch_version=torch_dynamo.torch_version(),
         operator_modules=operator_modules(gm),
         operators=describe_operators(gm, INFERRED),
+        export=export,
         frame=None if code is None else str(code.co_name),
         world=describe_world(graph, inputs),
         surroundings=describe_surroundings(graph, inputs, paths=paths),

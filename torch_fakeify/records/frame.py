@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 from .fake_kernel import FakeKernelDesc
-from .graph import GraphModuleDesc
+from .graph import CallingDesc, GraphModuleDesc
 from .record import Record
 from .shape_env import ShapeEnvDesc
-from .tensor import MetaTensorDesc, SourceDesc, StackDesc, SymDesc, Value
+from .tensor import ExprDesc, MetaTensorDesc, SourceDesc, StackDesc, SymDesc, Value
 
 ConfigModule: TypeAlias = Literal[
     "torch._dynamo.config",
@@ -185,6 +185,79 @@ class AotGraphDesc(Record, frozen=True, kw_only=True):
     """Only of a joint graph: how many of its outputs are those of the forward graph, the first ones."""
 
 
+class ExportArgumentDesc(Record, frozen=True, kw_only=True):
+    """An ``ArgumentSpec`` of ``torch.export``: an input or output of a program, or of a module in it."""
+
+    kind: Literal["tensor", "int", "float", "bool", "constant", "token"]
+    """``int``, ``float`` and ``bool`` are symbolic numbers."""
+    name: str
+    """Of its node."""
+    value: Value = None
+    """Of a constant."""
+
+
+class ExportInputDesc(Record, frozen=True, kw_only=True):
+    """An ``InputSpec`` of ``torch.export``."""
+
+    kind: Literal["USER_INPUT", "PARAMETER", "BUFFER", "CONSTANT_TENSOR", "TOKEN"]
+    argument: ExportArgumentDesc
+    target: str | None = None
+    """The dotted name of a parameter, buffer or constant."""
+    persistent: bool | None = None
+    """Whether a buffer is in the ``state_dict``."""
+
+
+class ExportOutputDesc(Record, frozen=True, kw_only=True):
+    """An ``OutputSpec`` of ``torch.export``."""
+
+    kind: Literal[
+        "USER_OUTPUT",
+        "LOSS_OUTPUT",
+        "BUFFER_MUTATION",
+        "PARAMETER_MUTATION",
+        "GRADIENT_TO_PARAMETER",
+        "GRADIENT_TO_USER_INPUT",
+        "USER_INPUT_MUTATION",
+        "TOKEN",
+    ]
+    argument: ExportArgumentDesc
+    target: str | None = None
+    """The dotted name, or the name of the user's input, that has a new value or a gradient."""
+
+
+class ExportModuleDesc(Record, frozen=True, kw_only=True):
+    """A ``ModuleCallEntry`` of ``torch.export``: a module of the program, or, without a name, all of it."""
+
+    name: str
+    has_signature: bool = False
+    inputs: tuple[ExportArgumentDesc, ...] = ()
+    outputs: tuple[ExportArgumentDesc, ...] = ()
+    calling: CallingDesc | None = None
+    """The structure of its arguments and of its result; ``None`` if that has no record."""
+
+
+class ExportRangeDesc(Record, frozen=True, kw_only=True):
+    """The range of a size of an exported program, both ends included."""
+
+    expr: ExprDesc
+    lower: ExprDesc
+    upper: ExprDesc
+
+
+class ExportDesc(Record, frozen=True, kw_only=True):
+    """What an ``ExportedProgram`` has beside its graph."""
+
+    inputs: tuple[ExportInputDesc, ...]
+    outputs: tuple[ExportOutputDesc, ...]
+    modules: tuple[ExportModuleDesc, ...] = ()
+    ranges: tuple[ExportRangeDesc, ...] = ()
+    """``range_constraints``."""
+    dialects: tuple[str, ...] = ()
+    """The dialects of its verifiers, such as ``TRAINING`` and ``ATEN``."""
+    constants: tuple[tuple[str, bytes], ...] = ()
+    """Optional data of small constants, by target: elements in row-major order, little-endian."""
+
+
 class CaptureDesc(Record, frozen=True, kw_only=True):
     """A frame: all that is needed to compile it again, without code, weights or data."""
 
@@ -215,6 +288,8 @@ class CaptureDesc(Record, frozen=True, kw_only=True):
     """Every overload of these operators, for stubs where they are not registered."""
     aot: AotGraphDesc | None = None
     """Which graph of AOTAutograd it is; ``None`` for a graph that a Dynamo backend gets."""
+    export: ExportDesc | None = None
+    """What else the ``ExportedProgram`` has whose graph it is; ``None`` for all other graphs."""
     frame: str | None = None
     """Name of the user's function."""
     world: WorldDesc | None = None

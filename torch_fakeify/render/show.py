@@ -12,6 +12,7 @@ from torch_fakeify.records.metadata_keys import losses_of
 from torch_fakeify.records.tensor import ExprDesc, SymbolNode
 
 from .code import SourceLines, code_lines
+from .conventions import convention_rows
 from .readable_names import readable_frame
 from .surroundings import surrounding_rows
 from .tables import table_lines
@@ -131,7 +132,7 @@ def _expr(expr: ExprDesc) -> str:
 
 def heading_rows(desc: CaptureDesc) -> list[tuple[str, str]]:
     """Return what a frame is in a few pairs: function, torch and backend, size, ranks, result."""
-    level = "" if desc.aot is None else f"{level_text(desc)}, "
+    level = "" if desc.aot is None and desc.export is None else f"{level_text(desc)}, "
     graph_size = (
         f"{level}{_count(len(desc.graph.nodes), 'FX node')}, {_count(len(desc.inputs), 'input')}"
     )
@@ -139,6 +140,7 @@ def heading_rows(desc: CaptureDesc) -> list[tuple[str, str]]:
         ("frame", desc.frame or "?"),
         ("recorded", f"torch {desc.torch_version or '?'}, backend {backend_text(desc)}"),
         ("graph", graph_size),
+        *convention_rows(desc),
         *([] if desc.world is None else [("ranks", clip(_world_text(desc.world), _WIDEST))]),
         ("result", result_text(desc, qualified=True)),
     ]

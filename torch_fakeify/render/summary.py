@@ -16,6 +16,7 @@ from torch_fakeify.records.rewrite import walk
 from torch_fakeify.records.tensor import ExprDesc, MetaTensorDesc, SymbolNode
 
 from .code import SourceLines, operator_counts
+from .conventions import convention_rows
 from .failing_nodes import failing_lines
 from .readable_names import readable_frame
 from .show import backend_text, hint_text, input_text, location_text, mode_rows
@@ -146,11 +147,12 @@ def _failure_rows(
 
 def fact_rows(desc: CaptureDesc) -> Iterator[tuple[str, str]]:
     """Yield what a frame is: names of facts, with their values as text."""
-    level = "" if desc.aot is None else f", {level_text(desc)}"
+    level = "" if desc.aot is None and desc.export is None else f", {level_text(desc)}"
     yield "frame", f"{desc.frame or '?'}{level}"
     if desc.failure is None:
         yield "result", desc.state or "compiled"
         yield "backend", backend_text(desc)
+    yield from convention_rows(desc)
     yield "recorded", ", ".join([f"torch {desc.torch_version or '?'}", *machine_text(desc)])
     if desc.world is not None:
         yield "ranks", world_text(desc.world)

@@ -428,7 +428,9 @@ def stack_lines(stack: StackDesc) -> list[str]:
 
 
 def level_text(desc: CaptureDesc) -> str:
-    """Say whether a capture is what Dynamo gives to a backend, or which graph of AOTAutograd."""
+    """Say whether a capture is what Dynamo gives to a backend, an exported program, or which graph of AOTAutograd."""
+    if desc.export is not None:
+        return "exported program"
     return "frame of Dynamo" if desc.aot is None else f"{desc.aot.kind} graph of AOTAutograd"
 
 

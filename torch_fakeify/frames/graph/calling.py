@@ -21,6 +21,8 @@ from torch_fakeify.records.graph import CallingDesc
 from torch_fakeify.records.tensor import ListValue, OpaqueValue, TupleValue, TypeValue
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
     from torch_fakeify.records.tensor import Value
@@ -67,13 +69,30 @@ def encode_calling(graph: torch.fx.Graph, where: str) -> CallingDesc | None:
             fix="Flatten it: gm.graph.set_codegen(torch.fx.graph.CodeGen()).",
         )
     info = codegen.pytree_info
-    for name in info.orig_args:
+    return encode_structure(info.orig_args, info.in_spec, info.out_spec, where)
+
+
+def encode_structure(
+    arguments: Sequence[str], in_spec: Any, out_spec: Any | None, where: str
+) -> CallingDesc:
+    """Encode the structure of arguments and of a result.
+
+    Args:
+        arguments: names of the arguments.
+        in_spec: their ``TreeSpec``.
+        out_spec: that of the result; ``None`` if it is flat.
+        where: the path, for errors.
+
+    Raises:
+        UnsupportedValueError: a container, or a key of a dict, has no record.
+    """
+    for name in arguments:
         _check_argument(name, where)
     return CallingDesc(
-        arguments=tuple(info.orig_args),
-        in_spec=_encode_spec(info.in_spec, where, 0),
-        out_spec=None if info.out_spec is None else TupleValue(
-            items=(_encode_spec(info.out_spec, where, 0),)
+        arguments=tuple(arguments),
+        in_spec=_encode_spec(in_spec, where, 0),
+        out_spec=None if out_spec is None else TupleValue(
+            items=(_encode_spec(out_spec, where, 0),)
         ),
     )  # fmt: skip
 
@@ -86,6 +105,17 @@ def decode_calling(d: CallingDesc, where: str) -> CodeGen:
     """
     if d.boxed:
         return torch_graphs.BoxedCodeGen()
+    arguments, in_spec, out_spec = decode_structure(d, where)
+    info = torch_graphs.PyTreeInfo(arguments, in_spec, out_spec)
+    return torch_graphs.PyTreeCodeGen(info)
+
+
+def decode_structure(d: CallingDesc, where: str) -> tuple[list[str], Any, Any | None]:
+    """Decode the names of arguments, their ``TreeSpec``, and that of the result.
+
+    Raises:
+        FormatError: a name is no identifier, or a structure is malformed.
+    """
     for i, name in enumerate(d.arguments):
         _check_argument(name, f"{where}.arguments[{i}]")
     if len(set(d.arguments)) != len(d.arguments):
@@ -95,9 +125,7 @@ def decode_calling(d: CallingDesc, where: str) -> CodeGen:
         if not isinstance(d.out_spec, TupleValue) or len(d.out_spec.items) != 1:
             raise FormatError("not a structure", where=f"{where}.out_spec")
         out_spec = _decode_spec(d.out_spec.items[0], f"{where}.out_spec", 0)
-    in_spec = _decode_spec(d.in_spec, f"{where}.in_spec", 0)
-    info = torch_graphs.PyTreeInfo(list(d.arguments), in_spec, out_spec)
-    return torch_graphs.PyTreeCodeGen(info)
+    return list(d.arguments), _decode_spec(d.in_spec, f"{where}.in_spec", 0), out_spec
 
 
 def _check_argument(name: str, where: str) -> None:

@@ -151,7 +151,7 @@ def _read(tensor: torch.Tensor) -> bytes | None:
 
 
 @functools.cache
-def _reserved() -> frozenset[str]:
+def reserved() -> frozenset[str]:
     """Attributes of every module, which no record may replace."""
     return frozenset(dir(torch_graphs.LazyGraphModule(torch.nn.Module(), torch.fx.Graph())))
 
@@ -192,7 +192,7 @@ def attach(
         tensor = convert(desc)
         if name in data:
             if desc.id not in real:
-                real[desc.id] = _fill(tensor, desc, data[name], here)
+                real[desc.id] = fill(tensor, desc, data[name], here)
             tensor = real[desc.id]
         writer.add_tensor(name, tensor, desc, d, here)
     for _, desc in d.tensors:
@@ -252,11 +252,11 @@ class _Writer:
 
     def _check_free(self, owner: torch.nn.Module, part: str, name: str, where: str) -> None:
         taken = (vars(owner), owner._parameters, owner._buffers, owner._modules)
-        if part in _reserved() or any(part in found for found in taken):
+        if part in reserved() or any(part in found for found in taken):
             raise FormatError("a name is taken", where=where, found=repr(name))
 
 
-def _fill(tensor: torch.Tensor, desc: MetaTensorDesc, data: bytes, where: str) -> torch.Tensor:
+def fill(tensor: torch.Tensor, desc: MetaTensorDesc, data: bytes, where: str) -> torch.Tensor:
     """Make a real tensor with recorded data; return the fake one if it is not strided on the CPU."""
     size = tuple(n for n in desc.size if isinstance(n, int))
     stride = tuple(n for n in desc.stride if isinstance(n, int))

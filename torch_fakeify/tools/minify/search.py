@@ -132,6 +132,7 @@ def minify(
     with as_file(capture) as path:
         desc = read_capture(path, limits=Limits.none() if trust else None)
         refuse_joint(desc, path_of(capture))
+    desc = msgspec.structs.replace(desc, export=None)  # a smaller graph has another signature
     chosen = choose_sizes(desc, sizes) if sizes else None
     request = {
         "task": "try",

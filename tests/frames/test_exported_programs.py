@@ -1,0 +1,451 @@
+"""Programs of ``torch.export``: captured, made again elsewhere, and compiled."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim, ExportedProgram, export
+
+import torch_fakeify as tfk
+from torch_fakeify.records.tensor import SourceDesc
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from torch_fakeify.records.frame import CaptureDesc, ExportDesc
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.isinstance.treespec, LeafSpec:FutureWarning"  # of copying a program, by torch
+)
+
+
+class Layers(nn.Module):
+    """Has parameters, persistent and other buffers, constants, and changes a buffer and an argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("other", torch.ones(4), persistent=False)
+        self.constant = torch.full((4,), 2.0)
+
+    def forward(self, x: torch.Tensor, d: dict[str, Any], *, k: int = 2) -> Any:
+        """A dict of a tensor and a size."""
+        self.count.add_(1)
+        x.add_(1)
+        bias = torch.tensor([1.0, 2.0, 3.0, 4.0]) + self.constant + self.other
+        return {"y": self.linear(x) * k + bias + d["z"].sum(), "n": x.shape[0]}
+
+
+class Tied(nn.Module):
+    """Has one weight twice, and modules in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
+        self.layers[1].weight = self.layers[0].weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Both layers."""
+        return self.layers[1](self.layers[0](x).relu())
+
+
+class Calls(nn.Module):
+    """Takes a tuple and a list, and returns a nested result."""
+
+    def forward(self, pair: tuple[torch.Tensor, list[torch.Tensor]], s: float) -> Any:
+        """A tuple with a list and a dict in it."""
+        left, (right,) = pair
+        return (left + right * s, [left - right, {"both": left}])
+
+
+class Chooses(nn.Module):
+    """Has a higher-order operator whose branches are graphs."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """One of two branches."""
+        return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+
+
+class Selects(nn.Module):
+    """Has a size that depends on data, and a runtime assert about it."""
+
+    def forward(self, x: torch.Tensor, n: torch.Tensor) -> Any:
+        """The first rows, and the positions that are not zero."""
+        size = n.item()
+        torch._check(size >= 1)
+        torch._check(size <= x.shape[0])
+        return x[:size] * 2, x.nonzero()
+
+
+def numbers(*size: int) -> torch.Tensor:
+    """A tensor filled by position."""
+    return torch.arange(float(torch.Size(size).numel())).reshape(size) - 3
+
+
+class Case(NamedTuple):
+    """A program with calls that it takes, and calls that it refuses."""
+
+    module: Callable[[], nn.Module]
+    args: Callable[[], tuple[Any, ...]]
+    shapes: Any
+    kwargs: dict[str, Any] | None = None
+    calls: tuple[Callable[[], tuple[Any, ...]], ...] = ()
+    refused: tuple[Callable[[], tuple[Any, ...]], ...] = ()
+
+
+CASES = {
+    "layers": Case(
+        Layers,
+        lambda: (numbers(6, 4), {"z": torch.ones(3)}),
+        {"x": {0: Dim("b", min=3, max=64)}, "d": {"z": {0: Dim.DYNAMIC}}, "k": None},
+        {"k": 2},
+        calls=(lambda: (numbers(5, 4), {"z": torch.ones(7)}),),
+        refused=(
+            lambda: (numbers(65, 4), {"z": torch.ones(7)}),
+            lambda: (numbers(5, 5), {"z": torch.ones(7)}),
+        ),
+    ),
+    "tied": Case(
+        Tied,
+        lambda: (numbers(2, 3),),
+        {"x": {0: Dim.AUTO}},
+        calls=(lambda: (numbers(7, 3),),),
+        refused=(lambda: (numbers(7, 4),),),
+    ),
+    "derived": Case(
+        lambda: nn.ReLU(),
+        lambda: (numbers(6, 4),),
+        ({0: 2 * Dim("half", min=1, max=8)},),
+        calls=(lambda: (numbers(8, 4),),),
+        refused=(lambda: (numbers(18, 4),),),
+    ),
+    "structured": Case(
+        Calls,
+        lambda: ((numbers(4), [numbers(4)]), 2.5),
+        None,
+        calls=(lambda: ((numbers(4), [numbers(4) * 2]), 2.5),),
+        refused=(lambda: ((numbers(5), [numbers(5)]), 2.5),),
+    ),
+    "branches": Case(
+        Chooses,
+        lambda: (numbers(6),),
+        {"x": {0: Dim.AUTO}},
+        calls=(lambda: (numbers(9),), lambda: (-numbers(9),)),
+    ),
+    "data": Case(
+        Selects,
+        lambda: (numbers(6), torch.tensor(4)),
+        {"x": {0: Dim.AUTO}, "n": None},
+        calls=(lambda: (numbers(9), torch.tensor(2)),),
+        refused=(lambda: (numbers(3), torch.tensor(7)),),
+    ),
+}
+
+
+def exported(name: str, level: str = "training") -> ExportedProgram:
+    """The program of a case, as exported or as decomposed."""
+    case = CASES[name]
+    torch.manual_seed(0)
+    program = export(case.module(), case.args(), case.kwargs, dynamic_shapes=case.shapes)
+    return program if level == "training" else program.run_decompositions()
+
+
+def through_a_file(capture: tfk.Capture, folder: Path) -> tfk.Capture:
+    """The capture after it was saved and read."""
+    capture.save(folder / "program.fkf")
+    return tfk.Capture.load(folder / "program.fkf")
+
+
+def outcome(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    """Result, changed arguments and buffers of a call, or its error as text."""
+    try:
+        result = module(*args, **(kwargs or {}))
+    except (AssertionError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return result, args, dict(module.named_buffers())
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    """Compare outcomes."""
+    one, structure = torch.utils._pytree.tree_flatten(found)
+    other, expected_structure = torch.utils._pytree.tree_flatten(expected)
+    assert structure == expected_structure
+    for a, b in zip(one, other, strict=True):
+        assert type(a) is type(b)
+        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+# --- a program, a capture, a program --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", ["training", "decomposed"])
+@pytest.mark.parametrize("name", CASES)
+def test_a_program_is_made_again(name: str, level: str, tmp_path: Path) -> None:
+    """Its graph, signature, ranges, guards and calls are those of the program that was exported."""
+    case, program = CASES[name], exported(name, level)
+    capture = through_a_file(tfk.capture(program), tmp_path)
+    again = capture.exported_program(program.state_dict, program.constants)
+    assert str(again.graph) == str(program.graph)
+    assert again.graph_signature == program.graph_signature
+    assert again.range_constraints == program.range_constraints
+    assert again.dialect == program.dialect
+    assert again.module_call_graph == program.module_call_graph
+    for make in (case.args, *case.calls, *case.refused):
+        one, other = copy.deepcopy(program).module(), copy.deepcopy(again).module()
+        expected = outcome(one, make(), case.kwargs)
+        assert_same(outcome(other, make(), case.kwargs), expected)
+        assert isinstance(expected, str) == (make in case.refused)
+
+
+@pytest.mark.parametrize("name", ["layers", "tied", "branches"])
+def test_it_can_be_saved_decomposed_and_unflattened(name: str, tmp_path: Path) -> None:
+    """Torch does with it what it does with the program itself."""
+    case, program = CASES[name], exported(name)
+    capture = through_a_file(tfk.capture(program), tmp_path)
+    again = capture.exported_program(program.state_dict, program.constants)
+    torch.export.save(again, tmp_path / "again.pt2")
+    loaded = torch.export.load(tmp_path / "again.pt2")
+    make = case.calls[0]
+    expected = outcome(copy.deepcopy(program).module(), make(), case.kwargs)
+    assert_same(outcome(loaded.module(), make(), case.kwargs), expected)
+    functional = again.run_decompositions()
+    assert str(functional.graph_signature) == str(exported(name, "decomposed").graph_signature)
+    flat = torch.export.unflatten(again)(*make(), **(case.kwargs or {}))
+    assert_same(flat, expected[0])
+
+
+def test_modules_keep_their_calling_conventions(tmp_path: Path) -> None:
+    """A module whose signature was preserved has it again."""
+    args = (numbers(2, 3),)
+    program = export(Tied(), args, preserve_module_call_signature=("layers.0",), strict=True)
+    again = through_a_file(tfk.capture(program), tmp_path).exported_program(program.state_dict)
+    signatures = {entry.fqn: entry.signature for entry in again.module_call_graph}
+    assert signatures["layers.0"] is not None
+    assert again.module_call_graph == program.module_call_graph
+
+
+SCRIPT = """
+import sys
+import torch
+import torch_fakeify as tfk
+
+capture = tfk.Capture.load(sys.argv[1])
+program = capture.exported_program()
+print(type(program).__name__, program.dialect, len(program.state_dict))
+weight = program.state_dict["linear.weight"]
+print(isinstance(weight, torch.nn.Parameter), program.example_inputs[0][0].device)
+functional = program.run_decompositions()
+print([spec.kind.name for spec in functional.graph_signature.output_specs])
+out = capture.compile("aot_eager")(*capture.materialize(sizes={"x.size(0)": 5}))
+print(len(out), tuple(out[0].shape), "Layers" in globals())
+"""
+
+
+def test_another_process_needs_neither_module_nor_weights(tmp_path: Path) -> None:
+    """It has the program with fake tensors, transforms it, and compiles and runs its graph."""
+    tfk.capture(exported("layers"), constants="small").save(tmp_path / "program.fkf")
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "program.fkf")]
+    found = subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=180, cwd=tmp_path
+    )
+    assert found.stdout.splitlines() == [
+        "ExportedProgram TRAINING 3",
+        "True meta",
+        "['BUFFER_MUTATION', 'USER_INPUT_MUTATION', 'USER_OUTPUT', 'USER_OUTPUT']",
+        "2 (5, 4) False",
+    ]
+
+
+def test_constants_are_recorded_by_choice(tmp_path: Path) -> None:
+    """With their data a program needs the ``state_dict`` and other buffers alone."""
+    program = exported("layers")
+    small = through_a_file(tfk.capture(program, constants="small"), tmp_path)
+    others = {"other": program.constants["other"]}
+    again = small.exported_program(program.state_dict, others)
+    case = CASES["layers"]
+    expected = outcome(copy.deepcopy(program).module(), case.args(), case.kwargs)
+    assert_same(outcome(again.module(), case.args(), case.kwargs), expected)
+    assert tfk.capture(program).desc.export.constants == ()  # type: ignore[union-attr]
+    with pytest.raises(tfk.CaptureError, match="not in constants; expected lifted_tensor_0; found other"):
+        tfk.capture(program).exported_program(program.state_dict, others)
+
+
+# --- by sources -----------------------------------------------------------------------------------
+
+
+def test_inputs_are_bound_to_the_module_and_the_arguments() -> None:
+    """Weights and buffers by the names that they have in the module, arguments by theirs."""
+    program = exported("layers")
+    capture = tfk.capture(program)
+    module, x, z = program.module(), numbers(5, 4), torch.ones(2)
+    scope = {"self": module, "x": x, "d": {"z": z}, "k": 2}
+    values = capture.bind(scope)
+    assert values[0] is module.linear.weight
+    assert values[2] is module.count
+    assert values[-3] is x
+    assert values[-2] is z
+    assert capture.check({**scope, "x": numbers(65, 4)}) is not None
+    assert capture.check({**scope, "k": 3}) is not None
+    with pytest.raises(tfk.CaptureError, match=r"expected L\['d'\]\['z'\]"):
+        capture.bind({**scope, "d": {}})
+    expected = copy.deepcopy(program).module()(x.clone(), {"z": z}, k=2)
+    found = capture.compile("eager")(*values)
+    assert torch.equal(found[0], expected["y"])
+
+
+# --- its module -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_module_of_a_program_is_captured_with_its_guards(name: str, tmp_path: Path) -> None:
+    """Its guards are nodes: compiled code refuses what the module refuses, with the same message."""
+    case, program = CASES[name], exported(name)
+    capture = through_a_file(tfk.capture(program.module(), constants="small"), tmp_path)
+    flatten = torch.utils._pytree.tree_leaves
+    for make in (case.args, *case.calls, *case.refused):
+        expected = outcome(copy.deepcopy(program).module(), make(), case.kwargs)
+        compiled = capture.compile("eager")
+        inputs = flatten((make(), case.kwargs or {}))
+        if isinstance(expected, str):
+            with pytest.raises((AssertionError, RuntimeError)) as caught:
+                compiled(*inputs)
+            assert str(caught.value) == expected.partition(": ")[2]
+        else:
+            assert_same(list(compiled(*inputs)), flatten(expected[0]))
+
+
+def test_the_module_itself_is_unchanged() -> None:
+    """A capture makes a copy of the graph."""
+    module = exported("layers").module()
+    before = str(module.graph)
+    tfk.capture(module)
+    assert str(module.graph) == before
+
+
+# --- what cannot be -------------------------------------------------------------------------------
+
+
+def changed(capture: tfk.Capture, **fields: Any) -> tfk.Capture:
+    """The capture with other fields of its program."""
+    export_desc = capture.desc.export
+    assert export_desc is not None
+    return tfk.Capture(
+        msgspec.structs.replace(capture.desc, export=msgspec.structs.replace(export_desc, **fields))
+    )
+
+
+def test_a_frame_that_is_no_program_is_refused() -> None:
+    """The error says how one gets a program."""
+    capture = tfk.capture(torch.fx.symbolic_trace(nn.ReLU()), [torch.ones(2)])
+    with pytest.raises(tfk.CaptureError, match="not an exported program; expected a capture of"):
+        capture.exported_program()
+
+
+def test_a_missing_weight_is_named() -> None:
+    """Not given are the others, so it is no program without data."""
+    program = exported("tied")
+    weights = {"layers.0.weight": program.state_dict["layers.0.weight"]}
+    with pytest.raises(tfk.CaptureError, match=r"not in state_dict; expected layers\.0\.bias"):
+        tfk.capture(program).exported_program(weights)
+    plain = {name: torch.ones(3, 3) for name in program.state_dict}
+    with pytest.raises(tfk.CaptureError, match="torch refuses the exported program") as caught:
+        tfk.capture(program).exported_program(plain)
+    assert "Pass the state_dict" in str(caught.value)
+
+
+class Point:
+    """A class that torch.export knows, and that a record does not."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+
+def test_a_structure_without_a_record_is_refused_where_it_is_needed() -> None:
+    """The graph of such a program compiles all the same."""
+    if Point not in torch.utils._pytree.SUPPORTED_NODES:
+        torch.utils._pytree.register_pytree_node(
+            Point,
+            lambda p: ([p.x], None),
+            lambda c, _: Point(*c),
+            serialized_type_name="tests.Point",
+        )
+
+    class Makes(nn.Module):
+        def forward(self, x: torch.Tensor) -> Point:
+            """A point."""
+            return Point(x + 1)
+
+    capture = tfk.capture(export(Makes(), (torch.ones(2),)))
+    assert capture.compile("eager")(torch.ones(2))[0].tolist() == [2, 2]
+    with pytest.raises(tfk.CaptureError, match="a structure without a record"):
+        capture.exported_program()
+
+
+def test_a_dialect_of_a_library_that_is_not_imported_is_named() -> None:
+    """As ExecuTorch's."""
+    capture = changed(tfk.capture(exported("tied")), dialects=("EDGE",))
+    with pytest.raises(tfk.UnknownNameError, match="'EDGE'"):
+        capture.exported_program()
+
+
+def hostile_target(desc: CaptureDesc, export_desc: ExportDesc) -> CaptureDesc:
+    """A parameter that would replace the class of the module."""
+    first = msgspec.structs.replace(export_desc.inputs[0], target="__class__")
+    inputs = (first, *export_desc.inputs[1:])
+    return msgspec.structs.replace(desc, export=msgspec.structs.replace(export_desc, inputs=inputs))
+
+
+def hostile_source(desc: CaptureDesc, _export_desc: ExportDesc) -> CaptureDesc:
+    """A key that would end the text in which torch puts it, and be code."""
+    key = "\"+__import__('os').system('echo run')+\""
+    base = SourceDesc(cls="LocalSource", name="L['x']", fields=(("local_name", "x"),))
+    item = SourceDesc(
+        cls="DictGetItemSource", name=f"L['x'][{key!r}]", base=base, fields=(("index", key),)
+    )
+    assert desc.shape_env is not None
+    symbols = tuple(
+        msgspec.structs.replace(symbol, sources=(item, *symbol.sources))
+        for symbol in desc.shape_env.symbols
+    )
+    env = msgspec.structs.replace(desc.shape_env, symbols=symbols)
+    return msgspec.structs.replace(desc, shape_env=env)
+
+
+def hostile_count(desc: CaptureDesc, export_desc: ExportDesc) -> CaptureDesc:
+    """A signature of another graph."""
+    return msgspec.structs.replace(
+        desc, export=msgspec.structs.replace(export_desc, inputs=export_desc.inputs[1:])
+    )
+
+
+def hostile_argument(desc: CaptureDesc, export_desc: ExportDesc) -> CaptureDesc:
+    """An argument whose name is code."""
+    first, *others = export_desc.modules
+    assert first.calling is not None
+    calling = msgspec.structs.replace(first.calling, arguments=("x=print('run')",))
+    modules = (msgspec.structs.replace(first, calling=calling), *others)
+    return msgspec.structs.replace(
+        desc, export=msgspec.structs.replace(export_desc, modules=modules)
+    )
+
+
+@pytest.mark.parametrize(
+    "change", [hostile_target, hostile_source, hostile_count, hostile_argument]
+)
+def test_a_hostile_program_is_refused(change: Any, tmp_path: Path, capfd: Any) -> None:
+    """With one error that says where, and without code of the file."""
+    desc = tfk.capture(exported("tied")).desc
+    assert desc.export is not None
+    capture = tfk.Capture(change(desc, desc.export))
+    with pytest.raises(tfk.FormatError):
+        through_a_file(capture, tmp_path).exported_program()
+    assert capfd.readouterr().out == ""
