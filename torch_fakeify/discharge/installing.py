@@ -159,6 +159,8 @@ class _Busy(threading.local):
     depth = 0
     answered: tuple[Any, bool] | None = None
     """A condition and the prover's answer to it."""
+    example: tuple[Any, bool] | None = None
+    """The condition that torch evaluates, and its value for the hints."""
 
 
 _busy = _Busy()
@@ -206,7 +208,9 @@ def _answer(env: Any, expr: Any) -> bool | None:
     if not (is_provable(env, expr) and _is_small(expr)):
         return None
     is_about_inputs = expr.free_symbols <= env.backed_var_to_val.keys()
-    return knowledge_of(env, inputs_only=is_about_inputs).answer(env, expr)
+    known = _busy.example
+    example = known[1] if known is not None and known[0] is expr else None
+    return knowledge_of(env, inputs_only=is_about_inputs).answer(env, expr, example)
 
 
 def _is_small(expr: Any) -> bool:
@@ -216,9 +220,15 @@ def _is_small(expr: Any) -> bool:
 def _learning(original: Any) -> Any:
     """Have the environment learn ranges and replacements from a condition, as from the guard left out."""
 
-    def _evaluate_expr(self: Any, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
+    def _evaluate_expr(
+        self: Any, orig_expr: Any, hint: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
         _busy.answered = None
-        result = original(self, orig_expr, *args, **kwargs)
+        _busy.example = (orig_expr, hint) if isinstance(hint, bool) else None
+        try:
+            result = original(self, orig_expr, hint, *args, **kwargs)
+        finally:
+            _busy.example = None
         answered, _busy.answered = _busy.answered, None
         if (
             answered is not None

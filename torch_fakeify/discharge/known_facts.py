@@ -27,7 +27,7 @@ from .operator_facts import operator_facts
 from .wording import condition_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 __all__ = ["Knowledge", "KnownFact", "Origin", "is_provable", "knowledge_of"]
 
@@ -227,36 +227,38 @@ class Knowledge:
         self._key_at[at] = key
         return True
 
-    def answer(self, env: Any, expr: Any) -> bool | None:
-        """Return whether a condition follows, or its negation (``False``); ``None`` if neither is found."""
+    def answer(self, env: Any, expr: Any, example: bool | None = None) -> bool | None:
+        """Return whether a condition follows, or its negation (``False``); ``None`` if neither is found.
+
+        Args:
+            env: the environment.
+            expr: the condition.
+            example: its value for the hints, if that is known: what follows from facts holds for them.
+        """
         self.update(env)
         try:
             return self._answers[expr]
         except KeyError:
             pass
-        parts = self._index.table.condition(expr)
-        answer: bool | None
-        if self._index.implies_by_bounds(parts):
-            answer = True
-        elif self._index.implies_by_bounds(self._negated(expr)):
-            answer = False
+        possible = (True, False) if example is None else (example,)
+        for wanted in possible:
+            if self._index.implies_by_bounds(self._index.table.condition(expr, not wanted)):
+                answer: bool | None = wanted
+                break
         else:
-            answer = self._proved(env, expr, parts)
+            answer = self._proved(expr, _possible(env, expr) if example is None else possible)
         self._answers[expr] = answer
         return answer
 
-    def _proved(self, env: Any, expr: Any, parts: Any) -> bool | None:
-        for wanted in _possible(env, expr):
-            if self._index.implies(parts if wanted else self._negated(expr), without=None):
+    def _proved(self, expr: Any, possible: Iterable[bool]) -> bool | None:
+        for wanted in possible:
+            if self._index.implies(self._index.table.condition(expr, not wanted), without=None):
                 return wanted
         return None
 
     def forget_answers(self) -> None:
         """Forget the answers, which are cached until the facts change."""
         self._answers.clear()
-
-    def _negated(self, expr: Any) -> Any:
-        return self._index.table.condition(expr, negated=True)
 
     def reasons(self, env: Any, expr: Any, *, negated: bool) -> list[KnownFact] | None:
         """Return a minimal set of facts from which a condition, or its negation, follows."""
