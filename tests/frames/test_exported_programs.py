@@ -22,10 +22,6 @@ if TYPE_CHECKING:
 
     from torch_fakeify.records.frame import CaptureDesc, ExportDesc
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.isinstance.treespec, LeafSpec:FutureWarning"  # of copying a program, by torch
-)
-
 
 class Layers(nn.Module):
     """Has parameters, persistent and other buffers, constants, and changes a buffer and an argument."""
@@ -275,7 +271,9 @@ def test_constants_are_recorded_by_choice(tmp_path: Path) -> None:
     expected = outcome(copy.deepcopy(program).module(), case.args(), case.kwargs)
     assert_same(outcome(again.module(), case.args(), case.kwargs), expected)
     assert tfk.capture(program).desc.export.constants == ()  # type: ignore[union-attr]
-    with pytest.raises(tfk.CaptureError, match="not in constants; expected lifted_tensor_0; found other"):
+    with pytest.raises(
+        tfk.CaptureError, match="not in constants; expected lifted_tensor_0; found other"
+    ):
         tfk.capture(program).exported_program(program.state_dict, others)
 
 
