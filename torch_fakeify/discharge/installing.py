@@ -28,7 +28,7 @@ from torch_fakeify.compat.torch_symbols import (
 from torch_fakeify.shape_env.rollback import clear_method_caches
 
 from .advice import advice_text
-from .known_facts import is_provable, knowledge_of
+from .known_facts import is_provable, knowledge_of, symbols_of_integers
 from .lines import note_line
 from .operator_facts import SIZE_FACTS, state_facts_of
 from .value_facts import forget_values, note_values
@@ -207,7 +207,8 @@ def _may_ask(
 def _answer(env: Any, expr: Any) -> bool | None:
     if not (is_provable(env, expr) and _is_small(expr)):
         return None
-    is_about_inputs = expr.free_symbols <= env.backed_var_to_val.keys()
+    symbols = symbols_of_integers(expr) or ()
+    is_about_inputs = all(symbol in env.backed_var_to_val for symbol in symbols)
     known = _busy.example
     example = known[1] if known is not None and known[0] is expr else None
     return knowledge_of(env, inputs_only=is_about_inputs).answer(env, expr, example)

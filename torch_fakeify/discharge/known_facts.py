@@ -85,17 +85,27 @@ _Key: TypeAlias = tuple[Any, ...]
 
 def is_provable(env: Any, expr: Any) -> bool:
     """Return whether a condition is about integers alone: no floats, no sizes of jagged tensors."""
-    return _is_integral(expr) and not any(
-        isinstance(env.backed_var_to_val.get(symbol), SingletonInt) for symbol in expr.free_symbols
+    symbols = symbols_of_integers(expr)
+    return symbols is not None and not any(
+        isinstance(env.backed_var_to_val.get(symbol), SingletonInt) for symbol in symbols
     )
 
 
 @lru_cache(maxsize=4096)
-def _is_integral(expr: Any) -> bool:
-    """Whether all symbols and functions are integers: quotients and roots are rounded by torch."""
-    return not expr.atoms(sympy.Float, SingletonInt) and all(
-        part.is_integer for part in expr.atoms(sympy.Symbol, sympy.Function)
-    )
+def symbols_of_integers(expr: Any) -> frozenset[Any] | None:
+    """Return the symbols of a condition; ``None`` if one of them or a function is no integer.
+
+    Torch rounds quotients and roots.
+    """
+    symbols: list[Any] = []
+    for part in sympy.preorder_traversal(expr):
+        if isinstance(part, sympy.Symbol):
+            symbols.append(part)
+        elif not isinstance(part, (sympy.Float, SingletonInt, sympy.Function)):
+            continue
+        if not part.is_integer or isinstance(part, (sympy.Float, SingletonInt)):
+            return None
+    return frozenset(symbols)
 
 
 def _keys(env: Any) -> dict[_Key, Any]:
