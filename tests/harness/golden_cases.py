@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import hostile_seeds
 import torch
 from captured_frames import captures_of
+from golden_exports import export_cases
 from golden_frontend import frontend_records
 from golden_records import record_cases
 from golden_tensors import tensor_cases
@@ -48,6 +49,7 @@ def cases() -> dict[str, Callable[[], Any]]:
     """The maker of each capture by name."""
     found = dict(tensor_cases())
     found.update(record_cases())
+    found.update(export_cases())
     for name in PROGRAMS:
         found[f"program_{name}"] = lambda name=name: hostile_seeds._capture(name)
     found["one_tensor_at_two_sources"] = _one_tensor_at_two_sources

@@ -12,7 +12,6 @@ from torch_fakeify.records.metadata_keys import losses_of
 from torch_fakeify.records.tensor import ExprDesc, SymbolNode
 
 from .code import SourceLines, code_lines
-from .conventions import convention_rows
 from .readable_names import readable_frame
 from .surroundings import surrounding_rows
 from .tables import table_lines
@@ -140,7 +139,6 @@ def heading_rows(desc: CaptureDesc) -> list[tuple[str, str]]:
         ("frame", desc.frame or "?"),
         ("recorded", f"torch {desc.torch_version or '?'}, backend {backend_text(desc)}"),
         ("graph", graph_size),
-        *convention_rows(desc),
         *([] if desc.world is None else [("ranks", clip(_world_text(desc.world), _WIDEST))]),
         ("result", result_text(desc, qualified=True)),
     ]
