@@ -190,6 +190,12 @@ def _guards(instance: Any) -> None:
             guards.failing({}, globals={})  # names what is missing
 
 
+def _program(capture: Any) -> None:
+    """Make an exported program again, with fake tensors."""
+    if capture.desc.export is not None:
+        capture.exported_program()
+
+
 def _value(node: torch.fx.Node) -> Any:
     return node.meta.get("example_value", node.meta.get("val"))
 
@@ -202,6 +208,7 @@ STEPS: dict[str, tuple[Callable[[Any], Any], ...]] = {
         lambda capture: capture.fingerprint(),
         lambda capture: capture.fingerprint("structure"),
         lambda capture: _guards(capture.instantiate()),
+        _program,
     ),
     "fresh": (lambda capture: capture.instantiate(fresh=True),),
     "materialize": (lambda capture: capture.materialize(max_bytes=MADE),),

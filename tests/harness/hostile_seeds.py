@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 from captured_frames import captures_of
+from golden_exports import export_cases
 from jagged_examples import jagged_attention
 from program_zoo import Program, programs
 from torch._subclasses import FakeTensorMode
@@ -117,6 +118,10 @@ def _aten() -> Any:
     return tfk.capture(gm, fakes, constants="small")
 
 
+def _exported() -> Any:
+    return export_cases()["exported_program"]()
+
+
 def _failed() -> Any:
     try:
         raise ValueError("no such kernel\nof two lines")
@@ -206,6 +211,7 @@ _OTHERS: dict[str, Callable[[], Any]] = {
     "jagged": _jagged,
     "sparse": _sparse,
     "aten": _aten,
+    "exported": _exported,
     "failed": _failed,
     "functorch": _functorch,
     "gone": _gone,
