@@ -300,6 +300,32 @@ def test_inputs_are_bound_to_the_module_and_the_arguments() -> None:
     assert torch.equal(found[0], expected["y"])
 
 
+class Both(nn.Module):
+    """Has two arguments whose sizes are tied."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Their sum."""
+        return x.sum() + y.sum()
+
+
+def test_sizes_that_are_tied_by_a_dim_of_no_argument_are_guarded() -> None:
+    """What the module refuses is refused, and an odd size, which the dim excludes."""
+    half = Dim("half", min=2, max=8)
+    shapes = {"x": {0: 2 * half}, "y": {0: 2 * half - 1}}
+    program = export(Both(), (numbers(8, 3), numbers(7)), dynamic_shapes=shapes)
+    capture, module = tfk.capture(program), program.module()
+    instance = capture.instantiate()
+    for n in range(2, 20):
+        for m in range(n - 2, n + 1):
+            args = numbers(n, 3), numbers(m)
+            is_taken = not isinstance(outcome(module, args, None), str) and n % 2 == 0
+            found = capture.check(dict(zip("xy", args, strict=True)))
+            assert (found is None) == is_taken, (n, m)
+            assert (instance.check_inputs(args) is None) == is_taken, (n, m)
+    read = tfk.frontend.Guards.loads(instance.guards.dumps())
+    assert str(read) == str(instance.guards)
+
+
 # --- its module -----------------------------------------------------------------------------------
 
 

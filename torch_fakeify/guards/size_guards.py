@@ -132,9 +132,10 @@ class _Writer:
             lasting = [source for source in sources if not source.is_ephemeral()]
             if lasting and _is_argument(lasting[0]):
                 self._sources.setdefault(symbol, lasting[0])
-        self._names = {
+        self._names: dict[sympy.Basic, Any] = {
             symbol: self._name(symbol, source) for symbol, source in self._sources.items()
         }
+        """What each symbol is over the sources."""
         self._named: dict[sympy.Basic, Any] = {
             self._names[symbol]: source for symbol, source in self._sources.items()
         }
@@ -152,6 +153,7 @@ class _Writer:
                 yield check_guard("not nan", [source], None)
             return
         name = self._name(expr, source)
+        self._solve(expr, name, source)
         if not self._can_read(expr):
             if not self._whole:
                 return
@@ -159,6 +161,26 @@ class _Writer:
         equal = sympy.Eq(name, expr.xreplace(self._names), evaluate=False)
         location = _user_location(self._env.replacements_slocs.get(expr))
         yield from self._unless_done(_size_guard(equal, {**self._named, name: source}, location))
+
+    def _solve(self, expr: Any, name: sympy.Symbol, source: Any) -> None:
+        """Express a dim of ``torch.export`` that no input holds, as in sizes of ``2*half``, by this number.
+
+        Args:
+            expr: the expression of the number.
+            name: the symbol that is named as its source.
+            source: the source.
+        """
+        unknown = expr.free_symbols - self._names.keys()
+        symbol: Any = next(iter(unknown), None)
+        if len(unknown) != 1 or not all(map(_is_dim, self._env.var_to_sources.get(symbol, [None]))):
+            return
+        factor = expr.coeff(symbol)
+        rest = expr - factor * symbol
+        if not isinstance(factor, sympy.Integer) or factor == 0 or rest.has(symbol):
+            return
+        quotient: Any = torch_symbols.sympy_functions.FloorDiv
+        self._names[symbol] = quotient(name - rest.xreplace(self._names), factor)
+        self._named[name] = source
 
     def fact(self, fact: Fact) -> Iterator[Guard]:
         """The guard for a fact, unless the graph must assert it."""
@@ -183,7 +205,7 @@ class _Writer:
             yield guard
 
     def _can_read(self, expr: sympy.Basic) -> bool:
-        return expr.free_symbols <= self._sources.keys()
+        return expr.free_symbols <= self._names.keys()
 
     def _is_jagged(self, fact: Fact) -> bool:
         """Whether a fact is the range of a jagged dim's size, a nested int."""
@@ -274,6 +296,11 @@ def _user_location(location: Any) -> Any | None:
     if frame.filename.startswith(str(PACKAGE_DIR)):
         return None
     return torch_symbols.SLoc(torch_symbols.format_frame(frame), location.maybe_user_loc)
+
+
+def _is_dim(source: Any) -> bool:
+    """Whether the source of a symbol is a ``Dim`` of ``torch.export``, which is no value of its own."""
+    return isinstance(source, torch_dynamo.dynamo_source().ConstantSource)
 
 
 def _is_argument(source: Any) -> bool:
