@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import pytest
+import sympy
 import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram, export
 
 import torch_fakeify as tfk
+from torch_fakeify.encoding.exprs import encode_expr
 from torch_fakeify.records.tensor import SourceDesc
 
 if TYPE_CHECKING:
@@ -231,8 +233,10 @@ def test_modules_keep_their_calling_conventions(tmp_path: Path) -> None:
 
 SCRIPT = """
 import sys
+import sympy
 import torch
 import torch_fakeify as tfk
+from torch_fakeify.encoding.exprs import encode_expr
 
 capture = tfk.Capture.load(sys.argv[1])
 program = capture.exported_program()
@@ -473,3 +477,19 @@ def test_a_hostile_program_is_refused(change: Any, tmp_path: Path, capfd: Any) -
     with pytest.raises(tfk.FormatError):
         through_a_file(capture, tmp_path).exported_program()
     assert capfd.readouterr().out == ""
+
+
+def test_facts_that_torch_cannot_compare_are_one_error() -> None:
+    """Guards of a frame in which a size is replaced by a truth value."""
+    desc = tfk.capture(exported("derived")).desc
+    assert desc.shape_env is not None
+    symbols = tuple(
+        symbol
+        if symbol.replacement is None
+        else msgspec.structs.replace(symbol, replacement=encode_expr(sympy.true))
+        for symbol in desc.shape_env.symbols
+    )
+    env = msgspec.structs.replace(desc.shape_env, symbols=symbols)
+    instance = tfk.Capture(msgspec.structs.replace(desc, shape_env=env)).instantiate()
+    with pytest.raises(tfk.CaptureError, match=r"\$\.shape_env: torch cannot rebuild"):
+        instance.check_inputs(instance.inputs)

@@ -9,7 +9,7 @@ import torch
 from torch_fakeify.compat import torch_dynamo, torch_symbols
 from torch_fakeify.encoding.modes import apply_modes
 from torch_fakeify.encoding.sources import decode_source
-from torch_fakeify.errors import CaptureError
+from torch_fakeify.errors import CaptureError, wrap_torch_errors
 from torch_fakeify.guards.conditions import check_guard
 from torch_fakeify.guards.guard_list import Guards
 from torch_fakeify.guards.scope import read
@@ -153,7 +153,8 @@ class FrameGuards:
             state = len(env.guards), int(env._version_counter), dict(env.var_to_range)
         if self._guards is None or state != self._state:
             facts = torch_symbols.ShapeEnv() if env is None else env
-            sizes = shape_guards(facts, self._numbers, whole=self._whole)
+            with wrap_torch_errors("$.shape_env"):
+                sizes = list(shape_guards(facts, self._numbers, whole=self._whole))
             self._guards, self._state = Guards([*self._before, *sizes, *self._after]), state
         return self._guards
 
