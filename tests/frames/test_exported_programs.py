@@ -483,13 +483,11 @@ def test_facts_that_torch_cannot_compare_are_one_error() -> None:
     """Guards of a frame in which a size is replaced by a truth value."""
     desc = tfk.capture(exported("derived")).desc
     assert desc.shape_env is not None
-    symbols = tuple(
-        symbol
-        if symbol.replacement is None
-        else msgspec.structs.replace(symbol, replacement=encode_expr(sympy.true))
-        for symbol in desc.shape_env.symbols
+    replacements = tuple(
+        msgspec.structs.replace(each, expr=encode_expr(sympy.true))
+        for each in desc.shape_env.replacements
     )
-    env = msgspec.structs.replace(desc.shape_env, symbols=symbols)
+    env = msgspec.structs.replace(desc.shape_env, replacements=replacements)
     instance = tfk.Capture(msgspec.structs.replace(desc, shape_env=env)).instantiate()
     with pytest.raises(tfk.CaptureError, match=r"\$\.shape_env: torch cannot rebuild"):
         instance.check_inputs(instance.inputs)
