@@ -18,6 +18,7 @@ import torch_fakeify as tfk
 from torch_fakeify.frames.capture_folders import CaptureFolder
 from torch_fakeify.frames.dynamo_recorder import start_recording, stop_recording
 from torch_fakeify.frames.process_recorder import ProcessRecorder
+from torch_fakeify.render.conventions import convention_rows
 from torch_fakeify.render.diff import differences
 from torch_fakeify.render.summary import summary_lines
 from torch_fakeify.tools.minify.search import minify
@@ -238,6 +239,25 @@ def test_kinds_are_different_frames(tmp_path: Path) -> None:
     assert "frame      norm, inference graph of AOTAutograd" in summary_lines(capture.desc)
     (difference,) = differences(capture.desc, other.desc)
     assert difference.text == "level: inference graph of AOTAutograd against frame of Dynamo"
+
+
+def test_show_says_what_inputs_and_outputs_are(tmp_path: Path) -> None:
+    """In the order of AOTAutograd: arguments and gradients of results, results and gradients of arguments."""
+    paths = recorded(norm, tmp_path, "aot_eager", grad=True, dynamic=False)
+    rows = [convention_rows(tfk.Capture.load(path).desc) for path in paths]
+    assert rows == [
+        [
+            ("inputs", "3 arguments, then 1 gradient of results"),
+            ("outputs", "1 result of the forward graph, then 3 gradients of arguments"),
+        ],
+        [("inputs", "3 arguments")],
+        [
+            (
+                "inputs",
+                "6 values saved by the forward graph, then 1 gradient of results",
+            )
+        ],
+    ]
 
 
 def test_wrong_levels_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

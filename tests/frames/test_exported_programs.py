@@ -15,6 +15,7 @@ from torch import nn
 from torch.export import Dim, ExportedProgram, export
 
 import torch_fakeify as tfk
+from torch_fakeify.cli import main
 from torch_fakeify.encoding.exprs import encode_expr
 from torch_fakeify.records.tensor import SourceDesc
 
@@ -236,6 +237,7 @@ import sys
 import sympy
 import torch
 import torch_fakeify as tfk
+from torch_fakeify.cli import main
 from torch_fakeify.encoding.exprs import encode_expr
 
 capture = tfk.Capture.load(sys.argv[1])
@@ -262,6 +264,18 @@ def test_another_process_needs_neither_module_nor_weights(tmp_path: Path) -> Non
         "True meta",
         "['BUFFER_MUTATION', 'USER_INPUT_MUTATION', 'USER_OUTPUT', 'USER_OUTPUT']",
         "2 (5, 4) False",
+    ]
+
+
+def test_show_says_what_inputs_and_outputs_are(capsys: Any, tmp_path: Path) -> None:
+    """Of the graph of a program without mutations, whose new values are its first outputs."""
+    tfk.capture(exported("layers", "decomposed")).save(tmp_path / "program.fkf")
+    assert main(["show", str(tmp_path / "program.fkf")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith(", exported program")
+    assert lines[3:5] == [
+        "inputs     2 parameters, then 2 buffers, then 2 constants, then 3 arguments",
+        "outputs    add is the new value of buffer count; add_4 is the new value of argument x; 2 results",
     ]
 
 
