@@ -139,14 +139,13 @@ def test_the_graph_of_an_exported_program_is_captured(tmp_path: Path) -> None:
     torch.testing.assert_close(out, x @ weight.t() + bias + count + k)
 
 
-def test_the_module_of_an_exported_program_is_refused() -> None:
-    """The module calls one that checks guards, which is code; the error has what to capture."""
-    gm = _exported().module()
-    fakes = [fx_node.meta["val"] for fx_node in gm.graph.find_nodes(op="placeholder")]
+def test_a_graph_that_calls_a_module_of_code_is_refused() -> None:
+    """Only the module that checks the guards of an exported program becomes nodes; the error has what to capture."""
+    gm = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(3, 2)))
     with pytest.raises(tfk.UnsupportedValueError) as info:
-        tfk.capture(gm, fakes)
+        tfk.capture(gm, [torch.ones(2, 3)])
     message = str(info.value)
-    assert "the graph calls a module that is not a graph; found _guards_fn" in message
+    assert "the graph calls a module that is not a graph; found 0, a torch.nn" in message
     assert message.endswith("or the graph_module of torch.export.export.")
 
 
