@@ -304,7 +304,10 @@ def test_the_answers_of_torch_remain(data: st.DataObject) -> None:
         if fact in (sympy.true, sympy.false) or env._maybe_evaluate_static(fact) is not None:
             continue
         if tfk.entails(env, fact) is None and fact.free_symbols - env.backed_var_to_val.keys():
-            env.guard_or_defer_runtime_assert(fact, "")
+            try:
+                env.guard_or_defer_runtime_assert(fact, "")
+            except AssertionError:
+                return  # torch itself: the fact contradicts the example of a size
     for _ in range(4):
         asked = drawn_condition(data, symbols)
         own = env._maybe_evaluate_static(asked)
