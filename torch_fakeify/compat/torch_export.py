@@ -1,6 +1,5 @@
 """Torch's private parts of ``torch.export``: verifiers and the module that checks guards."""
 
-# pyright: reportUnusedImport=false
 from __future__ import annotations
 
 from typing import Any
@@ -11,7 +10,7 @@ gate.check_installed_torch()  # before anything private is asked for
 
 from torch._export.verifier import Verifier, load_verifier
 
-__all__ = ["Verifier", "guard_calls", "verifier_of"]
+__all__ = ["guard_calls", "verifier_of"]
 
 
 def verifier_of(dialect: str) -> type[Verifier] | None:

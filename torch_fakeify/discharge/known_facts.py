@@ -99,12 +99,12 @@ def symbols_of_integers(expr: Any) -> frozenset[Any] | None:
     """
     symbols: list[Any] = []
     for part in sympy.preorder_traversal(expr):
+        if isinstance(part, (sympy.Float, SingletonInt)):
+            return None
+        if isinstance(part, (sympy.Symbol, sympy.Function)) and not part.is_integer:
+            return None
         if isinstance(part, sympy.Symbol):
             symbols.append(part)
-        elif not isinstance(part, (sympy.Float, SingletonInt, sympy.Function)):
-            continue
-        if not part.is_integer or isinstance(part, (sympy.Float, SingletonInt)):
-            return None
     return frozenset(symbols)
 
 

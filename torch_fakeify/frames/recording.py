@@ -66,8 +66,9 @@ def capture(
             ``meta["example_value"]``.
         constants: ``"small"`` also records the data of tensors of at most 4096 bytes that are
             attributes of the graph (``make_fx`` makes such); without their data the graph compiles
-            from its capture but does not run. So it does for the constants of an exported program. It also records the values of 0-dim inputs that
-            the frame does not depend on, which ``"none"`` replaces (`redact_scalars`).
+            from its capture but does not run. So it does for the constants of an exported program. It
+            also records the values of 0-dim inputs that the frame does not depend on, which ``"none"``
+            replaces (`redact_scalars`).
         paths: ``"full"`` leaves absolute paths unchanged, in stacks and all other texts.
 
     Raises:

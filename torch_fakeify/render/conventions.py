@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from torch_fakeify.records.tensor import ListValue, TupleValue
 
+from .text import count_text
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -43,32 +45,31 @@ def convention_rows(desc: CaptureDesc) -> list[tuple[str, str]]:
 
 def _of_export(export: ExportDesc) -> Iterator[tuple[str, str]]:
     kinds = Counter(_INPUTS[each.kind] for each in export.inputs)
-    yield "inputs", ", then ".join(_count(n, kind) for kind, n in kinds.items()) or "none"
+    yield "inputs", ", then ".join(count_text(n, kind) for kind, n in kinds.items()) or "none"
     changed = [
         f"{each.argument.name} is {_OUTPUTS[each.kind]} {each.target or ''}".rstrip()
         for each in export.outputs
         if each.kind in _OUTPUTS
     ]
     others = len(export.outputs) - len(changed)
-    yield "outputs", "; ".join([*changed, _count(others, "result")])
+    yield "outputs", "; ".join([*changed, count_text(others, "result")])
 
 
 def _of_aot(desc: CaptureDesc, aot: AotGraphDesc) -> Iterator[tuple[str, str]]:
     tangents = sum(each.name.startswith("tangents_") for each in desc.inputs)
     first = "value" if aot.kind == "backward" else "argument"
     saved = " saved by the forward graph" if aot.kind == "backward" else ""
-    text = f"{_count(len(desc.inputs) - tangents, first)}{saved}"
-    yield "inputs", text + (f", then {_count(tangents, 'gradient')} of results" if tangents else "")
+    text = f"{count_text(len(desc.inputs) - tangents, first)}{saved}"
+    yield (
+        "inputs",
+        text + (f", then {count_text(tangents, 'gradient')} of results" if tangents else ""),
+    )
     last = desc.graph.nodes[-1]
     returned = last.args[0] if last.op == "output" and last.args else None
     if aot.kind == "joint" and isinstance(returned, (TupleValue, ListValue)):
         gradients = len(returned.items) - aot.forward_outputs
-        forward = _count(aot.forward_outputs, "result")
+        forward = count_text(aot.forward_outputs, "result")
         yield (
             "outputs",
-            f"{forward} of the forward graph, then {_count(gradients, 'gradient')} of arguments",
+            f"{forward} of the forward graph, then {count_text(gradients, 'gradient')} of arguments",
         )
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

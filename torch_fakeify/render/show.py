@@ -17,6 +17,7 @@ from .surroundings import surrounding_rows
 from .tables import table_lines
 from .text import (
     clip,
+    count_text,
     escape,
     expr_text,
     failure_text,
@@ -132,9 +133,7 @@ def _expr(expr: ExprDesc) -> str:
 def heading_rows(desc: CaptureDesc) -> list[tuple[str, str]]:
     """Return what a frame is in a few pairs: function, torch and backend, size, ranks, result."""
     level = "" if desc.aot is None and desc.export is None else f"{level_text(desc)}, "
-    graph_size = (
-        f"{level}{_count(len(desc.graph.nodes), 'FX node')}, {_count(len(desc.inputs), 'input')}"
-    )
+    graph_size = f"{level}{count_text(len(desc.graph.nodes), 'FX node')}, {count_text(len(desc.inputs), 'input')}"
     return [
         ("frame", desc.frame or "?"),
         ("recorded", f"torch {desc.torch_version or '?'}, backend {backend_text(desc)}"),
@@ -142,10 +141,6 @@ def heading_rows(desc: CaptureDesc) -> list[tuple[str, str]]:
         *([] if desc.world is None else [("ranks", clip(_world_text(desc.world), _WIDEST))]),
         ("result", result_text(desc, qualified=True)),
     ]
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def _input_rows(inputs: Sequence[InputDesc]) -> Iterable[tuple[str, str, str]]:

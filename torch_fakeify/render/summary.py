@@ -24,6 +24,7 @@ from .surroundings import machine_text, setting_texts
 from .tables import fitted_lines, fitted_table, frame_row
 from .text import (
     clip,
+    count_text,
     escape,
     expr_text,
     failure_text,
@@ -185,20 +186,16 @@ def _tensors_text(desc: CaptureDesc) -> str:
         for e in desc.inputs
         if e.tensor is not None and not _is_constant(e)
     )
-    words = [_count(n, kind) for kind, n in kinds.items() if kind != "other"]
+    words = [count_text(n, kind) for kind, n in kinds.items() if kind != "other"]
     if kinds["other"]:
-        words.append(f"{kinds['other']} other" if words else _count(kinds["other"], "tensor"))
+        words.append(f"{kinds['other']} other" if words else count_text(kinds["other"], "tensor"))
     found = storages(desc)
     known = [group.nbytes for group in found if group.nbytes is not None]
-    size = [f"{bytes_text(sum(known))} in {_count(len(found), 'storage')}"] if found else []
+    size = [f"{bytes_text(sum(known))} in {count_text(len(found), 'storage')}"] if found else []
     unknown = len(found) - len(known)
     if unknown:
         size.append(f"{unknown} of unknown size")
     return "; ".join([", ".join(words) or "none", *size])
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def _named(names: Iterable[str]) -> str:
@@ -242,8 +239,8 @@ def _symbols(desc: CaptureDesc) -> list[str]:
     shown = [s for s in ints if s.name not in constant]
     fixed = len(ints) - len(shown)
     notes = [
-        *([_count(len(floats), "float constant")] if floats else []),
-        *([f"{_count(fixed, 'size')} that can only be one number"] if fixed else []),
+        *([count_text(len(floats), "float constant")] if floats else []),
+        *([f"{count_text(fixed, 'size')} that can only be one number"] if fixed else []),
     ]
     rows = [
         (symbol.name, _hint(symbol), _range(symbol), _origin(symbol, lines_of))
@@ -385,7 +382,7 @@ def _inputs(desc: CaptureDesc) -> list[str]:
             counts["symbol"] += 1
         else:
             rows.append((entry.name, clip(input_text(entry), _LONGEST)))
-    others = ", ".join(_count(n, kind) for kind, n in counts.items())
+    others = ", ".join(count_text(n, kind) for kind, n in counts.items())
     title = f"inputs ({len(desc.inputs)})"
     if others:
         title += f": {others}{', and' if rows else ''}"

@@ -427,6 +427,11 @@ def stack_lines(stack: StackDesc) -> list[str]:
     return lines
 
 
+def count_text(number: int, thing: str) -> str:
+    """Return a number with what is counted, in the plural unless it is one."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
 def level_text(desc: CaptureDesc) -> str:
     """Say whether a capture is what Dynamo gives to a backend, an exported program, or which graph of AOTAutograd."""
     if desc.export is not None:
