@@ -158,6 +158,21 @@ def test_what_follows_is_not_asked_again_after_a_further_fact() -> None:
     assert known.answer(env, v <= 8) is True
 
 
+def test_environments_with_the_same_facts_share_answers() -> None:
+    """Dynamo traces a frame again in a new environment; one with another fact is searched itself."""
+    knowledge_of(ShapeEnv()).forget_answers()
+    works: list[int] = []
+    for most, answer in ((7, True), (7, True), (8, None)):
+        env = ShapeEnv()
+        u, v = (one.node.expr for one in unbacked(env, 2))
+        env.guard_or_defer_runtime_assert(u <= v, "")
+        env.guard_or_defer_runtime_assert(v <= most, "")
+        assert knowledge_of(env).answer(env, u <= 7) is answer
+        works.append(knowledge_of(env).work.total)
+    assert works[1] == 0
+    assert min(works[0], works[2]) > 0
+
+
 def test_it_works_with_checkpoints() -> None:
     """After a rollback the condition is open again."""
     env = ShapeEnv()

@@ -181,6 +181,36 @@ def test_a_graph_runs_in_the_new_mode() -> None:
     assert mode.shape_env.guards == []
 
 
+def repeated(x: torch.Tensor, y: torch.Tensor) -> Any:
+    """Compute many values of one layout, of which some share a storage, and one of another dtype."""
+    a = x + y
+    b = a.relu().mul(2)
+    return a, b, a.view(-1), b.double(), b.detach(), b.sin_(), x.shape[0] * y.shape[1]
+
+
+def test_values_of_one_layout_are_related_as_before() -> None:
+    """They share storages as before; symbols of equal names in two environments stay apart."""
+    graphs = [
+        make_fx(repeated, tracing_mode="symbolic", pre_dispatch=True)(
+            torch.ones(3, 5), torch.ones(3, 5)
+        )
+        for _ in range(2)
+    ]
+    mode = symbolic_mode()
+    made = tfk.refakeify(graphs, mode)
+    for old, new in zip(graphs, made, strict=True):
+        before, after = values(old), values(new)
+        names = renaming(before, after)
+        check_symbols(names, env_of(before[0]), mode.shape_env)
+        tensors = [[t for t in found if isinstance(t, FakeTensor)] for found in (before, after)]
+        assert relations(tensors[1]) == relations(tensors[0])
+        facts = [[(t.dtype, hints(t), t.requires_grad) for t in found] for found in tensors]
+        assert facts[1] == facts[0]
+    inputs = [n.meta["val"] for gm in made for n in gm.graph.find_nodes(op="placeholder")]
+    sizes = [size.node for t in inputs for size in t.shape]
+    assert len(set(map(id, sizes))) == len(sizes)  # tracers tell sizes of inputs apart by them
+
+
 @pytest.mark.sweep
 def test_a_graph_compiles_in_the_new_mode() -> None:
     """Inductor's code for it is right for other sizes."""

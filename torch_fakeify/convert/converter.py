@@ -175,6 +175,20 @@ class MetaConverter(TensorBuilder):
                 self._track_item(fake, d, source, policy)
             return fake
 
+    def value_of_known_layout(self, d: MetaTensorDesc) -> FakeTensor | None:
+        """Return the fake tensor of an operator's plain result whose layout was converted before.
+
+        Args:
+            d: the record of a fake tensor.
+        """
+        if not d.is_fake or d.is_view or d.id in self._tensors:
+            return None
+        made = self._plain_fakes.leaf(d, self._device, None, None, is_value=True)
+        if made is None:
+            return None
+        self._cache_made(d, *made)
+        return made[0]
+
     # --- plain tensors --------------------------------------------------------------------------
 
     def _plain(

@@ -68,7 +68,7 @@ class _NewLayout(NamedTuple):
 
 
 class _CachedLayout(NamedTuple):
-    """Geometry of existing symbols, shared by values of a graph."""
+    """Geometry of existing or carried symbols, shared by values of a graph."""
 
     size: Any
     stride: Any
@@ -112,6 +112,8 @@ class PlainFakes:
         device_of: Callable[[MetaTensorDesc], FakeDevice],
         source: Source | None,
         policy: Policy,
+        *,
+        is_value: bool = False,
     ) -> tuple[FakeTensor, torch.Tensor] | None:
         """A tensor that fills a new storage, and its meta tensor.
 
@@ -120,6 +122,8 @@ class PlainFakes:
             device_of: returns the device of a record.
             source: of the tensor.
             policy: a symbolic context, or the record of a stateless one.
+            is_value: whether it is a fake tensor's, and no input: tensors of one layout then share
+                the nodes of their sizes, which identify an input's sizes to tracers.
         """
         storage, dtype = d.storage, DTYPES.get(d.dtype)
         if storage is None or dtype is None or storage.id in self._storages.entries:
@@ -136,7 +140,7 @@ class PlainFakes:
         device = device_of(d)
         guard = no_dispatch_guard()
         try:
-            if self._fresh is not None:
+            if self._fresh is not None and not is_value:
                 meta = self._new_meta(d, dtype, source, policy)
             elif type(storage.nbytes) is int:
                 meta = _static_meta(d, dtype)
@@ -242,9 +246,9 @@ class PlainFakes:
         return None if layout is None else meta_of(layout.size, layout.stride, dtype, layout.nbytes)
 
     def add(self, d: MetaTensorDesc, meta: torch.Tensor) -> None:
-        """Add the layout of a meta tensor over existing symbols, made from a record."""
+        """Add the layout of a meta tensor over existing or carried symbols, made from a record."""
         env: Any = self._env
-        if self._fresh is not None or env is None or not is_plain_whole(d):
+        if self._sizes is None or not is_plain_whole(d):
             return
         if d.storage is None or d.storage.nbytes == 0 or is_symbol_creation_observed(env):
             return
@@ -349,8 +353,9 @@ def _static_meta(d: MetaTensorDesc, dtype: torch.dtype) -> torch.Tensor | None:
 
 
 def _key_of(d: MetaTensorDesc, dtype: torch.dtype) -> tuple[Any, ...]:
-    """Key of a layout over existing symbols."""
-    return dtype, _number_key(d.size), _number_key(d.stride)
+    """Key of a layout over existing or carried symbols."""
+    env = d.symbols[0].shape_env if d.symbols else None
+    return dtype, env, _number_key(d.size), _number_key(d.stride)
 
 
 def _number_key(numbers: tuple[IntLike, ...]) -> tuple[Any, ...]:

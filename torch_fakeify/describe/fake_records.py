@@ -189,7 +189,13 @@ class FakeRecords:
 
     @contextmanager
     def assume_unchanged(self) -> Generator[None, None, None]:
-        """Enter a context in which no fake tensor or ``ShapeEnv`` changes, so that caches stay valid."""
+        """Enter a context in which no fake tensor or ``ShapeEnv`` changes, so that caches stay valid.
+
+        Contexts may be nested.
+        """
+        if self._layouts is not None:
+            yield
+            return
         # Without this, torch looks up `__torch_function__` at each access to a fake tensor.
         with self._syms.assume_unchanged(), torch_dispatch.DisableTorchFunction():
             self._layouts = _FakeLayouts(self._syms)

@@ -214,6 +214,7 @@ def _answer(env: Any, expr: Any) -> bool | None:
     return knowledge_of(env, inputs_only=is_about_inputs).answer(env, expr, example)
 
 
+@functools.lru_cache(maxsize=4096)
 def _is_small(expr: Any) -> bool:
     return sum(1 for _ in islice(sympy.preorder_traversal(expr), MAX_PARTS + 1)) <= MAX_PARTS
 

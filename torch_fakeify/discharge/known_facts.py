@@ -27,7 +27,7 @@ from .operator_facts import operator_facts
 from .wording import condition_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
 __all__ = ["Knowledge", "KnownFact", "Origin", "is_provable", "knowledge_of"]
 
@@ -45,6 +45,9 @@ MAX_LEFT_OVER = 1000
 MAX_ATOMS = 20_000
 """The most atoms of an index; then it is made anew."""
 
+
+MAX_FOUND = 20_000
+"""The most answers that environments share; then they are found anew."""
 
 MAX_AROUND = 40
 """The most facts that `Knowledge.around` returns."""
@@ -81,6 +84,9 @@ class KnownFact(NamedTuple):
 
 _Key: TypeAlias = tuple[Any, ...]
 """Of a range: symbol, whether lower, bound. Of others: origin, condition (of a replacement: both sides)."""
+
+_found: dict[tuple[tuple[_Key, ...], sympy.Basic], bool | None] = {}
+"""The answers to conditions, each with the facts in their order."""
 
 
 def is_provable(env: Any, expr: Any) -> bool:
@@ -170,9 +176,10 @@ def _origin(key: _Key) -> Origin:
 
 
 class Knowledge:
-    """The facts of one ``ShapeEnv``, indexed for the prover and brought up to date for each question.
+    """The facts of one ``ShapeEnv``, brought up to date for each question, and indexed to search for it.
 
-    Facts that the environment does not hold any more, as after a rollback, are removed.
+    Facts that the environment does not hold any more, as after a rollback, are removed. An answer is
+    shared by all environments with the same facts: Dynamo traces a frame again in a new one.
 
     Args:
         inputs_only: only the facts about backed symbols, those that guards at entry check.
@@ -182,11 +189,13 @@ class Knowledge:
         self._inputs_only = inputs_only
         self.work = WorkCounter()
         """The work of all questions."""
-        self._fresh_index()
         self._keys: dict[_Key, Any] = {}
+        self._used: dict[_Key, None] = {}
         self._unused: set[_Key] = set()
+        self._facts: tuple[_Key, ...] = ()
         self._state: list[Any] = []
         self._answers: dict[sympy.Basic, bool | None] = {}
+        self._fresh_index()
 
     def _fresh_index(self) -> None:
         self._index = FactIndex((), self.work)
@@ -194,48 +203,46 @@ class Knowledge:
         self._key_at: dict[int, _Key] = {}
 
     def update(self, env: Any) -> dict[_Key, Any]:
-        """Index the facts that the environment holds now; returns their keys with their locations."""
+        """Note the facts that the environment holds now; returns their keys with their locations."""
         state = _state(env)
         if len(state) == len(self._state) and all(map(is_, state, self._state)):
             return self._keys
         self._state = state
         keys = self._keys = _keys(env)
-        gone = self._positions.keys() - keys.keys()
-        new = keys.keys() - self._positions.keys() - self._unused
-        if not gone and not new:
-            return keys
         self._unused &= keys.keys()
-        shrank = bool(gone)
-        if (
-            len(self._key_at) > len(keys) + MAX_LEFT_OVER
-            or len(self._index.table.atoms) > MAX_ATOMS
-        ):
-            self._fresh_index()
-            gone = set[_Key]()
-            new = keys.keys() - self._unused
-        for key in gone:
-            self._index.remove(self._positions.pop(key))
-        grew = False
-        for key in keys if new else ():  # in the order of the environment
-            if key in new:
-                grew |= self._add(env, key)
-        if shrank:
+        used = {key: None for key in keys if self._is_used(env, key)}
+        if self._used.keys() - used.keys():
             self._answers.clear()
-        elif grew:  # what follows from some facts follows from more
+        elif len(used) > len(self._used):  # what follows from some facts follows from more
             self._answers = {expr: a for expr, a in self._answers.items() if a is not None}
+        self._used, self._facts = used, tuple(used)
         return keys
 
-    def _add(self, env: Any, key: _Key) -> bool:
+    def _is_used(self, env: Any, key: _Key) -> bool:
+        if key in self._used or key in self._unused:
+            return key in self._used
         expr = _condition(key)
         is_used = is_provable(env, expr) and not (
             self._inputs_only and not expr.free_symbols <= env.backed_var_to_val.keys()
         )
         if not is_used:
             self._unused.add(key)
-            return False
-        at = self._positions[key] = self._index.add(expr)
-        self._key_at[at] = key
-        return True
+        return is_used
+
+    def _indexed(self) -> FactIndex:
+        """Return the index after the facts that are new were added and those that are gone removed."""
+        for key in self._positions.keys() - self._used.keys():
+            self._index.remove(self._positions.pop(key))
+        if (
+            len(self._key_at) > len(self._used) + MAX_LEFT_OVER
+            or len(self._index.table.atoms) > MAX_ATOMS
+        ):
+            self._fresh_index()
+        for key in self._used:  # in the order of the environment
+            if key not in self._positions:
+                at = self._positions[key] = self._index.add(_condition(key))
+                self._key_at[at] = key
+        return self._index
 
     def answer(self, env: Any, expr: Any, example: bool | None = None) -> bool | None:
         """Return whether a condition follows, or its negation (``False``); ``None`` if neither is found.
@@ -250,30 +257,38 @@ class Knowledge:
             return self._answers[expr]
         except KeyError:
             pass
-        possible = (True, False) if example is None else (example,)
-        for wanted in possible:
-            if self._index.implies_by_bounds(self._index.table.condition(expr, not wanted)):
-                answer: bool | None = wanted
-                break
-        else:
-            answer = self._proved(expr, _possible(env, expr) if example is None else possible)
+        question = (self._facts, expr)
+        try:
+            answer = _found[question]
+        except KeyError:
+            answer = self._searched(env, expr, example)
+            if len(_found) >= MAX_FOUND:
+                _found.clear()
+            _found[question] = answer
         self._answers[expr] = answer
         return answer
 
-    def _proved(self, expr: Any, possible: Iterable[bool]) -> bool | None:
+    def _searched(self, env: Any, expr: Any, example: bool | None) -> bool | None:
+        index = self._indexed()
+        possible = (True, False) if example is None else (example,)
         for wanted in possible:
-            if self._index.implies(self._index.table.condition(expr, not wanted), without=None):
+            if index.implies_by_bounds(index.table.condition(expr, not wanted)):
+                return wanted
+        for wanted in _possible(env, expr) if example is None else possible:
+            if index.implies(index.table.condition(expr, not wanted), without=None):
                 return wanted
         return None
 
     def forget_answers(self) -> None:
-        """Forget the answers, which are cached until the facts change."""
+        """Forget the answers, also those that environments with the same facts share."""
         self._answers.clear()
+        _found.clear()
 
     def reasons(self, env: Any, expr: Any, *, negated: bool) -> list[KnownFact] | None:
         """Return a minimal set of facts from which a condition, or its negation, follows."""
         keys = self.update(env)
-        found = self._index.reasons(self._index.table.condition(expr, negated))
+        index = self._indexed()
+        found = index.reasons(index.table.condition(expr, negated))
         if found is None:
             return None
         return [_known(self._key_at[at], keys[self._key_at[at]], env) for at in found]
@@ -284,7 +299,7 @@ class Knowledge:
         In the order of the environment, at most `MAX_AROUND`.
         """
         keys = self.update(env)
-        conditions = {key: _condition(key) for key in keys if key in self._positions}
+        conditions = {key: _condition(key) for key in keys if key in self._used}
         symbols, taken = set(expr.free_symbols), dict[_Key, None]()
         grows = True
         while grows and len(taken) < MAX_AROUND:

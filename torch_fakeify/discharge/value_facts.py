@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import operator
 import weakref
+from functools import cache, lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -91,11 +92,17 @@ def note_values(
     if func is _aten._local_scalar_dense.default:
         if known and isinstance(result, torch.SymInt):
             _state(env, result.node.expr, _range_of(env, args[0]))
-    elif known and (func._schema.is_mutable or func is _aten.view.dtype):
+    elif known and _changes_numbers(func):
         forget_values((args, kwargs, result))
     elif func in VALUE_RANGES and (known or func not in _CARRY):
         for tensor, range_ in VALUE_RANGES[func](Call(env, args, kwargs, result)):
             _note(env, tensor, range_)
+
+
+@cache
+def _changes_numbers(func: Any) -> bool:
+    """Whether an operator writes to its arguments, or reads their bytes as other numbers."""
+    return func._schema.is_mutable or func is _aten.view.dtype
 
 
 def forget_values(arguments: Any) -> None:
@@ -307,6 +314,7 @@ def _clamp(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
         yield call.result, range_._replace(most=most)
 
 
+@lru_cache(maxsize=4096)
 def _of_both(function: Any, first: Any, second: Any) -> Any:
     return None if first is None or second is None else function(first, second)
 

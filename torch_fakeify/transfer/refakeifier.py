@@ -26,6 +26,7 @@ from torch_fakeify.compat import torch_dynamo, torch_fakes, torch_graphs, torch_
 from torch_fakeify.convert.converter import MetaConverter
 from torch_fakeify.describe.describer import MetaTensorDescriber
 from torch_fakeify.encoding.exprs import decode_expr, encode_expr, encode_sym
+from torch_fakeify.encoding.nested_ints import is_nested_int
 from torch_fakeify.errors import ConvertError, FakeifyError, UnsupportedTensorError
 
 if TYPE_CHECKING:
@@ -107,6 +108,10 @@ class Refakeifier:
         self._env: Any = None if self._sizes is None else mode.shape_env
         # By the id of the original object, to which the entry refers.
         self._done: dict[int, tuple[Any, Any]] = {}
+        self._numbers: dict[tuple[Any, ...], tuple[Any, Any]] = {}
+        """Scalars by kind, constant, hint and the ids of expression and environment, with these two."""
+        self._shares_sizes = False
+        """Whether a tensor is the value of an operator; sizes of inputs have nodes of their own."""
         self._bound_by_nodes: set[sympy.Symbol] = set()
         if self._sizes is not None:
             self._sizes.use_symbols_of(self._describer._syms.env_id(self._env))
@@ -182,11 +187,16 @@ class Refakeifier:
         return made
 
     def _made(self, t: torch.Tensor) -> torch.Tensor:
+        d = self._describer.describe_tensor(t)
         source = None
         if self._env is not None:
+            if self._shares_sizes:
+                fake = self._converter.value_of_known_layout(d)
+                if fake is not None:
+                    return fake
             name = f"__refakeify_{self._first}_{len(self._done)}"
             source = torch_dynamo.dynamo_source().ConstantSource(name)
-        return self._converter.from_desc(self._describer.describe_tensor(t), source=source)
+        return self._converter.from_desc(d, source=source)
 
     def _scalar(self, n: Any) -> Any:
         sym_node = n.node
@@ -195,6 +205,18 @@ class Refakeifier:
         env = getattr(sym_node, "shape_env", None)
         if env is None or env is self._env:
             return n
+        hint = sym_node.hint
+        if not self._shares_sizes or is_nested_int(hint):
+            return self._made_scalar(n)
+        expr = sym_node.expr
+        key = (id(expr), id(env), hint, sym_node.pytype, sym_node.constant)
+        cached = self._numbers.get(key)
+        if cached is None:
+            cached = self._numbers[key] = ((expr, env), self._made_scalar(n))
+        return cached[1]
+
+    def _made_scalar(self, n: Any) -> Any:
+        sym_node = n.node
         sym = encode_sym(n)
         if self._sizes is None:
             if sym.hint is None:
@@ -253,16 +275,22 @@ class Refakeifier:
         return made
 
     def _graph(self, graph: torch.fx.Graph) -> torch.fx.Graph:
+        with self._describer.assume_unchanged():
+            return self._copied(graph)
+
+    def _copied(self, graph: torch.fx.Graph) -> torch.fx.Graph:
         env = self._env_of(graph)
         with warnings.catch_warnings():
             # Raised for symbolic arguments, which the original graph has too.
             warnings.filterwarnings("ignore", "Raw Sym", UserWarning)
             made = copy.deepcopy(graph)  # names, order, code generation; no metadata
         for fx_node, old in zip(made.nodes, graph.nodes, strict=True):
+            self._shares_sizes = fx_node.op != "placeholder"
             fx_node.meta = self._meta(fx_node.meta, env)
             if hasattr(old, "_dynamo_source"):
                 fx_node._dynamo_source = old._dynamo_source
             self._constants(fx_node)
+        self._shares_sizes = False
         return made
 
     def _env_of(self, graph: torch.fx.Graph) -> Any:
