@@ -27,6 +27,7 @@ SCRIPTS = (
     "dropin",
     "shape_env",
     "diff",
+    "scale",
 )
 
 

@@ -299,6 +299,8 @@ class Refakeifier:
 
     def _constants(self, fx_node: torch.fx.Node) -> None:
         """Convert the tensors and scalars among a node's arguments, in place."""
+        if not fx_node.kwargs and all(type(arg) in _NO_TENSORS for arg in fx_node.args):
+            return
         changed = False
 
         def constant(value: Any) -> Any:
@@ -380,6 +382,9 @@ class Refakeifier:
             object.__setattr__(made, name, new)  # also of a frozen one
         return made
 
+
+_NO_TENSORS = frozenset({torch.fx.Node, str, int, float, bool, type(None), torch.dtype})
+"""Classes of most arguments of nodes, which have nothing to convert."""
 
 _SINGLE = frozenset({torch_fakes.FakeTensor, torch.SymInt, str, int, bool, type(None)})
 """Classes of most values in metadata, which are leaves."""
