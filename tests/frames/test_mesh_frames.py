@@ -109,8 +109,8 @@ def test_a_frame_runs_in_a_fake_world(name: str, folder: Path, no_world: None) -
 
 
 def test_a_fake_world_has_the_recorded_groups(folder: Path, no_world: None) -> None:
-    """A fake world has the recorded rank, size and group names."""
-    capture = tfk.Capture.load(folder / "part.fkf")
+    """A fake world has the size and the groups of the frame at the rank that it is made for."""
+    capture = tfk.Capture.load(folder / "part.fkf").at_rank(zoo.RANK)
     world = capture.desc.world
     assert world is not None
     with capture.fake_world():
@@ -154,7 +154,7 @@ def test_the_error_without_process_groups_explains_how_to_make_them(
     folder: Path, no_world: None
 ) -> None:
     """The error is raised when the frame is compiled, or when it is run."""
-    capture = tfk.Capture.load(folder / "two_dims.fkf")
+    capture = tfk.Capture.load(folder / "two_dims.fkf").at_rank(zoo.RANK)
     message = (
         r"the frame needs process groups, and this process has none; expected rank 1 of 4 with the "
         r"process groups .*init_device_mesh\(\"cpu\", \(2, 2\), mesh_dim_names=\('dp', 'tp'\)\).*"
@@ -175,7 +175,7 @@ def test_other_process_groups_are_an_error(folder: Path, no_world: None) -> None
     capture = tfk.Capture.load(folder / "from_local.fkf")
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     try:
-        with pytest.raises(CaptureError, match=r"expected rank 1 of 4 .*; found rank 0 of 2"):
+        with pytest.raises(CaptureError, match=r"expected rank 0 of 4 .*; found rank 0 of 2"):
             capture.compile("eager")
         with (
             pytest.raises(CaptureError, match="not initialized as the frame needs it"),
@@ -252,7 +252,7 @@ def test_fuzz_and_minify_use_a_fake_world(
     )
     assert "script: fails in the same way" in capsys.readouterr().out
     script = output.with_suffix(".py").read_text(encoding="utf-8")
-    assert "# This process is rank 1 of 4: the backend is fake" in script
+    assert "# This process is rank 0 of 4: the backend is fake" in script
     assert main(["replay", frame, "--backend", "aot_eager"]) == 0
 
 
@@ -262,7 +262,7 @@ def test_show_prints_meshes_and_placements(
     """The ranks, the mesh and the placements are printed in the program's notation."""
     assert main(["show", "--all", str(folder / "two_dims.fkf")]) == 0
     shown = capsys.readouterr().out
-    assert "rank 1 of 4, process groups '2', '3'" in shown
+    assert "rank 0 of 4, process groups '1', '3'" in shown
     assert "DeviceMesh('cpu', dp=2, tp=2)" in shown
     assert "[Replicate(), Shard(0)]" in shown
 
@@ -270,11 +270,11 @@ def test_show_prints_meshes_and_placements(
 def test_frames_of_other_ranks_differ(folder: Path) -> None:
     """Frames of two ranks differ, and `diff` prints the ranks."""
     capture = tfk.Capture.load(folder / "collective_by_name.fkf")
-    other = inputs_with(capture.desc, world=WorldDesc(rank=0, size=2))
+    other = capture.at_rank(1)
     from torch_fakeify.render.diff import differences
 
     texts = [str(found) for found in differences(capture.desc, other.desc)]
-    assert any("rank 1 of 4" in text and "rank 0 of 2" in text for text in texts)
+    assert any("rank 0 of 4" in text and "rank 1 of 4" in text for text in texts)
 
 
 # --- the handoff ----------------------------------------------------------------------------------

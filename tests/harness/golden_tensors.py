@@ -316,6 +316,7 @@ def tensor_cases() -> Iterator[Case]:
     yield "aliases", lambda: _quietly(_aliases)
     yield "distributed", lambda: _quietly(_distributed)
     yield "process_groups", lambda: _quietly(_process_groups)
+    yield "process_groups_of_a_rank", lambda: _quietly(_process_groups_of_a_rank)
 
 
 NUMBERS_ONLY = ("view_as_complex", "conj")
@@ -359,6 +360,20 @@ def _process_groups() -> Any:
     with fake_world():
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
         return captures_of(f, (torch.zeros(2, 3), mesh), dynamic=True)[0]
+
+
+def _process_groups_of_a_rank() -> Any:
+    """A group along a dim of a mesh, and a number of the rank, which the program asks for."""
+    import torch.distributed as dist
+    from torch.distributed import _functional_collectives as functional
+    from torch.distributed.device_mesh import init_device_mesh
+
+    with fake_world():
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        return captures_of(
+            lambda x: functional.all_reduce(x * dist.get_rank(), "sum", (mesh, 0)),
+            (torch.zeros(2, 3),),
+        )[0]
 
 
 def _distributed() -> Any:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -63,3 +64,31 @@ def process_groups() -> tuple[Any, Any, Any]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     return FakeStore, _new_process_group_helper, _world
+
+
+def live_meshes() -> list[Any]:
+    """Return the device meshes of this process. It takes some 50 ms: all objects are looked at."""
+    cls = device_meshes().device_mesh
+    return [obj for obj in gc.get_objects() if type(obj) is cls]
+
+
+def group_names() -> list[str]:
+    """Return the names of the process groups that this process is a member of, in the order of their making."""
+    from torch.distributed.distributed_c10d import _world
+
+    return [str(name) for name in _world.pg_names.values()]
+
+
+def local_sizes(
+    sizes: tuple[int, ...],
+    mesh_sizes: tuple[int, ...],
+    coordinate: tuple[int, ...],
+    placements: tuple[Any, ...],
+) -> tuple[int, ...]:
+    """Return the sizes of the local tensor at a coordinate of a mesh, by torch's own rule."""
+    from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
+
+    found, _ = _compute_local_shape_and_global_offset(
+        sizes, mesh_sizes, list(coordinate), placements, skip_offset=True
+    )
+    return tuple(int(n) for n in found)

@@ -36,6 +36,7 @@ __all__ = [
     "is_group",
     "is_mesh",
     "is_placement",
+    "mesh_coordinate",
     "mesh_groups",
     "mesh_ranks",
     "mesh_text",
@@ -513,6 +514,12 @@ def mesh_ranks(mesh: Any) -> torch.Tensor:
     """The ranks of a mesh as a tensor of its shape, also without process groups."""
     full = mesh._layout.remap_to_tensor(mesh._rank_map)
     return mesh._get_mesh_tensor_from_full_mesh(full, current_rank=mesh._rank)
+
+
+def mesh_coordinate(mesh: Any, rank: int) -> tuple[int, ...] | None:
+    """Coordinates of a rank in a mesh, or ``None`` if it is not in the mesh."""
+    api = torch_distributed.device_meshes()
+    return _coordinates(mesh._layout, mesh._rank_map, rank, api, "$")
 
 
 def mesh_groups(mesh: Any) -> dict[str, tuple[int, ...]]:

@@ -44,6 +44,7 @@ from .backend_choice import name_module, with_options
 from .instances import Instance, without_operations
 from .notes import SettingsWarning
 from .process_groups import fake_world
+from .ranks import at_rank, running_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
 
     from torch_fakeify.compat.backends import Compiled
     from torch_fakeify.guards.conditions import Guard
-    from torch_fakeify.records.frame import OperatorDesc, SurroundingsDesc
+    from torch_fakeify.records.frame import OperatorDesc, SurroundingsDesc, WorldDesc
     from torch_fakeify.records.metadata_keys import Loss
     from torch_fakeify.render.frame_views import FrameGuard, FrameInput, FrameSymbol
     from torch_fakeify.serialization.container import Limits
@@ -104,6 +105,8 @@ class Capture:
         """The graph on the CPU, cached for ``materialize``."""
         self._inputs: Instance | None = None
         """The frame without the operations of its graph, cached for ``bind`` and ``check``."""
+        self._at_ranks: dict[WorldDesc | int, Capture] = {}
+        """The frame as other ranks have it."""
 
     @property
     def backend(self) -> str | None:
@@ -289,6 +292,7 @@ class Capture:
         device: str | torch.device | Mapping[str, str] | None = None,
         *,
         fresh: bool = False,
+        rank: int | None = None,
     ) -> Instance:
         """Rebuild the frame: a new ``FakeTensorMode`` and a new ``ShapeEnv``.
 
@@ -299,18 +303,57 @@ class Capture:
             fresh: by default the ``ShapeEnv`` has the recorded state. A fresh one has new symbols for
                 the recorded sources and derives the recorded facts by torch's rules, see
                 `fresh_env`. Its guards are equivalent, and may be fewer.
+            rank: whose meshes, process groups and local sizes the frame has, see `at_rank`. By default
+                the rank of this process where ``torch.distributed`` is initialized, else the recorded
+                one: the lowest.
 
         Raises:
+            CaptureError: the frame cannot be that of the rank.
             ConvertError: a tensor cannot be rebuilt here.
             ShapeEnvError: the recorded facts contradict one another (``fresh``).
             UnknownNameError: an operator, function or class is unknown or not allowed here.
         """
+        desc = self._at(rank).desc
         try:
-            return Instance(self.desc, DeviceMap.parse(device, self.desc), fresh=fresh)
+            return Instance(desc, DeviceMap.parse(device, desc), fresh=fresh)
         except UnknownNameError as error:
             name_module(self.desc, error)
             self._name_writer(error)
             raise
+
+    def at_rank(self, rank: int) -> Capture:
+        """The frame as a rank of its world has it; the same capture for a frame without process groups.
+
+        A frame of DTensors, collectives or meshes is recorded as the lowest rank has it, so that the
+        records of all ranks are equal where the program is. Of a rank are its coordinates in meshes, the
+        names and members of its process groups, and the local sizes of uneven shards, which torch's rule
+        computes from the global ones.
+
+        Args:
+            rank: the rank.
+
+        Raises:
+            CaptureError: the world has no such rank, a mesh or group of the frame does not have it, a
+                local size is not known for it, or the graph may have numbers of the rank that recorded
+                it: the program asks for its rank.
+        """
+        return self._moved(rank, by_request=True)
+
+    def _at(self, rank: int | None) -> Capture:
+        """The frame of a rank; ``None`` means that of this process, if it has one."""
+        if rank is not None:
+            return self._moved(rank, by_request=True)
+        running = running_rank(self.desc)
+        return self if running is None else self._moved(running, by_request=False)
+
+    def _moved(self, rank: int, *, by_request: bool) -> Capture:
+        desc = at_rank(self.desc, rank, by_request=by_request)
+        if desc is self.desc:
+            return self
+        key = desc.world or rank  # the groups of a rank may have other names in another world
+        if key not in self._at_ranks:
+            self._at_ranks[key] = Capture(desc, path=self.path, producer=self.producer)
+        return self._at_ranks[key]
 
     def _name_writer(self, error: UnknownNameError) -> None:
         """Add the writer of the file to the error, unless this release wrote it."""
@@ -347,6 +390,7 @@ class Capture:
         *,
         device: str | torch.device | Mapping[str, str] | None = None,
         trust: bool = False,
+        rank: int | None = None,
     ) -> Compiled:
         """Instantiate the frame and compile it with a Dynamo backend.
 
@@ -355,6 +399,7 @@ class Capture:
                 for a frame that was recorded without one.
             device: as for `instantiate`.
             trust: as for `settings`.
+            rank: as for `instantiate`. Code that communicates runs in the process of that rank.
 
         The recorded settings are set while it compiles; a `SettingsWarning` names those that are not.
         Compiled code may compile its backward pass later: then use `settings` around both.
@@ -364,7 +409,7 @@ class Capture:
         """
         compiler_fn, not_passed = with_options(self.desc, backend, trust=trust)
         with self.settings(trust=trust) as not_set:
-            compiled = self.instantiate(device).compile(compiler_fn)
+            compiled = self.instantiate(device, rank=rank).compile(compiler_fn)
         if not_set or not_passed:
             lines = "; ".join(escape(clip(each.text, 400)) for each in (*not_set, *not_passed))
             warnings.warn(f"settings are not as recorded: {lines}", SettingsWarning, stacklevel=2)
@@ -384,17 +429,21 @@ class Capture:
             yield not_set
 
     @contextmanager
-    def fake_world(self) -> Generator[None, None, None]:
+    def fake_world(self, *, rank: int | None = None) -> Generator[None, None, None]:
         """Initialize ``torch.distributed`` with a fake world, as a frame with collectives or meshes needs it.
 
-        Process groups of torch's ``fake`` backend have the recorded rank, world size and groups; their
+        Process groups of torch's ``fake`` backend have a rank, and the recorded world size and groups; their
         collectives copy the data of this rank. Does nothing for a frame without process groups, or if
         this process has them already.
 
+        Args:
+            rank: the rank of this process in it, as for `instantiate`.
+
         Raises:
-            CaptureError: this process has other process groups than the frame needs.
+            CaptureError: this process has other process groups than the frame needs, or the frame cannot
+                be that of the rank.
         """
-        with fake_world(self.desc):
+        with fake_world(self._at(rank).desc):
             yield
 
     @contextmanager
@@ -466,9 +515,10 @@ class Capture:
         return self._input_instance().check(scope, globals=globals)
 
     def _input_instance(self) -> Instance:
-        if self._inputs is None:
-            self._inputs = Instance(without_operations(self.desc), DeviceMap({}))
-        return self._inputs
+        of_rank = self._at(None)
+        if of_rank._inputs is None:
+            of_rank._inputs = Instance(without_operations(of_rank.desc), DeviceMap({}))
+        return of_rank._inputs
 
     def fingerprint(self, kind: Literal["content", "structure"] = "content") -> str:
         """A hash in hexadecimal, independent of symbol names, ids, stacks and policies.
@@ -491,6 +541,7 @@ class Capture:
         sizes: Mapping[str, int] | None = None,
         device: str | torch.device | None = None,
         max_bytes: int | None = None,
+        rank: int | None = None,
     ) -> list[Any]:
         """Real inputs that respect dtypes, strides, aliasing and guards.
 
@@ -501,6 +552,7 @@ class Capture:
             device: where to make them; ``None`` means the recorded device.
             max_bytes: total size of the inputs; by default the memory of this machine. Making them
                 temporarily takes a few times more.
+            rank: as for `instantiate`. The data is that of the seed on every rank.
 
         Raises:
             CaptureError: a size violates a guard or a range, a device is missing, or the inputs exceed
@@ -508,13 +560,16 @@ class Capture:
         """
         from torch_fakeify.frames.inputs.materializing import materialize
 
+        of_rank = self._at(rank)
+
         def rebuild() -> torch.fx.GraphModule:
-            if self._on_cpu is None:
-                self._on_cpu = self.instantiate("cpu").gm
-            return self._on_cpu
+            if of_rank._on_cpu is None:
+                device = DeviceMap.parse("cpu", of_rank.desc)
+                of_rank._on_cpu = Instance(of_rank.desc, device).gm
+            return of_rank._on_cpu
 
         return materialize(
-            self.desc,
+            of_rank.desc,
             seed=seed,
             sizes=sizes,
             device=device,

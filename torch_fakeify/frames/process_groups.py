@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_fakeify.compat import torch_distributed
-from torch_fakeify.encoding.meshes import GROUP, MESH, Meshes, find_group, mesh_groups, mesh_text
+from torch_fakeify.encoding.meshes import GROUP, MESH, find_group, mesh_groups, mesh_text
 from torch_fakeify.errors import CaptureError, FormatError, LimitError
 from torch_fakeify.records.frame import ProcessGroupDesc, WorldDesc
 from torch_fakeify.records.rewrite import walk
 from torch_fakeify.records.tensor import OpaqueValue
+
+from .group_families import families_of, fitting, live_families, meshes_in
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -27,11 +29,15 @@ if TYPE_CHECKING:
     from torch_fakeify.records.graph import GraphModuleDesc
     from torch_fakeify.records.tensor import Value
 
+    from .group_families import Parts
+
 __all__ = [
+    "check_groups",
     "check_world",
     "describe_world",
     "fake_world",
     "has_world",
+    "meshes_of",
     "needed_world",
     "ranks_of",
     "world_of_calls",
@@ -52,28 +58,52 @@ def _is_initialized() -> bool:
 # --- describe -------------------------------------------------------------------------------------
 
 
-def describe_world(graph: GraphModuleDesc, inputs: tuple[InputDesc, ...]) -> WorldDesc | None:
-    """Describe the world of this process with the groups that a frame uses; ``None`` if it uses none.
+def describe_world(
+    graph: GraphModuleDesc, inputs: tuple[InputDesc, ...], rank_calls: tuple[str, ...] = ()
+) -> WorldDesc | None:
+    """Describe the world of this process with the groups that a frame uses.
 
     A frame uses the groups of its meshes, groups that are inputs, and groups whose name is an argument
     of a call in its graph, as for functional collectives.
+
+    Args:
+        graph: its graph.
+        inputs: its inputs.
+        rank_calls: as `WorldDesc.rank_calls`.
+
+    Returns:
+        The world; ``None`` if the frame uses no groups and its program does not ask for its rank.
     """
     if not _is_initialized():
         return None
     distributed: Any = torch.distributed
-    size = distributed.get_world_size()
-    groups: list[ProcessGroupDesc] = []
+    rank, size = distributed.get_rank(), distributed.get_world_size()
+    found: dict[str, tuple[int, ...]] = {}
     for name in sorted({*_names_in_values((graph, inputs)), *_names_in_calls(graph)}):
         group = find_group(name)
         if group is not None:
             ranks = tuple(distributed.get_process_group_ranks(group))
-            if distributed.get_rank() not in ranks:
-                continue
-            whole = ranks == tuple(range(size))
-            groups.append(ProcessGroupDesc(name=name, ranks=() if whole else ranks))
-    if not groups:
+            if rank in ranks:
+                found[name] = () if ranks == tuple(range(size)) else ranks
+    if not found and not rank_calls:
         return None
-    return WorldDesc(rank=distributed.get_rank(), size=size, groups=tuple(groups))
+    parts = _parts({name: ranks for name, ranks in found.items() if ranks}, graph, inputs)
+    groups = [
+        ProcessGroupDesc(name=name, ranks=ranks, parts=parts.get(name, ()))
+        for name, ranks in found.items()
+    ]
+    return WorldDesc(rank=rank, size=size, groups=tuple(groups), rank_calls=rank_calls)
+
+
+def _parts(
+    groups: dict[str, tuple[int, ...]], graph: GraphModuleDesc, inputs: tuple[InputDesc, ...]
+) -> dict[str, Parts]:
+    """The families of groups, by name."""
+    if not groups:
+        return {}
+    found = families_of(meshes_in((graph, inputs)))
+    found.update(live_families(groups.keys() - found.keys()))
+    return {name: fitting(found[name], groups[name]) for name in groups.keys() & found.keys()}
 
 
 def _names_in_calls(graph: GraphModuleDesc) -> Iterator[str]:
@@ -110,22 +140,21 @@ def needed_world(desc: CaptureDesc) -> WorldDesc | None:
     if world is None:
         world = _world_of_meshes(desc)
     if world is not None:
-        _check(world)
+        check_groups(world)
     return world
 
 
-def _meshes_of(desc: CaptureDesc) -> list[Any]:
-    meshes, graph = Meshes(), desc.graph
-    parts = walk((desc.inputs, graph.tensors, graph.values), OpaqueValue)
-    records = [v for v in parts if v.kind == MESH]
-    return [meshes.decode(v, where="$") for v in records]
+def meshes_of(desc: CaptureDesc) -> list[Any]:
+    """The meshes of the inputs and attributes of a frame."""
+    graph = desc.graph
+    return meshes_in((desc.inputs, graph.tensors, graph.values))
 
 
 def _world_of_meshes(desc: CaptureDesc) -> WorldDesc | None:
     """Derive the world from meshes, for a file by an older release without one."""
     groups: dict[str, tuple[int, ...]] = {}
     size, rank = 0, 0
-    for mesh in _meshes_of(desc):
+    for mesh in meshes_of(desc):
         for each in (mesh, *mesh._flatten_mapping.values()):
             groups.update(mesh_groups(each))
         size = max(size, 1 + max(mesh._flatten_rank_map))
@@ -136,8 +165,12 @@ def _world_of_meshes(desc: CaptureDesc) -> WorldDesc | None:
     return WorldDesc(rank=rank, size=size, groups=found)
 
 
-def _check(world: WorldDesc) -> None:
-    """Check a world before torch uses it."""
+def check_groups(world: WorldDesc) -> None:
+    """Check a world before torch uses it.
+
+    Raises:
+        FormatError: it is contradictory; ``LimitError``: it has too many ranks.
+    """
     where = "$.world"
     if world.size > MAX_RANKS or len(world.groups) > MAX_GROUPS:
         raise LimitError(
@@ -163,6 +196,18 @@ def _check(world: WorldDesc) -> None:
         in_world = not ranks or (min(ranks) >= 0 and max(ranks) < world.size)
         if not in_world or len(set(ranks)) != len(ranks) or (ranks and world.rank not in ranks):
             raise FormatError("not the ranks of a process group of this rank", where=f"{at}.ranks")
+        if group.parts:
+            _check_parts(world, group, f"{at}.parts")
+
+
+def _check_parts(world: WorldDesc, group: ProcessGroupDesc, where: str) -> None:
+    ranks = [rank for part in group.parts for rank in part]
+    if len(ranks) > world.size or len(set(ranks)) != len(ranks):
+        raise FormatError("a rank is in two groups of one dim of a mesh", where=where)
+    if min(ranks, default=0) < 0 or max(ranks, default=0) >= world.size:
+        raise FormatError("not ranks of the world", where=where)
+    if group.ranks not in group.parts:
+        raise FormatError("the groups of a dim of a mesh lack the one of this rank", where=where)
 
 
 def ranks_of(world: WorldDesc, group: ProcessGroupDesc) -> tuple[int, ...]:
@@ -231,7 +276,7 @@ def check_world(desc: CaptureDesc, error: Exception | None = None) -> None:
     world = needed_world(desc)
     if world is None or has_world(world) or error is None:
         return
-    made = sorted({mesh_text(mesh._get_root_mesh()) for mesh in _meshes_of(desc)})
+    made = sorted({mesh_text(mesh._get_root_mesh()) for mesh in meshes_of(desc)})
     raise CaptureError(
         "the frame needs process groups, and this process has none",
         expected=_world_text(world) + "".join(f", {text}" for text in made),

@@ -30,6 +30,7 @@ from torch_fakeify.shape_env.snapshot import snapshot
 from .captures import Capture
 from .exported import describe_export, with_guard_nodes, with_sources
 from .process_groups import describe_world
+from .ranks import calls_for_part, calls_for_rank, without_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -115,6 +116,7 @@ def describe_frame(
     code = traced_code(torch_dynamo.TracingContext.try_get())
     fake_mode = torch_dynamo.detect_fake_mode(list(example_inputs))
     shape_env = None if fake_mode is None else fake_mode.shape_env
+    codes = _traced_codes()
     describer = MetaTensorDescriber(keep_nested_ints=True, keep_alive=True)
     inputs = describe_inputs(placeholders, example_inputs, describer, shape_env)
     if program is not None:
@@ -140,11 +142,18 @@ def describe_frame(
         operators=describe_operators(gm, INFERRED),
         export=export,
         frame=None if code is None else str(code.co_name),
-        world=describe_world(graph, inputs),
+        world=describe_world(graph, inputs, calls_for_rank(codes)),
         surroundings=describe_surroundings(graph, inputs, paths=paths),
         state="not compiled",
     )
+    desc = without_rank(desc, calls_for_part(codes))
     return redact_scalars(desc) if constants == "none" else desc
+
+
+def _traced_codes() -> Sequence[CodeType]:
+    """Return the code of the functions that Dynamo has traced for the frame."""
+    context = torch_dynamo.TracingContext.try_get()
+    return () if context is None else context.traced_code
 
 
 def _same_objects(inputs: Sequence[InputDesc]) -> tuple[tuple[SourceDesc, SourceDesc], ...]:

@@ -94,16 +94,24 @@ class ProcessGroupDesc(Record, frozen=True, kw_only=True):
     """The name by which collectives and device meshes refer to it."""
     ranks: tuple[int, ...] = ()
     """The ranks of its members in the world; empty for all ranks in order."""
+    parts: tuple[tuple[int, ...], ...] = ()
+    """The ranks of this group and of those that other ranks have in its place, in torch's order.
+
+    Such groups are along one dim of a mesh. Empty if the group has all ranks, or if only it is known.
+    """
 
 
 class WorldDesc(Record, frozen=True, kw_only=True):
-    """The world of ``torch.distributed`` and the rank that a frame was recorded in."""
+    """The world of ``torch.distributed`` that a frame was recorded in, as one of its ranks has it."""
 
     rank: int
+    """The lowest rank that has the frame; the writer's rank if the frame is of that rank alone."""
     size: int
     """Number of processes."""
     groups: tuple[ProcessGroupDesc, ...] = ()
-    """The groups that the frame names."""
+    """The groups that the frame names, as the rank has them; sorted by name."""
+    rank_calls: tuple[str, ...] = ()
+    """The functions by which the program asks for its rank: the graph may have numbers of the rank."""
 
 
 class SettingDesc(Record, frozen=True, kw_only=True):
