@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -14,7 +12,8 @@ import rank_programs
 import torch
 import torch.distributed as dist
 from captured_frames import captures_of
-from places import GOLDEN, HARNESS, IMPORTABLE, ROOT, ZOO
+from places import GOLDEN, ZOO
+from processes import python
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -29,37 +28,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-QUICK = ("all_reduce_in_a_part", "tensor_parallel", "uneven")
+QUICK = ("all_reduce_in_a_part", "tensor_parallel")
 
 
 def run_ranks(mode: str, world: int, folder: Path, names: tuple[str, ...]) -> list[str]:
-    """Run a mode of `rank_programs` in a process for each rank, and return what each prints."""
-    env = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([*IMPORTABLE, str(ROOT)]),
-    }
-    script = str(ZOO / "rank_programs.py")
-    processes = [
-        subprocess.Popen(
-            [sys.executable, script, mode, str(rank), str(world), str(folder), *names],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=env,
-            cwd=HARNESS,
-        )
-        for rank in range(world)
-    ]
-    try:
-        done = [process.communicate(timeout=200) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    for process, (_, err) in zip(processes, done, strict=True):
-        assert process.returncode == 0, err[-3000:]
-    return [out for out, _ in done]
+    """Run a mode of `rank_programs` in a fresh process for each rank, and return what each has to say."""
+    python(ZOO / "rank_programs.py", mode, str(world), folder, *names)
+    said = [(folder / f"{mode}.{rank}.txt").read_text("utf-8") for rank in range(world)]
+    assert all(text.endswith("done") for text in said), "\n".join(said)
+    return said
 
 
 def check_bytes(world: int, folder: Path, names: tuple[str, ...]) -> None:

@@ -1,14 +1,16 @@
-"""One process of a distributed program over gloo, which records its frames or runs recorded ones.
+"""A distributed program over gloo, whose processes record their frames or run recorded ones.
 
-``python tests/zoo/rank_programs.py record|run|refuse RANK WORLD FOLDER [NAME...]``; the processes meet at a
-file of the folder. ``record`` writes ``FOLDER/NAME.RANK.fkf``; ``run`` loads ``FOLDER/NAME.0.fkf``, compiles
+``python tests/zoo/rank_programs.py record|run|refuse WORLD FOLDER [NAME...]`` makes a process for each rank;
+they meet at a file of the folder, and write what they have to say to ``FOLDER/MODE.RANK.txt``. ``record`` writes ``FOLDER/NAME.RANK.fkf``; ``run`` loads ``FOLDER/NAME.0.fkf``, compiles
 it for its own rank and compares results, and the gradients of weights, with eager ones.
 """
 
 from __future__ import annotations
 
 import datetime
+import os
 import sys
+import traceback
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +31,7 @@ from torch.distributed.tensor.parallel import (
 import torch_fakeify as tfk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 Program = tuple["Callable[..., Any]", tuple[Any, ...]]
 
@@ -163,14 +165,14 @@ def _sum(value: Any) -> Any:
     return (value.to_local() if isinstance(value, DTensor) else value).sum()
 
 
-def main(mode: str, rank: int, world: int, folder: Path, names: list[str]) -> None:
-    """Record or run programs."""
+def of_rank(mode: str, rank: int, world: int, folder: Path, names: list[str]) -> Iterator[str]:
+    """Record or run programs as one rank, and yield what is to be said of them."""
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/store_{mode}",
         rank=rank,
         world_size=world,
-        timeout=datetime.timedelta(seconds=60),
+        timeout=datetime.timedelta(seconds=100),
     )
     made = programs()
     for name in names:
@@ -184,13 +186,36 @@ def main(mode: str, rank: int, world: int, folder: Path, names: list[str]) -> No
         try:
             capture.compile("eager")
         except tfk.CaptureError as error:
-            sys.stdout.write(f"{name}: {error}\n")
+            yield f"{name}: {error}"
         else:
-            sys.stdout.write(f"{name}: compiled\n")
+            yield f"{name}: compiled"
     dist.barrier()
     dist.destroy_process_group()
+    yield "done"
+
+
+def forked(mode: str, rank: int, world: int, folder: Path, names: list[str]) -> int:
+    """Start a process for a rank, and return its id. Torch is imported, and nothing of it has run."""
+    child = os.fork()
+    if child:
+        return child
+    lines: list[str] = []
+    try:
+        lines += of_rank(mode, rank, world, folder, names)
+    except BaseException:
+        lines.append(traceback.format_exc())
+        raise
+    finally:
+        (folder / f"{mode}.{rank}.txt").write_text("\n".join(lines), encoding="utf-8")
+        os._exit(0)
+
+
+def main(mode: str, world: int, folder: Path, names: list[str]) -> None:
+    """Run all ranks and wait for them."""
+    for child in [forked(mode, rank, world, folder, names) for rank in range(world)]:
+        os.waitpid(child, 0)
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), sys.argv[5:])
+    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:])
