@@ -209,6 +209,7 @@ STEPS: dict[str, tuple[Callable[[Any], Any], ...]] = {
         lambda capture: capture.fingerprint("structure"),
         lambda capture: _guards(capture.instantiate()),
         _program,
+        lambda capture: capture.at_rank(1),
     ),
     "fresh": (lambda capture: capture.instantiate(fresh=True),),
     "materialize": (lambda capture: capture.materialize(max_bytes=MADE),),

@@ -12,6 +12,7 @@ from captured_frames import captures_of
 from golden_exports import export_cases
 from jagged_examples import jagged_attention
 from program_zoo import Program, programs
+from subclass_zoo import fake_world
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -179,6 +180,22 @@ def _gone_kinds() -> Any:
         return _compiled(fn, [(torch.randn(3, 4),)], dynamic=True)
 
 
+def _ranks() -> Any:
+    """One with a mesh, a group of it in a call, and a DTensor whose shards are uneven."""
+    from torch.distributed import _functional_collectives as functional
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    with fake_world():
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        whole = distribute_tensor(torch.ones(5, 3), mesh, [Shard(0), Replicate()])
+
+        def fn(a: Any, x: Any, m: Any) -> Any:
+            return a * 2, functional.all_reduce(x, "sum", m["tp"].get_group())
+
+        return _compiled(fn, [(whole, torch.ones(2), mesh)])
+
+
 def _gone_inferred() -> Any:
     """One with an operator whose fake kernel was inferred."""
     x, new = fk.Arg("x"), fk.Contiguous()
@@ -217,4 +234,5 @@ _OTHERS: dict[str, Callable[[], Any]] = {
     "gone": _gone,
     "gone_kinds": _gone_kinds,
     "gone_inferred": _gone_inferred,
+    "ranks": _ranks,
 }

@@ -39,7 +39,7 @@ _M61 = 2**61 - 1
 @pytest.fixture(scope="module")
 def valid() -> dict[str, bytes]:
     """Valid captures by name."""
-    return seeds((*FEW, "duck_shapes", "functorch"))
+    return seeds((*FEW, "duck_shapes", "functorch", "ranks"))
 
 
 @pytest.fixture(scope="module")

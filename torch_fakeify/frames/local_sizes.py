@@ -69,10 +69,16 @@ class LocalSizes:
         if wrapper is None or wrapper.cls != _DTENSOR:
             return desc
         mesh, placements = self._sharding(wrapper)
-        if mesh is None or _is_even(desc.size, mesh, placements):
+        inner = [part for name, part in wrapper.tensors if name == _LOCAL]
+        if mesh is None or len(inner) != 1:
+            return desc
+        size = _even_size(desc.size, mesh, placements)
+        if size is not None:
+            if not _fits(inner[0].size, size) and self._old != self._new:
+                raise _unknown(f"there it is {list(size)}", desc, inner[0])
             return desc
         self.changed.add(desc.id)
-        (local,) = [part for name, part in wrapper.tensors if name == _LOCAL]
+        (local,) = inner
         if not all(isinstance(n, int) for n in (*desc.size, *local.size)):
             raise _unknown("its sizes are symbols", desc, local)
         sizes = tuple(n for n in desc.size if isinstance(n, int))
@@ -129,19 +135,35 @@ def _mesh_sizes(mesh: Any) -> tuple[int, ...]:
     return tuple(axis.numel() for axis in mesh._layout.axes)
 
 
-def _is_even(size: Sequence[IntLike], mesh: Any, placements: tuple[Any, ...]) -> bool:
-    """Whether each dim is divisible by the number of its shards; of a symbol, its hint."""
+def _even_size(
+    size: Sequence[IntLike], mesh: Any, placements: tuple[Any, ...]
+) -> tuple[int | None, ...] | None:
+    """The local size if each dim is divisible by the number of its shards; of a symbol, its hint.
+
+    A dim without a number is ``None``. The result is ``None`` if a dim is not divisible.
+    """
     shards: dict[int, int] = {}
     for n, placement in zip(_mesh_sizes(mesh), placements, strict=False):
         if placement is not None:
             dim = placement.dim % max(len(size), 1)
             shards[dim] = shards.get(dim, 1) * n
+    values = [n.hint if isinstance(n, SymDesc) else n for n in size]
+    local = [n if isinstance(n, int) else None for n in values]
     for dim, count in shards.items():
-        n = size[dim] if dim < len(size) else 0
-        value = n.hint if isinstance(n, SymDesc) else n
-        if not isinstance(value, int) or value % count:
-            return False
-    return True
+        value = local[dim] if dim < len(local) else 0
+        if value is None or value % count:
+            return None
+        if dim < len(local):
+            local[dim] = value // count
+    return tuple(local)
+
+
+def _fits(size: Sequence[IntLike], expected: tuple[int | None, ...]) -> bool:
+    """Whether the numbers of a size are as expected; symbols are."""
+    return len(size) == len(expected) and all(
+        not isinstance(n, int) or other is None or n == other
+        for n, other in zip(size, expected, strict=True)
+    )
 
 
 def _resized(local: MetaTensorDesc, size: tuple[int, ...]) -> MetaTensorDesc | None:

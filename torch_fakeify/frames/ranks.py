@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
+from torch_fakeify.compat.torch_graphs import find_operator
 from torch_fakeify.encoding.meshes import GROUP, MESH
-from torch_fakeify.errors import CaptureError, FormatError
+from torch_fakeify.errors import CaptureError, FormatError, wrap_torch_errors
 from torch_fakeify.records.frame import ProcessGroupDesc, WorldDesc
 from torch_fakeify.records.graph import NodeDesc
 from torch_fakeify.records.rewrite import Rewriter, walk
@@ -202,7 +203,8 @@ def _moved(desc: CaptureDesc, world: WorldDesc, rank: int) -> tuple[CaptureDesc,
         _refuse_other_mesh(desc, world, rank)
     groups, names = _groups_at(desc, world, rank)
     change = _Change(world.rank, rank, names)
-    inputs, graph = Rewriter(change)((desc.inputs, desc.graph))
+    with wrap_torch_errors("$.inputs"):
+        inputs, graph = Rewriter(change)((desc.inputs, desc.graph))
     if change.sizes.changed and rank != world.rank:
         refuse_local_sizes_in_graph(inputs, graph, change.sizes.changed)
     changed = msgspec.structs.replace(world, rank=rank, groups=groups)
@@ -218,12 +220,14 @@ def _moved(desc: CaptureDesc, world: WorldDesc, rank: int) -> tuple[CaptureDesc,
 
 def _world_of(desc: CaptureDesc) -> WorldDesc | None:
     """The world of a frame; that of its meshes if it is recorded without process groups."""
-    world = needed_world(desc)
-    if world is not None:
-        return world
+    if desc.world is not None:
+        return needed_world(desc)
     meshes = meshes_of(desc)
     if not meshes:
         return None
+    world = needed_world(desc)
+    if world is not None:
+        return world
     size = 1 + max(max(mesh._flatten_rank_map) for mesh in meshes)
     rank = meshes[0]._rank
     return WorldDesc(rank=rank, size=max(size, rank + 1))
@@ -388,7 +392,7 @@ def _is_group_name(target: FunctionValue, at: int | str) -> bool:
 def _arguments(operator: str) -> tuple[tuple[str, ...], ...]:
     """Names of the arguments of the overloads of an operator; none if it is not registered here."""
     namespace, _, rest = operator.partition(".")
-    packet = getattr(getattr(torch.ops, namespace, None), rest.partition(".")[0], None)
+    packet = find_operator(namespace, rest.partition(".")[0])
     overloads = [] if packet is None else packet.overloads()
     schemas = (getattr(packet, overload)._schema for overload in overloads)
     return tuple(tuple(arg.name for arg in schema.arguments) for schema in schemas)
