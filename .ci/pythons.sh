@@ -14,3 +14,14 @@ python_of() {
 other_pythons() {
   python3 -c 'import sys; print(*(f"3.{n}" for n in range(10, 14) if n != sys.version_info[1]))'
 }
+
+# new_environment DIRECTORY PYTHON ARGUMENT...: a new one, with what the arguments of `uv pip install` say. uv unpacks
+# a wheel once for all environments; pip does so for each, and torch's take 5 GB. The script has made "$work".
+new_environment() {
+  if [ ! -x "$work/tools/bin/uv" ]; then
+    python3 -m venv "$work/tools"
+    "$work/tools/bin/pip" install --quiet uv
+  fi
+  "$work/tools/bin/uv" venv --quiet --python "$2" "$1"
+  "$work/tools/bin/uv" pip install --quiet --python "$1/bin/python" "${@:3}"
+}
