@@ -25,16 +25,24 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a job in the backgro
 os.environ.pop("COLUMNS", None)  # as xdist sets it: commands print in the width that it says
 
 from cli_runs import captures, command, dynamic, recorded  # noqa: F401
+from warm_workers import _idle_interpreters, cold_worker, warm_workers  # noqa: F401
 
 # Compiling inside a property test is slow on a busy machine, which is no fault: no deadlines.
 settings.register_profile(
     "fast",
+    max_examples=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     derandomize=True,
     print_blob=True,
 )
-settings.register_profile("random", settings.get_profile("fast"), derandomize=False, database=None)
+settings.register_profile(
+    "random",
+    settings.get_profile("fast"),
+    max_examples=100,
+    derandomize=False,
+    database=None,
+)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
 

@@ -28,6 +28,8 @@ from torch_fakeify.tools.worker import main as worker
 from torch_fakeify.tools.worker.client import ask, output_tail
 from torch_fakeify.tools.worker.replies import Answer, Crashed, Failed, Refused, Thrown
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 # --- show ---------------------------------------------------------------------------------------
 
 
@@ -182,6 +184,7 @@ def failing(dynamic: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.usefixtures("cold_worker")
 def test_replay_of_a_good_frame_succeeds(command: Command, dynamic: Path, tmp_path: Path) -> None:
     """A frame without a recorded failure that compiles has status 0."""
     done = command("replay", dynamic, "--backend", "aot_eager", cwd=tmp_path)
@@ -233,6 +236,7 @@ def test_replay_reports_a_frame_that_no_longer_compiles(failing: Path, tmp_path:
     assert (verdict.verdict, verdict.holds) == ("does not compile", False)
 
 
+@pytest.mark.usefixtures("cold_worker")
 def test_replay_kills_a_compilation_that_hangs(
     command: Command, dynamic: Path, tmp_path: Path
 ) -> None:
@@ -242,6 +246,7 @@ def test_replay_kills_a_compilation_that_hangs(
     assert done.stdout.splitlines()[:3] == ["hangs", "  with eager, cpu", "  killed after 0.01 s"]
 
 
+@pytest.mark.usefixtures("cold_worker")
 def test_replay_reports_a_crash(
     dynamic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,8 @@ import torch_fakeify as tfk
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 texts_of_this_torch = pytest.mark.skipif(

@@ -37,6 +37,8 @@ from torch_fakeify.tools.worker.replies import Answer, Compiled, Failed, Found, 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 PACKAGE = str(Path(tfk.__file__).parents[1])
 SAME = ("symbol_facts", "tensor_detached_symbolic", "tensor_strided_symbolic")
 """Captures of one frame."""

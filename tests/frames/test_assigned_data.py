@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 NAME = "torch._dynamo.variables.builtin._lower_version_count_by_1"
 
 

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 
 BACKENDS = """
 def planted_triples(gm, inputs):

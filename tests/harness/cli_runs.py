@@ -84,7 +84,10 @@ def command(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.chdir(cwd)
         torch._dynamo.reset()
         capfd.readouterr()
-        status = cli.main([*map(str, args)])
+        try:
+            status = cli.main([*map(str, args)])
+        except SystemExit as usage:
+            status = int(usage.code or 0)
         out, err = capfd.readouterr()
         return subprocess.CompletedProcess(args, status, out, err)
 

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from torch_fakeify.tools.checking_fakes import FakeDifference, FakesReport
     from torch_fakeify.tools.worker.replies import SizeChecked
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 IMPORTS = ["planted_fakes"]
 planted = torch.ops.planted
 
@@ -425,24 +427,18 @@ def recorded_faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def _command(home: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in a fresh interpreter, in a folder with the planted module."""
-    copy = home / "planted_fakes.py"
-    copy.write_text((ZOO / "planted_fakes.py").read_text())
-    return fresh("fakes", *args, cwd=home)
-
-
-def test_the_command_writes_a_script_and_exits_with_1(recorded_faults: Path) -> None:
-    """The first capture has the planted fault; the script beside it fails."""
+def test_the_command_writes_a_script_and_exits_with_1(
+    command: Command, recorded_faults: Path
+) -> None:
+    """The first capture has the planted fault; the script beside it was run."""
     file, *_ = sorted((recorded_faults / "captures" / "program").iterdir())
     name = str(file.relative_to(recorded_faults))
-    done = _command(recorded_faults, "--import", "planted_fakes", name)
+    done = command("fakes", "--import", "planted_fakes", name, cwd=recorded_faults)
     assert done.returncode == 1, done.stdout + done.stderr
     script = file.with_suffix(".fakes.py")
     assert f"  {name.removesuffix('.fkf')}.fakes.py: real and fake results differ in it, too" in (
         done.stdout.splitlines()
     )
-    assert run(str(script)).returncode == 1
     script.unlink()
 
 

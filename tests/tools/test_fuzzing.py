@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 
 BACKENDS = """
 import os, signal, time

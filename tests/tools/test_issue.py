@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from cli_runs import fresh
+from cli_runs import Command, fresh
 from places import GOLDEN
 
 from torch_fakeify.cli import main
@@ -17,6 +18,8 @@ from torch_fakeify.tools.minify.failures import Failure, failure_in
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("warm_workers")
 
 CHIP = """
 def compiler(gm, inputs):
@@ -101,20 +104,36 @@ def script_in(text: str) -> str:
     return found[2]
 
 
+@pytest.fixture(scope="module")
+def recorded_wave(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the model, its backend and the capture of its frame, which failed."""
+    folder = tmp_path_factory.mktemp("wave")
+    (folder / "chip.py").write_text(CHIP)
+    (folder / "model.py").write_text(MODEL)
+    assert fresh("run", "model.py", cwd=folder).returncode == 1
+    return folder
+
+
+@pytest.fixture
+def frame(recorded_wave: Path, tmp_path: Path) -> Path:
+    """The capture in a folder of the test's own, which has the backend."""
+    shutil.copytree(recorded_wave, tmp_path, dirs_exist_ok=True)
+    (frame,) = tmp_path.glob("captures/*/*.fkf")
+    return frame
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("minified", [False, True])
-def test_a_report_reproduces_the_failure(tmp_path: Path, minified: bool) -> None:
+def test_a_report_reproduces_the_failure(
+    command: Command, frame: Path, tmp_path: Path, minified: bool
+) -> None:
     """The script in it fails in plain Python, in the folder of the backend, and so does its command."""
-    (tmp_path / "chip.py").write_text(CHIP)
-    (tmp_path / "model.py").write_text(MODEL)
-    assert fresh("run", "model.py", cwd=tmp_path).returncode == 1
-    (frame,) = tmp_path.glob("captures/*/*.fkf")
     backend = ("--backend", "chip:compiler")
     if minified:
         small = ("-o", "small.fkf", frame)
-        assert fresh("minify", *backend, *small, cwd=tmp_path).returncode == 0
+        assert command("minify", *backend, *small, cwd=tmp_path).returncode == 0
         frame = tmp_path / "small.fkf"
-    done = fresh("issue", *backend, frame, cwd=tmp_path)
+    done = command("issue", *backend, frame, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("# torch.compile with compiler: NotImplementedError: no cos")
     assert "This script fails in the same way with torch " in done.stdout
@@ -124,29 +143,27 @@ def test_a_report_reproduces_the_failure(tmp_path: Path, minified: bool) -> None
         [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert "NotImplementedError: no cos" in ran.stderr
-    (command,) = re.findall(r"^\$ torch-fakeify (.*)$", done.stdout, re.MULTILINE)
+    (line,) = re.findall(r"^\$ torch-fakeify (.*)$", done.stdout, re.MULTILINE)
     (frame.parent / "chip.py").write_text(CHIP)
-    again = fresh(*command.split(), cwd=frame.parent)
+    again = command(*line.split(), cwd=frame.parent)
     assert again.stdout.startswith("reproduced\n"), again.stderr
 
 
 @pytest.mark.sweep
-def test_a_report_of_wrong_numbers_has_the_script_of_minify(tmp_path: Path) -> None:
+def test_a_report_of_wrong_numbers_has_the_script_of_minify(
+    command: Command, frame: Path, tmp_path: Path
+) -> None:
     """The numbers are on no record: the failure is the one that the script describes."""
-    (tmp_path / "chip.py").write_text(CHIP)
-    (tmp_path / "model.py").write_text(MODEL)
-    fresh("run", "model.py", cwd=tmp_path)
-    (frame,) = tmp_path.glob("captures/*/*.fkf")
     backend = ("--backend", "chip:wrong")
-    done = fresh("minify", *backend, "--accuracy", "-o", "small.fkf", frame, cwd=tmp_path)
+    done = command("minify", *backend, "--accuracy", "-o", "small.fkf", frame, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    done = fresh("issue", "small.fkf", "-o", "bug.md", cwd=tmp_path)
+    done = command("issue", "small.fkf", "-o", "bug.md", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "script: fails in the same way\nwrote bug.md\n")
     text = (tmp_path / "bug.md").read_text()
     assert text.startswith("# torch.compile with wrong: wrong numbers in the forward pass: ")
     assert "$ torch-fakeify minify --accuracy --backend chip:wrong small.fkf" in text
     # A script that no longer fails is no evidence.
     (tmp_path / "chip.py").write_text(CHIP.replace("x + 1", "x"))
-    done = fresh("issue", "small.fkf", cwd=tmp_path)
+    done = command("issue", "small.fkf", cwd=tmp_path)
     assert done.returncode == 1
     assert "does **not** fail in the same way" in done.stdout

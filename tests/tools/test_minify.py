@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
     from torch_fakeify.tools.minify.results import MinifyReport, Progress
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 
 SWEPT = ("bug_rejects_pattern", "bug_segfaults", "bug_wrong_gradient")
 """The bugs that ``.ci/run`` minifies."""

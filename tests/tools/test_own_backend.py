@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
-from cli_runs import fresh
+from cli_runs import Command, fresh
 
 from torch_fakeify.errors import CaptureError
 from torch_fakeify.serialization.capture_file import read_capture, write_capture
@@ -15,6 +15,8 @@ from torch_fakeify.tools.replaying import replay_capture
 if TYPE_CHECKING:
     import subprocess
     from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("warm_workers")
 
 MODULE = """
 import torch
@@ -92,14 +94,16 @@ def capture(folder: Path) -> Path:
     return path
 
 
-def test_a_capture_names_the_modules_of_backend_and_operators(folder: Path, capture: Path) -> None:
+def test_a_capture_names_the_modules_of_backend_and_operators(
+    command: Command, folder: Path, capture: Path
+) -> None:
     """They are where the user has them; `show` prints the place of the backend."""
     desc = read_capture(capture)
     assert (desc.backend, desc.backend_place) == ("compiler", "parts.chip:compiler")
     assert desc.operator_modules == (("chip.thrice", "parts.chip"), ("chip.twice", "parts.chip"))
-    shown = _command("show", capture, cwd=folder).stdout
+    shown = command("show", capture, cwd=folder).stdout
     assert "compiler, which is parts.chip:compiler" in shown
-    texts = _command("show", "--privacy", capture, cwd=folder).stdout
+    texts = command("show", "--privacy", capture, cwd=folder).stdout
     assert "  parts.chip:compiler" in texts.splitlines()
 
 
@@ -120,21 +124,21 @@ def test_a_capture_names_the_modules_of_backend_and_operators(folder: Path, capt
          "no module", "file", "imported file"],
 )  # fmt: skip
 def test_replay_compiles_with_an_own_backend(
-    folder: Path, capture: Path, options: list[str], status: int, found: str
+    command: Command, folder: Path, capture: Path, options: list[str], status: int, found: str
 ) -> None:
     """The backend that is named compiles; where something is missing, the error has the option that brings it."""
-    done = _command("replay", capture, *options, cwd=folder)
+    done = command("replay", capture, *options, cwd=folder)
     assert found in done.stdout + done.stderr
     assert done.returncode == status
 
 
 @pytest.mark.sweep
 def test_what_minify_writes_is_run_by_plain_python(
-    folder: Path, capture: Path, tmp_path: Path
+    command: Command, folder: Path, capture: Path, tmp_path: Path
 ) -> None:
     """The script imports the user's module from the folder in which it is run."""
     output = tmp_path / "small.fkf"
-    done = _command("minify", capture, "--backend", "parts.chip:compiler", "-o", output, cwd=folder)
+    done = command("minify", capture, "--backend", "parts.chip:compiler", "-o", output, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "script: fails in the same way" in done.stdout
     script = output.with_suffix(".py")
@@ -147,18 +151,20 @@ def test_what_minify_writes_is_run_by_plain_python(
 
 @pytest.mark.long
 @pytest.mark.sweep
-def test_every_process_of_a_command_has_the_module(folder: Path, capture: Path) -> None:
+def test_every_process_of_a_command_has_the_module(
+    command: Command, folder: Path, capture: Path
+) -> None:
     """Batches of sizes, workers of a corpus and tests of the plugin import what the options name."""
     own = ["--backend", "parts.chip:compiler"]
-    wrong = _command(
+    wrong = command(
         "fuzz", capture, "--backend", "parts.chip:Compilers.wrong", "--runs", "3", cwd=folder
     )
     assert wrong.returncode == 1, wrong.stdout + wrong.stderr
     assert "with parts.chip:Compilers.wrong, torch " in wrong.stdout
-    assert _command("fuzz", capture, "--runs", "3", cwd=folder).returncode == 2
-    corpus = _command("replay", "--jobs", "2", "captures", *own, cwd=folder)
+    assert command("fuzz", capture, "--runs", "3", cwd=folder).returncode == 2
+    corpus = command("replay", "--jobs", "2", "captures", *own, cwd=folder)
     assert (corpus.returncode, "with parts.chip:compiler" in corpus.stdout) == (0, True)
-    recorded = _command("replay", "--jobs", "2", "captures", cwd=folder)
+    recorded = command("replay", "--jobs", "2", "captures", cwd=folder)
     assert recorded.returncode == 2
     assert "Use --backend parts.chip:compiler" in recorded.stdout
     tests = ["--fakeify-corpus", "captures", "--fakeify-backend", "parts.chip:compiler"]
@@ -170,16 +176,16 @@ def test_every_process_of_a_command_has_the_module(folder: Path, capture: Path) 
         "not reproduced"
         in _command(*other, "--fakeify-import", "parts.chip", cwd=folder, executable=plugin).stdout
     )
-    demo = _command("demo", "--check", "--backend", "parts.chip:compiler", cwd=folder)
+    demo = command("demo", "--check", "--backend", "parts.chip:compiler", cwd=folder)
     assert demo.returncode == 0, demo.stdout + demo.stderr
 
 
 @pytest.mark.sweep
-def test_run_compiles_with_an_own_backend(folder: Path, tmp_path: Path) -> None:
+def test_run_compiles_with_an_own_backend(command: Command, folder: Path, tmp_path: Path) -> None:
     """The module is imported before the script, which need not know it."""
     script = tmp_path / "plain.py"
     script.write_text("import torch\ntorch.compile(lambda x: x.cos())(torch.ones(3))\n")
-    done = _command(
+    done = command(
         "run", "--out", tmp_path / "out", "--backend", "parts.chip:compiler", script, cwd=folder
     )
     assert done.returncode == 1
@@ -188,14 +194,16 @@ def test_run_compiles_with_an_own_backend(folder: Path, tmp_path: Path) -> None:
         (["--backend", "parts.chip:nothing"], "has no backend 'nothing'"),
         (["--import", "parts.chop"], "'parts.chop' cannot be imported"),
     ):
-        refused = _command("run", "--out", tmp_path / "none", *options, script, cwd=folder)
+        refused = command("run", "--out", tmp_path / "none", *options, script, cwd=folder)
         assert refused.returncode == 2
         assert found in refused.stderr
         assert not list(tmp_path.glob("none/*"))
 
 
 @pytest.mark.sweep
-def test_a_file_imports_nothing_that_it_names(capture: Path, tmp_path: Path) -> None:
+def test_a_file_imports_nothing_that_it_names(
+    command: Command, capture: Path, tmp_path: Path
+) -> None:
     """A backend in the form MODULE:ATTR, or a place, is no request of the user's."""
     marker = tmp_path / "imported"
     (tmp_path / "trap.py").write_text(
@@ -210,14 +218,16 @@ def test_a_file_imports_nothing_that_it_names(capture: Path, tmp_path: Path) -> 
             operator_modules=(("chip.twice", "trap"), ("chip.thrice", "trap")),
         )
         write_capture(tmp_path / "hostile.fkf", hostile)
-        done = _command("replay", "hostile.fkf", cwd=tmp_path)
+        done = command("replay", "hostile.fkf", cwd=tmp_path)
         assert done.returncode == 2
         assert "--backend trap:run" in done.stderr
     assert not marker.exists()
 
 
 @pytest.mark.sweep
-def test_a_backend_of_the_script_itself_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_backend_of_the_script_itself_is_refused_by_name(
+    command: Command, tmp_path: Path
+) -> None:
     """There is no module to import: the error says to make one."""
     script = tmp_path / "script.py"
     script.write_text(
@@ -226,7 +236,7 @@ def test_a_backend_of_the_script_itself_is_refused_by_name(tmp_path: Path) -> No
         "try: torch.compile(lambda x: x + 1, backend=mine)(torch.ones(2))\n"
         "except Exception: pass\n"
     )
-    _command("run", "script.py", cwd=tmp_path)
+    command("run", "script.py", cwd=tmp_path)
     (path,) = (tmp_path / "captures" / "script").iterdir()
     assert read_capture(path).backend_place == "__main__:mine"
     with pytest.raises(CaptureError, match="itself defines it: move it to a module"):

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from cli_runs import Command
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 OUT = Path("captures/s")
 
 

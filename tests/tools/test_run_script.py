@@ -20,6 +20,8 @@ from torch_fakeify.frames.notes import FrameReport, Notes
 from torch_fakeify.render.show import show_lines
 from torch_fakeify.serialization.capture_file import read_capture
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 ROOT = str(Path(tfk.__file__).parents[1])
 
 SCRIPT = """

@@ -26,6 +26,8 @@ from torch_fakeify.tools.replaying import replay_capture
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 ROOT = str(Path(tfk.__file__).parents[1])
 INDUCTOR = "torch._inductor.config"
 FUNCTORCH = "torch._functorch.config"

@@ -1,0 +1,143 @@
+"""Interpreters that the tests of a module share, where a command would start one and import torch.
+
+Under the fixture `warm_workers` the commands get an idle `ForkServer` that an earlier command with the
+same environment has left; each request still runs in a forked child of its own. How interpreters start
+and end is tested without it, in ``tests/tools/test_worker.py`` and ``tests/test_cli.py``.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from torch_fakeify.corpus import jobs
+from torch_fakeify.tools import checking_fakes, fuzzing, replaying
+from torch_fakeify.tools.demo import runner
+from torch_fakeify.tools.minify import search
+from torch_fakeify.tools.worker import client
+from torch_fakeify.tools.worker.fork_server import ForkServer
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Generator, Hashable, Mapping
+
+    from torch_fakeify.tools.worker.replies import Answer
+
+_MOST = 2
+"""How many idle interpreters there are at most."""
+
+
+class _Idle:
+    """Interpreters without a request, each with what it was started with, the oldest first."""
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[Hashable, subprocess.Popen[bytes]]] = []
+        self._lock = threading.Lock()
+
+    def take(self, key: Hashable) -> subprocess.Popen[bytes] | None:
+        """Return an interpreter that was started with the same, if there is one."""
+        with self._lock:
+            for at, (other, _) in enumerate(self._entries):
+                if other == key:
+                    return self._entries.pop(at)[1]
+        return None
+
+    def give(self, key: Hashable, process: subprocess.Popen[bytes]) -> None:
+        """Add an interpreter; ends the oldest one if there are too many."""
+        with self._lock:
+            self._entries.append((key, process))
+            old = self._entries[:-_MOST]
+            del self._entries[:-_MOST]
+        _end(old)
+
+    def clear(self) -> None:
+        """End all interpreters."""
+        with self._lock:
+            old, self._entries = self._entries, []
+        _end(old)
+
+
+def _end(entries: list[tuple[Hashable, subprocess.Popen[bytes]]]) -> None:
+    for _, process in entries:
+        server = ForkServer()
+        server._server = process
+        server.close()
+
+
+_IDLE = _Idle()
+
+
+class WarmServer(ForkServer):
+    """A fork server that takes an idle interpreter, and leaves its own for others.
+
+    The modules that a request names are imported by its child, so that another one does not have them.
+    """
+
+    _key: Hashable = None
+
+    def _started(self, request: Mapping[str, Any]) -> subprocess.Popen[bytes]:
+        python = request.get("python")
+        environment = client._environment(python)
+        environment.pop("PYTEST_CURRENT_TEST", None)
+        key = (python, *sorted(environment.items()))
+        if self._server is None:
+            self._server = _IDLE.take(key)
+        self._key = key
+        return super()._started({"python": python})
+
+    def close(self) -> None:
+        """Leave the interpreter for others, unless it is to be killed."""
+        with self._lock:
+            server = self._server
+            if server is None or self._stopped or server.poll() is not None:
+                self._end()
+            else:
+                self._server = None
+                _IDLE.give(self._key, server)
+
+    def stop(self) -> None:
+        """Leave the interpreter for others, or kill it during a request."""
+        if not self._lock.acquire(blocking=False):
+            super().stop()
+            return
+        self._lock.release()
+        self.close()
+        self._stopped = True
+
+
+def _ask(
+    request: Mapping[str, Any],
+    *,
+    timeout: float,
+    memory: int | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Answer:
+    if environment:  # which torch reads when it is imported
+        return client.ask(request, timeout=timeout, memory=memory, environment=environment)
+    with WarmServer() as server:
+        return server.ask(request, timeout=timeout, memory=memory)
+
+
+@pytest.fixture(scope="session")
+def _idle_interpreters() -> Generator[None]:
+    yield
+    _IDLE.clear()
+
+
+@pytest.fixture(scope="module")
+def warm_workers(_idle_interpreters: None) -> Generator[None]:
+    """The commands of this process fork an interpreter that has imported torch."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (replaying, runner, search):
+            patch.setattr(module, "ask", _ask)
+        for module in (checking_fakes, fuzzing, search, jobs):
+            patch.setattr(module, "ForkServer", WarmServer)
+        yield
+
+
+@pytest.fixture
+def cold_worker(warm_workers: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``replay`` starts an interpreter, as it does for users."""
+    monkeypatch.setattr(replaying, "ask", client.ask)
