@@ -66,7 +66,7 @@ def _end(entries: list[tuple[Hashable, subprocess.Popen[bytes]]]) -> None:
         server.close()
 
 
-_IDLE = _Idle()
+idle = _Idle()
 
 
 class WarmServer(ForkServer):
@@ -83,7 +83,7 @@ class WarmServer(ForkServer):
         environment.pop("PYTEST_CURRENT_TEST", None)
         key = (python, *sorted(environment.items()))
         if self._server is None:
-            self._server = _IDLE.take(key)
+            self._server = idle.take(key)
         self._key = key
         return super()._started({"python": python})
 
@@ -95,7 +95,7 @@ class WarmServer(ForkServer):
                 self._end()
             else:
                 self._server = None
-                _IDLE.give(self._key, server)
+                idle.give(self._key, server)
 
     def stop(self) -> None:
         """Leave the interpreter for others, or kill it during a request."""
@@ -123,7 +123,7 @@ def _ask(
 @pytest.fixture(scope="session")
 def _idle_interpreters() -> Generator[None]:
     yield
-    _IDLE.clear()
+    idle.clear()
 
 
 @pytest.fixture(scope="module")

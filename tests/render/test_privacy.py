@@ -30,8 +30,6 @@ from torch_fakeify.serialization.capture_file import encode_with_short_paths, re
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = pytest.mark.usefixtures("warm_workers")
-
 USER = "alice_q7x"
 HOST = "host-of-alice"
 TOKEN = "tok-9f8e7d6c5b4a"

@@ -20,8 +20,6 @@ from torch_fakeify.errors import FakeKernelError, UnknownNameError
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.usefixtures("warm_workers")
-
 Tensor = torch.Tensor
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from captured_frames import small_and_large
 from planting import plant
+from warm_workers import WarmServer, idle
 
 import torch_fakeify as tfk
 from torch_fakeify import cli
@@ -21,7 +22,7 @@ from torch_fakeify.tools import replaying
 from torch_fakeify.tools.worker import client
 from torch_fakeify.tools.worker import limits as watching
 from torch_fakeify.tools.worker.fork_server import ForkServer
-from torch_fakeify.tools.worker.replies import Compiled, Crashed, Failed, Raised
+from torch_fakeify.tools.worker.replies import Compiled, Crashed, Failed, Raised, Ran, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -189,6 +190,33 @@ def test_a_child_leaves_no_process(
     answer = compile_with(server, pair[0], "planted_leaves")
     assert isinstance(answer.outcome, Compiled)
     assert ends(int((planted / "left").read_text()))
+
+
+def test_an_idle_interpreter_of_the_tests_has_nothing_of_an_earlier_request(
+    planted: Path, pair: tuple[Path, Path]
+) -> None:
+    """A warm server answers after a crash and an import as a new one does, from one interpreter."""
+    (planted / "asked.py").write_text("")
+    asked = {"directory": str(planted), "imports": ["asked"]}
+    absent = {"task": "run", "backend": "eager", "sizes": [], "absent": ["asked"]}
+    used: list[Any] = []
+    answers: list[Answer] = []
+    for request in (
+        {**absent, **asked},
+        {"task": "compile", "backend": "planted_segfaults", "device": None},
+        absent,
+    ):
+        with WarmServer() as server:
+            answers.append(server.ask({"file": str(pair[0]), **request}, timeout=100))
+            used.append(server._server)
+    idle.clear()
+    imported, crashed, other = (answer.outcome for answer in answers)
+    assert isinstance(imported, Refused)
+    assert "found asked" in imported.message
+    assert isinstance(crashed, Crashed)
+    assert crashed.status == -signal.SIGSEGV
+    assert isinstance(other, Ran)
+    assert used[0] is used[1] is used[2]
 
 
 @pytest.mark.sweep
