@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from cli_runs import fresh
+from cli_runs import Command, fresh
 
 from torch_fakeify.serialization.capture_file import read_capture
+
+pytestmark = pytest.mark.usefixtures("warm_workers")
 
 OPERATORS = """
 import torch
@@ -101,9 +103,9 @@ def _captures(folder: Path) -> list[Path]:
 
 
 @pytest.mark.sweep
-def test_a_corpus_compiles_without_the_library(folder: Path) -> None:
+def test_a_corpus_compiles_without_the_library(command: Command, folder: Path) -> None:
     """Each verdict is that of the process with the library, and its details name the stubs."""
-    done = fresh(
+    done = command(
         "replay", "--jobs", "1", "--jsonl", "rows", "captures",
         "--import", "planted", "--all", cwd=folder,
     )  # fmt: skip
@@ -122,10 +124,12 @@ def test_a_corpus_compiles_without_the_library(folder: Path) -> None:
     assert done.returncode == 2
 
 
-def test_a_planted_failure_is_reproduced_without_the_library(folder: Path) -> None:
+def test_a_planted_failure_is_reproduced_without_the_library(
+    command: Command, folder: Path
+) -> None:
     """The backend fails at the result of a stub as it failed at that of the operator."""
     path = _captures(folder)[1]
-    done = fresh("replay", "--backend", "planted:compiler", path, cwd=folder)
+    done = command("replay", "--backend", "planted:compiler", path, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("reproduced\n")
     assert "NotImplementedError: no route of 2 results" in done.stdout
@@ -133,10 +137,10 @@ def test_a_planted_failure_is_reproduced_without_the_library(folder: Path) -> No
 
 
 @pytest.mark.sweep
-def test_minify_defines_the_stub_in_its_script(folder: Path) -> None:
+def test_minify_defines_the_stub_in_its_script(command: Command, folder: Path) -> None:
     """Plain Python, without the library and without this package, fails in the same way."""
     path = _captures(folder)[1]
-    done = fresh("minify", "--backend", "planted:compiler", path, "-o", "small.fkf", cwd=folder)
+    done = command("minify", "--backend", "planted:compiler", path, "-o", "small.fkf", cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "script: fails in the same way" in done.stdout
     assert "operators that are not here, as stubs:\n  moe::route" in done.stdout
@@ -151,11 +155,13 @@ def test_minify_defines_the_stub_in_its_script(folder: Path) -> None:
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(
-    "command", [("fuzz", "--runs", "2"), ("minify", "--accuracy", "--no-script", "-o", "x.fkf")]
+    "words", [("fuzz", "--runs", "2"), ("minify", "--accuracy", "--no-script", "-o", "x.fkf")]
 )
-def test_what_runs_the_frame_refuses_by_name(folder: Path, command: tuple[str, ...]) -> None:
+def test_what_runs_the_frame_refuses_by_name(
+    command: Command, folder: Path, words: tuple[str, ...]
+) -> None:
     """A stub has no code: the error says which operator is missing and what brings it."""
-    done = fresh(*command, "--backend", "aot_eager", _captures(folder)[0], cwd=folder)
+    done = command(*words, "--backend", "aot_eager", _captures(folder)[0], cwd=folder)
     assert done.returncode == 2, done.stdout + done.stderr
     assert (
         "torch.ops.moe.route is not registered in this process. Use --import operators"
