@@ -24,7 +24,7 @@ from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import torch_fakeify as tfk
-from torch_fakeify.describe.ids import WeakTensorIds
+from torch_fakeify.describe.ids import TensorIds
 from torch_fakeify.records.id_owners import Numbering
 from torch_fakeify.shape_env import tracker
 
@@ -168,7 +168,7 @@ def test_ragged_tensors_have_one_number_in_all_threads() -> None:
 
 def test_a_dead_entry_in_the_way_is_no_number() -> None:
     """An entry whose callback never ran does not give its number to what came to its address."""
-    numbers = WeakTensorIds(Numbering())
+    numbers = TensorIds(Numbering())
     old, new = torch.empty(1), torch.empty(1)
     number = numbers.of(old)
     entry = numbers.entries.pop(id(old))

@@ -40,7 +40,7 @@ from torch_fakeify.records.tensor import (
 
 from . import tensor_state
 from .fake_records import DENSE, FakeRecords, creation_meta
-from .ids import StrongStorageRecords, StrongTensorIds, WeakStorageRecords, WeakTensorIds
+from .ids import StorageRecords, TensorIds
 from .layout_cache import MAX_LAYOUTS, LayoutCache
 from .sym_encoder import SymEncoder
 from .unsupported import (
@@ -93,7 +93,7 @@ class MetaTensorDescriber:
     """Describes tensors and storages, with ids that are stable for the life of an object.
 
     In records of one describer, equal ids mean the same tensor or storage. A describer holds weak
-    references to tensors and storages, unless ``keep_alive`` is set, and strong ones to expressions.
+    references to tensors and storages, and strong ones to expressions.
 
     Threads may share a describer outside of `assume_unchanged`: an object has one id in all of them,
     and ids are unique, though not always consecutive. A forked child has a copy, whose new ids differ
@@ -105,8 +105,7 @@ class MetaTensorDescriber:
         strip_subclasses: describes an instance of a class that has no record, such as one with a
             ``__torch_function__`` alone, as a plain tensor, like torch's ``from_tensor``; else it is
             refused.
-        keep_alive: holds strong references until `forget`, which are faster; the describer is not
-            thread-safe then.
+        keep_alive: holds strong references until `forget`, too.
 
     Example:
         >>> describer, t = tfk.MetaTensorDescriber(), torch.ones(4)
@@ -124,9 +123,9 @@ class MetaTensorDescriber:
     ) -> None:
         self._strip_subclasses = strip_subclasses
         self._numbering = numbering = _numbering or Numbering()
-        self._tensors = (StrongTensorIds if keep_alive else WeakTensorIds)(numbering)
+        self._tensors = TensorIds(numbering, keep_alive=keep_alive)
         self._syms = SymEncoder(keep_nested_ints=keep_nested_ints, numbering=numbering)
-        self._storages = (StrongStorageRecords if keep_alive else WeakStorageRecords)(self._syms)
+        self._storages = StorageRecords(self._syms, keep_alive=keep_alive)
         self._fakes = FakeRecords(self._tensors, self._storages, self._syms)
         self._sizes: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._layouts = LayoutCache()
@@ -264,29 +263,20 @@ class MetaTensorDescriber:
             return self._describe_dense(t, path)
         attributes = t.__dict__
         # Fields at their defaults are omitted to save time.
-        if base is None:
-            d = MetaTensorDesc(
-                id=self._tensors.of(t),
-                dtype=layout.dtype_name,
-                device=layout.device_name,
-                size=layout.size,
-                stride=layout.stride,
-                storage_offset=t.storage_offset(),  # type: ignore[arg-type]
-                storage=self._storages.of(t.untyped_storage()),
-                requires_grad=requires_grad,
-                is_parameter=cls is _Parameter,
-            )
-        else:
-            d = MetaTensorDesc(
-                id=self._tensors.of(t),
-                dtype=layout.dtype_name,
-                device=layout.device_name,
-                size=layout.size,
-                stride=layout.stride,
-                storage_offset=t.storage_offset(),  # type: ignore[arg-type]
-                storage=self._storages.of(t.untyped_storage()),
-                requires_grad=requires_grad,
-                is_parameter=cls is _Parameter,
+        d = MetaTensorDesc(
+            id=self._tensors.of(t),
+            dtype=layout.dtype_name,
+            device=layout.device_name,
+            size=layout.size,
+            stride=layout.stride,
+            storage_offset=t.storage_offset(),  # type: ignore[arg-type]
+            storage=self._storages.of(t.untyped_storage()),
+            requires_grad=requires_grad,
+            is_parameter=cls is _Parameter,
+        )
+        if base is not None:
+            d = msgspec.structs.replace(
+                d,
                 is_view=True,
                 base=self._describe_part(base, f"{path}.base"),
                 creation_meta=creation_meta(t),

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from torch_fakeify.records.tensor import IntLike, SymbolFactDesc
 
-    from .ids import StrongStorageRecords, StrongTensorIds, WeakStorageRecords, WeakTensorIds
+    from .ids import StorageRecords, TensorIds
     from .sym_encoder import SymEncoder
 
 __all__ = ["DENSE", "FakeRecords", "creation_meta"]
@@ -175,8 +175,8 @@ class FakeRecords:
 
     def __init__(
         self,
-        tensors: WeakTensorIds | StrongTensorIds,
-        storages: WeakStorageRecords | StrongStorageRecords,
+        tensors: TensorIds,
+        storages: StorageRecords,
         syms: SymEncoder,
     ) -> None:
         self._tensors = tensors

@@ -118,16 +118,19 @@ def describe_frame(
     shape_env = None if fake_mode is None else fake_mode.shape_env
     codes = _traced_codes()
     describer = MetaTensorDescriber(keep_nested_ints=True, keep_alive=True)
-    inputs = describe_inputs(placeholders, example_inputs, describer, shape_env)
-    if program is not None:
-        inputs = with_sources(program, inputs)
-    graph = encode_graph(
-        gm,
-        describer,
-        constants=constants,
-        file_name=_file_name(paths),
-        inputs=[(value, d.tensor) for value, d in zip(example_inputs, inputs, strict=True)],
-    )
+    try:
+        inputs = describe_inputs(placeholders, example_inputs, describer, shape_env)
+        if program is not None:
+            inputs = with_sources(program, inputs)
+        graph = encode_graph(
+            gm,
+            describer,
+            constants=constants,
+            file_name=_file_name(paths),
+            inputs=[(value, d.tensor) for value, d in zip(example_inputs, inputs, strict=True)],
+        )
+    finally:
+        describer.forget()
     param_sources: Mapping[str, Any] = getattr(gm, "_param_name_to_source", None) or {}
     desc = CaptureDesc(
         graph=graph,
