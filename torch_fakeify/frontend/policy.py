@@ -17,7 +17,7 @@ from torch_fakeify.compat.torch_symbols import DimDynamic, int_oo
 from torch_fakeify.encoding.marks import encode_marks
 from torch_fakeify.errors import ShapeEnvError
 from torch_fakeify.records.frontend import DimDesc, DimKind, NamedDimsDesc, PolicyDesc
-from torch_fakeify.serialization.document import dumps, loads
+from torch_fakeify.serialization.document import Serializable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -87,7 +87,7 @@ DimSpec: TypeAlias = "Dim | DimKind | Mapping[int, Dim | DimKind]"
 
 
 @dataclasses.dataclass(frozen=True)
-class Policy:
+class Policy(Serializable[PolicyDesc]):
     """Which dims and numbers of a function's inputs become symbolic.
 
     In order of precedence: ``named``, the marks of ``torch._dynamo.mark_dynamic`` and similar
@@ -104,6 +104,8 @@ class Policy:
         specialize_zero_one: ``ShapeEnv``'s setting: whether sizes of 0 and 1 are constants.
         prefer_deferred_runtime_asserts_over_guards: ``ShapeEnv``'s setting.
     """
+
+    _root = PolicyDesc
 
     dims: DimKind = "STATIC"
     scalars: DimKind = "STATIC"
@@ -130,21 +132,6 @@ class Policy:
         fields: dict[str, Any] = {f: getattr(desc, f) for f in desc.__struct_fields__}
         fields["named"] = {each.name: _spec_of(each) for each in desc.named}
         return cls(**fields)
-
-    def dumps(self) -> bytes:
-        """Serialize the policy."""
-        return dumps(self.desc)
-
-    @classmethod
-    def loads(cls, data: bytes | bytearray | memoryview) -> Policy:
-        """Deserialize the bytes of `dumps`.
-
-        Raises:
-            FormatError: the bytes are not those of a policy.
-            VersionError: a newer version wrote them.
-            ShapeEnvError: a dim cannot have its kind.
-        """
-        return cls.from_desc(loads(data, root=PolicyDesc))
 
     def spec(self, name: str) -> DimSpec | None:
         """The entry of ``named`` for a source, by its name."""

@@ -21,14 +21,19 @@ from torch_fakeify.errors import UnsupportedValueError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-__all__ = ["PLAIN", "Access", "Node", "attributes_of", "children_of", "node_of", "part_at"]
-__all__ += [
+__all__ = [
+    "PLAIN",
+    "Access",
+    "Node",
     "access_text",
-    "constants_of",
+    "attributes_of",
+    "children_of",
     "copy_constants",
+    "flattened",
+    "node_of",
+    "part_at",
     "plain_attributes",
     "set_part",
-    "structure_of",
     "tensors_in",
 ]
 
@@ -137,7 +142,8 @@ def node_of(value: Any, where: str) -> Node | None:
         return Node(value, spec, parts, is_whole=True)
     inside = list(tensors_in(value))
     reached = {id(t) for _, t in inside}
-    for i, leaf in enumerate(_flattened(value, where, None)[0]):
+    leaves, spec = flattened(value, where)
+    for i, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor) and id(leaf) not in reached:
             raise UnsupportedValueError(
                 f"no attribute or item leads to leaf {i} of a value",
@@ -145,7 +151,7 @@ def node_of(value: Any, where: str) -> Node | None:
                 found=_name_of(value),
                 fix=_REGISTER,
             )
-    return Node(value, structure_of(value, where), inside, is_whole=False)
+    return Node(value, spec, inside, is_whole=False)
 
 
 def children_of(value: Any, where: str) -> tuple[list[Any], Any] | None:
@@ -159,7 +165,7 @@ def children_of(value: Any, where: str) -> tuple[list[Any], Any] | None:
     def is_leaf(_: Any) -> bool:
         return not roots or roots.pop() is None
 
-    children, spec = _flattened(value, where, is_leaf)
+    children, spec = flattened(value, where, is_leaf)
     if spec.is_leaf():
         return None
     if any(child is value for child in children):
@@ -169,28 +175,14 @@ def children_of(value: Any, where: str) -> tuple[list[Any], Any] | None:
     return children, spec
 
 
-def structure_of(value: Any, where: str) -> Any:
-    """The ``TreeSpec`` of a value.
-
-    Raises:
-        UnsupportedValueError: its class cannot flatten it.
-    """
-    return _flattened(value, where, None)[1]
-
-
-def constants_of(value: Any, where: str) -> list[Any]:
-    """The leaves of a value that are not tensors.
-
-    Raises:
-        UnsupportedValueError: its class cannot flatten it.
-    """
-    leaves = _flattened(value, where, None)[0]
-    return [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
-
-
-def _flattened(
-    value: Any, where: str, is_leaf: Callable[[Any], bool] | None
+def flattened(
+    value: Any, where: str, is_leaf: Callable[[Any], bool] | None = None
 ) -> tuple[list[Any], Any]:
+    """The leaves and the ``TreeSpec`` of a value.
+
+    Raises:
+        UnsupportedValueError: its class cannot flatten it.
+    """
     try:
         return torch_graphs.tree_flatten(value, is_leaf=is_leaf)
     except Exception as error:

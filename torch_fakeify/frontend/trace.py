@@ -31,7 +31,7 @@ from torch_fakeify.guards.tensor_guards import (
 from torch_fakeify.records.frame import InputDesc
 from torch_fakeify.records.frontend import TracedInputDesc, TracedInputsDesc
 from torch_fakeify.replay.assert_nodes import insert_runtime_asserts
-from torch_fakeify.serialization.document import dumps, loads
+from torch_fakeify.serialization.document import Serializable
 from torch_fakeify.transfer.dynamo_handoff import fresh_backend_state
 
 from .arguments import flatten, is_leaf, is_of_module, places, replaced, walk, writer_of, written
@@ -63,13 +63,15 @@ class _Input(NamedTuple):
     """The policy of a number."""
 
 
-class Inputs:
+class Inputs(Serializable[TracedInputsDesc]):
     """The described arguments of a function: see `describe`.
 
     Attributes:
         records: one for each tensor, with its source and policy, and for each symbolic number.
         guards: the conditions on the arguments other than sizes.
     """
+
+    _root = TracedInputsDesc
 
     def __init__(
         self,
@@ -140,26 +142,6 @@ class Inputs:
                 )
         guards, policy = Guards.from_desc(desc.guards), Policy.from_desc(desc.policy)
         return cls(inputs, dict(desc.places), guards, policy)
-
-    def dumps(self) -> bytes:
-        """Serialize the inputs.
-
-        Raises:
-            UnsupportedValueError: see `desc`.
-        """
-        return dumps(self.desc)
-
-    @classmethod
-    def loads(cls, data: bytes | bytearray | memoryview) -> Inputs:
-        """Deserialize the bytes of `dumps`; runs no code of them.
-
-        Raises:
-            FormatError: the bytes are not those of inputs.
-            VersionError: a newer version wrote them.
-            LimitError: they are nested too deeply or too large.
-            ShapeEnvError: a dim cannot have its kind.
-        """
-        return cls.from_desc(loads(data, root=TracedInputsDesc))
 
     def filled(self, scope: Mapping[str, Any], values: Sequence[Any]) -> dict[str, Any]:
         """A copy of a scope with other values for the inputs.

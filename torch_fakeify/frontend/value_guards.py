@@ -13,7 +13,7 @@ from torch_fakeify.guards.conditions import Guard, check_guard
 from torch_fakeify.guards.tensor_guards import constant_guard, type_guard
 
 from .arguments import after, parts_of
-from .pytree_nodes import constants_of, node_of, plain_attributes, structure_of
+from .pytree_nodes import flattened, node_of, plain_attributes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Set
@@ -78,9 +78,10 @@ def _node_guards(source: Any, value: Any) -> Iterator[Guard]:
         else:
             yield from _attribute_guards(inner, part, set())
     name = source.name
-    yield check_guard("tree", [source], structure_of(value, name))
+    leaves, spec = flattened(value, name)
+    yield check_guard("tree", [source], spec)
     if not node.is_whole:
-        constants = constants_of(value, name)
+        constants = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
         for constant in constants:
             encode_value(constant, where=name)
         yield check_guard("tree constants", [source], repr(constants))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from torch_fakeify.errors import CaptureError
 from torch_fakeify.records.guards import CheckDesc, GuardsDesc
-from torch_fakeify.serialization.document import dumps, loads
+from torch_fakeify.serialization.document import Serializable
 
 from .conditions import Guard, decode_check
 from .scope import FIX, Scope
@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 __all__ = ["Guards"]
 
 
-class Guards(Sequence[Guard]):
+class Guards(Sequence[Guard], Serializable[GuardsDesc]):
     """Conditions on the arguments, in order: each may assume that the earlier ones hold.
 
     `dumps` writes them as data, and `loads` reads them in another process, without running code.
     """
+
+    _root = GuardsDesc
 
     def __init__(self, guards: Iterable[Guard]) -> None:
         self._guards = tuple(guards)
@@ -135,22 +137,3 @@ class Guards(Sequence[Guard]):
             else:
                 made.append(decode_size_guard(each, where))
         return cls(made)
-
-    def dumps(self) -> bytes:
-        """Serialize the guards.
-
-        Raises:
-            UnsupportedValueError: see `desc`.
-        """
-        return dumps(self.desc)
-
-    @classmethod
-    def loads(cls, data: bytes | bytearray | memoryview) -> Guards:
-        """Deserialize the bytes of `dumps`; runs no code of them.
-
-        Raises:
-            FormatError: the bytes are not those of guards.
-            VersionError: a newer version wrote them.
-            LimitError: they are nested too deeply or too large.
-        """
-        return cls.from_desc(loads(data, root=GuardsDesc))

@@ -10,11 +10,19 @@ from .polynomials import FLOOR, MAX, AtomTable, Either, Equal
 from .simplex import Mono, Number, Row
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from .polynomials import Part
 
-__all__ = ["Interval", "Intervals", "tighter", "times"]
+__all__ = [
+    "Interval",
+    "Intervals",
+    "is_positive",
+    "of_polynomial",
+    "of_quotient",
+    "tighter",
+    "times",
+]
 
 Interval = tuple["Number | None", "Number | None"]
 """Lower and upper bound; ``None``: unbounded."""
@@ -39,6 +47,38 @@ def tighter(a: Interval, b: Interval) -> Interval:
     lows = [low for low in (a[0], b[0]) if low is not None]
     highs = [high for high in (a[1], b[1]) if high is not None]
     return max(lows, default=None), min(highs, default=None)
+
+
+def of_polynomial(poly: Mapping[Mono, Number], of_product: Callable[[Mono], Interval]) -> Interval:
+    """Return the bounds of a polynomial from those of its products."""
+    low: Number | None = 0
+    high: Number | None = 0
+    for mono, c in poly.items():
+        least, most = (1, 1) if mono == () else of_product(mono)
+        if c < 0:
+            least, most = most, least
+        low = None if low is None or least is None else low + c * least
+        high = None if high is None or most is None else high + c * most
+        if low is None and high is None:
+            break
+    return low, high
+
+
+def is_positive(divisor: Interval) -> bool:
+    """Return whether a divisor is at least one, by bounds that do not contradict each other."""
+    least, most = divisor
+    return least is not None and least >= 1 and (most is None or most >= least)
+
+
+def of_quotient(numerator: Interval, divisor: Interval) -> Interval:
+    """Return the bounds of a floor division; none unless both are known not to be negative."""
+    least, most = divisor
+    low, high = numerator
+    if not is_positive(divisor) or low is None or low < 0:
+        return None, None
+    assert least is not None
+    lowest = 0 if most is None else floor(Fraction(low) / most)
+    return lowest, None if high is None else floor(Fraction(high) / least)
 
 
 class Intervals:
@@ -73,17 +113,7 @@ class Intervals:
 
     def of(self, poly: Mapping[Mono, Number], depth: int = 0) -> Interval:
         """Return the bounds of a polynomial."""
-        low: Number | None = 0
-        high: Number | None = 0
-        for mono, c in poly.items():
-            least, most = (1, 1) if mono == () else self._of_product(mono, depth)
-            if c < 0:
-                least, most = most, least
-            low = None if low is None or least is None else low + c * least
-            high = None if high is None or most is None else high + c * most
-            if low is None and high is None:
-                break
-        return low, high
+        return of_polynomial(poly, lambda mono: self._of_product(mono, depth))
 
     def _of_product(self, mono: Mono, depth: int) -> Interval:
         found = self._found.get(mono)
@@ -119,16 +149,6 @@ class Intervals:
             known = [high for high in highs if high is not None]
             return max(lows, default=None), max(known) if len(known) == len(highs) else None
         if atom.head is FLOOR:
-            return self._of_quotient(atom.args, depth)
+            numerator, divisor = (self.of(dict(arg), depth) for arg in atom.args)
+            return of_quotient(numerator, divisor)
         return None, None
-
-    def _of_quotient(self, args: Sequence[Iterable[tuple[Mono, Number]]], depth: int) -> Interval:
-        numerator, divisor = (self.of(dict(arg), depth) for arg in args)
-        least, most = divisor
-        if least is None or least < 1 or (most is not None and most < least):
-            return None, None  # of another sign, or the bounds contradict each other
-        low, high = numerator
-        if low is None or low < 0:
-            return None, None
-        lowest = 0 if most is None else floor(Fraction(low) / most)
-        return lowest, None if high is None else floor(Fraction(high) / least)

@@ -12,12 +12,12 @@ from itertools import product
 from math import floor
 from typing import TYPE_CHECKING
 
-from .intervals import times
+from .intervals import Interval, is_positive, of_polynomial, of_quotient, tighter, times
 from .polynomials import FLOOR, MAX, AtomTable, Either, Poly, add, all_rows, either, multiply
 from .simplex import Mono, Number, Row
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 __all__ = ["Lemmas"]
 
@@ -88,26 +88,18 @@ class Lemmas:
         else:
             self.low[mono] = max(self.low.get(mono, value), value)
 
-    def interval(self, poly: Mapping[Mono, Number]) -> tuple[Number | None, Number | None]:
+    def interval(self, poly: Mapping[Mono, Number]) -> Interval:
         """Lower and upper bound of a polynomial from those of its products; ``None``: unbounded."""
-        low: Number | None = 0
-        high: Number | None = 0
-        for mono, c in poly.items():
-            least, most = (1, 1) if mono == () else self._range(mono)
-            if c < 0:
-                least, most = most, least
-            low = None if low is None or least is None else low + c * least
-            high = None if high is None or most is None else high + c * most
-        return low, high
+        return of_polynomial(poly, self._range)
 
-    def _range(self, mono: Mono) -> tuple[Number | None, Number | None]:
-        low, high = self.low.get(mono), self.high.get(mono)
+    def _range(self, mono: Mono) -> Interval:
+        known = self.low.get(mono), self.high.get(mono)
         if len(mono) < 2:
-            return low, high
+            return known
         least, most = times(self._range(mono[:1]), self._range(mono[1:]))
         if all(mono.count(a) % 2 == 0 for a in mono):
             least = 0 if least is None else max(0, least)
-        return _tighter(low, least, _max), _tighter(high, most, _min)
+        return tighter((least, most), known)
 
     # --- lemmas --------------------------------------------------------------------------------
 
@@ -134,20 +126,18 @@ class Lemmas:
 
     def _about_floor(self, mono: Mono, a: Poly, b: Poly) -> None:
         whole = all(type(c) is int and self.table.is_whole(m) for m, c in (*a.items(), *b.items()))
-        least, most = self.interval(b)
-        if not whole or least is None or least < 1:
+        divisor = self.interval(b)
+        if not whole or not is_positive(divisor):
             return
-        if most is not None and most < least:
-            return  # the bounds contradict each other, and so do their rows
         rest = add(a, multiply(b, {mono: 1}), -1)
         self._add(add({}, rest, -1))
         self._add(add(add(rest, b, -1), {(): 1}))
-        low, high = self.interval(a)
-        if low is not None and low >= 0:
-            by = most if most is not None else None
-            self._bound_lemma(mono, 0 if by is None else floor(Fraction(low) / by), False)
-            if high is not None:
-                self._bound_lemma(mono, floor(Fraction(high) / least), True)
+        self._bound_lemmas(mono, of_quotient(self.interval(a), divisor))
+
+    def _bound_lemmas(self, mono: Mono, bounds: Interval) -> None:
+        for value, is_high in zip(bounds, (False, True), strict=True):
+            if value is not None:
+                self._bound_lemma(mono, value, is_high)
 
     def _bound_lemma(self, mono: Mono, value: Number, is_high: bool) -> None:
         self._bound(mono, value, is_high)
@@ -155,11 +145,8 @@ class Lemmas:
         self._add(poly if is_high else add({}, poly, -1))
 
     def _about_product(self, mono: Mono) -> None:
-        low, high = self._range(mono)
-        if low is not None:
-            self._bound_lemma(mono, low, False)
-        if high is not None:
-            self._bound_lemma(mono, high, True)
+        low, _ = bounds = self._range(mono)
+        self._bound_lemmas(mono, bounds)
         if low is not None and low > 0:
             self._about_positive_product(mono)
         for a in dict.fromkeys(mono):
@@ -198,19 +185,3 @@ class Lemmas:
             slack = add({(): row.bound} if row.bound else {}, dict(row.coeffs), -1)
             for gap in self._gaps(factor):
                 self._add(add({}, multiply(slack, gap), -1))
-
-
-def _max(a: Number, b: Number) -> Number:
-    return max(b, a)
-
-
-def _min(a: Number, b: Number) -> Number:
-    return min(b, a)
-
-
-def _tighter(
-    a: Number | None, b: Number | None, pick: Callable[[Number, Number], Number]
-) -> Number | None:
-    if a is None or b is None:
-        return b if a is None else a
-    return pick(a, b)

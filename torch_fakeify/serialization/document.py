@@ -11,7 +11,8 @@ share one set of tables (``Encoder``, ``Decoder``).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
 import msgspec
 
@@ -25,9 +26,11 @@ from .format import MAX_EXPR_NODES
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from typing_extensions import Self
+
     from torch_fakeify.records.shape_env import ShapeEnvDesc
 
-__all__ = ["Decoder", "Encoder", "dumps", "loads"]
+__all__ = ["Decoder", "Encoder", "Serializable", "dumps", "loads"]
 
 _T = TypeVar("_T")
 
@@ -97,6 +100,43 @@ def loads(
             found=type(found).__name__,
         )
     return found
+
+
+class Serializable(ABC, Generic[_T]):
+    """Base of objects that are written and read as their records."""
+
+    _root: ClassVar[type[Any]]
+    """The class of the records."""
+
+    @property
+    @abstractmethod
+    def desc(self) -> _T:
+        """The record."""
+
+    @classmethod
+    @abstractmethod
+    def from_desc(cls, desc: _T) -> Self:
+        """The object of a record."""
+
+    def dumps(self) -> bytes:
+        """Serialize the object.
+
+        Raises:
+            UnsupportedValueError: a part of it has no record; see `desc`.
+        """
+        return dumps(self.desc)
+
+    @classmethod
+    def loads(cls, data: bytes | bytearray | memoryview) -> Self:
+        """Deserialize the bytes of `dumps`; runs no code of them.
+
+        Raises:
+            FormatError: the bytes are not those of such an object.
+            VersionError: a newer version wrote them.
+            LimitError: they are nested too deeply or too large.
+            ShapeEnvError: a dim of a policy cannot have its kind.
+        """
+        return cls.from_desc(loads(data, root=cls._root))
 
 
 class Decoder:
