@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import sys
 
-__all__ = ["main"]
-
 
 def main() -> int:
     """Run a command and return its exit status, 130 if it is interrupted.

@@ -26,8 +26,6 @@ try:
 except ImportError:  # Windows: leftovers cannot be recognized, and are not removed
     fcntl = None
 
-__all__ = ["check_not_input", "check_writable", "is_same_file", "reason_of", "write_atomic"]
-
 _STEM_BYTES = 80
 """Most bytes of the target's name in that of the temporary file; the limit for names is 255."""
 

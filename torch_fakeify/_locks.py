@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import threading
 
-__all__ = ["fork_safe_lock"]
-
 
 def fork_safe_lock() -> threading.RLock:
     """Return a reentrant lock that is never freed.

@@ -13,8 +13,6 @@ from torch_fakeify._version import PACKAGE_DIR
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["calling_line", "calling_locals", "line_of_message", "own_line"]
-
 _ENTRY = re.compile(r'^ *File "(?P<file>.+)", line (?P<line>\d+)', re.MULTILINE)
 _PACKAGES = ("site-packages", "dist-packages")
 

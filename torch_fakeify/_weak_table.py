@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Entry", "removal_callback", "winning_entry"]
-
 
 class Entry(weakref.ref[Any]):
     """A weak reference to an object, with a cached value."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from torch_fakeify.corpus.jobs import Job
     from torch_fakeify.records.frame import CaptureDesc
 
-__all__ = ["CaptureFile", "CaptureItem"]
-
 _OPTION = "--fakeify-corpus"
 _KEYS = "fakeify_keys"
 """The key by which pytest-xdist workers get the frame keys from the controller."""

@@ -9,19 +9,6 @@ from typing import Literal, TypeAlias
 from ._version import __version__
 from .errors import FormatError, VersionError
 
-__all__ = [
-    "PRODUCER",
-    "SUPPORTED_TORCH",
-    "SupportStatus",
-    "TorchVersionWarning",
-    "accepted_text",
-    "is_newer",
-    "newer_release_error",
-    "support_status",
-    "supported_torch_text",
-    "warn_of_other_torch",
-]
-
 SUPPORTED_TORCH = ((2, 13), (2, 14), (2, 15))
 """The releases of torch that this release supports, oldest first, with all patch releases.
 

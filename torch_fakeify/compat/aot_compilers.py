@@ -21,15 +21,6 @@ from . import torch_dispatch
 if TYPE_CHECKING:
     from .backends import Compiled, Compiler
 
-__all__ = [
-    "AotGraph",
-    "AotKind",
-    "compile_again",
-    "compile_aot_graph",
-    "flat_copy",
-    "watch_aot_graphs",
-]
-
 AotKind = Literal["joint", "forward", "backward", "inference"]
 
 

@@ -13,15 +13,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "FAKE_MODE_ATTRIBUTES",
-    "SHAPE_ENV_ATTRIBUTES",
-    "SYM_NODE_ATTRIBUTES",
-    "TRACKED_FAKE_ATTRIBUTES",
-    "AttributePolicy",
-    "unknown_attributes",
-]
-
 
 class AttributePolicy(NamedTuple):
     """The serialization policy of an attribute.

@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["attributes_in_source"]
-
 
 def attributes_in_source(cls: type) -> set[str]:
     """Return the names of attributes that a class and its bases set on instances or define as data.

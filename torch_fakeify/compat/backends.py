@@ -14,20 +14,6 @@ import torch
 
 from torch_fakeify.errors import CaptureError
 
-__all__ = [
-    "Compiled",
-    "Compiler",
-    "backend_name",
-    "backend_place",
-    "compile_options",
-    "compile_wrappers",
-    "compiler_of",
-    "find_backend",
-    "import_modules",
-    "reset_backend",
-    "resolve_backend",
-]
-
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 Compiled = Callable[..., Any]

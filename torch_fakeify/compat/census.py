@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from .attribute_policies import AttributePolicy
 
-__all__ = ["TABLES", "Census", "take_census"]
-
 _SHAPES = "torch.fx.experimental.symbolic_shapes"
 
 TABLES: Mapping[str, Mapping[str, AttributePolicy]] = MappingProxyType(

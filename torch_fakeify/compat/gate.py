@@ -19,8 +19,6 @@ from torch_fakeify.versions import (
     supported_torch_text,
 )
 
-__all__ = ["check_installed_torch", "check_torch_version", "version_error"]
-
 _LISTED = 7
 """Most findings that an error lists."""
 _LONGEST = 90

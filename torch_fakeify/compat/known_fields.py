@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["ENUM_MEMBERS", "RECORD_FIELDS", "SOURCE_FIELDS", "SOURCE_MODULES"]
-
 
 def _split(table: dict[str, str]) -> Mapping[str, frozenset[str]]:
     return MappingProxyType({name: frozenset(fields.split()) for name, fields in table.items()})

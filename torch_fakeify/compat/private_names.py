@@ -19,17 +19,6 @@ from torch_fakeify._version import PACKAGE_DIR
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = [
-    "DROPIN_SITES",
-    "MODULES",
-    "MissingNameError",
-    "find",
-    "missing_names",
-    "name_exists",
-    "private_names",
-    "required_names",
-]
-
 _UTILS = "torch._subclasses.meta_utils"
 
 DROPIN_SITES = (

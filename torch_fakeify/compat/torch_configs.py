@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["KnownSetting", "OwnSetting", "changed_settings", "find_setting", "settings_set"]
-
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]{3,}")
 """The name of an environment variable."""
 

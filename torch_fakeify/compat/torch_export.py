@@ -10,8 +10,6 @@ gate.check_installed_torch()  # before anything private is asked for
 
 from torch._export.verifier import Verifier, load_verifier
 
-__all__ = ["guard_calls", "verifier_of"]
-
 
 def verifier_of(dialect: str) -> type[Verifier] | None:
     """Return the verifier of a dialect; ``None`` if no library that is imported defines it."""

@@ -32,11 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
 
 
-__all__ = [
-    "StubLibrary", "autograd_of", "default_of", "fake_results_by", "full_name", "overload_of", "own_overloads",
-    "parse_schema", "result_context",
-]  # fmt: skip
-
 _MEMORY_FORMATS = (
     torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d,
 )  # fmt: skip

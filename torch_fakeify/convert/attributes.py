@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from torch_fakeify.records.tensor import MarksDesc, MetaTensorDesc
 
-__all__ = ["resize", "set_attributes", "set_inner_marks", "set_marks"]
-
 
 def set_attributes(d: MetaTensorDesc, made: Any) -> None:
     """Set the gradient dtype, parameter, buffer and Dynamo attributes of a record."""

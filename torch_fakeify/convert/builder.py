@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
     from .sizes import Geometry
 
-__all__ = ["Kind", "SparseLayout", "TensorBuilder"]
-
 _aten: Any = torch.ops.aten
 _NOTHING: AbstractContextManager[Any] = nullcontext()
 

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from .sizes import Geometry
 
-__all__ = ["has_geometry", "is_static", "matches_base"]
-
 
 def has_geometry(made: Any, geometry: Geometry) -> bool:
     """Whether a wrapper has these strides and this offset; always true of a jagged tensor."""

@@ -63,8 +63,6 @@ if TYPE_CHECKING:
 
     _Policy = SymbolicContext | ContextDesc | None
 
-__all__ = ["MetaConverter"]
-
 
 class MetaConverter(TensorBuilder):
     """Makes fake tensors of one ``FakeTensorMode`` from records of one describer.

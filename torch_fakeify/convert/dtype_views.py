@@ -15,8 +15,6 @@ from .sizes import concrete_int
 if TYPE_CHECKING:
     from torch_fakeify.records.tensor import MetaTensorDesc
 
-__all__ = ["can_be_viewed_as", "layout_to_cast", "view_as_dtype"]
-
 
 def can_be_viewed_as(base: MetaTensorDesc, old: torch.dtype, new: torch.dtype) -> bool:
     """Whether torch can view the tensor as a dtype, by its hints and without a guard."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from torch_fakeify.compat.torch_fakes import FakeTensorMode
 
-__all__ = ["DTYPES", "META", "FakeDevice", "MetaDispatchMode", "dtype_of"]
-
 META = torch.device("meta")
 
 DTYPES: dict[str, torch.dtype] = {

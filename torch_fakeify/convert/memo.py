@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from torch_fakeify.records.tensor import MetaTensorDesc
 
-__all__ = ["StorageMemo", "TensorEntry"]
-
 
 class TensorEntry(Entry):
     """A cached fake tensor; the key is the id of its record, the value the record."""

@@ -20,8 +20,6 @@ from .size_symbols import is_symbol_creation_observed
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["empty_meta", "meta_of", "storage_nbytes"]
-
 
 class _SizeCarrier(torch.Tensor):
     """Wrapper subclass with sizes, strides and a storage size; only its alias is used."""

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 
     Policy = SymbolicContext | ContextDesc | None
 
-__all__ = ["PlainFakes"]
-
 _MAX_INT = 2**63 - 1
 _CREATION_METAS = dict(torch_dispatch.CreationMeta.__members__)
 _NEEDED_KEYS = (

@@ -41,15 +41,6 @@ if TYPE_CHECKING:
     from torch_fakeify.compat.torch_dynamo import Source
     from torch_fakeify.compat.torch_symbols import SymbolicContext
 
-__all__ = [
-    "Dims",
-    "FreshGeometry",
-    "FreshSizes",
-    "SizeEntry",
-    "common_dims",
-    "is_symbol_creation_observed",
-]
-
 _STATIC, _DUCK, _DYNAMIC = DimDynamic.STATIC, DimDynamic.DUCK, DimDynamic.DYNAMIC
 _INFER_STRIDE = DimDynamic.INFER_STRIDE
 Dims = tuple[DimDynamic, ...]

@@ -42,16 +42,6 @@ if TYPE_CHECKING:
     from torch_fakeify.encoding.nested_ints import NestedInts
     from torch_fakeify.records.tensor import ExprDesc, IntLike, MetaTensorDesc, SymbolFactDesc
 
-__all__ = [
-    "Geometry",
-    "HasSymbols",
-    "SizeMaker",
-    "SymbolPolicy",
-    "all_static",
-    "concrete_int",
-    "with_strides",
-]
-
 SymbolPolicy = Literal["fresh", "keep"]
 
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from torch_fakeify.compat.torch_symbols import SymbolicContext
     from torch_fakeify.records.tensor import MetaTensorDesc
 
-__all__ = ["tracked_item"]
-
 
 def tracked_item(
     shape_env: Any,

@@ -22,19 +22,6 @@ from .fake_tensors import dtype_of
 if TYPE_CHECKING:
     from torch_fakeify.records.tensor import MetaTensorDesc, SparseDesc
 
-__all__ = [
-    "KINDS",
-    "LAYOUTS",
-    "check_describer",
-    "check_numbers",
-    "check_record",
-    "check_same",
-    "check_same_storage",
-    "sparse_layout",
-    "view_mismatch",
-    "where_of",
-]
-
 _MAX_INT = 2**63 - 1
 
 LAYOUTS = {

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Literal
 
-__all__ = ["wrap_functional", "wrap_functorch"]
-
 _functions: Any = torch
 
 

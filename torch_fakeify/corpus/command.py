@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from .jobs import Job
     from .results import Comparison
 
-__all__ = ["CorpusReport", "Outputs", "replay_corpus"]
-
 _AHEAD = 2
 """Captures submitted for each local job, so that a worker need not wait for the next one."""
 _WIDEST = 160

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Generator
     from concurrent.futures import Executor
 
-__all__ = ["Cluster", "dask_cluster"]
-
 _CONNECTING = 30.0
 """Seconds to connect to the scheduler."""
 _JOINING = 30.0

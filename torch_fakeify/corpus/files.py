@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from torch_fakeify.records.frame import CaptureDesc
     from torch_fakeify.serialization.container import Limits
 
-__all__ = ["FrameKey", "frame_key", "read_keyed"]
-
 
 @dataclass(frozen=True)
 class FrameKey:

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from torch_fakeify.corpus.jobs import Job
 
-__all__ = ["bisect", "executable_of", "replay_side_by_side"]
-
 _DONE, _DOES_NOT_HOLD, _BAD = 0, 1, 2
 
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from torch_fakeify.tools.worker.replies import Answer
 
-__all__ = ["Done", "Job", "carry_out", "end_server", "local_executor"]
-
 
 @dataclass(frozen=True)
 class Job:

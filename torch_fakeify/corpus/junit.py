@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from .results import Row
 
-__all__ = ["junit_xml"]
-
 _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML 1.0 cannot contain, not even as references."""
 

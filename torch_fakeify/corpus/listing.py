@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from torch_fakeify.serialization.container import Limits
     from torch_fakeify.tools.found_captures import CorpusFile
 
-__all__ = ["Listing", "list_captures"]
-
 _WIDEST = 200
 """Largest number of characters printed of a cell."""
 

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     Step = Callable[[bool], None]
 
-__all__ = ["progress"]
-
 _PARTS = 10
 
 

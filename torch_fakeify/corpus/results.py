@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import BinaryIO
 
-__all__ = ["BAD_FILE", "LOST", "NOT_REBUILT", "Change", "Comparison", "ResultFile", "Row"]
-__all__ += ["compare", "read_rows"]
-
 BAD_FILE = "bad file"
 NOT_REBUILT = "cannot be rebuilt"
 LOST = "lost"

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from .files import FrameKey
     from .jobs import Done
 
-__all__ = ["bad_file_row", "check_backend", "replay_all", "result_row"]
-
 
 def check_backend(executor: Executor, job: Job) -> None:
     """Check once, on a worker, that the backend exists.

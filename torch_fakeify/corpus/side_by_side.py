@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from .jobs import Job
     from .results import Row
 
-__all__ = ["SideBySide", "replay_side_by_side"]
-
 
 @dataclass(frozen=True)
 class SideBySide:

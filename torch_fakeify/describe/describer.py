@@ -71,8 +71,6 @@ if TYPE_CHECKING:
         ViewCallDesc,
     )
 
-__all__ = ["MetaTensorDescriber", "describe_tensor"]
-
 _Tensor = torch.Tensor
 _Parameter = torch.nn.Parameter
 _ITEM_DTYPES = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.float64})

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from .ids import StorageRecords, TensorIds
     from .sym_encoder import SymEncoder
 
-__all__ = ["DENSE", "FakeRecords", "creation_meta"]
-
 DENSE = (torch.Tensor, torch.nn.Parameter, torch_fakes.FakeTensor)
 """Tensor classes that are not wrapper subclasses."""
 

@@ -15,8 +15,6 @@ from torch_fakeify.compat import torch_dispatch
 
 from .unsupported import device_name
 
-__all__ = ["MAX_LAYOUTS", "CachedLayout", "LayoutCache"]
-
 MAX_LAYOUTS = 4096
 """Layouts in a cache; a full cache is cleared."""
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from torch_fakeify.compat.torch_symbols import ShapeEnv
     from torch_fakeify.records.tensor import ExprDesc, IntLike, NestedIntDesc, Value
 
-__all__ = ["SymEncoder"]
-
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 

@@ -18,26 +18,6 @@ from torch_fakeify.compat import torch_dispatch, torch_fakes
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "FunctorchWrapper",
-    "base_of",
-    "functional_inner",
-    "functorch_wrapper",
-    "grad_without_warning",
-    "has_storage",
-    "has_strides",
-    "is_escaped_grad_wrapper",
-    "is_functional",
-    "is_functional_view",
-    "is_leaf",
-    "is_python_functional",
-    "is_sparse_compressed",
-    "is_strided_nested",
-    "needs_view_calls",
-    "nested_int_of",
-    "nested_int_registry",
-]
-
 _COMPRESSED = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
 
 

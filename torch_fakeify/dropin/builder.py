@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from .desc import MetaTensorDesc
 
-__all__ = ["DropinBuilder", "require", "set_real_storage"]
-
 _NOTHING: AbstractContextManager[Any] = nullcontext()
 
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from .desc import MetaStorageDesc, MetaTensorDesc
 
-__all__ = ["MetaConverter"]
-
 _TensorT = TypeVar("_TensorT", bound=torch.Tensor)
 
 _NOTHING: AbstractContextManager[Any] = nullcontext()

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from torch_fakeify.compat.torch_fakes import FakeTensorMode
 
-__all__ = ["MetaStorageDesc", "MetaTensorDesc"]
-
 _TensorT = TypeVar("_TensorT", bound=torch.Tensor)
 _PARTS = (
     "base",

@@ -28,8 +28,6 @@ from torch_fakeify.describe.unsupported import PLAIN, kind_of_keys
 
 from .desc import MetaStorageDesc, MetaTensorDesc
 
-__all__ = ["MetaTensorDescriber"]
-
 _Tensor = torch.Tensor
 _Parameter = torch.nn.Parameter
 _INDICES = {

@@ -17,8 +17,6 @@ from .describer import MetaTensorDescriber
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-__all__ = ["Replaced", "install", "installed", "is_installed", "replaced", "uninstall"]
-
 _PACKAGE = __name__.partition(".")[0]
 
 _OURS = {

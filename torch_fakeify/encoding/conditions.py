@@ -19,8 +19,6 @@ from torch_fakeify.errors import ShapeEnvError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["DIM", "RecordedCondition", "evaluate_condition"]
-
 DIM = sympy.Symbol("dim", positive=True, integer=True)
 """Symbol for a size without one."""
 

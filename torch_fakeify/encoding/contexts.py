@@ -29,14 +29,6 @@ if TYPE_CHECKING:
 
     from .sources import DecodeMemo
 
-__all__ = [
-    "ContextRecords",
-    "Contexts",
-    "DecodedContexts",
-    "decode_context",
-    "encode_context",
-]
-
 _KINDS: Mapping[type, Literal["stateless", "stateful", "subclass", "symint"]] = (
     types.MappingProxyType(
         {

@@ -44,8 +44,6 @@ from torch_fakeify.records.tensor import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["decode_expr", "encode_expr", "encode_int", "encode_sym"]
-
 MAX_INT_BITS = 1 << 16
 """Integers of more bits are refused: arithmetic on them would take a reader's memory."""
 

@@ -16,8 +16,6 @@ from .nested_ints import MAX_NESTED_INT
 if TYPE_CHECKING:
     from torch_fakeify.compat.torch_symbols import ShapeEnv
 
-__all__ = ["describe_fake_mode", "make_fake_mode"]
-
 
 def describe_fake_mode(mode: FakeTensorMode) -> FakeModeDesc:
     """The record of a mode's settings.

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 _MAX_LEVELS = 64
 """Maximum number of levels in a stack; pushing them takes quadratic time."""
 
-__all__ = ["Interpreters", "encode_stack", "make_interpreters"]
-
 _KINDS = {
     functorch.TransformType.Vmap: "vmap",
     functorch.TransformType.Grad: "grad",

@@ -26,14 +26,6 @@ if TYPE_CHECKING:
 
     from torch_fakeify.records.tensor import MetaTensorDesc
 
-__all__ = [
-    "MISSING_PROPERTIES",
-    "decode_marks",
-    "encode_marks",
-    "note_missing_properties",
-    "same_marks",
-]
-
 MISSING_PROPERTIES = "_fakeify_lacks"
 """Attribute of a fake tensor: layout of the described tensor, and whether its memory is pinned.
 

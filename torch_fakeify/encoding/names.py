@@ -62,25 +62,6 @@ if TYPE_CHECKING:
 
     from torch_fakeify.compat.torch_graphs import OpOverload
 
-__all__ = [
-    "check_attribute",
-    "check_identifier",
-    "check_keywords",
-    "check_method",
-    "check_path",
-    "decode_class",
-    "decode_function",
-    "encode_class",
-    "encode_function",
-    "encode_operator",
-    "find_class",
-    "hasattr_static",
-    "is_identifier",
-    "is_pybind_enum",
-    "is_record_tuple",
-]
-
-
 _CALLABLE_CLASSES: dict[str, type] = {
     "builtins.bool": bool,
     "builtins.complex": complex,

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from torch_fakeify.compat.torch_fakes import FakeTensorMode
 
-__all__ = ["MAX_NESTED_INT", "NestedIntNumbers", "NestedInts", "is_nested_int"]
-
 MAX_NESTED_INT = 1 << 48
 """Bound of the numbers of nested ints; torch increments them without a check."""
 

@@ -20,8 +20,6 @@ from . import meshes, subclass_registry
 from .subclass_context import decode_context_value, encode_context_value
 from .values import DecodeHook, EncodeHook, Located, decode_value, encode_value
 
-__all__ = ["decode_constant", "decode_opaque", "encode_constant", "encode_opaque", "is_opaque"]
-
 _SPEC = "torch.distributed.tensor._dtensor_spec.DTensorSpec"
 _KINDS = frozenset({meshes.MESH, meshes.PLACEMENT, meshes.GROUP, "object", "dataclass"})
 

@@ -16,10 +16,6 @@ if TYPE_CHECKING:
 
     from torch_fakeify.records.fake_kernel import FakeKernelDesc
 
-__all__ = [
-    "bound_arguments", "decode_schema", "describe_operators", "other_schemas", "written_argument",
-]  # fmt: skip
-
 _TYPES = frozenset({
     "BoolType", "ComplexType", "DeviceObjType", "FloatType", "GeneratorType", "IntType", "LayoutType",
     "MemoryFormatType", "NoneType", "NumberType", "ScalarTypeType", "StringType", "SymBoolType",

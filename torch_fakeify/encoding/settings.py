@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from torch_fakeify.compat.torch_configs import KnownSetting
     from torch_fakeify.records.frame import CaptureDesc, SettingDesc, SurroundingsDesc
 
-__all__ = ["NotSet", "options_to_pass", "settings_to_set", "with_settings"]
-
 _UNSAFE = re.compile(
     r"""
     ^(?:trace|aot_inductor|aot_inductor_mode|halide|test_configs|autoheuristic_collect|lookup_table)\.

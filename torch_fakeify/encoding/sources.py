@@ -27,16 +27,6 @@ from .values import decode_value, encode_value
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-__all__ = [
-    "DecodeMemo",
-    "EncodeMemo",
-    "decode_source",
-    "decode_sources",
-    "encode_source",
-    "name_of",
-    "source_of",
-]
-
 EncodeMemo: TypeAlias = "dict[int, tuple[torch_dynamo.Source, SourceDesc]]"
 """Records by ``id`` of a source, since equal sources may differ in ``1`` and ``True``."""
 

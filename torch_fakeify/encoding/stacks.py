@@ -19,18 +19,6 @@ from torch_fakeify.records.tensor import FrameDesc, StackDesc
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = [
-    "RecordedTraceback",
-    "copy_stack",
-    "decode_location",
-    "decode_stack",
-    "encode_location",
-    "encode_stack",
-    "location_text",
-    "parse_stack",
-    "stack_text",
-]
-
 _EMPTY = StackDesc(frames=())
 
 # Torch's rendering of the user's frame of an SLoc: code, short file name, line, function.

@@ -35,8 +35,6 @@ from torch_fakeify.records.tensor import (
 from . import meshes, names, subclass_registry
 from .values import DecodeHook, EncodeHook, Located, decode_value, encode_value
 
-__all__ = ["DecodeTensor", "EncodeTensor", "decode_context_value", "encode_context_value"]
-
 EncodeTensor: TypeAlias = Callable[[torch.Tensor, str], MetaTensorDesc]
 """Describes a tensor, from the tensor and its path."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
-__all__ = ["Registration", "class_name", "find", "find_class", "packages", "put"]
-
 Encode: TypeAlias = Callable[[Any], object]
 Decode: TypeAlias = Callable[[Any], object]
 

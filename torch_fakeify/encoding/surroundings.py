@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from torch_fakeify.records.graph import GraphModuleDesc
     from torch_fakeify.records.tensor import MetaTensorDesc
 
-__all__ = ["CONFIG_MODULES", "describe_surroundings", "with_options", "with_packages"]
-
 CONFIG_MODULES: tuple[ConfigModule, ...] = typing.get_args(ConfigModule)
 INDUCTOR: ConfigModule = "torch._inductor.config"
 

@@ -50,8 +50,6 @@ from torch_fakeify.records.tensor import (
 
 from . import names
 
-__all__ = ["DecodeHook", "EncodeHook", "Located", "decode_value", "encode_value"]
-
 EncodeHook: TypeAlias = Callable[[object], "Value | None"]
 """Encodes an object; ``None`` for objects that the hook does not support."""
 

@@ -10,8 +10,6 @@ from torch_fakeify.errors import FakeKernelError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["bound"]
-
 
 def bound(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call by name, with the defaults of a schema.

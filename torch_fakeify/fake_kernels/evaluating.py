@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-__all__ = ["Evaluation", "NoValueError"]
-
-
 _LAST = {4: (torch.channels_last, (0, 2, 3, 1)), 5: (torch.channels_last_3d, (0, 2, 3, 4, 1))}
 """Memory formats by number of dims, with the dims from the outermost to the innermost in memory."""
 

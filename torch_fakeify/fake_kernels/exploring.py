@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from .observed import Outcome
 
-__all__ = ["Exploration", "Tried"]
-
 _SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13)
 _MOST_DIMS = 2
 _STARTS = 12

@@ -19,8 +19,6 @@ from .observed import NamedValue, Row, TensorFacts, is_tensor_list
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
-__all__ = ["NoFitError", "fit_results"]
-
 _DEPTH = 3
 """Most features on the way to a formula."""
 _FEWEST = 2

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from .observed import Outcome
     from .specs import CallSpec
 
-__all__ = ["infer"]
-
 _CALLS = 300
 """Random calls before the first formula."""
 _MORE = 400

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     Values = NDArray[np.int64]
 
-__all__ = ["IntegerSearch", "cost_of"]
-
 _MOST_ATOMS = 56
 _CONSTANTS = (1, 2, 0, -1, 3, 4, 8)
 _LARGEST = 1 << 40

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-__all__ = ["INFERRED", "FakeKernel", "KernelReport", "fake_results", "note_inferred"]
-
 INFERRED: dict[str, fk.FakeKernelDesc] = {}
 """The fake kernels that this process registered or used in a trace, by operator; captures have them."""
 

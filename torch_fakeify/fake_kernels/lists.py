@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-__all__ = ["Arguments", "Formulas", "Values"]
-
 _MOST_ITEMS = 6
 """Most items of a list that are used one by one."""
 _MOST_MIDDLE = 6

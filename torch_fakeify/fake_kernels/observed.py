@@ -6,8 +6,6 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-__all__ = ["Observed", "Outcome", "Row", "TensorFacts", "is_tensor_list", "tensor_of"]
-
 
 class TensorFacts(msgspec.Struct, frozen=True, tag="tensor"):
     """The metadata of a tensor; sizes, strides and offset in elements."""

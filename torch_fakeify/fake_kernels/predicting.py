@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-__all__ = ["holds", "predicted", "same_results"]
-
-
 class _Unknown:
     """A size that depends on data, before it is known."""
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from .observed import Row
 
-__all__ = ["requirements"]
-
 _MOST = 12
 _FEWEST_VALUES = 3
 _FEWEST = 12

@@ -12,8 +12,6 @@ from torch_fakeify.records import fake_kernel as fk
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-__all__ = ["condition_text", "kernel_source"]
-
 _INDENT = "    "
 _WIDTH = 88
 

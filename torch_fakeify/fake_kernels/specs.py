@@ -14,8 +14,6 @@ from .observed import NamedValue, Outcome, TensorFacts
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["CallSpec", "TensorSpec", "facts_of", "run_call", "spec_of"]
-
 _MOST_ELEMENTS = 1 << 22
 
 

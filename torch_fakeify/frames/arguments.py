@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from torch_fakeify.records.frame import CaptureDesc, InputDesc, ModesDesc
     from torch_fakeify.records.tensor import SourceDesc
 
-__all__ = ["FrameGuards", "bind", "check_arguments", "names_of", "same_objects", "sources_of"]
-
 _CONSTANTS = (bool, int, float, str, type(None))
 _NUMBERS = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 """The Python type of a symbolic number."""

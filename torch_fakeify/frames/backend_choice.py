@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from torch_fakeify.compat.backends import Compiler
     from torch_fakeify.records.frame import CaptureDesc
 
-__all__ = ["choose_backend", "name_module", "recorded_name", "with_options"]
-
 
 def choose_backend(desc: CaptureDesc, backend: str | Compiler | None) -> Compiler:
     """Return the requested backend of a frame, by default the one that it was recorded with.

@@ -14,8 +14,6 @@ from torch_fakeify.errors import WriteError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["CaptureFolder", "NewFolder", "make_folder", "new_folder"]
-
 
 class NewFolder(NamedTuple):
     """A folder, and the folders that were made for it."""

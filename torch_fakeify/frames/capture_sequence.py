@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from .captures import Capture
 
-__all__ = ["CaptureSequence", "load_captures"]
-
 
 class CaptureSequence(Sequence["Capture"]):
     """Captures by their files; each access reads the file."""

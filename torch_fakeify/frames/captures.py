@@ -60,8 +60,6 @@ if TYPE_CHECKING:
     from torch_fakeify.serialization.container import Limits
     from torch_fakeify.tools.replaying import ReplayReport
 
-__all__ = ["Capture"]
-
 
 class Capture:
     """A captured frame; ``desc`` is its whole state.

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from torch_fakeify.compat.backends import Compiled, Compiler
 
-__all__ = ["DynamoRecorder", "only_captures", "start_recording", "stop_recording"]
-
 _CAPTURING = ("torch._dynamo.convert_frame", "torch._dynamo.eval_frame")
 """Modules of torch whose functions are used as a backend that only captures."""
 

@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from torch_fakeify.records.graph import CallingDesc
     from torch_fakeify.records.tensor import ExprDesc
 
-__all__ = ["describe_export", "exported_program", "with_guard_nodes", "with_sources"]
-
 _ARGUMENTS: dict[str, Any] = {
     "tensor": graph_signature.TensorArgument,
     "int": graph_signature.SymIntArgument,

@@ -50,8 +50,6 @@ if TYPE_CHECKING:
     from torch_fakeify.records.frame import CaptureDesc, InputDesc, ModesDesc
     from torch_fakeify.records.tensor import MetaTensorDesc, SourceDesc, SymDesc
 
-__all__ = ["Instance", "without_operations"]
-
 
 class Instance:
     """A frame rebuilt from its record.

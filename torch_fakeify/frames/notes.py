@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["FrameReport", "Notes", "NotesRead", "RecordWarning", "SettingsWarning"]
-
 
 class RecordWarning(UserWarning):
     """Warns that a frame could not be recorded; it is compiled all the same.

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from torch_fakeify.records.graph import GraphModuleDesc
     from torch_fakeify.records.tensor import IntLike, MetaTensorDesc, Value
 
-__all__ = ["OperatorCall", "calls_of", "fake_result", "range_of"]
-
 _SEQUENCES = (ListValue, TupleValue, SizeValue)
 _VALUES = ("example_value", "val")
 

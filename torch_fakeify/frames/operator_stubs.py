@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from torch_fakeify.records.frame import CaptureDesc, OperatorDesc
     from torch_fakeify.records.graph import GraphModuleDesc
 
-__all__ = ["operator_stubs", "stub_refusal"]
-
 
 @contextmanager
 def operator_stubs(desc: CaptureDesc) -> Generator[tuple[OperatorDesc, ...], None, None]:

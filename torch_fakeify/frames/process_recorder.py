@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from .notes import FrameReport
 
-__all__ = ["ProcessRecorder", "record_children", "record_from_environment", "record_process"]
-
 _DIRECTORY = "TORCH_FAKEIFY_RECORD"
 """The directory; empty or not set, nothing is recorded."""
 _FILTER = f"{_DIRECTORY}_FILTER"

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from torch_fakeify.records.shape_env import ShapeEnvDesc
     from torch_fakeify.records.tensor import SourceDesc
 
-__all__ = ["capture", "capture_of", "describe_frame"]
-
 
 def capture(
     gm: torch.fx.GraphModule | ExportedProgram,

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from .record_backend import Constants, Level, OnError, Paths, Recorder
 
-__all__ = ["Recording", "recording"]
-
 
 class Recording(CaptureSequence):
     """The captures of a `recording` block so far, in the order in which their compilation began.

@@ -35,21 +35,6 @@ if TYPE_CHECKING:
 
     from .pytree_nodes import Access
 
-__all__ = [
-    "Part",
-    "Structure",
-    "after",
-    "flatten",
-    "is_leaf",
-    "is_of_module",
-    "parts_of",
-    "places",
-    "replaced",
-    "scope_source",
-    "walk",
-    "written",
-]
-
 _TABLES = ("_parameters", "_buffers", "_modules")
 """The attributes of a module with its parameters, buffers and submodules."""
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from types import FrameType, TracebackType
 
-__all__ = ["closed_over_error", "refuse_real"]
-
 _TORCH = str(Path(torch.__file__).parent)
 _FAKE_TENSOR = sys.modules[torch_fakes.FakeTensorMode.__module__].__file__
 

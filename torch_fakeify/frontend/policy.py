@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from torch_fakeify.records.tensor import MarksDesc
 
-__all__ = ["Dim", "DimSpec", "Policy", "context_of", "scalar_dim"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Dim:

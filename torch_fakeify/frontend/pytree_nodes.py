@@ -21,22 +21,6 @@ from torch_fakeify.errors import UnsupportedValueError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-__all__ = [
-    "PLAIN",
-    "Access",
-    "Node",
-    "access_text",
-    "attributes_of",
-    "children_of",
-    "copy_constants",
-    "flattened",
-    "node_of",
-    "part_at",
-    "plain_attributes",
-    "set_part",
-    "tensors_in",
-]
-
 Access: TypeAlias = tuple[str, Any]
 """One access to a part of a value: ``("item", key)`` or ``("attr", name)``."""
 

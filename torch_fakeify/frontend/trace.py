@@ -47,9 +47,6 @@ if TYPE_CHECKING:
 
     from .arguments import Structure
 
-__all__ = ["Inputs", "Trace", "describe"]
-
-
 # --- describe -------------------------------------------------------------------------------------
 
 

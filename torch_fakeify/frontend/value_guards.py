@@ -18,8 +18,6 @@ from .pytree_nodes import flattened, node_of, plain_attributes
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Set
 
-__all__ = ["scope_guard", "value_guards"]
-
 _CONFIGURES = (bool, int, float, str, type(None))
 """Types of a module's attributes that are guarded as its configuration."""
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from .scope import Reader
 
-__all__ = ["CHECKS", "Check", "type_text", "value_text"]
-
 
 class Check:
     """What is asked of values, and its text.

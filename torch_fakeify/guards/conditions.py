@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from torch_fakeify.records.guards import CheckName, GuardDesc
 
-__all__ = ["Guard", "check_guard", "decode_check"]
-
 
 class Guard(NamedTuple):
     """One condition on the arguments."""

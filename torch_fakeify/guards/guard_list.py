@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     import sympy
 
-__all__ = ["Guards"]
-
 
 class Guards(Sequence[Guard], Serializable[GuardsDesc]):
     """Conditions on the arguments, in order: each may assume that the earlier ones hold.

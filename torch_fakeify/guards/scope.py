@@ -15,8 +15,6 @@ from torch_fakeify.errors import CaptureError, UnsupportedValueError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["FIX", "Reader", "Scope", "read", "reader_of"]
-
 Reader: TypeAlias = "Callable[[Scope], Any]"
 """A function from a scope to the value of a source."""
 

@@ -29,8 +29,6 @@ from .scope import reader_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["Number", "decode_size_guard", "numbers_of", "shape_guards"]
-
 
 class Number(NamedTuple):
     """A number of an input: the input itself, or a size, stride, offset or item of it."""

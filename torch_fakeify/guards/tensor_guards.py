@@ -17,15 +17,6 @@ if TYPE_CHECKING:
 
     from torch_fakeify.records.tensor import MetaTensorDesc
 
-__all__ = [
-    "alias_guards",
-    "constant_guard",
-    "mode_guards",
-    "overlap_guard",
-    "tensor_guards",
-    "type_guard",
-]
-
 
 def type_guard(source: Any, value: Any) -> Guard:
     """Return a guard on the exact type of a value; of a fake tensor, on that of the tensor it stands for."""

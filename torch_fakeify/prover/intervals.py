@@ -14,16 +14,6 @@ if TYPE_CHECKING:
 
     from .polynomials import Part
 
-__all__ = [
-    "Interval",
-    "Intervals",
-    "is_positive",
-    "of_polynomial",
-    "of_quotient",
-    "tighter",
-    "times",
-]
-
 Interval = tuple["Number | None", "Number | None"]
 """Lower and upper bound; ``None``: unbounded."""
 

@@ -19,8 +19,6 @@ from .simplex import Mono, Number, Row
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["Lemmas"]
-
 MAX_LEMMAS = 80
 """The most inequalities about functions and products for one question."""
 

@@ -27,26 +27,6 @@ from .simplex import Mono, Number, Row
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = [
-    "FALSE",
-    "FLOOR",
-    "MAX",
-    "QUOTIENT",
-    "Atom",
-    "AtomTable",
-    "Either",
-    "Equal",
-    "Frozen",
-    "Part",
-    "Poly",
-    "TooLargeError",
-    "add",
-    "all_rows",
-    "either",
-    "freeze",
-    "multiply",
-]
-
 Poly: TypeAlias = dict[Mono, Number]
 """The coefficient of each product, none of them zero; the constant is under ``()``."""
 

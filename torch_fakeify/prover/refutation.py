@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-__all__ = ["Refuter", "WorkCounter", "opposite"]
-
 MAX_PROGRAMS = 8
 """The most linear programs for one question: the splits of disjunctions and fractions."""
 

@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Mono", "Number", "Row", "Solution", "solve", "useful_rows"]
-
 Number: TypeAlias = int | Fraction
 
 Mono: TypeAlias = tuple[int, ...]

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from .graph import GraphModuleDesc
     from .tensor import IntLike, MetaStorageDesc, MetaTensorDesc
 
-__all__ = ["StorageGroup", "StorageRange", "TensorPlacement", "storage_range", "storages"]
-
 _RUNS = 64
 """Most runs of bytes of a tensor; one with more counts as a single run."""
 _NAMES = 12

@@ -17,16 +17,6 @@ import msgspec
 
 from .tensor import IdOwner, MetaStorageDesc, MetaTensorDesc, Numbered, SymDesc, owner_of
 
-__all__ = [
-    "Clash",
-    "Numbering",
-    "find_clash",
-    "find_storage_clash",
-    "have_two_describers",
-    "owner_of_document",
-    "two_describers_clash",
-]
-
 
 class Numbering(IdOwner):
     """Counters of tensors, storages, nested ints and environments.

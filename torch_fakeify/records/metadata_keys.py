@@ -17,18 +17,6 @@ if TYPE_CHECKING:
     from .graph import GraphModuleDesc
     from .tensor import Value
 
-__all__ = [
-    "CARRIED",
-    "DROPPED",
-    "MODULE_CARRIED",
-    "MODULE_DROPPED",
-    "PLAIN",
-    "Loss",
-    "Types",
-    "is_plain",
-    "losses_of",
-]
-
 Types: TypeAlias = "Mapping[str, type | tuple[type, ...]]"
 
 CARRIED: Types = {

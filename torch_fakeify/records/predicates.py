@@ -8,8 +8,6 @@ import msgspec
 
 from .tensor import MetaTensorDesc
 
-__all__ = ["is_plain", "is_plain_input", "is_plain_whole"]
-
 _IDENTITY = {"id", "dtype", "device", "size", "stride", "storage", "is_fake", "symbols"}
 _POLICY = {"source", "symbolic_context", "marks"}
 _AUTOGRAD = {"requires_grad", "is_leaf", "is_parameter", "is_buffer", "persistent"}

@@ -7,8 +7,6 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["Record"]
-
 _LONGEST = 2000
 """Most characters of a field in a notebook."""
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from .frame import CaptureDesc
 
-__all__ = ["ITEM", "redact_scalars", "redacted_value"]
-
 ITEM = "CallMethodItemSource"
 """Class name of the source of a symbol that is the element of a tensor."""
 _NAMES = frozenset({"source_to_var", "source_to_symbol", "symbols"})

@@ -12,8 +12,6 @@ from .tensor import ExprDesc, SymbolFactDesc, SymbolNode
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["rename_symbols"]
-
 _T = TypeVar("_T")
 
 

@@ -11,8 +11,6 @@ from .tensor import ExprDesc, SourceDesc, StackDesc
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Rewriter", "walk"]
-
 _LEAVES = (SourceDesc, StackDesc, str, int, float, bytes, type(None))
 
 

@@ -10,8 +10,6 @@ from .tensor import ExprDesc, FloatNode, IntNode, RationalNode, SymbolNode, SymD
 if TYPE_CHECKING:
     from .shape_env import SymbolDesc
 
-__all__ = ["has_number", "lone_symbol", "names_in"]
-
 
 def names_in(record: Any) -> set[str]:
     """Return the names of the symbols in the expressions of a record."""

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-__all__ = ["Alignment", "align"]
-
 MOST_EDITS = 256
 """Most removed and inserted items for which a longest common subsequence is found."""
 STEPS = 3_000_000

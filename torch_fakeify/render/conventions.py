@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from torch_fakeify.records.frame import AotGraphDesc, CaptureDesc, ExportDesc
 
-__all__ = ["convention_rows"]
-
 _INPUTS = {
     "PARAMETER": "parameter",
     "BUFFER": "buffer",

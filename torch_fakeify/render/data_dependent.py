@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-__all__ = ["KnownOf", "failed_condition", "known_in", "without_known"]
-
 _HEADING = "What the facts say (torch_fakeify.entailment):"
 _KNOWN = "  known: "
 _MORE = re.compile(r"  and (\d+) more")

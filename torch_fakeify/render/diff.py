@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from torch_fakeify.records.shape_env import ShapeEnvDesc
     from torch_fakeify.records.tensor import ExprDesc, IntLike, MetaTensorDesc
 
-__all__ = ["Difference", "difference_lines", "differences", "other_machine"]
-
 _MOST = 8
 """Most differences of a part that are shown; the others are counted."""
 _WIDEST = 400

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from torch_fakeify.records.frame import CaptureDesc
     from torch_fakeify.records.graph import NodeDesc
 
-__all__ = ["FailingNodes", "failing_lines", "find_failing_nodes"]
-
 _MOST = 5
 """Most nodes that one message can name; more are no answer."""
 _MESSAGE = 100_000

@@ -25,18 +25,6 @@ if TYPE_CHECKING:
     from torch_fakeify.records.frame import CaptureDesc
     from torch_fakeify.records.tensor import MetaTensorDesc
 
-__all__ = [
-    "FrameGuard",
-    "FrameInput",
-    "FrameSymbol",
-    "frame_guards",
-    "frame_html",
-    "frame_inputs",
-    "frame_lines",
-    "frame_summary",
-    "frame_symbols",
-]
-
 _WIDEST = 400
 """Most characters of a cell."""
 

@@ -11,8 +11,6 @@ from torch_fakeify.records.tensor import NodeValue, SymValue, TensorValue
 if TYPE_CHECKING:
     from torch_fakeify.records.graph import GraphModuleDesc, NodeDesc
 
-__all__ = ["NamedGraph", "NodeAt", "all_graphs", "used_nodes"]
-
 
 class NodeAt(NamedTuple):
     """A node of one of the frame's graphs."""

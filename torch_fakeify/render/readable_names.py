@@ -29,16 +29,6 @@ if TYPE_CHECKING:
     from torch_fakeify.records.frame import CaptureDesc
     from torch_fakeify.records.tensor import IntLike
 
-__all__ = [
-    "InputNames",
-    "ReadableNames",
-    "identifier",
-    "readable_frame",
-    "readable_module",
-    "readable_source",
-    "readable_text",
-]
-
 _LONGEST = 120
 """Most characters of a readable name that is shown."""
 _COPY = re.compile(r"(.*?)(?:_\d+)?", re.DOTALL)

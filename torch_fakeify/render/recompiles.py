@@ -9,8 +9,6 @@ if TYPE_CHECKING:
 
     from torch_fakeify.records.frame import CaptureDesc
 
-__all__ = ["recompilations"]
-
 T = TypeVar("T")
 
 

@@ -41,21 +41,6 @@ if TYPE_CHECKING:
     from torch_fakeify.records.frame import CaptureDesc, FailureDesc, InputDesc
     from torch_fakeify.records.shape_env import ShapeEnvDesc, SymbolDesc
 
-__all__ = [
-    "Command",
-    "bytes_text",
-    "capture_row",
-    "constant_symbols",
-    "fact_rows",
-    "is_entry_point",
-    "is_float",
-    "is_of_script",
-    "is_plain_input",
-    "named_backend",
-    "next_commands",
-    "summary_lines",
-]
-
 _LONGEST = 400
 """Most characters of a value."""
 _MESSAGE = 8

@@ -11,16 +11,6 @@ if TYPE_CHECKING:
 
     from torch_fakeify.records.frame import CaptureDesc, SurroundingsDesc
 
-__all__ = [
-    "Other",
-    "machine_differences",
-    "machine_text",
-    "seconds_text",
-    "setting_differences",
-    "setting_texts",
-    "surrounding_rows",
-]
-
 _WIDEST = 400
 _DEFAULT = "the default"
 _NOT_PLAIN = "not on record"

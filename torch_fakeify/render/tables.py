@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["FRAME_COLUMNS", "fitted_lines", "fitted_table", "frame_row", "table_lines"]
-
 FRAME_COLUMNS = ("file", "function", "ops", "ms", "result")
 """The head of a table of frames."""
 

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
     from .existing_asserts import Key
 
-__all__ = ["InsertedAsserts", "insert_runtime_asserts"]
-
 _aten: Any = torch.ops.aten
 _ASSERT = _aten._assert_scalar.default
 _SIZE = _aten.sym_constrain_range_for_size.default

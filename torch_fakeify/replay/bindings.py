@@ -22,26 +22,6 @@ if TYPE_CHECKING:
 
     from .lowering import ExprLowering, Operand
 
-__all__ = [
-    "Binding",
-    "PathEntry",
-    "atom_of",
-    "canonical_symbol",
-    "decode_path",
-    "divisors_of",
-    "env_of",
-    "expr_of",
-    "find_bindings",
-    "follow",
-    "is_flag",
-    "is_unbacked",
-    "path_text",
-    "raw_path",
-    "read_binding",
-    "symbols_in",
-    "visible_symbols",
-]
-
 PathEntry: TypeAlias = tuple[Any, ...]
 """One access to a part of a value: its kind, and an argument such as a dim or a key."""
 

@@ -23,8 +23,6 @@ from .lowering import value_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Key", "asserted_by", "condition_keys"]
-
 Key: TypeAlias = sympy.Basic
 
 _aten: Any = torch.ops.aten

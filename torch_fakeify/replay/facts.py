@@ -23,8 +23,6 @@ from .lowering import keeping_axioms
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["Fact", "Kind", "assumed_facts", "needed_facts"]
-
 Kind: TypeAlias = Literal["range", "equality", "divisible", "guard", "exclusion", "assert"]
 
 _NO_LIMIT = sys.maxsize - 1

@@ -29,8 +29,6 @@ from .lowering import ASSERTS, ExprLowering, mark_of, strip_marked, value_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["InsertedGuards", "insert_guards", "learn", "strip_guards"]
-
 _aten: Any = torch.ops.aten
 _ASSERT = _aten._assert_scalar.default
 _TRUTH = operator.truth

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from .lowering import ExprLowering, Operand
 
-__all__ = ["Site", "SiteReader", "find_sites"]
-
 Property: TypeAlias = Literal["value", "as_int", "item", "size", "stride", "storage_offset"]
 
 _aten: Any = torch.ops.aten

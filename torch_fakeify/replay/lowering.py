@@ -37,21 +37,6 @@ from torch_fakeify.render.text import expr_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
 
-__all__ = [
-    "ASSERTS",
-    "MARK",
-    "ExprLowering",
-    "Operand",
-    "bodies",
-    "function_of",
-    "keeping_axioms",
-    "mark_of",
-    "set_mark",
-    "strip_marked",
-    "value_key",
-    "value_of",
-]
-
 Operand: TypeAlias = torch.fx.Node | int | float | bool
 
 MARK = "torch_fakeify"

@@ -39,9 +39,6 @@ from .file_kinds import captures_in, kind_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["DATA", "FEATURES", "FORMAT", "VERSION", "Container", "Limits", "Manifest"]
-__all__ += ["pack_container", "read_container", "write_container"]
-
 FORMAT = "torch_fakeify.capture"
 VERSION = 1
 """History: 1 (2026-11) manifest, JSON members, optional data."""

@@ -61,9 +61,6 @@ from .strict_json import canonical_text, check_text, decode, parse, too_deep
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["Reader", "decode_form"]
-
-
 # --- types ----------------------------------------------------------------------------------------
 
 

@@ -66,8 +66,6 @@ from .strict_json import too_deep
 if TYPE_CHECKING:
     from torch_fakeify.records.shape_env import ShapeEnvDesc
 
-__all__ = ["Encoder"]
-
 _NO_TABLE = len(TABLES)
 """The referring table of a reference outside of rows, which may refer to every table."""
 

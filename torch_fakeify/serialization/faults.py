@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch_fakeify.errors import FakeifyError
 
-__all__ = ["Fault"]
-
 
 class Fault(ValueError):  # noqa: N818 - never leaves the package
     """An internal error to which each level adds its part of the path.

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable
 
-__all__ = ["Kind", "captures_in", "kind_of"]
-
 _RECORD = "Record a frame with `torch-fakeify run SCRIPT`, which writes captures (*.fkf)"
 _ZIP = b"PK\x03\x04"
 _MANIFEST = b"manifest.json"

@@ -36,22 +36,6 @@ if TYPE_CHECKING:
     from torch_fakeify.records.shape_env import ShapeEnvDesc, SymbolDesc
     from torch_fakeify.records.tensor import ExprNode, IntLike, MetaTensorDesc
 
-__all__ = [
-    "allowed_characters",
-    "allowed_nodes",
-    "check_count",
-    "check_exponents",
-    "check_frame",
-    "check_names",
-    "check_numbers",
-    "check_operators",
-    "check_products",
-    "check_surroundings",
-    "check_tables",
-    "check_tensors",
-    "tree_nodes",
-]
-
 NODES_PER_ROW = 128
 TENSORS_PER_ROW = 64
 MAX_BITS = 1 << 18

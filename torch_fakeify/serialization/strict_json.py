@@ -22,8 +22,6 @@ from .faults import Fault
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["MAX_DEPTH", "canonical_text", "check_text", "decode", "parse", "too_deep"]
-
 MAX_DEPTH = 400
 """Most arrays and objects nested in one another."""
 

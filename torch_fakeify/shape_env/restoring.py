@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from torch_fakeify.records.shape_env import LocationDesc
     from torch_fakeify.records.tensor import SourceDesc
 
-__all__ = ["restore"]
-
 _T = TypeVar("_T")
 
 

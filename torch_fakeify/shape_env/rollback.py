@@ -19,8 +19,6 @@ from .tracker import ExternalStateTracker
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["Checkpoint", "checkpoint", "clear_method_caches"]
-
 
 def checkpoint(shape_env: Any) -> Checkpoint:
     """Save the current state of a ``ShapeEnv`` for `Checkpoint.rollback`.

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     import sympy
 
-__all__ = ["FLAT", "SavedState", "SkippingCounter", "last_used"]
-
 _DICTS = (dict, Counter, defaultdict)
 _CHANGING = frozenset(
     {dict, Counter, defaultdict, OrderedDict, list, set, tuple, OrderedSet, ValueRangesSLoc, Graph}

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from .saved_state import SavedState
 
-__all__ = ["AbandonedSymNode", "ExternalStateTracker"]
-
 _trackers: dict[int, weakref.ref[ExternalStateTracker]] = {}
 """The tracker of each environment by the ``id`` of the environment, to which the tracker refers."""
 _wrapped: list[tuple[type[Any], str, Any]] = []

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from torch_fakeify.tools.worker.interpreters import Interpreter
 
-__all__ = ["Bisection", "bisect"]
-
 _REFUSED = "cannot be rebuilt"
 
 

@@ -59,8 +59,6 @@ if TYPE_CHECKING:
     from torch_fakeify.tools.capture_files import CaptureLike
     from torch_fakeify.tools.worker.replies import Answer, NodeDifference, SizeChecked
 
-__all__ = ["FakeDifference", "FakesReport", "check_fakes", "first_difference"]
-
 _ROUNDS = 12
 """Largest number of rounds in which the sizes of a difference are made small."""
 _CRASHES = 3

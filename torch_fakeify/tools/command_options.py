@@ -7,16 +7,6 @@ from typing import Any
 
 from torch_fakeify.errors import FakeifyError
 
-__all__ = [
-    "add_backend",
-    "add_imports",
-    "compile_options",
-    "count",
-    "mebibytes",
-    "seconds",
-    "sizes",
-]
-
 
 def add_backend(command: argparse.ArgumentParser, default: str) -> None:
     """Add ``--backend`` and ``--import`` to a command; ``default`` is the text about a command without them."""

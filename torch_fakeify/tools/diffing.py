@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from .capture_files import CaptureLike
 
-__all__ = ["FrameDiff", "diff"]
-
 
 @dataclass(frozen=True)
 class FrameDiff(InNotebook):

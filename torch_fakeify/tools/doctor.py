@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from torch_fakeify.compat.census import Census
 
-__all__ = ["Diagnosis", "DropinSite", "doctor"]
-
 _REQUIRED = ("sympy", "numpy", "msgspec")
 _OPTIONAL = ("distributed", "pytest", "rich", "safetensors", "torchao", "transformers", "diffusers", "triton")  # fmt: skip
 """Packages that are used if they are installed."""

@@ -13,8 +13,6 @@ from torch_fakeify.errors import FormatError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["CorpusFile", "find_captures"]
-
 _SUFFIX = ".fkf"
 
 

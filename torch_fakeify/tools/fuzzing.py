@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from torch_fakeify.tools.capture_files import CaptureLike
     from torch_fakeify.tools.checking_fakes import FakeDifference
 
-__all__ = ["FuzzReport", "SizeFailure", "fuzz"]
-
 _ROUNDS = 24
 """Largest number of rounds in which a failure is shrunk."""
 

@@ -34,22 +34,6 @@ if TYPE_CHECKING:
     from torch_fakeify.records.frame import CaptureDesc
     from torch_fakeify.records.graph import GraphModuleDesc
 
-__all__ = [
-    "FreshIds",
-    "drop_outputs",
-    "graph_outputs",
-    "has_calls",
-    "inline_body",
-    "leaf_tensor",
-    "operations",
-    "recorded_value",
-    "remove_nodes",
-    "replace_inputs",
-    "replace_nodes",
-    "uses_of",
-    "with_nodes",
-]
-
 _VALUES = ("example_value", "val")
 _NO_VALUES = frozenset({"placeholder", "output"})
 

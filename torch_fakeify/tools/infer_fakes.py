@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from torch_fakeify.fake_kernels.kernels import FakeKernel
 
-__all__ = ["InferredFakes", "infer_fake", "infer_fakes_of_process", "inferring_fakes"]
-
 _BLOCKS = ExitStack()
 """Blocks that end with the process."""
 _MEMORY = 4 << 30

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-__all__ = ["add_python", "add_times"]
-
 
 def add_python(command: argparse.ArgumentParser, several: str) -> None:
     """Add ``--python`` to a command; ``several`` is the text about repeating it."""

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from torch_fakeify.records.frame import CaptureDesc
     from torch_fakeify.tools.minify.failures import Outcome
 
-__all__ = ["IssueReport", "issue"]
-
 _TITLE = 120
 _FENCE = re.compile(r"`{3,}")
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from torch_fakeify.fake_kernels.specs import CallSpec
 
-__all__ = ["OperatorProcess"]
-
 _INTERVAL = 0.1
 """Seconds between two looks at the memory of the process."""
 

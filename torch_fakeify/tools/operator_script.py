@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from torch_fakeify.tools.worker.replies import OperatorCall, Parted, TensorArgument
 
-__all__ = ["OperatorScript", "script_of_call", "write_operator_script"]
-
 _WHOLE = ("int", "uint", "bool")
 
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     Command = Callable[[argparse.Namespace], int]
 
-__all__ = ["make_parser"]
-
 _SHELLS = ("bash", "zsh", "tcsh")
 _ALWAYS = "2 bad usage or a bad file; 130 interrupted."
 _FIRST = """\

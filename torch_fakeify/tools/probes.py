@@ -17,8 +17,6 @@ from torch_fakeify.tools.worker.limits import can_count_memory
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["Support", "package_version", "probe_all"]
-
 _COMPILING = 60.0
 """Seconds for a run of the C++ compiler."""
 

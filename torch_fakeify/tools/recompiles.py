@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from torch_fakeify.records.frame import CaptureDesc
 
-__all__ = ["recompile_lines", "same_frames"]
-
 _MOST = 8
 
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from .capture_files import CaptureLike
 
-__all__ = ["WrittenReport", "report"]
-
 
 @dataclass(frozen=True)
 class WrittenReport(InNotebook):

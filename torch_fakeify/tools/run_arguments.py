@@ -7,8 +7,6 @@ from typing import Any
 
 from torch_fakeify.serialization.container import VERSION
 
-__all__ = ["add_run_arguments"]
-
 
 def add_run_arguments(run: argparse.ArgumentParser) -> None:
     """Add the script or module with its arguments, and the options that ``run`` alone has."""

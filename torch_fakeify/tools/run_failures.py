@@ -21,16 +21,6 @@ if TYPE_CHECKING:
     from torch_fakeify.frames.notes import FrameReport
     from torch_fakeify.records.frame import CaptureDesc
 
-__all__ = [
-    "HowCompiled",
-    "compiled_again",
-    "failed_frames",
-    "failure_lines",
-    "is_of_the_script",
-    "short_path",
-    "untraced_lines",
-]
-
 
 class HowCompiled(NamedTuple):
     """The options of ``run`` that the next command needs too."""

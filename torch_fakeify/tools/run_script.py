@@ -57,8 +57,6 @@ if TYPE_CHECKING:
     from torch_fakeify.frames.captures import Capture
     from torch_fakeify.frames.notes import NotesRead
 
-__all__ = ["ScriptReport", "run"]
-
 _CHILD = (
     "import sys; sys.path = [sys.argv[1], *filter(None, sys.path)]; import torch_fakeify; "
     "del sys.path[0]; from torch_fakeify.tools.script_process import main; main(sys.argv[2])"

@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     from torch_fakeify.records.shape_env import ShapeEnvDesc
     from torch_fakeify.records.tensor import IntLike, Value
 
-__all__ = ["bound_symbols", "drop_facts", "rehint", "specialize", "used_symbols"]
-
-
 # --- which symbols --------------------------------------------------------------------------------
 
 

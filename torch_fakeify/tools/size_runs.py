@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from torch_fakeify.tools.worker.fork_server import ForkServer
     from torch_fakeify.tools.worker.replies import Answer, Here
 
-__all__ = ["BATCH", "SizeRuns", "extent"]
-
 BATCH = 20
 """Most sizes that a process runs."""
 

@@ -17,8 +17,6 @@ from torch_fakeify.tools.replaying import replay_capture
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["compile_stages"]
-
 _TITLES = {
     "aot_inference_graph": "AOTAutograd: inference graph",
     "aot_joint_graph": "AOTAutograd: joint graph",

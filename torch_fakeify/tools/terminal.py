@@ -21,8 +21,6 @@ from torch_fakeify.render.text import escape
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
 
-__all__ = ["print_lines", "status", "terminal_columns"]
-
 _COMMAND = re.compile(r"^ *(?:next +)?torch-fakeify \w")
 """A line that is there to be copied."""
 _WORD = re.compile(r"(?:'[^']*'|\S)+")

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from torch_fakeify.frames.captures import Capture
 
-__all__ = ["capture_of_graph"]
-
 
 def capture_of_graph(gm: torch.fx.GraphModule, inputs: Sequence[Any] | None) -> Capture:
     """Return the capture of a graph.

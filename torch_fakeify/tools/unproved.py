@@ -16,8 +16,6 @@ from torch_fakeify.shape_env.restoring import restore
 if TYPE_CHECKING:
     from torch_fakeify.records.frame import CaptureDesc
 
-__all__ = ["Unproved", "runtime_conditions", "unproved_of"]
-
 
 class Unproved(NamedTuple):
     """Which runtime asserts of a frame follow from its other facts, and which do not."""

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from torch_fakeify.records.tensor import ExprDesc, IntLike
 
-__all__ = ["ValueCode", "expr_code", "int_code", "sizes_code", "tuple_code", "unsupported"]
-
 
 def unsupported(what: str, where: str, found: str) -> UnsupportedValueError:
     """Make the error for a part of a frame that cannot be written."""

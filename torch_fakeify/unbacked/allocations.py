@@ -31,16 +31,6 @@ if TYPE_CHECKING:
 
     import sympy
 
-__all__ = [
-    "AllocationLog",
-    "Memos",
-    "RequestedSymbols",
-    "RunResult",
-    "drop_symbols",
-    "run_again",
-    "run_with_symbols",
-]
-
 _MAKERS = ("create_unbacked_symint", "create_unbacked_symfloat", "create_unbacked_symbool")
 _MEMOS = tuple(
     name

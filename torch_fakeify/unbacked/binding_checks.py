@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     import sympy
 
-__all__ = ["BindingFault", "binding_faults", "check_bindings", "finds_numbers"]
-
 
 class BindingFault(NamedTuple):
     """An unbacked symbol that is not bound correctly."""

@@ -13,8 +13,6 @@ from .fx_runs import attribute_of, set_attribute
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["TraceTarget", "decomposed"]
-
 
 class TraceTarget(NamedTuple):
     """A graph to trace."""

@@ -23,8 +23,6 @@ from torch_fakeify.replay.bindings import canonical_symbol, is_unbacked
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["DeferredFacts", "limits_of", "move_range", "state_assert", "substitute"]
-
 
 def substitute(expr: Any, symbols: Mapping[sympy.Symbol, sympy.Basic]) -> Any:
     """Substitute symbols in an expression by symbols or expressions."""

@@ -14,20 +14,6 @@ from torch_fakeify.errors import ShapeEnvError
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
-__all__ = [
-    "LIFTS",
-    "attribute_of",
-    "calls_of",
-    "fake_cache",
-    "is_lifted",
-    "mode_of",
-    "mode_or_none",
-    "running_as",
-    "set_attribute",
-    "snapshot",
-    "tensor_metadata",
-]
-
 _aten: Any = torch.ops.aten
 
 LIFTS = frozenset({_aten.lift_fresh.default, _aten.lift_fresh_copy.default})

@@ -61,8 +61,6 @@ from .fx_runs import (
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
 
-__all__ = ["RetraceRun"]
-
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 

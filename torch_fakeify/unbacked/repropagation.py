@@ -48,8 +48,6 @@ from .fx_runs import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["repropagate"]
-
 
 def repropagate(
     gm: torch.fx.GraphModule, changed: Iterable[torch.fx.Node], *, mode: Any = None

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     import sympy
 
-__all__ = ["Retraced", "retrace"]
-
 
 class Retraced(NamedTuple):
     """A graph with the values of another ``ShapeEnv``."""

@@ -37,8 +37,6 @@ from .facts import limits_of, move_range, state_assert, substitute
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Transplanted", "transplant"]
-
 
 class Transplanted(NamedTuple):
     """The symbols of a replaced node by outcome."""

@@ -20,14 +20,6 @@ if TYPE_CHECKING:
 
     _Exchange = Callable[[Any], Any]
 
-__all__ = [
-    "EagerViews",
-    "hints_differ",
-    "identity_view",
-    "preserves_strides",
-    "view_with_eager_strides",
-]
-
 _aten: Any = torch.ops.aten
 
 

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from torch_fakeify.compat.torch_graphs import OpOverload
     from torch_fakeify.records.tensor import MetaTensorDesc, Value, ViewCallDesc
 
-__all__ = ["replay_view_calls"]
-
 _SEQUENCES = (ListValue, TupleValue, SizeValue)
 
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from torch_fakeify.compat.torch_graphs import OpOverload
 
-__all__ = ["ArgumentKind", "BoundArgument", "bind", "gives_several", "is_view_operator"]
-
 ArgumentKind: TypeAlias = Literal["int", "tensor", "other"]
 """Kind of an argument: view functions can replace integers and tensors."""
 

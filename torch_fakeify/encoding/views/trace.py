@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from torch_fakeify.records.tensor import IntLike, MetaTensorDesc
 
-__all__ = ["trace_view_calls"]
-
 
 def trace_view_calls(
     t: torch.Tensor,

@@ -80,8 +80,6 @@ if TYPE_CHECKING:
     from torch_fakeify.describe.describer import MetaTensorDescriber
     from torch_fakeify.records.tensor import MetaTensorDesc, SourceDesc, SymDesc
 
-__all__ = ["decode_graph", "encode_graph"]
-
 _CLASS_NAME = re.compile(r"[A-Za-z_<][A-Za-z0-9_.<>]*")
 
 _NOT_HOOKED = frozenset({tuple, list, dict, torch.Size, torch.dtype, torch.device})

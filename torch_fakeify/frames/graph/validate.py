@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from torch_fakeify.records.graph import GraphModuleDesc, NodeDesc
 
-__all__ = ["MAX_NESTING", "READS_ATTRIBUTE", "check_attributes", "check_node", "check_order"]
-
 MAX_NESTING = 32
 """Largest nesting depth of graphs in graphs."""
 

@@ -11,8 +11,6 @@ from torch_fakeify.compat.torch_graphs import OpOverload
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["LastWrites", "may_write"]
-
 _IN_PLACE = frozenset(
     {"setitem", "iadd", "isub", "imul", "itruediv", "ifloordiv", "iand", "ior", "ixor", "copy"}
 )

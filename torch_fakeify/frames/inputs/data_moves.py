@@ -9,8 +9,6 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["changed", "fill"]
-
 _SMALL = 24
 """Number of elements up to which each is changed alone; of larger tensors only a few are."""
 

@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from .size_search import Chosen
     from .symbol_values import Symbols
 
-__all__ = ["DataSearch", "reads_data"]
-
 _TRIES = 500
 """Largest number of runs of a small graph."""
 _WORK = 30_000

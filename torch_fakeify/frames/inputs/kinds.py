@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from torch_fakeify.encoding.meshes import Meshes
     from torch_fakeify.records.tensor import MetaTensorDesc, SparseDesc, Value
 
-__all__ = ["Maker", "make_mkldnn", "make_sparse", "make_view", "make_wrapper", "refuse_wrapped"]
-
 
 class Maker(Protocol):
     """Interface of the maker of real tensors in `materializing`."""

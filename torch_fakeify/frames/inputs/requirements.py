@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from torch_fakeify.records.shape_env import GuardDesc, SymbolDesc
     from torch_fakeify.records.tensor import ExprDesc
 
-__all__ = ["Assert", "asserts_of", "data_symbols", "guard_line", "is_integer"]
-
 
 class Assert(NamedTuple):
     """A condition that the frame checks at runtime."""

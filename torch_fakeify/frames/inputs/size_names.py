@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from torch_fakeify.records.frame import CaptureDesc
     from torch_fakeify.records.shape_env import SymbolDesc
 
-__all__ = ["RequestedSize", "parse_sizes", "requested_sizes", "size_names", "symbol_of"]
-
 _NAME = 80
 """Largest number of characters of a name in an error."""
 _LISTED = 40

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
     from .size_names import RequestedSize
 
-__all__ = ["Chosen", "SizeSearch", "choose_sizes", "grows"]
-
 _COMMON = (0, 1, 2, 3, 5, 7, 8, 9, 13, 16, 17, 31, 32, 33, 61, 64, 65, 127, 128, 129, 251, 257)
 _LARGE = (512, 1009, 1024, 1025, 4099)
 _MOST = 1 << 14

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from torch_fakeify.records.shape_env import GuardDesc, ShapeEnvDesc, SymbolDesc
 
-__all__ = ["Symbols", "default_of"]
-
 
 class Symbols:
     """Values for the symbols of a frame.

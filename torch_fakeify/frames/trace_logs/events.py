@@ -33,19 +33,6 @@ if TYPE_CHECKING:
 
     from torch_fakeify.records.tensor import IntLike, Value
 
-__all__ = [
-    "CARRIED",
-    "HIDDEN",
-    "NEVER_LOGGED",
-    "TEXT",
-    "MissingField",
-    "SourceEvent",
-    "StorageEvent",
-    "TensorEvent",
-    "storage_record",
-    "tensor_record",
-]
-
 # --- which fields a log has -----------------------------------------------------------------------
 
 CARRIED = {

@@ -15,8 +15,6 @@ from torch_fakeify.records.tensor import NestedIntDesc, SymDesc
 if TYPE_CHECKING:
     from torch_fakeify.records.tensor import IntLike
 
-__all__ = ["number_of_text"]
-
 _DIGITS = r"(?:0|[1-9][0-9]{0,18})"
 _NESTED = re.compile(rf"(?:({_DIGITS})\*)?j({_DIGITS})")
 _TOKEN = re.compile(r" *([su][0-9]{1,9}|[0-9]{1,19}|\*\*|[-+*()]) *", re.ASCII)

@@ -43,15 +43,6 @@ if TYPE_CHECKING:
 
     from torch_fakeify.records.tensor import MetaStorageDesc, MetaTensorDesc
 
-__all__ = [
-    "CompileId",
-    "TraceGroup",
-    "TraceLimits",
-    "TraceLog",
-    "TracedTensor",
-    "from_trace_log",
-]
-
 
 class CompileId(NamedTuple):
     """The compilation in which an event was written; missing parts are ``None``."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from torch_fakeify.records.frame import CaptureDesc
 
-__all__ = ["UNKNOWN", "Conditions", "conditions_section"]
-
 UNKNOWN = "Record it with TORCH_FAKEIFY_ENTAILMENT=1 to see what is known and which check would do"
 """What is said of a condition without facts."""
 

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from .lines import Stacks
 
-__all__ = ["EnvironmentSections"]
-
 _CHARACTERS = 4_000_000
 """Most characters of the conditions of a table; each may have at least 200."""
 _MENTIONED = 40

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from .conditions import Conditions
 
-__all__ = ["ListedFrame", "folder_page"]
-
 _FRAMES = 200
 """Most frames that are shown whole; the index has all."""
 _RECOMPILES = 100

@@ -57,8 +57,6 @@ if TYPE_CHECKING:
     from .conditions import Conditions
     from .stages import Stages
 
-__all__ = ["FrameSections"]
-
 _MESSAGE = 200_000
 """Most characters of an exception's message."""
 

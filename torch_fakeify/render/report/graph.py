@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from .lines import Stacks
     from .outline import Line
 
-__all__ = ["MOST_NODES", "Page", "graphs_html"]
-
 MOST_NODES = 60_000
 """Most nodes of a report; ``show`` prints all."""
 _CHARACTERS = 10_000_000

@@ -18,8 +18,6 @@ from torch_fakeify.render.text import escape
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Html", "data_block", "digest", "joined", "lines", "prefixed", "tag", "text"]
-
 _IDS = re.compile(r' (?:id|for|aria-labelledby)="| href="#')
 _VOID = frozenset({"meta", "input"})
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from torch_fakeify.records.graph import GraphModuleDesc
     from torch_fakeify.records.tensor import FrameDesc, StackDesc
 
-__all__ = ["LONGEST", "NodesOfLines", "Stacks", "node_id"]
-
 LONGEST = 400
 """Most characters of a line, name or path."""
 _FRAMES = 400

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from torch_fakeify.records.graph import GraphModuleDesc
     from torch_fakeify.records.tensor import FrameDesc, StackDesc, Value
 
-__all__ = ["Group", "Line", "outline", "outline_lines"]
-
 _DEPTH = 24
 """Most levels of nested groups."""
 _GROUPS = 20_000

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from .conditions import Conditions
     from .stages import Stages
 
-__all__ = ["document", "html_page", "write_report"]
-
 _SCRIPTS = ("report.js", "picture.js")
 
 

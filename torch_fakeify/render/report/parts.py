@@ -12,22 +12,6 @@ from .lines import LONGEST
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = [
-    "ROWS",
-    "TOOLS",
-    "Section",
-    "box",
-    "copied_list",
-    "folded_table",
-    "pairs_table",
-    "plain_table",
-    "section_html",
-    "some",
-    "table",
-    "titled",
-    "with_torch_name",
-]
-
 ROWS = 10_000
 """Most rows of a table."""
 _UNFOLDED = 24

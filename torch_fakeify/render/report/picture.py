@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from .outline import Line
 
-__all__ = ["picture_data", "picture_html"]
-
 _LONGEST = 120
 """Most characters of a label."""
 

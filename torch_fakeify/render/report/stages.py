@@ -12,8 +12,6 @@ from .html import Html, joined, lines, tag
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Phase", "Stage", "Stages", "stages_html"]
-
 _LONGEST = 2_000_000
 """Most characters of a stage."""
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from torch_fakeify.records.aliasing import StorageGroup, StorageRange, TensorPlacement
 
-__all__ = ["aliasing_html", "bytes_text"]
-
 _WIDTH = 1000
 """Units of a diagram, which the browser scales."""
 _DRAWN = 200

@@ -20,8 +20,6 @@ from torch_fakeify.tools.run_script import run
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-__all__ = ["Tour", "show_tour"]
-
 _FOLDER = "torch-fakeify-demo"
 _BACKEND = "chip:compiler"
 _FILES = {

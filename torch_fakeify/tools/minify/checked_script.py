@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from .failures import Failure, Outcome
     from .repro_script import BackendCode
 
-__all__ = ["START", "CheckedScript", "run_folder", "write_checked_script"]
-
 START = 30.0
 """Seconds for a process to import torch."""
 

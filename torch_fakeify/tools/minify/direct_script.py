@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from torch_fakeify.records.shape_env import SymbolDesc
     from torch_fakeify.records.tensor import MetaTensorDesc, Value
 
-__all__ = ["DirectScript"]
-
 _META_KEYS = (
     "ac_graph_id", "custom", "memory_budget", "partitioner_tag", "recompute",
     "user_visible_output_idxs", "_fx_runtime_assert_preserve",

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from torch_fakeify.tools.worker.replies import Answer
 
-__all__ = ["Failure", "Outcome", "failure_in", "failure_of", "masked_line", "normalized_message"]
-
 Kind = Literal["raises", "wrong", "crashes", "hangs", "out of memory"]
 
 _INNERMOST = 3

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Journal"]
-
 _BEST = "best "
 _HEAD = re.compile(rb"(?:[0-9a-f]{64}\n)?")
 """The first line of a journal; the file is empty if its writer was killed early."""

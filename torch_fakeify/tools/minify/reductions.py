@@ -54,8 +54,6 @@ if TYPE_CHECKING:
     from torch_fakeify.records.graph import GraphModuleDesc, NodeDesc
     from torch_fakeify.records.tensor import Value
 
-__all__ = ["REDUCTIONS", "Extent", "Reduction", "extent"]
-
 
 class Extent(NamedTuple):
     """The size of a frame; sizes are compared as tuples."""

@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
     from .failures import Failure
 
-__all__ = ["check_script", "is_script", "script_of"]
-
 _IMPORTS = {
     "device": "from torch import device",
     "inf": "from math import inf",

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from .failures import Failure, Outcome
     from .reductions import Extent
 
-__all__ = ["MinifyReport", "Progress"]
-
 
 @dataclass(frozen=True)
 class Progress:

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from torch_fakeify.records.frame import CaptureDesc, InputDesc
     from torch_fakeify.records.tensor import IntLike, MetaTensorDesc
 
-__all__ = ["InputCode", "filled"]
-
-
 _SUB_BYTE = re.compile(r"(float4|u?int[1-7]\b|bits(8|\dx))")
 
 

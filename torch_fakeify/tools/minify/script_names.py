@@ -17,8 +17,6 @@ from torch_fakeify.render.text import expr_text
 if TYPE_CHECKING:
     from torch_fakeify.records.frame import CaptureDesc
 
-__all__ = ["RESERVED", "ScriptSymbols", "with_identifiers"]
-
 RESERVED = frozenset({
     "args", "backend", "backward", "compiled", "compiled_by", "decorators", "device", "dist", "dynamic",
     "eager", "expected", "fake", "fake_inputs", "found", "frame", "function", "graph", "inf", "inputs",

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from torch_fakeify.records.frame import CaptureDesc, OperatorDesc
     from torch_fakeify.records.tensor import ExprDesc, IntLike, MetaTensorDesc
 
-__all__ = ["stub_lines"]
-
 _HEAD = """\
 
 # These operators were not there when this was written: what follows has their schemas and the sizes

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from torch_fakeify.frames.instances import Instance
     from torch_fakeify.records.frame import CaptureDesc, InputDesc
 
-__all__ = ["ScriptWorld"]
-
 _GROUP = """\
 def named_group(name, ranks):
     made, _ = c10d._new_process_group_helper(

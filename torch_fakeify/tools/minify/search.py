@@ -59,8 +59,6 @@ if TYPE_CHECKING:
     from .failures import Failure
     from .reductions import Reduction
 
-__all__ = ["minify"]
-
 _QUICK = 60.0
 """Smallest time limit of a candidate in seconds, unless the frame itself hangs."""
 _PATIENCE = 10.0

@@ -16,8 +16,6 @@ from .replies import OperatorCall, TensorArgument
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["call_of"]
-
 _MOST = 64
 """Largest number of whole numbers that are written out."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)

@@ -9,8 +9,6 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["first_mismatch", "is_distributed"]
-
 _TOLERANCE = {
     torch.float64: 1e-6,
     torch.complex128: 1e-6,

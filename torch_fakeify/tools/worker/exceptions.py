@@ -10,8 +10,6 @@ from torch_fakeify.frames.operator_stubs import stub_refusal
 
 from .replies import Failed, Thrown
 
-__all__ = ["failed", "thrown"]
-
 _FRAMES = 8
 _OUT_OF_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "std::bad_alloc")
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from torch_fakeify.frames.captures import Capture
 
-__all__ = ["FakeChecks"]
-
 
 class FakeChecks:
     """Compares the nodes of a frame with their fake values, at given sizes.

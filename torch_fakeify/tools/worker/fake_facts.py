@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from torch_fakeify.frames.graph.writing import LastWrites
     from torch_fakeify.replay.bindings import Binding
 
-__all__ = ["Comparison", "Numbers", "storages_of", "tensors_of"]
-
 _NUMBERS = (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 _RELATIVE = 1e-6
 """Accepted relative difference of floats, as that of a Python float and its symbol."""

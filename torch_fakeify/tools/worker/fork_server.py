@@ -20,8 +20,6 @@ from .replies import Answer, Crashed
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["ForkServer"]
-
 _GRACE = 0.5
 """Seconds for the interpreter to exit by itself."""
 _READY = 600.0

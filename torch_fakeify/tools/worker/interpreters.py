@@ -19,8 +19,6 @@ import msgspec
 from torch_fakeify._version import PACKAGE_DIR
 from torch_fakeify.errors import CaptureError
 
-__all__ = ["Interpreter", "find_interpreter", "package_folder"]
-
 _OLDEST = (3, 10)
 _NEEDED = ("torch", "msgspec", "typing_extensions")
 _PROBE = f"""

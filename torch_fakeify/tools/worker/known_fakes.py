@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from .replies import Parted
 
-__all__ = ["without_known"]
-
 _KNOWN: Mapping[str, str] = MappingProxyType(
     {
         # The operator returns its argument outside of training, the fake kernel a copy

@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Ending", "can_count_memory", "enforce", "free_memory", "memory_of", "signal_name"]
-
 Ending: TypeAlias = Literal["ended", "hung", "out of memory"]
 
 _PROC = Path("/proc")

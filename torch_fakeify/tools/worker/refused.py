@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from torch_fakeify.errors import VersionError
 
-__all__ = ["answer_refusal"]
-
 
 def answer_refusal(error: VersionError, arguments: Sequence[str]) -> int:
     """Write the refusal as the reply of one request, or with ``--serve`` of every request.

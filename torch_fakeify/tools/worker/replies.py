@@ -16,35 +16,6 @@ from .limits import signal_name
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = [
-    "Answer",
-    "Compared",
-    "Compiled",
-    "Crashed",
-    "Failed",
-    "FakesChecked",
-    "Found",
-    "Here",
-    "Hung",
-    "NodeDifference",
-    "NotCompared",
-    "OperatorCall",
-    "OutOfMemory",
-    "Outcome",
-    "Parted",
-    "Passed",
-    "Raised",
-    "Ran",
-    "Refused",
-    "Reply",
-    "SizeChecked",
-    "Stage",
-    "TensorArgument",
-    "Thrown",
-    "Wrong",
-    "write_answer",
-]
-
 Stage: TypeAlias = Literal["compile", "forward", "backward"]
 
 

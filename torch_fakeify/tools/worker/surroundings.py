@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from torch_fakeify.encoding.settings import NotSet
     from torch_fakeify.records.frame import CaptureDesc, OperatorDesc
 
-__all__ = ["here_of"]
-
 
 def here_of(
     desc: CaptureDesc,

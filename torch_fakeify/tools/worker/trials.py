@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from torch_fakeify.compat.backends import Compiled, Compiler
 
-__all__ = ["EagerComparison", "propagated", "run_trial"]
-
 _ERROR_RATIO = 10.0
 """Accepted error of compiled code, as a multiple of eager's error, both against float64."""
 
