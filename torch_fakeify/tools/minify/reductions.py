@@ -6,7 +6,7 @@ frame still fails in the same way. `Extent` orders frames by size.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -47,11 +47,12 @@ from torch_fakeify.tools.size_edits import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from torch_fakeify.records.frame import InputDesc
     from torch_fakeify.records.graph import GraphModuleDesc, NodeDesc
+    from torch_fakeify.records.shape_env import SymbolDesc
     from torch_fakeify.records.tensor import Value
 
 
@@ -97,65 +98,48 @@ def _elements(tensor: MetaTensorDesc) -> int:
     return count
 
 
-class Reduction(Protocol):
-    """A kind of items that can be removed from a frame.
-
-    Attributes:
-        name: printed in progress lines.
-        propagates: whether the values in the graph must be propagated again afterwards.
-    """
+class Reduction(NamedTuple):
+    """A kind of items that can be removed from a frame."""
 
     name: str
-    propagates: bool
+    """Printed in progress lines."""
+    items: Callable[[CaptureDesc], Sequence[Hashable]]
+    """The removable items, in the frame's order."""
+    without: Callable[[CaptureDesc, Sequence[Any]], CaptureDesc | None]
+    """The frame without some items; ``None`` if there is no such frame."""
+    propagates: bool = False
+    """Whether the values in the graph must be propagated again afterwards."""
 
-    def items(self, desc: CaptureDesc) -> Sequence[Hashable]:
-        """The removable items, in the frame's order."""
-        ...
 
-    def without(self, desc: CaptureDesc, items: Sequence[Any]) -> CaptureDesc | None:
-        """The frame without some items; ``None`` if there is no such frame."""
-        ...
+# --- nodes ----------------------------------------------------------------------------------------
 
 
 def _positions(graph: GraphModuleDesc) -> dict[str, int]:
     return {fx_node.name: i for i, fx_node in enumerate(graph.nodes)}
 
 
-# --- nodes ----------------------------------------------------------------------------------------
+def _names(graph: GraphModuleDesc, positions: Iterable[int]) -> list[str]:
+    return [graph.nodes[i].name for i in positions]
 
 
-class _Nodes:
-    """Operations, by name; values that are still needed become inputs."""
-
-    name, propagates = "nodes", False
-
-    def items(self, desc: CaptureDesc) -> list[str]:
-        return [desc.graph.nodes[i].name for i in operations(desc.graph)]
-
-    def without(self, desc: CaptureDesc, items: Sequence[str]) -> CaptureDesc | None:
-        at = _positions(desc.graph)
-        return remove_nodes(desc, {at[name] for name in items})
+def _without_nodes(desc: CaptureDesc, names: Sequence[str]) -> CaptureDesc | None:
+    at = _positions(desc.graph)
+    return remove_nodes(desc, {at[name] for name in names})
 
 
-class _Bypasses:
-    """Operations with the same kind of value as one of their arguments, which replaces them."""
+def _bypassable(desc: CaptureDesc) -> list[str]:
+    graph = desc.graph
+    return _names(graph, (i for i in operations(graph) if _replacement_for(graph, i) is not None))
 
-    name, propagates = "nodes bypassed", False
 
-    def items(self, desc: CaptureDesc) -> list[str]:
-        graph = desc.graph
-        return [
-            graph.nodes[i].name for i in operations(graph) if _replacement_for(graph, i) is not None
-        ]
-
-    def without(self, desc: CaptureDesc, items: Sequence[str]) -> CaptureDesc | None:
-        at = _positions(desc.graph)
-        by: dict[int, Value] = {}
-        for name in items:
-            replacement = _replacement_for(desc.graph, at[name])
-            if replacement is not None:
-                by[at[name]] = NodeValue(index=replacement)
-        return replace_nodes(desc, by)
+def _bypassed(desc: CaptureDesc, names: Sequence[str]) -> CaptureDesc:
+    """Replace nodes by their replacements, or by ``None``."""
+    at = _positions(desc.graph)
+    by: dict[int, Value] = {}
+    for name in names:
+        replacement = _replacement_for(desc.graph, at[name])
+        by[at[name]] = None if replacement is None else NodeValue(index=replacement)
+    return replace_nodes(desc, by)
 
 
 def _replacement_for(graph: GraphModuleDesc, position: int) -> int | None:
@@ -179,40 +163,34 @@ def _kind_of(graph: GraphModuleDesc, position: int) -> Any:
             return None
 
 
-class _Calls:
-    """Higher-order operators, by name; they are inlined."""
-
-    name, propagates = "bodies inlined", False
-
-    def items(self, desc: CaptureDesc) -> list[str]:
-        graph = desc.graph
-        return [graph.nodes[i].name for i in operations(graph) if inline_body(desc, i) is not None]
-
-    def without(self, desc: CaptureDesc, items: Sequence[str]) -> CaptureDesc | None:
-        made: CaptureDesc | None = desc
-        for name in items:
-            made = None if made is None else inline_body(made, _positions(made.graph)[name])
-        return made
+def _inlinable(desc: CaptureDesc) -> list[str]:
+    graph = desc.graph
+    return _names(graph, (i for i in operations(graph) if inline_body(desc, i) is not None))
 
 
-class _Bodies:
-    """Operations in the bodies of higher-order operators; they are bypassed, or removed if unused."""
+def _inlined(desc: CaptureDesc, names: Sequence[str]) -> CaptureDesc | None:
+    made: CaptureDesc | None = desc
+    for name in names:
+        made = None if made is None else inline_body(made, _positions(made.graph)[name])
+    return made
 
-    name, propagates = "nodes of bodies", False
 
-    def items(self, desc: CaptureDesc) -> list[tuple[str, ...]]:
-        return [
-            (*path, graph.nodes[i].name)
-            for path, graph in _bodies(desc.graph, ())
-            for i in operations(graph)
-            if _replacement_for(graph, i) is not None or _is_unused(graph, i)
-        ]
+def _nodes_of_bodies(desc: CaptureDesc) -> list[tuple[str, ...]]:
+    return [
+        (*path, graph.nodes[i].name)
+        for path, graph in _bodies(desc.graph, ())
+        for i in operations(graph)
+        if _replacement_for(graph, i) is not None or _is_unused(graph, i)
+    ]
 
-    def without(self, desc: CaptureDesc, items: Sequence[tuple[str, ...]]) -> CaptureDesc | None:
-        by_body: dict[tuple[str, ...], list[str]] = {}
-        for *path, name in items:
-            by_body.setdefault(tuple(path), []).append(name)
-        return msgspec.structs.replace(desc, graph=_with_bodies(desc.graph, (), by_body))
+
+def _without_nodes_of_bodies(
+    desc: CaptureDesc, items: Sequence[tuple[str, ...]]
+) -> CaptureDesc | None:
+    by_body: dict[tuple[str, ...], list[str]] = {}
+    for *path, name in items:
+        by_body.setdefault(tuple(path), []).append(name)
+    return msgspec.structs.replace(desc, graph=_with_bodies(desc.graph, (), by_body))
 
 
 def _bodies(
@@ -232,7 +210,9 @@ def _with_bodies(
         here = (*path, name)
         made = _with_bodies(body, here, by_body)
         if here in by_body:
-            made = _bypassed(made, by_body[here])
+            # Edited as the graph of a temporary frame.
+            frame = CaptureDesc(graph=made, inputs=(), modes=ModesDesc(), fake_mode=FakeModeDesc())
+            made = _bypassed(frame, by_body[here]).graph
         submodules.append((name, made))
     return msgspec.structs.replace(graph, submodules=tuple(submodules))
 
@@ -241,47 +221,13 @@ def _is_unused(graph: GraphModuleDesc, position: int) -> bool:
     return all(position not in uses_of(fx_node) for fx_node in graph.nodes)
 
 
-def _bypassed(graph: GraphModuleDesc, names: Sequence[str]) -> GraphModuleDesc:
-    """Bypass nodes of a body, by editing it as the graph of a temporary frame."""
-    frame = CaptureDesc(graph=graph, inputs=(), modes=ModesDesc(), fake_mode=FakeModeDesc())
-    at = _positions(graph)
-    by: dict[int, Value] = {}
-    for name in names:
-        replacement = _replacement_for(graph, at[name])
-        by[at[name]] = None if replacement is None else NodeValue(index=replacement)
-    return replace_nodes(frame, by).graph
+# --- inputs ---------------------------------------------------------------------------------------
 
 
-# --- outputs and inputs ---------------------------------------------------------------------------
-
-
-class _Outputs:
-    """Outputs, by position."""
-
-    name, propagates = "outputs", False
-
-    def items(self, desc: CaptureDesc) -> list[int]:
-        return list(range(len(graph_outputs(desc.graph) or ())))
-
-    def without(self, desc: CaptureDesc, items: Sequence[int]) -> CaptureDesc | None:
-        return drop_outputs(desc, set(items))
-
-
-class _Inputs:
-    """Unused inputs, by name."""
-
-    name, propagates = "inputs", False
-
-    def items(self, desc: CaptureDesc) -> list[str]:
-        graph = desc.graph
-        used = {at for fx_node in graph.nodes for at in uses_of(fx_node)}
-        return [
-            n.name for i, n in enumerate(graph.nodes) if n.op == "placeholder" and i not in used
-        ]
-
-    def without(self, desc: CaptureDesc, items: Sequence[str]) -> CaptureDesc | None:
-        at = _positions(desc.graph)
-        return remove_nodes(desc, {at[name] for name in items})
+def _unused_inputs(desc: CaptureDesc) -> list[str]:
+    graph = desc.graph
+    used = {at for fx_node in graph.nodes for at in uses_of(fx_node)}
+    return [n.name for i, n in enumerate(graph.nodes) if n.op == "placeholder" and i not in used]
 
 
 _FEATURES: Mapping[str, Any] = {
@@ -295,31 +241,8 @@ _FEATURES: Mapping[str, Any] = {
 """Removable properties of inputs, with their defaults."""
 
 
-class _Features:
-    """Properties beyond those of a contiguous tensor that owns its storage, by input and property."""
-
-    name, propagates = "input properties", True
-
-    def items(self, desc: CaptureDesc) -> list[tuple[str, str]]:
-        return _features(desc)
-
-    def without(self, desc: CaptureDesc, items: Sequence[tuple[str, str]]) -> CaptureDesc | None:
-        changed: dict[int, InputDesc] = {}
-        ids = FreshIds(desc)
-        for i, entry in enumerate(desc.inputs):
-            tensor = entry.tensor
-            for name, feature in items:
-                if name == entry.name and tensor is not None:
-                    tensor = _without_feature(tensor, feature)
-                    if tensor is None:
-                        return None
-                    tensor = ids.renumbered(tensor, storage=feature == "alias")
-            if tensor is not entry.tensor:
-                changed[i] = msgspec.structs.replace(entry, tensor=tensor)
-        return replace_inputs(desc, changed)
-
-
 def _features(desc: CaptureDesc) -> list[tuple[str, str]]:
+    """Properties beyond those of a contiguous tensor that owns its storage, by input and property."""
     found: list[tuple[str, str]] = []
     shared = shared_storages(desc)
     for entry in desc.inputs:
@@ -336,6 +259,22 @@ def _features(desc: CaptureDesc) -> list[tuple[str, str]]:
     return found
 
 
+def _without_features(desc: CaptureDesc, items: Sequence[tuple[str, str]]) -> CaptureDesc | None:
+    changed: dict[int, InputDesc] = {}
+    ids = FreshIds(desc)
+    for i, entry in enumerate(desc.inputs):
+        tensor = entry.tensor
+        for name, feature in items:
+            if name == entry.name and tensor is not None:
+                tensor = _without_feature(tensor, feature)
+                if tensor is None:
+                    return None
+                tensor = ids.renumbered(tensor, storage=feature == "alias")
+        if tensor is not entry.tensor:
+            changed[i] = msgspec.structs.replace(entry, tensor=tensor)
+    return replace_inputs(desc, changed)
+
+
 def _without_feature(tensor: MetaTensorDesc, feature: str) -> MetaTensorDesc | None:
     if feature == "strides":
         return contiguous(tensor)
@@ -349,137 +288,71 @@ def _without_feature(tensor: MetaTensorDesc, feature: str) -> MetaTensorDesc | N
     return msgspec.structs.replace(tensor, **changes)
 
 
-# --- symbols and facts ----------------------------------------------------------------------------
+# --- symbols --------------------------------------------------------------------------------------
 
 
-class _Symbols:
-    """Dynamic dims, by symbol; they become static."""
-
-    name, propagates = "dynamic dims", False
-
-    def items(self, desc: CaptureDesc) -> list[str]:
-        env = desc.shape_env
-        return [] if env is None else [s.name for s in env.symbols if has_number(s)]
-
-    def without(self, desc: CaptureDesc, items: Sequence[str]) -> CaptureDesc | None:
-        return specialize(desc, items)
+def _symbols(desc: CaptureDesc) -> Sequence[SymbolDesc]:
+    return () if desc.shape_env is None else desc.shape_env.symbols
 
 
-class _Unused:
-    """Unused symbols, by name."""
-
-    name, propagates = "unused symbols", False
-
-    def items(self, desc: CaptureDesc) -> list[str]:
-        if desc.shape_env is None:
-            return []
-        used = used_symbols(desc)
-        return [s.name for s in desc.shape_env.symbols if s.name not in used]
-
-    def without(self, desc: CaptureDesc, items: Sequence[str]) -> CaptureDesc | None:
-        return drop_symbols(desc, items)
-
-
-class _Guards:
-    """Guards, by position."""
-
-    name, propagates = "guards", False
-
-    def items(self, desc: CaptureDesc) -> list[int]:
-        return [] if desc.shape_env is None else list(range(len(desc.shape_env.guards)))
-
-    def without(self, desc: CaptureDesc, items: Sequence[int]) -> CaptureDesc | None:
-        return drop_facts(desc, guards=set(items))
-
-
-class _Asserts:
-    """Runtime asserts, by position."""
-
-    name, propagates = "runtime asserts", False
-
-    def items(self, desc: CaptureDesc) -> list[int]:
-        return [] if desc.shape_env is None else list(range(len(desc.shape_env.runtime_asserts)))
-
-    def without(self, desc: CaptureDesc, items: Sequence[int]) -> CaptureDesc | None:
-        return drop_facts(desc, asserts=set(items))
+def _unused_symbols(desc: CaptureDesc) -> list[str]:
+    used = used_symbols(desc)
+    return [s.name for s in _symbols(desc) if s.name not in used]
 
 
 # --- constants and modes --------------------------------------------------------------------------
-
-
-class _Keywords:
-    """Keyword arguments, by node and name."""
-
-    name, propagates = "keywords", True
-
-    def items(self, desc: CaptureDesc) -> list[tuple[str, str]]:
-        return _keywords(desc)
-
-    def without(self, desc: CaptureDesc, items: Sequence[tuple[str, str]]) -> CaptureDesc | None:
-        removed = set(items)
-
-        def change(fx_node: NodeDesc) -> NodeDesc:
-            kwargs = tuple((k, v) for k, v in fx_node.kwargs if (fx_node.name, k) not in removed)
-            return msgspec.structs.replace(fx_node, kwargs=kwargs)
-
-        return with_nodes(desc, change)
 
 
 def _keywords(desc: CaptureDesc) -> list[tuple[str, str]]:
     return [(n.name, key) for n in desc.graph.nodes for key, _ in n.kwargs]
 
 
-class _Optional:
-    """Inputs among the arguments of a call, by node and position; they become ``None``."""
+def _without_keywords(desc: CaptureDesc, items: Sequence[tuple[str, str]]) -> CaptureDesc | None:
+    removed = set(items)
 
-    name, propagates = "optional arguments", True
+    def change(fx_node: NodeDesc) -> NodeDesc:
+        kwargs = tuple((k, v) for k, v in fx_node.kwargs if (fx_node.name, k) not in removed)
+        return msgspec.structs.replace(fx_node, kwargs=kwargs)
 
-    def items(self, desc: CaptureDesc) -> list[tuple[str, int]]:
-        nodes = desc.graph.nodes
-        return [
-            (n.name, at)
-            for n in nodes
-            if n.op == "call_function"
-            for at, arg in enumerate(n.args)
-            if at and isinstance(arg, NodeValue) and nodes[arg.index].op == "placeholder"
-        ]
-
-    def without(self, desc: CaptureDesc, items: Sequence[tuple[str, int]]) -> CaptureDesc | None:
-        removed = set(items)
-        unused = set(_Inputs().items(desc))
-
-        def change(fx_node: NodeDesc) -> NodeDesc:
-            args = tuple(
-                None if (fx_node.name, at) in removed else arg
-                for at, arg in enumerate(fx_node.args)
-            )
-            return msgspec.structs.replace(fx_node, args=args)
-
-        made = with_nodes(desc, change)
-        return _Inputs().without(made, [n for n in _Inputs().items(made) if n not in unused])
+    return with_nodes(desc, change)
 
 
-class _Floats:
-    """Float arguments, by node; they become 1."""
+def _optional(desc: CaptureDesc) -> list[tuple[str, int]]:
+    nodes = desc.graph.nodes
+    return [
+        (n.name, at)
+        for n in nodes
+        if n.op == "call_function"
+        for at, arg in enumerate(n.args)
+        if at and isinstance(arg, NodeValue) and nodes[arg.index].op == "placeholder"
+    ]
 
-    name, propagates = "constants", True
 
-    def items(self, desc: CaptureDesc) -> list[str]:
-        return _floats(desc)
+def _without_optional(desc: CaptureDesc, items: Sequence[tuple[str, int]]) -> CaptureDesc | None:
+    removed = set(items)
+    unused = set(_unused_inputs(desc))
 
-    def without(self, desc: CaptureDesc, items: Sequence[str]) -> CaptureDesc | None:
-        names = set(items)
+    def change(fx_node: NodeDesc) -> NodeDesc:
+        args = tuple(
+            None if (fx_node.name, at) in removed else arg for at, arg in enumerate(fx_node.args)
+        )
+        return msgspec.structs.replace(fx_node, args=args)
 
-        def change(fx_node: NodeDesc) -> NodeDesc:
-            if fx_node.name not in names:
-                return fx_node
-            return msgspec.structs.replace(fx_node, args=tuple(map(_as_one, fx_node.args)))
-
-        return with_nodes(desc, change)
+    made = with_nodes(desc, change)
+    return _without_nodes(made, [n for n in _unused_inputs(made) if n not in unused])
 
 
 def _floats(desc: CaptureDesc) -> list[str]:
     return [n.name for n in desc.graph.nodes if any(map(_has_float, n.args))]
+
+
+def _without_floats(desc: CaptureDesc, names: Sequence[str]) -> CaptureDesc | None:
+    def change(fx_node: NodeDesc) -> NodeDesc:
+        if fx_node.name not in names:
+            return fx_node
+        return msgspec.structs.replace(fx_node, args=tuple(map(_as_one, fx_node.args)))
+
+    return with_nodes(desc, change)
 
 
 def _has_float(value: Value) -> bool:
@@ -502,42 +375,57 @@ def _as_one(value: Value) -> Value:
             return value
 
 
-class _Modes:
-    """Modes other than torch's defaults, by name; they are reset."""
-
-    name, propagates = "modes", True
-
-    def items(self, desc: CaptureDesc) -> list[str]:
-        return _mode_items(desc)
-
-    def without(self, desc: CaptureDesc, items: Sequence[str]) -> CaptureDesc | None:
-        default = ModesDesc()
-        changes = {name: getattr(default, name) for name in items}
-        return msgspec.structs.replace(desc, modes=msgspec.structs.replace(desc.modes, **changes))
-
-
 def _mode_items(desc: CaptureDesc) -> list[str]:
     default = ModesDesc()
     fields = ModesDesc.__struct_fields__
     return [name for name in fields if getattr(desc.modes, name) != getattr(default, name)]
 
 
+def _without_modes(desc: CaptureDesc, names: Sequence[str]) -> CaptureDesc | None:
+    default = ModesDesc()
+    changes = {name: getattr(default, name) for name in names}
+    return msgspec.structs.replace(desc, modes=msgspec.structs.replace(desc.modes, **changes))
+
+
 REDUCTIONS: tuple[Reduction, ...] = (
-    _Nodes(),
-    _Outputs(),
-    _Inputs(),
-    _Bypasses(),
-    _Calls(),
-    _Bodies(),
-    _Symbols(),
-    _Guards(),
-    _Asserts(),
-    _Unused(),
-    _Features(),
-    _Keywords(),
-    _Optional(),
-    _Floats(),
-    _Modes(),
+    # Values of nodes that are still needed become inputs.
+    Reduction("nodes", lambda desc: _names(desc.graph, operations(desc.graph)), _without_nodes),
+    Reduction(
+        "outputs",
+        lambda desc: range(len(graph_outputs(desc.graph) or ())),
+        lambda desc, positions: drop_outputs(desc, set(positions)),
+    ),
+    Reduction("inputs", _unused_inputs, _without_nodes),
+    # One of their arguments, with the same kind of value, replaces them.
+    Reduction("nodes bypassed", _bypassable, _bypassed),
+    # Higher-order operators get the nodes of their bodies.
+    Reduction("bodies inlined", _inlinable, _inlined),
+    # Bypassed, or removed if unused.
+    Reduction("nodes of bodies", _nodes_of_bodies, _without_nodes_of_bodies),
+    # Their sizes become static.
+    Reduction(
+        "dynamic dims",
+        lambda desc: [s.name for s in _symbols(desc) if has_number(s)],
+        specialize,
+    ),
+    Reduction(
+        "guards",
+        lambda desc: range(0 if desc.shape_env is None else len(desc.shape_env.guards)),
+        lambda desc, positions: drop_facts(desc, guards=set(positions)),
+    ),
+    Reduction(
+        "runtime asserts",
+        lambda desc: range(0 if desc.shape_env is None else len(desc.shape_env.runtime_asserts)),
+        lambda desc, positions: drop_facts(desc, asserts=set(positions)),
+    ),
+    Reduction("unused symbols", _unused_symbols, drop_symbols),
+    Reduction("input properties", _features, _without_features, propagates=True),
+    Reduction("keywords", _keywords, _without_keywords, propagates=True),
+    # Inputs among the arguments of a call become ``None``.
+    Reduction("optional arguments", _optional, _without_optional, propagates=True),
+    # Floats other than 1 become 1.
+    Reduction("constants", _floats, _without_floats, propagates=True),
+    Reduction("modes", _mode_items, _without_modes, propagates=True),
 )
 """All reductions, in the order in which they are tried."""
 
