@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from torch_fakeify.records.frame import CaptureDesc, InputDesc, WorldDesc
     from torch_fakeify.records.graph import GraphModuleDesc, NodeDesc
-    from torch_fakeify.records.shape_env import ShapeEnvDesc
+    from torch_fakeify.records.shape_env import SymbolDesc
     from torch_fakeify.records.tensor import ExprDesc, IntLike, MetaTensorDesc
 
 _MOST = 8
@@ -46,6 +46,18 @@ class Difference(NamedTuple):
     """A description without line breaks."""
 
 
+class _Side(NamedTuple):
+    """A frame, and the readable names of its symbols."""
+
+    desc: CaptureDesc
+    names: ReadableNames
+
+    @property
+    def symbols(self) -> Sequence[SymbolDesc]:
+        """The symbols of its shape environment."""
+        return () if self.desc.shape_env is None else self.desc.shape_env.symbols
+
+
 def differences(a: CaptureDesc, b: CaptureDesc) -> list[Difference]:
     """Return the differences of two frames, the most important first; empty for equal frames.
 
@@ -56,11 +68,11 @@ def differences(a: CaptureDesc, b: CaptureDesc) -> list[Difference]:
     settings = any(setting_differences(a.surroundings, b.surroundings))
     if _same(form_a, form_b) and a.world == b.world and not settings:
         return []
-    names_a, names_b = ReadableNames(a, by_order=True), ReadableNames(b, by_order=True)
+    sides = [_Side(desc, ReadableNames(desc, by_order=True)) for desc in (a, b)]
     found = [
         Difference(part, clip(text, _WIDEST))
         for part, compare in _PARTS
-        for text in compare(a, b, names_a, names_b)
+        for text in compare(*sides)
     ]
     place = _first_other(form_a, form_b, "$") if not found else None
     return found if place is None else [Difference("record", clip(place, _WIDEST))]
@@ -85,6 +97,9 @@ def difference_lines(found: Sequence[Difference]) -> list[str]:
         if len(texts) > _MOST:
             lines.append(f"  ... and {len(texts) - _MOST} more")
     return lines
+
+
+_Names = tuple["ReadableNames", "ReadableNames"]
 
 
 def _only(texts_a: Iterable[str], texts_b: Iterable[str]) -> Iterator[str]:
@@ -115,17 +130,16 @@ def _by_name(desc: CaptureDesc) -> dict[str, InputDesc]:
     }
 
 
-def _inputs(
-    a: CaptureDesc, b: CaptureDesc, names_a: ReadableNames, names_b: ReadableNames
-) -> Iterator[str]:
-    of_a, of_b = _by_name(a), _by_name(b)
+def _inputs(a: _Side, b: _Side) -> Iterator[str]:
+    of_a, of_b = _by_name(a.desc), _by_name(b.desc)
+    names = a.names, b.names
     yield from _only((f"input {n}" for n in of_a), (f"input {n}" for n in of_b))
     for name, first in of_a.items():
         second = of_b.get(name)
         if second is None:
             continue
         if first.tensor is not None and second.tensor is not None:
-            yield from _tensor(name, first.tensor, second.tensor, names_a, names_b)
+            yield from _tensor(name, first.tensor, second.tensor, names)
         else:
             yield from _change(name, _scalar(first), _scalar(second))
     common = [name for name in of_a if name in of_b]
@@ -149,9 +163,7 @@ def _hint(n: object) -> str:
     return ", unbacked" if n.hint is None else f" ({n.hint} here)"
 
 
-def _tensor(
-    name: str, a: MetaTensorDesc, b: MetaTensorDesc, names_a: ReadableNames, names_b: ReadableNames
-) -> Iterator[str]:
+def _tensor(name: str, a: MetaTensorDesc, b: MetaTensorDesc, names: _Names) -> Iterator[str]:
     for field in ("dtype", "device", "layout"):
         yield from _change(f"{name}.{field}", getattr(a, field), getattr(b, field))
     for field in _FLAGS:
@@ -159,24 +171,22 @@ def _tensor(
     if a.ndim != b.ndim:
         yield f"{name}: {a.ndim} dims against {b.ndim}"
         return
-    sizes = list(_numbers(f"{name}.size", a.size, b.size, names_a, names_b))
+    sizes = list(_numbers(f"{name}.size", a.size, b.size, names))
     yield from sizes
     if not sizes:
-        yield from _numbers(f"{name}.stride", a.stride, b.stride, names_a, names_b)
-        yield from _number(
-            f"{name}.storage_offset()", a.storage_offset, b.storage_offset, names_a, names_b
-        )
+        yield from _numbers(f"{name}.stride", a.stride, b.stride, names)
+        yield from _number(f"{name}.storage_offset()", a.storage_offset, b.storage_offset, names)
     yield from _change(f"{name}: a view", a.is_view, b.is_view)
     yield from _change(f"{name}: a storage without bytes", _is_empty(a), _is_empty(b))
     yield from _change(f"{name}.grad", _there(a.grad), _there(b.grad))
     if a.grad is not None and b.grad is not None:
-        yield from _tensor(f"{name}.grad", a.grad, b.grad, names_a, names_b)
+        yield from _tensor(f"{name}.grad", a.grad, b.grad, names)
     yield from _change(f"{name}: class", _class_of(a), _class_of(b))
     if a.subclass is not None and b.subclass is not None:
         inner = dict(b.subclass.tensors)
         for attribute, part in a.subclass.tensors:
             if attribute in inner:
-                yield from _tensor(f"{name}.{attribute}", part, inner[attribute], names_a, names_b)
+                yield from _tensor(f"{name}.{attribute}", part, inner[attribute], names)
 
 
 _FLAGS = (
@@ -201,21 +211,13 @@ def _class_of(t: MetaTensorDesc) -> str:
     return "functional" if t.functional is not None else "torch.Tensor"
 
 
-def _numbers(
-    what: str,
-    a: Sequence[IntLike],
-    b: Sequence[IntLike],
-    names_a: ReadableNames,
-    names_b: ReadableNames,
-) -> Iterator[str]:
+def _numbers(what: str, a: Sequence[IntLike], b: Sequence[IntLike], names: _Names) -> Iterator[str]:
     for i, (first, second) in enumerate(zip(a, b, strict=True)):
-        yield from _number(f"{what}({i})", first, second, names_a, names_b)
+        yield from _number(f"{what}({i})", first, second, names)
 
 
-def _number(
-    what: str, a: IntLike, b: IntLike, names_a: ReadableNames, names_b: ReadableNames
-) -> Iterator[str]:
-    text_a, text_b = _number_text(a, what, names_a), _number_text(b, what, names_b)
+def _number(what: str, a: IntLike, b: IntLike, names: _Names) -> Iterator[str]:
+    text_a, text_b = _number_text(a, what, names[0]), _number_text(b, what, names[1])
     if text_a != text_b:
         yield f"{what}: {text_a}{_hint(a)} against {text_b}{_hint(b)}"
 
@@ -229,11 +231,9 @@ def _number_text(n: IntLike, what: str, words: ReadableNames) -> str:
 # --- aliasing -----------------------------------------------------------------------------------
 
 
-def _aliasing(
-    a: CaptureDesc, b: CaptureDesc, _names_a: ReadableNames, _names_b: ReadableNames
-) -> Iterator[str]:
-    both = _by_name(a).keys() & _by_name(b).keys()
-    yield from _only(_relations(a, both), _relations(b, both))
+def _aliasing(a: _Side, b: _Side) -> Iterator[str]:
+    both = _by_name(a.desc).keys() & _by_name(b.desc).keys()
+    yield from _only(_relations(a.desc, both), _relations(b.desc, both))
 
 
 def _relations(desc: CaptureDesc, names: set[str]) -> Iterator[str]:
@@ -261,61 +261,40 @@ def _relations(desc: CaptureDesc, names: set[str]) -> Iterator[str]:
 # --- shape environment --------------------------------------------------------------------------
 
 
-def _hints(
-    a: CaptureDesc, b: CaptureDesc, names_a: ReadableNames, names_b: ReadableNames
-) -> Iterator[str]:
-    of_a, of_b = _hints_of(a.shape_env, names_a), _hints_of(b.shape_env, names_b)
+def _changes(what: str, of_a: dict[str, str], of_b: dict[str, str]) -> Iterator[str]:
+    """Yield the changes of what both sides have."""
     for name, text in of_a.items():
         if name in of_b:
-            yield from _change(name, text, of_b[name])
+            yield from _change(f"{what}{name}", text, of_b[name])
 
 
-def _hints_of(env: ShapeEnvDesc | None, words: ReadableNames) -> dict[str, str]:
-    symbols = () if env is None else env.symbols
-    return {words.symbol(s.name): words.expr(s.hint) for s in symbols if s.hint is not None}
+def _hints_of(side: _Side) -> dict[str, str]:
+    names = side.names
+    return {names.symbol(s.name): names.expr(s.hint) for s in side.symbols if s.hint is not None}
 
 
-def _symbols(
-    a: CaptureDesc, b: CaptureDesc, names_a: ReadableNames, names_b: ReadableNames
-) -> Iterator[str]:
-    of_a, of_b = _ranges(a.shape_env, names_a), _ranges(b.shape_env, names_b)
-    for name, text in of_a.items():
-        if name in of_b:
-            yield from _change(f"the range of {name}", text, of_b[name])
-
-
-def _ranges(env: ShapeEnvDesc | None, words: ReadableNames) -> dict[str, str]:
+def _ranges_of(side: _Side) -> dict[str, str]:
     return {
-        words.symbol(s.name): f"[{_end(s.lower, words)}, {_end(s.upper, words)}]"
-        for s in (env.symbols if env is not None else ())
+        side.names.symbol(s.name): f"[{_end(s.lower, side.names)}, {_end(s.upper, side.names)}]"
+        for s in side.symbols
     }
 
 
-def _end(end: ExprDesc | None, words: ReadableNames) -> str:
-    return "?" if end is None else words.expr(end)
+def _end(end: ExprDesc | None, names: ReadableNames) -> str:
+    return "?" if end is None else names.expr(end)
 
 
-def _guards(
-    a: CaptureDesc, b: CaptureDesc, names_a: ReadableNames, names_b: ReadableNames
-) -> Iterator[str]:
-    yield from _conditions(_guards_of(a.shape_env, names_a), _guards_of(b.shape_env, names_b))
-
-
-def _guards_of(env: ShapeEnvDesc | None, words: ReadableNames) -> dict[str, str]:
+def _guards_of(side: _Side) -> dict[str, str]:
     """Return the user's lines by the condition of the guard."""
+    env = side.desc.shape_env
     guards = () if env is None else env.guards
-    return {words.expr(g.expr): location_text(g.location) for g in reversed(guards)}
+    return {side.names.expr(g.expr): location_text(g.location) for g in reversed(guards)}
 
 
-def _asserts(
-    a: CaptureDesc, b: CaptureDesc, names_a: ReadableNames, names_b: ReadableNames
-) -> Iterator[str]:
-    yield from _conditions(_asserts_of(a.shape_env, names_a), _asserts_of(b.shape_env, names_b))
-
-
-def _asserts_of(env: ShapeEnvDesc | None, words: ReadableNames) -> dict[str, str]:
+def _asserts_of(side: _Side) -> dict[str, str]:
+    env = side.desc.shape_env
     asserts = () if env is None else env.runtime_asserts
-    return {words.expr(e.expr): user_line(e.stack) for e in reversed(asserts)}
+    return {side.names.expr(e.expr): user_line(e.stack) for e in reversed(asserts)}
 
 
 def _conditions(of_a: dict[str, str], of_b: dict[str, str]) -> Iterator[str]:
@@ -326,32 +305,17 @@ def _conditions(of_a: dict[str, str], of_b: dict[str, str]) -> Iterator[str]:
                 yield f"{text} only in {side}{place}"
 
 
-def _settings(
-    a: CaptureDesc, b: CaptureDesc, _names_a: ReadableNames, _names_b: ReadableNames
-) -> Iterator[str]:
-    if a.shape_env is None or b.shape_env is None:
-        yield from _change("a shape environment", _there(a.shape_env), _there(b.shape_env))
+def _settings(a: _Side, b: _Side) -> Iterator[str]:
+    one, other = a.desc.shape_env, b.desc.shape_env
+    if one is None or other is None:
+        yield from _change("a shape environment", _there(one), _there(other))
     else:
-        yield from _fields(a.shape_env.settings, b.shape_env.settings)
+        yield from _fields(one.settings, other.settings)
 
 
-def _modes(
-    a: CaptureDesc, b: CaptureDesc, _names_a: ReadableNames, _names_b: ReadableNames
-) -> Iterator[str]:
-    yield from _fields(a.modes, b.modes)
-
-
-def _compiler(
-    a: CaptureDesc, b: CaptureDesc, _names_a: ReadableNames, _names_b: ReadableNames
-) -> Iterator[str]:
-    for what, one, other in setting_differences(a.surroundings, b.surroundings):
+def _compiler(a: _Side, b: _Side) -> Iterator[str]:
+    for what, one, other in setting_differences(a.desc.surroundings, b.desc.surroundings):
         yield f"{what}: {one} against {other}"
-
-
-def _ranks(
-    a: CaptureDesc, b: CaptureDesc, _names_a: ReadableNames, _names_b: ReadableNames
-) -> Iterator[str]:
-    yield from _change("the process groups", *map(_world_text, (a.world, b.world)))
 
 
 def _world_text(world: WorldDesc | None) -> str:
@@ -369,11 +333,9 @@ def _fields(a: msgspec.Struct, b: msgspec.Struct) -> Iterator[str]:
 # --- graph --------------------------------------------------------------------------------------
 
 
-def _graph(
-    a: CaptureDesc, b: CaptureDesc, _names_a: ReadableNames, _names_b: ReadableNames
-) -> Iterator[str]:
-    yield from _change("level", level_text(a), level_text(b))
-    yield from _graphs(a.graph, b.graph, "")
+def _graph(a: _Side, b: _Side) -> Iterator[str]:
+    yield from _change("level", level_text(a.desc), level_text(b.desc))
+    yield from _graphs(a.desc.graph, b.desc.graph, "")
 
 
 def _graphs(a: GraphModuleDesc, b: GraphModuleDesc, where: str) -> Iterator[str]:
@@ -502,19 +464,21 @@ def _same(a: Any, b: Any) -> bool:
     return msgspec.json.encode(a) == msgspec.json.encode(b)
 
 
-_PARTS: tuple[
-    tuple[str, Callable[[CaptureDesc, CaptureDesc, ReadableNames, ReadableNames], Iterator[str]]],
-    ...,
-] = (
+_PARTS: tuple[tuple[str, Callable[[_Side, _Side], Iterator[str]]], ...] = (
     ("inputs", _inputs),
     ("aliasing", _aliasing),
-    ("symbols", _symbols),
-    ("guards", _guards),
-    ("runtime asserts", _asserts),
+    ("symbols", lambda a, b: _changes("the range of ", _ranges_of(a), _ranges_of(b))),
+    ("guards", lambda a, b: _conditions(_guards_of(a), _guards_of(b))),
+    ("runtime asserts", lambda a, b: _conditions(_asserts_of(a), _asserts_of(b))),
     ("graph", _graph),
-    ("modes", _modes),
+    ("modes", lambda a, b: _fields(a.desc.modes, b.desc.modes)),
     ("compiler settings", _compiler),
-    ("ranks", _ranks),
+    (
+        "ranks",
+        lambda a, b: _change(
+            "the process groups", _world_text(a.desc.world), _world_text(b.desc.world)
+        ),
+    ),
     ("shape settings", _settings),
-    ("examples", _hints),
+    ("examples", lambda a, b: _changes("", _hints_of(a), _hints_of(b))),
 )
