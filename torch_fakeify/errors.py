@@ -12,6 +12,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+
+def class_name(cls: type) -> str:
+    """Return the qualified name of a class, as errors and records have it."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
 TRUST = "If you trust it, read it with higher `limits`, or `--trust` on the command line"
 """The remedy for a file that exceeds the limits of a reader."""
 

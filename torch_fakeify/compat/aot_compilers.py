@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from importlib import import_module
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -16,7 +15,7 @@ import torch
 
 from torch_fakeify.errors import CaptureError
 
-from . import torch_dispatch
+from . import torch_dispatch, torch_dynamo
 
 if TYPE_CHECKING:
     from .backends import Compiled, Compiler
@@ -48,7 +47,7 @@ def watch_aot_graphs(watch: Watcher) -> Generator[None, None, None]:
     Args:
         watch: gets the graph and a function that compiles it, and returns that function's result.
     """
-    module = _aot_autograd()
+    module: Any = torch_dynamo.aot_autograd()
     compile_graphs = module.aot_stage2_compile
 
     def watched(state: Any, traced: Any, *given: Any) -> Any:
@@ -98,7 +97,7 @@ def compile_aot_graph(backend: Compiler, graph: AotGraph) -> Compiled:
     Raises:
         CaptureError: the backend calls AOTAutograd more than once, for parts of the graph.
     """
-    module = _aot_autograd()
+    module: Any = torch_dynamo.aot_autograd()
     compiled: list[Compiled] = []
 
     def state(
@@ -259,10 +258,6 @@ _NO_CACHE: dict[str, Callable[..., Any]] = {
     "should_use_local_autograd_cache": lambda: False,
     "should_use_remote_autograd_cache": lambda: False,
 }
-
-
-def _aot_autograd() -> Any:
-    return import_module("torch._functorch.aot_autograd")
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import torch
 
 from torch_fakeify.compat import torch_dispatch, torch_fakes
 from torch_fakeify.compat.torch_dispatch import dispatch_keys
-from torch_fakeify.errors import UnsupportedTensorError
+from torch_fakeify.errors import UnsupportedTensorError, class_name
 
 from . import tensor_state
 
@@ -28,7 +28,6 @@ __all__ = [
     "PLAIN",
     "PLAIN_INFERENCE",
     "TensorPath",
-    "class_name",
     "device_name",
     "forward_ad_level",
     "is_pinned",
@@ -222,8 +221,3 @@ def _has_tangent(t: torch.Tensor) -> bool:
     while torch_dispatch.is_batched(t):  # vmap knows no unpack_dual
         t = torch_dispatch.get_unwrapped(t)
     return _forward_ad.unpack_dual(t).tangent is not None
-
-
-def class_name(cls: type) -> str:
-    """The qualified name of a class."""
-    return f"{cls.__module__}.{cls.__qualname__}"

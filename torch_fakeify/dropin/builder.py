@@ -17,6 +17,7 @@ from torch_fakeify.compat import torch_dispatch, torch_dynamo, torch_fakes, torc
 from torch_fakeify.compat.torch_dispatch import empty_strided, no_dispatch
 from torch_fakeify.compat.torch_dynamo import dynamo_source
 from torch_fakeify.convert.builder import Kind, SparseLayout, TensorBuilder
+from torch_fakeify.convert.dtype_views import view_as_dtype
 from torch_fakeify.convert.fake_tensors import META
 from torch_fakeify.convert.sizes import Geometry
 from torch_fakeify.encoding.views.eager_strides import identity_view
@@ -336,11 +337,7 @@ class DropinBuilder(TensorBuilder):
 
     def _view_dtype(self, base: Any, base_record: Any, dtype: torch.dtype, d: Any) -> Any:
         del base_record, d
-        if base.dtype.is_complex and base.dtype.to_real() == dtype:
-            return torch.view_as_real(base)
-        if dtype.is_complex and dtype.to_real() == base.dtype:
-            return torch.view_as_complex(base)
-        return base.view(dtype)
+        return view_as_dtype(base, dtype)
 
     def _replay_view(
         self,

@@ -17,7 +17,13 @@ import msgspec
 from sympy.logic.boolalg import Boolean
 
 from torch_fakeify.compat import torch_symbols
-from torch_fakeify.errors import FormatError, LimitError, ShapeEnvError, UnsupportedValueError
+from torch_fakeify.errors import (
+    FormatError,
+    LimitError,
+    ShapeEnvError,
+    UnsupportedValueError,
+    class_name,
+)
 from torch_fakeify.records.tensor import ConstraintDesc, ContextDesc, ExprDesc
 
 from .conditions import DIM, RecordedCondition, evaluate_condition
@@ -58,7 +64,7 @@ def _encode_context(ctx: Any, where: str, depth: int) -> ContextDesc:
             "a symbolic context has no record",
             where=where,
             expected=" | ".join(cls.__name__ for cls in _KINDS),
-            found=f"{type(ctx).__module__}.{type(ctx).__qualname__}",
+            found=class_name(type(ctx)),
         )
     if depth > MAX_NESTING:
         raise LimitError(f"contexts are nested deeper than {MAX_NESTING} levels", where=where)

@@ -8,7 +8,7 @@ from torch_fakeify.compat.attribute_policies import FAKE_MODE_ATTRIBUTES, unknow
 from torch_fakeify.compat.torch_dispatch import functorch_config_patch
 from torch_fakeify.compat.torch_fakes import FakeTensorMode
 from torch_fakeify.compat.torch_symbols import SingletonInt
-from torch_fakeify.errors import CaptureError, FormatError
+from torch_fakeify.errors import CaptureError, FormatError, class_name
 from torch_fakeify.records.frame import FakeModeDesc
 
 from .nested_ints import MAX_NESTED_INT
@@ -27,7 +27,7 @@ def describe_fake_mode(mode: FakeTensorMode) -> FakeModeDesc:
         raise CaptureError(
             "a fake tensor mode of a class of its own",
             expected="FakeTensorMode",
-            found=f"{type(mode).__module__}.{type(mode).__qualname__}",
+            found=class_name(type(mode)),
             fix="Capture with inputs of a plain FakeTensorMode",
         )
     unknown = unknown_attributes(mode, FAKE_MODE_ATTRIBUTES)

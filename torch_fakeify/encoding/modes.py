@@ -10,9 +10,8 @@ import torch
 
 from torch_fakeify.compat import torch_dispatch
 from torch_fakeify.records.frame import AutocastDesc, ModesDesc
-from torch_fakeify.records.tensor import TorchConstValue
 
-from .values import decode_value
+from .values import decode_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -45,12 +44,6 @@ def _describe_autocast() -> Generator[AutocastDesc, None, None]:
 
 def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _dtype(name: str, where: str) -> torch.dtype:
-    dtype = decode_value(TorchConstValue(kind="dtype", name=name), where=where)
-    assert isinstance(dtype, torch.dtype)
-    return dtype
 
 
 @contextmanager
@@ -100,7 +93,7 @@ def _allow_hooks(error: str | None) -> None:
 
 def _apply_settings(desc: ModesDesc) -> None:
     torch.use_deterministic_algorithms(desc.deterministic, warn_only=desc.deterministic_warn_only)
-    torch.set_default_dtype(_dtype(desc.default_dtype, "$.modes.default_dtype"))
+    torch.set_default_dtype(decode_dtype(desc.default_dtype, "$.modes.default_dtype"))
     if torch.get_float32_matmul_precision() != desc.float32_matmul_precision:
         torch.set_float32_matmul_precision(desc.float32_matmul_precision)
 
@@ -110,7 +103,7 @@ def _apply_autocast(desc: ModesDesc) -> None:
     for device_type, default in _AUTOCAST_DEFAULT.items():
         autocast = recorded.get(device_type)
         enabled = autocast is not None and autocast.enabled
-        dtype = _dtype(default if autocast is None else autocast.dtype, "$.modes.autocast")
+        dtype = decode_dtype(default if autocast is None else autocast.dtype, "$.modes.autocast")
         if enabled != torch.is_autocast_enabled(device_type):
             with warnings.catch_warnings():
                 # Suppresses warnings for CUDA autocast on a machine without CUDA.

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from torch_fakeify.compat import torch_distributed, torch_fakes
-from torch_fakeify.errors import UnknownNameError, UnsupportedValueError
+from torch_fakeify.errors import UnknownNameError, UnsupportedValueError, class_name
 from torch_fakeify.records.tensor import OpaqueValue, TupleValue, Value
 
 from . import meshes, subclass_registry
@@ -52,7 +52,7 @@ def encode_opaque(obj: object, where: str | None, hook: EncodeHook) -> Value | N
         return meshes.encode_group(obj, where=where)
     registration = subclass_registry.find(cls)
     is_registered = registration is not None and registration.encode is not None
-    is_spec = subclass_registry.class_name(cls) == _SPEC
+    is_spec = class_name(cls) == _SPEC
     if meshes.is_placement(obj) or is_spec or (is_registered and not _is_tensor(cls)):
         parts = _parts(obj, hook)
         return encode_context_value(obj, where=where or "$", package="torch", ints=parts)
@@ -109,7 +109,7 @@ def _no_hook(_: object) -> None:
 def _type_name(obj: object) -> str:
     if isinstance(obj, torch.ScriptObject):
         return str(obj._type())  # pyright: ignore
-    return subclass_registry.class_name(type(obj))
+    return class_name(type(obj))
 
 
 def _advice(obj: object) -> str | None:

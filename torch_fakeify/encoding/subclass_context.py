@@ -20,7 +20,13 @@ from typing import Any, TypeAlias
 
 import torch
 
-from torch_fakeify.errors import FormatError, LimitError, UnknownNameError, UnsupportedValueError
+from torch_fakeify.errors import (
+    FormatError,
+    LimitError,
+    UnknownNameError,
+    UnsupportedValueError,
+    class_name,
+)
 from torch_fakeify.records.tensor import (
     DictValue,
     MetaTensorDesc,
@@ -210,7 +216,7 @@ class _Encoder:
 
 
 def _name(obj: object) -> str:
-    return subclass_registry.class_name(type(obj))
+    return class_name(type(obj))
 
 
 def _state(obj: Any, where: str) -> list[tuple[str, object]]:

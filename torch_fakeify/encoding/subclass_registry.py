@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
+from torch_fakeify.errors import class_name
+
 Encode: TypeAlias = Callable[[Any], object]
 Decode: TypeAlias = Callable[[Any], object]
 
@@ -18,11 +20,6 @@ class Registration(NamedTuple):
 
 
 _BY_NAME: dict[str, Registration] = {}
-
-
-def class_name(cls: type) -> str:
-    """The qualified name under which a class is registered and recorded."""
-    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def put(registration: Registration) -> None:

@@ -22,6 +22,7 @@ from torch_fakeify.errors import (
     UnknownNameError,
     UnsupportedTensorError,
     UnsupportedValueError,
+    class_name,
 )
 from torch_fakeify.records.tensor import MetaTensorDesc, OpaqueValue, SubclassDesc, Value
 
@@ -109,7 +110,7 @@ def register_subclass(
         return lambda decorated: register_subclass(  # pyright: ignore[reportUnknownVariableType]
             decorated, encode_ctx=encode_ctx, decode_ctx=decode_ctx
         )
-    where = subclass_registry.class_name(cls)
+    where = class_name(cls)
     if (encode_ctx is None) != (decode_ctx is None):
         raise UnsupportedValueError(
             "a class is registered with one function alone",
@@ -132,7 +133,7 @@ def _check_protocol(cls: type, where: str) -> None:
     missing = [name for name in _PROTOCOL if not names.hasattr_static(cls, name)]
     if missing:
         raise UnsupportedTensorError(
-            f"{subclass_registry.class_name(cls)} is no traceable wrapper subclass",
+            f"{class_name(cls)} is no traceable wrapper subclass",
             where=where,
             expected=" and ".join(_PROTOCOL),
             found=f"no {' and no '.join(missing)}",
@@ -188,7 +189,7 @@ def encode_subclass(
                 f"an inner attribute of {name} is of no sort that torch traces",
                 where=at,
                 expected="a tensor or an opaque object",
-                found=f"an object of {subclass_registry.class_name(type(inner))}",
+                found=f"an object of {class_name(type(inner))}",
                 fix="Return it as part of the context of __tensor_flatten__.",
             )
     return SubclassDesc(
@@ -200,7 +201,7 @@ def encode_subclass(
 
 
 def _encode_name(cls: type, where: str) -> str:
-    name = subclass_registry.class_name(cls)
+    name = class_name(cls)
     if subclass_registry.find(cls) is not None:
         return name
     try:
@@ -265,7 +266,7 @@ def encode_flattened(
         UnsupportedTensorError: the context cannot be recorded.
     """
     cls, tensor = type(t), t
-    name = subclass_registry.class_name(cls)
+    name = class_name(cls)
     attributes, context = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
 
     def encode(item: object, at: str) -> Value:

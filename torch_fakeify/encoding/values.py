@@ -21,7 +21,13 @@ from torch.fx.immutable_collections import immutable_dict, immutable_list
 from typing_extensions import assert_never
 
 from torch_fakeify.compat import torch_graphs
-from torch_fakeify.errors import FormatError, LimitError, UnknownNameError, UnsupportedValueError
+from torch_fakeify.errors import (
+    FormatError,
+    LimitError,
+    UnknownNameError,
+    UnsupportedValueError,
+    class_name,
+)
 from torch_fakeify.records.tensor import (
     BytesValue,
     ComplexValue,
@@ -219,8 +225,8 @@ def _encode_atom(obj: object, where: str, hook: EncodeHook | None, depth: int) -
         "a value has no record",
         where=where,
         expected="a constant",
-        found=f"an object of {_class_name(type(obj))}",
-        fix=_ADVICE.get(_class_name(type(obj))),
+        found=f"an object of {class_name(type(obj))}",
+        fix=_ADVICE.get(class_name(type(obj))),
     )
 
 
@@ -231,10 +237,6 @@ _ADVICE = {
     "functools.partial": "Pass a function that is registered as an operator.",
     "torch._C.Generator": "Seed the default generator instead.",
 }
-
-
-def _class_name(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _encode_enum(obj: Any, where: str) -> Value:
@@ -272,7 +274,7 @@ def _encode_named_tuple(
         raise UnsupportedValueError(
             "a named tuple has attributes beside its fields",
             where=where,
-            found=f"{', '.join(sorted(extra))} on {_class_name(cls)}",
+            found=f"{', '.join(sorted(extra))} on {class_name(cls)}",
         )
     name = names.encode_class(cls, where=where)
     items = tuple(
@@ -327,6 +329,17 @@ def _parts(items: tuple[Value, ...], where: str, hook: DecodeHook | None, depth:
         else decode_value(item, where=f"{where}.items[{i}]", hook=hook, _depth=depth + 1)
         for i, item in enumerate(items)
     ]
+
+
+def decode_dtype(name: str, where: str = "$.dtype") -> torch.dtype:
+    """Return the dtype of a name.
+
+    Raises:
+        UnknownNameError: torch has no such dtype.
+    """
+    dtype = decode_value(TorchConstValue(kind="dtype", name=name), where=where)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
 
 
 def _decode_rare(v: Value, where: str, hook: DecodeHook | None, depth: int) -> Any:

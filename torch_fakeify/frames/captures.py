@@ -15,7 +15,7 @@ import msgspec
 
 from torch_fakeify.compat import torch_dynamo
 from torch_fakeify.encoding.settings import NotSet, with_settings
-from torch_fakeify.errors import UnknownNameError
+from torch_fakeify.errors import UnknownNameError, class_name
 from torch_fakeify.records.devices import DeviceMap
 from torch_fakeify.records.frame import CaptureDesc, FailureDesc
 from torch_fakeify.records.metadata_keys import losses_of
@@ -254,7 +254,7 @@ class Capture:
         """
         kind = type(error)
         failure = FailureDesc(
-            type=f"{kind.__module__}.{kind.__qualname__}",
+            type=class_name(kind),
             message=str(error) if paths == "full" else short_message(str(error)),
             stack=encode_stack(traceback.extract_tb(error.__traceback__)),
             backend=backend,

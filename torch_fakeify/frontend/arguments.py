@@ -16,7 +16,7 @@ import torch
 
 from torch_fakeify.compat import torch_dynamo, torch_graphs
 from torch_fakeify.encoding.values import encode_value
-from torch_fakeify.errors import UnsupportedValueError
+from torch_fakeify.errors import UnsupportedValueError, class_name
 from torch_fakeify.guards.scope import Scope, reader_of
 
 from .pytree_nodes import (
@@ -121,7 +121,7 @@ def _check_constant(source: Any, value: Any) -> None:
             "a value of the scope is neither an input nor a constant",
             where=source.name,
             expected="a tensor, a number, a constant, a list, tuple or dict of them, or a module",
-            found=f"{type(value).__module__}.{type(value).__qualname__}",
+            found=class_name(type(value)),
             fix=_fix_of(value, "Give what the function reads of it as names of the scope"),
         ) from error
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import torch
 
 from torch_fakeify.compat import torch_graphs
-from torch_fakeify.errors import UnsupportedValueError
+from torch_fakeify.errors import UnsupportedValueError, class_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -78,7 +78,7 @@ class Node(NamedTuple):
                 raise UnsupportedValueError(
                     "a copy of the value does not have the parts that were set",
                     where=f"{where}{access_text(path)}",
-                    found=_name_of(self.value),
+                    found=class_name(type(self.value)),
                     fix=_REGISTER,
                 )
         return made
@@ -101,7 +101,7 @@ class Node(NamedTuple):
             raise UnsupportedValueError(
                 "a value cannot be copied",
                 where=where,
-                found=f"{_name_of(self.value)}: {type(error).__name__}: {error}",
+                found=f"{class_name(type(self.value))}: {type(error).__name__}: {error}",
                 fix=_REGISTER,
             ) from error
 
@@ -132,7 +132,7 @@ def node_of(value: Any, where: str) -> Node | None:
             raise UnsupportedValueError(
                 f"no attribute or item leads to leaf {i} of a value",
                 where=where,
-                found=_name_of(value),
+                found=class_name(type(value)),
                 fix=_REGISTER,
             )
     return Node(value, spec, inside, is_whole=False)
@@ -173,7 +173,7 @@ def flattened(
         raise UnsupportedValueError(
             "a value cannot be flattened",
             where=where,
-            found=f"{_name_of(value)}: {type(error).__name__}: {error}",
+            found=f"{class_name(type(value))}: {type(error).__name__}: {error}",
         ) from error
 
 
@@ -203,7 +203,7 @@ def _keys_of(value: Any, count: int, where: str) -> list[Access]:
         raise UnsupportedValueError(
             "a value cannot be flattened with keys",
             where=where,
-            found=f"{_name_of(value)}: {type(error).__name__}: {error}",
+            found=f"{class_name(type(value))}: {type(error).__name__}: {error}",
         ) from error
     accesses: list[Access] = []
     for key_path, _ in paths:
@@ -322,7 +322,3 @@ def copy_constants(made: Any, constants: Iterable[tuple[str, Any]]) -> None:
 def access_text(path: Sequence[Access]) -> str:
     """A path as Python source text."""
     return "".join(f".{key}" if kind == "attr" else f"[{key!r}]" for kind, key in path)
-
-
-def _name_of(value: Any) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"

@@ -443,13 +443,7 @@ Layout: TypeAlias = (
 Result: TypeAlias = (
     NewTensor | View | SameTensor | IntResult | ConstantResult | ListResult | TupleResult | Case
 )
-Part: TypeAlias = (
-    Integer | Size | SizeAt | Stride | Offset | Ndim | Number | ItemAt | Length | Product | Total
-    | SizesTotal | Binary | Index | DataSize | Items | Shape | Strides | Numbers | Broadcast | Slice
-    | Concat | Reduced | Picked | Swapped | ConstantDtype | DtypeOf | DtypeArg | Promoted | PromotedTypes | Floating | DtypeTable
-    | ConstantDevice | DeviceOf | Contiguous | LikeStrides | FormatOf | Elementwise | Ordered | GivenStrides
-    | NewTensor | View | SameTensor | IntResult | ConstantResult | ListResult | TupleResult | Case
-)  # fmt: skip
+Part: TypeAlias = Int | Ints | Dtype | Device | Layout | Result
 
 
 class MadeSize(Record, frozen=True, kw_only=True):

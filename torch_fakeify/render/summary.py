@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch_fakeify.records.aliasing import storages
 from torch_fakeify.records.rewrite import walk
+from torch_fakeify.records.symbol_names import names_in
 from torch_fakeify.records.tensor import ExprDesc, MetaTensorDesc, SymbolNode
 
 from .code import SourceLines, operator_counts
@@ -283,7 +284,7 @@ def _guards(desc: CaptureDesc) -> list[str]:
         return []
     constant, lines_of = constant_symbols(env), SourceLines(desc.graph)
     guards = [
-        _Fact(location_text(g.location), _condition(g.expr), _names(g.expr) <= constant.keys())
+        _Fact(location_text(g.location), _condition(g.expr), names_in(g.expr) <= constant.keys())
         for g in env.guards
     ]
     asserts = [
@@ -301,10 +302,6 @@ def _guards(desc: CaptureDesc) -> list[str]:
 
 def _condition(expr: ExprDesc) -> str:
     return clip(expr_text(expr), _LONGEST)
-
-
-def _names(expr: ExprDesc) -> set[str]:
-    return {node.name for node in expr.nodes if isinstance(node, SymbolNode)}
 
 
 def _facts(title: str, facts: Sequence[_Fact]) -> list[str]:

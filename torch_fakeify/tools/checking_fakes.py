@@ -47,6 +47,7 @@ from torch_fakeify.tools.worker.replies import (
     Parted,
     Raised,
     Refused,
+    indented,
 )
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ class FakeDifference:
         return [
             f"{self.operator}, node {self.node}{place}",
             f"  {self.statement}",
-            *_indented(what),
+            *indented(what),
         ]
 
 
@@ -190,10 +191,10 @@ class FakesReport(InNotebook):
         return [
             f"{sizes}, {compared}: {count} {found}{so_far}",
             f"first at {self.describe(first)}:",
-            *_indented(first.lines()),
+            *indented(first.lines()),
             *state,
             *chain.from_iterable(
-                (f"also at {self.describe(each)}:", *_indented(each.lines()))
+                (f"also at {self.describe(each)}:", *indented(each.lines()))
                 for each in others[: _SHOWN - 1]
             ),
             *([f"and {count - _SHOWN} more"] if count > _SHOWN else []),
@@ -514,7 +515,3 @@ class _Runner:
         found = FakeDifference(batch[at], kind, **self._place(nodes[name]), text=text)
         others = [*batch[:at], *batch[at + 1 :]]
         return [found, *self.differences(others, not_compared)]
-
-
-def _indented(texts: Iterable[str]) -> list[str]:
-    return [f"  {text}" for text in texts]

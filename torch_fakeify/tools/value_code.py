@@ -17,7 +17,7 @@ import torch
 
 from torch_fakeify.encoding.exprs import encode_expr
 from torch_fakeify.encoding.names import encode_function
-from torch_fakeify.errors import FakeifyError, UnsupportedValueError
+from torch_fakeify.errors import FakeifyError, UnsupportedValueError, class_name
 from torch_fakeify.records.symbol_names import names_in
 from torch_fakeify.records.tensor import NestedIntDesc, SymDesc
 from torch_fakeify.render.text import expr_text
@@ -201,9 +201,7 @@ class ValueCode:
             case _ if callable(value):
                 return self.function(value, where)
             case _:
-                raise unsupported(
-                    _NO_TEXT, where, f"{type(value).__module__}.{type(value).__qualname__}"
-                )
+                raise unsupported(_NO_TEXT, where, class_name(type(value)))
 
     def function(self, function: Any, where: str) -> str:
         """Write the name of a function, operator or class."""
@@ -231,7 +229,7 @@ class ValueCode:
 
     def _qualified(self, cls: type, where: str) -> str:
         if "." in cls.__qualname__ or "<" in cls.__qualname__:
-            raise unsupported(_NO_TEXT, where, f"{cls.__module__}.{cls.__qualname__}")
+            raise unsupported(_NO_TEXT, where, class_name(cls))
         return self._dotted(f"{cls.__module__}.{cls.__name__}", where)
 
     def _dotted(self, name: str, where: str) -> str:

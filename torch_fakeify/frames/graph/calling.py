@@ -16,7 +16,7 @@ from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from torch_fakeify.compat import torch_graphs
 from torch_fakeify.encoding import names
-from torch_fakeify.errors import FormatError, LimitError, UnsupportedValueError
+from torch_fakeify.errors import FormatError, LimitError, UnsupportedValueError, class_name
 from torch_fakeify.records.graph import CallingDesc
 from torch_fakeify.records.tensor import ListValue, OpaqueValue, TupleValue, TypeValue
 
@@ -159,7 +159,7 @@ def _encode_container(spec: Any, where: str) -> tuple[str, Value]:
         "an input or output has a structure without a record",
         where=where,
         expected="nested tuples, lists, named tuples, dicts with names as keys",
-        found=f"{spec.type.__module__}.{spec.type.__qualname__}",
+        found=class_name(spec.type),
     )
 
 

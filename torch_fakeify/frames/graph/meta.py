@@ -27,6 +27,7 @@ from torch_fakeify.errors import (
     UnknownNameError,
     UnsupportedTensorError,
     UnsupportedValueError,
+    class_name,
 )
 from torch_fakeify.records.metadata_keys import (
     CARRIED,
@@ -356,7 +357,7 @@ def _not_plain(value: Any) -> str | None:
 
 
 def _article(kind: type) -> str:
-    return f"an object of {kind.__module__}.{kind.__qualname__}"
+    return f"an object of {class_name(kind)}"
 
 
 def _is_text(value: Any) -> bool:
@@ -425,7 +426,7 @@ def encode_meta_dataclass(obj: object, hook: EncodeHook) -> Value:
 def _module_entry(entry: Any) -> Any:
     """Replace the class in ``(path, class)`` by text, so that a reader need not import it."""
     if isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[1], type):
-        return (entry[0], _class_text(entry[1]))
+        return (entry[0], class_name(entry[1]))
     return entry
 
 
@@ -439,14 +440,10 @@ def _is_module(entry: Any) -> bool:
     )
 
 
-def _class_text(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
-
-
 def _source_fn(fn: Any) -> Any:
     """A function, or its text if it has no record."""
     if isinstance(fn, type):
-        return _class_text(fn)
+        return class_name(fn)
     if isinstance(fn, str):
         return fn
     try:

@@ -11,11 +11,12 @@ import torch
 
 from torch_fakeify.compat import torch_dispatch
 from torch_fakeify.compat.torch_symbols import nested_int_of_offsets
+from torch_fakeify.convert.dtype_views import view_as_dtype
 from torch_fakeify.encoding.meshes import Meshes
 from torch_fakeify.encoding.opaque_values import decode_constant
-from torch_fakeify.encoding.values import decode_value
+from torch_fakeify.encoding.values import decode_dtype
 from torch_fakeify.errors import CaptureError, wrap_torch_errors
-from torch_fakeify.records.tensor import MetaTensorDesc, NestedIntDesc, TorchConstValue
+from torch_fakeify.records.tensor import MetaTensorDesc, NestedIntDesc
 from torch_fakeify.render.text import int_text
 
 from .data_moves import fill
@@ -162,7 +163,7 @@ class _Maker:
                 if desc.subclass is not None:
                     continue
                 if desc.layout != "strided":
-                    others += self._elements(desc) * _dtype(desc).itemsize
+                    others += self._elements(desc) * decode_dtype(desc.dtype).itemsize
                 elif desc.storage is not None:
                     storage_id, nbytes = desc.storage.id, desc.storage.nbytes
                     needed = self._extent(desc)
@@ -186,17 +187,20 @@ class _Maker:
 
     def _extent(self, desc: MetaTensorDesc) -> int:
         size, stride, offset = self._layout(desc)
-        return _end(size, stride, offset) * _dtype(desc).itemsize
+        return _end(size, stride, offset) * decode_dtype(desc.dtype).itemsize
 
     def _layout(self, desc: MetaTensorDesc) -> tuple[list[int], list[int], int]:
         where = desc.source.name if desc.source is not None else f"tensor {desc.id}"
         size = [self.symbols.integer(n, where) for n in desc.size]
         stride = [self.symbols.integer(n, where) for n in desc.stride]
         offset = self.symbols.integer(desc.storage_offset, where)
-        missing = self.ends.get(desc.id, 0) - _end(size, stride, offset) * _dtype(desc).itemsize
+        missing = (
+            self.ends.get(desc.id, 0)
+            - _end(size, stride, offset) * decode_dtype(desc.dtype).itemsize
+        )
         if missing > 0 and stride and max(stride) > 0:
             outer = stride.index(max(stride))
-            size[outer] += -(-missing // (stride[outer] * _dtype(desc).itemsize))
+            size[outer] += -(-missing // (stride[outer] * decode_dtype(desc.dtype).itemsize))
         return size, stride, offset
 
     def make_input(self, position: int, desc: InputDesc) -> Any:
@@ -265,12 +269,12 @@ class _Maker:
         where = f"tensor {desc.id}"
         size = [self.symbols.integer(n, where) for n in desc.size]
         if desc.layout == "_mkldnn":
-            return make_mkldnn(self, desc, size, _dtype(desc))
-        return make_sparse(self, desc, size, _dtype(desc), device)
+            return make_mkldnn(self, desc, size, decode_dtype(desc.dtype))
+        return make_sparse(self, desc, size, decode_dtype(desc.dtype), device)
 
     def _make_plain(self, desc: MetaTensorDesc, device: torch.device) -> torch.Tensor:
         size, stride, offset = self._layout(desc)
-        tensor = torch.empty(0, dtype=_dtype(desc), device=device)
+        tensor = torch.empty(0, dtype=decode_dtype(desc.dtype), device=device)
         tensor.set_(self._storage(desc, device), offset, size, stride)
         hint = self._scalar_hint(desc)
         if hint is not None:
@@ -307,7 +311,9 @@ class _Maker:
     def _view_of(self, desc: MetaTensorDesc, base: torch.Tensor) -> torch.Tensor:
         if desc.view_calls is not None:
             return make_view(self, desc, base)
-        return _reinterpret(base, _dtype(desc)).as_strided(*self._layout(desc))
+        dtype = decode_dtype(desc.dtype)
+        base = base if base.dtype == dtype else view_as_dtype(base, dtype)
+        return base.as_strided(*self._layout(desc))
 
     def _storage(self, desc: MetaTensorDesc, device: torch.device) -> torch.UntypedStorage:
         if desc.storage is None:
@@ -336,7 +342,7 @@ class _Maker:
     def _fill(
         self, nbytes: int, desc: MetaTensorDesc, device: torch.device
     ) -> torch.UntypedStorage:
-        dtype = _dtype(desc)
+        dtype = decode_dtype(desc.dtype)
         data = self.random(-(-nbytes // dtype.itemsize), dtype, desc)
         storage = data.to(device).untyped_storage()
         storage.resize_(nbytes)
@@ -429,20 +435,3 @@ def _end(size: list[int], stride: list[int], offset: int) -> int:
 
 def _is_strided(*tensors: MetaTensorDesc) -> bool:
     return all(t.layout == "strided" and t.subclass is None for t in tensors)
-
-
-def _dtype(desc: MetaTensorDesc) -> torch.dtype:
-    dtype = decode_value(TorchConstValue(kind="dtype", name=desc.dtype), where="$.dtype")
-    assert isinstance(dtype, torch.dtype)
-    return dtype
-
-
-def _reinterpret(base: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """View a base under another dtype, as recorded."""
-    if base.dtype == dtype:
-        return base
-    if base.is_complex() and base.dtype.to_real() == dtype:
-        return torch.view_as_real(base)
-    if dtype.is_complex and dtype.to_real() == base.dtype:
-        return torch.view_as_complex(base)
-    return base.view(dtype)

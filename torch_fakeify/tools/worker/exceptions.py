@@ -6,6 +6,7 @@ import traceback
 
 import torch
 
+from torch_fakeify.errors import FakeifyError, class_name
 from torch_fakeify.frames.operator_stubs import stub_refusal
 
 from .replies import Failed, Thrown
@@ -31,11 +32,17 @@ def thrown(error: BaseException) -> Thrown:
     kind = type(error)
     frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
     return Thrown(
-        f"{kind.__module__}.{kind.__qualname__}",
+        class_name(kind),
         str(error),
         _is_out_of_memory(error),
         tuple(f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames),
     )
+
+
+def first_line(error: Exception) -> str:
+    """Format an exception in one line; errors of this package without their type."""
+    text = next((line for line in str(error).splitlines() if line.strip()), "")
+    return text if isinstance(error, FakeifyError) else f"{type(error).__name__}: {text}"
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -24,6 +24,7 @@ from torch_fakeify.replay.bindings import find_bindings
 from torch_fakeify.replay.lowering import value_of
 
 from .call_texts import call_of
+from .exceptions import first_line
 from .fake_facts import Comparison, Numbers, storages_of
 from .known_fakes import without_known
 from .replies import NodeDifference, OperatorCall, SizeChecked
@@ -84,7 +85,7 @@ class FakeChecks:
         try:
             inputs = self._inputs(sizes)
         except Exception as error:  # noqa: BLE001 - without inputs there is no comparison
-            return SizeChecked(0, not_compared=f"no inputs: {_first_line(error)}")
+            return SizeChecked(0, not_compared=f"no inputs: {first_line(error)}")
         numbers = Numbers(self._env, Symbols(self._frame.desc.shape_env, sizes).values)
         note = ""
         run = _Run(self._gm, self._fakes, numbers, self._writes, self._bindings)
@@ -98,7 +99,7 @@ class FakeChecks:
                 try:
                     run.node(fx_node)
                 except Exception as error:  # noqa: BLE001 - data may make any operator raise
-                    note = f"{fx_node.name} raised {_first_line(error)}"
+                    note = f"{fx_node.name} raised {first_line(error)}"
                     break
         return SizeChecked(run.compared, tuple(run.differences), note)
 
@@ -200,8 +201,3 @@ def _write_running(file: IO[bytes], at: int, name: str) -> None:
     file.seek(0)
     file.write(json.dumps([at, name]).encode())
     file.truncate()
-
-
-def _first_line(error: Exception) -> str:
-    text = next((line for line in str(error).splitlines() if line.strip()), "")
-    return text if isinstance(error, FakeifyError) else f"{type(error).__name__}: {text}"

@@ -258,15 +258,16 @@ class Here(msgspec.Struct, frozen=True):
 
     def lines(self, *, every: bool) -> list[str]:
         """Format the settings that are not set, the stubs and, with ``every``, what else differs."""
-        found = ["not set here:", *_indented(self.not_set)] if self.not_set else []
+        found = ["not set here:", *indented(self.not_set)] if self.not_set else []
         if self.stubs:
-            found += ["operators that are not here, as stubs:", *_indented(self.stubs)]
+            found += ["operators that are not here, as stubs:", *indented(self.stubs)]
         if every and self.differs:
-            found += ["differs here:", *_indented(self.differs)]
+            found += ["differs here:", *indented(self.differs)]
         return found
 
 
-def _indented(texts: Iterable[str]) -> list[str]:
+def indented(texts: Iterable[str]) -> list[str]:
+    """Return lines with two spaces before each."""
     return [f"  {text}" for text in texts]
 
 

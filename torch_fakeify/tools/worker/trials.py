@@ -13,14 +13,14 @@ import msgspec
 import torch
 
 from torch_fakeify.compat import torch_graphs
-from torch_fakeify.errors import CaptureError, FakeifyError
+from torch_fakeify.errors import CaptureError
 from torch_fakeify.frames.captures import Capture
 from torch_fakeify.frames.recording import capture
 from torch_fakeify.render.readable_names import readable_source
 from torch_fakeify.unbacked.repropagation import repropagate
 
 from .comparing import first_mismatch, is_distributed
-from .exceptions import failed, thrown
+from .exceptions import failed, first_line, thrown
 from .replies import Failed, NotCompared, Passed, Wrong
 
 if TYPE_CHECKING:
@@ -88,12 +88,12 @@ class EagerComparison:
         try:
             inputs = [self._inputs(sizes) for _ in range(2)]
         except Exception as error:  # noqa: BLE001 - without inputs there is no comparison
-            return NotCompared(f"no inputs: {_first_line(error)}")
+            return NotCompared(f"no inputs: {first_line(error)}")
         expected = _Run(inputs[0], self._grad_enabled)
         try:
             expected.forward(self._eager)
         except Exception as error:  # noqa: BLE001 - the program fails, not the compiler
-            return NotCompared(f"eager raised {_first_line(error)}")
+            return NotCompared(f"eager raised {first_line(error)}")
         stages: list[Literal["forward", "backward"]] = ["forward"]
         with suppress(Exception):  # the program may have no gradient
             expected.backward(self._eager)
@@ -221,12 +221,6 @@ class _Run:
         weights = [_weights(v) for v in outputs]
         grads: tuple[Any, ...] = torch.autograd.grad(outputs, inputs, weights, allow_unused=True)
         self.values["backward"] = list(grads)
-
-
-def _first_line(error: Exception) -> str:
-    """Format an exception in one line; errors of this package without their type."""
-    text = next((line for line in str(error).splitlines() if line.strip()), "")
-    return text if isinstance(error, FakeifyError) else f"{type(error).__name__}: {text}"
 
 
 def _differentiable(value: Any) -> bool:
