@@ -23,7 +23,7 @@ from torch_fakeify.encoding.contexts import DecodedContexts
 from torch_fakeify.encoding.interpreters import Interpreters
 from torch_fakeify.encoding.meshes import Meshes
 from torch_fakeify.encoding.nested_ints import NestedInts
-from torch_fakeify.encoding.sources import DecodeMemo, base_source_of, decode_source
+from torch_fakeify.encoding.sources import DecodeMemo, decode_source
 from torch_fakeify.errors import ConvertError
 from torch_fakeify.records.tensor import ContextDesc, NestedIntDesc, SymDesc, SymValue, owner_of
 
@@ -213,7 +213,7 @@ class MetaConverter(TensorBuilder):
         if base is None:
             base = self._plain(
                 record,
-                None if source is None else base_source_of(source),
+                None if source is None else dynamo_source().AttrSource(source, "_base"),
                 getattr(policy, "view_base_context", None),
             )
         meta = None if base is None else self._tensors[record.id].meta

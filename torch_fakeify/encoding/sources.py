@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 import keyword
 import types
 import typing
@@ -19,7 +18,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import msgspec
 
 from torch_fakeify.compat import torch_dynamo
-from torch_fakeify.errors import FormatError, LimitError, UnknownNameError, UnsupportedValueError
+from torch_fakeify.errors import (
+    FormatError,
+    LimitError,
+    UnknownNameError,
+    UnsupportedValueError,
+    class_name,
+)
 from torch_fakeify.records.tensor import EnumValue, SourceDesc, SourceValue, Value
 
 from .values import decode_value, encode_value
@@ -68,21 +73,8 @@ class _SourceClass(msgspec.Struct, frozen=True):
     required: frozenset[str]
     bare: dict[str, Any] | None
     """All fields and their defaults, if the constructor only sets them."""
-    naming: _Naming | None
-    """Fast construction of an instance without base; see `_Naming`."""
     link: _Link | None
     """Fast construction of an instance over a base; see `_Link`."""
-
-
-class _Naming(NamedTuple):
-    """A source class with one text field, and torch's name for an instance if it is an identifier."""
-
-    cls: type[Any]
-    field: str
-    before: str
-    after: str
-    values: dict[str, Any]
-    """Values of all fields, and of the attributes in which torch caches the name."""
 
 
 class _Link(NamedTuple):
@@ -157,13 +149,6 @@ def _links() -> dict[str, _Link]:
     return {name: link for name, link in found.items() if link is not None}
 
 
-@functools.cache
-def _namings() -> dict[str, _Naming]:
-    """Source classes with one text field, by name."""
-    found = {name: source_class.naming for name, source_class in _source_classes().items()}
-    return {name: naming for name, naming in found.items() if naming is not None}
-
-
 def _inspect(cls: type[Any]) -> _SourceClass:
     hints = typing.get_type_hints(cls)
     taken = [field for field in dataclasses.fields(cls) if field.init]
@@ -192,7 +177,6 @@ def _inspect(cls: type[Any]) -> _SourceClass:
         plain=plain,
         required=required,
         bare=bare,
-        naming=None if bare is None or chained else _naming(cls, plain, required, bare),
         link=_link(cls, fields, plain, required, bare) if chained else None,
     )
 
@@ -220,24 +204,6 @@ def _link(
         if type(example) in kinds and vars(cls(**recorded)) != recorded:
             return None
     return _Link(cls, {}, needed, {needed: kinds}, is_name)
-
-
-def _naming(
-    cls: type[Any], plain: dict[str, type[Any]], required: frozenset[str], bare: dict[str, Any]
-) -> _Naming | None:
-    name, template = cls.name, inspect.getattr_static(cls, "_name_template")
-    if not type(name) is type(template) is functools.cached_property or len(required) != 1:
-        return None
-    (field,) = required
-    example = "fakeify"
-    if plain.get(field) is not str:
-        return None
-    before, found, after = cls(**{field: example}).name.partition(f"'{example}'")
-    if not found:
-        return None
-    return _Naming(
-        cls, field, before + "'", "'" + after, {**bare, "_name_template": "", "name": ""}
-    )
 
 
 # --- sources --------------------------------------------------------------------------------------
@@ -309,7 +275,7 @@ def _encode_link(
             "a source class has no record",
             where=name_of(source),
             expected="a class of torch._dynamo.source",
-            found=f"{cls.__module__}.{cls.__qualname__}",
+            found=class_name(cls),
             fix="Give the source as one of torch's own classes",
         )
     fields: list[tuple[str, Value]] = []
@@ -380,50 +346,9 @@ def decode_source(d: SourceDesc, *, memo: DecodeMemo | None = None) -> torch_dyn
         return cached
     if d.base is not None:
         return decode_sources((d,), memo)[0]
-    source = _named(d) or _decode_link(d, None, memo, MAX_NESTING)
+    source = _decode_link(d, None, memo, MAX_NESTING)
     memo[id(d)] = source
     memo.alive.append(d)
-    return source
-
-
-def base_source_of(source: torch_dynamo.Source) -> torch_dynamo.Source:
-    """The source of the base of a view."""
-    cls, fields, suffix = _base_of_example()
-    made = _new(cls)
-    own = made.__dict__
-    own.update(fields)
-    own["base"] = source
-    name = source.__dict__.get("name")
-    if name is not None:
-        own["name"] = name + suffix
-    return made
-
-
-@functools.cache
-def _base_of_example() -> tuple[type[Any], dict[str, Any], str]:
-    """Class, other fields and end of the name of the source of a view's base."""
-    sources = torch_dynamo.dynamo_source()
-    example = sources.ConstantSource("x")
-    base = sources.AttrSource(example, "_base")
-    suffix = base.name.removeprefix(example.name)
-    fields = {name: value for name, value in vars(base).items() if name not in ("base", "name")}
-    return type(base), fields, suffix
-
-
-def _named(d: SourceDesc) -> Any:
-    """A source with one text field that is an identifier; ``None`` for all others."""
-    naming, recorded = _namings().get(d.cls), d.fields
-    if naming is None or d.base is not None or len(recorded) != 1:
-        return None
-    cls, needed, before, after, values = naming
-    ((field, text),) = recorded
-    if type(text) is not str or field != needed or not text.isascii() or not text.isidentifier():
-        return None
-    source = _new(cls)
-    own = source.__dict__
-    own.update(values)
-    own[field] = text
-    own["_name_template"] = own["name"] = before + text + after
     return source
 
 
@@ -471,8 +396,7 @@ def decode_sources(
                     source = memo[id(record)] = made
                     keep_alive(record)
                     continue
-            named = _named(record) if source is None else None
-            source = named or _decode_link(record, source, memo, left)
+            source = _decode_link(record, source, memo, left)
             memo[id(record)] = source
             keep_alive(record)
         decoded.append(source)
