@@ -21,8 +21,6 @@ from torch_fakeify.prover.simplex import Row
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["weakest_checks"]
-
 MAX_CANDIDATES = 60
 """The most candidates that are tried for one condition."""
 

@@ -23,8 +23,6 @@ from .wording import condition_text
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = ["Advice", "SymbolNames", "advice_on", "advice_text"]
-
 MAX_SHOWN = 12
 """The most facts that a message shows."""
 

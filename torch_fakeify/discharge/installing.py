@@ -36,8 +36,6 @@ from .value_facts import forget_values, note_values
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-__all__ = ["Entailment", "entailment"]
-
 MAX_PARTS = 500
 """The most operations, symbols and numbers of a condition that the prover is asked about."""
 

@@ -29,8 +29,6 @@ from .wording import condition_text
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Knowledge", "KnownFact", "Origin", "is_provable", "knowledge_of"]
-
 Origin: TypeAlias = Literal[
     "range", "replacement", "divisible", "guard", "runtime assert", "operator"
 ]

@@ -12,8 +12,6 @@ from torch_fakeify.compat.torch_dynamo import TracingContext
 if TYPE_CHECKING:
     import sympy
 
-__all__ = ["current_line", "line_of", "note_line", "stated_line"]
-
 _TORCHS_LINE = re.compile(r"^(?P<code>.*)  # (?P<line>.+:\d+) in [^ ]+$", re.DOTALL)
 """A location as torch writes it: the code, the end of the path with the line, the function."""
 

@@ -20,15 +20,6 @@ from torch_fakeify.compat.torch_symbols import sympy_functions
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = [
-    "SIZE_FACTS",
-    "element_count",
-    "operator_facts",
-    "size_expr",
-    "state_facts_of",
-    "state_operator_fact",
-]
-
 _stated: weakref.WeakKeyDictionary[Any, dict[sympy.Basic, None]] = weakref.WeakKeyDictionary()
 """The operator facts of each environment; one that its ``axioms`` lack was rolled back."""
 

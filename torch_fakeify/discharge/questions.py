@@ -12,8 +12,6 @@ from torch_fakeify.errors import ShapeEnvError
 
 from .known_facts import KnownFact, is_provable, knowledge_of
 
-__all__ = ["entails", "why"]
-
 
 def entails(shape_env: Any, expr: Any) -> bool | None:
     """Return whether a condition follows from what a ``ShapeEnv`` knows now.

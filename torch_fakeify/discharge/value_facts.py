@@ -29,8 +29,6 @@ from .operator_facts import element_count, size_expr, state_operator_fact
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-__all__ = ["VALUE_RANGES", "forget_values", "note_values"]
-
 MAX_COUNT = 2**52
 """More elements than an operator reads or makes: it would take hours."""
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     import sympy
 
-__all__ = ["condition_text"]
-
 
 class _Printer(PythonPrinter):
     """Torch's printer of Python code, with names for symbols."""

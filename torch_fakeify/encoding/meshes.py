@@ -22,26 +22,6 @@ from torch_fakeify.compat import torch_dispatch, torch_distributed, torch_dynamo
 from torch_fakeify.errors import ConvertError, FormatError, UnknownNameError, UnsupportedValueError
 from torch_fakeify.records.tensor import DictValue, OpaqueValue, TupleValue, Value
 
-__all__ = [
-    "GROUP",
-    "MESH",
-    "PLACEMENT",
-    "Meshes",
-    "decode_group",
-    "decode_placement",
-    "encode_group",
-    "encode_mesh",
-    "encode_placement",
-    "find_group",
-    "is_group",
-    "is_mesh",
-    "is_placement",
-    "mesh_coordinate",
-    "mesh_groups",
-    "mesh_ranks",
-    "mesh_text",
-]
-
 MESH = "device_mesh"
 PLACEMENT = "placement"
 GROUP = "process_group"

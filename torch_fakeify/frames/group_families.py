@@ -21,8 +21,6 @@ from torch_fakeify.records.tensor import OpaqueValue
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["Parts", "families_of", "fitting", "live_families", "meshes_in", "name_at", "place_of"]
-
 Parts = tuple[tuple[int, ...], ...]
 """The ranks of each group of a family, in the order in which torch made them."""
 

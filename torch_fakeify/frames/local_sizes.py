@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from torch_fakeify.records.graph import GraphModuleDesc
     from torch_fakeify.records.tensor import ContextDesc, IntLike, Value
 
-__all__ = ["LocalSizes", "refuse_local_sizes_in_graph", "renumbered"]
-
 _DTENSOR = "torch.distributed.tensor.DTensor"
 _LOCAL = "_local_tensor"
 _SHARDS = ("Shard", "_StridedShard")

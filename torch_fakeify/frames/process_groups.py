@@ -31,18 +31,6 @@ if TYPE_CHECKING:
 
     from .group_families import Parts
 
-__all__ = [
-    "check_groups",
-    "check_world",
-    "describe_world",
-    "fake_world",
-    "has_world",
-    "meshes_of",
-    "needed_world",
-    "ranks_of",
-    "world_of_calls",
-]
-
 MAX_RANKS = 1 << 17
 """Largest number of processes in the world of a file: torch makes tables of them."""
 

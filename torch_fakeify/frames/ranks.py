@@ -47,8 +47,6 @@ if TYPE_CHECKING:
 
     from .group_families import Parts
 
-__all__ = ["at_rank", "calls_for_part", "calls_for_rank", "running_rank", "without_rank"]
-
 _CALLS = frozenset(
     ["get_rank", "get_group_rank", "get_node_local_rank", "get_local_rank", "get_coordinate"]
 )

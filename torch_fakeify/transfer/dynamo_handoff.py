@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from torch_fakeify.records.frame import InputDesc
 
-__all__ = ["Handoff", "fakeify", "fresh_backend_state", "handoff"]
-
 _LOCAL = frozenset({"fake_mode", "tensor_to_context"})
 """Attributes that the backend's ``TracingContext`` does not share with Dynamo's."""
 

@@ -38,8 +38,6 @@ from .fresh_env import caused_by, defer_assert, specialization_over
 if TYPE_CHECKING:
     from .fresh_env import FreshEnv
 
-__all__ = ["FactBaseline", "propagate_new_facts"]
-
 
 class FactBaseline(NamedTuple):
     """The facts of a ``ShapeEnv`` at one moment, or their counts."""

@@ -65,8 +65,6 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["FreshEnv", "caused_by", "defer_assert", "specialization_over"]
-
 
 _BY_SYMBOL: tuple[str, ...] = (
     # Attributes of a ``ShapeEnv`` with an entry for each symbol that it makes.

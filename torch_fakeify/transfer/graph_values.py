@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from .fresh_env import FreshEnv
 
-__all__ = ["GraphValues"]
-
 
 class GraphValues(Refakeifier):
     """Converts the metadata of a graph to a fresh environment.

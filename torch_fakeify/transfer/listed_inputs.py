@@ -16,8 +16,6 @@ from torch_fakeify.encoding.sources import source_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["FlattenedInputs"]
-
 
 class FlattenedInputs:
     """The inputs of a graph as rows: one for each placeholder, or for each item of a list.

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from torch_fakeify.compat.torch_fakes import FakeTensorMode
     from torch_fakeify.records.tensor import SymbolFactDesc, SymDesc
 
-__all__ = ["Refakeifier", "refakeify"]
-
 _T = TypeVar("_T")
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
