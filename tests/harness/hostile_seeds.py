@@ -181,19 +181,15 @@ def _gone_kinds() -> Any:
 
 
 def _ranks() -> Any:
-    """One with a mesh, a group of it in a call, and a DTensor whose shards are uneven."""
+    """One with the name of a group in a call, which is another one on other ranks."""
     from torch.distributed import _functional_collectives as functional
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     with fake_world():
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-        whole = distribute_tensor(torch.ones(5, 3), mesh, [Shard(0), Replicate()])
-
-        def fn(a: Any, x: Any, m: Any) -> Any:
-            return a * 2, functional.all_reduce(x, "sum", m["tp"].get_group())
-
-        return _compiled(fn, [(whole, torch.ones(2), mesh)])
+        return _compiled(
+            lambda x: functional.all_reduce(x.sin(), "sum", (mesh, 0)), [(torch.ones(2),)]
+        )
 
 
 def _gone_inferred() -> Any:
