@@ -22,7 +22,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a job in the backgro
         signal.SIGINT, signal.default_int_handler
     )  # children that a test starts react to Ctrl-C
 
-os.environ.pop("COLUMNS", None)  # as xdist sets it: commands print in the width that it says
+# xdist sets it, and readline behind the back of Python: commands print in the width that it says.
+os.environ.pop("COLUMNS", None)
+os.unsetenv("COLUMNS")
 
 from cli_runs import captures, command, dynamic, recorded  # noqa: F401
 from warm_workers import _idle_interpreters, cold_worker, warm_workers  # noqa: F401
