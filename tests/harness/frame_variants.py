@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -47,6 +48,12 @@ def _inference() -> torch.Tensor:
         return _plain()
 
 
+def _csr() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says once that it is in beta
+        return _plain().to_sparse_csr()
+
+
 def _no_grad_view() -> torch.Tensor:
     x = torch.zeros(5, 4, requires_grad=True)
     with torch.no_grad():
@@ -67,6 +74,8 @@ VARIANTS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "non-leaf": lambda: (_plain().requires_grad_() * 1, _plain()),
     "inference": lambda: (_inference(), _plain()),
     "conj": lambda: (_plain().cfloat().conj(), _plain()),
+    "coo": lambda: (_plain().to_sparse(), _plain()),
+    "csr": lambda: (_csr(), _plain()),
     "complex": lambda: (_plain().cfloat(), _plain()),
     "neg": lambda: (torch._neg_view(_plain()), _plain()),
     "parameter": lambda: (torch.nn.Parameter(_plain()), _plain()),

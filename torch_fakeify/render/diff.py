@@ -173,7 +173,7 @@ def _tensor(name: str, a: MetaTensorDesc, b: MetaTensorDesc, names: _Names) -> I
         return
     sizes = list(_numbers(f"{name}.size", a.size, b.size, names))
     yield from sizes
-    if not sizes:
+    if not sizes and a.layout == b.layout:  # sparse tensors have no strides
         yield from _numbers(f"{name}.stride", a.stride, b.stride, names)
         yield from _number(f"{name}.storage_offset()", a.storage_offset, b.storage_offset, names)
     yield from _change(f"{name}: a view", a.is_view, b.is_view)
