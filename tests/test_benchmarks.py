@@ -136,6 +136,37 @@ def test_the_table_has_every_script() -> None:
     assert {f"bench_{name}" for name in SCRIPTS} == {file.stem for file in files}
 
 
+@pytest.mark.models
+@pytest.mark.sweep
+def test_the_status_of_a_model_is_resumed(tmp_path: Path) -> None:
+    """What is in the file is not run again; the table has a line for each model that was built."""
+    pytest.importorskip("transformers")
+    out = tmp_path / "status.jsonl"
+    known = {"model": "transformers.vit", "mode": "inference", "backend": "aot_eager"}
+    out.write_text(json.dumps(known | {"error": "longer than 1 s"}) + "\n")
+    command = ("benchmarks.model_status", "--out", str(out), "--mode", "inference", "--jobs", "1")
+    done = _run(*command, "transformers.vit", "transformers.mobilebert", "transformers.dac")
+    assert done.returncode == 0, done.stderr
+    rows = {row["model"]: row for row in map(json.loads, out.read_text().splitlines())}
+    assert len(rows) == 3
+    assert rows["transformers.vit"]["error"] == "longer than 1 s"
+    assert "not built" in rows["transformers.dac"]
+    found = rows["transformers.mobilebert"]
+    assert (found["direct"], found["handoff"], found["drop-in"], found["replay"]) == (None,) * 4
+    assert found["recorded"] == found["replayed"] > 0
+    printed = _run("benchmarks.model_status", "--table", str(out)).stdout
+    assert "| transformers.mobilebert | inference | equal | equal | equal |" in printed
+    assert "- transformers.vit, inference, aot_eager: longer than 1 s" in printed
+
+
+def test_an_unknown_architecture_is_refused() -> None:
+    """Nothing is run."""
+    pytest.importorskip("transformers")
+    done = _run("benchmarks.model_status", "transformers.no_such")
+    assert done.returncode == 2
+    assert "no such architecture: transformers.no_such" in done.stderr
+
+
 @pytest.mark.sweep
 def test_a_script_that_fails_ends_the_table() -> None:
     """A script that fails raises, since its lines would be missing silently."""
