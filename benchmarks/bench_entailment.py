@@ -9,9 +9,7 @@ anew for inputs of three sizes, without and with entailment.
 from __future__ import annotations
 
 import gc
-import sys
 from contextlib import nullcontext
-from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -21,14 +19,12 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import torch_fakeify as tfk
 
+from .checkout import import_from_tests
 from .run import main
 from .table import Figure, Row, at_most, compare, figures, timed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-TESTS = [str(Path(__file__).parents[1] / "tests" / name) for name in ("harness", "zoo")]
-"""Where the models are."""
 
 MODELS = ("llama", "bert", "vit", "resnet")
 FACTS = 300
@@ -97,8 +93,7 @@ def rows(rounds: int) -> Iterator[Row]:
         rounds=rounds,
         count=QUESTIONS,
     )
-    if TESTS[0] not in sys.path:
-        sys.path.extend(TESTS)
+    import_from_tests()
     theirs, ours = [0.0] * rounds, [0.0] * rounds
     for name in MODELS:
         pairs = figures(

@@ -24,23 +24,18 @@ from __future__ import annotations
 import argparse
 import gc
 import statistics
-import sys
 import warnings
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from sympy.core.cache import clear_cache
 
+from .checkout import import_from_tests
 from .table import Figure, Row, at_most
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-TESTS = [str(Path(__file__).parents[1] / "tests" / name) for name in ("harness", "zoo")]
-"""Where the models are."""
-
 
 SOME = ("llama", "bert", "t5", "vit", "resnet", "wav2vec2", "unet", "dit")
 """The models of the table: one of each kind."""
@@ -74,8 +69,7 @@ def compare(
         rounds: how often each way; one more round of the first model warms up and is not counted.
         training: with a backward pass.
     """
-    if TESTS[0] not in sys.path:
-        sys.path.extend(TESTS)
+    import_from_tests()
     from compiled_programs import Model
     from model_zoo import MODELS
     from observe import observed

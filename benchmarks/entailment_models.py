@@ -17,11 +17,9 @@ import argparse
 import gc
 import json
 import signal
-import sys
 import time
 import warnings
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
 
@@ -30,11 +28,10 @@ from sympy.core.cache import clear_cache
 
 import torch_fakeify as tfk
 
+from .checkout import import_from_tests
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-
-TESTS = [str(Path(__file__).parents[1] / "tests" / name) for name in ("harness", "zoo")]
-"""Where the models are."""
 
 OWN = ("_answer", "note_values", "forget_values", "state_facts_of", "note_line", "advice_text")
 """The functions that the methods of torch call with entailment."""
@@ -219,7 +216,7 @@ def main() -> None:
     options = {"training": args.training, "limit": args.limit, "backend": args.backend}
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    sys.path.extend(path for path in TESTS if path not in sys.path)
+    import_from_tests()
     from model_zoo import MODELS
 
     head = ("model", *COUNTS, "asked", "slowest", "own")

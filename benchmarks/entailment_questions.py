@@ -11,10 +11,8 @@ from __future__ import annotations
 import argparse
 import gc
 import statistics
-import sys
 import time
 import warnings
-from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
@@ -26,12 +24,10 @@ from torch_fakeify.discharge.known_facts import knowledge_of
 from torch_fakeify.prover.implication import FactIndex, WorkCounter
 
 from .bench_entailment import FACTS, questions
+from .checkout import import_from_tests
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-TESTS = [str(Path(__file__).parents[1] / "tests" / name) for name in ("harness", "zoo")]
-"""Where programs and pairs are."""
 
 SLOW = 0.010
 """Seconds of a question that is asked again."""
@@ -122,7 +118,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    sys.path.extend(path for path in TESTS if path not in sys.path)
+    import_from_tests()
     print(f"{'questions':<28} {'number':>8} {'median':>9} {'99 %':>9} {'slowest':>9}")
     for name, kind in (
         ("of the programs", of_programs()),

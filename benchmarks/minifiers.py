@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
+from .checkout import ROOT, TESTS
+
 if TYPE_CHECKING:
     from planted_bugs import Bug
 
-ROOT = Path(__file__).parents[1]
-TESTS = [str(ROOT / "tests" / name) for name in ("harness", "zoo")]
 LIMIT = 300.0
 MARKS = {
     "bug_rejects_op": "no kernel for softmax",

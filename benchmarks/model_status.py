@@ -32,15 +32,13 @@ import torch
 
 import torch_fakeify as tfk
 
+from .checkout import ROOT, TESTS
 from .status_models import NotBuiltError, architectures, built, tensors_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from concurrent.futures import Executor
 
-ROOT = Path(__file__).parents[1]
-TESTS = [str(ROOT / "tests" / name) for name in ("harness", "zoo")]
-"""Where the comparison of two compilations is."""
 MODES = ("inference", "training")
 LIMIT = 300.0
 CLOSE = {"rtol": 1e-3, "atol": 1e-4}
