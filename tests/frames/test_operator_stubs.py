@@ -141,13 +141,18 @@ def test_stubs_compile_with_symbols_mutation_and_two_results(tmp_path: Path) -> 
 
 def test_the_stubs_end_with_their_block() -> None:
     """Afterwards the operators are as unknown as before, and the error names what to do."""
-    capture = recorded(_two, X, Y)
+    at = torch.tensor([0])
+    frame = recorded(lambda x, y, at: (_two(x, y), x[at]), X, Y, at).desc
+    modules = (("away.grouped", "parts.away"), ("away.bump", "parts.away"))
+    capture = tfk.Capture(msgspec.structs.replace(frame, operator_modules=modules))
     with capture.operator_stubs():
         capture.instantiate()
-    with pytest.raises(
-        UnknownNameError, match=r"to compile only, `Capture.operator_stubs`|--import"
-    ):
-        capture.instantiate()
+    for rebuild in (capture.instantiate, capture.materialize):
+        with pytest.raises(
+            UnknownNameError, match=r"to compile only, `Capture.operator_stubs`|--import"
+        ) as caught:
+            rebuild()
+        assert "parts.away" in str(caught.value)
     assert not torch._C._jit_get_schemas_for_operator("away::grouped")
 
 

@@ -311,9 +311,14 @@ class Capture:
             ShapeEnvError: the recorded facts contradict one another (``fresh``).
             UnknownNameError: an operator, function or class is unknown or not allowed here.
         """
-        desc = self._at(rank).desc
+        return self._at(rank)._instance(device, fresh=fresh)
+
+    def _instance(
+        self, device: str | torch.device | Mapping[str, str] | None, *, fresh: bool = False
+    ) -> Instance:
+        """Rebuild the frame as it is here, also where this process has another rank."""
         try:
-            return Instance(desc, DeviceMap.parse(device, desc), fresh=fresh)
+            return Instance(self.desc, DeviceMap.parse(device, self.desc), fresh=fresh)
         except UnknownNameError as error:
             name_module(self.desc, error)
             self._name_writer(error)
@@ -562,8 +567,7 @@ class Capture:
 
         def rebuild() -> torch.fx.GraphModule:
             if of_rank._on_cpu is None:
-                device = DeviceMap.parse("cpu", of_rank.desc)
-                of_rank._on_cpu = Instance(of_rank.desc, device).gm
+                of_rank._on_cpu = of_rank._instance("cpu").gm
             return of_rank._on_cpu
 
         return materialize(
