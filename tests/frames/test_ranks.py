@@ -216,13 +216,13 @@ def test_a_frame_without_groups_is_that_of_any_rank() -> None:
 # --- refused --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rank", [-1, 4])
-def test_a_rank_outside_of_the_world_is_refused(rank: int) -> None:
+@pytest.mark.parametrize("rank", [-1, 4, "2", True, 1.0])
+def test_a_rank_outside_of_the_world_is_refused(rank: Any) -> None:
     """The error has the ranks that there are."""
     capture = on_rank(0, reduced)
     for rebuild in (capture.at_rank, lambda r: capture.compile("eager", rank=r)):
         with pytest.raises(
-            CaptureError, match=rf"no such rank; expected a rank from 0 to 3; found {rank}"
+            CaptureError, match=rf"no such rank; expected a rank from 0 to 3; found {rank!r}\."
         ):
             rebuild(rank)
 

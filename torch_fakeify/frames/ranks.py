@@ -180,11 +180,11 @@ def at_rank(desc: CaptureDesc, rank: int, *, by_request: bool) -> CaptureDesc:
     world = _world_of(desc)
     if world is None:
         return desc
-    if not 0 <= rank < world.size:
+    if type(rank) is not int or not 0 <= rank < world.size:
         raise CaptureError(
             "the world of the frame has no such rank",
             expected=f"a rank from 0 to {world.size - 1}",
-            found=str(rank),
+            found=repr(rank),
             fix="Pass the rank of one of its processes; a world of another size needs a recording "
             "of its own",
         )
