@@ -2,15 +2,16 @@
 
 Run: ``python -m benchmarks.model_status [--out FILE] [--backend B] [--jobs N | --dask ADDRESS] [MODEL...]``;
 it needs the ``models`` extra and a checkout. Each model is compiled with ``dynamic=True`` and called with
-inputs of three sizes, in inference and in a training step, each in a process of its own. A JSON object is
-written for each as soon as it is there; those that are in the file already are not run again.
-``--table FILE`` prints the file as Markdown.
+inputs of three sizes, in inference and in a training step, in a process of its own. JSON objects are
+written as soon as they are there; what is in the file already is not run again. The frames that were
+recorded are in a folder beside the file until ``torch-fakeify replay`` has compiled them, which it does
+after every few models. ``--table FILE`` prints the file as Markdown, with what failed.
 
 ================ ===================================================================================
 direct           results, and gradients, are those of the model without compilation
 handoff          results, gradients, graphs, guards and facts are those of direct
 drop-in          the same, with the describer and converter in place of torch's
-recorded         frames that were recorded while direct ran
+recorded         frames that are recorded in a compilation of its own
 replayed         those that a fresh process compiles
 ================ ===================================================================================
 """
@@ -20,11 +21,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import warnings
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,14 +36,20 @@ import torch
 import torch_fakeify as tfk
 
 from .checkout import ROOT, TESTS
-from .status_models import NotBuiltError, architectures, built, tensors_of
+from .status_models import NotBuiltError, architectures, built, libraries, tensors_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from concurrent.futures import Executor
 
+    Job = tuple[str, Sequence[str], str, Path]
+
 MODES = ("inference", "training")
-LIMIT = 300.0
+LIMIT = 600.0
+TOGETHER = 16
+"""Models whose frames are replayed together."""
+ROW = '{"model": '
+"""How lines of `status` begin; models may print others."""
 CLOSE = {"rtol": 1e-3, "atol": 1e-4}
 """Of results with another order of sums."""
 
@@ -48,44 +57,50 @@ CLOSE = {"rtol": 1e-3, "atol": 1e-4}
 # --- one model, in a process of its own -------------------------------------------------------------
 
 
-def status(name: str, mode: str, backend: str) -> dict[str, Any]:
-    """Compile one model in all ways.
+def status(name: str, modes: Sequence[str], backend: str, frames: Path) -> Iterator[dict[str, Any]]:
+    """Compile one model in all ways but from a record; yield what was found in each mode.
 
     Args:
         name: of the architecture.
-        mode: one of `MODES`.
+        modes: some of `MODES`.
         backend: compiles it.
+        frames: where the records are written, in a folder for each mode.
     """
-    from compare import difference
-    from compiled_programs import Model
-
-    found: dict[str, Any] = {"model": name, "mode": mode, "backend": backend}
+    known = {"model": name, "backend": backend}
     try:
         architecture = built(name)
     except NotBuiltError as error:
-        return found | {"not built": str(error)}
-    training = mode == "training"
-    program = Model(model=architecture, training=training, dynamic=True, warm=True)  # type: ignore[arg-type]
+        yield from (known | {"mode": mode, "not built": str(error)} for mode in modes)
+        return
+    for mode in modes:
+        found = _compiled(architecture, mode == "training", backend, frames / mode)
+        yield known | {"mode": mode} | found
+
+
+def _compiled(architecture: Any, training: bool, backend: str, frames: Path) -> dict[str, Any]:
+    from compare import difference
+    from compiled_programs import Model
+
+    program = Model(model=architecture, training=training, dynamic=True)
+    with tfk.recording(frames):  # the first compilation imports modules: it is not compared
+        unlike = _unlike_eager(program, backend)
     direct = _observed(program, backend, direct=True)
     raised = [row[1:] for row in direct.seen if row[0].endswith("raised")]
-    found["graphs"] = len(direct.envs)
-    found["recompiles"] = direct.recompiles
-    found["guards"] = sum(map(len, direct.guards))
-    found["direct"] = (
-        f"{raised[0][0]}: {raised[0][1]}" if raised else _unlike_eager(program, backend)
-    )
     handoff = _observed(program, backend, direct=False)
-    found["handoff"] = difference(handoff, direct)
     tfk.dropin.install()
     try:
-        found["drop-in"] = difference(_observed(program, backend, direct=True), direct)
+        dropped_in = _observed(program, backend, direct=True)
     finally:
         tfk.dropin.uninstall()
-    with tempfile.TemporaryDirectory() as folder:
-        with tfk.recording(folder):
-            _observed(program, backend, direct=True, record=False)
-        found |= _replayed(Path(folder), backend)
-    return found
+    return {
+        "graphs": len(direct.envs),
+        "recompiles": direct.recompiles,
+        "guards": sum(map(len, direct.guards)),
+        "direct": f"{raised[0][0]}: {raised[0][1]}" if raised else unlike,
+        "handoff": difference(handoff, direct),
+        "drop-in": difference(dropped_in, direct),
+        "recorded": len(list(frames.rglob("*.fkf"))),
+    }
 
 
 def _observed(program: Any, backend: str, **options: Any) -> Any:
@@ -127,69 +142,58 @@ def _results(program: Any, backend: str | None) -> list[list[torch.Tensor]]:
     return results
 
 
-def _replayed(folder: Path, backend: str) -> dict[str, Any]:
-    """Replay what was recorded, in fresh processes."""
-    files = sorted(folder.rglob("*.fkf"))
-    rows = folder / "replayed.jsonl"
-    command = ["replay", "--backend", backend, "--jobs", "1", "--jsonl", rows, folder]
-    python = [sys.executable, "-m", "torch_fakeify"]
-    done = subprocess.run(
-        [*python, *map(str, command)], capture_output=True, text=True, check=False
-    )
-    verdicts = [json.loads(line) for line in rows.read_text().splitlines()] if rows.exists() else []
-    bad = [row for row in verdicts if row.get("verdict") != "compiles"]
-    if len(verdicts) < len(files) or bad:
-        tail = str(bad[0]) if bad else (done.stderr or done.stdout)[-300:]
-    else:
-        tail = None
-    return {"recorded": len(files), "replayed": len(verdicts) - len(bad), "replay": tail}
-
-
 # --- all of them ------------------------------------------------------------------------------------
 
 
-def in_process(name: str, mode: str, backend: str, limit: float) -> dict[str, Any]:
+def in_process(
+    name: str, modes: Sequence[str], backend: str, frames: Path, limit: float
+) -> list[dict[str, Any]]:
     """Run `status` in a process of its own, for at most some seconds.
 
     Args:
         name: of the architecture.
-        mode: one of `MODES`.
+        modes: some of `MODES`.
         backend: compiles it.
+        frames: where the records are written.
         limit: seconds after which the process is killed.
     """
-    known = {"model": name, "mode": mode, "backend": backend}
-    command = [sys.executable, "-m", "benchmarks.model_status", "--one", name, mode, backend]
+    one = json.dumps([name, list(modes), backend, str(frames)])
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join([str(ROOT), *TESTS]),
     }
-    try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=limit,
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.model_status", "--one", one],
+            stdout=out,
+            stderr=log,
             cwd=ROOT,
             env=environment,
-            check=False,
         )
-    except subprocess.TimeoutExpired:
-        return known | {"error": f"longer than {limit:g} s"}
-    lines = done.stdout.splitlines()
-    if done.returncode or not lines:
-        last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
-        return known | {"error": f"status {done.returncode}: {' '.join(last)}"}
-    found: dict[str, Any] = json.loads(lines[-1])
-    return found
+        try:
+            code = process.wait(limit)
+            error = f"status {code}" if code else "nothing was printed"
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            code, error = None, f"longer than {limit:g} s"
+        out.seek(0)
+        log.seek(0)
+        rows = [json.loads(line) for line in out if line.startswith(ROW)]
+        if code is not None:
+            error = " ".join([f"{error}:", *[line for line in log if line.strip()][-1:]]).strip()
+    known = {"model": name, "backend": backend, "error": error}
+    missing = [mode for mode in modes if mode not in {row["mode"] for row in rows}]
+    return rows + [known | {"mode": mode} for mode in missing]
 
 
 def run(
-    jobs: Iterable[tuple[str, str, str]], executor: Executor, limit: float, *, window: int
+    jobs: Iterable[Job], executor: Executor, limit: float, *, window: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield the status of each as soon as it is there.
+    """Yield what is found of each as soon as it is there.
 
     Args:
-        jobs: architecture, mode and backend.
+        jobs: architecture, modes, backend and folder of the records.
         executor: runs `in_process`.
         limit: seconds for each.
         window: how many are submitted at a time.
@@ -201,7 +205,39 @@ def run(
         if not pending:
             return
         done, pending = wait(pending, return_when=FIRST_COMPLETED)
-        yield from (future.result() for future in done)
+        for future in done:
+            yield from future.result()
+
+
+def replayed(
+    rows: Iterable[dict[str, Any]], frames: Path, options: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """Compile the frames of some models in fresh processes, and remove their files; yield how many compile.
+
+    Args:
+        rows: of the models.
+        frames: a folder of the model, and in it one of the mode, has the files.
+        options: of ``torch-fakeify replay``.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        out = Path(scratch, "replayed.jsonl")
+        command = [sys.executable, "-m", "torch_fakeify", "replay", "--jsonl", str(out), *options]
+        done = subprocess.run([*command, str(frames)], capture_output=True, text=True, check=False)
+        verdicts = map(json.loads, out.read_text().splitlines()) if out.exists() else ()
+        by_folder: dict[str, list[dict[str, Any]]] = {}
+        for verdict in verdicts:
+            by_folder.setdefault(str(Path(verdict["file"]).parent), []).append(verdict)
+    for row in rows:
+        found = by_folder.get(f"{row['model']}/{row['mode']}", [])
+        bad = [verdict for verdict in found if verdict["verdict"] != "compiles"]
+        reason = None
+        if bad:
+            reason = f"{bad[0]['verdict']}: {' '.join(bad[0]['details'])}"
+        elif len(found) < row["recorded"]:
+            reason = f"no verdict: {(done.stderr or done.stdout)[-300:]}"
+        key = {name: row[name] for name in ("model", "mode", "backend")}
+        yield key | {"replayed": len(found) - len(bad), "replay": reason}
+    shutil.rmtree(frames)
 
 
 # --- the table --------------------------------------------------------------------------------------
@@ -209,8 +245,10 @@ def run(
 COLUMNS = ("direct", "handoff", "drop-in")
 
 
-def table(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
+def table(versions: dict[str, str], rows: Iterable[dict[str, Any]]) -> Iterator[str]:
     """Yield the lines of the table in Markdown, and after it what failed."""
+    yield f"With {', '.join(f'{name} {version}' for name, version in versions.items())}."
+    yield ""
     failures: list[str] = []
     left_out: list[str] = []
     yield "| model | mode | direct | handoff | drop-in | graphs | recompiles | guards | recorded | replayed |"
@@ -234,6 +272,18 @@ def table(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
     yield from ("", *failures, "", *dict.fromkeys(left_out))
 
 
+def merged(lines: Iterable[str]) -> dict[tuple[str, str, str], dict[str, Any]]:
+    """Return the objects of a file by model, mode and backend; what was written later is added to it.
+
+    Args:
+        lines: of the file, without the first one, which has the versions.
+    """
+    rows: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for row in map(json.loads, lines):
+        rows.setdefault((row["model"], row["mode"], row["backend"]), {}).update(row)
+    return rows
+
+
 def main() -> None:
     """Run what is not in the file yet, or print the table."""
     parser = argparse.ArgumentParser(
@@ -250,59 +300,82 @@ def main() -> None:
         "--dask", metavar="ADDRESS", help="of a scheduler, with workers in this checkout"
     )
     parser.add_argument("--table", type=Path, metavar="FILE", help="print a file as Markdown")
-    parser.add_argument(
-        "--one", nargs=3, metavar=("MODEL", "MODE", "BACKEND"), help=argparse.SUPPRESS
-    )
+    parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
         warnings.simplefilter("ignore")
         torch.set_num_threads(1)
-        print(json.dumps(status(*args.one)))
+        name, modes, backend, frames = json.loads(args.one)
+        for row in status(name, modes, backend, Path(frames)):
+            print(json.dumps(row), flush=True)
         return
     if args.table:
-        print("\n".join(table(map(json.loads, args.table.read_text().splitlines()))))
+        versions, *lines = args.table.read_text().splitlines()
+        print("\n".join(table(json.loads(versions), merged(lines).values())))
         return
     names = args.models or architectures()
     if unknown := sorted({*names} - {*architectures()}):
         parser.error(f"no such architecture: {', '.join(unknown)}")
-    modes = [args.mode] if args.mode else MODES
-    rows = map(json.loads, args.out.read_text().splitlines()) if args.out.exists() else ()
-    known = {(row["model"], row["mode"], row["backend"]) for row in rows}
-    jobs = [
-        job for name in names for mode in modes if (job := (name, mode, args.backend)) not in known
-    ]
+    versions = json.dumps(libraries())
+    if not args.out.exists():
+        args.out.write_text(versions + "\n")
+    first, *lines = args.out.read_text().splitlines()
+    if first != versions:
+        parser.error(
+            f"{args.out} was made with {first}, and these are {versions}: take another --out"
+        )
+    rows = merged(lines)
     with args.out.open("a") as out:
-        for row in run_on(args, jobs):
+        for row in found_by(args, names, rows):
             print(json.dumps(row), file=out, flush=True)
             print(*_short(row), flush=True)
 
 
-def run_on(args: argparse.Namespace, jobs: list[tuple[str, str, str]]) -> Iterator[dict[str, Any]]:
-    """Run jobs on this machine or on a cluster.
+def found_by(
+    args: argparse.Namespace, names: Sequence[str], rows: dict[tuple[str, str, str], dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """Run on this machine or on a cluster what is not known yet.
 
     Args:
         args: of the command.
-        jobs: see `run`.
+        names: of the architectures.
+        rows: what is known, see `merged`.
     """
-    if args.dask:
-        from torch_fakeify.corpus.dask_cluster import dask_cluster
+    frames = args.out.absolute().with_suffix(".frames")
+    shutil.rmtree(frames, ignore_errors=True)
+    modes = [args.mode] if args.mode else MODES
+    done = {key for key, row in rows.items() if {"error", "not built", "replayed"} & {*row}}
+    jobs: list[Job] = [
+        (name, left, args.backend, frames / name)
+        for name in names
+        if (left := [mode for mode in modes if (name, mode, args.backend) not in done])
+    ]
+    with ExitStack() as stack:
+        executor: Executor
+        if args.dask:
+            from torch_fakeify.corpus.dask_cluster import dask_cluster
 
-        with dask_cluster(args.dask) as cluster:
-            yield from run(jobs, cluster.executor, args.limit, window=cluster.window)
-    else:
-        with ThreadPoolExecutor(args.jobs) as threads:
-            yield from run(jobs, threads, args.limit, window=args.jobs)
+            cluster = stack.enter_context(dask_cluster(args.dask))
+            executor, window, options = cluster.executor, cluster.window, ["--dask", args.dask]
+        else:
+            executor, window = stack.enter_context(ThreadPoolExecutor(args.jobs)), args.jobs
+            options = ["--jobs", str(args.jobs)]
+        for at in range(0, len(jobs), TOGETHER):
+            recorded: list[dict[str, Any]] = []
+            for row in run(jobs[at : at + TOGETHER], executor, args.limit, window=window):
+                yield row
+                if "recorded" in row:
+                    recorded.append(row)
+            if frames.exists():
+                yield from replayed(recorded, frames, options)
 
 
 def _short(row: dict[str, Any]) -> Iterator[str]:
     yield row["model"]
     yield row["mode"]
-    reasons = (f"{name}: {row[name]}" for name in ("not built", "error") if name in row)
-    reasons = [
-        *reasons,
-        *(f"{name}: {row[name]}" for name in (*COLUMNS, "replay") if row.get(name)),
-    ]
-    yield "; ".join(reasons)[:200] or "equal"
+    names = ("not built", "error", *COLUMNS, "replay")
+    reasons = [f"{name}: {row[name]}" for name in names if row.get(name)]
+    yield "; ".join(reasons)[:200] or ("compiles" if "replayed" in row else "equal")
 
 
 if __name__ == "__main__":

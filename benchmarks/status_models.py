@@ -8,42 +8,62 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.metadata
 import itertools
 import warnings
+from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 __all__ = ["Architecture", "NotBuiltError", "architectures", "built"]
 
 BATCHES = (2, 3, 4)
 LENGTHS = (8, 12, 16)
-MOST_WEIGHTS = 3_000_000
+MOST_WEIGHTS = 12_000_000
 """More numbers than a tiny model has."""
 
 SMALL = {
     32: "hidden_size d_model n_embd dim embed_dim embedding_size hidden_dim projection_dim image_size "
     "max_source_positions max_target_positions word_embed_proj_dim d_embed",
     48: "intermediate_size ffn_dim d_ff n_inner encoder_ffn_dim decoder_ffn_dim dim_feedforward d_inner",
-    2: "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers num_encoder_layers "
-    "num_decoder_layers num_key_value_heads type_vocab_size num_experts_per_tok",
+    2: "type_vocab_size num_experts_per_tok",
     4: "num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads "
     "num_experts num_local_experts n_routed_experts",
-    8: "head_dim d_kv patch_size",
-    16: "moe_intermediate_size num_mel_bins",
+    8: "head_dim d_kv patch_size qk_rope_head_dim qk_nope_head_dim v_head_dim",
+    16: "moe_intermediate_size num_mel_bins q_lora_rank kv_lora_rank",
     64: "vocab_size max_position_embeddings n_positions n_ctx",
     0: "pad_token_id",
     1: "bos_token_id",
 }
 """Settings of configurations, by the most that they may be."""
+LAYERS = "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers num_encoder_layers num_decoder_layers"
+
+
+class Tried(NamedTuple):
+    """What a small configuration of a ``transformers`` model is made with."""
+
+    layers: int = 1
+    key_value_heads: int = 2
+    use_cache: bool = True
+    """Whether the model returns keys and values."""
+
+
+TRIED = (Tried(), Tried(2), Tried(4), Tried(1, 4), Tried(4, use_cache=False))
+"""In this order; some models need several kinds of layers, as many heads for keys and values as for queries,
+or keys and values of earlier calls."""
 _MOST = {name: most for most, names in SMALL.items() for name in names.split()}
 
 
 class NotBuiltError(Exception):
     """A tiny model of an architecture cannot be made; the message says why."""
+
+
+class TooLargeError(NotBuiltError):
+    """The model has too many weights."""
 
 
 class Architecture(NamedTuple):
@@ -61,10 +81,23 @@ class Architecture(NamedTuple):
 
 
 def architectures() -> list[str]:
-    """Return the names of all architectures: ``library.type``."""
+    """Return the names of all architectures, ``library.type``; the first ones of each family come first."""
+    from transformers.models.auto.configuration_auto import model_type_to_module_name
     from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
-    return [f"transformers.{kind}" for kind in sorted(MODEL_MAPPING_NAMES)]
+    modules: Counter[str] = Counter()
+    order: list[tuple[int, str]] = []
+    for kind in sorted(MODEL_MAPPING_NAMES):
+        module = model_type_to_module_name(kind)
+        order.append((modules[module], f"transformers.{kind}"))
+        modules[module] += 1
+    return [name for _, name in sorted(order)]
+
+
+def libraries() -> dict[str, str]:
+    """Return the versions of the libraries that a status depends on."""
+    names = ("torch", "transformers")
+    return {name: importlib.metadata.version(name) for name in names}
 
 
 def built(name: str) -> Architecture:
@@ -77,7 +110,18 @@ def built(name: str) -> Architecture:
         NotBuiltError: that is not possible.
     """
     _, _, kind = name.partition(".")
-    make = functools.partial(_transformer, kind)
+    errors: list[NotBuiltError] = []
+    for tried in TRIED:
+        try:
+            return _built(name, functools.partial(_transformer, kind, tried))
+        except TooLargeError:  # noqa: PERF203 - few are tried
+            raise
+        except NotBuiltError as error:
+            errors.append(error)
+    raise errors[0]
+
+
+def _built(name: str, make: Callable[[], Any]) -> Architecture:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -86,29 +130,35 @@ def built(name: str) -> Architecture:
             raise NotBuiltError(f"{type(error).__name__}: {error}".partition("\n")[0]) from error
         count = sum(p.numel() for p in model.parameters())
         if count > MOST_WEIGHTS:
-            raise NotBuiltError(f"{count} weights with a small configuration")
+            raise TooLargeError(f"{count} weights with a small configuration")
         return Architecture(name, make, _inputs(model, model.config))
 
 
-def _transformer(kind: str) -> Any:
+def _transformer(kind: str, tried: Tried) -> Any:
     from transformers import CONFIG_MAPPING, AutoModel
     from transformers.utils import logging
 
     logging.set_verbosity_error()
     config = CONFIG_MAPPING[kind]()
-    _shrink(config)
+    _shrink(
+        config,
+        {**_MOST, **dict.fromkeys(LAYERS.split(), tried.layers)}
+        | {"num_key_value_heads": tried.key_value_heads},
+    )
+    if not tried.use_cache:
+        config.use_cache = False
     torch.manual_seed(0)
     return AutoModel.from_config(config)
 
 
-def _shrink(config: Any) -> None:
+def _shrink(config: Any, most: Mapping[str, int]) -> None:
     """Make the sizes in a configuration, and in those inside it, small."""
     for name, value in list(vars(config).items()):
         if hasattr(value, "to_dict"):
-            _shrink(value)
-        elif name in _MOST and type(value) is int and value > _MOST[name]:
+            _shrink(value, most)
+        elif name in most and type(value) is int and value > most[name]:
             with contextlib.suppress(Exception):  # of another type, or checked against others
-                setattr(config, name, _MOST[name])
+                setattr(config, name, most[name])
 
 
 # --- inputs ---------------------------------------------------------------------------------------
