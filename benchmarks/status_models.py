@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from .status_libraries import MODELS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -91,12 +93,13 @@ def architectures() -> list[str]:
         module = model_type_to_module_name(kind)
         order.append((modules[module], f"transformers.{kind}"))
         modules[module] += 1
-    return [name for _, name in sorted(order)]
+    others = [f"{library}.{name}" for library, made in MODELS.items() for name in made()]
+    return [*others, *(name for _, name in sorted(order))]
 
 
 def libraries() -> dict[str, str]:
     """Return the versions of the libraries that a status depends on."""
-    names = ("torch", "transformers")
+    names = ("torch", "transformers", *(name.replace("_", "-") for name in MODELS))
     return {name: importlib.metadata.version(name) for name in names}
 
 
@@ -109,7 +112,10 @@ def built(name: str) -> Architecture:
     Raises:
         NotBuiltError: that is not possible.
     """
-    _, _, kind = name.partition(".")
+    library, _, kind = name.partition(".")
+    if library in MODELS:
+        make, inputs = MODELS[library]()[kind]
+        return Architecture(name, functools.partial(_seeded, make), inputs)
     errors: list[NotBuiltError] = []
     for tried in TRIED:
         try:
@@ -119,6 +125,11 @@ def built(name: str) -> Architecture:
         except NotBuiltError as error:
             errors.append(error)
     raise errors[0]
+
+
+def _seeded(make: Callable[[], torch.nn.Module]) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return make()
 
 
 def _built(name: str, make: Callable[[], Any]) -> Architecture:
