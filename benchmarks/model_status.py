@@ -39,7 +39,7 @@ from .checkout import ROOT, TESTS
 from .status_models import NotBuiltError, architectures, built, libraries, tensors_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from concurrent.futures import Executor
 
     Job = tuple[str, Sequence[str], str, Path]
@@ -243,33 +243,63 @@ def replayed(
 # --- the table --------------------------------------------------------------------------------------
 
 COLUMNS = ("direct", "handoff", "drop-in")
+COUNTS = ("graphs", "recompiles", "guards", "recorded", "replayed")
 
 
 def table(versions: dict[str, str], rows: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """Yield the lines of the table in Markdown, and after it what failed."""
+    """Yield a table in Markdown for each backend and library, then what failed and what was not built.
+
+    Args:
+        versions: of the libraries.
+        rows: see `merged`.
+    """
     yield f"With {', '.join(f'{name} {version}' for name, version in versions.items())}."
-    yield ""
     failures: list[str] = []
-    left_out: list[str] = []
-    yield "| model | mode | direct | handoff | drop-in | graphs | recompiles | guards | recorded | replayed |"
-    yield "|---" * 10 + "|"
-    for row in sorted(rows, key=lambda row: (row["model"], row["backend"], row["mode"])):
-        what = f"{row['model']}, {row['mode']}, {row['backend']}"
+    not_built: dict[str, str] = {}
+    tables: dict[tuple[str, str], dict[str, dict[str, dict[str, Any]]]] = {}
+    for row in rows:
+        model, backend = row["model"], row["backend"]
         if "not built" in row:
-            left_out.append(f"- {row['model']}: {row['not built']}")
+            not_built[model] = row["not built"]
             continue
-        if "error" in row:
-            failures.append(f"- {what}: {row['error']}")
-            yield f"| {row['model']} | {row['mode']} | error |" + " |" * 7
-            continue
-        bad = [name for name in (*COLUMNS, "replay") if row[name] is not None]
-        failures += [f"- {what}, {name}: {row[name]}" for name in bad]
-        cells = ["equal" if row[name] is None else "no" for name in COLUMNS]
-        counts = [
-            str(row[name]) for name in ("graphs", "recompiles", "guards", "recorded", "replayed")
+        library, _, kind = model.partition(".")
+        tables.setdefault((backend, library), {}).setdefault(kind, {})[row["mode"]] = row
+        failures += [
+            f"- {model}, {row['mode']}, {backend}, {name}: {row[name]}"
+            for name in ("error", *COLUMNS, "replay")
+            if row.get(name)
         ]
-        yield f"| {' | '.join([row['model'], row['mode'], *cells, *counts])} |"
-    yield from ("", *failures, "", *dict.fromkeys(left_out))
+    for (backend, library), models in sorted(tables.items()):
+        yield from ("", f"### {library}, {backend}", "")
+        yield f"| {' | '.join(['model', *COLUMNS, *COUNTS])} |"
+        yield "|---" * (1 + len(COLUMNS) + len(COUNTS)) + "|"
+        for kind, by_mode in sorted(models.items()):
+            cells = [_in_modes(by_mode, name, _verdict) for name in COLUMNS]
+            cells += [_in_modes(by_mode, name, _count) for name in COUNTS]
+            yield f"| {' | '.join([kind, *cells])} |"
+    if failures:
+        yield from ("", "### What failed", "", *sorted(failures))
+    if not_built:
+        yield from ("", "### Not built", "")
+        yield from (f"- {model}: {reason}" for model, reason in sorted(not_built.items()))
+
+
+def _in_modes(
+    by_mode: dict[str, dict[str, Any]], name: str, text: Callable[[dict[str, Any], str], str]
+) -> str:
+    """A cell: the text of both modes, once if they are equal."""
+    texts = [text(by_mode[mode], name) for mode in MODES if mode in by_mode]
+    return ", ".join(dict.fromkeys(texts) if len(by_mode) == len(MODES) else texts)
+
+
+def _verdict(row: dict[str, Any], name: str) -> str:
+    if "error" in row:
+        return "error"
+    return "equal" if row[name] is None else "no"
+
+
+def _count(row: dict[str, Any], name: str) -> str:
+    return str(row.get(name, ""))
 
 
 def merged(lines: Iterable[str]) -> dict[tuple[str, str, str], dict[str, Any]]:
@@ -300,6 +330,7 @@ def main() -> None:
         "--dask", metavar="ADDRESS", help="of a scheduler, with workers in this checkout"
     )
     parser.add_argument("--table", type=Path, metavar="FILE", help="print a file as Markdown")
+    parser.add_argument("--versions", action="store_true", help="print the first line of a file")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
@@ -312,6 +343,9 @@ def main() -> None:
     if args.table:
         versions, *lines = args.table.read_text().splitlines()
         print("\n".join(table(json.loads(versions), merged(lines).values())))
+        return
+    if args.versions:
+        print(json.dumps(libraries()))
         return
     names = args.models or architectures()
     if unknown := sorted({*names} - {*architectures()}):

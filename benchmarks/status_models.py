@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.metadata
+import importlib.util
 import itertools
 import warnings
 from collections import Counter
@@ -83,24 +84,29 @@ class Architecture(NamedTuple):
 
 
 def architectures() -> list[str]:
-    """Return the names of all architectures, ``library.type``; the first ones of each family come first."""
+    """Return the names of all architectures of installed libraries, ``library.type``, one of each family first."""
     from transformers.models.auto.configuration_auto import model_type_to_module_name
     from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
     modules: Counter[str] = Counter()
-    order: list[tuple[int, str]] = []
+    order: list[tuple[float, str]] = []
     for kind in sorted(MODEL_MAPPING_NAMES):
         module = model_type_to_module_name(kind)
         order.append((modules[module], f"transformers.{kind}"))
         modules[module] += 1
-    others = [f"{library}.{name}" for library, made in MODELS.items() for name in made()]
-    return [*others, *(name for _, name in sorted(order))]
+    for library in _installed():  # after one of each family: they take longer
+        order += [(0.5, f"{library}.{name}") for name in MODELS[library]()]
+    return [name for _, name in sorted(order)]
 
 
 def libraries() -> dict[str, str]:
-    """Return the versions of the libraries that a status depends on."""
-    names = ("torch", "transformers", *(name.replace("_", "-") for name in MODELS))
-    return {name: importlib.metadata.version(name) for name in names}
+    """Return the versions of the libraries that are installed, of those that a status depends on."""
+    names = ("torch", "transformers", *_installed())
+    return {name: importlib.metadata.version(name.replace("_", "-")) for name in names}
+
+
+def _installed() -> list[str]:
+    return [library for library in MODELS if importlib.util.find_spec(library)]
 
 
 def built(name: str) -> Architecture:

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT))
 
 from benchmarks.__main__ import SCRIPTS  # noqa: E402 - a checkout's folder, which is not installed
+from benchmarks.model_status import merged  # noqa: E402
 from benchmarks.run import alone  # noqa: E402
 from benchmarks.table import (  # noqa: E402
     Figure,
@@ -143,20 +144,37 @@ def test_the_status_of_a_model_is_resumed(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     out = tmp_path / "status.jsonl"
     known = {"model": "transformers.vit", "mode": "inference", "backend": "aot_eager"}
-    out.write_text(json.dumps(known | {"error": "longer than 1 s"}) + "\n")
+    versions = _run("benchmarks.model_status", "--versions").stdout
+    out.write_text(versions + json.dumps(known | {"error": "longer than 1 s"}) + "\n")
     command = ("benchmarks.model_status", "--out", str(out), "--mode", "inference", "--jobs", "1")
     done = _run(*command, "transformers.vit", "transformers.mobilebert", "transformers.dac")
     assert done.returncode == 0, done.stderr
-    rows = {row["model"]: row for row in map(json.loads, out.read_text().splitlines())}
-    assert len(rows) == 3
+    lines = out.read_text().splitlines()
+    assert (
+        len(lines) == 5
+    )  # versions, the known one, and what was compiled before what was replayed
+    rows = {key[0]: row for key, row in merged(lines[1:]).items()}
     assert rows["transformers.vit"]["error"] == "longer than 1 s"
     assert "not built" in rows["transformers.dac"]
     found = rows["transformers.mobilebert"]
     assert (found["direct"], found["handoff"], found["drop-in"], found["replay"]) == (None,) * 4
     assert found["recorded"] == found["replayed"] > 0
+    assert not out.with_suffix(".frames").exists()
     printed = _run("benchmarks.model_status", "--table", str(out)).stdout
-    assert "| transformers.mobilebert | inference | equal | equal | equal |" in printed
-    assert "- transformers.vit, inference, aot_eager: longer than 1 s" in printed
+    assert "| mobilebert | equal | equal | equal | 1 |" in printed
+    assert "- transformers.vit, inference, aot_eager, error: longer than 1 s" in printed
+    assert "- transformers.dac: " in printed
+
+
+def test_a_file_of_other_versions_is_not_continued(tmp_path: Path) -> None:
+    """The lines of a file are of one set of libraries; nothing is run or written."""
+    pytest.importorskip("transformers")
+    out = tmp_path / "status.jsonl"
+    out.write_text('{"torch": "1.0"}\n')
+    done = _run("benchmarks.model_status", "--out", str(out), "transformers.bert")
+    assert done.returncode == 2
+    assert "was made with" in done.stderr
+    assert out.read_text() == '{"torch": "1.0"}\n'
 
 
 def test_an_unknown_architecture_is_refused() -> None:
