@@ -157,6 +157,7 @@ def in_process(
         frames: where the records are written.
         limit: seconds after which the process is killed.
     """
+    shutil.rmtree(frames, ignore_errors=True)  # of a run that was interrupted
     one = json.dumps([name, list(modes), backend, str(frames)])
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
@@ -376,9 +377,14 @@ def found_by(
         rows: what is known, see `merged`.
     """
     frames = args.out.absolute().with_suffix(".frames")
-    shutil.rmtree(frames, ignore_errors=True)
     modes = [args.mode] if args.mode else MODES
     done = {key for key, row in rows.items() if {"error", "not built", "replayed"} & {*row}}
+    recorded = [
+        row
+        for key, row in rows.items()
+        if key not in done and len(_records(frames, row)) == row["recorded"]
+    ]
+    done |= {(row["model"], row["mode"], row["backend"]) for row in recorded}
     jobs: list[Job] = [
         (name, left, args.backend, frames / name)
         for name in names
@@ -394,14 +400,22 @@ def found_by(
         else:
             executor, window = stack.enter_context(ThreadPoolExecutor(args.jobs)), args.jobs
             options = ["--jobs", str(args.jobs)]
+        if recorded:
+            yield from replayed(recorded, frames, options)
         for at in range(0, len(jobs), TOGETHER):
-            recorded: list[dict[str, Any]] = []
+            recorded.clear()
             for row in run(jobs[at : at + TOGETHER], executor, args.limit, window=window):
                 yield row
                 if "recorded" in row:
                     recorded.append(row)
+                else:
+                    shutil.rmtree(frames / row["model"] / row["mode"], ignore_errors=True)
             if frames.exists():
                 yield from replayed(recorded, frames, options)
+
+
+def _records(frames: Path, row: dict[str, Any]) -> list[Path]:
+    return list((frames / row["model"] / row["mode"]).rglob("*.fkf"))
 
 
 def _short(row: dict[str, Any]) -> Iterator[str]:
