@@ -11,7 +11,6 @@ import sympy
 import torch
 from equivalence_checks import CONDITIONS, MEANINGS, OPAQUE, RANDOM_FACTS, fakes, points_for
 from guard_code import code_facts, equivalent_code, evaluate_code, read_code
-from guard_equivalence import equivalent, facts_of
 from guard_terms import Point, holds, python_function
 from hypothesis import assume, given, settings
 from torch._dynamo.source import LocalSource
@@ -91,24 +90,6 @@ def test_lost_weakened_and_strengthened_code_is_found(name: str) -> None:
     strong = equivalent_code(asked, stronger)
     assert strong.new
     assert not strong.lost
-
-
-def test_duck_shape_is_an_equality_in_the_code() -> None:
-    """A shared symbol gives the code that two symbols and a guard give."""
-
-    def code(duck: bool, first: str, second: str) -> frozenset[str]:
-        shape_env = ShapeEnv(duck_shape=duck)
-        made = fakes(shape_env, **{first: torch.zeros(8), second: torch.zeros(8)})
-        assert made[first].shape[0] == made[second].shape[0]
-        return code_facts(shape_env, [made["x"], made["y"]], ["x", "y"])
-
-    assert equivalent_code(code(True, "x", "y"), code(False, "y", "x")).how == "proved"
-
-
-def test_powers_of_integers_are_integers() -> None:
-    """A power of an integer in code is an integer for z3, which can then prove facts about it."""
-    verdict = equivalent_code(["L['n'] ** 2 > 8", "L['n'] > 0"], ["L['n'] > 2"])
-    assert verdict.how == "proved"
 
 
 def test_static_sizes_are_included_on_request() -> None:
@@ -223,17 +204,6 @@ def test_floats_are_compared_by_the_code() -> None:
     (lost,) = equivalent_code(only, []).lost
     assert math.isnan(lost.counterexample["L['f']"])
     assert equivalent_code([*only, "L['f'] > 1.5"], ["L['f'] > 1.5"]).how == "proved"
-
-
-def test_code_and_facts_are_equivalent() -> None:
-    """The guards as code follow from the facts of the environment, and the facts from them."""
-    shape_env = ShapeEnv()
-    x = fakes(shape_env, x=torch.zeros(8, 6))["x"]
-    assert x.shape[0] * x.shape[1] > 47
-    code = code_facts(shape_env, [x.shape[0], x.shape[1]], ["a", "b"])
-    a, b = (s.node.expr for s in x.shape)
-    named = [t.replace("L['a']", str(a)).replace("L['b']", str(b)) for t in code]
-    assert equivalent(read_code(named), facts_of(shape_env)).how == "proved"
 
 
 @pytest.mark.parametrize(
