@@ -57,7 +57,6 @@ QUESTIONS: dict[str, tuple[Callable[..., Any], tuple[int, int], tuple[int, int]]
 }
 
 
-@pytest.mark.sweep
 def test_conditions_are_installed_as_without_a_handoff() -> None:
     """The guards are equal in text and cause, and each one refuses other sizes."""
 

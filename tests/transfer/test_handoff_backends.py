@@ -1,4 +1,4 @@
-"""Backwards, overlapping storages and failing backends behave as without a handoff."""
+"""Backwards and failing backends behave as without a handoff."""
 
 from __future__ import annotations
 
@@ -151,34 +151,6 @@ def test_a_late_backward_adds_no_guard(caplog: pytest.LogCaptureFixture) -> None
     assert found[1][1] == [(True, 1)]
 
 
-# --- storages ---------------------------------------------------------------------------------------
-
-
-def test_inputs_that_overlap_after_disjoint_ones_compile_again() -> None:
-    """The guard on their storage is AOTAutograd's, and no condition of a ``ShapeEnv``."""
-
-    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        x.mul_(2)
-        return x + y
-
-    found: list[Any] = []
-    for way in (lambda b: b, tfk.handoff):
-        run, results = Run.of(f, way("aot_eager"), dynamic=True), []
-        for at in (4, 5, 2, 0):
-            base = torch.arange(12.0)
-            results.append(run(base[:4], base[at : at + 4]).tolist())
-        found.append((results, run.count, run.guards))
-    assert found[0] == found[1]
-    expected = [torch.arange(12.0) for _ in range(4)]
-    for base in expected:
-        base[:4] *= 2
-    at = (4, 5, 2, 0)
-    assert found[1][0] == [
-        (b[:4] + b[i : i + 4]).tolist() for b, i in zip(expected, at, strict=True)
-    ]
-    assert found[1][1] > 2
-
-
 # --- backends that raise ----------------------------------------------------------------------------
 
 
@@ -235,23 +207,6 @@ def test_an_error_of_the_backend_has_its_effect_without_a_handoff(
     assert ours == direct
 
 
-@pytest.mark.sweep
-def test_floats_become_constants_as_without_a_handoff() -> None:
-    """AOTAutograd asks for a trace with the float as a constant that it could not use."""
-
-    def f(x: torch.Tensor, s: float) -> torch.Tensor:
-        return x.reshape(-1) * 2 if s > 2 else torch.full((2,), s) * x.sum()
-
-    found: list[Any] = []
-    for way in (lambda b: b, tfk.handoff):
-        with torch._dynamo.config.patch(specialize_float=False):
-            run = Run.of(f, way("aot_eager"), dynamic=True)
-            results = [run(torch.ones(4), s).tolist() for s in (2.5, 3.5, 1.5, 1.25)]
-            found.append((results, run.count, run.guards))
-    assert found[0] == found[1]
-    assert found[0][0] == [[2.0] * 4, [2.0] * 4, [6.0, 6.0], [5.0, 5.0]]
-
-
 def test_the_backend_may_catch_the_error_of_a_question() -> None:
     """An undecidable question adds no fact, and the next ones do."""
 
@@ -284,25 +239,6 @@ def test_specializing_a_dynamic_dim_is_the_same_error(caplog: pytest.LogCaptureF
             errors.append(str(e.value))
     assert errors[0] == errors[1]
     assert "8" in errors[0]
-
-
-def test_a_backend_is_called_again_with_the_same_graph() -> None:
-    """A dim may be specialized on sizes, and the handoff does not change Dynamo's graph."""
-
-    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return (x * y[: x.shape[0]]).sum() + x.shape[0]
-
-    counts: list[int] = []
-    for way in (lambda b: b, tfk.handoff):
-        run = Run.of(f, way("aot_eager"))
-        for n in (7, 8, 9, 8, 16):
-            x = torch.arange(n).float()
-            torch._dynamo.mark_dynamic(
-                x, 0, specialize_on=[lambda s: s == 8, lambda s: s % 16 == 0]
-            )
-            assert run(x, torch.ones(20)).item() == n * (n - 1) / 2 + n
-        counts.append(run.count)
-    assert counts == [3, 3]
 
 
 def test_dynamos_graph_is_not_changed() -> None:
