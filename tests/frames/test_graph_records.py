@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import msgspec
 import pytest
 import torch
 from graph_records import OUT, RELU, X, calling, decode, function, graph, node
-from torch.fx.experimental.proxy_tensor import make_fx
 
-from torch_fakeify.describe.describer import MetaTensorDescriber, describe_tensor
+from torch_fakeify.describe.describer import describe_tensor
 from torch_fakeify.errors import (
     FakeifyError,
     FormatError,
     LimitError,
     UnknownNameError,
 )
-from torch_fakeify.frames.graph.codec import encode_graph
 from torch_fakeify.records.graph import CallingDesc
 from torch_fakeify.records.tensor import (
     DictValue,
@@ -31,7 +27,6 @@ from torch_fakeify.records.tensor import (
     TupleValue,
     TypeValue,
 )
-from torch_fakeify.serialization import document
 
 
 def test_a_graph_written_by_hand_runs():
@@ -343,24 +338,3 @@ def test_decoding_calls_no_named_function():
                       node("output", "output", "output", NodeValue(index=0))))  # fmt: skip
     with pytest.raises(AssertionError, match="called"):
         gm()
-
-
-def test_a_graph_is_decoded_in_another_process(tmp_path):
-    """A fresh interpreter, which never had the function, decodes the graph from bytes alone."""
-    gm = make_fx(lambda x: torch.relu(x).sum(0))(torch.ones(2, 3))
-    desc = encode_graph(gm, MetaTensorDescriber())
-    path = tmp_path / "graph"
-    path.write_bytes(document.dumps(desc))
-    script = f"""
-import sys, pathlib, torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch_fakeify.serialization import document
-from torch_fakeify.convert.converter import MetaConverter
-from torch_fakeify.frames.graph.codec import decode_graph
-mode = FakeTensorMode()
-desc = document.loads(pathlib.Path({str(path)!r}).read_bytes())
-gm = decode_graph(desc, convert=MetaConverter(mode).from_desc, sym=None)
-assert gm(torch.tensor([[1.0, -2.0], [3.0, 4.0]])).tolist() == [4.0, 4.0]
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 import sympy
-import torch
-from env_sessions import PRELUDE, Session, exprs, fake_of, int_of, make_mode, photo_and_record
+from env_sessions import PRELUDE, Session, fake_of, int_of, make_mode, photo_and_record
 from torch._dynamo.source import LocalSource
 from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import (
@@ -140,36 +139,6 @@ def test_every_method_cache_is_cleared() -> None:
         caches, 0
     )
     assert set(clear_method_caches(ShapeEnv)) == set(caches)
-
-
-def test_a_guard_is_added_again_after_a_rollback() -> None:
-    """A cached answer of the abandoned branch would add no guard."""
-    env: Any = make_mode().shape_env
-    n = int_of(env, "n", 4)
-    cp = tfk.checkpoint(env)
-    assert n > 3
-    assert exprs(env) == [f"{n} > 3"]
-    cp.rollback()
-    assert exprs(env) == []
-    assert n > 3
-    assert exprs(env) == [f"{n} > 3"]
-
-
-def test_a_runtime_assert_is_added_again_after_a_rollback() -> None:
-    """A deferred assert and a range are added again, too."""
-    env: Any = make_mode().shape_env
-    n, u = int_of(env, "n", 4), env.create_unbacked_symint()
-    cp = tfk.checkpoint(env)
-    for _ in range(2):
-        torch._check(u <= n)
-        env._constrain_range_for_size(u.node.expr)
-        assert [str(a.expr) for group in env.deferred_runtime_asserts.values() for a in group] == [
-            f"u0 <= {n}"
-        ]
-        assert str(env.var_to_range[u.node.expr].lower) == "0"
-        assert env.size_like
-        cp.rollback()
-        assert env.var_to_range[u.node.expr].lower < 0
 
 
 def test_version_numbers_of_the_abandoned_branch_are_not_reused() -> None:

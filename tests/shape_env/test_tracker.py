@@ -36,23 +36,6 @@ from env_sessions import (
 # --- caches of a SymNode ----------------------------------------------------------------------------
 
 
-def test_the_cached_expression_of_a_node_is_cleared() -> None:
-    """``SymNode.expr`` is cached by version, and an abandoned expression must not be used again."""
-    env: Any = make_mode().shape_env
-    a, b, c = (int_of(env, name, 4) for name in "abc")
-    cp = tfk.checkpoint(env)
-    assert a == b
-    abandoned = {str(size) for size in (a, b, c)}
-    assert len(abandoned) == 2
-    cp.rollback()
-    assert len({str(size) for size in (a, b, c)}) == 3
-    assert b == c
-    assert [size.node.expr for size in (a, b, c)] == [
-        env.replace(size.node._expr) for size in (a, b, c)
-    ]
-    assert str(a) != str(b)
-
-
 def test_expressions_cached_at_an_unchanged_version_are_cleared() -> None:
     """``constrain_unify`` replaces a symbol without a new version, so nothing is cached at 0."""
     env: Any = make_mode().shape_env
@@ -228,30 +211,6 @@ def test_symbols_in_contexts_are_removed(way: str) -> None:
     again = fakes_by(way, FakeTensorMode(shape_env=env), real, "y", fresh)
     assert again.shape[0].node.expr in env.var_to_range
     assert again.shape[0] > 3
-
-
-def test_memos_of_surviving_tensors_are_restored() -> None:
-    """After a rollback ``nonzero`` and ``item`` allocate again, unless they had before it."""
-    mode = make_mode()
-    env: Any = mode.shape_env
-    with mode:
-        x, y = torch.empty(4), torch.empty(4)
-        i, j = (torch.empty((), dtype=torch.int64) for _ in range(2))
-        torch.nonzero(y)
-        j.item()
-        memos = [dict(vars(fake)) for fake in (x, y, i, j)]
-        cp = tfk.checkpoint(env)
-        for _ in range(2):
-            sizes = [torch.nonzero(x).shape[0], torch.unique(x).shape[0], i.item()]
-            assert [str(size) for size in sizes] == ["u2", "u3", "u4"]
-            y.add_(1)
-            assert str(torch.nonzero(y).shape[0]) == "u5"
-            assert str(j.item()) == "u1"
-            cp.rollback()
-            assert [dict(vars(fake)) for fake in (x, y, i, j)] == memos
-            assert env.unbacked_symint_counter == 2
-        assert i.item().node.expr in env.var_to_range
-        assert str(i.item()) == "u2"
 
 
 def test_nested_ints_of_surviving_tensors_are_restored() -> None:
