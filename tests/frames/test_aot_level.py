@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 import torch
-from cli_runs import fresh
+from cli_runs import Command, fresh
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -24,7 +24,6 @@ from torch_fakeify.render.summary import summary_lines
 from torch_fakeify.tools.minify.search import minify
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Callable
 
 
@@ -302,22 +301,18 @@ step(torch.randn(3, 4)).backward()
 """
 
 
-def _command(*args: str | Path, cwd: Path, status: int) -> subprocess.CompletedProcess[str]:
-    done = fresh(*args, cwd=cwd)
-    assert done.returncode == status, done.stdout + done.stderr
-    return done
-
-
 @pytest.mark.sweep
+@pytest.mark.usefixtures("warm_workers")
 @pytest.mark.parametrize("way", ["run", pytest.param("environment", marks=pytest.mark.long)])
 def test_a_failure_of_the_backward_from_run_to_a_script(
-    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     """Recorded, replayed by the backend's own compiler, minified to a script of torch alone."""
     (tmp_path / "chip.py").write_text(CHIP)
     (tmp_path / "model.py").write_text(MODEL)
     if way == "run":
-        done = _command("run", "--level", "aot", "model.py", cwd=tmp_path, status=1)
+        done = fresh("run", "--level", "aot", "model.py", cwd=tmp_path)
+        assert done.returncode == 1, done.stdout + done.stderr
         assert "<lambda> (backward)" in done.stdout
     else:
         monkeypatch.setenv("TORCH_FAKEIFY_RECORD", "captures")
@@ -327,11 +322,13 @@ def test_a_failure_of_the_backward_from_run_to_a_script(
     (path,) = tmp_path.glob("captures/*/*backward*.fkf")
     assert len([*path.parent.iterdir()]) == 3
     own = ("--backend", "chip:compiler")
-    assert "reproduced" in _command("replay", path, *own, cwd=tmp_path, status=0).stdout
+    replayed = command("replay", path, *own, cwd=tmp_path)
+    assert (replayed.returncode, replayed.stdout.split("\n")[0]) == (0, "reproduced")
     (joint,) = tmp_path.glob("captures/*/*joint*.fkf")
     with pytest.raises(tfk.CaptureError, match="a joint graph cannot be minified"):
         minify(joint, tmp_path / "joint.fkf")
-    minified = _command("minify", path, *own, "-o", "small.fkf", cwd=tmp_path, status=0)
+    minified = command("minify", path, *own, "-o", "small.fkf", cwd=tmp_path)
+    assert minified.returncode == 0, minified.stdout + minified.stderr
     assert "fails in the same way" in minified.stdout
     script = tmp_path / "small.py"
     names = {n.name for n in ast.walk(ast.parse(script.read_text())) if isinstance(n, ast.alias)}

@@ -193,7 +193,9 @@ with torch.no_grad():
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("level", ["dynamo", "aot"])
-def test_a_mixture_of_experts_compiles_without_transformers(level: str, tmp_path: Path) -> None:
+def test_a_mixture_of_experts_compiles_without_transformers(
+    level: str, tmp_path: Path, command: Command
+) -> None:
     """Its experts are an operator of transformers; of AOTAutograd's graphs another one, in the backward."""
     pytest.importorskip("transformers", reason="needs transformers")
     (tmp_path / "train.py").write_text(TRAIN)
@@ -203,7 +205,7 @@ def test_a_mixture_of_experts_compiles_without_transformers(level: str, tmp_path
     missing.mkdir()
     (missing / "__init__.py").write_text("raise ImportError('transformers is not installed')")
     arguments = ["replay", "--all", "--jobs", "1", "--jsonl", "rows", "captures"]
-    done = fresh(*arguments, cwd=tmp_path)
+    done = command(*arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [json.loads(line) for line in (tmp_path / "rows").read_text().splitlines()]
     assert [row["verdict"] for row in rows] == ["compiles"] * {"dynamo": 2, "aot": 4}[level]
