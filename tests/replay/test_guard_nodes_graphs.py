@@ -1,22 +1,15 @@
-"""Guard nodes in graphs of other tracers and backends, and errors of ``learn``."""
+"""Guard nodes in graphs of other tracers and backends, across processes, and errors of ``learn``."""
 
 from __future__ import annotations
 
 import operator
-from typing import Any
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from assert_frames import CONFIG, everything
-from guard_frames import (
-    CASES,
-    env_after_learn,
-    frame_of,
-    new_inputs,
-    over_branch,
-    over_flatten,
-    over_reshape,
-)
 from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 from torch._guards import TracingContext
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -27,6 +20,19 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import torch_fakeify as tfk
 from torch_fakeify.replay.lowering import MARK, mark_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+from guard_frames import (
+    CASES,
+    env_after_learn,
+    frame_of,
+    new_inputs,
+    over_branch,
+    over_flatten,
+    over_reshape,
+    over_twice,
+)
 
 # --- errors -----------------------------------------------------------------------------------------
 
@@ -237,6 +243,51 @@ def test_backends_compile_graphs_with_guards(name: str, backend: str) -> None:
     with torch._dynamo.config.patch(**CONFIG):
         compiled = torch.compile(fn, backend=inner, dynamic=True)
         torch.testing.assert_close(compiled(*args), fn(*args))
+
+
+# --- across processes -------------------------------------------------------------------------------
+
+
+READER = """
+import sys, torch
+import torch_fakeify as tfk
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+instance = tfk.Capture.load(sys.argv[1]).instantiate()
+inputs = tfk.refakeify(instance.inputs, FakeTensorMode(shape_env=ShapeEnv()))
+print(tfk.learn(instance.gm, inputs))
+env = next(x for x in inputs if isinstance(x, torch.SymInt)).node.shape_env
+for guard in env.guards:
+    print(guard.expr.func.__name__, guard.sloc.maybe_user_loc.partition("  #")[0])
+print(tfk.strip_guards(instance.gm))
+print([n.op for n in instance.gm.graph.nodes])
+"""
+
+
+def test_guard_nodes_cross_processes(tmp_path: Path) -> None:
+    """A fresh interpreter learns from a file the facts of the frame, with the user's line."""
+    frame_path = tmp_path / "frame.fkf"
+
+    def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        mode = TracingContext.get().fake_mode
+        assert mode is not None
+        tfk.insert_guards(gm, mode.shape_env)
+        tfk.capture(gm, inputs).save(frame_path)
+        return gm.forward
+
+    torch._dynamo.reset()
+    torch.compile(over_twice, backend=backend, dynamic=True)(torch.randn(7))
+    out = subprocess.run(
+        [sys.executable, "-c", READER, str(frame_path)], capture_output=True, text=True, check=True
+    )
+    line = "return x + 1 if 2 * x.shape[0] > 9 else x - 1"
+    assert out.stdout.splitlines() == [
+        "3",
+        f"StrictGreaterThan {line}",
+        "9",
+        "['placeholder', 'placeholder', 'call_function', 'output']",
+    ]
 
 
 def test_a_fingerprint_does_not_depend_on_the_messages() -> None:
