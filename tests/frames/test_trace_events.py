@@ -26,10 +26,7 @@ from trace_logs import (
 
 import torch_fakeify as tfk
 from torch_fakeify.frames.trace_logs.events import (
-    CARRIED,
-    HIDDEN,
     NEVER_LOGGED,
-    TEXT,
     MissingField,
     SourceEvent,
     StorageEvent,
@@ -356,6 +353,67 @@ def _numbers(d: MetaTensorDesc | None) -> list[Any]:
 
 
 # --- the tables -----------------------------------------------------------------------------------
+
+CARRIED = {
+    "attrs": "subclass",
+    "base": "base",
+    "bdim": "functorch",
+    "ccol_indices": "sparse",
+    "col_indices": "sparse",
+    "creation_meta": "creation_meta",
+    "crow_indices": "sparse",
+    "current_level": "functorch",
+    "dense_dim": "sparse",
+    "device": "device",
+    "dtype": "dtype",
+    "dynamo_dynamic_indices": "marks",
+    "dynamo_hint_overrides": "marks",
+    "fake_mode": "is_fake",
+    "grad": "grad",
+    "id": "id",
+    "is_batchedtensor": "functorch",
+    "is_coalesced": "sparse",
+    "is_conj": "is_conj",
+    "is_functional": "functional",
+    "is_functorch_wrapped": "functorch",
+    "is_gradtrackingtensor": "functorch",
+    "is_inference": "is_inference",
+    "is_leaf": "is_leaf",
+    "is_legacy_batchedtensor": "functorch",
+    "is_mkldnn": "layout",
+    "is_neg": "is_neg",
+    "is_nested": "layout",
+    "is_parameter": "is_parameter",
+    "is_sparse": "layout",
+    "is_traceable_wrapper_subclass": "subclass",
+    "is_view": "is_view",
+    "layout": "layout",
+    "level": "functorch",
+    "ndim": "size",
+    "nested_int": "nested_int",
+    "requires_grad": "requires_grad",
+    "row_indices": "sparse",
+    "size": "size",
+    "sparse_dim": "sparse",
+    "storage": "storage",
+    "storage_offset": "storage_offset",
+    "stride": "stride",
+    "type": "subclass",
+    "unwrapped": "functorch",
+    "values": "sparse",
+}
+"""Fields of torch's ``MetaTensorDesc`` that an event carries, and the field of the record."""
+
+TEXT = {
+    "ctx": "subclass",
+    "functorch_stack": "functorch",
+    "opaque_attrs": "subclass",
+    "view_func": "view_calls",
+}
+"""Fields that an event has only as unparsable text, with the field of the record."""
+
+HIDDEN = frozenset({"autograd_meta_from", "data"})
+"""Fields that an event only marks as set; records do not have them."""
 
 
 def test_every_field_of_torch_is_classified() -> None:

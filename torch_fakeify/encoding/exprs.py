@@ -71,105 +71,49 @@ class Head(NamedTuple):
     domain: Domain
 
 
+_Rows: TypeAlias = tuple[tuple[str, int, int, Domain], ...]
+"""Names of functions with the same smallest and largest number of arguments and the same domain."""
+
 # sympy's own classes. Names are sympy's spelling in an expression; a name that torch's functions
 # take over (``Mod``, ``Min``, ``Max``) is prefixed.
-_SYMPY_HEADS: tuple[tuple[str, type[sympy.Basic], int, int, Domain], ...] = (
-    ("Add", sympy.Add, 2, MAX_ARITY, "expr"),
-    ("Mul", sympy.Mul, 2, MAX_ARITY, "expr"),
-    ("Pow", sympy.Pow, 2, 2, "expr"),
-    ("sympy.Mod", sympy.Mod, 2, 2, "any"),
-    ("sympy.Min", sympy.Min, 2, MAX_ARITY, "expr"),
-    ("sympy.Max", sympy.Max, 2, MAX_ARITY, "expr"),
-    ("Eq", sympy.Eq, 2, 2, "any"),
-    ("Ne", sympy.Ne, 2, 2, "any"),
-    ("Lt", sympy.Lt, 2, 2, "expr"),
-    ("Le", sympy.Le, 2, 2, "expr"),
-    ("Gt", sympy.Gt, 2, 2, "expr"),
-    ("Ge", sympy.Ge, 2, 2, "expr"),
-    ("And", sympy.And, 2, MAX_ARITY, "bool"),
-    ("Or", sympy.Or, 2, MAX_ARITY, "bool"),
-    ("Not", sympy.Not, 1, 1, "bool"),
-    ("Xor", sympy.Xor, 2, MAX_ARITY, "bool"),
-    ("Nand", sympy.Nand, 2, MAX_ARITY, "bool"),
-    ("Nor", sympy.Nor, 2, MAX_ARITY, "bool"),
-    ("Implies", sympy.Implies, 2, 2, "bool"),
-    ("ITE", sympy.ITE, 3, 3, "bool"),
-    ("ExprCondPair", ExprCondPair, 2, 2, "pair"),
-    ("Piecewise", sympy.Piecewise, 1, MAX_ARITY, "pieces"),
-    ("Abs", sympy.Abs, 1, 1, "any"),
-    ("sign", sympy.sign, 1, 1, "any"),
-    ("floor", sympy.floor, 1, 1, "any"),
-    ("ceiling", sympy.ceiling, 1, 1, "any"),
-    ("frac", sympy.frac, 1, 1, "any"),
-    ("re", sympy.re, 1, 1, "any"),
-    ("im", sympy.im, 1, 1, "any"),
-    ("conjugate", sympy.conjugate, 1, 1, "any"),
-    ("exp", sympy.exp, 1, 1, "any"),
-    ("log", sympy.log, 1, 2, "any"),
-    ("sin", sympy.sin, 1, 1, "any"),
-    ("cos", sympy.cos, 1, 1, "any"),
-    ("tan", sympy.tan, 1, 1, "any"),
-    ("cot", sympy.cot, 1, 1, "any"),
-    ("sec", sympy.sec, 1, 1, "any"),
-    ("csc", sympy.csc, 1, 1, "any"),
-    ("asin", sympy.asin, 1, 1, "any"),
-    ("acos", sympy.acos, 1, 1, "any"),
-    ("atan", sympy.atan, 1, 1, "any"),
-    ("atan2", sympy.atan2, 2, 2, "any"),
-    ("sinh", sympy.sinh, 1, 1, "any"),
-    ("cosh", sympy.cosh, 1, 1, "any"),
-    ("tanh", sympy.tanh, 1, 1, "any"),
-    ("asinh", sympy.asinh, 1, 1, "any"),
-    ("acosh", sympy.acosh, 1, 1, "any"),
-    ("atanh", sympy.atanh, 1, 1, "any"),
-    ("gamma", sympy.gamma, 1, 1, "any"),
-    ("loggamma", sympy.loggamma, 1, 1, "any"),
-    ("erf", sympy.erf, 1, 1, "any"),
+_SYMPY_HEADS: _Rows = (
+    ("Add Mul", 2, MAX_ARITY, "expr"),
+    ("Pow", 2, 2, "expr"),
+    ("sympy.Mod", 2, 2, "any"),
+    ("sympy.Min sympy.Max", 2, MAX_ARITY, "expr"),
+    ("Eq Ne", 2, 2, "any"),
+    ("Lt Le Gt Ge", 2, 2, "expr"),
+    ("And Or", 2, MAX_ARITY, "bool"),
+    ("Not", 1, 1, "bool"),
+    ("Xor Nand Nor", 2, MAX_ARITY, "bool"),
+    ("Implies", 2, 2, "bool"),
+    ("ITE", 3, 3, "bool"),
+    ("ExprCondPair", 2, 2, "pair"),
+    ("Piecewise", 1, MAX_ARITY, "pieces"),
+    ("Abs sign floor ceiling frac re im conjugate exp", 1, 1, "any"),
+    ("log", 1, 2, "any"),
+    ("sin cos tan cot sec csc asin acos atan", 1, 1, "any"),
+    ("atan2", 2, 2, "any"),
+    ("sinh cosh tanh asinh acosh atanh gamma loggamma erf", 1, 1, "any"),
 )
 
-# Every class of torch.utils._sympy.functions, with its number of arguments.
-_TORCH_HEADS: tuple[tuple[str, int, int], ...] = (
-    ("FloorDiv", 2, 2),
-    ("CleanDiv", 2, 2),
-    ("CeilDiv", 2, 2),
-    ("ModularIndexing", 3, 3),
-    ("Where", 3, 3),
-    ("PythonMod", 2, 2),
-    ("Mod", 2, 2),
-    ("CeilToInt", 1, 1),
-    ("FloorToInt", 1, 1),
-    ("TruncToInt", 1, 1),
-    ("TruncToFloat", 1, 1),
-    ("RoundToInt", 1, 1),
-    ("RoundDecimal", 2, 2),
-    ("ToFloat", 1, 1),
-    ("LShift", 2, 2),
-    ("RShift", 2, 2),
-    ("Max", 2, MAX_ARITY),
-    ("Min", 2, MAX_ARITY),
-    ("PowByNatural", 2, 2),
-    ("FloatPow", 2, 2),
-    ("FloatTrueDiv", 2, 2),
-    ("IntTrueDiv", 2, 2),
-    ("IsNonOverlappingAndDenseIndicator", 0, MAX_ARITY),
-    ("Identity", 1, 1),
-    ("OpaqueUnaryFn_sqrt", 1, 1),
-    ("OpaqueUnaryFn_cos", 1, 1),
-    ("OpaqueUnaryFn_cosh", 1, 1),
-    ("OpaqueUnaryFn_sin", 1, 1),
-    ("OpaqueUnaryFn_sinh", 1, 1),
-    ("OpaqueUnaryFn_tan", 1, 1),
-    ("OpaqueUnaryFn_tanh", 1, 1),
-    ("OpaqueUnaryFn_asin", 1, 1),
-    ("OpaqueUnaryFn_acos", 1, 1),
-    ("OpaqueUnaryFn_atan", 1, 1),
-    ("OpaqueUnaryFn_exp", 1, 1),
-    ("OpaqueUnaryFn_log", 1, 1),
-    ("OpaqueUnaryFn_asinh", 1, 1),
-    ("OpaqueUnaryFn_log2", 1, 1),
-    ("BitwiseFn_bitwise_and", 2, 2),
-    ("BitwiseFn_bitwise_or", 2, 2),
-    ("BitwiseFn_bitwise_xor", 2, 2),
+# Every class of torch.utils._sympy.functions.
+_TORCH_HEADS: _Rows = (
+    ("FloorDiv CleanDiv CeilDiv", 2, 2, "any"),
+    ("ModularIndexing Where", 3, 3, "any"),
+    ("PythonMod Mod", 2, 2, "any"),
+    ("CeilToInt FloorToInt TruncToInt TruncToFloat RoundToInt", 1, 1, "any"),
+    ("RoundDecimal", 2, 2, "any"),
+    ("ToFloat", 1, 1, "any"),
+    ("LShift RShift", 2, 2, "any"),
+    ("Max Min", 2, MAX_ARITY, "any"),
+    ("PowByNatural FloatPow FloatTrueDiv IntTrueDiv", 2, 2, "any"),
+    ("IsNonOverlappingAndDenseIndicator", 0, MAX_ARITY, "any"),
+    ("Identity OpaqueUnaryFn_sqrt OpaqueUnaryFn_cos OpaqueUnaryFn_cosh", 1, 1, "any"),
+    ("OpaqueUnaryFn_sin OpaqueUnaryFn_sinh OpaqueUnaryFn_tan OpaqueUnaryFn_tanh", 1, 1, "any"),
+    ("OpaqueUnaryFn_asin OpaqueUnaryFn_acos OpaqueUnaryFn_atan OpaqueUnaryFn_exp", 1, 1, "any"),
+    ("OpaqueUnaryFn_log OpaqueUnaryFn_asinh OpaqueUnaryFn_log2", 1, 1, "any"),
+    ("BitwiseFn_bitwise_and BitwiseFn_bitwise_or BitwiseFn_bitwise_xor", 2, 2, "any"),
 )
 
 _ATOMS: Mapping[str, sympy.Basic] = MappingProxyType(
@@ -210,10 +154,14 @@ def _nargs(head: Head) -> Any:
 
 
 def _heads() -> dict[str, Head]:
-    heads = [Head(*row) for row in _SYMPY_HEADS]
-    for name, low, high in _TORCH_HEADS:
-        heads.append(Head(name, getattr(sympy_functions, name), low, high, "any"))
-    return {head.name: head for head in heads}
+    found: dict[str, Head] = {}
+    for module, rows in ((sympy, _SYMPY_HEADS), (sympy_functions, _TORCH_HEADS)):
+        for names, low, high, domain in rows:
+            for name in names.split():
+                short = name.removeprefix("sympy.")
+                cls = ExprCondPair if name == "ExprCondPair" else getattr(module, short)
+                found[name] = Head(name, cls, low, high, domain)
+    return found
 
 
 HEADS: Mapping[str, Head] = MappingProxyType(_heads())

@@ -33,68 +33,7 @@ if TYPE_CHECKING:
 
     from torch_fakeify.records.tensor import IntLike, Value
 
-# --- which fields a log has -----------------------------------------------------------------------
-
-CARRIED = {
-    "attrs": "subclass",
-    "base": "base",
-    "bdim": "functorch",
-    "ccol_indices": "sparse",
-    "col_indices": "sparse",
-    "creation_meta": "creation_meta",
-    "crow_indices": "sparse",
-    "current_level": "functorch",
-    "dense_dim": "sparse",
-    "device": "device",
-    "dtype": "dtype",
-    "dynamo_dynamic_indices": "marks",
-    "dynamo_hint_overrides": "marks",
-    "fake_mode": "is_fake",
-    "grad": "grad",
-    "id": "id",
-    "is_batchedtensor": "functorch",
-    "is_coalesced": "sparse",
-    "is_conj": "is_conj",
-    "is_functional": "functional",
-    "is_functorch_wrapped": "functorch",
-    "is_gradtrackingtensor": "functorch",
-    "is_inference": "is_inference",
-    "is_leaf": "is_leaf",
-    "is_legacy_batchedtensor": "functorch",
-    "is_mkldnn": "layout",
-    "is_neg": "is_neg",
-    "is_nested": "layout",
-    "is_parameter": "is_parameter",
-    "is_sparse": "layout",
-    "is_traceable_wrapper_subclass": "subclass",
-    "is_view": "is_view",
-    "layout": "layout",
-    "level": "functorch",
-    "ndim": "size",
-    "nested_int": "nested_int",
-    "requires_grad": "requires_grad",
-    "row_indices": "sparse",
-    "size": "size",
-    "sparse_dim": "sparse",
-    "storage": "storage",
-    "storage_offset": "storage_offset",
-    "stride": "stride",
-    "type": "subclass",
-    "unwrapped": "functorch",
-    "values": "sparse",
-}
-"""Fields of torch's ``MetaTensorDesc`` that an event carries, and the field of the record."""
-
-TEXT = {
-    "ctx": "subclass",
-    "functorch_stack": "functorch",
-    "opaque_attrs": "subclass",
-    "view_func": "view_calls",
-}
-"""Fields that an event has only as unparsable text, with the field of the record."""
-
-HIDDEN = frozenset({"autograd_meta_from", "data"})
-"""Fields that an event only marks as set; records do not have them."""
+# --- missing fields ------------------------------------------------------------------------------
 
 
 class MissingField(NamedTuple):
@@ -208,7 +147,7 @@ class TensorEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     data: None = None
 
 
-# --- missing fields ------------------------------------------------------------------------------
+# --- records --------------------------------------------------------------------------------------
 
 
 class _FieldReader:
@@ -239,9 +178,6 @@ class _FieldReader:
         if isinstance(found, SymDesc):
             self.lack(field, "the hint, range and assumptions of its symbols", written)
         return found
-
-
-# --- records --------------------------------------------------------------------------------------
 
 
 def storage_record(e: StorageEvent) -> tuple[MetaStorageDesc | None, tuple[MissingField, ...]]:
