@@ -33,6 +33,7 @@ from torch._subclasses.fake_tensor import (
     unset_fake_temporarily,
 )
 from torch._subclasses.meta_utils import MetaStorageDesc as TorchStorageDesc
+from torch._subclasses.meta_utils import MetaTensorDesc as TorchTensorDesc
 from torch._subclasses.meta_utils import assert_eq, assert_metadata_eq, safe_grad
 from torch.fx.experimental.proxy_tensor import snapshot_fake
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass

@@ -46,7 +46,7 @@ class MetaTensorDescriber:
     """
 
     def __init__(self, *, copy_data: bool = False) -> None:
-        self.id = next_describer_id()
+        self.id: Any = next_describer_id()
         self.next_tensor_id = 0
         self.next_storage_id = 0
         self.lookup_tensor: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -63,7 +63,7 @@ class MetaTensorDescriber:
             self.next_tensor_id += 1
         return number
 
-    def get_storage_id(self, s: torch.UntypedStorage) -> int:
+    def get_storage_id(self, s: torch.UntypedStorage) -> Any:
         """The id of a storage, a new one at its first use."""
         number = self.lookup_storage.get(s)
         if number is None:
@@ -94,7 +94,7 @@ class MetaTensorDescriber:
 
     def describe_tensor(
         self, t: torch.Tensor, *, recurse: bool = True, trace: bool = False
-    ) -> MetaTensorDesc[Any]:
+    ) -> MetaTensorDesc:
         """The description of a tensor.
 
         Args:
