@@ -282,17 +282,10 @@ _OPERATORS = frozenset({"op", "packet"})
 def _homes(graph: GraphModuleDesc) -> set[str]:
     """Return the modules that registered the custom operators of a graph, as far as that is known."""
     found: set[str] = set()
-    for name in _operators(graph):
+    nodes = (fx_node for each in graph.graphs() for fx_node in each.nodes)
+    targets = (fx_node.target for fx_node in nodes)
+    for name in (t.name for t in targets if isinstance(t, FunctionValue) and t.kind in _OPERATORS):
         namespace, op, *_ = name.split(".")
         if namespace not in torch_graphs.TORCHS_NAMESPACES:
             found |= {namespace, torch_graphs.module_of_operator(f"{namespace}.{op}") or ""}
     return found
-
-
-def _operators(graph: GraphModuleDesc) -> Iterator[str]:
-    for fx_node in graph.nodes:
-        target = fx_node.target
-        if isinstance(target, FunctionValue) and target.kind in _OPERATORS:
-            yield target.name
-    for _, body in graph.submodules:
-        yield from _operators(body)

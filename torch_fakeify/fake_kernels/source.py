@@ -15,6 +15,54 @@ if TYPE_CHECKING:
 _INDENT = "    "
 _WIDTH = 88
 
+_TEXTS: dict[type, str] = {
+    fk.Integer: "{value}",
+    fk.Size: "{of}.shape[{dim}]",
+    fk.SizeAt: "{of}.shape[{dim}]",
+    fk.Stride: "{of}.stride({dim})",
+    fk.Offset: "{of}.storage_offset()",
+    fk.Ndim: "{of}.ndim",
+    fk.Number: "{of}",
+    fk.ItemAt: "{name}[{at}]",
+    fk.Length: "len({name})",
+    fk.Total: "sum({of})",
+    fk.SizesTotal: "sum(each.shape[{dim}] for each in {name})",
+    fk.Index: "i",
+    fk.Items: "[{items}]",
+    fk.Shape: "{of}.shape",
+    fk.Strides: "{of}.stride()",
+    fk.Numbers: "{name}",
+    fk.Broadcast: "torch.broadcast_shapes({of})",
+    fk.Picked: "[{of}[dim] for dim in {at}]",
+    fk.SameDtype: "{left}.dtype == {right}.dtype",
+    fk.ConstantDtype: "torch.{name}",
+    fk.DtypeOf: "{of}.dtype",
+    fk.DtypeArg: "{name}",
+    fk.Promoted: "torch.result_type({left}, {right})",
+    fk.DeviceOf: "{of}.device",
+    fk.View: "{of}.as_strided({size}, {stride}, {offset})",
+    fk.SameTensor: "{of}",
+    fk.IntResult: "{value}",
+    fk.TupleResult: "[{items}]",
+}
+"""Formulas that are one expression of their fields."""
+
+_FEATURES: dict[type, str] = {
+    fk.Named: "{name} == torch.{value}",
+    fk.Rank: "{of}.ndim == {value}",
+    fk.DtypeIs: "{of}.dtype == torch.{value}",
+    fk.Length: "len({name}) == {value}",
+}
+"""Features that have a value."""
+
+_VARIABLES: tuple[tuple[Any, str], ...] = (
+    (fk.Int, "n"),
+    (fk.Ints, "size"),
+    (fk.Dtype, "dtype"),
+    (fk.Device, "device"),
+)
+"""Names of variables by the kind of formula; that of a result is ``result``."""
+
 
 def kernel_source(kernel: fk.FakeKernelDesc, schema: Any) -> str:
     """Return the source of a fake kernel, which registers it.
@@ -64,8 +112,8 @@ class _Writer:
                 lower = f"min={each.lower}" if each.lower else ""
                 self._write(f"{name} = {context}.new_dynamic_size({lower})")
                 if each.upper is not None:
-                    self._write(f"torch._check({name} <= {self._int(each.upper)})")
-        results = [self._result(part) for part in self._kernel.results]
+                    self._write(f"torch._check({name} <= {self._expr(each.upper)})")
+        results = [self._expr(part) for part in self._kernel.results]
         if not results:
             self._write("return None")
         else:
@@ -101,16 +149,20 @@ class _Writer:
 
     # --- cases ---
 
-    def _cases(self, part: fk.Case, wanted: str, render: Any) -> str:
+    def _cases(self, part: fk.Case) -> str:
         """Write the statements that give a variable the value of its case, and return its name."""
         if part not in self._made:
-            name = self._made[part] = self._name(wanted)
-            self._assign(name, part, render)
+            first: Any = part
+            while isinstance(first, fk.Case):
+                first = first.cases[0][1]
+            wanted = (name for kind, name in _VARIABLES if isinstance(first, kind))
+            name = self._made[part] = self._name(next(wanted, "result"))
+            self._assign(name, part)
         return self._made[part]
 
-    def _assign(self, name: str, part: Any, render: Any) -> None:
+    def _assign(self, name: str, part: Any) -> None:
         if not isinstance(part, fk.Case):
-            self._write(f"{name} = {render(part)}")
+            self._write(f"{name} = {self._expr(part)}")
             return
         values = [value for value, _ in part.cases]
         is_bool = set(values) == {True, False} and all(isinstance(each, bool) for each in values)
@@ -123,7 +175,7 @@ class _Writer:
                 test = self._feature(part.feature, value)
                 self._write(f"{'elif' if at else 'if'} {test}:")
             self._depth += 1
-            self._assign(name, found, render)
+            self._assign(name, found)
             self._depth -= 1
             self._made = made
         if not is_bool:
@@ -139,14 +191,8 @@ class _Writer:
                 return _argument(name) if value else f"not {_argument(name)}"
             case fk.Flag(name=name):
                 return f"{_argument(name)} == {value!r}"
-            case fk.Named(name=name):
-                return f"{_argument(name)} == torch.{value}"
-            case fk.Rank(of=of):
-                return f"{_of(of)}.ndim == {value}"
-            case fk.DtypeIs(of=of):
-                return f"{_of(of)}.dtype == torch.{value}"
-            case fk.Length(name=name):
-                return f"len({_argument(name)}) == {value}"
+            case fk.Named() | fk.Rank() | fk.DtypeIs() | fk.Length():
+                return _FEATURES[type(part)].format(value=value, **self._fields(part))
             case fk.IsContiguous(of=of):
                 return f"{'' if value else 'not '}{_of(of)}.is_contiguous()"
             case _:
@@ -159,110 +205,116 @@ class _Writer:
             case fk.Seen(name=name, value=value):
                 by = "is" if value in ("None", "True", "False") else "=="
                 return f"{_argument(name)} {by} {value}"
-            case fk.SameDtype(left=left, right=right):
-                return f"{_of(left)}.dtype == {_of(right)}.dtype"
+            case fk.SameDtype():
+                return self._expr(part)
             case fk.DtypeIn(of=of, names=names):
                 if len(names) == 1:
                     return f"{_of(of)}.dtype == torch.{names[0]}"
                 return f"{_of(of)}.dtype in ({', '.join(f'torch.{name}' for name in names)})"
             case fk.Compared(op=op, left=left, right=right):
-                return f"{self._int(left)} {op} {self._int(right)}"
+                return f"{self._expr(left)} {op} {self._expr(right)}"
             case _:
                 return self._feature(part, True)
 
-    # --- integers ---
+    # --- expressions ---
 
-    def _int(self, part: Any, level: int = 0) -> str:
-        """Print an integer; parentheses where its operator binds less than ``level``."""
+    def _expr(self, part: Any, level: int = 0) -> str:
+        """Print a formula; parentheses where its operator binds less than ``level``."""
         match part:
-            case fk.Integer(value=value):
-                return str(value)
-            case fk.Size(of=of, dim=dim):
-                return f"{_of(of)}.shape[{dim}]"
-            case fk.SizeAt(of=of, dim=dim):
-                return f"{_of(of)}.shape[{self._int(dim)}]"
-            case fk.Stride(of=of, dim=dim):
-                return f"{_of(of)}.stride({dim})"
-            case fk.Offset(of=of):
-                return f"{_of(of)}.storage_offset()"
-            case fk.Ndim(of=of):
-                return f"{_of(of)}.ndim"
-            case fk.Number(of=of):
-                return _of(of)
-            case fk.ItemAt(name=name, at=at):
-                return f"{_argument(name)}[{self._int(at)}]"
-            case fk.Length(name=name):
-                return f"len({_argument(name)})"
+            case fk.Case():
+                return self._cases(part)
+            case fk.Binary():
+                return self._binary(part, level)
             case fk.Product(of=fk.Shape(of=of)):
                 return f"{_of(of)}.numel()"
             case fk.Product(of=of):
                 self._modules.add("math")
-                return f"math.prod({self._ints(of)})"
-            case fk.Total(of=of):
-                return f"sum({self._ints(of)})"
-            case fk.SizesTotal(name=name, dim=dim):
-                return f"sum(each.shape[{self._int(dim)}] for each in {_argument(name)})"
-            case fk.Index():
-                return "i"
+                return f"math.prod({self._expr(of)})"
             case fk.DataSize(at=at):
                 return self._sizes[at]
-            case fk.Case():
-                return self._cases(part, "n", self._int)
-            case fk.Binary():
-                return self._binary(part, level)
-            case _:
-                raise TypeError(type(part).__name__)
-
-    def _binary(self, part: fk.Binary, level: int) -> str:
-        if part.op in ("min", "max"):
-            return f"torch.sym_{part.op}({self._int(part.left)}, {self._int(part.right)})"
-        if part.op == "ceil":
-            return f"-(-{self._int(part.left, 3)} // {self._int(part.right, 3)})"
-        binding = 1 if part.op in "+-" else 2
-        text = f"{self._int(part.left, binding)} {part.op} {self._int(part.right, binding + 1)}"
-        return f"({text})" if binding < level else text
-
-    # --- lists ---
-
-    def _ints(self, part: Any) -> str:
-        match part:
-            case fk.Items(items=items):
-                return f"[{', '.join(self._int(each) for each in items)}]"
-            case fk.Shape(of=of):
-                return f"{_of(of)}.shape"
-            case fk.Strides(of=of):
-                return f"{_of(of)}.stride()"
-            case fk.Numbers(name=name):
-                return _argument(name)
-            case fk.Broadcast(of=of):
-                return f"torch.broadcast_shapes({', '.join(map(self._ints, of))})"
             case fk.Slice(of=of, start=start, stop=stop):
-                low = "" if start is None else self._int(start)
-                high = "" if stop is None else self._int(stop)
-                return f"{self._ints(of)}[{low}:{high}]"
+                low = "" if start is None else self._expr(start)
+                high = "" if stop is None else self._expr(stop)
+                return f"{self._expr(of)}[{low}:{high}]"
             case fk.Concat(parts=parts):
                 inner = [
-                    self._ints(each)[1:-1] if isinstance(each, fk.Items) else f"*{self._ints(each)}"
+                    self._expr(each)[1:-1] if isinstance(each, fk.Items) else f"*{self._expr(each)}"
                     for each in parts
                 ]
                 return f"[{', '.join(filter(None, inner))}]"
-            case fk.Picked(of=of, at=at):
-                return f"[{self._ints(of)}[dim] for dim in {self._ints(at)}]"
             case fk.Swapped(of=of, first=first, second=second):
                 name = self._name("swapped")
-                a, b = self._int(first), self._int(second)
-                self._write(f"{name} = list({self._ints(of)})")
+                a, b = self._expr(first), self._expr(second)
+                self._write(f"{name} = list({self._expr(of)})")
                 self._write(f"{name}[{a}], {name}[{b}] = {name}[{b}], {name}[{a}]")
                 return name
             case fk.Reduced():
                 return self._reduced(part)
-            case fk.Case():
-                return self._cases(part, "size", self._ints)
+            case fk.PromotedTypes(of=of):
+                self._modules.add("functools")
+                dtypes = [
+                    f"*[each.dtype for each in {_of(each)}]"
+                    if each.item is None and each.name in self._lists
+                    else f"{_of(each)}.dtype"
+                    for each in of
+                ]
+                return f"functools.reduce(torch.promote_types, [{', '.join(dtypes)}])"
+            case fk.Floating(of=of):
+                name = self._name("dtype")
+                self._write(f"{name} = {self._expr(of)}")
+                self._write(f"if not {name}.is_floating_point and not {name}.is_complex:")
+                self._write(f"{_INDENT}{name} = torch.get_default_dtype()")
+                return name
+            case fk.DtypeTable(of=of, table=table):
+                items = ", ".join(f"torch.{key}: torch.{value}" for key, value in table)
+                return f"{{{items}}}[{_of(of)}.dtype]"
+            case fk.ConstantDevice(name=name):
+                return repr(name)
+            case fk.NewTensor():
+                return self._new(part)
+            case fk.ConstantResult(value=value):
+                return _literal(value)
+            case fk.ListResult(count=count, item=item):
+                name, number = self._name("results"), self._expr(count)
+                self._write(f"{name} = []")
+                self._write(f"for i in range({number}):")
+                self._depth += 1
+                made = dict(self._made)
+                self._write(f"{name}.append({self._expr(item)})")
+                self._made = made
+                self._depth -= 1
+                return name
             case _:
-                raise TypeError(type(part).__name__)
+                return _TEXTS[type(part)].format(**self._fields(part))
+
+    def _fields(self, part: Any) -> dict[str, str]:
+        """Print the fields of a formula, by name."""
+        return {name: self._field(getattr(part, name)) for name in part.__struct_fields__}
+
+    def _field(self, value: Any) -> str:
+        match value:
+            case str():
+                return _argument(value)
+            case int():
+                return str(value)
+            case fk.Arg():
+                return _of(value)
+            case tuple():
+                return ", ".join(map(self._expr, value))
+            case _:
+                return self._expr(value)
+
+    def _binary(self, part: fk.Binary, level: int) -> str:
+        if part.op in ("min", "max"):
+            return f"torch.sym_{part.op}({self._expr(part.left)}, {self._expr(part.right)})"
+        if part.op == "ceil":
+            return f"-(-{self._expr(part.left, 3)} // {self._expr(part.right, 3)})"
+        binding = 1 if part.op in "+-" else 2
+        text = f"{self._expr(part.left, binding)} {part.op} {self._expr(part.right, binding + 1)}"
+        return f"({text})" if binding < level else text
 
     def _reduced(self, part: fk.Reduced) -> str:
-        sizes = self._ints(part.of)
+        sizes = self._expr(part.of)
         key = ("gone", part.of, part.dims)
         if key not in self._made:
             dims, gone = _argument(part.dims), self._name("gone")
@@ -277,81 +329,6 @@ class _Writer:
             return f"[1 if dim in {gone} else n for dim, n in enumerate({sizes})]"
         return f"[n for dim, n in enumerate({sizes}) if dim not in {gone}]"
 
-    # --- tensors ---
-
-    def _dtype(self, part: Any) -> str:
-        match part:
-            case fk.ConstantDtype(name=name):
-                return f"torch.{name}"
-            case fk.DtypeOf(of=of):
-                return f"{_of(of)}.dtype"
-            case fk.DtypeArg(name=name):
-                return _argument(name)
-            case fk.Promoted(left=left, right=right):
-                return f"torch.result_type({_of(left)}, {_of(right)})"
-            case fk.PromotedTypes(of=of):
-                self._modules.add("functools")
-                dtypes = [
-                    f"*[each.dtype for each in {_of(each)}]"
-                    if each.item is None and each.name in self._lists
-                    else f"{_of(each)}.dtype"
-                    for each in of
-                ]
-                return f"functools.reduce(torch.promote_types, [{', '.join(dtypes)}])"
-            case fk.Floating(of=of):
-                name = self._name("dtype")
-                self._write(f"{name} = {self._dtype(of)}")
-                self._write(f"if not {name}.is_floating_point and not {name}.is_complex:")
-                self._write(f"{_INDENT}{name} = torch.get_default_dtype()")
-                return name
-            case fk.DtypeTable(of=of, table=table):
-                items = ", ".join(f"torch.{key}: torch.{value}" for key, value in table)
-                return f"{{{items}}}[{_of(of)}.dtype]"
-            case fk.Case():
-                return self._cases(part, "dtype", self._dtype)
-            case _:
-                raise TypeError(type(part).__name__)
-
-    def _device(self, part: Any) -> str:
-        match part:
-            case fk.ConstantDevice(name=name):
-                return repr(name)
-            case fk.DeviceOf(of=of):
-                return f"{_of(of)}.device"
-            case fk.Case():
-                return self._cases(part, "device", self._device)
-            case _:
-                raise TypeError(type(part).__name__)
-
-    def _result(self, part: Any) -> str:
-        match part:
-            case fk.NewTensor():
-                return self._new(part)
-            case fk.View(of=of, size=size, stride=stride, offset=offset):
-                return f"{_of(of)}.as_strided({self._ints(size)}, {self._ints(stride)}, {self._int(offset)})"
-            case fk.SameTensor(of=of):
-                return _of(of)
-            case fk.IntResult(value=value):
-                return self._int(value)
-            case fk.ConstantResult(value=value):
-                return _literal(value)
-            case fk.TupleResult(items=items):
-                return f"[{', '.join(map(self._result, items))}]"
-            case fk.ListResult(count=count, item=item):
-                name, number = self._name("results"), self._int(count)
-                self._write(f"{name} = []")
-                self._write(f"for i in range({number}):")
-                self._depth += 1
-                made = dict(self._made)
-                self._write(f"{name}.append({self._result(item)})")
-                self._made = made
-                self._depth -= 1
-                return name
-            case fk.Case():
-                return self._cases(part, "result", self._result)
-            case _:
-                raise TypeError(type(part).__name__)
-
     def _new(self, part: fk.NewTensor) -> str:
         if isinstance(part.layout, fk.Case):
             # The strides alone differ: each case makes the whole tensor.
@@ -359,12 +336,8 @@ class _Writer:
                 (value, fk.NewTensor(part.size, found, part.dtype, part.device))  # type: ignore[arg-type]
                 for value, found in part.layout.cases
             )
-            return self._cases(fk.Case(part.layout.feature, cases), "result", self._result)
-        size, dtype, device = (
-            self._ints(part.size),
-            self._dtype(part.dtype),
-            self._device(part.device),
-        )
+            return self._cases(fk.Case(part.layout.feature, cases))
+        size, dtype, device = map(self._expr, (part.size, part.dtype, part.device))
         base = part.device.of if isinstance(part.device, fk.DeviceOf) else None
         options = f"dtype={dtype}, device={device}"
         match part.layout:
@@ -375,7 +348,7 @@ class _Writer:
             case fk.LikeStrides(of=of) if part.size == fk.Shape(of) and base == of:
                 return f"torch.empty_like({_of(of)}{self._other_dtype(of, part.dtype, dtype)})"
             case fk.GivenStrides(strides=given):
-                strides = self._ints(given)
+                strides = self._expr(given)
             case fk.LikeStrides(of=of):
                 strides = f"torch.empty_like({_of(of)}).stride()"
             case fk.FormatOf(of=of):

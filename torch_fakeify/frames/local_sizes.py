@@ -282,7 +282,8 @@ def refuse_local_sizes_in_graph(
             continue
         if tensor.storage.id in storages:
             raise _in_graph(f"the input {each.name}")
-    _check_graph(graph, changed)
+    for each in graph.graphs():
+        _check_graph(each, changed)
 
 
 def _check_graph(graph: GraphModuleDesc, changed: Set[int]) -> None:
@@ -297,8 +298,6 @@ def _check_graph(graph: GraphModuleDesc, changed: Set[int]) -> None:
         is_plain = any(t.subclass is None for t in tensors)
         if (from_uneven and is_plain) or (is_uneven[-1] and not from_uneven):
             raise _in_graph(f"the node {fx_node.name}")
-    for _, body in graph.submodules:
-        _check_graph(body, changed)
 
 
 def _in_graph(where: str) -> CaptureError:

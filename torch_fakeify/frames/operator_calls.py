@@ -58,10 +58,7 @@ def calls_of(graph: GraphModuleDesc, operator: str) -> list[OperatorCall]:
         graph: the graph.
         operator: its name without the overload, ``namespace.name``.
     """
-    found = list(_calls(graph, operator))
-    for _, body in graph.submodules:
-        found += calls_of(body, operator)
-    return found
+    return [call for each in graph.graphs() for call in _calls(each, operator)]
 
 
 def _calls(graph: GraphModuleDesc, operator: str) -> Iterator[OperatorCall]:

@@ -94,16 +94,13 @@ def _fake(
 def _named(graph: GraphModuleDesc) -> dict[str, set[str | None]]:
     """Return the operators that a graph and its bodies name, with the overloads; ``None`` for any of them."""
     found: dict[str, set[str | None]] = {}
-    for fx_node in graph.nodes:
+    for fx_node in (fx_node for each in graph.graphs() for fx_node in each.nodes):
         for value in (fx_node.target, *fx_node.args):
             if isinstance(value, FunctionValue) and value.kind == "op":
                 name, _, overload = value.name.rpartition(".")
                 found.setdefault(name, set()).add(overload)
             elif isinstance(value, FunctionValue) and value.kind == "packet":
                 found.setdefault(value.name, set()).add(None)
-    for _, body in graph.submodules:
-        for name, overloads in _named(body).items():
-            found.setdefault(name, set()).update(overloads)
     return found
 
 

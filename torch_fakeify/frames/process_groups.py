@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from torch_fakeify.records.frame import CaptureDesc, InputDesc
     from torch_fakeify.records.graph import GraphModuleDesc
-    from torch_fakeify.records.tensor import Value
 
     from .group_families import Parts
 
@@ -95,12 +94,10 @@ def _parts(
 
 
 def _names_in_calls(graph: GraphModuleDesc) -> Iterator[str]:
-    for fx_node in graph.nodes:
+    for fx_node in (fx_node for each in graph.graphs() for fx_node in each.nodes):
         if fx_node.op == "call_function":
             args = (*fx_node.args, *(value for _, value in fx_node.kwargs))
             yield from (arg for arg in args if isinstance(arg, str))
-    for _, body in graph.submodules:
-        yield from _names_in_calls(body)
 
 
 def _names_in_values(record: Any) -> Iterator[str]:
@@ -108,11 +105,7 @@ def _names_in_values(record: Any) -> Iterator[str]:
         if value.kind == GROUP and isinstance(value.data, str):
             yield value.data
         elif value.kind == MESH:
-            yield from _strings(value.data)
-
-
-def _strings(v: Value) -> Iterator[str]:
-    yield from walk(v, str)
+            yield from walk(value.data, str)
 
 
 # --- what a frame needs -----------------------------------------------------------------------------

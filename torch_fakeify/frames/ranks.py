@@ -38,7 +38,7 @@ from .local_sizes import LocalSizes, refuse_local_sizes_in_graph, renumbered
 from .process_groups import check_groups, meshes_of, needed_world, ranks_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
     from types import CodeType
 
     from torch_fakeify.records.frame import CaptureDesc
@@ -401,7 +401,7 @@ def _may_have_numbers_of_rank(graph: GraphModuleDesc) -> bool:
 
     Such a graph is traced below DTensor and the user's program: a shard of a tensor is a slice of it.
     """
-    graphs = list(_graphs(graph))
+    graphs = list(graph.graphs())
     is_aten = any(
         isinstance(fx_node.target, FunctionValue)
         and fx_node.target.kind == "op"
@@ -410,12 +410,6 @@ def _may_have_numbers_of_rank(graph: GraphModuleDesc) -> bool:
         for fx_node in each.nodes
     )
     return is_aten and any(_has_number(fx_node) for each in graphs for fx_node in each.nodes)
-
-
-def _graphs(graph: GraphModuleDesc) -> Iterator[GraphModuleDesc]:
-    yield graph
-    for _, body in graph.submodules:
-        yield from _graphs(body)
 
 
 def _has_number(fx_node: NodeDesc) -> bool:

@@ -7,10 +7,13 @@ identifiers.
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from .record import Record
 from .tensor import MetaTensorDesc, SourceDesc, StackDesc, Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Opcode: TypeAlias = Literal[
     "placeholder", "get_attr", "call_function", "call_method", "call_module", "output"
@@ -88,6 +91,12 @@ class GraphModuleDesc(Record, frozen=True):
     """Entries of ``GraphModule.meta`` that are neither carried nor needless: ``(key, reason)``."""
     shared: tuple[Value, ...] = ()
     """Values that many nodes' metadata share, referenced as ``OpaqueValue(kind="shared")``."""
+
+    def graphs(self) -> Iterator[GraphModuleDesc]:
+        """Yield the graph and its nested graphs, each before its own."""
+        yield self
+        for _, body in self.submodules:
+            yield from body.graphs()
 
     @property
     def without_data(self) -> tuple[str, ...]:

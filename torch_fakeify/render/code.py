@@ -229,13 +229,8 @@ def operator_name(fx_node: NodeDesc) -> str:
 
 def operator_counts(graph: GraphModuleDesc) -> Counter[str]:
     """Return how often a graph and its nested graphs call each operator, by the last part of its name."""
-    counts = Counter[str]()
-    todo = [graph]
-    while todo:
-        graph = todo.pop()
-        todo.extend(body for _, body in graph.submodules)
-        counts.update(operator_name(n) for n in graph.nodes if n.op.startswith("call_"))
-    return counts
+    nodes = (fx_node for each in graph.graphs() for fx_node in each.nodes)
+    return Counter(operator_name(n) for n in nodes if n.op.startswith("call_"))
 
 
 def result_text(fx_node: NodeDesc, graph: GraphModuleDesc) -> str:

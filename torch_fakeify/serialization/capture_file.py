@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping
 
-    from torch_fakeify.records.graph import GraphModuleDesc
 
 _MEMBER = "capture"
 _SURROUNDINGS = "capture.json $.surroundings"
@@ -76,7 +75,7 @@ def encode_with_short_paths(desc: CaptureDesc) -> tuple[CaptureDesc, dict[str, b
     Most frames have paths only in the stacks of their shape environment, which a search of the encoded
     text shows soonest. The members are ``None`` where the record itself had to be searched.
     """
-    if not _has_data(desc.graph):  # bytes may look like a path
+    if not any(each.tensor_data for each in desc.graph.graphs()):  # bytes may look like a path
         short = msgspec.structs.replace(desc, shape_env=short_paths(desc.shape_env))
         # Such errors are raised when the file is written.
         with contextlib.suppress(UnsupportedValueError, FormatError):
@@ -111,10 +110,6 @@ def _end_of_member(desc: CaptureDesc) -> bytes:
         if value is not None
     ]
     return b"".join([*texts, b"}}"])
-
-
-def _has_data(graph: GraphModuleDesc) -> bool:
-    return bool(graph.tensor_data) or any(_has_data(sub) for _, sub in graph.submodules)
 
 
 def write_capture(

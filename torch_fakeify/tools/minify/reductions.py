@@ -76,7 +76,7 @@ def extent(desc: CaptureDesc) -> Extent:
     """Measure a frame."""
     env = desc.shape_env
     return Extent(
-        _operations(desc.graph),
+        sum(len(operations(each)) for each in desc.graph.graphs()),
         0 if env is None else len(env.symbols),
         0 if env is None else len(env.guards) + len(env.runtime_asserts),
         len(desc.inputs),
@@ -84,10 +84,6 @@ def extent(desc: CaptureDesc) -> Extent:
         len(_keywords(desc)) + len(_floats(desc)) + len(_features(desc)) + len(_mode_items(desc)),
         sum(_elements(entry.tensor) for entry in desc.inputs if entry.tensor is not None),
     )
-
-
-def _operations(graph: GraphModuleDesc) -> int:
-    return len(operations(graph)) + sum(_operations(sub) for _, sub in graph.submodules)
 
 
 def _elements(tensor: MetaTensorDesc) -> int:
