@@ -91,51 +91,28 @@ def _encode(interpreter: Any, ints: Callable[[Any], IntLike]) -> InterpreterDesc
     )
 
 
-class _GradMeta(msgspec.Struct):
-    """Torch's serialized state of a ``grad`` interpreter."""
-
-    prevGradMode: bool  # noqa: N815
-    prevInferenceMode: bool = False  # noqa: N815
-
-
-class _JvpMeta(msgspec.Struct):
-    """Torch's serialized state of a ``jvp`` interpreter."""
-
-    prevFwdGradMode: bool  # noqa: N815
-    prevInferenceMode: bool = False  # noqa: N815
-
-
-class _Meta(msgspec.Struct):
-    Grad: _GradMeta | None = None
-    Jvp: _JvpMeta | None = None
-
-
-class _Serialized(msgspec.Struct):
-    meta: _Meta
-
-
 def _modes_outside(interpreter: Any) -> tuple[bool, bool]:
     """The (forward) grad mode and the inference mode outside ``grad`` or ``jvp``.
 
     The pointer classes expose only the first of the two.
     """
-    meta = msgspec.json.decode(interpreter.serialize(), type=_Serialized).meta
-    if meta.Grad is not None:
-        return meta.Grad.prevGradMode, meta.Grad.prevInferenceMode
-    assert meta.Jvp is not None
-    return meta.Jvp.prevFwdGradMode, meta.Jvp.prevInferenceMode
+    states = msgspec.json.decode(interpreter.serialize())["meta"]
+    state = states.get("Grad") or states["Jvp"]
+    grad_mode = state["prevGradMode" if "Grad" in states else "prevFwdGradMode"]
+    return grad_mode, state.get("prevInferenceMode", False)
 
 
 # --- records -> interpreters ----------------------------------------------------------------------
 
 
 def make_interpreters(
-    stack: Sequence[InterpreterDesc], *, ints: Callable[[IntLike], Any]
+    stack: Sequence[InterpreterDesc], outer: Sequence[Any] = (), *, ints: Callable[[IntLike], Any]
 ) -> list[Any]:
-    """Make the layers of a new stack without pushing them.
+    """Make the layers of a stack without pushing them.
 
     Args:
         stack: outermost first.
+        outer: existing layers for its outer levels, innermost first.
         ints: decodes a batch size to an ``int`` or ``SymInt``.
 
     Returns:
@@ -144,13 +121,6 @@ def make_interpreters(
     Raises:
         ConvertError: the stack is invalid.
     """
-    return _extended([], stack, ints)
-
-
-def _extended(
-    layers: Sequence[Any], stack: Sequence[InterpreterDesc], ints: Callable[[IntLike], Any]
-) -> list[Any]:
-    """The layers of a stack, with existing ones for its outer levels."""
     if len(stack) > _MAX_LEVELS:
         raise ConvertError(
             "too many transforms inside one another",
@@ -160,16 +130,16 @@ def _extended(
     for position, record in enumerate(stack, 1):
         _check(record, position)
     made: list[Any] = []
-    with _pushed(layers):
-        depth = len(layers)
+    with _pushed(outer):
+        depth = len(outer)
         try:
             for record in stack[depth:]:
                 _push(record, ints)
                 depth += 1
         finally:
             # Popped without ending the layers, which would end their grad wrappers.
-            made.extend(functorch.pop_dynamic_layer_stack() for _ in range(depth - len(layers)))
-    return [*made, *layers]
+            made.extend(functorch.pop_dynamic_layer_stack() for _ in range(depth - len(outer)))
+    return [*made, *outer]
 
 
 def _push(record: InterpreterDesc, ints: Callable[[IntLike], Any]) -> None:
@@ -271,7 +241,7 @@ class Interpreters:
             if _begins(interpreters, stack, ints):
                 return layers[len(layers) - len(stack) :]
             cached = self._cached(stack)
-            made = _extended(cached, stack, ints)
+            made = make_interpreters(stack, cached, ints=ints)
         for depth in range(len(cached) + 1, len(stack) + 1):
             self._made[stack[:depth]] = made[len(stack) - depth]
         return made

@@ -11,6 +11,8 @@ one. It passes the decoded context to the class's ``__tensor_unflatten__``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 
 import torch
@@ -31,6 +33,8 @@ from .meshes import Meshes
 from .subclass_context import DecodeTensor, EncodeTensor, decode_context_value, encode_context_value
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from .values import DecodeHook, EncodeHook
 
 __all__ = [
@@ -166,15 +170,12 @@ def encode_subclass(
     tensor: Any = t
     attributes, context = tensor.__tensor_flatten__()
 
-    def encode(item: object, at: str) -> Value:
-        return encode_context_value(
-            item,
-            where=at,
-            package=name.partition(".")[0],
-            ints=ints,
-            tensors=lambda found, path: part(found, path.removeprefix(f"{where}.")),
-        )
-
+    encode = partial(
+        encode_context_value,
+        package=name.partition(".")[0],
+        ints=ints,
+        tensors=lambda found, path: part(found, path.removeprefix(f"{where}.")),
+    )
     tensors: list[tuple[str, MetaTensorDesc]] = []
     opaques: list[tuple[str, Value]] = []
     for attribute in attributes:
@@ -183,7 +184,8 @@ def encode_subclass(
         if isinstance(inner, torch.Tensor):
             tensors.append((attribute, part(inner, attribute)))
         elif torch_fakes.is_custom_class_obj(inner):
-            opaques.append((attribute, _encode_opaque(inner, at, name, encode)))
+            with _advising(type(inner), f"an opaque attribute of {name}", "object"):
+                opaques.append((attribute, encode(inner, where=at)))
         else:
             raise UnsupportedTensorError(
                 f"an inner attribute of {name} is of no sort that torch traces",
@@ -215,40 +217,31 @@ def _encode_name(cls: type, where: str) -> str:
         ) from error
 
 
-def _encode_opaque(
-    item: object, where: str, name: str, encode: Callable[[object, str], Value]
-) -> Value:
+@contextmanager
+def _advising(cls: type, what: str, kind: str) -> Generator[None, None, None]:
+    """Raise what cannot be encoded as an error of the tensor, with the remedy for its class."""
     try:
-        return encode(item, where)
+        yield
     except UnsupportedValueError as error:
-        cls = type(item)
         raise UnsupportedTensorError(
-            f"an opaque attribute of {name} cannot be encoded: {error.what}",
+            f"{what} cannot be encoded: {error.what}",
             where=error.where,
             expected=error.expected,
             found=error.found,
             fix=f"Call torch_fakeify.register_subclass({cls.__name__}, encode_ctx=..., "
-            "decode_ctx=...) with functions from the object to plain data and back.",
+            f"decode_ctx=...) with functions from the {kind} to plain data and back.",
         ) from error
 
 
 def _encode_context(
-    cls: type, name: str, context: object, where: str, encode: Callable[[object, str], Value]
+    cls: type, name: str, context: object, where: str, encode: Callable[..., Value]
 ) -> Value:
     registration = subclass_registry.find(cls)
-    try:
+    with _advising(cls, f"the context of {name}", "context"):
         if registration is None or registration.encode is None:
-            return encode(context, where)
-        return OpaqueValue(kind=_REGISTERED, data=encode(registration.encode(context), where))
-    except UnsupportedValueError as error:
-        raise UnsupportedTensorError(
-            f"the context of {name} cannot be encoded: {error.what}",
-            where=error.where,
-            expected=error.expected,
-            found=error.found,
-            fix=f"Call torch_fakeify.register_subclass({cls.__name__}, encode_ctx=..., "
-            "decode_ctx=...) with functions from the context to plain data and back.",
-        ) from error
+            return encode(context, where=where)
+        data = encode(registration.encode(context), where=where)
+        return OpaqueValue(kind=_REGISTERED, data=data)
 
 
 def encode_flattened(
@@ -265,15 +258,12 @@ def encode_flattened(
     Raises:
         UnsupportedTensorError: the context cannot be recorded.
     """
-    cls, tensor = type(t), t
-    name = class_name(cls)
-    attributes, context = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
-
-    def encode(item: object, at: str) -> Value:
-        package = name.partition(".")[0]
-        return encode_context_value(item, where=at, package=package, ints=ints, tensors=tensors)
-
-    return tuple(attributes), _encode_context(cls, name, context, f"{where}.context", encode)
+    tensor: Any = t
+    name = class_name(type(t))
+    attributes, context = tensor.__tensor_flatten__()
+    package = name.partition(".")[0]
+    encode = partial(encode_context_value, package=package, ints=ints, tensors=tensors)
+    return tuple(attributes), _encode_context(type(t), name, context, f"{where}.context", encode)
 
 
 # --- decode ---------------------------------------------------------------------------------------
@@ -366,12 +356,15 @@ def decode_context(
     """
     context = record.context
     at = f"{where}.context"
-
-    def decode(v: Value) -> object:
-        return decode_context_value(
-            v, where=at, package=_package(record), ints=ints, tensors=tensors, mesh_cache=meshes
-        )
-
+    package = record.cls.partition(".")[0]
+    decode = partial(
+        decode_context_value,
+        where=at,
+        package=package,
+        ints=ints,
+        tensors=tensors,
+        mesh_cache=meshes,
+    )
     if not (isinstance(context, OpaqueValue) and context.kind == _REGISTERED):
         return decode(context)
     registration = subclass_registry.find_class(record.cls)
@@ -402,16 +395,13 @@ def decode_opaques(
         UnknownNameError: a class is unknown or not allowed.
     """
     found: dict[str, object] = {}
+    package = record.cls.partition(".")[0]
     taken = {attribute for attribute, _ in record.tensors}
     for attribute, v in record.opaques:
         at = f"{where}.{attribute}"
         if attribute in taken or attribute in found:
             raise FormatError("an inner attribute occurs twice", where=at)
         found[attribute] = decode_context_value(
-            v, where=at, package=_package(record), ints=ints, tensors=tensors, mesh_cache=meshes
+            v, where=at, package=package, ints=ints, tensors=tensors, mesh_cache=meshes
         )
     return found
-
-
-def _package(record: SubclassDesc) -> str:
-    return record.cls.partition(".")[0]

@@ -13,11 +13,13 @@ from torch_fakeify.records import fake_kernel as fk
 from .observed import NamedValue, TensorFacts, tensor_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 
 _LAST = {4: (torch.channels_last, (0, 2, 3, 1)), 5: (torch.channels_last_3d, (0, 2, 3, 4, 1))}
 """Memory formats by number of dims, with the dims from the outermost to the innermost in memory."""
+_MOST_RESULTS = 10_000
+"""Most tensors in a result that is a list."""
 
 
 class NoValueError(Exception):
@@ -389,6 +391,37 @@ class Evaluation:
         raise NoValueError(f"{of.name} is no tensor and no number")
 
 
+def result_of(part: Any, evaluation: Evaluation, make: Callable[[Any, Evaluation], Any]) -> Any:
+    """Return a result by its formula.
+
+    Args:
+        part: the formula.
+        evaluation: of the call.
+        make: makes a new tensor, a view or an argument itself.
+
+    Raises:
+        NoValueError: the formula has no value for these arguments.
+    """
+    match part:
+        case fk.NewTensor() | fk.View() | fk.SameTensor():
+            return make(part, evaluation)
+        case fk.IntResult(value=value):
+            return evaluation.int(value)
+        case fk.ConstantResult(value=value):
+            return value
+        case fk.ListResult(count=count, item=item):
+            number = int(evaluation.int(count))
+            if number > _MOST_RESULTS:
+                raise NoValueError(f"{number} results")
+            return [result_of(item, evaluation.at(at), make) for at in range(number)]
+        case fk.TupleResult(items=items):
+            return [result_of(each, evaluation, make) for each in items]
+        case fk.Case():
+            return result_of(evaluation.chosen(part), evaluation, make)
+        case _:
+            raise NoValueError(f"{type(part).__name__} is no result")
+
+
 def value_text(value: Any) -> str:
     """Return an argument that is no tensor and no number as Python; a tensor or number as its class."""
     if isinstance(value, NamedValue):
@@ -396,23 +429,20 @@ def value_text(value: Any) -> str:
     return repr(value) if isinstance(value, (bool, str, type(None))) else type(value).__name__
 
 
+_FEATURES: dict[type, str] = {
+    fk.IsNone: "whether {0.name} is None",
+    fk.Flag: "{0.name}",
+    fk.Named: "{0.name}",
+    fk.Rank: "the number of dims of {0.of.name}",
+    fk.DtypeIs: "the dtype of {0.of.name}",
+    fk.IsContiguous: "whether {0.of.name} is contiguous",
+    fk.Length: "the length of {0.name}",
+}
+
+
 def feature_text(part: Any) -> str:
     """Return a feature in words."""
-    match part:
-        case fk.IsNone(name=name):
-            return f"whether {name} is None"
-        case fk.Flag(name=name) | fk.Named(name=name):
-            return name
-        case fk.Rank(of=of):
-            return f"the number of dims of {of.name}"
-        case fk.DtypeIs(of=of):
-            return f"the dtype of {of.name}"
-        case fk.IsContiguous(of=of):
-            return f"whether {of.name} is contiguous"
-        case fk.Length(name=name):
-            return f"the length of {name}"
-        case _:
-            return "a comparison of sizes"
+    return _FEATURES.get(type(part), "a comparison of sizes").format(part)
 
 
 def contiguous_strides(size: Sequence[Any]) -> tuple[Any, ...]:

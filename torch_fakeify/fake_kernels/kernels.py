@@ -13,7 +13,7 @@ from torch_fakeify.errors import FakeKernelError
 from torch_fakeify.records import fake_kernel as fk
 
 from .calls import bound
-from .evaluating import Evaluation, NoValueError, dtype_named, refuse
+from .evaluating import Evaluation, NoValueError, dtype_named, refuse, result_of
 from .source import condition_text, kernel_source
 from .specs import facts_of, tensors_of
 
@@ -30,10 +30,6 @@ def note_inferred(desc: fk.FakeKernelDesc) -> None:
     plain = "the operator raises"
     checks = [msgspec.structs.replace(e, message=plain) if e.message else e for e in desc.checks]
     INFERRED[desc.operator] = msgspec.structs.replace(desc, checks=tuple(checks))
-
-
-_MOST_RESULTS = 10_000
-"""Most tensors in a result that is a list."""
 
 
 def _device(name: str) -> torch.device:
@@ -164,7 +160,7 @@ def fake_results(
             _check(check, before)
         sizes = _data_sizes(desc, before)
         evaluation = Evaluation(facts, None, sizes, tensors)
-        results = [_made(part, evaluation) for part in desc.results]
+        results = [result_of(part, evaluation, _made) for part in desc.results]
     except (NoValueError, OverflowError) as error:
         raise refuse(desc.operator, error) from error
     return None if not results else results[0] if len(results) == 1 else tuple(results)
@@ -200,6 +196,7 @@ def _data_sizes(desc: fk.FakeKernelDesc, evaluation: Evaluation) -> list[Any]:
 
 
 def _made(part: Any, evaluation: Evaluation) -> Any:
+    """Make a new fake tensor, a view or an argument itself."""
     match part:
         case fk.NewTensor(size=size, layout=layout, dtype=dtype, device=device):
             sizes = evaluation.ints(size)
@@ -216,20 +213,5 @@ def _made(part: Any, evaluation: Evaluation) -> Any:
             return found.as_strided(
                 evaluation.ints(size), evaluation.ints(stride), evaluation.int(offset)
             )
-        case fk.SameTensor(of=of):
-            return evaluation.real(of)
-        case fk.IntResult(value=value):
-            return evaluation.int(value)
-        case fk.ConstantResult(value=value):
-            return value
-        case fk.ListResult(count=count, item=item):
-            number = int(evaluation.int(count))
-            if number > _MOST_RESULTS:
-                raise NoValueError(f"{number} results")
-            return [_made(item, evaluation.at(at)) for at in range(number)]
-        case fk.TupleResult(items=items):
-            return [_made(each, evaluation) for each in items]
-        case fk.Case():
-            return _made(evaluation.chosen(part), evaluation)
         case _:
-            raise NoValueError(f"{type(part).__name__} is no result")
+            return evaluation.real(part.of)

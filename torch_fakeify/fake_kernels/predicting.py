@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch_fakeify.records import fake_kernel as fk
 
-from .evaluating import Evaluation, NoValueError, is_same_strides
+from .evaluating import Evaluation, NoValueError, is_same_strides, result_of
 from .observed import TensorFacts
 from .source import condition_text
 
@@ -41,7 +42,7 @@ def predicted(
     for check in kernel.checks:
         if not holds(check, evaluation):
             raise NoValueError(f"not {condition_text(check.condition)}")
-    return [_result(part, evaluation) for part in kernel.results]
+    return [result_of(part, evaluation, _facts) for part in kernel.results]
 
 
 def holds(check: fk.Check, evaluation: Evaluation) -> bool:
@@ -58,7 +59,7 @@ def _bound(kernel: fk.FakeKernelDesc, args: dict[str, Any], actual: Sequence[Any
     evaluation = Evaluation(args, None, sizes)
     for part, value in zip(kernel.results, actual, strict=True):
         try:
-            expected = _result(part, evaluation, has_strides=False)
+            expected = result_of(part, evaluation, partial(_facts, has_strides=False))
         except (NoValueError, TypeError, AssertionError):  # torch refuses what is no number
             continue
         if isinstance(expected, _Unknown):
@@ -70,41 +71,24 @@ def _bound(kernel: fk.FakeKernelDesc, args: dict[str, Any], actual: Sequence[Any
     return [0 if isinstance(each, _Unknown) else each for each in sizes]
 
 
-def _result(part: Any, evaluation: Evaluation, *, has_strides: bool = True) -> Any:
-    match part:
-        case fk.NewTensor(size=size, layout=layout, dtype=dtype, device=device):
-            sizes = evaluation.ints(size)
-            if has_strides and any(each < 0 for each in sizes):
-                raise NoValueError("a negative size")
-            stride = evaluation.strides(layout, sizes) if has_strides else ()
-            return TensorFacts(sizes, stride, 0, evaluation.dtype(dtype), evaluation.device(device))
-        case fk.View(of=of, size=size, stride=stride, offset=offset):
-            found = evaluation.tensor(of)
-            return TensorFacts(
-                evaluation.ints(size), evaluation.ints(stride), evaluation.int(offset),
-                found.dtype, found.device, shares=(of.name, of.item),
-            )  # fmt: skip
-        case fk.SameTensor(of=of):
-            found = evaluation.tensor(of)
-            return TensorFacts(
-                found.size, found.stride, found.offset, found.dtype, found.device,
-                shares=(of.name, of.item), is_argument=True,
-            )  # fmt: skip
-        case fk.IntResult(value=value):
-            return evaluation.int(value)
-        case fk.ConstantResult(value=value):
-            return value
-        case fk.ListResult(count=count, item=item):
-            return [
-                _result(item, evaluation.at(at), has_strides=has_strides)
-                for at in range(evaluation.int(count))
-            ]
-        case fk.TupleResult(items=items):
-            return [_result(each, evaluation, has_strides=has_strides) for each in items]
-        case fk.Case():
-            return _result(evaluation.chosen(part), evaluation, has_strides=has_strides)
-        case _:
-            raise NoValueError(f"{type(part).__name__} is no result")
+def _facts(part: Any, evaluation: Evaluation, *, has_strides: bool = True) -> TensorFacts:
+    """Return the metadata of a new tensor, a view or an argument itself."""
+    if isinstance(part, fk.NewTensor):
+        sizes = evaluation.ints(part.size)
+        if has_strides and any(each < 0 for each in sizes):
+            raise NoValueError("a negative size")
+        stride = evaluation.strides(part.layout, sizes) if has_strides else ()
+        dtype, device = evaluation.dtype(part.dtype), evaluation.device(part.device)
+        return TensorFacts(sizes, stride, 0, dtype, device)
+    found = evaluation.tensor(part.of)
+    size, stride, offset = found.size, found.stride, found.offset
+    if isinstance(part, fk.View):
+        size, stride = evaluation.ints(part.size), evaluation.ints(part.stride)
+        offset = evaluation.int(part.offset)
+    return TensorFacts(
+        size, stride, offset, found.dtype, found.device,
+        shares=(part.of.name, part.of.item), is_argument=isinstance(part, fk.SameTensor),
+    )  # fmt: skip
 
 
 def same_results(expected: Any, found: Any) -> bool:
