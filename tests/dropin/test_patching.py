@@ -219,6 +219,13 @@ def test_fields_are_torchs(name: str) -> None:
     )
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_classes_have_torchs_type_parameters(name: str) -> None:
+    """Modules of torch that are imported later subscript them in annotations."""
+    ours, theirs = (getattr(c[name], "__parameters__", ()) for c in (OURS, TORCHS))
+    assert len(ours) == len(theirs)
+
+
 def test_attributes_are_torchs() -> None:
     """Converters and describers have torch's attributes; describers are numbered together."""
     for name in ("MetaConverter", "MetaTensorDescriber"):

@@ -45,22 +45,22 @@ class DropinBuilder(TensorBuilder):
 
     # --- fields of a description ----------------------------------------------------------------
 
-    def _where(self, d: MetaTensorDesc) -> str:
+    def _where(self, d: MetaTensorDesc[Any]) -> str:
         return f"tensor {d.id}"
 
-    def _find_cached(self, d: MetaTensorDesc) -> Any:
+    def _find_cached(self, d: MetaTensorDesc[Any]) -> Any:
         return self._converter.tensor_memo.get(d.id)
 
-    def _cache_made(self, d: MetaTensorDesc, made: Any, meta: torch.Tensor | None) -> None:
+    def _cache_made(self, d: MetaTensorDesc[Any], made: Any, meta: torch.Tensor | None) -> None:
         del meta
         self._converter.set_tensor_memo(d, made)
 
-    def _name_source(self, d: MetaTensorDesc) -> Source:
+    def _name_source(self, d: MetaTensorDesc[Any]) -> Source:
         del d
         name = f"__meta_utils_unknown_tensor{len(self._converter.tensor_memo)}"
         return dynamo_source().ConstantSource(name)
 
-    def _kind(self, d: MetaTensorDesc) -> Kind:
+    def _kind(self, d: MetaTensorDesc[Any]) -> Kind:
         if d.is_sparse:
             return Kind.COO
         if d.layout is not torch.strided and d.layout in _COMPRESSED:
@@ -73,14 +73,14 @@ class DropinBuilder(TensorBuilder):
             return Kind.FUNCTIONAL
         return Kind.SUBCLASS if d.is_traceable_wrapper_subclass else Kind.DENSE
 
-    def _dtype(self, d: MetaTensorDesc) -> torch.dtype:
+    def _dtype(self, d: MetaTensorDesc[Any]) -> torch.dtype:
         return d.dtype
 
-    def _layout(self, d: MetaTensorDesc) -> torch.layout:
+    def _layout(self, d: MetaTensorDesc[Any]) -> torch.layout:
         return d.layout
 
     def _geometry(
-        self, d: MetaTensorDesc, source: Source | None, context: SymbolicContext | None
+        self, d: MetaTensorDesc[Any], source: Source | None, context: SymbolicContext | None
     ) -> Geometry:
         stride = require(d.stride, "t.stride", "")
         env: Any = self._shape_env
@@ -110,7 +110,7 @@ class DropinBuilder(TensorBuilder):
 
     def _fresh_geometry(
         self,
-        d: MetaTensorDesc,
+        d: MetaTensorDesc[Any],
         shape_env: ShapeEnv,
         source: Source | None,
         context: SymbolicContext | None,
@@ -125,7 +125,7 @@ class DropinBuilder(TensorBuilder):
         return None if made is None else Geometry(*made)
 
     def _sparse_size(
-        self, d: MetaTensorDesc, source: Source | None, context: SymbolicContext | None
+        self, d: MetaTensorDesc[Any], source: Source | None, context: SymbolicContext | None
     ) -> tuple[Any, ...]:
         # Compressed layouts are static in torch.
         if self._shape_env is None or not d.is_sparse:
@@ -140,7 +140,7 @@ class DropinBuilder(TensorBuilder):
         dense = dataclasses.replace(d, stride=stride, storage_offset=0)
         return self._geometry(dense, source, context).size
 
-    def _sparse(self, d: MetaTensorDesc) -> SparseLayout:
+    def _sparse(self, d: MetaTensorDesc[Any]) -> SparseLayout:
         if d.is_sparse:
             sparse_dim = require(d.sparse_dim, "t.sparse_dim", "")
             dense_dim = require(d.dense_dim, "t.dense_dim", "")
@@ -159,22 +159,22 @@ class DropinBuilder(TensorBuilder):
             indices = require(d.ccol_indices, "t.ccol_indices", " for sparse csc/bsc layout")
         return SparseLayout(d.sparse_dim or 0, d.dense_dim or 0, None, indices.dtype, blocksize)
 
-    def _nbytes(self, d: MetaTensorDesc) -> Any:
+    def _nbytes(self, d: MetaTensorDesc[Any]) -> Any:
         return require(d.storage, "t.storage", "").size
 
-    def _cached_storage(self, d: MetaTensorDesc) -> torch.UntypedStorage | None:
+    def _cached_storage(self, d: MetaTensorDesc[Any]) -> torch.UntypedStorage | None:
         return None if d.storage is None else self._converter.storage_memo.get(d.storage.id)
 
-    def _cache_storage(self, d: MetaTensorDesc, storage: torch.UntypedStorage) -> None:
+    def _cache_storage(self, d: MetaTensorDesc[Any], storage: torch.UntypedStorage) -> None:
         self._converter.set_storage_memo(require(d.storage, "t.storage", ""), storage)
 
-    def _creation_meta(self, d: MetaTensorDesc) -> Any:
+    def _creation_meta(self, d: MetaTensorDesc[Any]) -> Any:
         return require(d.creation_meta, "t.creation_meta", " for view tensor")
 
     # --- conversion -----------------------------------------------------------------------------
 
     def _convert(
-        self, d: MetaTensorDesc, source: Source | None, context: SymbolicContext | None
+        self, d: MetaTensorDesc[Any], source: Source | None, context: SymbolicContext | None
     ) -> Any:
         self._converter.arg_cnt += 1
         if d.is_legacy_batchedtensor and self._kind(d) is Kind.DENSE and not d.is_view:
@@ -182,7 +182,7 @@ class DropinBuilder(TensorBuilder):
         return super()._convert(d, source, context)
 
     def _make(
-        self, d: MetaTensorDesc, source: Source | None, context: SymbolicContext | None
+        self, d: MetaTensorDesc[Any], source: Source | None, context: SymbolicContext | None
     ) -> tuple[Any, torch.Tensor | None]:
         kind = self._kind(d)
         if kind in (Kind.COO, Kind.COMPRESSED):
@@ -197,7 +197,7 @@ class DropinBuilder(TensorBuilder):
 
     def _dense(
         self,
-        d: MetaTensorDesc,
+        d: MetaTensorDesc[Any],
         kind: Kind,
         source: Source | None,
         context: SymbolicContext | None,
@@ -210,7 +210,7 @@ class DropinBuilder(TensorBuilder):
         return made, None
 
     def _wrapper(
-        self, d: MetaTensorDesc, source: Source | None, context: SymbolicContext | None
+        self, d: MetaTensorDesc[Any], source: Source | None, context: SymbolicContext | None
     ) -> Any:
         geometry = self._geometry(d, source, context)
         made = self._checked(self._empty_wrapper(d, geometry, source, context))
@@ -219,7 +219,7 @@ class DropinBuilder(TensorBuilder):
             self._place_on_storage(d, made, geometry)
         return made
 
-    def _place_on_storage(self, d: MetaTensorDesc, made: Any, geometry: Geometry) -> None:
+    def _place_on_storage(self, d: MetaTensorDesc[Any], made: Any, geometry: Geometry) -> None:
         """Set the storage of a new tensor to the one with the described id, at its offset."""
         storage = require(d.storage, "t.storage", "")
         converter = self._converter
@@ -255,7 +255,7 @@ class DropinBuilder(TensorBuilder):
                 own.resize_(nbytes)
 
     @staticmethod
-    def _share_real(d: MetaTensorDesc, made: Any, own: torch.UntypedStorage) -> None:
+    def _share_real(d: MetaTensorDesc[Any], made: Any, own: torch.UntypedStorage) -> None:
         """Set the real storage of a fake tensor's storage, and its real tensor on it."""
         real, storage = _real(made), require(d.storage, "t.storage", "")
         if not torch_fakes.WHOLE_STORAGES or (isinstance(storage.size, int) and storage.size == 0):
@@ -270,7 +270,7 @@ class DropinBuilder(TensorBuilder):
 
     # --- how tensors are made -------------------------------------------------------------------
 
-    def _wrap(self, d: MetaTensorDesc, make_meta: Callable[[], torch.Tensor]) -> Any:
+    def _wrap(self, d: MetaTensorDesc[Any], make_meta: Callable[[], torch.Tensor]) -> Any:
         made = self._callback(make_meta, device=d.device)
         if self._copy_data:
             self._copy(d, made)
@@ -282,7 +282,7 @@ class DropinBuilder(TensorBuilder):
             raise AssertionError("the callback you passed in doesn't detach")
         return made
 
-    def _copy(self, d: MetaTensorDesc, made: Any) -> None:
+    def _copy(self, d: MetaTensorDesc[Any], made: Any) -> None:
         """Set the real tensor of a fake tensor."""
         if not isinstance(made, torch_fakes.FakeTensor):
             raise AssertionError("Expected r to be a FakeTensor")
@@ -298,18 +298,18 @@ class DropinBuilder(TensorBuilder):
             if type(data) in _WITH_DATA and not freed:  # reading freed memory ends the process
                 made.real_tensor.copy_(data)
 
-    def _operator_mode(self, d: MetaTensorDesc) -> AbstractContextManager[Any]:
+    def _operator_mode(self, d: MetaTensorDesc[Any]) -> AbstractContextManager[Any]:
         del d
         return _NOTHING
 
-    def _with_history(self, d: MetaTensorDesc, made: Any, _meta: torch.Tensor | None) -> Any:
+    def _with_history(self, d: MetaTensorDesc[Any], made: Any, _meta: torch.Tensor | None) -> Any:
         del d
         return self._converter._backward_error(made)
 
     # --- views ----------------------------------------------------------------------------------
 
     def _view(
-        self, d: MetaTensorDesc, source: Source | None, context: SymbolicContext | None
+        self, d: MetaTensorDesc[Any], source: Source | None, context: SymbolicContext | None
     ) -> Any:
         if d.base is None:
             raise AssertionError("t.base must not be None for view tensor")
@@ -332,7 +332,7 @@ class DropinBuilder(TensorBuilder):
         with torch.no_grad(), torch_dispatch.enable_python_dispatcher():
             return identity_view(base)
 
-    def _set_view_device(self, d: MetaTensorDesc, made: Any) -> None:
+    def _set_view_device(self, d: MetaTensorDesc[Any], made: Any) -> None:
         made.fake_device = d.device
 
     def _view_dtype(self, base: Any, base_record: Any, dtype: torch.dtype, d: Any) -> Any:
@@ -341,7 +341,7 @@ class DropinBuilder(TensorBuilder):
 
     def _replay_view(
         self,
-        d: MetaTensorDesc,
+        d: MetaTensorDesc[Any],
         base: Any,
         symint: Callable[[int], Any],
         tensor: Callable[[Any], Any],
@@ -351,7 +351,7 @@ class DropinBuilder(TensorBuilder):
         )
 
     def _inner_tensor_lookup(
-        self, d: MetaTensorDesc, inner: dict[int, Any]
+        self, d: MetaTensorDesc[Any], inner: dict[int, Any]
     ) -> Callable[[Any], Any | None]:
         del d
         number = self._converter.describer.get_tensor_id
@@ -366,15 +366,15 @@ class DropinBuilder(TensorBuilder):
 
     # --- wrapper subclasses ---------------------------------------------------------------------
 
-    def _inner(self, d: MetaTensorDesc) -> Iterable[tuple[str, Any]]:
+    def _inner(self, d: MetaTensorDesc[Any]) -> Iterable[tuple[str, Any]]:
         return () if d.attrs is None else d.attrs.items()
 
-    def _outer(self, d: MetaTensorDesc) -> tuple[Any, Any]:
+    def _outer(self, d: MetaTensorDesc[Any]) -> tuple[Any, Any]:
         return d.size, d.stride
 
     def _empty_wrapper(
         self,
-        d: MetaTensorDesc,
+        d: MetaTensorDesc[Any],
         geometry: Geometry,
         source: Source | None,
         context: SymbolicContext | None,
@@ -384,7 +384,7 @@ class DropinBuilder(TensorBuilder):
         return super()._empty_wrapper(d, geometry, source, context)
 
     def _inner_context(
-        self, d: MetaTensorDesc, attribute: str, context: SymbolicContext | None
+        self, d: MetaTensorDesc[Any], attribute: str, context: SymbolicContext | None
     ) -> SymbolicContext | None:
         del d
         if context is None:
@@ -395,13 +395,17 @@ class DropinBuilder(TensorBuilder):
             raise AssertionError(f"tensor attr {attribute!r} missing from inner_contexts")
         return context.inner_contexts[attribute]
 
-    def _outer_mismatch(self, d: MetaTensorDesc, name: str, expected: Any, found: Any) -> Exception:
+    def _outer_mismatch(
+        self, d: MetaTensorDesc[Any], name: str, expected: Any, found: Any
+    ) -> Exception:
         return AssertionError(
             f"Expected return value from {d.type}__tensor_unflatten__() to have "
             f"{name} equal to {expected}, but got: {found}"
         )
 
-    def _unflatten(self, d: MetaTensorDesc, inner: dict[str, Any], size: Any, stride: Any) -> Any:
+    def _unflatten(
+        self, d: MetaTensorDesc[Any], inner: dict[str, Any], size: Any, stride: Any
+    ) -> Any:
         if d.opaque_attrs:
             inner.update(d.opaque_attrs)
         cls: Any = require(d.type, "t.type", " for subclass")
@@ -410,7 +414,7 @@ class DropinBuilder(TensorBuilder):
     # --- functorch and functionalization --------------------------------------------------------
 
     def _functorch(
-        self, d: MetaTensorDesc, source: Source | None, context: SymbolicContext | None
+        self, d: MetaTensorDesc[Any], source: Source | None, context: SymbolicContext | None
     ) -> Any:
         if d.is_view:
             torch_dynamo.unimplemented(
@@ -420,7 +424,7 @@ class DropinBuilder(TensorBuilder):
 
     def _rewrapped(
         self,
-        d: MetaTensorDesc,
+        d: MetaTensorDesc[Any],
         device: torch.device,
         source: Source | None,
         context: SymbolicContext | None,
@@ -465,7 +469,7 @@ class DropinBuilder(TensorBuilder):
         return made
 
     def _functional(
-        self, d: MetaTensorDesc, source: Source | None, context: SymbolicContext | None
+        self, d: MetaTensorDesc[Any], source: Source | None, context: SymbolicContext | None
     ) -> Any:
         unwrapped = require(d.unwrapped, "t.unwrapped", " for functional tensor")
         made = torch_dispatch.to_functional(self._convert(unwrapped, source, context))
@@ -474,7 +478,7 @@ class DropinBuilder(TensorBuilder):
 
     # --- attributes -----------------------------------------------------------------------------
 
-    def _finish(self, d: MetaTensorDesc, made: Any, source: Source | None) -> None:
+    def _finish(self, d: MetaTensorDesc[Any], made: Any, source: Source | None) -> None:
         del source
         torch_fakes.assert_metadata_eq(
             torch_fakes.assert_eq,
@@ -511,7 +515,7 @@ def require(value: Any, name: str, why: str = " when copy_data is True") -> Any:
     return value
 
 
-def _maker(d: MetaTensorDesc, size: Any, stride: Any) -> Callable[[], torch.Tensor]:
+def _maker(d: MetaTensorDesc[Any], size: Any, stride: Any) -> Callable[[], torch.Tensor]:
     return partial(empty_strided, size, stride, dtype=d.dtype, device=META)
 
 
@@ -523,7 +527,7 @@ def _lies_as(made: Any, geometry: Geometry) -> bool:
     )
 
 
-def _is_symbolic(d: MetaTensorDesc) -> bool:
+def _is_symbolic(d: MetaTensorDesc[Any]) -> bool:
     return any(map(torch_symbols.is_symbolic, (*d.size, *(d.stride or ()), d.storage_offset)))
 
 

@@ -66,11 +66,11 @@ class MetaConverter(Generic[_TensorT]):
         """Whether tensors were converted without a failure."""
         return self.hit > 0 and self.miss == 0
 
-    def get_tensor_memo(self, t: MetaTensorDesc) -> torch.Tensor | None:
+    def get_tensor_memo(self, t: MetaTensorDesc[Any]) -> torch.Tensor | None:
         """The live tensor of a description, or ``None``."""
         return self.tensor_memo.get(t.id, None)
 
-    def set_tensor_memo(self, t: MetaTensorDesc, v: _TensorT) -> None:
+    def set_tensor_memo(self, t: MetaTensorDesc[Any], v: _TensorT) -> None:
         """Cache the tensor of a description."""
         self.tensor_memo[t.id] = v
 
@@ -107,7 +107,7 @@ class MetaConverter(Generic[_TensorT]):
             self._sizes = shape_env, FreshSizes(shape_env)
         return self._sizes[1]
 
-    def _checked_get_tensor_memo(self, t: MetaTensorDesc) -> Any:
+    def _checked_get_tensor_memo(self, t: MetaTensorDesc[Any]) -> Any:
         cached = self.tensor_memo.get(t.id, None)
         if cached is None:
             raise AssertionError(f"Tensor memo for id {t.id} is None")
@@ -135,7 +135,7 @@ class MetaConverter(Generic[_TensorT]):
 
     def meta_tensor(
         self,
-        t: MetaTensorDesc,
+        t: MetaTensorDesc[Any],
         shape_env: ShapeEnv | None,
         callback_: Callable[..., _TensorT],
         source: Source | None,

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import torch
 
 from torch_fakeify.compat.torch_fakes import TorchStorageDesc, TorchTensorDesc
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_TensorT = TypeVar("_TensorT", bound=torch.Tensor)
 _PARTS = (
     "base",
     "grad",
@@ -33,7 +36,7 @@ class MetaStorageDesc(TorchStorageDesc):
 
 
 @dataclass(frozen=True)
-class MetaTensorDesc(TorchTensorDesc[Any]):
+class MetaTensorDesc(TorchTensorDesc[_TensorT], Generic[_TensorT]):
     """A tensor. Sizes, strides and the storage offset are in elements and may be symbolic."""
 
     def __post_init__(self) -> None:
@@ -51,7 +54,7 @@ class MetaTensorDesc(TorchTensorDesc[Any]):
         return {name: value for name, value in vars(self).items() if name != "fake_mode"}
 
     @classmethod
-    def of(cls, fields: Mapping[str, Any]) -> MetaTensorDesc:
+    def of(cls, fields: Mapping[str, Any]) -> MetaTensorDesc[Any]:
         """A description with these fields; the others are at their defaults.
 
         The constructor of a frozen dataclass would set each of fifty fields by a call.

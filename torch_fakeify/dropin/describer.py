@@ -94,7 +94,7 @@ class MetaTensorDescriber:
 
     def describe_tensor(
         self, t: torch.Tensor, *, recurse: bool = True, trace: bool = False
-    ) -> MetaTensorDesc:
+    ) -> MetaTensorDesc[Any]:
         """The description of a tensor.
 
         Args:
