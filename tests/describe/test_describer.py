@@ -178,7 +178,7 @@ def test_every_mark_attribute_of_dynamo_is_known() -> None:
     found = set(re.findall(r"\bt\.(_\w*(?:dynamo|specialize)\w*)\b", source))
     # Of a module class, and a misspelling in a `hasattr` of torch's.
     found -= {"_dynamo_marked_static", "_specialized_on"}
-    known = set(marks._INDICES) | marks._OTHERS
+    known = {*marks._INDICES, *marks._OTHERS, marks._FLAG}
     assert found <= known
     assert known - found == {"_dynamo_propagated_dynamic_indices"}
 

@@ -37,6 +37,8 @@ from torch_fakeify.records.tensor import NestedIntDesc, SymDesc
 from .size_symbols import FreshSizes, is_symbol_creation_observed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch_fakeify.compat.torch_dynamo import Source
     from torch_fakeify.compat.torch_symbols import SymbolicContext
     from torch_fakeify.encoding.nested_ints import NestedInts
@@ -151,29 +153,12 @@ class SizeMaker:
             return self.existing_geometry(d)
         symbolic = is_symbolic(d)
         if symbolic and _has_nested(d):  # a jagged tensor, which was no fake
-            return self._by_policy(
-                d,
-                tuple(map(self._live, d.size)),
-                tuple(map(self._live, d.stride)),
-                self._live(d.storage_offset),
-                source,
-                context,
-            )
-        if d.is_fake and not symbolic and context is None:
+            return self._by_policy(d, self._live, source, context)
+        if not symbolic and d.is_fake and context is None:
             return Geometry(d.size, d.stride, d.storage_offset)  # type: ignore[arg-type]
-        if not symbolic:
-            return self._by_policy(d, d.size, d.stride, d.storage_offset, source, context)
-        if context is None or self._has_unbacked(d, context):
+        if symbolic and (context is None or self._has_unbacked(d, context)):
             return self._carry_over(d, source, context)
-        where = source.name
-        return self._by_policy(
-            d,
-            tuple(concrete_int(n, where) for n in d.size),
-            tuple(concrete_int(n, where) for n in d.stride),
-            concrete_int(d.storage_offset, where),
-            source,
-            context,
-        )
+        return self._by_policy(d, lambda n: concrete_int(n, source.name), source, context)
 
     def _live(self, n: Any) -> Any:
         """A number or hint of a record; a nested int becomes one of this process."""
@@ -210,28 +195,31 @@ class SizeMaker:
         Raises:
             ConvertError: as `geometry`.
         """
-        if self._uses_existing(d):
-            expr = self._check_existing(decode_expr(sym.expr), source.name)
-        else:
-            item_source = dynamo_source().CallMethodItemSource(source)
-            expr = self._carry(decode_expr(sym.expr), d, item_source)
+        item_source = dynamo_source().CallMethodItemSource(source)
+        expr = self.expression(decode_expr(sym.expr), d, item_source, where=source.name)
         if sym.kind == "float":
             return self._env.create_symfloatnode(expr, hint=sym.hint)
         if sym.kind == "bool":
             return self._env.create_symboolnode(expr)
         return self._env.create_symintnode(expr, hint=self._live(sym.hint))
 
-    def expression(self, expr: Any, d: HasSymbols) -> Any:
+    def expression(
+        self, expr: Any, d: HasSymbols, source: Source | None = None, *, where: str = "expression"
+    ) -> Any:
         """Replace the symbols of a record in an expression by those of the ``ShapeEnv``.
+
+        Args:
+            expr: the expression.
+            d: the record with the facts of its symbols.
+            source: of its value, if it is a symbol that no input has.
+            where: names it in an error.
 
         Raises:
             ConvertError: as `geometry`.
         """
-        return (
-            self._check_existing(expr, "expression")
-            if self._uses_existing(d)
-            else self._carry(expr, d, None)
-        )
+        if self._uses_existing(d):
+            return self._check_existing(expr, where)
+        return self._carry(expr, d, source)
 
     def carry(self, d: MetaTensorDesc, numbers: tuple[IntLike, ...]) -> tuple[Any, ...]:
         """Numbers of a record that have no source among the inputs, such as a storage's size.
@@ -244,14 +232,9 @@ class SizeMaker:
         def number(n: IntLike) -> Any:
             if not isinstance(n, SymDesc):
                 return self._live(n)
-            expr = decode_expr(n.expr)
-            if self._uses_existing(d):
-                expr, hint = (
-                    self._check_existing(expr, "storage"),
-                    self._existing_hint(expr, n.hint),
-                )
-            else:
-                expr, hint = self._carry(expr, d, unknown), self._live(n.hint)
+            expr = self.expression(decode_expr(n.expr), d, unknown, where="storage")
+            is_existing = self._uses_existing(d)
+            hint = self._existing_hint(expr, n.hint) if is_existing else self._live(n.hint)
             return self._env.create_symintnode(expr, hint=hint)
 
         return tuple([number(n) for n in numbers])
@@ -261,25 +244,25 @@ class SizeMaker:
     def _by_policy(
         self,
         d: MetaTensorDesc,
-        size: Any,
-        stride: Any,
-        storage_offset: Any,
+        number: Callable[[IntLike], Any],
         source: Source,
         context: SymbolicContext | None,
     ) -> Geometry:
-        overrides = d.marks is not None and bool(d.marks.hint_overrides)
+        size, stride = tuple(map(number, d.size)), tuple(map(number, d.stride))
+        offset = number(d.storage_offset)
+        overrides = {} if d.marks is None else dict(d.marks.hint_overrides)
         if self.fresh is not None and not overrides and not _has_nested(d):
-            fresh = self.fresh.make(size, stride, storage_offset, source, context)
+            fresh = self.fresh.make(size, stride, offset, source, context)
             if fresh is not None:
                 return Geometry(*fresh)
         made = self._env._create_symbolic_sizes_strides_storage_offset(
             size,
             stride,
-            storage_offset,
+            offset,
             [False] * len(size),
             source,
             symbolic_context=context,
-            hint_overrides=dict(d.marks.hint_overrides) if d.marks is not None else None,
+            hint_overrides=None if d.marks is None else overrides,
         )
         return Geometry(*made)
 

@@ -42,17 +42,8 @@ _INDICES = {
 }
 """Attributes with a set of dims -> field of the record."""
 
-_OTHERS = frozenset(
-    {
-        "_dynamo_dynamic_range",
-        "_dynamo_unbacked_bounds",
-        "_dynamo_shape_ids",
-        "_dynamo_hint_overrides",
-        "_dynamo_static_input_type",
-        "_specialize_on",
-        "_has_dynamo_dim_marking",
-    }
-)
+_FLAG = "_has_dynamo_dim_marking"
+"""Attribute that follows from the others."""
 
 _FLAGGED = ("dynamic", "weak_dynamic", "static", "unbacked", "strict_unbacked")
 """Fields whose marks also set ``_has_dynamo_dim_marking``."""
@@ -81,7 +72,7 @@ def _mark_attributes(t: torch.Tensor) -> dict[str, Any]:
     return {
         name: copy.copy(value)
         for name, value in vars(t).items()
-        if name in _OTHERS or name.startswith("_dynamo")
+        if name in (_FLAG, "_specialize_on") or name.startswith("_dynamo")
     }
 
 
@@ -114,9 +105,10 @@ def encode_marks(attributes: Mapping[str, Any], *, where: str = "$") -> MarksDes
             if value:
                 found[_INDICES[name]] = tuple(sorted(value))
         elif name in _OTHERS:
-            if value:
-                _encode_other(name, value, found, where)
-        elif name.startswith("_dynamo"):
+            field, encode = _OTHERS[name]
+            if value and (record := encode(value, where)):
+                found[field] = record
+        elif name.startswith("_dynamo") and name != _FLAG:
             raise UnsupportedTensorError(
                 f"the tensor attribute `{name}` has no record",
                 where=where,
@@ -124,30 +116,6 @@ def encode_marks(attributes: Mapping[str, Any], *, where: str = "$") -> MarksDes
                 fix="Delete the attribute, or describe a detached alias of the tensor",
             )
     return MarksDesc(**found) if found else None
-
-
-def _encode_other(name: str, value: Any, found: dict[str, Any], where: str) -> None:
-    match name:
-        case "_dynamo_dynamic_range":
-            found["dynamic_range"] = _ranges((r.dim, r.min, r.max) for r in value)
-        case "_dynamo_unbacked_bounds":
-            found["unbacked_bounds"] = _ranges((dim, *ends) for dim, ends in value.items())
-        case "_dynamo_shape_ids":
-            found["shape_ids"] = tuple(sorted(value.items()))
-        case "_dynamo_hint_overrides":
-            found["hint_overrides"] = tuple(sorted(value.items()))
-        case "_dynamo_static_input_type":
-            found["static_input_type"] = value
-        case "_specialize_on":
-            conditions = tuple(
-                (dim, tuple(_encode_condition(f, where) for f in functions))
-                for dim, functions in sorted(value.items())
-                if functions
-            )
-            if conditions:
-                found["specialize_on"] = conditions
-        case _:  # _has_dynamo_dim_marking follows from the others
-            pass
 
 
 def _ranges(
@@ -162,6 +130,31 @@ def _ranges(
         )
 
     return tuple(sorted(triples, key=key))
+
+
+def _conditions(value: Mapping[int, Any], where: str) -> tuple[Any, ...]:
+    return tuple(
+        (dim, tuple(_encode_condition(f, where) for f in functions))
+        for dim, functions in sorted(value.items())
+        if functions
+    )
+
+
+_OTHERS: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
+    "_dynamo_dynamic_range": (
+        "dynamic_range",
+        lambda value, _: _ranges((r.dim, r.min, r.max) for r in value),
+    ),
+    "_dynamo_unbacked_bounds": (
+        "unbacked_bounds",
+        lambda value, _: _ranges((dim, *ends) for dim, ends in value.items()),
+    ),
+    "_dynamo_shape_ids": ("shape_ids", lambda value, _: tuple(sorted(value.items()))),
+    "_dynamo_hint_overrides": ("hint_overrides", lambda value, _: tuple(sorted(value.items()))),
+    "_dynamo_static_input_type": ("static_input_type", lambda value, _: value),
+    "_specialize_on": ("specialize_on", _conditions),
+}
+"""Other attributes -> field of the record, and its value."""
 
 
 def decode_marks(marks: MarksDesc) -> dict[str, Any]:
@@ -199,7 +192,7 @@ def decode_marks(marks: MarksDesc) -> dict[str, Any]:
     if marks.dynamic and "_dynamo_dynamic_range" not in out:
         out["_dynamo_dynamic_range"] = set()
     if dims_marked:
-        out["_has_dynamo_dim_marking"] = True
+        out[_FLAG] = True
     return out
 
 

@@ -14,7 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, WrapperDescriptorType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch.fx.immutable_collections import immutable_dict, immutable_list
@@ -251,17 +251,20 @@ def _encode_enum(obj: Any, where: str) -> Value:
     return EnumValue(cls=names.encode_class(cls, where=where), name=name)
 
 
+_CONST_CLASSES: dict[Literal["dtype", "device", "layout", "memory_format", "qscheme"], type] = {
+    "dtype": torch.dtype,
+    "device": torch.device,
+    "layout": torch.layout,
+    "memory_format": torch.memory_format,
+    "qscheme": torch.qscheme,
+}
+"""Classes of torch's constants by the kind of their record."""
+
+
 def _encode_torch_const(obj: object) -> TorchConstValue | None:
-    if isinstance(obj, torch.dtype):
-        return TorchConstValue(kind="dtype", name=str(obj).removeprefix("torch."))
-    if isinstance(obj, torch.device):
-        return TorchConstValue(kind="device", name=str(obj))
-    if isinstance(obj, torch.layout):
-        return TorchConstValue(kind="layout", name=str(obj).removeprefix("torch."))
-    if isinstance(obj, torch.memory_format):
-        return TorchConstValue(kind="memory_format", name=str(obj).removeprefix("torch."))
-    if isinstance(obj, torch.qscheme):
-        return TorchConstValue(kind="qscheme", name=str(obj).removeprefix("torch."))
+    for kind, cls in _CONST_CLASSES.items():
+        if isinstance(obj, cls):
+            return TorchConstValue(kind=kind, name=str(obj).removeprefix("torch."))
     return None
 
 
@@ -489,14 +492,6 @@ def _decode_range(v: RangeValue, where: str) -> range:
     if v.step == 0:
         raise FormatError("the step of a range is zero", where=where)
     return range(*bounds)  # pyright: ignore[reportArgumentType]
-
-
-_CONST_CLASSES: dict[str, type] = {
-    "dtype": torch.dtype,
-    "layout": torch.layout,
-    "memory_format": torch.memory_format,
-    "qscheme": torch.qscheme,
-}
 
 
 def _decode_torch_const(v: TorchConstValue, where: str) -> Any:

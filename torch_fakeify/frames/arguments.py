@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from torch_fakeify.records.tensor import SourceDesc
 
 _CONSTANTS = (bool, int, float, str, type(None))
+"""Types of inputs whose value is guarded."""
 _NUMBERS = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 """The Python type of a symbolic number."""
 

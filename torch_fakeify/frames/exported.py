@@ -272,21 +272,15 @@ def exported_program(
             found=str(len(export.inputs)),
         )
     _check_names(export, shape_env)
-    signature = graph_signature.ExportGraphSignature(
+    api, argument = graph_signature, _argument
+    signature = api.ExportGraphSignature(
         [
-            graph_signature.InputSpec(
-                graph_signature.InputKind[spec.kind],
-                _argument(spec.argument),
-                spec.target,
-                spec.persistent,
-            )
-            for spec in export.inputs
+            api.InputSpec(api.InputKind[d.kind], argument(d.argument), d.target, d.persistent)
+            for d in export.inputs
         ],
         [
-            graph_signature.OutputSpec(
-                graph_signature.OutputKind[spec.kind], _argument(spec.argument), spec.target
-            )
-            for spec in export.outputs
+            api.OutputSpec(api.OutputKind[d.kind], argument(d.argument), d.target)
+            for d in export.outputs
         ],
     )
     modules = [_module_entry(entry, i) for i, entry in enumerate(export.modules)]
@@ -415,9 +409,8 @@ def _check_names(export: ExportDesc, shape_env: Any | None) -> None:
 
 
 def _argument(d: ExportArgumentDesc) -> Any:
-    return (
-        _ARGUMENTS[d.kind](d.name, d.value) if d.kind == "constant" else _ARGUMENTS[d.kind](d.name)
-    )
+    values = (d.value,) if d.kind == "constant" else ()
+    return _ARGUMENTS[d.kind](d.name, *values)
 
 
 def _module_entry(d: ExportModuleDesc, index: int) -> ModuleCallEntry:

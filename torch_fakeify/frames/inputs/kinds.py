@@ -6,6 +6,7 @@ its sizes, offsets of a jagged one in its values.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -45,10 +46,7 @@ def make_sparse(
     """Make a sparse tensor with about half of its entries."""
     facts = desc.sparse
     assert facts is not None
-    count = 1
-    for n in size:
-        count *= n
-    dense = maker.random(count, dtype, desc).reshape(size).to(device)
+    dense = maker.random(math.prod(size), dtype, desc).reshape(size).to(device)
     first = len(size) - facts.dense_dim - facts.sparse_dim
     # One pattern for all batches, which must have equally many entries.
     pattern = torch.zeros(size[first : first + facts.sparse_dim], dtype=torch.bool)
@@ -101,23 +99,13 @@ def _compressed(dense: torch.Tensor, facts: SparseDesc, desc: MetaTensorDesc) ->
     )
 
 
-def make_mkldnn(
-    maker: Maker, desc: MetaTensorDesc, size: list[int], dtype: torch.dtype
-) -> torch.Tensor:
-    """Make an mkldnn tensor on the CPU."""
-    count = 1
-    for n in size:
-        count *= n
-    return maker.random(count, dtype, desc).reshape(size).to_mkldnn()
-
-
 def make_wrapper(maker: Maker, desc: MetaTensorDesc) -> torch.Tensor:
     """Make a wrapper subclass around real inner tensors."""
     record = desc.subclass
     assert record is not None
     where = f"tensor {desc.id}"
     inner: dict[str, Any] = {name: maker.make(part) for name, part in record.tensors}
-    if _is_jagged(desc):
+    if desc.layout == "jagged":
         _partition(maker, dict(record.tensors), where)
 
     def number(value: Value) -> Any:
@@ -130,10 +118,6 @@ def make_wrapper(maker: Maker, desc: MetaTensorDesc) -> torch.Tensor:
     size = tuple(_size(maker, n, where) for n in desc.size)
     stride = tuple(_size(maker, n, where) for n in desc.stride)
     return unflatten(record, inner, context, size, stride, where=where)
-
-
-def _is_jagged(desc: MetaTensorDesc) -> bool:
-    return desc.layout == "jagged"
 
 
 def _size(maker: Maker, n: Any, where: str) -> Any:
@@ -179,7 +163,7 @@ def make_view(maker: Maker, desc: MetaTensorDesc, base: torch.Tensor) -> torch.T
     """Make a view that is, or whose base is, a wrapper subclass, by its view operators."""
     assert desc.view_calls is not None
     where = f"tensor {desc.id}"
-    if desc.subclass is not None and _is_jagged(desc):
+    if desc.subclass is not None and desc.layout == "jagged":
         _partition(maker, dict(desc.subclass.tensors), where)
     return replay_view_calls(
         desc.view_calls,

@@ -21,7 +21,7 @@ from torch_fakeify.render.text import int_text
 
 from .data_moves import fill
 from .data_search import DataSearch, reads_data
-from .kinds import make_mkldnn, make_sparse, make_view, make_wrapper, refuse_wrapped
+from .kinds import make_sparse, make_view, make_wrapper, refuse_wrapped
 from .requirements import asserts_of, data_symbols
 from .size_search import Chosen, choose_sizes, grows
 from .symbol_values import Symbols
@@ -269,7 +269,8 @@ class _Maker:
         where = f"tensor {desc.id}"
         size = [self.symbols.integer(n, where) for n in desc.size]
         if desc.layout == "_mkldnn":
-            return make_mkldnn(self, desc, size, decode_dtype(desc.dtype))
+            elements = self.random(math.prod(size), decode_dtype(desc.dtype), desc)
+            return elements.reshape(size).to_mkldnn()
         return make_sparse(self, desc, size, decode_dtype(desc.dtype), device)
 
     def _make_plain(self, desc: MetaTensorDesc, device: torch.device) -> torch.Tensor:
