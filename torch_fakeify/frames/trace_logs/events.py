@@ -151,11 +151,27 @@ class TensorEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class _FieldReader:
-    """Reads fields of an event and collects the missing ones."""
+    """Reads fields of an event and collects the missing ones.
 
-    def __init__(self) -> None:
+    Args:
+        tensor: the record of another tensor by field and id; ``None`` if it has none.
+    """
+
+    def __init__(
+        self, tensor: Callable[[str, int], MetaTensorDesc | None] = lambda _field, _id: None
+    ) -> None:
         self.lacks: list[MissingField] = []
         self.has_record = True
+        self._tensor = tensor
+
+    def part(self, field: str, tensor_id: int | None) -> MetaTensorDesc | None:
+        """The record of a part; without it the tensor has no record either."""
+        if tensor_id is None:
+            return None
+        record = self._tensor(field, tensor_id)
+        if record is None:
+            self.lack(field, f"tensor {tensor_id} has no record", needed=True)
+        return record
 
     def lack(self, field: str, why: str, text: str | None = None, *, needed: bool = False) -> None:
         """Add a missing field; ``needed`` if the record requires it."""
@@ -224,12 +240,11 @@ def tensor_record(
     device = _DEVICE.fullmatch(e.device)
     if device is None:
         raise _not_torch("device", "device(type='cuda', index=0)", e.device, where)
-    reader = _FieldReader()
-    parts = _Parts(reader, tensor)
+    reader = _FieldReader(tensor)
     is_sparse = layout.startswith("sparse_")
     if e.stride is None and not is_sparse:
         reader.lack("stride", "the event has none", needed=True)
-    base = parts.of("base", e.base)
+    base = reader.part("base", e.base)
     if e.is_view and e.base is None:
         reader.lack("base", "torch describes the components of a sparse tensor without it")
     storage_of = None if e.storage is None else storage(e.storage)
@@ -253,12 +268,12 @@ def tensor_record(
         "is_view": e.is_view,
         "base": base,
         "creation_meta": _creation_meta(e, where),
-        "sparse": _sparse(e, layout, parts, where),
-        "subclass": _subclass(e, parts),
-        "functorch": _functorch(e, parts),
-        "functional": _functional(e, parts),
+        "sparse": _sparse(e, layout, reader, where),
+        "subclass": _subclass(e, reader),
+        "functorch": _functorch(e, reader),
+        "functional": _functional(e, reader),
         "nested_int": _nested_int(e, reader),
-        "grad": parts.of("grad", e.grad),
+        "grad": reader.part("grad", e.grad),
         "is_fake": e.fake_mode is not None,
         "marks": _marks(e, reader),
     }
@@ -266,25 +281,6 @@ def tensor_record(
         reader.lack("view_calls", "the view function is written as text", e.view_func)
     record = MetaTensorDesc(**fields) if reader.has_record else None
     return record, tuple(reader.lacks)
-
-
-class _Parts:
-    """Looks up the records of other tensors that an event refers to."""
-
-    def __init__(
-        self, reader: _FieldReader, tensor: Callable[[str, int], MetaTensorDesc | None]
-    ) -> None:
-        self.reader = reader
-        self._tensor = tensor
-
-    def of(self, field: str, tensor_id: int | None) -> MetaTensorDesc | None:
-        """The record of a part; without it the tensor has no record either."""
-        if tensor_id is None:
-            return None
-        record = self._tensor(field, tensor_id)
-        if record is None:
-            self.reader.lack(field, f"tensor {tensor_id} has no record", needed=True)
-        return record
 
 
 _NAME = re.compile(r"torch\.(\w+)")
@@ -341,7 +337,7 @@ def _marks(e: TensorEvent, reader: _FieldReader) -> MarksDesc | None:
     )
 
 
-def _sparse(e: TensorEvent, layout: str, parts: _Parts, where: str) -> SparseDesc | None:
+def _sparse(e: TensorEvent, layout: str, reader: _FieldReader, where: str) -> SparseDesc | None:
     if not layout.startswith("sparse_"):
         return None
     if e.sparse_dim is None or e.dense_dim is None:
@@ -349,18 +345,18 @@ def _sparse(e: TensorEvent, layout: str, parts: _Parts, where: str) -> SparseDes
             "a sparse tensor without `sparse_dim` or `dense_dim`", where=where, found=layout
         )
     named = (e.crow_indices, e.col_indices, e.ccol_indices, e.row_indices)
-    indices = [parts.of("sparse.index_dtype", part) for part in named if part is not None]
+    indices = [reader.part("sparse.index_dtype", part) for part in named if part is not None]
     index = indices[0] if indices else None
     if layout != "sparse_coo" and not indices:
-        parts.reader.lack("sparse.index_dtype", "the event names no indices", needed=True)
-    values = parts.of("sparse.blocksize", e.values)
+        reader.lack("sparse.index_dtype", "the event names no indices", needed=True)
+    values = reader.part("sparse.blocksize", e.values)
     blocksize: tuple[Any, ...] = ()
     if layout in ("sparse_bsr", "sparse_bsc"):
         # The sizes of the values: batches, entries, the two of a block, dense dims.
         batch = e.ndim - e.sparse_dim - e.dense_dim
         blocksize = () if values is None else values.size[batch + 1 : batch + 3]
         if len(blocksize) != 2 or not all(isinstance(n, int) for n in blocksize):
-            parts.reader.lack("sparse.blocksize", "the values do not show it", needed=True)
+            reader.lack("sparse.blocksize", "the values do not show it", needed=True)
             blocksize = ()
     return SparseDesc(
         sparse_dim=e.sparse_dim,
@@ -371,19 +367,21 @@ def _sparse(e: TensorEvent, layout: str, parts: _Parts, where: str) -> SparseDes
     )
 
 
-def _subclass(e: TensorEvent, parts: _Parts) -> SubclassDesc | None:
+def _subclass(e: TensorEvent, reader: _FieldReader) -> SubclassDesc | None:
     if not e.is_traceable_wrapper_subclass:
         return None
-    inner = [(name, parts.of(f"subclass.{name}", part)) for name, part in (e.attrs or {}).items()]
+    inner = [
+        (name, reader.part(f"subclass.{name}", part)) for name, part in (e.attrs or {}).items()
+    ]
     cls = _CLASS.fullmatch(e.type or "")
     if cls is None:
-        parts.reader.lack("subclass.cls", "the text is no name of a class", e.type, needed=True)
+        reader.lack("subclass.cls", "the text is no name of a class", e.type, needed=True)
     opaques = (e.opaque_attrs or {}).items()
     for name, text in opaques:
-        parts.reader.lack(f"subclass.{name}", "written as text alone", text)
+        reader.lack(f"subclass.{name}", "written as text alone", text)
     context: Value = None
     if e.ctx is not None:
-        parts.reader.lack("subclass.context", "written as text alone", e.ctx)
+        reader.lack("subclass.context", "written as text alone", e.ctx)
         context = _unread(e.ctx)
     return SubclassDesc(
         cls="" if cls is None else cls[1],
@@ -398,11 +396,10 @@ def _unread(text: str) -> OpaqueValue:
     return OpaqueValue(kind="trace_log_text", data=text)
 
 
-def _functorch(e: TensorEvent, parts: _Parts) -> FunctorchDesc | None:
+def _functorch(e: TensorEvent, reader: _FieldReader) -> FunctorchDesc | None:
     if not e.is_functorch_wrapped and not e.is_legacy_batchedtensor:
         return None
-    reader = parts.reader
-    unwrapped = parts.of("functorch.unwrapped", e.unwrapped)
+    unwrapped = reader.part("functorch.unwrapped", e.unwrapped)
     is_known = e.is_batchedtensor or e.is_gradtrackingtensor or e.is_functional
     if not is_known or e.unwrapped is None:
         reader.lack("functorch", "a wrapper that is not known here", needed=True)
@@ -417,11 +414,11 @@ def _functorch(e: TensorEvent, parts: _Parts) -> FunctorchDesc | None:
     return FunctorchDesc(kind=kind, unwrapped=unwrapped, level=int(text), bdim=e.bdim)
 
 
-def _functional(e: TensorEvent, parts: _Parts) -> FunctionalDesc | None:
+def _functional(e: TensorEvent, reader: _FieldReader) -> FunctionalDesc | None:
     if not e.is_functional or e.is_functorch_wrapped:
         return None
-    unwrapped = parts.of("functional.unwrapped", e.unwrapped)
+    unwrapped = reader.part("functional.unwrapped", e.unwrapped)
     if e.unwrapped is None:  # xla and lazy tensors
-        parts.reader.lack("functional.unwrapped", "the event names none", needed=True)
-    parts.reader.lack("functional.is_python", "torch writes no event of it")
+        reader.lack("functional.unwrapped", "the event names none", needed=True)
+    reader.lack("functional.is_python", "torch writes no event of it")
     return None if unwrapped is None else FunctionalDesc(unwrapped=unwrapped)

@@ -20,7 +20,7 @@ import zlib
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -266,34 +266,23 @@ _T = TypeVar("_T")
 
 
 @dataclass(kw_only=True)
-class _Tensor:
-    """A tensor while the log is read."""
+class _Described(Generic[_T]):
+    """A tensor or storage while the log is read."""
 
-    record: MetaTensorDesc | None
+    record: _T | None
     lacks: tuple[MissingField, ...]
-    compile_id: CompileId
-    line: int
+    place: _Place
     digest: bytes
-    depth: int
+    depth: int = 0
     sources: dict[str, None] = field(default_factory=dict[str, None])
-
-
-@dataclass(kw_only=True)
-class _Storage:
-    """A storage while the log is read."""
-
-    record: MetaStorageDesc | None
-    lacks: tuple[MissingField, ...]
-    line: int
-    digest: bytes
 
 
 @dataclass
 class _Group:
     """A describer while the log is read."""
 
-    tensors: dict[int, _Tensor] = field(default_factory=dict[int, _Tensor])
-    storages: dict[int, _Storage] = field(default_factory=dict[int, _Storage])
+    tensors: dict[int, _Described[MetaTensorDesc]] = field(default_factory=dict[int, Any])
+    storages: dict[int, _Described[MetaStorageDesc]] = field(default_factory=dict[int, Any])
     compile_ids: dict[CompileId, None] = field(default_factory=dict[CompileId, None])
 
 
@@ -410,7 +399,7 @@ class _Reader:
             return
         record, lacks = storage_record(e)
         lacks += _unknown_fields(raw, StorageEvent)
-        group.storages[e.id] = _Storage(record=record, lacks=lacks, line=place.line, digest=digest)
+        group.storages[e.id] = _Described(record=record, lacks=lacks, place=place, digest=digest)
 
     def _tensor(self, e: TensorEvent, raw: bytes, place: _Place) -> None:
         group = self._group_of(place, e.describer_id)
@@ -440,13 +429,9 @@ class _Reader:
                 where=place.where,
                 expected=f"at most {self._limits.depth} levels",
             )
-        group.tensors[e.id] = _Tensor(
-            record=record,
-            lacks=lacks + _unknown_fields(raw, TensorEvent),
-            compile_id=place.compile_id,
-            line=place.line,
-            digest=digest,
-            depth=depth,
+        lacks += _unknown_fields(raw, TensorEvent)
+        group.tensors[e.id] = _Described(
+            record=record, lacks=lacks, place=place, digest=digest, depth=depth
         )
 
     def _source(self, e: SourceEvent, place: _Place) -> None:
@@ -458,7 +443,7 @@ class _Reader:
 
     @staticmethod
     def _is_repeated(
-        earlier: _Tensor | _Storage | None,
+        earlier: _Described[Any] | None,
         digest: bytes,
         name: str,
         e: TensorEvent | StorageEvent,
@@ -471,7 +456,7 @@ class _Reader:
         raise FormatError(
             f"{name} of describer {e.describer_id} is described twice, and differently",
             where=place.where,
-            expected=f"the description in line {earlier.line}",
+            expected=f"the description in line {earlier.place.line}",
             fix="If logs of several runs were joined, read them one by one",
         )
 
@@ -534,8 +519,8 @@ def _group(key: tuple[int, int | None, int], group: _Group) -> TraceGroup:
                 record=t.record,
                 lacks=t.lacks,
                 sources=tuple(t.sources),
-                compile_id=t.compile_id,
-                line=t.line,
+                compile_id=t.place.compile_id,
+                line=t.place.line,
             )
             for number, t in group.tensors.items()
         ),
