@@ -8,7 +8,7 @@ the same policy. Operators that torch runs on fake tensors run on the underlying
 from __future__ import annotations
 
 import itertools
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,13 @@ from torch_fakeify.records.tensor import ContextDesc, NestedIntDesc, SymDesc, Sy
 from .attributes import resize, set_attributes, set_inner_marks
 from .builder import Kind, TensorBuilder
 from .dtype_views import can_be_viewed_as, layout_to_cast, view_as_dtype
-from .fake_tensors import FakeDevice, MetaDispatchMode, attach_grad, dtype_of
+from .fake_tensors import (
+    FakeDevice,
+    MetaDispatchMode,
+    attach_grad,
+    dtype_of,
+    neutral_dispatch_state,
+)
 from .memo import StorageMemo, TensorEntry
 from .plain_fakes import PlainFakes
 from .sizes import Geometry, SizeMaker, all_static, concrete_int, with_strides
@@ -165,7 +171,7 @@ class MetaConverter(TensorBuilder):
                 policy = policy or self._policy_of(d)
         if (fake := self._plain(d, source, policy)) is not None:
             return fake
-        with self._neutral_dispatch_state():
+        with neutral_dispatch_state(self._interpreters.cleared):
             if isinstance(policy, ContextDesc):
                 policy = self._context_of(d)
             fake = self._walk(d, source, policy)
@@ -226,18 +232,6 @@ class MetaConverter(TensorBuilder):
         return fake
 
     # --- fields of a record ---------------------------------------------------------------------
-
-    def _neutral_dispatch_state(self) -> AbstractContextManager[Any]:
-        """Suspend functionalization and functorch's interpreters."""
-        if (
-            torch_dispatch.peek_interpreter_stack() is None
-            and not torch_dispatch.functionalize_included()
-        ):
-            return nullcontext()
-        stack = ExitStack()
-        stack.enter_context(torch_dispatch.suspend_functionalization())
-        stack.enter_context(self._interpreters.cleared())
-        return stack
 
     def interpreters(self, d: MetaTensorDesc) -> AbstractContextManager[None]:
         """Enter the functorch transforms in which a tensor was described.

@@ -6,6 +6,7 @@ operators on fake tensors.
 
 from __future__ import annotations
 
+from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from torch_fakeify.compat.torch_fakes import FakeTensor
 from torch_fakeify.errors import ConvertError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     from torch_fakeify.compat.torch_fakes import FakeTensorMode
@@ -40,6 +42,19 @@ def dtype_of(name: str, where: str) -> torch.dtype:
             f"torch {torch_dynamo.torch_version()} knows no dtype `{name}`", where=where
         )
     return dtype
+
+
+def neutral_dispatch_state(
+    cleared: Callable[[], AbstractContextManager[Any]],
+) -> AbstractContextManager[Any]:
+    """Suspend functionalization and functorch's interpreters, which ``cleared`` suspends."""
+    has_interpreters = torch_dispatch.peek_interpreter_stack() is not None
+    if not has_interpreters and not torch_dispatch.functionalize_included():
+        return nullcontext()
+    stack = ExitStack()
+    stack.enter_context(torch_dispatch.suspend_functionalization())
+    stack.enter_context(cleared() if has_interpreters else nullcontext())
+    return stack
 
 
 class FakeDevice(NamedTuple):

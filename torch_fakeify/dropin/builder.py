@@ -17,6 +17,7 @@ from torch_fakeify.compat import torch_dispatch, torch_dynamo, torch_fakes, torc
 from torch_fakeify.compat.torch_dispatch import empty_strided, no_dispatch
 from torch_fakeify.compat.torch_dynamo import dynamo_source
 from torch_fakeify.convert.builder import Kind, SparseLayout, TensorBuilder
+from torch_fakeify.convert.context_checks import has_geometry
 from torch_fakeify.convert.dtype_views import view_as_dtype
 from torch_fakeify.convert.fake_tensors import META
 from torch_fakeify.convert.sizes import Geometry
@@ -223,9 +224,7 @@ class DropinBuilder(TensorBuilder):
         """Set the storage of a new tensor to the one with the described id, at its offset."""
         storage = require(d.storage, "t.storage", "")
         converter = self._converter
-        if storage.id not in converter.storage_memo and (
-            made.is_nested or _lies_as(made, geometry)
-        ):
+        if storage.id not in converter.storage_memo and has_geometry(made, geometry):
             own = made.untyped_storage()
             if not made.is_nested:
                 self._make_whole(own, storage.size)
@@ -233,18 +232,18 @@ class DropinBuilder(TensorBuilder):
             if self._copy_data:
                 self._share_real(d, made, own)
             return
-        shared = converter.meta_storage(storage, callback=partial(self._callback, device=d.device))
-        mode = torch_fakes.maybe_get_fake_mode(made)
-        in_kernel = _NOTHING if mode is None else torch_fakes.in_kernel_invocation_manager(mode)
+        shared: Any = converter.meta_storage(
+            storage, callback=partial(self._callback, device=d.device)
+        )
         size, stride, offset = geometry
         # That the sizes fit the storage is a fact of the tensor described, no guard.
         with torch.no_grad(), self._suppressed():
-            with in_kernel:
+            with self._in_kernel(made):
                 made.set_(shared, offset, size, stride)
             if self._copy_data:
                 with torch.no_grad(), no_dispatch():
                     stride = require(d.stride, "t.stride")
-                    _real(made).set_(_get_real_storage(shared), d.storage_offset, d.size, stride)
+                    _real(made).set_(shared.real_storage, d.storage_offset, d.size, stride)
 
     @staticmethod
     def _make_whole(own: torch.UntypedStorage, nbytes: Any) -> None:
@@ -519,14 +518,6 @@ def _maker(d: MetaTensorDesc[Any], size: Any, stride: Any) -> Callable[[], torch
     return partial(empty_strided, size, stride, dtype=d.dtype, device=META)
 
 
-def _lies_as(made: Any, geometry: Geometry) -> bool:
-    """Whether a new tensor already has these strides and this offset."""
-    same: Any = torch_symbols.sym_eq(made.stride(), geometry.stride)
-    return torch_symbols.guard_or_false(same) and torch_symbols.guard_or_false(
-        made.storage_offset() == geometry.storage_offset
-    )
-
-
 def _is_symbolic(d: MetaTensorDesc[Any]) -> bool:
     return any(map(torch_symbols.is_symbolic, (*d.size, *(d.stride or ()), d.storage_offset)))
 
@@ -535,10 +526,6 @@ def _real(made: Any) -> torch.Tensor:
     if not isinstance(made, torch_fakes.FakeTensor):
         raise AssertionError("Expected r to be a FakeTensor")
     return require(made.real_tensor, "r.real_tensor")
-
-
-def _get_real_storage(storage: Any) -> torch.UntypedStorage:
-    return storage.real_storage
 
 
 def set_real_storage(storage: Any, real: torch.UntypedStorage) -> None:

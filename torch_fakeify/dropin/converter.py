@@ -7,13 +7,13 @@ Method: ``MetaConverter`` of torch 2.13. The converter holds the state between c
 from __future__ import annotations
 
 import weakref
-from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
 from torch_fakeify.compat import torch_dispatch, torch_dynamo, torch_fakes
 from torch_fakeify.compat.torch_dispatch import no_dispatch
+from torch_fakeify.convert.fake_tensors import neutral_dispatch_state
 from torch_fakeify.convert.size_symbols import FreshSizes
 
 from .builder import DropinBuilder, require, set_real_storage
@@ -21,7 +21,6 @@ from .describer import MetaTensorDescriber
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextlib import AbstractContextManager
 
     from torch_fakeify.compat.torch_dynamo import Source
     from torch_fakeify.compat.torch_symbols import ShapeEnv, SymbolicContext
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 
 _TensorT = TypeVar("_TensorT", bound=torch.Tensor)
 
-_NOTHING: AbstractContextManager[Any] = nullcontext()
 _EXCLUDED = (
     " This indicates you set no_dispatch() before calling into this"
     " function.  This is an error: we may be creating fake tensors and"
@@ -187,7 +185,8 @@ class MetaConverter(Generic[_TensorT]):
                 return t
             self.miss += 1
             return NotImplemented
-        if t.device.type == "lazy" or t.is_quantized or _is_view_of_sparse(t):
+        base = t._base if t._is_view() else None
+        if t.device.type == "lazy" or t.is_quantized or (base is not None and base.is_sparse):
             self.miss += 1
             return NotImplemented
         self.hit += 1
@@ -197,7 +196,7 @@ class MetaConverter(Generic[_TensorT]):
         if trace and source is not None:
             event = {"describer_id": self.describer.id, "id": d.id, "source": source.name}
             torch_dynamo.trace_structured("describe_source", metadata_fn=lambda: event)
-        with _neutral_dispatch_state():
+        with neutral_dispatch_state(torch_dispatch.temporarily_clear_interpreter_stack):
             made: Any = self.meta_tensor(
                 d, shape_env, callback or self._identity_callable, source, symbolic_context
             )
@@ -208,21 +207,3 @@ class MetaConverter(Generic[_TensorT]):
             if hasattr(t, "persistent"):
                 made.persistent = t.persistent  # type: ignore[attr-defined]
         return made
-
-
-def _is_view_of_sparse(t: torch.Tensor) -> bool:
-    return t._is_view() and t._base is not None and t._base.is_sparse
-
-
-def _neutral_dispatch_state() -> AbstractContextManager[Any]:
-    """Suspend functionalization and functorch's interpreters."""
-    if (
-        torch_dispatch.peek_interpreter_stack() is None
-        and not torch_dispatch.functionalize_included()
-    ):
-        return _NOTHING
-    stack = ExitStack()
-    stack.enter_context(torch_dispatch.suspend_functionalization())
-    if torch_dispatch.peek_interpreter_stack() is not None:
-        stack.enter_context(torch_dispatch.temporarily_clear_interpreter_stack())
-    return stack
