@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+import msgspec
 import pytest
 import torch
 from frame_variants import VARIANTS, renamed
@@ -75,6 +76,17 @@ def test_every_difference_of_an_input_has_a_name() -> None:
         or not differences(made[a], made[b])
     }
     assert not unnamed
+
+
+def test_one_object_at_two_sources_is_named(frames: dict[str, CaptureDesc]) -> None:
+    """Where frames differ, the sources at which only one of them had one object are listed."""
+    frame = frames["one_tensor_at_two_sources"]
+    other = msgspec.structs.replace(frame, same_objects=(), frame="other", inputs=frame.inputs[:-1])
+    found = [each.text for each in differences(frame, other) if each.part == "aliasing"]
+    assert found == [
+        "self.second and self.first are one object only in A",
+        "y and x are one object only in A",
+    ]
 
 
 PROGRAM = """

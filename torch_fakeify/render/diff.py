@@ -234,6 +234,13 @@ def _number_text(n: IntLike, what: str, words: ReadableNames) -> str:
 def _aliasing(a: _Side, b: _Side) -> Iterator[str]:
     both = _by_name(a.desc).keys() & _by_name(b.desc).keys()
     yield from _only(_relations(a.desc, both), _relations(b.desc, both))
+    yield from _only(_same_objects(a.desc), _same_objects(b.desc))
+
+
+def _same_objects(desc: CaptureDesc) -> Iterator[str]:
+    """Yield the sources at which the program had one object."""
+    for one, other in desc.same_objects:
+        yield f"{readable_source(one.name)} and {readable_source(other.name)} are one object"
 
 
 def _relations(desc: CaptureDesc, names: set[str]) -> Iterator[str]:

@@ -12,7 +12,7 @@ from torch_fakeify.records.metadata_keys import losses_of
 from torch_fakeify.records.tensor import ExprDesc, SymbolNode
 
 from .code import SourceLines, code_lines
-from .readable_names import readable_frame
+from .readable_names import readable_frame, readable_source
 from .surroundings import surrounding_rows
 from .tables import table_lines
 from .text import (
@@ -33,7 +33,7 @@ from .text import value_text as _value_text
 from .text import world_text as _world_text
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from torch_fakeify.records.frame import CaptureDesc, FailureDesc, InputDesc, ModesDesc
     from torch_fakeify.records.graph import GraphModuleDesc
@@ -64,7 +64,7 @@ def show_lines(desc: CaptureDesc, *, torch_names: bool = False) -> list[str]:
     shown = desc if torch_names else readable_frame(desc)
     sections = [
         table_lines(heading_rows(desc)),
-        *_input_sections(shown),
+        *_input_sections(shown, torch_names=torch_names),
         *_environment_sections(shown),
         _section("modes", mode_rows(desc.modes)),
         _section("surroundings", surrounding_rows(desc)),
@@ -89,7 +89,7 @@ def section_lines(
     shown = desc if torch_names else readable_frame(desc)
     lines: list[list[str]] = []
     if "inputs" in sections:
-        lines += _input_sections(shown)
+        lines += _input_sections(shown, torch_names=torch_names)
     if "guards" in sections:
         lines += _environment_sections(shown)
     if "code" in sections:
@@ -104,10 +104,11 @@ def _joined(sections: Iterable[list[str]]) -> list[str]:
     return [escape(line.rstrip(" ")) for line in lines]
 
 
-def _input_sections(desc: CaptureDesc) -> list[list[str]]:
+def _input_sections(desc: CaptureDesc, *, torch_names: bool) -> list[list[str]]:
+    objects = _same_object_rows(desc, str if torch_names else readable_source)
     return [
         _section("inputs", _input_rows(desc.inputs), len(desc.inputs)),
-        _section("aliasing", _aliasing_rows(desc.inputs)),
+        _section("aliasing", [*_aliasing_rows(desc.inputs), *objects]),
     ]
 
 
@@ -187,6 +188,12 @@ def _aliasing_rows(inputs: Sequence[InputDesc]) -> Iterable[tuple[str, str]]:
     for base_id, base in bases.items():
         home = " = ".join(names.get(base_id, [])) or f"{tensor_text(base)}, which is no input"
         yield ", ".join(views[base_id]), f"view of {home}"
+
+
+def _same_object_rows(desc: CaptureDesc, named: Callable[[str], str]) -> Iterable[tuple[str, str]]:
+    """Yield the sources at which the program had one object."""
+    for one, other in desc.same_objects:
+        yield clip(f"{named(one.name)} = {named(other.name)}", _WIDEST), "one object"
 
 
 # --- shape environment --------------------------------------------------------------------------
