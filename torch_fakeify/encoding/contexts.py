@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import inspect
 import operator
 import types
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from sympy.logic.boolalg import Boolean
@@ -202,11 +201,6 @@ def decode_context(
     return _decode_context(d, "symbolic context", 0, memo)
 
 
-_Fields: TypeAlias = "list[tuple[Callable[[Any, Any], None], Any]]"
-_Example: TypeAlias = tuple[_Fields, _Fields]
-"""Setters of the shared fields of an example, and of those copied for each context."""
-
-
 class DecodedContexts:
     """Decoder of symbolic contexts that returns one context for each record.
 
@@ -237,61 +231,34 @@ class Contexts:
 
     def __init__(self, memo: DecodeMemo) -> None:
         self._memo = memo
-        self._examples: dict[tuple[Any, ...], _Example] = {}
+        self._examples: dict[tuple[Any, ...], torch_symbols.SymbolicContext] = {}
+        """Contexts that are only copied."""
 
     def make(self, d: ContextDesc) -> torch_symbols.SymbolicContext:
         """A new context of a record; see `decode_context`."""
-        if d.kind != "stateful" or d.tensor_source is None or d.view_base_context is not None:
+        source = d.tensor_source
+        if d.kind != "stateful" or source is None or d.view_base_context is not None:
+            return decode_context(d, memo=self._memo)
+        if d.specialize_on:  # lists of functions, which belong to one context
             return decode_context(d, memo=self._memo)
         key = _all_but_source(d)
-        cached = self._examples.get(key)
-        if cached is None:
-            context = decode_context(d, memo=self._memo)
-            if not d.specialize_on:  # lists of functions, which belong to one context
-                self._examples[key] = _example(context)
-            return context
+        example = self._examples.get(key)
+        if example is None:
+            example = self._examples[key] = decode_context(d, memo=self._memo)
         made = object.__new__(torch_symbols.StatefulSymbolicContext)
-        common, own = cached
-        for put, value in common:
-            put(made, value)
-        for put, value in own:
-            put(made, value.copy())
-        _put_source(made, decode_source(d.tensor_source, memo=self._memo))
+        for name in _STATEFUL_FIELDS:
+            value = getattr(example, name)
+            object.__setattr__(made, name, value.copy() if type(value) in (list, dict) else value)
+        object.__setattr__(made, "tensor_source", decode_source(source, memo=self._memo))
         return made
 
 
-_OWNED = frozenset({list, dict})
-"""Types of fields that are copied for each context."""
-
-
-def _setter(cls: type, name: str) -> Callable[[Any, Any], None]:
-    """The setter of a field of a frozen class: its slot, if it has one."""
-    put = getattr(inspect.getattr_static(cls, name, None), "__set__", None)
-    return put or (lambda made, value: object.__setattr__(made, name, value))
-
-
-# But for its source.
-_STATEFUL_SLOTS = tuple(
-    [
-        (
-            operator.attrgetter(field.name),
-            _setter(torch_symbols.StatefulSymbolicContext, field.name),
-        )
-        for field in dataclasses.fields(torch_symbols.StatefulSymbolicContext)
-        if field.name != "tensor_source"
-    ]
+_STATEFUL_FIELDS = tuple(
+    field.name for field in dataclasses.fields(torch_symbols.StatefulSymbolicContext)
 )
-_put_source = _setter(torch_symbols.StatefulSymbolicContext, "tensor_source")
 _all_but_source = operator.attrgetter(
     *[name for name in ContextDesc.__struct_fields__ if name != "tensor_source"]
 )
-
-
-def _example(context: Any) -> _Example:
-    """Setters that copy a context without its source."""
-    values = [(put, get(context)) for get, put in _STATEFUL_SLOTS]
-    own = [(put, value.copy()) for put, value in values if type(value) in _OWNED]
-    return [(put, value) for put, value in values if type(value) not in _OWNED], own
 
 
 def _decode_context(
