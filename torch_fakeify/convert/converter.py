@@ -19,7 +19,7 @@ from torch_fakeify.compat import torch_dispatch
 from torch_fakeify.compat.torch_dispatch import no_dispatch_guard
 from torch_fakeify.compat.torch_dynamo import dynamo_source
 from torch_fakeify.compat.torch_fakes import FakeTensor
-from torch_fakeify.encoding.contexts import DecodedContexts
+from torch_fakeify.encoding.contexts import Contexts
 from torch_fakeify.encoding.interpreters import Interpreters
 from torch_fakeify.encoding.meshes import Meshes
 from torch_fakeify.encoding.nested_ints import NestedInts
@@ -121,7 +121,7 @@ class MetaConverter(TensorBuilder):
             self._sizes = SizeMaker(self._shape_env, symbols, nested=nested)
         self._symbols: SymbolPolicy = symbols
         self._sources = DecodeMemo() if sources is None else sources
-        self._contexts = DecodedContexts(self._sources)
+        self._contexts = Contexts(self._sources)
         self._meta_dispatch = MetaDispatchMode(self.mode)
         self._plain_fakes = PlainFakes(
             self._shape_env,

@@ -201,27 +201,6 @@ def decode_context(
     return _decode_context(d, "symbolic context", 0, memo)
 
 
-class DecodedContexts:
-    """Decoder of symbolic contexts that returns one context for each record.
-
-    Args:
-        memo: cache of decoded sources; see `decode_source`.
-    """
-
-    def __init__(self, memo: DecodeMemo) -> None:
-        self._memo = memo
-        self._cache: dict[int, tuple[ContextDesc, torch_symbols.SymbolicContext]] = {}
-
-    def of(self, record: ContextDesc | None) -> torch_symbols.SymbolicContext | None:
-        """The context of a record, the same one at each call."""
-        if record is None:
-            return None
-        found = self._cache.get(id(record))
-        if found is None:
-            found = self._cache[id(record)] = record, decode_context(record, memo=self._memo)
-        return found[1]
-
-
 class Contexts:
     """Decoder of symbolic contexts that copies an example where only the source differs.
 
@@ -233,6 +212,16 @@ class Contexts:
         self._memo = memo
         self._examples: dict[tuple[Any, ...], torch_symbols.SymbolicContext] = {}
         """Contexts that are only copied."""
+        self._cache: dict[int, tuple[ContextDesc, torch_symbols.SymbolicContext]] = {}
+
+    def of(self, d: ContextDesc | None) -> torch_symbols.SymbolicContext | None:
+        """The context of a record, the same one at each call."""
+        if d is None:
+            return None
+        found = self._cache.get(id(d))
+        if found is None:
+            found = self._cache[id(d)] = d, self.make(d)
+        return found[1]
 
     def make(self, d: ContextDesc) -> torch_symbols.SymbolicContext:
         """A new context of a record; see `decode_context`."""
