@@ -21,8 +21,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_fakeify.errors import FakeKernelError
-from torch_fakeify.fake_kernels.calls import bound
-from torch_fakeify.fake_kernels.evaluating import NoValueError
+from torch_fakeify.fake_kernels.evaluating import NoValueError, bound
 from torch_fakeify.fake_kernels.exploring import Exploration
 from torch_fakeify.fake_kernels.inferring import infer
 from torch_fakeify.fake_kernels.observed import NamedValue, TensorFacts

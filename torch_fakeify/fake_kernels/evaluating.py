@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torch_fakeify.encoding.operators import bound_arguments
 from torch_fakeify.errors import FakeKernelError
 from torch_fakeify.records import fake_kernel as fk
 
@@ -532,3 +533,19 @@ def refuse(operator: str, error: Exception) -> FakeKernelError:
         found=str(error),
         fix="Give infer_fake a sample like it",
     )
+
+
+def bound(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call by name, with the defaults of a schema.
+
+    Raises:
+        FakeKernelError: they do not fit the schema.
+    """
+    found = bound_arguments(schema, args, kwargs)
+    if found is None:
+        raise FakeKernelError(
+            f"the arguments do not fit the operator {schema.name}",
+            expected=str(schema),
+            found=f"{len(args)} arguments, and {', '.join(kwargs) or 'no keywords'}",
+        )
+    return found

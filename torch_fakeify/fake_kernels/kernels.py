@@ -12,8 +12,7 @@ from torch_fakeify.compat import torch_library
 from torch_fakeify.errors import FakeKernelError
 from torch_fakeify.records import fake_kernel as fk
 
-from .calls import bound
-from .evaluating import Evaluation, NoValueError, dtype_named, refuse, result_of
+from .evaluating import Evaluation, NoValueError, bound, dtype_named, refuse, result_of
 from .source import condition_text, kernel_source
 from .specs import facts_of, tensors_of
 

@@ -10,7 +10,7 @@ from torch_fakeify._atomic_write import write_atomic
 from torch_fakeify.compat import torch_library
 from torch_fakeify.compat.torch_dispatch import disable_current_modes
 from torch_fakeify.errors import FakeKernelError
-from torch_fakeify.fake_kernels.calls import bound
+from torch_fakeify.fake_kernels.evaluating import bound
 from torch_fakeify.fake_kernels.inferring import infer
 from torch_fakeify.fake_kernels.kernels import note_inferred
 from torch_fakeify.fake_kernels.specs import CallSpec, run_call, spec_of
