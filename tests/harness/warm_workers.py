@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from torch_fakeify.corpus import jobs
-from torch_fakeify.tools import checking_fakes, fuzzing, replaying
+from torch_fakeify.tools import replaying, size_runs
 from torch_fakeify.tools.demo import runner
 from torch_fakeify.tools.minify import search
 from torch_fakeify.tools.worker import client
@@ -132,7 +132,7 @@ def warm_workers(_idle_interpreters: None) -> Generator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (replaying, runner, search):
             patch.setattr(module, "ask", _ask)
-        for module in (checking_fakes, fuzzing, search, jobs):
+        for module in (size_runs, search, jobs):
             patch.setattr(module, "ForkServer", WarmServer)
         yield
 

@@ -190,7 +190,7 @@ def test_an_interrupted_fuzz_saves_what_it_found(
             raise KeyboardInterrupt
         return [fuzzing.SizeFailure(batch[0], "wrong", "planted")]
 
-    monkeypatch.setattr(fuzzing._Runner, "failures", failures)
+    monkeypatch.setattr(fuzzing._Search, "_failures", failures)
     assert cli.main(["fuzz", "--backend", "eager", "--save", "found.json", "frame.fkf"]) == 130
     out, err = capsys.readouterr()
     assert "20 sizes tried, 20 compared, 1 fails" in out

@@ -12,43 +12,24 @@ import json
 import tempfile
 from collections import Counter
 from dataclasses import dataclass, field
-from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch_fakeify._atomic_write import check_not_input, check_writable
 from torch_fakeify.errors import CaptureError
-from torch_fakeify.frames.inputs.size_search import SizeSearch, choose_sizes
+from torch_fakeify.frames.inputs.size_search import choose_sizes
 from torch_fakeify.records.tensor import FunctionValue
 from torch_fakeify.render.code import node_stack, statement
-from torch_fakeify.render.notebook import InNotebook
-from torch_fakeify.render.readable_names import ReadableNames
-from torch_fakeify.render.text import clip, user_line
-from torch_fakeify.serialization.capture_file import read_capture
-from torch_fakeify.serialization.container import Limits
-from torch_fakeify.tools.capture_files import as_file, path_of
+from torch_fakeify.render.text import clip, count_text, user_line
+from torch_fakeify.tools.capture_files import path_of
 from torch_fakeify.tools.operator_script import (
     OperatorScript,
     script_of_call,
     write_operator_script,
 )
-from torch_fakeify.tools.replaying import count_alike
-from torch_fakeify.tools.size_runs import BATCH, SizeRuns, extent
+from torch_fakeify.tools.size_runs import SizeRuns, SizesReport, extent, size_runs
 from torch_fakeify.tools.traced_graphs import capture_of_graph
-from torch_fakeify.tools.worker.client import backend_request
-from torch_fakeify.tools.worker.fork_server import ForkServer
-from torch_fakeify.tools.worker.replies import (
-    Crashed,
-    FakesChecked,
-    Here,
-    Hung,
-    OperatorCall,
-    OutOfMemory,
-    Parted,
-    Raised,
-    Refused,
-    indented,
-)
+from torch_fakeify.tools.worker.replies import FakesChecked, OperatorCall, Parted, indented
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -58,7 +39,7 @@ if TYPE_CHECKING:
     from torch_fakeify.records.frame import CaptureDesc
     from torch_fakeify.records.graph import NodeDesc
     from torch_fakeify.tools.capture_files import CaptureLike
-    from torch_fakeify.tools.worker.replies import Answer, NodeDifference, SizeChecked
+    from torch_fakeify.tools.worker.replies import Outcome
 
 _ROUNDS = 12
 """Largest number of rounds in which the sizes of a difference are made small."""
@@ -132,7 +113,7 @@ class FakeDifference:
 
 
 @dataclass(frozen=True)
-class FakesReport(InNotebook):
+class FakesReport(SizesReport):
     """The result of comparing the operators of a frame with their fake values.
 
     Example:
@@ -141,20 +122,10 @@ class FakesReport(InNotebook):
         (1, ())
     """
 
-    words: dict[str, str] = field(repr=False)
-    """Readable names of the symbols."""
-    tried: int = 0
-    """Number of sizes."""
     operators: int = 0
     """Largest number of operators that were compared at one of the sizes."""
     differences: tuple[FakeDifference, ...] = ()
     """In the order of the graph, each operator once, with the smallest sizes that were found."""
-    interrupted: bool = False
-    """Whether Ctrl-C ended the search; the report has the results until then."""
-    not_compared: Counter[str] = field(default_factory=Counter[str])
-    """Number of sizes at which some operators were not compared, by reason."""
-    is_static: bool = False
-    """Whether the frame has no dynamic sizes, so that only the recorded ones were tried."""
 
     script: Path | None = None
     """The script that calls the first of the operators alone; ``None`` if there is none."""
@@ -162,49 +133,38 @@ class FakesReport(InNotebook):
     """Whether the script fails, or why there is none."""
     torch: str = ""
     """The version of torch that ran the operators."""
-    here: Here | None = None
-    """How the surroundings of the runs differ from the recorded ones."""
 
     def lines(self) -> list[str]:
         """Format the report."""
-        sizes = f"{self.tried} size{'' if self.tried == 1 else 's'} tried"
-        reasons = [
-            f"{n} not compared to the end: {why}"
-            for why, n in count_alike(self.not_compared).most_common(4)
-        ]
-        static = ["the frame has no dynamic sizes: only the recorded one was tried"]
-        notes = [*reasons, *(static if self.is_static else [])]
-        notes += [f"torch {self.torch}"] if self.torch else []
-        notes += [] if self.here is None else self.here.lines(every=not self.differences)
+        compiler = f"torch {self.torch}" if self.torch else ""
+        notes = self._notes("not compared to the end", compiler, every=not self.differences)
         if not self.operators and not self.differences:
-            return [f"{sizes}, no operator was compared", *notes]
-        so_far = " so far" if self.interrupted else ""
+            return [f"{self._tried}, no operator was compared", *notes]
         count = len(self.differences)
-        compared = f"{self.operators} operator{'' if self.operators == 1 else 's'} compared"
+        compared = f"{self._tried}, {count_text(self.operators, 'operator')} compared"
         if not count:
-            return [f"{sizes}, {compared}: all are as their fake values{so_far}", *notes]
+            return [f"{compared}: all are as their fake values{self._so_far}", *notes]
         found = "differs from its fake value" if count == 1 else "differ from their fake values"
         first, *others = self.differences
-        state = []
-        if self.script_state:
-            state = [f"  {self.script or 'script'}: {self.script_state}"]
+        shown = [
+            line
+            for each in others[: _SHOWN - 1]
+            for line in (f"also at {self.describe(each)}:", *indented(each.lines()))
+        ]
+        script = f"  {self.script or 'script'}: {self.script_state}"
         return [
-            f"{sizes}, {compared}: {count} {found}{so_far}",
+            f"{compared}: {count} {found}{self._so_far}",
             f"first at {self.describe(first)}:",
             *indented(first.lines()),
-            *state,
-            *chain.from_iterable(
-                (f"also at {self.describe(each)}:", *indented(each.lines()))
-                for each in others[: _SHOWN - 1]
-            ),
+            *([script] if self.script_state else []),
+            *shown,
             *([f"and {count - _SHOWN} more"] if count > _SHOWN else []),
             *notes,
         ]
 
     def describe(self, difference: FakeDifference) -> str:
         """Return the sizes of a difference in one line, by readable names."""
-        named = (f"{self.words[name]} = {n}" for name, n in difference.sizes.items())
-        return ", ".join(named) or "the recorded sizes"
+        return self._described(difference.sizes, "the recorded sizes")
 
 
 def check_fakes(
@@ -258,44 +218,29 @@ def check_fakes(
         >>> print(tfk.check_fakes(graph, [torch.ones(2, 3)], runs=3).lines()[0])
         3 sizes tried, 1 operator compared: all are as their fake values
     """
-    if runs < 1:
-        raise CaptureError(
-            "there are no sizes to try", where="runs", expected="1 or more", found=str(runs)
-        )
     capture: Any = graph
     if hasattr(graph, "graph") and hasattr(graph, "recompile"):
         capture = capture_of_graph(capture, inputs)
     elif inputs is not None:
         raise CaptureError("a capture has its inputs", where="inputs", fix="Pass the capture alone")
-    source = path_of(capture)
-    with as_file(capture) as path, ForkServer() as server:
-        desc = read_capture(path, limits=Limits.none() if trust else None)
+    with size_runs(
+        capture, "eager", imports, runs=runs, seed=seed, device=device, timeout=timeout,
+        memory=memory, trust=trust,
+    ) as sizes_run:  # fmt: skip
+        desc = sizes_run.desc
         if script is not None:  # before the search, which takes a while
-            check_not_input(script, path if source is None else source)
+            check_not_input(script, path_of(capture) or sizes_run.path)
             check_writable(script)
         requested = None if sizes is None else [_chosen(desc, each) for each in sizes]
-        where = str(source or desc.frame or "frame")
-        request = {
-            **backend_request("eager", imports),
-            "seed": seed,
-            "device": device,
-            "trust": trust,
-            "trust_settings": trust,
-        }
-        sizes_run = SizeRuns(server, path, request, timeout=timeout, memory=memory, where=where)
-        runner = _Runner(sizes_run, desc)
-        search = SizeSearch(desc, seed=seed)
-        found = _Search(search, runner)
+        found = _Search(sizes_run)
         try:
             found.run(requested, runs, progress or (lambda _text: None))
         except KeyboardInterrupt:
-            found.interrupted = True
-    words = ReadableNames(desc)
-    env = desc.shape_env
+            sizes_run.interrupted = True
     differences = found.differences
     first = next((each for each in differences if each.kind == "differs"), None)
     written = OperatorScript(None, "")
-    if first is not None and script is not None and not found.interrupted:
+    if first is not None and script is not None and not sizes_run.interrupted:
         written = write_operator_script(
             Path(script),
             first.operator,
@@ -306,34 +251,26 @@ def check_fakes(
             timeout=timeout,
         )
     return FakesReport(
-        {s.name: words.symbol(s.name) for s in (() if env is None else env.symbols)},
-        tried=found.tried,
-        operators=runner.operators,
+        **sizes_run.results(),
+        operators=found.operators,
         differences=tuple(differences),
-        interrupted=found.interrupted,
-        not_compared=found.not_compared,
-        is_static=not search.example,
         script=written.path,
         script_state=written.state,
         torch=sizes_run.torch or "",
-        here=sizes_run.here,
     )
 
 
-def first_difference(
-    runs: SizeRuns, desc: CaptureDesc, sizes: Mapping[str, int]
-) -> FakeDifference | None:
+def first_difference(runs: SizeRuns, sizes: Mapping[str, int]) -> FakeDifference | None:
     """Return the first operator of a frame that differs from its fake value at some sizes, if any.
 
     A frame that cannot be run has none.
 
     Args:
         runs: asks the processes.
-        desc: the frame.
         sizes: values by symbol name.
     """
     try:
-        found = _Runner(runs, desc).differences([dict(sizes)], Counter())
+        found = _Search(runs).run_batch([dict(sizes)], Counter())
     except CaptureError:
         return None
     return min(found, key=lambda each: each.position, default=None)
@@ -359,15 +296,14 @@ def _chosen(desc: CaptureDesc, sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 class _Search:
-    """What was found until now; it is updated after each batch."""
+    """Compares the operators of a frame at batches of sizes; what was found until now."""
 
-    def __init__(self, search: SizeSearch, runner: _Runner) -> None:
-        self._sizes = search
-        self._runner = runner
+    def __init__(self, runs: SizeRuns) -> None:
+        self._runs = runs
+        self._nodes = runs.desc.graph.nodes
         self._found: dict[int, FakeDifference] = {}
-        self.tried = 0
-        self.not_compared = Counter[str]()
-        self.interrupted = False
+        self._crashes = 0
+        self.operators = 0
 
     @property
     def differences(self) -> list[FakeDifference]:
@@ -377,18 +313,17 @@ class _Search:
     def run(
         self,
         sizes: Sequence[dict[str, int]] | None,
-        runs: int,
+        most: int,
         progress: Callable[[str], None],
     ) -> None:
         """Try sizes, then make those of the first difference small."""
-        found = iter(islice(self._sizes, runs) if sizes is None else sizes)
-        found = chain([next(found, {})], found)  # as recorded, where no others are found
-        while batch := list(islice(found, BATCH)):
-            self._add(self._runner.differences(batch, self.not_compared))
-            self.tried += len(batch)
+        runs = self._runs
+        for batch in runs.batches(sizes, most):
+            self._add(self.run_batch(batch, runs.not_compared))
+            runs.tried += len(batch)
             count = len(self._found)
-            progress(f"{self.tried} of at most {runs} sizes tried, {count} operators differ")
-            if self._runner.crashes >= _CRASHES:
+            progress(f"{runs.tried} of at most {most} sizes tried, {count} operators differ")
+            if self._crashes >= _CRASHES:
                 break
         if sizes is None and self._found:
             self._shrink(progress)
@@ -405,94 +340,59 @@ class _Search:
             return
         for round_ in range(_ROUNDS):
             progress(f"making the sizes small, round {round_ + 1}")
-            smaller = self._sizes.smaller(self._found[first.position].sizes, BATCH)
-            found = self._runner.differences(smaller, Counter())
+            smaller = self._runs.smaller(self._found[first.position].sizes)
+            found = self.run_batch(smaller, Counter())
             same = [each for each in found if each.position == first.position]
             if not any(each.kind == "differs" for each in same):
                 return
             self._add(each for each in found if each.position >= first.position)
 
-
-class _Runner:
-    """Compares the operators of a frame at batches of sizes.
-
-    Args:
-        runs: asks the processes.
-        desc: the frame.
-    """
-
-    def __init__(self, runs: SizeRuns, desc: CaptureDesc) -> None:
-        self._runs = runs
-        self._desc = desc
-        self.operators = 0
-        self.crashes = 0
-
-    def differences(
+    def run_batch(
         self, batch: Sequence[dict[str, int]], not_compared: Counter[str]
     ) -> list[FakeDifference]:
         """Run a batch of sizes; count in ``not_compared`` why operators were not compared.
 
         Where an operator ends the process, the other sizes of the batch run again without it.
         """
-        if not batch or self.crashes >= _CRASHES:
+        if not batch or self._crashes >= _CRASHES:
             return []
-        answer, running = self._ask(batch)
-        match answer.outcome:
-            case FakesChecked(results=results):
-                pairs = zip(batch, results, strict=True)
-                return [each for pair in pairs for each in self._of(*pair, not_compared)]
-            case Refused(error=kind, message=message):
-                raise self._runs.cannot_run(kind, message)
-            case Raised(error=error):
-                raise self._runs.cannot_run(error.type, error.message)
-            case Hung(tail=tail):
-                texts = [f"killed after {self._runs.timeout:g} s", *tail]
-                return self._ended(batch, running, "hangs", texts, not_compared)
-            case OutOfMemory(tail=tail):
-                return self._ended(batch, running, "out of memory", tail, not_compared)
-            case Crashed(how=how, tail=tail):
-                return self._ended(batch, running, "crashes", [how, *tail], not_compared)
-            case outcome:
-                raise AssertionError(f"no reply to a batch of sizes: {outcome}")
+        outcome, running = self._ask(batch)
+        if not isinstance(outcome, FakesChecked):
+            return self._ended(batch, running, *self._runs.ended(outcome), not_compared)
+        self.operators = max(self.operators, *(result.compared for result in outcome.results))
+        not_compared.update(r.not_compared for r in outcome.results if r.not_compared)
+        return [
+            FakeDifference(
+                sizes,
+                "differs",
+                **self._place(each.position),
+                parts=each.parts,
+                call=each.call,
+                no_call=each.no_call,
+            )
+            for sizes, result in zip(batch, outcome.results, strict=True)
+            for each in result.differences
+        ]
 
-    def _ask(self, batch: Sequence[dict[str, int]]) -> tuple[Answer, tuple[int, str] | None]:
-        """Return the answer, and which sizes and node ran last."""
+    def _ask(self, batch: Sequence[dict[str, int]]) -> tuple[Outcome, tuple[int, str] | None]:
+        """Return the outcome, and which sizes and node ran last."""
         with tempfile.TemporaryDirectory(prefix="torch-fakeify-") as folder:
             path = Path(folder) / "running"
             answer = self._runs.ask(batch, task="fakes", backend="eager", running=str(path))
             try:
                 at, name = json.loads(path.read_bytes())
             except (OSError, ValueError):
-                return answer, None
-            return answer, (at, name)
-
-    def _of(
-        self, sizes: dict[str, int], result: SizeChecked, not_compared: Counter[str]
-    ) -> list[FakeDifference]:
-        self.operators = max(self.operators, result.compared)
-        if result.not_compared:
-            not_compared[result.not_compared] += 1
-        return [self._difference(sizes, each) for each in result.differences]
-
-    def _difference(self, sizes: dict[str, int], found: NodeDifference) -> FakeDifference:
-        return FakeDifference(
-            sizes,
-            "differs",
-            **self._place(found.position),
-            parts=found.parts,
-            call=found.call,
-            no_call=found.no_call,
-        )
+                return answer.outcome, None
+            return answer.outcome, (at, name)
 
     def _place(self, position: int) -> dict[str, Any]:
         """Return what is on record of a node."""
-        fx_node = self._desc.graph.nodes[position]
-        names = tuple(each.name for each in self._desc.graph.nodes)
-        stack = node_stack(fx_node)
+        fx_node = self._nodes[position]
+        names = tuple(each.name for each in self._nodes)
         return {
             "node": fx_node.name,
             "operator": _operator(fx_node),
-            "line": user_line(stack),
+            "line": user_line(node_stack(fx_node)),
             "statement": clip(statement(fx_node, names), 300),
             "position": position,
         }
@@ -502,16 +402,15 @@ class _Runner:
         batch: Sequence[dict[str, int]],
         running: tuple[int, str] | None,
         kind: Kind,
-        texts: Iterable[str],
+        lines: Sequence[str],
         not_compared: Counter[str],
     ) -> list[FakeDifference]:
         """Return what ended the process, and the differences at the other sizes of the batch."""
-        self.crashes += 1
-        nodes = {each.name: at for at, each in enumerate(self._desc.graph.nodes)}
+        self._crashes += 1
+        nodes = {each.name: at for at, each in enumerate(self._nodes)}
         if running is None or running[1] not in nodes:
-            raise self._runs.cannot_run(kind, "; ".join(texts))
+            raise self._runs.cannot_run(kind, "; ".join(lines))
         at, name = running
-        text = "\n".join(texts)
-        found = FakeDifference(batch[at], kind, **self._place(nodes[name]), text=text)
+        found = FakeDifference(batch[at], kind, **self._place(nodes[name]), text="\n".join(lines))
         others = [*batch[:at], *batch[at + 1 :]]
-        return [found, *self.differences(others, not_compared)]
+        return [found, *self.run_batch(others, not_compared)]

@@ -9,43 +9,21 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import asdict, dataclass, field
-from itertools import chain, islice
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal
 
 from torch_fakeify._atomic_write import check_not_input, write_atomic
-from torch_fakeify.errors import CaptureError
-from torch_fakeify.frames.inputs.size_search import SizeSearch
-from torch_fakeify.render.notebook import InNotebook
-from torch_fakeify.render.readable_names import ReadableNames
 from torch_fakeify.render.text import class_text, compiler_text
-from torch_fakeify.serialization.capture_file import read_capture
-from torch_fakeify.serialization.container import Limits
-from torch_fakeify.tools.capture_files import as_file, path_of
+from torch_fakeify.tools.capture_files import path_of
 from torch_fakeify.tools.checking_fakes import first_difference
 from torch_fakeify.tools.replaying import count_alike
-from torch_fakeify.tools.size_runs import BATCH, SizeRuns, extent
-from torch_fakeify.tools.worker.client import backend_request
-from torch_fakeify.tools.worker.fork_server import ForkServer
-from torch_fakeify.tools.worker.replies import (
-    Compared,
-    Crashed,
-    Failed,
-    Here,
-    Hung,
-    NotCompared,
-    OutOfMemory,
-    Passed,
-    Raised,
-    Refused,
-    Wrong,
-)
+from torch_fakeify.tools.size_runs import SizeRuns, SizesReport, extent, size_runs
+from torch_fakeify.tools.worker.replies import Compared, Failed, NotCompared, Passed, Wrong
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from torch_fakeify.records.frame import CaptureDesc
     from torch_fakeify.tools.capture_files import CaptureLike
     from torch_fakeify.tools.checking_fakes import FakeDifference
 
@@ -66,7 +44,7 @@ class SizeFailure:
 
 
 @dataclass(frozen=True)
-class FuzzReport(InNotebook):
+class FuzzReport(SizesReport):
     """The result of running a frame at many sizes.
 
     Example:
@@ -76,18 +54,9 @@ class FuzzReport(InNotebook):
         (1, 1, (), True)
     """
 
-    words: dict[str, str] = field(repr=False)
-    """Readable names of the symbols."""
-    tried: int = 0
     failures: tuple[SizeFailure, ...] = ()
     """In the order in which they were found."""
     smallest: SizeFailure | None = None
-    interrupted: bool = False
-    """Whether Ctrl-C ended the search; the report has the results until then."""
-    not_compared: Counter[str] = field(default_factory=Counter[str])
-    """Number of sizes that were not compared, by reason, such as an exception in eager."""
-    is_static: bool = False
-    """Whether the frame has no dynamic sizes, so that only the recorded ones were tried."""
     fake: FakeDifference | None = None
     """Where code is wrong or raises: the first operator that differs from its fake value at the smallest sizes."""
 
@@ -96,8 +65,6 @@ class FuzzReport(InNotebook):
     backend: str = "inductor"
     compiler: str = ""
     """Backend, torch and devices, in one line."""
-    here: Here | None = None
-    """How the surroundings of the runs differ from the recorded ones."""
 
     @property
     def compared(self) -> int:
@@ -106,19 +73,13 @@ class FuzzReport(InNotebook):
 
     def lines(self) -> list[str]:
         """Format the report."""
-        tried = f"{self.tried} size{'' if self.tried == 1 else 's'} tried, {self.compared} compared"
-        reasons = [
-            f"{n} not compared: {why}" for why, n in count_alike(self.not_compared).most_common(4)
-        ]
-        static = ["the frame has no dynamic sizes: only the recorded one was tried"]
-        here = [] if self.here is None else self.here.lines(every=self.smallest is None)
-        notes = [*reasons, *(static if self.is_static else []), self.compiler, *here]
+        tried = f"{self._tried}, {self.compared} compared"
+        notes = self._notes("not compared", self.compiler, every=self.smallest is None)
         if not self.compared:
             first = count_alike(self.not_compared).most_common(1)
             return [f"{tried}: {first[0][0]}" if first else tried, *notes[1 if first else 0 :]]
         if self.smallest is None:
-            so_far = " so far" if self.interrupted else ""
-            return [f"{tried}, none fails{so_far}", *notes]
+            return [f"{tried}, none fails{self._so_far}", *notes]
         smallest = self.smallest
         return [
             f"{tried}, {len(self.failures)} fail{'s' if len(self.failures) == 1 else ''}",
@@ -160,8 +121,7 @@ class FuzzReport(InNotebook):
 
     def describe(self, failure: SizeFailure) -> str:
         """Return the sizes of a failure in one line, by readable names."""
-        named = {self.words[name]: value for name, value in failure.sizes.items()}
-        return ", ".join(f"{name} = {value}" for name, value in named.items()) or "as recorded"
+        return self._described(failure.sizes, "as recorded")
 
 
 def fuzz(
@@ -202,95 +162,57 @@ def fuzz(
         >>> print(tfk.fuzz(capture, backend="eager").lines()[0])
         1 size tried, 1 compared, none fails
     """
-    if runs < 1:
-        raise CaptureError(
-            "there are no sizes to try", where="runs", expected="1 or more", found=str(runs)
-        )
-    request = {
-        **backend_request(backend, imports),
-        "seed": seed,
-        "trust": trust,
-        "trust_settings": trust,
-    }
-    with as_file(capture) as path, ForkServer() as server:
-        desc = read_capture(path, limits=Limits.none() if trust else None)
-        search = SizeSearch(desc, seed=seed)
-        where = str(path_of(capture) or desc.frame or "frame")
-        sizes_run = SizeRuns(server, path, request, timeout=timeout, memory=memory, where=where)
-        found = _Search(search, _Runner(sizes_run))
+    with size_runs(
+        capture, backend, imports, runs=runs, seed=seed, timeout=timeout, memory=memory, trust=trust
+    ) as sizes_run:
+        found = _Search(sizes_run)
         fake: FakeDifference | None = None
         try:
             found.run(runs, progress or (lambda _text: None))
             failure = found.smallest
             if failure is not None and failure.kind in ("wrong", "raises"):
-                fake = first_difference(sizes_run, desc, failure.sizes)
+                fake = first_difference(sizes_run, failure.sizes)
         except KeyboardInterrupt:
-            found.interrupted = True
-    words = ReadableNames(desc)
+            sizes_run.interrupted = True
+    desc = sizes_run.desc
     return FuzzReport(
-        {name: words.symbol(name) for name in _names(desc)},
-        tried=found.tried,
+        **sizes_run.results(),
         failures=tuple(found.failures),
         smallest=found.smallest,
-        interrupted=found.interrupted,
-        not_compared=found.not_compared,
-        is_static=not search.example,
         fake=fake,
         source=path_of(capture),
         backend=backend or desc.backend_name,
         compiler=compiler_text(desc, sizes_run.torch, backend),
-        here=sizes_run.here,
     )
 
 
 class _Search:
-    """What was found until now; it is updated after each batch."""
+    """Compares compiled code with eager at batches of sizes; what was found until now."""
 
-    def __init__(self, search: SizeSearch, runner: _Runner) -> None:
-        self._sizes = search
-        self._runner = runner
-        self.tried = 0
+    def __init__(self, runs: SizeRuns) -> None:
+        self._runs = runs
         self.failures: list[SizeFailure] = []
         self.smallest: SizeFailure | None = None
-        self.not_compared = Counter[str]()
-        self.interrupted = False
 
-    def run(self, runs: int, progress: Callable[[str], None]) -> None:
+    def run(self, most: int, progress: Callable[[str], None]) -> None:
         """Try sizes, then shrink the smallest failure."""
-        sizes = iter(islice(self._sizes, runs))
-        sizes = chain([next(sizes, {})], sizes)  # as recorded, where no others are found
-        while batch := list(islice(sizes, BATCH)):
+        runs = self._runs
+        for batch in runs.batches(None, most):
             not_compared = Counter[str]()
-            self.failures += self._runner.failures(batch, not_compared)
-            self.tried += len(batch)
-            self.not_compared += not_compared
+            self.failures += self._failures(batch, not_compared)
+            runs.tried += len(batch)
+            runs.not_compared += not_compared
             self.smallest = min(self.failures, key=lambda each: extent(each.sizes), default=None)
-            progress(f"{self.tried} of at most {runs} sizes tried, {len(self.failures)} fail")
+            progress(f"{runs.tried} of at most {most} sizes tried, {len(self.failures)} fail")
         for round_ in range(_ROUNDS if self.smallest else 0):
             assert self.smallest is not None
             progress(f"making the sizes small, round {round_ + 1}")
-            smaller = self._sizes.smaller(self.smallest.sizes, BATCH)
-            found = self._runner.failures(smaller, Counter())
+            found = self._failures(runs.smaller(self.smallest.sizes), Counter())
             if not found:
                 break
             self.smallest = min(found, key=lambda each: extent(each.sizes))
 
-
-def _names(desc: CaptureDesc) -> Iterable[str]:
-    return () if desc.shape_env is None else (s.name for s in desc.shape_env.symbols)
-
-
-class _Runner:
-    """Compares compiled code with eager at batches of sizes.
-
-    Args:
-        runs: asks the processes.
-    """
-
-    def __init__(self, runs: SizeRuns) -> None:
-        self._runs = runs
-
-    def failures(
+    def _failures(
         self, batch: Sequence[dict[str, int]], not_compared: Counter[str]
     ) -> list[SizeFailure]:
         """Run a batch of sizes and return the failures; count in ``not_compared`` why others were skipped.
@@ -299,32 +221,17 @@ class _Runner:
         """
         if not batch:
             return []
-        match self._runs.ask(batch, task="sizes").outcome:
-            case Compared(results=results):
-                found = [_failure(*pair, not_compared) for pair in zip(batch, results, strict=True)]
-                return [each for each in found if each is not None]
-            case Refused(error=kind, message=message):
-                raise self._runs.cannot_run(kind, message)
-            case Failed(error=error) | Raised(error=error):
-                raise self._runs.cannot_run(error.type, error.message)
-            case _ if len(batch) > 1:
-                middle = len(batch) // 2
-                halves = (batch[:middle], batch[middle:])
-                return [each for half in halves for each in self.failures(half, not_compared)]
-            case Hung(tail=tail):
-                return [
-                    self._ended(batch, "hangs", f"killed after {self._runs.timeout:g} s", *tail)
-                ]
-            case OutOfMemory(tail=tail):
-                return [self._ended(batch, "out of memory", *tail)]
-            case Crashed(how=how, tail=tail):
-                return [self._ended(batch, "crashes", how, *tail)]
-            case outcome:
-                raise AssertionError(f"no reply to a batch of sizes: {outcome}")
-
-    @staticmethod
-    def _ended(batch: Sequence[dict[str, int]], kind: Kind, *lines: str) -> SizeFailure:
-        return SizeFailure(batch[0], kind, "\n".join(lines))
+        outcome = self._runs.ask(batch, task="sizes").outcome
+        if isinstance(outcome, Compared):
+            pairs = zip(batch, outcome.results, strict=True)
+            found = [_failure(*pair, not_compared) for pair in pairs]
+            return [each for each in found if each is not None]
+        if len(batch) > 1:
+            middle = len(batch) // 2
+            halves = (batch[:middle], batch[middle:])
+            return [each for half in halves for each in self._failures(half, not_compared)]
+        kind, lines = self._runs.ended(outcome)
+        return [SizeFailure(batch[0], kind, "\n".join(lines))]
 
 
 def _failure(
