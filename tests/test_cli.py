@@ -26,7 +26,7 @@ from torch_fakeify.serialization.capture_file import read_capture, write_capture
 from torch_fakeify.tools.replaying import judge, masked, replay_capture
 from torch_fakeify.tools.worker import main as worker
 from torch_fakeify.tools.worker.client import ask, output_tail
-from torch_fakeify.tools.worker.replies import Answer, Crashed, Failed, Refused, Thrown
+from torch_fakeify.tools.worker.replies import Answer, Ended, Failed, Refused, Thrown
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
@@ -265,11 +265,11 @@ def test_replay_reports_a_crash(
     ("answer", "word", "detail"),
     [
         (
-            Answer(Crashed(-9, ("x",))),
+            Answer(Ended("crashes", -9, ("x",))),
             "out of memory",
             "the process was killed from outside (SIGKILL), as when memory runs out",
         ),
-        (Answer(Crashed(3)), "crashes", "the process ended with exit status 3"),
+        (Answer(Ended("crashes", 3)), "crashes", "the process ended with exit status 3"),
         (
             Answer(Failed(Thrown("builtins.MemoryError", "", memory=True, frames=()))),
             "out of memory",

@@ -17,11 +17,10 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch_fakeify.render.text import escape
+from torch_fakeify.render.text import count_text, escape
 from torch_fakeify.serialization.capture_file import read_capture
 from torch_fakeify.serialization.container import Limits
 from torch_fakeify.serialization.document import dumps
-from torch_fakeify.tools.command_options import compile_options
 from torch_fakeify.tools.parser import make_parser
 from torch_fakeify.tools.terminal import print_lines, status, terminal_columns
 from torch_fakeify.tools.worker.client import RECORDING
@@ -31,7 +30,8 @@ from .errors import FakeifyError, NotFailingError
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Generator, Iterable, Sequence
+    from collections.abc import Callable, Generator, Sequence
+    from typing import Any
 
     from torch_fakeify.corpus.jobs import Job
     from torch_fakeify.records.frame import CaptureDesc
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 DONE, DOES_NOT_HOLD, BAD = 0, 1, 2
 INTERRUPTED = 130
+_COMPILING = ("backend", "imports", "device", "timeout", "memory", "trust")
+"""The options by which a command compiles a capture."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -73,9 +75,8 @@ def _ending_signals() -> Generator[list[int]]:
 
     before: dict[int, object] = {}
     if threading.current_thread() is threading.main_thread():
-        for name in ("SIGTERM", "SIGHUP"):
-            number = getattr(signal, name, None)
-            if number is not None and signal.getsignal(number) == signal.SIG_DFL:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) == signal.SIG_DFL:
                 before[number] = signal.signal(number, interrupt)
     try:
         yield came
@@ -113,6 +114,11 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
 
 
+def _options(args: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Return options as keywords of the function that carries out a command."""
+    return {name: getattr(args, name) for name in names}
+
+
 # --- commands -----------------------------------------------------------------------------------
 
 
@@ -127,15 +133,10 @@ def _run(args: argparse.Namespace) -> int:
         args.script,
         args.args,
         args.out,
-        module=args.module,
-        backend=args.backend,
-        imports=args.imports,
+        **_options(args, "module", "backend", "imports", "on_error", "level", "infer_fakes"),
         constants="small" if args.with_data else "none",
         paths="full" if args.with_paths else "short",
         version=args.format_version,
-        on_error=args.on_error,
-        level=args.level,
-        infer_fakes=args.infer_fakes,
     )
     status = _print_run(report, args)
     if args.minify and report.ending != "interrupted" and not report.is_well:
@@ -145,14 +146,13 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _print_run(report: ScriptReport, args: argparse.Namespace) -> int:
-    _print([*report.lines(terminal_columns()), *report.fake_lines(), *report.next_lines()])
+    print_lines([*report.lines(terminal_columns()), *report.fake_lines(), *report.next_lines()])
     sys.stdout.flush()
     if report.ending == "interrupted":
         by = "" if report.cause == "SIGINT" else f" by {report.cause}"
-        files = sum(frame.path is not None for frame in report.frames)
-        noun = "capture" if files == 1 else "captures"
+        files = count_text(len(report.paths), "capture")
         _print_error("\n".join(report.failure_lines()))
-        _print_error(f"torch-fakeify: interrupted{by}; {files} {noun} in {report.folder}")
+        _print_error(f"torch-fakeify: interrupted{by}; {files} in {report.folder}")
         return report.status
     _print_error("\n".join([*report.crash_lines(), *report.failure_lines()]))
     if report.summary():
@@ -163,12 +163,7 @@ def _print_run(report: ScriptReport, args: argparse.Namespace) -> int:
 
 
 def _minify_failing(report: ScriptReport, args: argparse.Namespace) -> int:
-    """Minify the first frame of a run that failed.
-
-    Args:
-        report: of the run.
-        args: of ``minify``.
-    """
+    """Minify the first frame of a run that failed; ``args`` are those of ``minify``."""
     found = report.failing()
     if found is None:
         _print_error("torch-fakeify: no recorded frame failed: there is nothing to minify")
@@ -200,19 +195,21 @@ def _show(args: argparse.Namespace) -> int:
     if args.json:
         print(_escape_json(dumps(desc).decode("utf-8")))
     elif args.privacy:
-        _print(privacy_lines(desc))
+        print_lines(privacy_lines(desc))
     elif args.unproved:
         from torch_fakeify.tools.unproved import unproved_of
 
-        _print(unproved_of(desc).lines())
+        print_lines(unproved_of(desc).lines())
     elif args.all:
         lines, lost = show_lines(desc, torch_names=args.torch_names), loss_lines(desc)
-        _print([*lines, *([""] if lost else []), *lost])
+        print_lines([*lines, *([""] if lost else []), *lost])
     elif parts:
-        _print(section_lines(desc, parts, torch_names=args.torch_names))
+        print_lines(section_lines(desc, parts, torch_names=args.torch_names))
     else:
         names = args.torch_names
-        _print(summary_lines(desc, file=args.file, columns=terminal_columns(), torch_names=names))
+        print_lines(
+            summary_lines(desc, file=args.file, columns=terminal_columns(), torch_names=names)
+        )
     return DONE
 
 
@@ -220,7 +217,7 @@ def _show_directory(args: argparse.Namespace) -> int:
     from torch_fakeify.corpus.listing import list_captures
 
     listing = list_captures(args.file, limits=Limits.none() if args.trust else None)
-    _print(listing.lines(terminal_columns()))
+    print_lines(listing.lines(terminal_columns()))
     return BAD if listing.errors else DONE
 
 
@@ -244,23 +241,17 @@ def _replay(args: argparse.Namespace) -> int:
     if args.tolerance is not None and len(args.pythons) < 2:
         args.parser.error("--tolerance compares several --python")
     if len(args.pythons) > 1:
-        from torch_fakeify.corpus import interpreter_commands
-
-        with status(f"replay: compiling with {len(args.pythons)} interpreters"):
-            found = interpreter_commands.replay_side_by_side(
-                args, _job(args), jobs=args.jobs or _cores()
-            )
-        return _printed(found)
+        return _replay_side_by_side(args)
     if _is_corpus(args):
         return _replay_corpus(args)
     with status(f"replay: compiling {args.files[0]} in a fresh interpreter"):
         report = replay_capture(
             args.files[0],
-            **compile_options(args),
+            **_options(args, *_COMPILING),
             python=args.pythons[0] if args.pythons else None,
             time=args.time,
         )
-    _print(report.lines())
+    print_lines(report.lines())
     return DONE if report.holds else DOES_NOT_HOLD
 
 
@@ -289,7 +280,7 @@ def _replay_corpus(args: argparse.Namespace) -> int:
         every=args.all,
         outputs=Outputs(args.jsonl, args.junit, args.against, args.resume),
     )
-    _print(report.lines(terminal_columns()))
+    print_lines(report.lines(terminal_columns()))
     sys.stdout.flush()
     if report.stopped is not None:
         error = report.stopped if isinstance(report.stopped, FakeifyError) else "interrupted"
@@ -301,30 +292,45 @@ def _replay_corpus(args: argparse.Namespace) -> int:
     return DOES_NOT_HOLD if report.wrong else DONE
 
 
-def _job(args: argparse.Namespace) -> Job:
-    from torch_fakeify.corpus.interpreter_commands import executable_of
-    from torch_fakeify.corpus.jobs import Job
+def _replay_side_by_side(args: argparse.Namespace) -> int:
+    from torch_fakeify.corpus.side_by_side import replay_side_by_side
+    from torch_fakeify.tools.worker.interpreters import find_interpreter
 
-    return Job.compiling(
-        **compile_options(args),
-        python=executable_of(args),
-        time=args.time,
-    )
+    for name in ("jsonl", "junit", "against", "resume", "dask"):
+        if getattr(args, name):
+            args.parser.error(f"--{name} takes one --python")
+    with status(f"replay: compiling with {len(args.pythons)} interpreters"):
+        found = replay_side_by_side(
+            args.files,
+            _job(args),
+            [find_interpreter(each) for each in args.pythons],
+            jobs=args.jobs or _cores(),
+            every=args.all,
+            tolerance=args.tolerance,
+        )
+    print_lines(found.lines())
+    if any(row.is_error for rows in found.rows for row in rows):
+        return BAD
+    return DONE if found.holds else DOES_NOT_HOLD
+
+
+def _job(args: argparse.Namespace) -> Job:
+    from torch_fakeify.corpus.jobs import Job
+    from torch_fakeify.tools.worker.interpreters import find_interpreter
+
+    python = find_interpreter(args.pythons[0]).executable if args.pythons else None
+    return Job.compiling(**_options(args, *_COMPILING, "time"), python=python)
 
 
 def _bisect(args: argparse.Namespace) -> int:
-    from torch_fakeify.corpus.interpreter_commands import bisect
+    from torch_fakeify.tools.bisecting import bisect
 
+    if len(args.pythons) < 2:
+        args.parser.error("--python is needed at least twice")
     with status(f"bisect: compiling {args.file} with {len(args.pythons)} interpreters"):
-        found = bisect(args)
-    return _printed(found)
-
-
-def _printed(found: tuple[int, list[str]]) -> int:
-    """Print the lines of a command and return its exit status."""
-    status, lines = found
-    _print(lines)
-    return status
+        found = bisect(args.file, args.pythons, **_options(args, *_COMPILING))
+    print_lines(found.lines())
+    return DOES_NOT_HOLD if found.first is None else DONE
 
 
 def _cores() -> int:
@@ -336,7 +342,7 @@ def _diff(args: argparse.Namespace) -> int:
     from torch_fakeify.tools.diffing import diff
 
     found = diff(args.a, args.b, trust=args.trust)
-    _print(found.lines())
+    print_lines(found.lines())
     return DONE if found.is_one_frame else DOES_NOT_HOLD
 
 
@@ -349,18 +355,12 @@ def _fuzz(args: argparse.Namespace) -> int:
     with status(f"fuzz: compiling {args.file}") as show:
         report = fuzz(
             args.file,
-            backend=args.backend,
-            imports=args.imports,
-            runs=args.runs,
-            seed=args.seed,
-            timeout=args.timeout,
-            memory=args.memory,
-            trust=args.trust,
+            **_options(args, "backend", "imports", "runs", "seed", "timeout", "memory", "trust"),
             progress=lambda text: show(f"fuzz: {text}"),
         )
     if args.save is not None:
         report.save(args.save)
-    _print(report.lines())
+    print_lines(report.lines())
     if report.interrupted:
         return _interrupted("what it found is above")
     if report.smallest is not None:
@@ -376,17 +376,11 @@ def _fakes(args: argparse.Namespace) -> int:
         report = check_fakes(
             args.file,
             sizes=[args.sizes] if args.sizes else None,
-            runs=args.runs,
             script=script,
-            imports=args.imports,
-            seed=args.seed,
-            device=args.device,
-            timeout=args.timeout,
-            memory=args.memory,
-            trust=args.trust,
+            **_options(args, "imports", "runs", "seed", "device", "timeout", "memory", "trust"),
             progress=lambda text: show(f"fakes: {text}"),
         )
-    _print(report.lines())
+    print_lines(report.lines())
     if report.interrupted:
         return _interrupted("what it found is above")
     if report.differences:
@@ -401,13 +395,9 @@ def _report(args: argparse.Namespace) -> int:
         written = report(
             args.file,
             args.output,
-            stages=args.stages,
-            backend=args.backend,
-            imports=args.imports,
-            timeout=args.timeout,
-            trust=args.trust,
+            **_options(args, "stages", "backend", "imports", "timeout", "trust"),
         )
-    _print(written.lines())
+    print_lines(written.lines())
     return BAD if written.errors else DONE
 
 
@@ -423,11 +413,7 @@ def _minify(args: argparse.Namespace) -> int:
             report = minify(
                 args.file,
                 args.output,
-                **compile_options(args),
-                accuracy=args.accuracy,
-                sizes=args.sizes,
-                seed=args.seed,
-                jobs=args.jobs,
+                **_options(args, *_COMPILING, "accuracy", "sizes", "seed", "jobs"),
                 script=not args.no_script,
                 progress=lambda now: show(f"minify: {_progress_text(now)}"),
             )
@@ -437,11 +423,13 @@ def _minify(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:  # before there was a result
         _print_error("torch-fakeify: interrupted; nothing was written")
         return INTERRUPTED
-    _print([*report.lines(), f"wrote {report.path}"])
+    print_lines([*report.lines(), f"wrote {report.path}"])
     if report.script is not None:
-        _print([f"wrote {report.script}"])
+        print_lines([f"wrote {report.script}"])
     if report.script is not None and report.holds:
-        _print(["", "next", f"  python {report.script}", f"  torch-fakeify issue {report.path}"])
+        print_lines(
+            ["", "next", f"  python {report.script}", f"  torch-fakeify issue {report.path}"]
+        )
     if report.interrupted:
         return INTERRUPTED
     if report.holds is None:
@@ -458,13 +446,7 @@ def _issue(args: argparse.Namespace) -> int:
         check_writable(args.output)
     try:
         with status(f"issue: running the script of {args.file}"):
-            report = issue(
-                args.file,
-                backend=args.backend,
-                imports=args.imports,
-                timeout=args.timeout,
-                trust=args.trust,
-            )
+            report = issue(args.file, **_options(args, "backend", "imports", "timeout", "trust"))
     except NotFailingError as error:
         _print_error(f"torch-fakeify: {error}")
         return DOES_NOT_HOLD
@@ -472,15 +454,15 @@ def _issue(args: argparse.Namespace) -> int:
         print(report.text, end="")
     else:
         write_atomic(args.output, report.text.encode())
-        _print([f"script: {report.state}", f"wrote {args.output}"])
+        print_lines([f"script: {report.state}", f"wrote {args.output}"])
     if report.outcome is None or report.outcome.fails is None:
         return BAD
     return DONE if report.outcome.fails else DOES_NOT_HOLD
 
 
 def _progress_text(now: Progress) -> str:
-    noun = "operation" if now.extent.operations == 1 else "operations"
-    return f"{now.tried} tried, {now.extent.operations} {noun} left; now {now.reduction}"
+    left = count_text(now.extent.operations, "operation")
+    return f"{now.tried} tried, {left} left; now {now.reduction}"
 
 
 def _doctor(args: argparse.Namespace) -> int:
@@ -492,7 +474,7 @@ def _doctor(args: argparse.Namespace) -> int:
         for line in json.dumps(found.as_json(), indent=1).splitlines():
             print(_escape_json(line))
     else:
-        _print(found.lines(every=args.all))
+        print_lines(found.lines(every=args.all))
     return DONE if found.is_well else DOES_NOT_HOLD
 
 
@@ -506,7 +488,7 @@ def _demo(args: argparse.Namespace) -> int:
     from torch_fakeify.tools.demo.runner import run_demo
 
     report = run_demo(args.backend or "inductor", args.imports)
-    _print(report.lines())
+    print_lines(report.lines())
     return DONE if report.holds else DOES_NOT_HOLD
 
 
@@ -519,10 +501,6 @@ def _interrupted(text: str) -> int:
 def _say(text: str) -> None:
     """Print a part of a line at once."""
     print("\n".join(map(escape, text.split("\n"))), end="", flush=True)
-
-
-def _print(lines: Iterable[str]) -> None:
-    print_lines(lines)
 
 
 def _print_error(text: str) -> None:

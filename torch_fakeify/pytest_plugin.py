@@ -85,7 +85,7 @@ class _Corpus:
     """By file, a key that is equal for captures of equal frames."""
 
     def keys_of(self, files: Iterable[Path]) -> dict[str, str]:
-        from torch_fakeify.corpus.files import read_keyed
+        from torch_fakeify.corpus.runner import read_keyed
 
         from .errors import FormatError
 
@@ -237,9 +237,8 @@ class CaptureItem(pytest.Item):
         """Compile it; the failure is the verdict, without a traceback."""
         from dataclasses import replace
 
-        from torch_fakeify.corpus.files import frame_key
         from torch_fakeify.corpus.jobs import carry_out
-        from torch_fakeify.corpus.runner import result_row
+        from torch_fakeify.corpus.runner import frame_key, result_row
 
         job = self.config.stash[_CORPUS].job
         desc, self._desc = self._desc, None

@@ -18,9 +18,8 @@ import torch_fakeify as tfk
 from torch_fakeify.frames.capture_folders import CaptureFolder
 from torch_fakeify.frames.dynamo_recorder import start_recording, stop_recording
 from torch_fakeify.frames.process_recorder import ProcessRecorder
-from torch_fakeify.render.conventions import convention_rows
 from torch_fakeify.render.diff import differences
-from torch_fakeify.render.summary import summary_lines
+from torch_fakeify.render.summary import convention_rows, summary_lines
 from torch_fakeify.tools.minify.search import minify
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from torch_fakeify.cli import main
 from torch_fakeify.corpus.command import Outputs, replay_corpus
 from torch_fakeify.corpus.jobs import Job
 from torch_fakeify.errors import WriteError
-from torch_fakeify.render.report.page import write_report
 from torch_fakeify.serialization.capture_file import read_capture
 from torch_fakeify.tools.fuzzing import FuzzReport
+from torch_fakeify.tools.reporting import report
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +56,7 @@ def test_an_output_that_is_the_input_is_refused(source: Path, way: Callable[[Pat
         check_not_input(output, source)
     assert str(error.value).startswith(message)
     with pytest.raises(WriteError, match="the output is an input"):
-        write_report(output, read_capture(source), source=source)
+        report(source, output)
     with pytest.raises(WriteError, match="the output is an input"):
         FuzzReport({}, source=source).save(output)
     for outputs in (Outputs(jsonl=str(output)), Outputs(junit=str(output))):

@@ -11,7 +11,7 @@ import torch
 from captured_frames import captures_of
 
 import torch_fakeify as tfk
-from torch_fakeify.corpus.files import frame_key
+from torch_fakeify.corpus.runner import frame_key
 from torch_fakeify.frames import record_backend as backends
 from torch_fakeify.render.report.page import html_page
 from torch_fakeify.render.show import show_lines

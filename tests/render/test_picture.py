@@ -9,6 +9,8 @@ import pytest
 from report_pages import large_capture
 from write_golden import ROOT
 
+from torch_fakeify.records.graph import NodeDesc
+from torch_fakeify.records.tensor import ListValue, NodeValue
 from torch_fakeify.render.nested_graphs import NodeAt, all_graphs, used_nodes
 from torch_fakeify.render.report.picture import picture_data
 from torch_fakeify.serialization.capture_file import read_capture
@@ -69,3 +71,11 @@ def test_a_picture_is_limited_as_the_rows_are() -> None:
     (graph,) = data["graphs"]
     assert len(graph["labels"]) == len(graph["uses"]) == 10
     assert positions(graph["parts"]) == list(range(1, 10))
+
+
+def test_used_nodes_are_in_the_order_of_the_arguments() -> None:
+    """Positional arguments come before keywords, and a node that is used twice is listed twice."""
+    first, other, last = (NodeValue(index=at) for at in (3, 1, 0))
+    args = (first, ListValue(items=(other, last)), 2)
+    fx_node = NodeDesc(op="call_function", name="f", target="f", args=args, kwargs=(("k", first),))
+    assert used_nodes(fx_node) == [3, 1, 0, 3]

@@ -28,7 +28,7 @@ from torch_fakeify.tools.minify.search import minify
 from torch_fakeify.tools.replaying import replay_capture
 from torch_fakeify.tools.size_edits import bound_symbols, is_bound
 from torch_fakeify.tools.worker.fork_server import ForkServer
-from torch_fakeify.tools.worker.replies import Answer, Crashed
+from torch_fakeify.tools.worker.replies import Answer, Ended
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -320,9 +320,9 @@ def test_crashes_are_distinguished_by_their_frames() -> None:
     """The frames are those that `faulthandler` prints, most recent first."""
     tail = ("Fatal Python error: Segmentation fault", "", 'Thread 0x1 (most recent call first):',
             '  File "/a/b.py", line 3 in kernel', '  File "/a/c.py", line 9 in compile')  # fmt: skip
-    one = failure_of(Answer(Crashed(-11, tail)))
+    one = failure_of(Answer(Ended("crashes", -11, tail)))
     assert one == Failure("crashes", type="SIGSEGV", frames=("c.py in compile", "b.py in kernel"))
-    other = failure_of(Answer(Crashed(-11, (*tail[:3], tail[4]))))
+    other = failure_of(Answer(Ended("crashes", -11, (*tail[:3], tail[4]))))
     assert other is not None
     assert not one.same_as(other)
     assert not one.same_as(Failure("crashes", type="SIGABRT", frames=one.frames))
@@ -540,7 +540,7 @@ def test_minify_reports_a_script_that_does_not_fail(
     ):
         outcome = Outcome(fails, "it is another one")
         monkeypatch.setattr(
-            "torch_fakeify.tools.minify.checked_script.check_script", lambda *_, o=outcome, **__: o
+            "torch_fakeify.tools.minify.repro_script.check_script", lambda *_, o=outcome, **__: o
         )
         output = tmp_path / f"{status}.fkf"
         assert (

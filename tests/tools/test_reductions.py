@@ -18,13 +18,13 @@ from torch_fakeify.frames.inputs.size_search import SizeSearch
 from torch_fakeify.records.rewrite import walk
 from torch_fakeify.records.symbol_names import has_number, names_in
 from torch_fakeify.records.tensor import ExprDesc, IntNode, MetaTensorDesc, NodeValue, SymDesc
+from torch_fakeify.render.nested_graphs import used_nodes
 from torch_fakeify.serialization.capture_file import read_capture
 from torch_fakeify.tools.graph_edits import (
     inline_body,
     operations,
     remove_nodes,
     replace_nodes,
-    uses_of,
 )
 from torch_fakeify.tools.minify.reductions import REDUCTIONS, extent
 from torch_fakeify.tools.size_edits import (
@@ -282,7 +282,7 @@ def bodies_of(program: Any, folder: Path, *inputs: torch.Tensor) -> CaptureDesc:
 
 def loose(desc: GraphModuleDesc) -> list[str]:
     """Return the attributes of a graph's module, or of a body's, that no node reads."""
-    used = {at for fx_node in desc.nodes for at in uses_of(fx_node)}
+    used = {at for fx_node in desc.nodes for at in used_nodes(fx_node)}
     read = {n.target for i, n in enumerate(desc.nodes) if n.op == "get_attr" and i in used}
     names = [n.name for i, n in enumerate(desc.nodes) if n.op == "get_attr" and i not in used]
     names += [

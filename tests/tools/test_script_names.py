@@ -17,7 +17,7 @@ from torch_fakeify.records.graph import GraphModuleDesc
 from torch_fakeify.records.rewrite import walk
 from torch_fakeify.tools.minify.failures import Failure
 from torch_fakeify.tools.minify.repro_script import BackendCode, check_script, script_of
-from torch_fakeify.tools.minify.script_names import RESERVED, with_identifiers
+from torch_fakeify.tools.minify.script_code import RESERVED, with_identifiers
 
 if TYPE_CHECKING:
     from pathlib import Path

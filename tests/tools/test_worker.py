@@ -22,7 +22,7 @@ from torch_fakeify.tools import replaying
 from torch_fakeify.tools.worker import client
 from torch_fakeify.tools.worker import limits as watching
 from torch_fakeify.tools.worker.fork_server import ForkServer
-from torch_fakeify.tools.worker.replies import Compiled, Crashed, Failed, Raised, Ran, Refused
+from torch_fakeify.tools.worker.replies import Compiled, Ended, Failed, Raised, Ran, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -213,7 +213,7 @@ def test_an_idle_interpreter_of_the_tests_has_nothing_of_an_earlier_request(
     imported, crashed, other = (answer.outcome for answer in answers)
     assert isinstance(imported, Refused)
     assert "found asked" in imported.message
-    assert isinstance(crashed, Crashed)
+    assert isinstance(crashed, Ended)
     assert crashed.status == -signal.SIGSEGV
     assert isinstance(other, Ran)
     assert used[0] is used[1] is used[2]
@@ -227,7 +227,7 @@ def test_a_killed_server_is_replaced(server: ForkServer, pair: tuple[Path, Path]
     os.kill(process.pid, signal.SIGKILL)
     answer = compile_with(server, pair[0], "eager")
     if not isinstance(answer.outcome, Compiled):
-        assert answer.outcome == Crashed(-signal.SIGKILL)
+        assert answer.outcome == Ended("crashes", -signal.SIGKILL)
     assert isinstance(compile_with(server, pair[0], "eager").outcome, Compiled)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from torch_fakeify._atomic_write import check_not_input, is_same_file, write_atomic
 from torch_fakeify.errors import FakeifyError, WriteError
 from torch_fakeify.render.tables import fitted_table
-from torch_fakeify.render.text import clip
+from torch_fakeify.render.text import clip, count_text
 from torch_fakeify.tools.found_captures import find_captures
 
 from .dask_cluster import dask_cluster
@@ -79,11 +79,10 @@ class CorpusReport:
         if self.comparison is not None:
             lines += [*self.comparison.lines(), ""]
         copies = sum(row.same_as is not None for row in self.rows)
-        done = (
-            str(self.total) if len(self.rows) == self.total else f"{len(self.rows)} of {self.total}"
+        of = "" if len(self.rows) == self.total else f"{len(self.rows)} of "
+        lines.append(
+            f"{of}{count_text(self.total, 'capture')} in {self.seconds:.1f} s, {len(bad)} do not hold"
         )
-        noun = "capture" if self.total == 1 else "captures"
-        lines.append(f"{done} {noun} in {self.seconds:.1f} s, {len(bad)} do not hold")
         lines.append(f"with {', '.join(sorted({row.backend for row in self.rows}))}")
         if copies:
             lines.append(f"{copies} of them are the same frame as another one")

@@ -103,19 +103,7 @@ def end_server() -> None:
 
 
 def _ask(server: ForkServer, job: Job, memory: int | None) -> Answer:
-    request: dict[str, Any] = {
-        "task": job.task,
-        "file": job.file,
-        "backend": job.backend,
-        "imports": job.imports,
-        "directory": job.directory,
-        "device": job.device,
-        "trust": job.trust,
-        "trust_settings": job.trust,
-        "stubs": True,
-        "python": job.python,
-        "time": job.time,
-    }
+    request = {**vars(job), "stubs": True}
     if isinstance(job.file, str):
         return server.ask(request, timeout=job.timeout, memory=memory)
     with tempfile.NamedTemporaryFile(prefix="torch-fakeify-", suffix=".fkf") as file:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from torch_fakeify.errors import FormatError
 from torch_fakeify.render.summary import capture_row
 from torch_fakeify.render.tables import FRAME_COLUMNS, fitted_lines, fitted_table
 from torch_fakeify.render.text import clip, escape
-from torch_fakeify.serialization.capture_file import read_capture
-from torch_fakeify.tools.found_captures import find_captures
+from torch_fakeify.tools.found_captures import read_captures
 
 if TYPE_CHECKING:
-    from torch_fakeify.records.frame import CaptureDesc
     from torch_fakeify.serialization.container import Limits
-    from torch_fakeify.tools.found_captures import CorpusFile
 
 _WIDEST = 200
 """Largest number of characters printed of a cell."""
@@ -51,19 +47,10 @@ def list_captures(directory: str, *, limits: Limits | None = None) -> Listing:
         FormatError: the directory cannot be read, or there is no capture in it.
     """
     listing = Listing([], [])
-    for file in find_captures([directory]):
-        found = _read(file, limits)
-        if isinstance(found, FormatError):
-            text = str(found).removeprefix(f"{found.where}: ")
-            listing.errors.append((escape(file.name), escape(text)))
+    for file, found in read_captures(directory, limits=limits):
+        if isinstance(found, str):
+            listing.errors.append((escape(file.name), escape(found)))
         else:
             row = capture_row(file.name, found)
             listing.rows.append(tuple(escape(clip(cell, _WIDEST)) for cell in row))
     return listing
-
-
-def _read(file: CorpusFile, limits: Limits | None) -> CaptureDesc | FormatError:
-    try:
-        return read_capture(file.path, limits=limits)
-    except FormatError as error:
-        return error

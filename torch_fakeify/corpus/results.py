@@ -13,7 +13,6 @@ from torch_fakeify.errors import FormatError, WriteError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from types import TracebackType
     from typing import BinaryIO
 
 BAD_FILE = "bad file"
@@ -110,12 +109,7 @@ class ResultFile:
     def __enter__(self) -> ResultFile:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *args: object) -> None:
         """Sort the lines."""
         assert self._file is not None
         self._file.close()

@@ -12,32 +12,67 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from torch_fakeify.errors import CaptureError, FakeifyError, FormatError
+from torch_fakeify.records.fingerprint import compile_key
 from torch_fakeify.render.text import class_text
+from torch_fakeify.serialization.capture_file import read_capture
 from torch_fakeify.serialization.container import Limits
-from torch_fakeify.tools.replaying import judge, recorded_result
-from torch_fakeify.tools.worker.replies import (
-    Compiled,
-    Crashed,
-    Found,
-    Hung,
-    OutOfMemory,
-    Raised,
-    Refused,
-)
+from torch_fakeify.tools.replaying import judge, masked, recorded_result
+from torch_fakeify.tools.worker.replies import Compiled, Ended, Found, Raised, Refused
 
-from .files import read_keyed
 from .jobs import Job, carry_out
 from .results import BAD_FILE, LOST, NOT_REBUILT, Row
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from concurrent.futures import Executor
+    from pathlib import Path
 
     from torch_fakeify.records.frame import CaptureDesc
     from torch_fakeify.tools.found_captures import CorpusFile
 
-    from .files import FrameKey
     from .jobs import Done
+
+
+@dataclass(frozen=True)
+class FrameKey:
+    """The key under which captures of one frame are compiled once."""
+
+    fingerprint: str
+    """Of the frame's structure and, if there are any, its settings."""
+    failure: tuple[str, str] | None
+    """Type and masked message of the recorded failure."""
+    backend: str
+    """That compiles it."""
+
+
+def frame_key(desc: CaptureDesc, backend: str | None) -> FrameKey:
+    """Return what all captures of a frame that are compiled with one backend have in common.
+
+    Args:
+        desc: the frame, with its settings.
+        backend: that compiles it; ``None`` for the recorded one.
+    """
+    return FrameKey(
+        compile_key(desc, "structure"), _failure_key(desc), backend or desc.backend_name
+    )
+
+
+def _failure_key(desc: CaptureDesc) -> tuple[str, str] | None:
+    if desc.failure is not None:
+        return desc.failure.type or desc.failure.kind, masked(desc.failure.message)
+    return (desc.state, "") if desc.state == "not finished" else None
+
+
+def read_keyed(
+    path: Path, backend: str | None, *, limits: Limits | None = None
+) -> tuple[CaptureDesc, FrameKey]:
+    """Read a capture and compute the key of its frame, see `frame_key`.
+
+    Raises:
+        FormatError: as of `read_capture`.
+    """
+    desc = read_capture(path, limits=limits)
+    return desc, frame_key(desc, backend)
 
 
 def check_backend(executor: Executor, job: Job) -> None:
@@ -65,7 +100,7 @@ def check_backend(executor: Executor, job: Job) -> None:
             return
         case Refused() | Raised() as reply:
             raise CaptureError(reply.message)
-        case Hung() | OutOfMemory() | Crashed() as end:
+        case Ended() as end:
             raise CaptureError(
                 "a worker's interpreter ends before it compiles anything",
                 expected="an interpreter that imports torch",

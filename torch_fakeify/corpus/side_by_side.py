@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from torch_fakeify.render.tables import table_lines
+from torch_fakeify.render.text import count_text
 
 from .command import replay_corpus
 
@@ -78,10 +79,9 @@ class SideBySide:
         for rows in self.differing:
             for letter, row in zip(letters, rows, strict=True):
                 lines.append(f"{row.file} with {letter}: {row.verdict}: {row.summary}")
-        total = len(self.rows)
-        noun = "capture" if total == 1 else "captures"
+        total = count_text(len(self.rows), "capture")
         slower = "" if self.tolerance is None else f", {len(self.slower)} slower"
-        lines.append(f"{total} {noun}, {len(self.differing)} differ{slower}")
+        lines.append(f"{total}, {len(self.differing)} differ{slower}")
         return lines
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from torch_fakeify.records.tensor import (
     ApplyNode,
+    ExprDesc,
     FrameDesc,
     FunctionValue,
     ListValue,
@@ -21,6 +22,7 @@ from torch_fakeify.records.tensor import (
     OpaqueValue,
     SliceValue,
     StackDesc,
+    SymbolNode,
     SymDesc,
     SymValue,
     TensorValue,
@@ -33,7 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from torch_fakeify.records.graph import GraphModuleDesc, NodeDesc
-    from torch_fakeify.records.tensor import ExprDesc, Value
+    from torch_fakeify.records.shape_env import SymbolDesc
+    from torch_fakeify.records.tensor import Value
 
 _WIDTH = 100
 _WIDEST = 2000
@@ -100,9 +103,14 @@ class SourceLines:
             if expr is not None and (stack := node_stack(fx_node)) and stack.frames:
                 self._stacks[self._id(expr)] = stack
 
-    def find(self, expr: ExprDesc) -> str | None:
-        """Return the user's line of an expression, or of one with its sides swapped."""
-        return user_line(self.stack(expr)) or None
+    def find(self, expr: ExprDesc, other: StackDesc | None = None) -> str | None:
+        """Return the user's line of an expression, or of one with its sides swapped; else that of another stack."""
+        return user_line(self.stack(expr) or other) or None
+
+    def of_symbol(self, symbol: SymbolDesc) -> StackDesc | None:
+        """Return the stack at which a graph computes a symbol, else that of the symbol."""
+        expr = ExprDesc(nodes=(SymbolNode(symbol.name, symbol.assumptions),))
+        return self.stack(expr) or symbol.stack
 
     def stack(self, expr: ExprDesc) -> StackDesc | None:
         """Return the stack of an expression, or of one with its sides swapped."""
@@ -178,13 +186,13 @@ def statement(fx_node: NodeDesc, names: tuple[str, ...]) -> str:
         case "call_module":
             result = f"self.{target}({', '.join([*args, *kwargs])})"
         case _:
-            result = _call(fx_node, target, names)
+            result = _call(fx_node, target, args, kwargs, names)
     return f"{fx_node.name} = {result}"
 
 
-def _call(fx_node: NodeDesc, target: str, names: tuple[str, ...]) -> str:
-    args = [value_text(arg, names=names) for arg in fx_node.args]
-    kwargs = [f"{key}={value_text(value, names=names)}" for key, value in fx_node.kwargs]
+def _call(
+    fx_node: NodeDesc, target: str, args: list[str], kwargs: list[str], names: tuple[str, ...]
+) -> str:
     name = target.removeprefix("operator.").removeprefix("_operator.")
     if name != target and len(args) == 2 and not kwargs:
         if name == "getitem":

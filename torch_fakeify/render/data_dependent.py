@@ -80,6 +80,12 @@ def known_in(message: str) -> KnownOf | None:
     return found
 
 
+def advice_in(message: str) -> list[str]:
+    """Return the lines that `KnownOf.text` added to a message, without the first and without indentation."""
+    known = known_in(message)
+    return [] if known is None else [line.strip() for line in known.lines()]
+
+
 def without_known(message: str) -> str:
     """Return a message without the lines of the facts, which are not where it failed."""
     known = known_in(message)

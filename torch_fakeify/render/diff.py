@@ -16,7 +16,7 @@ from torch_fakeify.records.tensor import SymDesc
 from .alignment import align
 from .code import node_stack, statement
 from .nested_graphs import used_nodes
-from .readable_names import ReadableNames, readable_source
+from .readable_names import ReadableNames, readable_name, readable_source
 from .show import location_text
 from .surroundings import machine_differences, setting_differences
 from .text import clip, level_text, tensor_text, user_line, value_text
@@ -117,16 +117,12 @@ def _change(what: str, a: object, b: object) -> Iterator[str]:
 # --- inputs -------------------------------------------------------------------------------------
 
 
-def _name(entry: InputDesc) -> str:
-    return entry.name if entry.source is None else readable_source(entry.source.name)
-
-
 def _by_name(desc: CaptureDesc) -> dict[str, InputDesc]:
     """Return the inputs by name, without inputs that are dynamic sizes of other inputs."""
     return {
-        _name(entry): entry
+        readable_name(entry): entry
         for entry in desc.inputs
-        if not (entry.sym is not None and _name(entry).endswith(")"))
+        if not (entry.sym is not None and readable_name(entry).endswith(")"))
     }
 
 
@@ -436,7 +432,7 @@ def _is_other(
 
 def _called(fx_node: NodeDesc) -> str:
     if fx_node.op == "placeholder":
-        return fx_node.name if fx_node.source is None else readable_source(fx_node.source.name)
+        return readable_name(fx_node)
     return "" if fx_node.op == "output" else value_text(fx_node.target)
 
 

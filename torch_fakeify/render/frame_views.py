@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from .code import code_lines
 from .notebook import folded, html_block, html_table
-from .readable_names import ReadableNames, readable_source
+from .readable_names import ReadableNames, readable_name
 from .show import (
     failure_lines,
     heading_rows,
@@ -17,7 +17,7 @@ from .show import (
     range_text,
     table_lines,
 )
-from .text import clip, escape, expr_text, result_text
+from .text import clip, count_text, escape, expr_text, result_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -84,7 +84,7 @@ def frame_inputs(desc: CaptureDesc) -> tuple[FrameInput, ...]:
     """Return the inputs in the order of the placeholders."""
     return tuple(
         FrameInput(
-            entry.name if entry.source is None else readable_source(entry.source.name),
+            readable_name(entry),
             clip(input_text(entry), _WIDEST),
             entry.name,
             entry.tensor,
@@ -115,7 +115,7 @@ def frame_summary(desc: CaptureDesc) -> str:
     """Return a frame in a few words, on one line."""
     guards = 0 if desc.shape_env is None else len(desc.shape_env.guards)
     counts = ((len(desc.graph.nodes), "node"), (len(desc.inputs), "input"), (guards, "guard"))
-    texts = ", ".join(f"{count} {thing}{'s' * (count != 1)}" for count, thing in counts)
+    texts = ", ".join(count_text(*each) for each in counts)
     return f"{escape(clip(desc.frame or 'frame', 80))}: {texts}"
 
 

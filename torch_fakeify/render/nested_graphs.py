@@ -47,15 +47,15 @@ def all_graphs(graph: GraphModuleDesc) -> list[NamedGraph]:
 
 
 def used_nodes(fx_node: NodeDesc) -> list[int]:
-    """Return the positions of the nodes among the arguments of a node."""
+    """Return the positions of the nodes among the arguments of a node, in their order."""
     found: list[int] = []
-    pending: list[Any] = [fx_node.args, fx_node.kwargs]
+    pending: list[Any] = [fx_node.kwargs, fx_node.args]
     while pending:
         part = pending.pop()
         if isinstance(part, NodeValue):
             found.append(part.index)
         elif isinstance(part, tuple):
-            pending.extend(part)  # pyright: ignore[reportUnknownArgumentType]
+            pending.extend(reversed(part))  # pyright: ignore[reportUnknownArgumentType]
         elif isinstance(part, msgspec.Struct) and not isinstance(part, (TensorValue, SymValue)):
-            pending.extend(getattr(part, field) for field in part.__struct_fields__)
+            pending.extend(getattr(part, field) for field in reversed(part.__struct_fields__))
     return found

@@ -24,9 +24,10 @@ from torch_fakeify.records.tensor import ApplyNode, ExprDesc, SymbolNode, SymDes
 from .text import clip, expr_text, int_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from torch_fakeify.records.frame import CaptureDesc
+    from torch_fakeify.records.graph import NodeDesc
     from torch_fakeify.records.tensor import IntLike
 
 _LONGEST = 120
@@ -53,6 +54,20 @@ def readable_source(name: str) -> str:
     for pattern, words in _REWRITES:
         name = pattern.sub(words, name)
     return name
+
+
+def readable_name(entry: InputDesc | NodeDesc) -> str:
+    """Return the name of an input or placeholder as in the user's program, else its own."""
+    return entry.name if entry.source is None else readable_source(entry.source.name)
+
+
+def renamed_symbols(expr: ExprDesc, name_of: Callable[[str], str]) -> ExprDesc:
+    """Return an expression with other names of its symbols."""
+    nodes = [
+        SymbolNode(name_of(n.name), n.assumptions) if isinstance(n, SymbolNode) else n
+        for n in expr.nodes
+    ]
+    return ExprDesc(nodes=tuple(nodes))
 
 
 def readable_module(path: str) -> str:
@@ -103,12 +118,7 @@ class ReadableNames:
         return int_text(n) if isinstance(n, int) else f"a nested int of {n.id}"
 
     def _renamed(self, expr: ExprDesc) -> ExprDesc:
-        nodes = [
-            SymbolNode(self.symbol(node.name), node.assumptions)
-            if isinstance(node, SymbolNode)
-            else node
-            for node in expr.nodes
-        ]
+        nodes = renamed_symbols(expr, self.symbol).nodes
         if not nodes:
             return expr
         order: list[int] = []  # of the rewritten nodes
@@ -242,15 +252,8 @@ def readable_frame(desc: CaptureDesc) -> CaptureDesc:
     def changed(part: Any) -> Any:
         match part:
             case ExprDesc():
-                nodes = tuple(
-                    [
-                        SymbolNode(words.symbol(n.name), n.assumptions)
-                        if isinstance(n, SymbolNode)
-                        else n
-                        for n in part.nodes
-                    ]
-                )
-                return part if nodes == part.nodes else ExprDesc(nodes=nodes)
+                made = renamed_symbols(part, words.symbol)
+                return part if made == part else made
             case SymbolDesc():
                 return _symbol(part, words)
             case GraphModuleDesc():

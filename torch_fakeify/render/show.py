@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from torch_fakeify.records.metadata_keys import losses_of
-from torch_fakeify.records.tensor import ExprDesc, SymbolNode
 
 from .code import SourceLines, code_lines
 from .readable_names import readable_frame, readable_source
@@ -28,9 +27,9 @@ from .text import (
     sym_text,
     tensor_text,
     user_line,
+    value_text,
+    world_text,
 )
-from .text import value_text as _value_text
-from .text import world_text as _world_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -38,12 +37,10 @@ if TYPE_CHECKING:
     from torch_fakeify.records.frame import CaptureDesc, FailureDesc, InputDesc, ModesDesc
     from torch_fakeify.records.graph import GraphModuleDesc
     from torch_fakeify.records.shape_env import (
-        GuardDesc,
         LocationDesc,
-        RuntimeAssertDesc,
         SymbolDesc,
     )
-    from torch_fakeify.records.tensor import MetaTensorDesc
+    from torch_fakeify.records.tensor import ExprDesc, MetaTensorDesc
 
 Part = Literal["inputs", "guards", "code"]
 PARTS: tuple[Part, ...] = ("inputs", "guards", "code")
@@ -139,7 +136,7 @@ def heading_rows(desc: CaptureDesc) -> list[tuple[str, str]]:
         ("frame", desc.frame or "?"),
         ("recorded", f"torch {desc.torch_version or '?'}, backend {backend_text(desc)}"),
         ("graph", graph_size),
-        *([] if desc.world is None else [("ranks", clip(_world_text(desc.world), _WIDEST))]),
+        *([] if desc.world is None else [("ranks", clip(world_text(desc.world), _WIDEST))]),
         ("result", result_text(desc, qualified=True)),
     ]
 
@@ -157,7 +154,7 @@ def input_text(entry: InputDesc) -> str:
     if entry.sym is not None:
         hint = "unbacked" if entry.sym.hint is None else f"hint {entry.sym.hint}"
         return f"{entry.sym.kind} {sym_text(entry.sym)}, {hint}"
-    return _value_text(entry.value)
+    return value_text(entry.value)
 
 
 def _aliasing_rows(inputs: Sequence[InputDesc]) -> Iterable[tuple[str, str]]:
@@ -204,7 +201,11 @@ def _environment_sections(desc: CaptureDesc) -> list[list[str]]:
     if env is None:
         return []
     symbols = [_symbol_row(symbol, source_lines) for symbol in env.symbols]
-    asserts = [_assert_row(entry, source_lines) for entry in env.runtime_asserts]
+    guards = [(_expr(guard.expr), location_text(guard.location)) for guard in env.guards]
+    asserts = [
+        (_expr(each.expr), source_lines.find(each.expr, each.stack) or each.msg)
+        for each in env.runtime_asserts
+    ]
     return [
         _section("symbols", symbols, len(env.symbols)),
         _section(
@@ -213,17 +214,16 @@ def _environment_sections(desc: CaptureDesc) -> list[list[str]]:
             len(env.replacements),
         ),
         _section("divisible", [(f"{_expr(expr)} == 0",) for expr in env.divisible]),
-        _section("guards", [_guard_row(guard) for guard in env.guards], len(env.guards)),
+        _section("guards", guards, len(env.guards)),
         _section("runtime asserts", asserts, len(env.runtime_asserts)),
     ]
 
 
 def _symbol_row(symbol: SymbolDesc, source_lines: SourceLines) -> tuple[str, str, str, str]:
-    expr = ExprDesc(nodes=(SymbolNode(symbol.name, symbol.assumptions),))
     if symbol.sources:
         origin = ", ".join(s.name for s in symbol.sources if s.name != symbol.name)
     else:
-        origin = source_lines.find(expr) or user_line(symbol.stack)
+        origin = user_line(source_lines.of_symbol(symbol))
     notes = ["size-like"] if symbol.size_like else []
     notes += [origin] if origin else []
     return symbol.name, hint_text(symbol), range_text(symbol), "; ".join(notes)
@@ -243,14 +243,6 @@ def range_text(symbol: SymbolDesc) -> str:
     lower = "?" if symbol.lower is None else _expr(symbol.lower)
     upper = "?" if symbol.upper is None else _expr(symbol.upper)
     return f"[{lower}, {upper}]"
-
-
-def _guard_row(guard: GuardDesc) -> tuple[str, str]:
-    return _expr(guard.expr), location_text(guard.location)
-
-
-def _assert_row(entry: RuntimeAssertDesc, source_lines: SourceLines) -> tuple[str, str]:
-    return _expr(entry.expr), source_lines.find(entry.expr) or user_line(entry.stack) or entry.msg
 
 
 def location_text(location: LocationDesc | None) -> str:

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch_fakeify.records.aliasing import storages
 from torch_fakeify.records.rewrite import walk
 from torch_fakeify.records.symbol_names import names_in
-from torch_fakeify.records.tensor import ExprDesc, MetaTensorDesc, SymbolNode
+from torch_fakeify.records.tensor import ListValue, MetaTensorDesc, TupleValue
 
 from .code import SourceLines, operator_counts
-from .conventions import convention_rows
 from .failing_nodes import failing_lines
 from .readable_names import readable_frame
 from .show import backend_text, hint_text, input_text, location_text, mode_rows
@@ -31,6 +30,7 @@ from .text import (
     failure_text,
     level_text,
     place_text,
+    result_text,
     user_frame,
     user_line,
     world_text,
@@ -39,8 +39,15 @@ from .text import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from torch_fakeify.records.frame import CaptureDesc, FailureDesc, InputDesc
+    from torch_fakeify.records.frame import (
+        AotGraphDesc,
+        CaptureDesc,
+        ExportDesc,
+        FailureDesc,
+        InputDesc,
+    )
     from torch_fakeify.records.shape_env import ShapeEnvDesc, SymbolDesc
+    from torch_fakeify.records.tensor import ExprDesc
 
 _LONGEST = 400
 """Most characters of a value."""
@@ -88,14 +95,12 @@ def summary_lines(
 def capture_row(name: str, desc: CaptureDesc) -> tuple[str, ...]:
     """Return the row of a capture in a table of frames, whose columns are `FRAME_COLUMNS`."""
     seconds = desc.compile_seconds
-    failure = desc.failure
-    result = f"failed: {failure_text(failure)}" if failure else desc.state or "compiled"
     return frame_row(
         name,
         desc.frame or "?",
         operator_counts(desc.graph).total(),
         None if seconds is None else 1000 * seconds,
-        result,
+        result_text(desc),
     )
 
 
@@ -190,6 +195,68 @@ def _named(names: Iterable[str]) -> str:
     return ", ".join([*names[:_NAMED], *more])
 
 
+# --- graphs that are no frame of Dynamo ------------------------------------------------------------
+
+
+_INPUTS = {
+    "PARAMETER": "parameter",
+    "BUFFER": "buffer",
+    "CONSTANT_TENSOR": "constant",
+    "TOKEN": "token",
+    "USER_INPUT": "argument",
+}
+_OUTPUTS = {
+    "LOSS_OUTPUT": "the loss",
+    "BUFFER_MUTATION": "the new value of buffer",
+    "PARAMETER_MUTATION": "the new value of parameter",
+    "GRADIENT_TO_PARAMETER": "the gradient of parameter",
+    "GRADIENT_TO_USER_INPUT": "the gradient of argument",
+    "USER_INPUT_MUTATION": "the new value of argument",
+}
+
+
+def convention_rows(desc: CaptureDesc) -> list[tuple[str, str]]:
+    """Return what the inputs and outputs are of an exported program or of a graph of AOTAutograd.
+
+    Nothing for a frame of Dynamo, whose inputs have sources.
+    """
+    if desc.export is not None:
+        return list(_of_export(desc.export))
+    return [] if desc.aot is None else list(_of_aot(desc, desc.aot))
+
+
+def _of_export(export: ExportDesc) -> Iterator[tuple[str, str]]:
+    kinds = Counter(_INPUTS[each.kind] for each in export.inputs)
+    yield "inputs", ", then ".join(count_text(n, kind) for kind, n in kinds.items()) or "none"
+    changed = [
+        f"{each.argument.name} is {_OUTPUTS[each.kind]} {each.target or ''}".rstrip()
+        for each in export.outputs
+        if each.kind in _OUTPUTS
+    ]
+    others = len(export.outputs) - len(changed)
+    yield "outputs", "; ".join([*changed, count_text(others, "result")])
+
+
+def _of_aot(desc: CaptureDesc, aot: AotGraphDesc) -> Iterator[tuple[str, str]]:
+    tangents = sum(each.name.startswith("tangents_") for each in desc.inputs)
+    first = "value" if aot.kind == "backward" else "argument"
+    saved = " saved by the forward graph" if aot.kind == "backward" else ""
+    text = f"{count_text(len(desc.inputs) - tangents, first)}{saved}"
+    yield (
+        "inputs",
+        text + (f", then {count_text(tangents, 'gradient')} of results" if tangents else ""),
+    )
+    last = desc.graph.nodes[-1]
+    returned = last.args[0] if last.op == "output" and last.args else None
+    if aot.kind == "joint" and isinstance(returned, (TupleValue, ListValue)):
+        gradients = len(returned.items) - aot.forward_outputs
+        forward = count_text(aot.forward_outputs, "result")
+        yield (
+            "outputs",
+            f"{forward} of the forward graph, then {count_text(gradients, 'gradient')} of arguments",
+        )
+
+
 # --- symbols ------------------------------------------------------------------------------------
 
 
@@ -263,8 +330,7 @@ def _origin(symbol: SymbolDesc, lines_of: SourceLines) -> str:
         also = "also " if len(others) < len(symbol.sources) else ""
         notes += [f"{also}{_named(others)}"] if others else []
     else:
-        expr = ExprDesc(nodes=(SymbolNode(symbol.name, symbol.assumptions),))
-        notes.append(lines_of.find(expr) or user_line(symbol.stack))
+        notes.append(user_line(lines_of.of_symbol(symbol)))
     return "; ".join(filter(None, notes))
 
 
@@ -288,7 +354,7 @@ def _guards(desc: CaptureDesc) -> list[str]:
         for g in env.guards
     ]
     asserts = [
-        _Fact(lines_of.find(a.expr) or user_line(a.stack) or a.msg, _condition(a.expr), False)
+        _Fact(lines_of.find(a.expr, a.stack) or a.msg, _condition(a.expr), False)
         for a in env.runtime_asserts
     ]
     lines = _facts("guards", guards)
@@ -420,6 +486,13 @@ def is_entry_point(backend: str | None) -> bool:
     return bool(entry_points(group="torch_dynamo_backends", name=name))
 
 
+def command_line(verb: str, file: str, backend: str | None, imports: Iterable[str]) -> str:
+    """Return a command with the options by which it finds a backend."""
+    words = ["torch-fakeify", *verb.split()]
+    words += [word for module in imports for word in ("--import", module)]
+    return shlex.join([*words, *([] if backend is None else ["--backend", backend]), file])
+
+
 def next_commands(desc: CaptureDesc, file: str, *, is_found: bool = False) -> list[Command]:
     """Return the commands that come next, the first one first.
 
@@ -432,12 +505,9 @@ def next_commands(desc: CaptureDesc, file: str, *, is_found: bool = False) -> li
         is_found: whether the backend is found here by its recorded name, so that no option names it.
     """
     backend, module = named_backend(None if is_found else desc.backend_place)
-    options = [] if backend is None else ["--backend", backend]
-    options += [] if module is None else ["--import", module]
 
     def command(verb: str, why: str) -> Command:
-        words = ["torch-fakeify", *verb.split(), *options, file]
-        return Command(shlex.join(words), why)
+        return Command(command_line(verb, file, backend, [module] if module else []), why)
 
     fails = desc.failure is not None
     replay = command(

@@ -38,8 +38,7 @@ def surrounding_rows(desc: CaptureDesc) -> Iterator[tuple[str, str]]:
             yield f"{setting.module}.{setting.name}", ", ".join([text, *notes])
         yield from ((name, _NOT_PLAIN) for name in found.left_out)
         yield from _backend_options(found).items()
-        for name, value in found.environment:
-            yield f"${name}", clip(value, _WIDEST)
+        yield from _environment(found).items()
         yield from _machine(found).items()
     if desc.compile_seconds is not None:
         yield "compile time", seconds_text(desc.compile_seconds)
@@ -52,8 +51,8 @@ def setting_texts(desc: CaptureDesc) -> Iterator[str]:
         for setting in found.settings:
             yield f"{setting.name} = {clip(value_text(setting.value), _WIDEST)}"
         yield from (f"{name}: {_NOT_PLAIN}" for name in found.left_out)
-        yield from (f"{name} = {text}" for name, text in _backend_options(found).items())
-        yield from (f"${name} = {clip(value, _WIDEST)}" for name, value in found.environment)
+        others = {**_backend_options(found), **_environment(found)}
+        yield from (f"{name} = {text}" for name, text in others.items())
 
 
 def machine_text(desc: CaptureDesc) -> Iterator[str]:

@@ -15,27 +15,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
+
 from torch_fakeify._atomic_write import check_not_input, check_writable
+from torch_fakeify.compat import torch_dynamo, torch_fakes, torch_symbols
 from torch_fakeify.errors import CaptureError
 from torch_fakeify.frames.inputs.size_search import choose_sizes
+from torch_fakeify.frames.recording import capture as capture_graph
 from torch_fakeify.records.tensor import FunctionValue
 from torch_fakeify.render.code import node_stack, statement
 from torch_fakeify.render.text import clip, count_text, user_line
+from torch_fakeify.replay.lowering import value_of
 from torch_fakeify.tools.capture_files import path_of
-from torch_fakeify.tools.operator_script import (
-    OperatorScript,
-    script_of_call,
-    write_operator_script,
-)
+from torch_fakeify.tools.minify.repro_script import CheckedScript
+from torch_fakeify.tools.operator_script import script_of_call, write_operator_script
 from torch_fakeify.tools.size_runs import SizeRuns, SizesReport, extent, size_runs
-from torch_fakeify.tools.traced_graphs import capture_of_graph
 from torch_fakeify.tools.worker.replies import FakesChecked, OperatorCall, Parted, indented
+from torch_fakeify.unbacked.fx_runs import attribute_of
+from torch_fakeify.unbacked.repropagation import repropagate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    import torch
-
+    from torch_fakeify.frames.captures import Capture
     from torch_fakeify.records.frame import CaptureDesc
     from torch_fakeify.records.graph import NodeDesc
     from torch_fakeify.tools.capture_files import CaptureLike
@@ -220,7 +222,7 @@ def check_fakes(
     """
     capture: Any = graph
     if hasattr(graph, "graph") and hasattr(graph, "recompile"):
-        capture = capture_of_graph(capture, inputs)
+        capture = _capture_of_graph(capture, inputs)
     elif inputs is not None:
         raise CaptureError("a capture has its inputs", where="inputs", fix="Pass the capture alone")
     with size_runs(
@@ -239,17 +241,16 @@ def check_fakes(
             sizes_run.interrupted = True
     differences = found.differences
     first = next((each for each in differences if each.kind == "differs"), None)
-    written = OperatorScript(None, "")
+    written = CheckedScript(None, None, "")
     if first is not None and script is not None and not sizes_run.interrupted:
-        written = write_operator_script(
-            Path(script),
-            first.operator,
-            first.parts,
-            first.call,
-            first.no_call,
-            imports=(*imports, *_modules_of(desc, first.operator)),
-            timeout=timeout,
-        )
+        if first.call is None:
+            written = CheckedScript(None, None, f"none: {first.no_call}")
+        else:
+            of_operator = [name for each, name in desc.operator_modules if each == first.operator]
+            text = first.script(modules := (*imports, *of_operator))
+            written = write_operator_script(
+                Path(script), text, timeout=timeout, imports=bool(modules)
+            )
     return FakesReport(
         **sizes_run.results(),
         operators=found.operators,
@@ -274,11 +275,6 @@ def first_difference(runs: SizeRuns, sizes: Mapping[str, int]) -> FakeDifference
     except CaptureError:
         return None
     return min(found, key=lambda each: each.position, default=None)
-
-
-def _modules_of(desc: CaptureDesc, operator: str) -> list[str]:
-    """Return the module that registered an operator, if it is on record."""
-    return [module for name, module in desc.operator_modules if name == operator]
 
 
 def _operator(fx_node: NodeDesc) -> str:
@@ -414,3 +410,76 @@ class _Search:
         found = FakeDifference(batch[at], kind, **self._place(nodes[name]), text="\n".join(lines))
         others = [*batch[:at], *batch[at + 1 :]]
         return [found, *self.run_batch(others, not_compared)]
+
+
+# --- graphs -------------------------------------------------------------------------------------
+
+
+def _capture_of_graph(gm: torch.fx.GraphModule, inputs: Sequence[Any] | None) -> Capture:
+    """Return the capture of a graph.
+
+    Args:
+        gm: with fake values in the metadata of its nodes, or without.
+        inputs: one for each placeholder, real or fake; ``None`` for the fake values of the placeholders.
+            Without fake values of the nodes, all sizes of real tensors become symbols.
+
+    Raises:
+        CaptureError: there are neither fake values nor inputs.
+    """
+    nodes = _nodes_of(gm) or gm.graph.find_nodes(op="placeholder")
+    if any(value_of(fx_node) is not None for fx_node in nodes):
+        is_traced = inputs is not None and torch_dynamo.detect_fake_mode(list(inputs)) is not None
+        # Real inputs have no symbols, except where Dynamo has just traced them.
+        return capture_graph(gm, inputs if is_traced else None, constants="small")
+    if inputs is None:
+        raise CaptureError(
+            "the graph has no fake values", where="inputs", fix="Pass inputs for its placeholders"
+        )
+    copy = torch.fx.GraphModule(gm, _copied(gm.graph))
+    placeholders = copy.graph.find_nodes(op="placeholder")
+    if len(placeholders) != len(inputs):
+        raise CaptureError(
+            "the inputs do not fit the graph",
+            where="inputs",
+            expected=f"{len(placeholders)}, one for each placeholder",
+            found=str(len(inputs)),
+        )
+    mode = torch_dynamo.detect_fake_mode(list(inputs))
+    if mode is None:
+        env = torch_symbols.ShapeEnv()
+        mode = torch_fakes.FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
+    fakes = [_fake(mode, n.name, v) for n, v in zip(placeholders, inputs, strict=True)]
+    for fx_node, value in zip(placeholders, fakes, strict=True):
+        fx_node.meta["val"] = value
+    for fx_node in copy.graph.find_nodes(op="get_attr"):
+        value = attribute_of(copy, str(fx_node.target))
+        if isinstance(value, torch.Tensor):  # with the ``requires_grad`` of a parameter
+            fx_node.meta["val"] = mode.from_tensor(value, static_shapes=True)
+    repropagate(copy, [n for n in _nodes_of(copy) if "val" not in n.meta], mode=mode)
+    with torch.no_grad():  # as `repropagate` makes the values
+        return capture_graph(copy, fakes, constants="small")
+
+
+def _nodes_of(gm: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    """Return the nodes of a graph whose values follow from those of its placeholders."""
+    return [n for n in gm.graph.nodes if n.op not in ("placeholder", "output")]
+
+
+def _copied(graph: torch.fx.Graph) -> torch.fx.Graph:
+    """Return a copy of a graph whose nodes have metadata of their own."""
+    made = torch.fx.Graph()
+    output = made.graph_copy(graph, val_map := {})
+    made.output(output)
+    for old, new in val_map.items():
+        new.meta = dict(old.meta)
+    return made
+
+
+def _fake(mode: Any, name: str, value: Any) -> Any:
+    """Return a fake tensor whose sizes are symbols; other values are unchanged."""
+    if not isinstance(value, torch.Tensor) or isinstance(value, torch_fakes.FakeTensor):
+        return value
+    dims = [torch_symbols.DimDynamic.DYNAMIC] * value.ndim
+    context = torch_symbols.StatelessSymbolicContext(dims)
+    source = torch_dynamo.dynamo_source().LocalSource(name, is_input=True)
+    return mode.from_tensor(value, source=source, symbolic_context=context)

@@ -96,7 +96,7 @@ class Diagnosis(InNotebook):
         if self.findings or every:
             lines += ["", "census of torch", *(f"  {line}" for line in self._of_census())]
         if every:
-            sites = ((s.name, _word(s.found)) for s in self.sites)
+            sites = ((s.name, "found" if s.found else "not found") for s in self.sites)
             lines += ["", *_table("drop-in sites", sites)]
         return lines
 
@@ -204,7 +204,7 @@ def _refusal() -> str | None:
     return None
 
 
-def _census() -> Census | None:
+def _census() -> Census:
     from torch_fakeify.compat.census import take_census
 
     return take_census()
@@ -220,7 +220,3 @@ def _table(title: str, rows: Any) -> list[str]:
     found = [(name, text) for name, text in rows]
     width = max((len(name) for name, _ in found), default=0)
     return [title, *(f"  {name:{width}}  {text}" for name, text in found or [("none", "")])]
-
-
-def _word(found: bool) -> str:
-    return "found" if found else "not found"

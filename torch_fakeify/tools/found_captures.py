@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING
 
 from torch_fakeify._atomic_write import reason_of
 from torch_fakeify.errors import FormatError
+from torch_fakeify.serialization.capture_file import read_capture
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from torch_fakeify.records.frame import CaptureDesc
+    from torch_fakeify.serialization.container import Limits
 
 _SUFFIX = ".fkf"
 
@@ -55,6 +59,25 @@ def find_captures(paths: Sequence[str | Path]) -> list[CorpusFile]:
             name = _text((prefix / path.relative_to(argument)).as_posix())
             found.setdefault(os.path.realpath(path), CorpusFile(name, Path(path).absolute()))
     return sorted(found.values(), key=lambda file: file.name.split("/"))
+
+
+def read_captures(
+    directory: str | Path, *, limits: Limits | None = None
+) -> Iterator[tuple[CorpusFile, CaptureDesc | str]]:
+    """Yield the captures in a directory and below, or why one cannot be read.
+
+    Raises:
+        FormatError: the directory cannot be read, or there is no capture in it.
+    """
+    for file in find_captures([directory]):
+        yield file, _read(file.path, limits)
+
+
+def _read(path: Path, limits: Limits | None) -> CaptureDesc | str:
+    try:
+        return read_capture(path, limits=limits)
+    except FormatError as error:
+        return str(error).removeprefix(f"{error.where}: ")
 
 
 def _below(directory: Path) -> Iterator[Path]:

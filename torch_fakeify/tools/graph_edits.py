@@ -27,6 +27,7 @@ from torch_fakeify.records.tensor import (
     TupleValue,
     Value,
 )
+from torch_fakeify.render.nested_graphs import used_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -63,12 +64,6 @@ def has_calls(graph: GraphModuleDesc) -> bool:
     return any(fx_node.op.startswith("call_") for fx_node in graph.nodes)
 
 
-def uses_of(fx_node: NodeDesc) -> list[int]:
-    """Positions of the nodes among a node's arguments."""
-    found = walk((fx_node.args, tuple(v for _, v in fx_node.kwargs)), NodeValue)
-    return [value.index for value in found]
-
-
 def graph_outputs(graph: GraphModuleDesc) -> list[Value] | None:
     """The outputs of a graph that returns a tuple or list; else ``None``."""
     returned = graph.nodes[-1].args[0] if graph.nodes[-1].args else None
@@ -98,7 +93,7 @@ def remove_nodes(desc: CaptureDesc, positions: Collection[int]) -> CaptureDesc |
     needed: set[int] = set()
     for i, fx_node in enumerate(graph.nodes[:-1]):
         if i not in removed:
-            needed.update(at for at in uses_of(fx_node) if at in removed)
+            needed.update(at for at in used_nodes(fx_node) if at in removed)
     inputs: dict[int, InputDesc] = {}
     ids = FreshIds(desc)
     while needed:
@@ -120,7 +115,8 @@ def remove_nodes(desc: CaptureDesc, positions: Collection[int]) -> CaptureDesc |
     for i, fx_node in enumerate(graph.nodes):
         if i in removed or i in present or fx_node.op in _NO_VALUES:
             continue
-        if users[i] and users[i] <= removed | {last} and users[i] != {last} and _is_value(graph, i):
+        is_value = isinstance(recorded_value(graph, i), (TensorValue, SymValue))
+        if users[i] and users[i] <= removed | {last} and users[i] != {last} and is_value:
             remaining.append(NodeValue(index=i))
     return _rebuilt(desc, removed, inputs, {}, remaining)
 
@@ -166,27 +162,18 @@ def inline_body(desc: CaptureDesc, position: int) -> CaptureDesc | None:
         while name in names:
             name = f"{fx_node.name}_{len(names)}"
         names.add(name)
-        extra.append(
-            msgspec.structs.replace(
-                fx_node,
-                name=name,
-                args=rewrite(fx_node.args),
-                kwargs=tuple((key, rewrite(value)) for key, value in fx_node.kwargs),
-                users=None,
-                meta=tuple((key, rewrite(value)) for key, value in fx_node.meta),
-            )
-        )
+        extra.append(msgspec.structs.replace(_moved(fx_node, rewrite), name=name))
     results = [rewrite(value) for value in inner]
     by: dict[int, Value] = {position: None}
     for user, fx_node in enumerate(graph.nodes):
-        if position not in uses_of(fx_node):
+        if position not in used_nodes(fx_node):
             continue
         item = fx_node.args[1] if _is_item(fx_node) and len(fx_node.args) == 2 else None
         if not isinstance(item, int) or not 0 <= item < len(results):
             return None
         by[user] = results[item]
     users = _users(graph)
-    for at in uses_of(graph.nodes[position]):
+    for at in used_nodes(graph.nodes[position]):
         if graph.nodes[at].op == "get_attr" and users[at] == {position}:
             by[at] = None
     whole = msgspec.structs.replace(
@@ -284,7 +271,7 @@ class FreshIds:
 def _users(graph: GraphModuleDesc) -> list[set[int]]:
     users: list[set[int]] = [set() for _ in graph.nodes]
     for i, fx_node in enumerate(graph.nodes):
-        for at in uses_of(fx_node):
+        for at in used_nodes(fx_node):
             users[at].add(i)
     return users
 
@@ -295,10 +282,6 @@ def _is_item(fx_node: NodeDesc) -> bool:
 
 
 _GETITEM = frozenset({"operator.getitem", "_operator.getitem"})
-
-
-def _is_value(graph: GraphModuleDesc, position: int) -> bool:
-    return isinstance(recorded_value(graph, position), (TensorValue, SymValue))
 
 
 def _as_input(graph: GraphModuleDesc, position: int, ids: FreshIds) -> InputDesc | None:
@@ -397,8 +380,8 @@ def _unread(
     used = {part.index for part in walk((results, tuple(by.values())), NodeValue)}
     for i, fx_node in enumerate(graph.nodes[:-1]):
         if i not in removed:
-            used.update(uses_of(fx_node))
-    before = {at for fx_node in graph.nodes for at in uses_of(fx_node)}
+            used.update(used_nodes(fx_node))
+    before = {at for fx_node in graph.nodes for at in used_nodes(fx_node)}
     return {i for i in before - used if graph.nodes[i].op == "get_attr"}
 
 
@@ -413,12 +396,8 @@ def _moved(fx_node: NodeDesc, rewrite: Rewriter) -> NodeDesc:
         args=rewrite(fx_node.args),
         kwargs=tuple((key, rewrite(value)) for key, value in fx_node.kwargs),
         users=None,
-        meta=tuple((k, v) for k, v in meta if not _has_lost(v)),
+        meta=tuple((k, v) for k, v in meta if _LOST not in walk(v, NodeValue)),
     )
-
-
-def _has_lost(value: Value) -> bool:
-    return any(part == _LOST for part in walk(value, NodeValue))
 
 
 def _placeholder(fx_node: NodeDesc, entry: InputDesc, rewrite: Rewriter) -> NodeDesc:

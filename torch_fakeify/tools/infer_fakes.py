@@ -107,6 +107,10 @@ def _spec(schema: Any, sample: Any) -> CallSpec:
         )
     is_pair = len(sample) == 2 and isinstance(sample[0], tuple) and isinstance(sample[1], dict)
     args, kwargs = sample if is_pair else (sample, {})
+    return _spec_of_call(schema, args, kwargs)
+
+
+def _spec_of_call(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallSpec:
     return CallSpec({name: spec_of(value) for name, value in bound(schema, args, kwargs).items()})
 
 
@@ -155,9 +159,7 @@ class InferredFakes:
                     return self.kernels[name](*args, **kwargs)
                 except FakeKernelError:
                     pass  # the call is unlike those before
-            spec = CallSpec(
-                {key: spec_of(value) for key, value in bound(op._schema, args, kwargs).items()}
-            )
+            spec = _spec_of_call(op._schema, args, kwargs)
             samples = self._samples.setdefault(name, [])
             if spec not in samples and len(samples) < _MOST_SAMPLES:
                 samples.append(spec)

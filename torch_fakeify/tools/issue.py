@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import platform
 import re
-import shlex
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,18 +13,21 @@ from typing import TYPE_CHECKING
 from torch_fakeify._version import __version__
 from torch_fakeify.errors import NotFailingError
 from torch_fakeify.render.show import failure_lines, heading_rows, table_lines
+from torch_fakeify.render.summary import command_line
 from torch_fakeify.render.surroundings import surrounding_rows
 from torch_fakeify.render.text import clip, escape
 from torch_fakeify.serialization.capture_file import read_capture
 from torch_fakeify.serialization.container import Limits
-from torch_fakeify.tools.minify.checked_script import (
+from torch_fakeify.tools.minify.failures import Failure, failure_in
+from torch_fakeify.tools.minify.repro_script import (
     START,
+    BackendCode,
     CheckedScript,
+    check_script,
+    is_script,
     run_folder,
     write_checked_script,
 )
-from torch_fakeify.tools.minify.failures import Failure, failure_in
-from torch_fakeify.tools.minify.repro_script import BackendCode, check_script, is_script
 from torch_fakeify.tools.probes import package_version
 
 if TYPE_CHECKING:
@@ -158,10 +160,11 @@ def _lines(
     yield from ("", f"Or with the capture `{path.name}`, which has neither data nor weights:", "")
     yield from _fenced("console", ["$ pip install torch_fakeify", f"$ {escape(command)}"])
     yield from ("", "## Frame", "")
-    yield from _fenced("text", [escape(line) for line in table_lines(heading_rows(desc))])
-    rows = [*surrounding_rows(desc)]
+    yield from _fenced("text", map(escape, table_lines(heading_rows(desc))))
+    writer = ("written by", f"torch_fakeify {__version__}, {_versions()}")
+    rows = table_lines([*surrounding_rows(desc), writer])
     yield from ("", "## Surroundings and versions", "")
-    yield from _fenced("text", [escape(line) for line in table_lines([*rows, *_writer()])])
+    yield from _fenced("text", map(escape, rows))
 
 
 def _command(
@@ -172,31 +175,20 @@ def _command(
     if backend is None and ":" in place and not place.startswith("__main__:"):
         backend = place
     compiles = failure.kind != "wrong" and failure.stage not in ("forward", "backward")
-    words = ["torch-fakeify", "replay"] if compiles else ["torch-fakeify", "minify", "--accuracy"]
-    words += [word for module in imports for word in ("--import", module)]
-    words += [] if backend is None else ["--backend", backend]
-    return shlex.join([*words, path.name])
+    return command_line("replay" if compiles else "minify --accuracy", path.name, backend, imports)
 
 
 def _verdict(found: CheckedScript) -> str:
     if found.outcome is not None and found.outcome.fails:
-        return f"This script fails in the same way with torch {_torch()} and Python {_python()}."
+        return f"This script fails in the same way with {_versions(' and ')}."
     return (
-        f"This script does **not** fail in the same way with torch {_torch()} and Python {_python()}: "
+        f"This script does **not** fail in the same way with {_versions(' and ')}: "
         f"{escape(found.state)}."
     )
 
 
-def _writer() -> list[tuple[str, str]]:
-    return [("written by", f"torch_fakeify {__version__}, torch {_torch()}, Python {_python()}")]
-
-
-def _torch() -> str:
-    return package_version("torch") or "?"
-
-
-def _python() -> str:
-    return platform.python_version()
+def _versions(between: str = ", ") -> str:
+    return f"torch {package_version('torch') or '?'}{between}Python {platform.python_version()}"
 
 
 def _fenced(language: str, lines: Iterable[str]) -> Iterator[str]:

@@ -7,7 +7,6 @@ import faulthandler
 import os
 import signal
 import sys
-import time
 import warnings
 from multiprocessing import Pipe
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -18,15 +17,13 @@ from torch_fakeify.errors import FakeKernelError
 from torch_fakeify.fake_kernels.observed import Outcome
 from torch_fakeify.fake_kernels.specs import run_call
 
-from .worker.limits import can_count_memory, memory_of, signal_name
+from .worker.limits import can_count_memory, enforce, memory_of
+from .worker.replies import Ended
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
     from torch_fakeify.fake_kernels.specs import CallSpec
-
-_INTERVAL = 0.1
-"""Seconds between two looks at the memory of the process."""
 
 
 class OperatorProcess:
@@ -65,22 +62,25 @@ class OperatorProcess:
 
     def __call__(self, spec: CallSpec) -> Outcome:
         """Run a call; what it raises and how its process ends are results."""
-        if self._pid is None:
-            self._start()
-        reason = None
+        pid = self._start() if self._pid is None else self._pid
+        limit = None if self._memory is None else self._limit
+        ending = "ended"
         try:
             self._pipe.send(spec)
-            reason = self._wait()
-            if reason is None:
+            ending = enforce(pid, self._pipe.poll, timeout=self._timeout, memory=limit)
+            if ending == "ended":
                 return self._pipe.recv()
         except (EOFError, ConnectionError):
             pass
         except BaseException:
             self.close()
             raise
-        status = self._end()
-        how = signal_name(status) if status < 0 else f"exit status {status}"
-        return Outcome(error=reason or f"its process ended: {how}", has_survived=False)
+        reason = f"its process ended: {Ended('crashes', self._end()).how}"
+        if ending == "hangs":
+            reason = f"it ran longer than {self._timeout:g} s"
+        elif self._memory is not None and ending == "out of memory":
+            reason = f"it held more than {self._memory >> 20} MiB"
+        return Outcome(error=reason, has_survived=False)
 
     def __enter__(self) -> OperatorProcess:
         return self
@@ -91,43 +91,27 @@ class OperatorProcess:
     def close(self) -> None:
         """End the process."""
         if self._pid is not None:
-            self._kill()
             self._end()
 
-    def _start(self) -> None:
+    def _start(self) -> int:
         self._pipe, other = Pipe()
         sys.stdout.flush()
         sys.stderr.flush()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # there may be other threads
-            self._pid = os.fork()
-        if self._pid == 0:
+            self._pid = pid = os.fork()
+        if pid == 0:
             self._pipe.close()
             _serve(self._op, other)
         other.close()
-        self._limit = memory_of(self._pid) + (self._memory or 0)
-
-    def _wait(self) -> str | None:
-        """Wait for a reply; return why the process was killed, if it was."""
-        assert self._pid is not None
-        deadline = time.monotonic() + self._timeout
-        while not self._pipe.poll(_INTERVAL):
-            if self._memory is not None and memory_of(self._pid) > self._limit:
-                self._kill()
-                return f"it held more than {self._memory >> 20} MiB"
-            if time.monotonic() > deadline:
-                self._kill()
-                return f"it ran longer than {self._timeout:g} s"
-        return None
-
-    def _kill(self) -> None:
-        assert self._pid is not None
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGKILL)
+        self._limit = memory_of(pid) + (self._memory or 0)
+        return pid
 
     def _end(self) -> int:
+        """Kill the process, unless it has ended, and return its exit status."""
         assert self._pid is not None
         self._pipe.close()
+        os.kill(self._pid, signal.SIGKILL)  # it is there until it is waited for
         _, status = os.waitpid(self._pid, 0)
         self._pid = None
         return os.waitstatus_to_exitcode(status)

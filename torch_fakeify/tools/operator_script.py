@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from torch_fakeify._atomic_write import write_atomic
-from torch_fakeify.tools.minify.checked_script import START, run_folder
 from torch_fakeify.tools.minify.failures import Failure
-from torch_fakeify.tools.minify.repro_script import BackendCode, check_script
+from torch_fakeify.tools.minify.repro_script import (
+    START,
+    BackendCode,
+    CheckedScript,
+    check_script,
+    run_folder,
+)
 from torch_fakeify.tools.minify.script_code import filled
 from torch_fakeify.tools.value_code import tuple_code
 
@@ -20,45 +25,22 @@ if TYPE_CHECKING:
 _WHOLE = ("int", "uint", "bool")
 
 
-class OperatorScript(NamedTuple):
-    """A script that was run."""
-
-    path: Path | None
-    """``None`` if it was not written."""
-    state: str
-    """Whether it fails, or why there is none."""
-
-
-def write_operator_script(
-    path: Path,
-    operator: str,
-    parts: Sequence[Parted],
-    call: OperatorCall | None,
-    no_call: str,
-    *,
-    imports: Sequence[str],
-    timeout: float,
-) -> OperatorScript:
+def write_operator_script(path: Path, text: str, *, timeout: float, imports: bool) -> CheckedScript:
     """Write the script and run it.
 
     Args:
         path: of the script.
-        operator: its name, for the text.
-        parts: what differs.
-        call: the call.
-        no_call: why there is none.
-        imports: modules that register operators.
+        text: of the script.
         timeout: in seconds.
+        imports: whether it imports modules from the current folder.
     """
-    if call is None:
-        return OperatorScript(None, f"none: {no_call}")
-    text = script_of_call(operator, parts, call, imports)
     write_atomic(path, text.encode())
-    folder = run_folder(bool(imports))
-    failure = Failure("wrong", "forward")
-    outcome = check_script(path, failure, timeout=timeout + START, folder=folder)
+    folder = run_folder(imports)
+    outcome = check_script(
+        path, Failure("wrong", "forward"), timeout=timeout + START, folder=folder
+    )
     state = "real and fake results differ in it, too" if outcome.fails else outcome.text
-    return OperatorScript(path, state)
+    return CheckedScript(path, outcome, state)
 
 
 def script_of_call(

@@ -8,10 +8,8 @@ import textwrap
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch_fakeify._version import __version__
-
-from . import interpreter_options
-from .command_options import add_backend, add_imports, count, mebibytes, seconds, sizes
-from .run_arguments import add_run_arguments
+from torch_fakeify.errors import FakeifyError
+from torch_fakeify.serialization.container import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -58,6 +56,23 @@ class _Completion(argparse.Action):
             )
         sys.stdout.write(f"{shtab.complete(parser, shell=values)}\n")
         parser.exit()
+
+
+class _ModuleOfRun(argparse.Action):
+    """``-m MODULE ARGS``, in place of the positional arguments, which are ``const``."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        *_: object,
+    ) -> None:
+        if not values:
+            parser.error("argument -m: expected MODULE")
+        for action in self.const:
+            action.required = False
+        namespace.script, namespace.module, namespace.args = None, values[0], values[1:]
 
 
 def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
@@ -134,6 +149,124 @@ def _add(
     )
 
 
+# --- types of values ------------------------------------------------------------------------------
+
+
+def _number(kind: Callable[[str], Any], expected: str, least: float = 0) -> Callable[[str], Any]:
+    """Return a type of positive numbers of at least ``least``; ``expected`` is the text of its error."""
+
+    def parse(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = 0
+        if not (0 < value < float("inf") and value >= least):
+            raise argparse.ArgumentTypeError(f"{expected}; found {text!r}")
+        return value
+
+    return parse
+
+
+_count = _number(int, "must be at least 1")
+_seconds = _number(float, "must be a positive number of seconds")
+_ratio = _number(float, "must be a ratio of at least 1", 1)
+_mebibytes = _number(int, "must be a positive number of MiB")
+
+
+def _backend(text: str) -> str:
+    module, colon, attribute = text.partition(":")
+    if colon:
+        _check_dotted(text, module, attribute)
+    return text
+
+
+def _module(text: str) -> str:
+    _check_dotted(text, text)
+    return text
+
+
+def _check_dotted(text: str, *names: str) -> None:
+    is_file = names[0].endswith(".py")
+    if is_file or not all(part.isidentifier() for name in names for part in name.split(".")):
+        expected = "a module" if len(names) == 1 else "MODULE:ATTR"
+        raise argparse.ArgumentTypeError(
+            f"must be {expected}, in dotted names, not a file; found {text!r}"
+        )
+
+
+def _sizes(text: str) -> dict[str, int]:
+    """Return sizes by name, from ``NAME=N,...`` or from the file of ``fuzz --save``."""
+    from torch_fakeify.frames.inputs.size_names import parse_sizes
+
+    try:
+        return parse_sizes(text)
+    except FakeifyError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+# --- options that several commands have -----------------------------------------------------------
+
+
+def _flag(command: argparse._ActionsContainer, name: str, text: str) -> None:
+    command.add_argument(name, action="store_true", help=text)
+
+
+def _add_backend(command: argparse.ArgumentParser, default: str) -> None:
+    """Add ``--backend`` and ``--import`` to a command; ``default`` is the text about a command without them."""
+    command.add_argument(
+        "--backend",
+        type=_backend,
+        metavar="NAME|MODULE:ATTR",
+        help=f"a Dynamo backend by its registered name, or a function of a module; {default}",
+    )
+    _add_imports(command)
+
+
+def _add_imports(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--import",
+        action="append",
+        type=_module,
+        default=[],
+        dest="imports",
+        metavar="MODULE",
+        help="import it first, as one that registers a backend or operators; may be repeated. It is looked "
+        "for in the current folder first",
+    )
+
+
+def _add_python(command: argparse.ArgumentParser, several: str) -> None:
+    """Add ``--python`` to a command; ``several`` is the text about repeating it."""
+    command.add_argument(
+        "--python",
+        action="append",
+        default=[],
+        dest="pythons",
+        metavar="EXE",
+        help=f"compile with this interpreter, which has its own torch; {several}",
+    )
+
+
+def _add_runs(command: argparse.ArgumentParser, default: int) -> None:
+    command.add_argument(
+        "--runs", type=_count, default=default, metavar="N", help=f"sizes; default: {default}"
+    )
+
+
+def _add_seed(command: argparse.ArgumentParser, text: str = "of sizes and data") -> None:
+    command.add_argument("--seed", type=int, default=0, metavar="S", help=f"{text}; default: 0")
+
+
+def _add_sizes(command: argparse.ArgumentParser, default: str) -> None:
+    command.add_argument(
+        "--sizes",
+        type=_sizes,
+        default={},
+        metavar="NAME=N,...",
+        help=f"to run it at, or the file that `fuzz --save` wrote; default: {default}",
+    )
+
+
 def _add_file(command: argparse.ArgumentParser, text: str = "a capture") -> None:
     command.add_argument("file", metavar="FILE", help=text)
 
@@ -141,7 +274,7 @@ def _add_file(command: argparse.ArgumentParser, text: str = "a capture") -> None
 def _add_timeout(command: argparse.ArgumentParser, text: str = "of the compilation") -> None:
     command.add_argument(
         "--timeout",
-        type=seconds,
+        type=_seconds,
         default=600.0,
         metavar="S",
         help=f"seconds {text}; default: 600",
@@ -149,7 +282,9 @@ def _add_timeout(command: argparse.ArgumentParser, text: str = "of the compilati
 
 
 def _add_memory(command: argparse.ArgumentParser, text: str) -> None:
-    command.add_argument("--memory", type=mebibytes, metavar="MIB", help=text)
+    command.add_argument(
+        "--memory", type=lambda text: _mebibytes(text) << 20, metavar="MIB", help=text
+    )
 
 
 def _add_device(command: argparse.ArgumentParser) -> None:
@@ -168,8 +303,67 @@ def _add_run(commands: _Commands) -> None:
         "script or a frame failed, a frame is not on record, or nothing was compiled; 2 it was not "
         "started, or ended before it compiled anything",
     )
-    add_backend(run, "instead of the script's own backends")
-    add_run_arguments(run)
+    _add_backend(run, "instead of the script's own backends")
+    run.add_argument(
+        "--out",
+        default="captures",
+        metavar="DIR",
+        help="the captures go into a new folder of it with the script's name; default: %(default)s",
+    )
+    run.add_argument(
+        "--on-error",
+        choices=["warn", "raise"],
+        default="warn",
+        help="if a frame cannot be recorded: warn and compile it, or raise in the script; "
+        "default: %(default)s",
+    )
+    run.add_argument(
+        "--level",
+        choices=["dynamo", "aot"],
+        default="dynamo",
+        help="what is recorded: the frames that Dynamo gives to the backend, or the joint, forward, "
+        "backward and inference graphs that AOTAutograd makes of them; default: %(default)s",
+    )
+    _flag(
+        run,
+        "--infer-fakes",
+        "infer the fake kernels of operators that have none, by running these on made-up inputs in "
+        "another process, and write them to fake_kernels.py beside the captures",
+    )
+    _flag(run, "--script-status", "end with the script's own exit status, as python SCRIPT would")
+    _flag(
+        run,
+        "--with-data",
+        "also record the elements of tensors of at most 4096 bytes that a graph itself holds, "
+        "and of 0-dim inputs",
+    )
+    _flag(
+        run,
+        "--with-paths",
+        "do not shorten absolute paths and messages of exceptions, which may name the user, "
+        "the host and folders",
+    )
+    run.add_argument(
+        "--format-version",
+        type=int,
+        default=VERSION,
+        metavar="N",
+        help="of the files, for an older reader; default: %(default)s",
+    )
+    script = run.add_argument("script", metavar="SCRIPT", help="a Python file")
+    arguments = run.add_argument(
+        "args", nargs=argparse.REMAINDER, metavar="ARGS", help="of the script"
+    )
+    run.add_argument(
+        "-m",
+        action=_ModuleOfRun,
+        nargs=argparse.REMAINDER,
+        const=(script, arguments),
+        dest="module",
+        metavar="MODULE",
+        help="run a module, as python -m does",
+    )
+    _flag(run, "--minify", "then minify the first frame that failed")
 
 
 def _add_show(commands: _Commands) -> None:
@@ -186,34 +380,18 @@ def _add_show(commands: _Commands) -> None:
         ],
         statuses="0 printed",
     )
-    show.add_argument("--code", action="store_true", help="the code of the graph")
-    show.add_argument(
-        "--guards",
-        action="store_true",
-        help="symbols, guards and runtime asserts, each with its line",
-    )
-    show.add_argument(
-        "--inputs", action="store_true", help="every input, and which of them share a storage"
-    )
-    show.add_argument(
+    _flag(show, "--code", "the code of the graph")
+    _flag(show, "--guards", "symbols, guards and runtime asserts, each with its line")
+    _flag(show, "--inputs", "every input, and which of them share a storage")
+    _flag(
+        show,
         "--unproved",
-        action="store_true",
-        help="the conditions that are left to run time, and what is known where one failed; imports torch",
+        "the conditions that are left to run time, and what is known where one failed; imports torch",
     )
-    show.add_argument("--all", action="store_true", help="everything but the records themselves")
-    show.add_argument(
-        "--torch-names",
-        action="store_true",
-        help="names of symbols and inputs as in torch's messages: s77, l_x_",
-    )
-    show.add_argument(
-        "--json", action="store_true", help="the records, as torch_fakeify.loads reads"
-    )
-    show.add_argument(
-        "--privacy",
-        action="store_true",
-        help="every text in the file that comes from the program that was recorded",
-    )
+    _flag(show, "--all", "everything but the records themselves")
+    _flag(show, "--torch-names", "names of symbols and inputs as in torch's messages: s77, l_x_")
+    _flag(show, "--json", "the records, as torch_fakeify.loads reads")
+    _flag(show, "--privacy", "every text in the file that comes from the program that was recorded")
     show.add_argument("file", metavar="FILE|DIR", help="a capture, or a directory of them")
 
 
@@ -231,18 +409,25 @@ def _add_replay(commands: _Commands) -> None:
         statuses="0 all hold; 1 some do not: with --against, some that held earlier or were "
         "not there; 2 bad usage, or a capture has no verdict, as a bad file",
     )
-    add_backend(replay, "default: the recorded one")
+    _add_backend(replay, "default: the recorded one")
     _add_device(replay)
     _add_timeout(replay, "of a compilation")
     _add_memory(replay, "that the compilation may hold; default: nine tenths of what is free")
-    interpreter_options.add_python(replay, "may be repeated, for a table side by side")
-    interpreter_options.add_times(replay)
+    _add_python(replay, "may be repeated, for a table side by side")
+    _flag(replay, "--time", "also run what was compiled, and print how long a call takes")
+    replay.add_argument(
+        "--tolerance",
+        type=_ratio,
+        metavar="R",
+        help="with several --python: one that takes more than R times as long as the first, to compile or to "
+        "run, sets exit status 1",
+    )
     replay.add_argument(
         "files", nargs="+", metavar="FILE|DIR", help="captures, and directories of them"
     )
     corpus = replay.add_argument_group("for a directory, or several files")
     corpus.add_argument(
-        "--jobs", type=count, metavar="N", help="captures at a time; default: one a core"
+        "--jobs", type=_count, metavar="N", help="captures at a time; default: one a core"
     )
     corpus.add_argument(
         "--jsonl", metavar="OUT", help="write a JSON object for each capture when it is done"
@@ -253,12 +438,8 @@ def _add_replay(commands: _Commands) -> None:
         metavar="EARLIER",
         help="compare with the --jsonl of an earlier run: only new failures set exit status 1",
     )
-    corpus.add_argument(
-        "--resume", action="store_true", help="reuse the results in the file of --jsonl"
-    )
-    corpus.add_argument(
-        "--all", action="store_true", help="compile every capture, also several of one frame"
-    )
+    _flag(corpus, "--resume", "reuse the results in the file of --jsonl")
+    _flag(corpus, "--all", "compile every capture, also several of one frame")
     corpus.add_argument(
         "--dask",
         metavar="ADDRESS",
@@ -275,8 +456,8 @@ def _add_bisect(commands: _Commands) -> None:
         statuses="0 found; 1 the first and the last interpreter have one verdict; 2 bad usage, a "
         "bad file, or an interpreter without torch",
     )
-    add_backend(bisect, "default: the recorded one")
-    interpreter_options.add_python(bisect, "at least two, in order")
+    _add_backend(bisect, "default: the recorded one")
+    _add_python(bisect, "at least two, in order")
     _add_device(bisect)
     _add_timeout(bisect, "of a compilation")
     _add_memory(bisect, "that a compilation may hold")
@@ -306,11 +487,9 @@ def _add_fuzz(commands: _Commands) -> None:
         statuses="0 all that was compared holds; 1 some sizes fail; 2 nothing was compared "
         "with eager, or the frame cannot be run",
     )
-    add_backend(fuzz, "default: the recorded one")
-    fuzz.add_argument("--runs", type=count, default=60, metavar="N", help="sizes; default: 60")
-    fuzz.add_argument(
-        "--seed", type=int, default=0, metavar="S", help="of sizes and data; default: 0"
-    )
+    _add_backend(fuzz, "default: the recorded one")
+    _add_runs(fuzz, 60)
+    _add_seed(fuzz)
     _add_timeout(fuzz, "of a batch of 20 sizes")
     _add_memory(fuzz, "that a batch may hold")
     fuzz.add_argument(
@@ -330,18 +509,10 @@ def _add_fakes(commands: _Commands) -> None:
         statuses="0 all that was compared is as its fake value; 1 an operator differs, crashes or hangs; "
         "2 nothing was compared, or the frame cannot be run",
     )
-    add_imports(fakes)
-    fakes.add_argument("--runs", type=count, default=20, metavar="N", help="sizes; default: 20")
-    fakes.add_argument(
-        "--sizes",
-        type=sizes,
-        default={},
-        metavar="NAME=N,...",
-        help="to run it at, or the file that `fuzz --save` wrote; default: they are searched",
-    )
-    fakes.add_argument(
-        "--seed", type=int, default=0, metavar="S", help="of sizes and data; default: 0"
-    )
+    _add_imports(fakes)
+    _add_runs(fakes, 20)
+    _add_sizes(fakes, "they are searched")
+    _add_seed(fakes)
     _add_device(fakes)
     _add_timeout(fakes, "of a batch of 20 sizes")
     _add_memory(fakes, "that a batch may hold")
@@ -358,13 +529,13 @@ def _add_report(commands: _Commands) -> None:
         statuses="0 written",
     )
     report.add_argument("-o", "--output", metavar="OUT", help="default: FILE with .html")
-    report.add_argument(
+    _flag(
+        report,
         "--stages",
-        action="store_true",
-        help="also compile the frame in a process of its own: graphs of AOTAutograd, graphs and code of "
+        "also compile the frame in a process of its own: graphs of AOTAutograd, graphs and code of "
         "inductor, compile time",
     )
-    add_backend(report, "with --stages; default: the recorded one")
+    _add_backend(report, "with --stages; default: the recorded one")
     _add_timeout(report)
     _add_file(report)
 
@@ -383,28 +554,22 @@ def _add_minify(commands: _Commands) -> None:
         statuses="0 written, and it fails in the same way; 1 the frame does not fail, or not each "
         "time in the same way; 2 bad usage, a bad file, or it cannot be decided",
     )
-    add_backend(minify, "default: the recorded one")
+    _add_backend(minify, "default: the recorded one")
     minify.add_argument("-o", "--output", metavar="OUT", help="default: FILE with .min.fkf")
-    minify.add_argument(
+    _flag(
+        minify,
         "--accuracy",
-        action="store_true",
-        help="also run what was compiled, forward and backward, and compare with eager",
+        "also run what was compiled, forward and backward, and compare with eager",
     )
-    minify.add_argument(
-        "--sizes",
-        type=sizes,
-        default={},
-        metavar="NAME=N,...",
-        help="to run it at, or the file that `fuzz --save` wrote; default: as recorded",
-    )
-    minify.add_argument("--seed", type=int, default=0, metavar="S", help="of data; default: 0")
+    _add_sizes(minify, "as recorded")
+    _add_seed(minify, "of data")
     _add_device(minify)
     _add_timeout(minify, "for one try")
     _add_memory(minify, "that one try may hold")
     minify.add_argument(
-        "--jobs", type=count, default=1, metavar="N", help="tries at a time; default: 1"
+        "--jobs", type=_count, default=1, metavar="N", help="tries at a time; default: 1"
     )
-    minify.add_argument("--no-script", action="store_true", help="write the capture alone")
+    _flag(minify, "--no-script", "write the capture alone")
     minify.add_argument("file", metavar="FILE|SCRIPT.py", help="a capture, or a script to record")
     minify.add_argument(
         "args", nargs="*", metavar="ARGS", help="of the script; behind -- if they begin with -"
@@ -421,7 +586,7 @@ def _add_issue(commands: _Commands) -> None:
         statuses="0 the script fails as the frame does; 1 it does not, or no failure is on record; "
         "2 there is no script, or it cannot be decided",
     )
-    add_backend(issue, "default: the recorded one")
+    _add_backend(issue, "default: the recorded one")
     issue.add_argument("-o", "--output", metavar="OUT.md", help="default: standard output")
     _add_timeout(issue, "of the script")
     _add_file(issue, "best one that `minify` wrote")
@@ -436,10 +601,8 @@ def _add_doctor(commands: _Commands) -> None:
         examples=["doctor"],
         statuses="0 all is known; 1 something is not, or torch is refused or missing",
     )
-    doctor.add_argument(
-        "--all", action="store_true", help="also the census of torch, and the drop-in's sites"
-    )
-    doctor.add_argument("--json", action="store_true", help="the same as a JSON object")
+    _flag(doctor, "--all", "also the census of torch, and the drop-in's sites")
+    _flag(doctor, "--json", "the same as a JSON object")
 
 
 def _add_demo(commands: _Commands) -> None:
@@ -450,9 +613,9 @@ def _add_demo(commands: _Commands) -> None:
         examples=["demo", "demo --check --backend aot_eager"],
         statuses="0 each step did what it says; 1 one did not",
     )
-    demo.add_argument(
+    _flag(
+        demo,
         "--check",
-        action="store_true",
-        help="instead: record a small decoder, rebuild it in another process and compare it with eager",
+        "instead: record a small decoder, rebuild it in another process and compare it with eager",
     )
-    add_backend(demo, "with --check; default: inductor")
+    _add_backend(demo, "with --check; default: inductor")

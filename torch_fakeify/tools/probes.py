@@ -194,20 +194,18 @@ def _installed(package: str, extra: str | None = None) -> Callable[[], tuple[boo
     return probe
 
 
-def _limits() -> tuple[bool, str]:
-    works = can_count_memory()
-    return works, "/proc is there" if works else "the memory of a process is counted on Linux alone"
-
-
-def _forking() -> tuple[bool, str]:
-    works = hasattr(os, "fork")
-    return works, "os.fork is there" if works else "there is no os.fork"
+def _works(works: bool, yes: str, no: str) -> tuple[bool, str]:
+    return works, yes if works else no
 
 
 _WITHOUT_TORCH: Mapping[str, Callable[[], tuple[bool, str]]] = {
     "inductor on the CPU": _compiler,
-    "replay of a corpus": _forking,
-    "replay --memory": _limits,
+    "replay of a corpus": lambda: _works(
+        hasattr(os, "fork"), "os.fork is there", "there is no os.fork"
+    ),
+    "replay --memory": lambda: _works(
+        can_count_memory(), "/proc is there", "the memory of a process is counted on Linux alone"
+    ),
     "replay --dask": _installed("distributed", "dask"),
     "colours, progress bars": _installed("rich", "rich"),
     "shell completion": _installed("shtab", "completion"),

@@ -26,15 +26,7 @@ from torch_fakeify.tools.capture_files import as_file
 from torch_fakeify.tools.worker.client import ask, backend_request
 from torch_fakeify.tools.worker.interpreters import find_interpreter
 from torch_fakeify.tools.worker.limits import can_count_memory, free_memory
-from torch_fakeify.tools.worker.replies import (
-    Compiled,
-    Crashed,
-    Failed,
-    Hung,
-    OutOfMemory,
-    Raised,
-    Refused,
-)
+from torch_fakeify.tools.worker.replies import Compiled, Ended, Failed, Raised, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,7 +34,7 @@ if TYPE_CHECKING:
 
     from torch_fakeify.records.frame import CaptureDesc
     from torch_fakeify.tools.capture_files import CaptureLike
-    from torch_fakeify.tools.worker.replies import Answer, Outcome, Thrown
+    from torch_fakeify.tools.worker.replies import Answer, Thrown
 
 _MASKED = r"0x[0-9a-fA-F]+|\d+"
 _FOLDERS = r"(?:[\w.@+~-]*[\\/])+(?=[\w.@+~-])"
@@ -69,10 +61,6 @@ class ReplayReport(InNotebook, msgspec.Struct, frozen=True):
     def lines(self) -> list[str]:
         """Format the verdict, then its details."""
         return [self.verdict, *(f"  {line}" for line in self.details)]
-
-    def made_with(self, text: str) -> ReplayReport:
-        """Return the verdict with backend, torch and devices as its first line."""
-        return msgspec.structs.replace(self, details=(text, *self.details))
 
 
 def replay_capture(
@@ -125,7 +113,6 @@ def replay_capture(
         **backend_request(backend, imports),
         "device": device,
         "trust": trust,
-        "trust_settings": trust,
         "stubs": True,
         "time": time,
         "backward": trace is not None,
@@ -141,9 +128,8 @@ def replay_capture(
         answer = ask(request, timeout=timeout, memory=memory, environment=environment)
     verdict = judge(desc, answer, timeout=timeout, memory=memory)
     text = compiler_text(desc, answer.torch, backend, device)
-    return verdict.made_with(
-        text if interpreter is None else f"{text}, Python {interpreter.python}"
-    )
+    text += "" if interpreter is None else f", Python {interpreter.python}"
+    return msgspec.structs.replace(verdict, details=(text, *verdict.details))
 
 
 def allowed_memory(memory: int | None) -> int | None:
@@ -200,25 +186,24 @@ def _judge(
             return _on_success(desc, compiled)
         case Failed(error=error):
             return _on_failure(desc, error)
-        case Hung() as end:
-            return _on_end(desc, end, "hangs", f"killed after {timeout:g} s")
-        case OutOfMemory() as end:
-            found = f"killed at more than {(memory or 0) >> 20} MiB"
-            return _on_end(desc, end, "out of memory", found)
-        case Crashed(how="SIGKILL") as end:
-            found = "the process was killed from outside (SIGKILL), as when memory runs out"
-            return _on_end(desc, end, "out of memory", found)
-        case Crashed() as end:
-            ended = "was ended by" if end.status < 0 else "ended with"
-            return _on_end(desc, end, "crashes", f"the process {ended} {end.how}")
+        case Ended() as end:
+            return _on_end(desc, end, timeout=timeout, memory=memory)
         case outcome:
             raise AssertionError(f"no reply to a compilation: {outcome}")
 
 
-def _on_end(
-    desc: CaptureDesc, end: Hung | OutOfMemory | Crashed, word: str, found: str
-) -> ReplayReport:
+def _on_end(desc: CaptureDesc, end: Ended, *, timeout: float, memory: int | None) -> ReplayReport:
     """Judge a worker that a limit, a signal or the backend ended without a reply."""
+    word = end.kind
+    if end.kind == "hangs":
+        found = f"killed after {timeout:g} s"
+    elif end.kind == "out of memory":
+        found = f"killed at more than {(memory or 0) >> 20} MiB"
+    elif end.how == "SIGKILL":
+        word = "out of memory"
+        found = "the process was killed from outside (SIGKILL), as when memory runs out"
+    else:
+        found = f"the process {'was ended by' if end.status < 0 else 'ended with'} {end.how}"
     if _ends_as_recorded(desc, end):
         return ReplayReport("reproduced", True, (found, *end.tail))
     if desc.failure is not None and desc.failure.kind == word:
@@ -226,22 +211,21 @@ def _on_end(
     return ReplayReport(word, False, (found, *end.tail, *_recorded(desc)))
 
 
-def _ends_as_recorded(desc: CaptureDesc, end: Outcome) -> bool:
+def _ends_as_recorded(desc: CaptureDesc, end: Ended) -> bool:
     """Whether a worker ended like the recorded process, as far as that was recorded."""
-    how = end.how if isinstance(end, Crashed) else ""
     if desc.failure is None:
         return desc.state == "not finished"
     match desc.failure.kind:
         case "raises":
             return False
         case "hangs":
-            return isinstance(end, Hung)
+            return end.kind == "hangs"
         case "out of memory":
-            return isinstance(end, OutOfMemory) or how == "SIGKILL"
+            return end.kind == "out of memory" or end.how == "SIGKILL"
         case "crashes":
             # Out of memory: our limit ends the worker, the system's ended the recorded process.
-            memory = isinstance(end, OutOfMemory) and desc.failure.type == "SIGKILL"
-            return memory or how == desc.failure.type
+            memory = end.kind == "out of memory" and desc.failure.type == "SIGKILL"
+            return memory or end.how == desc.failure.type
         case _:
             assert_never(desc.failure.kind)
 

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch_fakeify._atomic_write import check_not_input, check_writable, write_atomic
-from torch_fakeify.errors import FakeifyError, FormatError
+from torch_fakeify.errors import FakeifyError
 from torch_fakeify.render.notebook import InNotebook
 from torch_fakeify.render.report.conditions import Conditions
 from torch_fakeify.render.report.folder import ListedFrame, folder_page
-from torch_fakeify.render.report.page import write_report
+from torch_fakeify.render.report.page import html_page
 from torch_fakeify.serialization.capture_file import read_capture
 from torch_fakeify.serialization.container import Limits
 
 from .capture_files import as_file, output_beside, path_of
-from .found_captures import find_captures
+from .found_captures import read_captures
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -117,7 +117,8 @@ def report(
             compiled = compile_stages(
                 file, backend=backend, imports=imports, timeout=timeout, trust=trust
             )
-    write_report(page, desc, source=source, stages=compiled, conditions=_conditions(desc))
+    name = None if source is None else source.name
+    write_atomic(page, html_page(desc, compiled, _conditions(desc), file=name).encode())
     return WrittenReport(page, () if compiled is None else compiled.verdict)
 
 
@@ -129,14 +130,12 @@ def _report_folder(
     page = Path(output or folder.resolve().parent / f"{name}.html")
     frames: list[ListedFrame] = []
     errors: list[tuple[str, str]] = []
-    for file in find_captures([str(folder)]):
+    for file, found in read_captures(folder, limits=Limits.none() if trust else None):
         check_not_input(page, file.path)
-        try:
-            desc = read_capture(file.path, limits=Limits.none() if trust else None)
-        except FormatError as error:
-            errors.append((file.name, str(error).removeprefix(f"{error.where}: ")))
+        if isinstance(found, str):
+            errors.append((file.name, found))
         else:
-            frames.append(ListedFrame(file.name, desc, _conditions(desc)))
+            frames.append(ListedFrame(file.name, found, _conditions(found)))
     write_atomic(page, folder_page(name, frames, errors).encode())
     return WrittenReport(page, errors=tuple(errors))
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 import linecache
 import os
 import re
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_fakeify.errors import FakeifyError
-from torch_fakeify.render.data_dependent import known_in
+from torch_fakeify.render.data_dependent import advice_in
 from torch_fakeify.render.readable_names import readable_text
-from torch_fakeify.render.summary import is_entry_point, is_of_script, named_backend
+from torch_fakeify.render.summary import (
+    command_line,
+    is_entry_point,
+    is_of_script,
+    named_backend,
+)
+from torch_fakeify.render.text import count_text
 from torch_fakeify.serialization.capture_file import read_capture
 
 if TYPE_CHECKING:
@@ -44,17 +49,17 @@ def failure_lines(frames: Sequence[FrameReport], folder: Path, how: HowCompiled)
     if not failed:
         return []
     first = failed[0]
-    name, desc = _file(first, folder), _capture_of(first)
+    name, desc = short_name(first, folder), _capture_of(first)
     text = first.failure or first.state
     rows = [
         ("frame", f"{name}: {first.title}{_at(', ', first.defined)}"),
         ("your line", _line(first.line)),
         ("error", text if desc is None else readable_text(text, desc)),
-        *(("", line) for line in _known(desc)),
+        *(("", line) for line in advice_in(_message(desc))),
         ("first", _what_is_first(first, how)),
         ("next", _next_command(first, how)),
     ]
-    others = [_file(frame, folder) for frame in failed[1:]]
+    others = [short_name(frame, folder) for frame in failed[1:]]
     if others:
         rows.append(("failed too", ", ".join(others)))
     return _block(rows)
@@ -77,7 +82,7 @@ def untraced_lines(
         folder: of the run.
     """
     count = sum(frame.path is not None for frame in frames)
-    captures = f"{count} capture{'s' * (count != 1)} in {folder}" if count else "nothing"
+    captures = f"{count_text(count, 'capture')} in {folder}" if count else "nothing"
     rows = [
         ("frame", "none: torch.compile failed before it called a backend"),
         ("your line", _line(found["line"])),
@@ -120,9 +125,16 @@ def _block(rows: Sequence[tuple[str, str]]) -> list[str]:
     return [f"  {head:<10}  {text}" for head, text in rows if text]
 
 
-def _file(frame: FrameReport, folder: Path) -> str:
-    assert frame.path is not None
-    return frame.path.relative_to(folder.absolute().parent).as_posix()
+def short_name(frame: FrameReport | Path, folder: Path) -> str:
+    """Return the file of a frame with the folder of the run, and with that of its process if it is a child.
+
+    A frame that is not on record has its title.
+    """
+    path = frame if isinstance(frame, Path) else frame.path
+    if path is None:
+        assert not isinstance(frame, Path)
+        return frame.title
+    return path.relative_to(folder.absolute().parent).as_posix()
 
 
 def _at(before: str, place: tuple[str, int] | None) -> str:
@@ -161,10 +173,8 @@ def is_of_the_script(frame: FrameReport, how: HowCompiled) -> bool:
 
 def _next_command(frame: FrameReport, how: HowCompiled) -> str:
     needed = compiled_again(frame, how)
-    options = [option for name in needed.imports for option in ("--import", name)]
-    options += [] if needed.backend is None else ["--backend", needed.backend]
     verb = "minify" if frame.state == "failed" else "replay"
-    return shlex.join(["torch-fakeify", verb, *options, short_path(str(frame.path))])
+    return command_line(verb, short_path(str(frame.path)), needed.backend, needed.imports)
 
 
 def _what_is_first(frame: FrameReport, how: HowCompiled) -> str:
@@ -181,7 +191,5 @@ def _capture_of(frame: FrameReport) -> CaptureDesc | None:
         return None
 
 
-def _known(desc: CaptureDesc | None) -> list[str]:
-    """Return what the message of a data-dependent error says further."""
-    known = None if desc is None or desc.failure is None else known_in(desc.failure.message)
-    return [] if known is None else [line.strip() for line in known.lines()]
+def _message(desc: CaptureDesc | None) -> str:
+    return "" if desc is None or desc.failure is None else desc.failure.message

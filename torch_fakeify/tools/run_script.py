@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -31,31 +31,34 @@ from torch_fakeify.frames.notes import FrameReport, Notes
 from torch_fakeify.records.frame import FailureDesc
 from torch_fakeify.records.redact_paths import short_paths
 from torch_fakeify.records.tensor import FrameDesc, StackDesc
+from torch_fakeify.render.diff import difference_lines, differences
 from torch_fakeify.render.notebook import InNotebook, html_block
+from torch_fakeify.render.recompiles import recompilations
 from torch_fakeify.render.tables import FRAME_COLUMNS, fitted_table, frame_row
-from torch_fakeify.render.text import death_text, stack_lines
+from torch_fakeify.render.text import count_text, death_text, stack_lines
 from torch_fakeify.serialization.capture_file import read_capture, write_capture
 from torch_fakeify.serialization.container import VERSION, Limits
 from torch_fakeify.tools.worker.client import backend_request, without_recording
 from torch_fakeify.tools.worker.limits import signal_name
 
-from .recompiles import recompile_lines, same_frames
 from .run_failures import (
     HowCompiled,
     compiled_again,
     failed_frames,
     failure_lines,
     is_of_the_script,
+    short_name,
     short_path,
     untraced_lines,
 )
 from .script_process import FAKES, FAULTS, NOTES, REQUEST
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Generator, Iterator, Mapping, Sequence
 
     from torch_fakeify.frames.captures import Capture
     from torch_fakeify.frames.notes import NotesRead
+    from torch_fakeify.records.frame import CaptureDesc
 
 _CHILD = (
     "import sys; sys.path = [sys.argv[1], *filter(None, sys.path)]; import torch_fakeify; "
@@ -64,7 +67,7 @@ _CHILD = (
 """Imports this package, then restores the ``sys.path`` of ``python SCRIPT``, without the script's folder."""
 _FROM_OUTSIDE = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
 """Signals by which a user ends a program: none of them is a failure of a backend."""
-_PASSED_ON = (*_FROM_OUTSIDE, "SIGUSR1", "SIGUSR2")
+_FORWARDED = {signal.Signals[n] for n in (*_FROM_OUTSIDE, "SIGUSR1", "SIGUSR2", "SIGCHLD")}
 _INTERVAL = 0.2
 """Seconds between two polls of the process, in case no SIGCHLD arrives."""
 _LAST = 3
@@ -73,6 +76,8 @@ _SI_KERNEL = 0x80
 """``si_code`` of a signal that the terminal sends to all foreground processes."""
 _SHOWN = 8
 """Number of innermost stack entries that are printed."""
+_RECOMPILES = 8
+"""Most recompilations that are printed."""
 _FAULT = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)$')
 _RECORDER = str(PACKAGE_DIR / "frames" / "record_backend.py")
 
@@ -129,8 +134,7 @@ class ScriptReport(InNotebook, CaptureSequence):
         )
 
     def __repr__(self) -> str:
-        count = f"{len(self)} capture{'s' * (len(self) != 1)}"
-        return f"<ScriptReport {self.folder.name}: {count}, {self._ended()}>"
+        return f"<ScriptReport {self.folder.name}: {count_text(len(self), 'capture')}, {self._ended()}>"
 
     def __str__(self) -> str:
         parts = [
@@ -169,19 +173,18 @@ class ScriptReport(InNotebook, CaptureSequence):
         for frame in self.frames:
             if frame.path is not None:
                 of_process.setdefault(frame.pid, []).append(frame.path)
-        again = (line for paths in of_process.values() for line in recompile_lines(paths))
+        again = (line for paths in of_process.values() for line in _recompile_lines(paths))
         return [*fitted_table([FRAME_COLUMNS, *rows], columns), *again]
 
     def next_lines(self) -> list[str]:
         """Format where the captures are and how to look at them; empty if a frame failed."""
-        count = sum(frame.path is not None for frame in self.frames)
+        count = len(self.paths)
         if not count or failed_frames(self.frames) or self.untraced is not None:
             return []
-        noun = "capture" if count == 1 else "captures"
         folder = short_path(str(self.folder))
         return [
             "",
-            f"{count} {noun} in {folder}",
+            f"{count_text(count, 'capture')} in {folder}",
             f"  next        torch-fakeify show {shlex.quote(folder)}",
         ]
 
@@ -233,7 +236,9 @@ class ScriptReport(InNotebook, CaptureSequence):
             return found and f"{found}; the script finished, exit status 0"
         how = f"was {death_text(self.cause)}" if self.ending == "killed" else self.ending
         during = (
-            "" if self.during is None else f" while {_named(self.during, self.folder)} was compiled"
+            ""
+            if self.during is None
+            else f" while {short_name(self.during, self.folder)} was compiled"
         )
         return f"the script {how}{during}, exit status {self.status}"
 
@@ -244,8 +249,7 @@ class ScriptReport(InNotebook, CaptureSequence):
             "not recorded": sum(frame.problem is not None for frame in self.frames),
         }
         found = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
-        noun = "frame" if len(self.frames) == 1 else "frames"
-        return f"of {len(self.frames)} {noun} {found}" if found else ""
+        return f"of {count_text(len(self.frames), 'frame')} {found}" if found else ""
 
 
 def run(
@@ -383,8 +387,8 @@ def _row(report: FrameReport, same: Mapping[Path, Path], folder: Path) -> tuple[
     if report.problem is not None:
         result += f"; not recorded: {report.problem}"
     if report.path is not None and report.path in same:
-        result += f"; the same frame as {_short_name(same[report.path], folder)}"
-    name = "-" if report.path is None else _short_name(report.path, folder)
+        result += f"; the same frame as {short_name(same[report.path], folder)}"
+    name = "-" if report.path is None else short_name(report.path, folder)
     return frame_row(name, report.title, report.operators, report.milliseconds, result)
 
 
@@ -394,13 +398,42 @@ def _error_class(report: FrameReport) -> str:
     return name if colon and re.fullmatch(r"[\w.]+", name) else report.failure or ""
 
 
-def _named(frame: FrameReport, folder: Path) -> str:
-    return frame.title if frame.path is None else _short_name(frame.path, folder)
+# --- recompilations --------------------------------------------------------------------------------
 
 
-def _short_name(path: Path, folder: Path) -> str:
-    """The file with the folder of the run, and with that of its process if it is a child."""
-    return path.relative_to(folder.absolute().parent).as_posix()
+def _recompile_lines(paths: Sequence[Path]) -> list[str]:
+    """Format, for each frame of a function that was compiled before, its difference from the previous one.
+
+    Args:
+        paths: captures in the order in which they were made.
+    """
+    lines: list[str] = []
+    found = [*recompilations(_readable(paths))]
+    for (before, earlier), (after, later) in found[:_RECOMPILES]:
+        differ = difference_lines(differences(earlier, later))
+        what = "the same frame again" if not differ else "A is the earlier, B the later"
+        lines += ["", f"{after.name} after {before.name}: {what}"]
+        lines += [f"  {line}" for line in differ]
+    if len(found) > _RECOMPILES:
+        lines += ["", f"... and {len(found) - _RECOMPILES} more: see `torch-fakeify diff A B`"]
+    return lines
+
+
+def _readable(paths: Sequence[Path]) -> Iterator[tuple[Path, CaptureDesc]]:
+    for path in paths:
+        with suppress(FakeifyError):  # it was removed or changed
+            yield path, read_capture(path)
+
+
+def same_frames(recorded: Mapping[Path, str]) -> dict[Path, Path]:
+    """Map each capture of an already recorded frame to the first capture of that frame.
+
+    Args:
+        recorded: `compile_key` by file, in the order in which the files were made.
+    """
+    first: dict[str, Path] = {}
+    firsts = {path: first.setdefault(key, path) for path, key in recorded.items()}
+    return {path: other for path, other in firsts.items() if other != path}
 
 
 # --- supervising the process -------------------------------------------------------------------------
@@ -413,18 +446,11 @@ def _blocked_signals() -> Generator[list[int]]:
     The child inherits the block until it restores the mask, so `_wait_for` decides about signals that
     arrive before the script starts.
     """
-    if not hasattr(signal, "pthread_sigmask"):
-        yield []
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _forwarded_signals())
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
     try:
         yield [int(number) for number in before]
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _forwarded_signals() -> set[signal.Signals]:
-    return {getattr(signal, name) for name in (*_PASSED_ON, "SIGCHLD") if hasattr(signal, name)}
 
 
 def _wait_for(child: subprocess.Popen[bytes], notes: Notes) -> bool:
@@ -447,7 +473,7 @@ def _wait_for(child: subprocess.Popen[bytes], notes: Notes) -> bool:
         if child.returncode is None:
             child.kill()
             child.wait()
-    while hasattr(signal, "sigtimedwait") and signal.sigtimedwait(_forwarded_signals(), 0):
+    while hasattr(signal, "sigtimedwait") and signal.sigtimedwait(_FORWARDED, 0):
         pass  # drop pending signals, so that the report is printed
     return stopped
 
@@ -458,7 +484,7 @@ def _next_signal() -> tuple[int | None, bool]:
         if not hasattr(signal, "sigtimedwait"):
             time.sleep(_INTERVAL)
             return None, False
-        found = signal.sigtimedwait(_forwarded_signals(), _INTERVAL)
+        found = signal.sigtimedwait(_FORWARDED, _INTERVAL)
     except KeyboardInterrupt:  # in another thread, or without `sigtimedwait`
         return signal.SIGINT, not hasattr(signal, "sigtimedwait")
     if found is None or found.si_signo == signal.SIGCHLD:

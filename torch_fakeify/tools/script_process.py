@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from torch_fakeify._user_lines import line_of_message
 from torch_fakeify.errors import FakeifyError
 from torch_fakeify.frames.notes import Notes
-from torch_fakeify.render.data_dependent import known_in
+from torch_fakeify.render.data_dependent import advice_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -57,13 +57,9 @@ def main(folder: str) -> None:
         sys.exit(2)
     if not faulthandler.is_enabled():  # the user may have enabled it
         faulthandler.enable(Path(folder, FAULTS).open("wb"))  # noqa: SIM115 - open until the process ends
-    if module is None:
-        _set_main(Path(script), args)
-    else:
-        _set_module(args)
+    _set_program(Path(script) if module is None else None, args)
     notes.write("started", os.getpid())
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     _run(script, module, notes)
 
 
@@ -83,19 +79,16 @@ def _infer_fakes(folder: Path, notes: Notes) -> None:
     infer_fakes_of_process(folder / FAKES, lambda lines: notes.write("fakes", lines))
 
 
-def _set_main(script: Path, args: Sequence[str]) -> None:
-    """Set ``sys.argv`` and ``sys.path[0]`` like ``python /path/of/script.py args``."""
-    sys.argv = [str(script), *args]
-    safe = sys.flags.isolated or getattr(sys.flags, "safe_path", False)
-    if script.is_file() and script.suffix not in {".zip", ".pyz"} and not safe:
-        sys.path.insert(0, str(script.resolve().parent))
+def _set_program(script: Path | None, args: Sequence[str]) -> None:
+    """Set ``sys.argv`` and ``sys.path[0]`` like ``python SCRIPT ARGS``, without a script like ``python -m``.
 
-
-def _set_module(args: Sequence[str]) -> None:
-    """Set ``sys.argv`` and ``sys.path[0]`` like ``python -m module args``; ``runpy`` sets ``sys.argv[0]``."""
-    sys.argv = ["-m", *args]
-    if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
-        sys.path.insert(0, str(Path.cwd()))
+    ``runpy`` sets the ``sys.argv[0]`` of a module.
+    """
+    sys.argv = ["-m" if script is None else str(script), *args]
+    folder = Path.cwd() if script is None else script.resolve().parent
+    is_plain = script is None or (script.is_file() and script.suffix not in {".zip", ".pyz"})
+    if is_plain and not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
+        sys.path.insert(0, str(folder))
 
 
 def _run(script: str | None, module: str | None, notes: Notes) -> None:
@@ -134,14 +127,13 @@ def _failure_of_dynamo(error: BaseException | None) -> dict[str, Any] | None:
             return None
         if "TorchDynamoException" in classes:
             message = str(error)
-            known = known_in(message)
             explained = re.search(r"^  Explanation: (.*)$", message, re.MULTILINE)
             return {
                 "classes": sorted(classes),
                 "error": f"{type(error).__name__}: {message.partition(chr(10))[0]}",
                 "explanation": "" if explained is None else explained[1],
                 "line": line_of_message(message, "from user code:"),
-                "advice": [] if known is None else [line.strip() for line in known.lines()],
+                "advice": advice_in(message),
             }
         error = error.__cause__
     return None

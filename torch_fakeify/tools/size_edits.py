@@ -29,11 +29,11 @@ from torch_fakeify.records.tensor import (
 from .graph_edits import FreshIds, replace_nodes
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Mapping
 
     from torch_fakeify.records.frame import CaptureDesc, InputDesc
-    from torch_fakeify.records.shape_env import ShapeEnvDesc
-    from torch_fakeify.records.tensor import IntLike, Value
+    from torch_fakeify.records.shape_env import ShapeEnvDesc, SymbolDesc
+    from torch_fakeify.records.tensor import IntLike
 
 # --- which symbols --------------------------------------------------------------------------------
 
@@ -124,14 +124,10 @@ def fix_unbacked(desc: CaptureDesc, values: Mapping[str, int]) -> CaptureDesc | 
         The frame; ``None`` if a fact does not hold, or the graph itself binds such a symbol.
     """
     env = desc.shape_env
-    if env is None or names_in(tuple(_bindings(desc))) & values.keys():
+    nodes = (n for n in desc.graph.nodes if n.op != "placeholder")
+    bound = tuple(v for n in nodes for key, v in n.meta if key == "unbacked_bindings")
+    if env is None or names_in(bound) & values.keys():
         return None
-    symbols = tuple(
-        msgspec.structs.replace(s, hint=encode_expr(sympy.Integer(values[s.name])))
-        if s.name in values
-        else s
-        for s in env.symbols
-    )
     nodes = tuple(
         msgspec.structs.replace(n, meta=tuple(m for m in n.meta if m[0] != "unbacked_bindings"))
         if n.op == "placeholder" and names_in(n.meta) & values.keys()
@@ -141,7 +137,7 @@ def fix_unbacked(desc: CaptureDesc, values: Mapping[str, int]) -> CaptureDesc | 
     frame = msgspec.structs.replace(
         desc,
         graph=msgspec.structs.replace(desc.graph, nodes=nodes),
-        shape_env=msgspec.structs.replace(env, symbols=symbols),
+        shape_env=msgspec.structs.replace(env, symbols=_hinted(env, values)),
     )
     made = specialize(frame, values.keys())
     nbytes = None if made is None else _storage_bytes(desc.inputs, made.inputs)
@@ -151,10 +147,14 @@ def fix_unbacked(desc: CaptureDesc, values: Mapping[str, int]) -> CaptureDesc | 
     return msgspec.structs.replace(made, inputs=resized(made.inputs), graph=resized(made.graph))
 
 
-def _bindings(desc: CaptureDesc) -> Iterator[Value]:
-    """The symbols that the nodes of a graph bind."""
-    for fx_node in (n for n in desc.graph.nodes if n.op != "placeholder"):
-        yield from (value for key, value in fx_node.meta if key == "unbacked_bindings")
+def _hinted(env: ShapeEnvDesc, values: Mapping[str, int]) -> tuple[SymbolDesc, ...]:
+    """Return the symbols with other hints, by name."""
+    return tuple(
+        msgspec.structs.replace(s, hint=encode_expr(sympy.Integer(values[s.name])))
+        if s.name in values
+        else s
+        for s in env.symbols
+    )
 
 
 def _without_constant_inputs(desc: CaptureDesc) -> CaptureDesc | None:
@@ -336,14 +336,11 @@ def rehint(desc: CaptureDesc, values: Mapping[str, int]) -> CaptureDesc | None:
         return None
 
     resize_storages = _resizing(nbytes)
-    symbols = tuple(
-        msgspec.structs.replace(s, hint=encode_expr(sympy.Integer(values[s.name])))
-        if s.name in values and s.hint is not None
-        else s
-        for s in env.symbols
-    )
+    backed = {
+        s.name: values[s.name] for s in env.symbols if s.name in values and s.hint is not None
+    }
     # A duck-shaped size shares the symbol of an equal size, which may differ now.
-    facts = msgspec.structs.replace(env, symbols=symbols, duck_shapes=())
+    facts = msgspec.structs.replace(env, symbols=_hinted(env, backed), duck_shapes=())
     return msgspec.structs.replace(
         desc,
         inputs=resize_storages(inputs),

@@ -19,15 +19,7 @@ from torch_fakeify.tools.capture_files import as_file, path_of
 from torch_fakeify.tools.replaying import count_alike
 from torch_fakeify.tools.worker.client import backend_request
 from torch_fakeify.tools.worker.fork_server import ForkServer
-from torch_fakeify.tools.worker.replies import (
-    Crashed,
-    Failed,
-    Here,
-    Hung,
-    OutOfMemory,
-    Raised,
-    Refused,
-)
+from torch_fakeify.tools.worker.replies import Ended, Failed, Here, Raised, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -149,15 +141,10 @@ class SizeRuns:
 
     def ended(self, outcome: Outcome) -> tuple[EndKind, list[str]]:
         """Return how a process ended without a reply, with the lines that describe it."""
-        match outcome:
-            case Hung(tail=tail):
-                return "hangs", [f"killed after {self._timeout:g} s", *tail]
-            case OutOfMemory(tail=tail):
-                return "out of memory", [*tail]
-            case Crashed(how=how, tail=tail):
-                return "crashes", [how, *tail]
-            case _:
-                raise AssertionError(f"no reply to a batch of sizes: {outcome}")
+        if not isinstance(outcome, Ended):
+            raise AssertionError(f"no reply to a batch of sizes: {outcome}")
+        first = {"hangs": [f"killed after {self._timeout:g} s"], "crashes": [outcome.how]}
+        return outcome.kind, [*first.get(outcome.kind, []), *outcome.tail]
 
     def cannot_run(self, kind: str, message: str) -> CaptureError:
         """Make the error for a frame that runs at no sizes."""
@@ -219,7 +206,6 @@ def size_runs(
         "seed": seed,
         "device": device,
         "trust": trust,
-        "trust_settings": trust,
     }
     with as_file(capture) as path, ForkServer() as server:
         desc = read_capture(path, limits=Limits.none() if trust else None)

@@ -8,7 +8,7 @@ from torch_fakeify.discharge.advice import SymbolNames
 from torch_fakeify.discharge.known_facts import is_provable
 from torch_fakeify.discharge.wording import condition_text
 from torch_fakeify.prover.implication import redundant
-from torch_fakeify.render.data_dependent import failed_condition, known_in
+from torch_fakeify.render.data_dependent import advice_in, failed_condition
 from torch_fakeify.render.report.conditions import UNKNOWN, Conditions
 from torch_fakeify.replay.facts import assumed_facts
 from torch_fakeify.shape_env.restoring import restore
@@ -40,12 +40,8 @@ class Unproved(NamedTuple):
 def unproved_of(desc: CaptureDesc) -> Unproved:
     """Return the conditions of a frame that do not follow from its other facts."""
     message = "" if desc.failure is None else desc.failure.message
-    known = known_in(message)
-    return Unproved(
-        runtime_conditions(desc),
-        failed_condition(message),
-        () if known is None else tuple(line.strip() for line in known.lines()),
-    )
+    advice = tuple(advice_in(message))
+    return Unproved(runtime_conditions(desc), failed_condition(message), advice)
 
 
 def runtime_conditions(desc: CaptureDesc) -> Conditions:

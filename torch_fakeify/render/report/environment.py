@@ -13,10 +13,11 @@ from torch_fakeify.render.code import SourceLines
 from torch_fakeify.render.readable_names import ReadableNames
 from torch_fakeify.render.show import hint_text, range_text
 from torch_fakeify.render.summary import constant_symbols, is_float
-from torch_fakeify.render.text import clip, expr_text, place_text, user_frame
+from torch_fakeify.render.text import clip, count_text, expr_text, place_text, user_frame
 
 from .html import Html, joined, tag
 from .lines import LONGEST, NodesOfLines, node_id
+from .outline import stack_key
 from .parts import ROWS, Section, folded_table, plain_table, some, with_torch_name
 
 if TYPE_CHECKING:
@@ -121,13 +122,12 @@ class EnvironmentSections:
                 shown.append(row)
         title = "symbols-title"
         parts = [plain_table(shown, _COLUMNS, title)] if shown else []
-        for rows, what, several in (
-            (floats, "1 float constant", f"{len(floats)} float constants"),
-            (fixed, "1 size that can only be one number",
-             f"{len(fixed)} sizes that can only be one number"),
-        ):  # fmt: skip
+        for rows, what, how in (
+            (floats, "float constant", ""),
+            (fixed, "size", " that can only be one number"),
+        ):
             if rows:
-                summary = what if len(rows) == 1 else several
+                summary = f"{count_text(len(rows), what)}{how}"
                 parts.append(folded_table(rows, _COLUMNS, title, summary))
         if len(env.symbols) > ROWS:
             parts.append(tag("p", f"and {len(env.symbols) - ROWS} more", class_="note"))
@@ -145,7 +145,7 @@ class EnvironmentSections:
         if expr in replaced:
             range_.append(tag("div", "= ", tag("code", self._text(replaced[expr].expr, LONGEST))))
         sources = [tag("code", clip(source.name, LONGEST)) for source in symbol.sources]
-        stack = None if sources else self._lines.stack(expr) or symbol.stack
+        stack = None if sources else self._lines.of_symbol(symbol)
         return [
             joined(names, " "),
             tag("code", clip(hint_text(symbol).removeprefix("hint "), LONGEST)),
@@ -215,7 +215,7 @@ class EnvironmentSections:
         width = min(2000, max(200, _CHARACTERS // len(conditions)))
         groups: dict[object, list[_Condition]] = {}
         for condition in conditions:
-            groups.setdefault(_line_key(condition), []).append(condition)
+            groups.setdefault(stack_key(condition.stack) or condition.text, []).append(condition)
         rows = [self._group(group, width) for group in groups.values()]
         if count > len(conditions):
             rows.append(tag("li", f"and {count - len(conditions)} more", class_="note"))
@@ -294,14 +294,6 @@ class EnvironmentSections:
         count = "1 node comes" if len(nodes) == 1 else f"{len(nodes)} nodes come"
         more = f" and {len(nodes) - _MENTIONED} more" if len(nodes) > _MENTIONED else ""
         return tag("p", f"{count} from this line: ", joined(links, ", "), more)
-
-
-def _line_key(condition: _Condition) -> object:
-    """Return a key that is equal for conditions of one line."""
-    stack = condition.stack
-    if stack is None or not stack.frames:
-        return condition.text
-    return tuple([(frame.file, frame.line, frame.function) for frame in stack.frames])
 
 
 def _label(name: str) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch_fakeify.render.code import result_text, statement
 from torch_fakeify.render.nested_graphs import NodeAt
 from torch_fakeify.render.readable_names import readable_module, readable_source
-from torch_fakeify.render.text import clip, tensor_text, value_text
+from torch_fakeify.render.text import clip, count_text, tensor_text, value_text
 
 from .html import Html, joined, tag
 from .lines import LONGEST, node_id
@@ -161,11 +161,12 @@ class _Rows:
         is_open: bool,
         title: str | None = None,
     ) -> Html:
-        nodes = "1 node" if count == 1 else f"{count} nodes"
         words = [tag("code", name), " "]
         if cls is not None:
             words += [tag("span", cls, class_="cls"), " "]
-        summary = tag("summary", *words, tag("span", nodes, class_="n"), title=title)
+        summary = tag(
+            "summary", *words, tag("span", count_text(count, "node"), class_="n"), title=title
+        )
         return tag("details", summary, *inside, class_="mod", open=is_open)
 
     def _line(self, line: Line) -> Html:

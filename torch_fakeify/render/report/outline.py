@@ -94,7 +94,7 @@ def outline(graph: GraphModuleDesc) -> list[Group | Line]:
             open_groups.append((module, parts))
             made, last = made + 1, None
         stack = node_stack(fx_node)
-        place = _place(stack)
+        place = stack_key(stack)
         if last is None or place != last:
             parts.append(Line(stack, user_frame(stack), []))
             last = place
@@ -115,7 +115,7 @@ def outline_lines(parts: Sequence[Group | Line]) -> Iterator[Line]:
             todo.extend(reversed(part.parts))
 
 
-def _place(stack: StackDesc | None) -> tuple[tuple[str, int, str], ...]:
+def stack_key(stack: StackDesc | None) -> tuple[tuple[str, int, str], ...]:
     """Return the key of a line, without the column marks below the code."""
     frames = () if stack is None else stack.frames
     return tuple([(frame.file, frame.line, frame.function) for frame in frames])

@@ -8,51 +8,20 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch_fakeify._atomic_write import check_not_input, write_atomic
 from torch_fakeify._version import __version__
 
 from .frame_sections import FrameSections
 from .html import Html, data_block, digest, tag
 
 if TYPE_CHECKING:
-    import os
-
     from torch_fakeify.records.frame import CaptureDesc
 
     from .conditions import Conditions
     from .stages import Stages
 
 _SCRIPTS = ("report.js", "picture.js")
-
-
-def write_report(
-    path: str | os.PathLike[str],
-    desc: CaptureDesc,
-    *,
-    source: str | os.PathLike[str] | None = None,
-    stages: Stages | None = None,
-    conditions: Conditions | None = None,
-) -> None:
-    """Write the page of a capture atomically.
-
-    Args:
-        path: where.
-        desc: the frame.
-        source: the file that the frame was read from, which stays as it is.
-        stages: how the frame was compiled here, for a section of its own.
-        conditions: its runtime asserts, for the section on conditions from data.
-
-    Raises:
-        WriteError: the file cannot be written, or is the source. An existing file is left unchanged.
-    """
-    file = None
-    if source is not None:
-        check_not_input(path, source)
-        file = Path(source).name
-    write_atomic(path, html_page(desc, stages, conditions, file=file).encode())
 
 
 def html_page(

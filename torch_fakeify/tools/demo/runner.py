@@ -17,7 +17,7 @@ from torch_fakeify.records.tensor import IntNode
 from torch_fakeify.render.show import table_lines
 from torch_fakeify.serialization.capture_file import read_capture
 from torch_fakeify.tools.worker.client import ask, backend_request
-from torch_fakeify.tools.worker.replies import Crashed, Hung, OutOfMemory, Raised, Ran, Refused
+from torch_fakeify.tools.worker.replies import Ended, Raised, Ran, Refused
 
 from .model import WIDTH, Decoder
 
@@ -147,7 +147,7 @@ def run_demo(backend: str = "inductor", imports: Sequence[str] = ()) -> DemoRepo
                 pass
             case Refused() | Raised() as reply:
                 raise CaptureError(reply.message)
-            case Hung() | OutOfMemory() | Crashed() as end:
+            case Ended() as end:
                 raise CaptureError(
                     "the process that rebuilds the frame ended",
                     found="\n".join(end.tail) or end.how,

@@ -166,8 +166,9 @@ def _step(say: Callable[[str], None], title: str, command: str) -> Generator[Non
     ended = threading.Event()
 
     def work() -> None:
-        if hasattr(signal, "pthread_sigmask"):  # the main thread gets them
-            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        signal.pthread_sigmask(
+            signal.SIG_BLOCK, signal.valid_signals()
+        )  # the main thread gets them
         while not ended.wait(_INTERVAL):
             say(".")
 

@@ -37,9 +37,9 @@ from torch_fakeify.tools.value_code import (
     tuple_code,
     unsupported,
 )
+from torch_fakeify.unbacked.fx_runs import attribute_of
 
-from .script_code import InputCode, filled, is_row_major
-from .script_names import RESERVED
+from .script_code import RESERVED, InputCode, filled, is_row_major
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -120,10 +120,11 @@ class DirectScript:
             yield from function
         call = ", ".join(f"{name}={name}" for name in self._inputs.defaults)
         aot = self._desc.aot
+        yield from (line.format(call) for line in _FAKE_INPUTS)
         if aot is None:
-            yield from (line.format(call) for line in _COMPILED)
+            yield from _COMPILED
         else:
-            yield from (line.format(call, kind=aot.kind) for line in _COMPILED_BELOW)
+            yield from (line.format(kind=aot.kind) for line in _COMPILED_BELOW)
 
     # --- the shape environment ---
 
@@ -202,7 +203,7 @@ class DirectScript:
         written: dict[int, str] = {}
         parents: set[str] = set(targets)
         for target in targets:
-            value = attribute(gm, target)
+            value = attribute_of(gm, target)
             path, _, last = target.rpartition(".")
             for parent in accumulate(path.split("."), "{}.{}".format) if path else ():
                 if parent not in parents:
@@ -258,7 +259,9 @@ class DirectScript:
             place = f'{name}.meta["{key}"]'
             if fx_node.op == "placeholder" and position is not None:
                 text = f"values[{position}]"
-                scope.note_value(resolve_shared(graph, meta[key]), text)
+                recorded = resolve_shared(graph, meta[key])
+                if isinstance(recorded, TensorValue):
+                    scope.note(recorded.tensor, text)
             else:
                 text = scope.value(resolve_shared(graph, meta[key]), place)
             yield (
@@ -321,11 +324,6 @@ class _Scope:
         self._tensors.setdefault(tensor.id, place)
         if tensor.storage is not None and tensor.layout == "strided" and tensor.subclass is None:
             self._storages.setdefault(tensor.storage.id, (place, tensor.dtype))
-
-    def note_value(self, value: Value, place: str) -> None:
-        """Register the expression for the value of a node, if it is a tensor."""
-        if isinstance(value, TensorValue):
-            self.note(value.tensor, place)
 
     def value(self, value: Value, place: str) -> str | None:
         """Write the recorded fake value of a node; ``None`` if its kind is unsupported."""
@@ -405,14 +403,6 @@ def read_attributes(gm: torch.fx.GraphModule) -> list[str]:
     return list(dict.fromkeys(str(n.target) for n in nodes))
 
 
-def attribute(gm: torch.fx.GraphModule, target: str) -> Any:
-    """An attribute of a module by its dotted name."""
-    value: Any = gm
-    for part in target.split("."):
-        value = getattr(value, part)
-    return value
-
-
 def member(name: str, tensor: torch.Tensor, owner: str) -> str:
     """Write a line that sets a tensor of a module, with its recorded data if there is any."""
     dtype = str(tensor.dtype).removeprefix("torch.")
@@ -490,7 +480,7 @@ def view(tensor, size, stride, offset, requires_grad=False):
 }
 """Functions that the script contains if it calls them."""
 
-_COMPILED = """\
+_FAKE_INPUTS = """\
 
 
 def fake_inputs():
@@ -498,7 +488,9 @@ def fake_inputs():
         return inputs({})
 
 
-def compiled_by(backend, **options):
+def compiled_by(backend, **options):""".splitlines()
+
+_COMPILED = """\
     \"\"\"Call a backend as Dynamo does.\"\"\"
     values = fake_inputs()
     with tracing(TracingContext(mode)):
@@ -506,14 +498,6 @@ def compiled_by(backend, **options):
         return found(frame(values), values, **options)""".splitlines()
 
 _COMPILED_BELOW = """\
-
-
-def fake_inputs():
-    with mode:
-        return inputs({})
-
-
-def compiled_by(backend, **options):
     \"\"\"Call the compiler that a backend gives to AOTAutograd for {kind} graphs.\"\"\"
     from types import SimpleNamespace
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from torch_fakeify.render.text import class_text
 from torch_fakeify.tools.replaying import masked
-from torch_fakeify.tools.worker.replies import Crashed, Failed, Hung, OutOfMemory, Wrong
+from torch_fakeify.tools.worker.replies import Ended, Failed, Wrong
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -111,12 +111,10 @@ def failure_in(lines: Sequence[str]) -> Failure | None:
 def failure_of(answer: Answer) -> Failure | None:
     """The failure in a worker's answer; ``None`` if the trial did not fail."""
     match answer.outcome:
-        case Hung():
-            return Failure("hangs")
-        case OutOfMemory():
-            return Failure("out of memory")
-        case Crashed(how=how, tail=tail):
+        case Ended(kind="crashes", how=how, tail=tail):
             return Failure("crashes", type=how, frames=_crash_frames(tail))
+        case Ended(kind=kind):
+            return Failure(kind)
         case Failed(error=error) if error.memory:
             return Failure("out of memory")
         case Failed(error=error, stage=stage):

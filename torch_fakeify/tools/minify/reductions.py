@@ -22,6 +22,7 @@ from torch_fakeify.records.tensor import (
     TensorValue,
     TupleValue,
 )
+from torch_fakeify.render.nested_graphs import used_nodes
 from torch_fakeify.tools.graph_edits import (
     FreshIds,
     drop_outputs,
@@ -33,7 +34,6 @@ from torch_fakeify.tools.graph_edits import (
     remove_nodes,
     replace_inputs,
     replace_nodes,
-    uses_of,
     with_nodes,
 )
 from torch_fakeify.tools.size_edits import (
@@ -143,7 +143,9 @@ def _replacement_for(graph: GraphModuleDesc, position: int) -> int | None:
     kind = _kind_of(graph, position)
     if kind is None:
         return None
-    return next((at for at in uses_of(graph.nodes[position]) if _kind_of(graph, at) == kind), None)
+    return next(
+        (at for at in used_nodes(graph.nodes[position]) if _kind_of(graph, at) == kind), None
+    )
 
 
 def _kind_of(graph: GraphModuleDesc, position: int) -> Any:
@@ -175,8 +177,9 @@ def _nodes_of_bodies(desc: CaptureDesc) -> list[tuple[str, ...]]:
     return [
         (*path, graph.nodes[i].name)
         for path, graph in _bodies(desc.graph, ())
+        for used in [{at for fx_node in graph.nodes for at in used_nodes(fx_node)}]
         for i in operations(graph)
-        if _replacement_for(graph, i) is not None or _is_unused(graph, i)
+        if _replacement_for(graph, i) is not None or i not in used
     ]
 
 
@@ -213,16 +216,12 @@ def _with_bodies(
     return msgspec.structs.replace(graph, submodules=tuple(submodules))
 
 
-def _is_unused(graph: GraphModuleDesc, position: int) -> bool:
-    return all(position not in uses_of(fx_node) for fx_node in graph.nodes)
-
-
 # --- inputs ---------------------------------------------------------------------------------------
 
 
 def _unused_inputs(desc: CaptureDesc) -> list[str]:
     graph = desc.graph
-    used = {at for fx_node in graph.nodes for at in uses_of(fx_node)}
+    used = {at for fx_node in graph.nodes for at in used_nodes(fx_node)}
     return [n.name for i, n in enumerate(graph.nodes) if n.op == "placeholder" and i not in used]
 
 

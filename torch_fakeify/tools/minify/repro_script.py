@@ -11,35 +11,36 @@ from __future__ import annotations
 import ast
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
 import types
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from torch_fakeify._atomic_write import write_atomic
 from torch_fakeify.encoding.names import decode_function
 from torch_fakeify.encoding.settings import options_to_pass, settings_to_set
-from torch_fakeify.errors import UnsupportedValueError
+from torch_fakeify.errors import FakeifyError, UnsupportedValueError
 from torch_fakeify.frames.backend_choice import recorded_name
 from torch_fakeify.frames.captures import Capture
 from torch_fakeify.records.tensor import FunctionValue, SymDesc
 from torch_fakeify.render.text import clip, escape, expr_text
 from torch_fakeify.tools.value_code import ValueCode
-from torch_fakeify.tools.worker.client import import_path, without_recording
+from torch_fakeify.tools.worker.client import import_path, run_limited, without_recording
+from torch_fakeify.tools.worker.replies import Ended
+from torch_fakeify.unbacked.fx_runs import attribute_of
 
-from .direct_script import DirectScript, attribute, member, read_attributes
+from .direct_script import DirectScript, member, read_attributes
 from .failures import Outcome, masked_line, normalized_message
-from .script_code import InputCode, filled
-from .script_names import ScriptSymbols, with_identifiers
+from .script_code import InputCode, ScriptSymbols, with_identifiers
 from .script_stubs import stub_lines
 from .script_worlds import ScriptWorld
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from torch_fakeify.records.frame import CaptureDesc, InputDesc, OperatorDesc
 
@@ -65,6 +66,8 @@ _LOWER_VERSION = FunctionValue(
     kind="function", name="torch._dynamo.variables.builtin._lower_version_count_by_1"
 )
 
+START = 30.0
+"""Seconds for a process to import torch."""
 _RELEASES = re.compile(r";  (?:\w+ = )+None(?=$|  #)")
 """Code that FX writes to release values after their last use."""
 
@@ -141,14 +144,6 @@ def is_script(path: Path) -> bool:
         return False
 
 
-def _filled(dtype: str, size: tuple[int, ...]) -> str:
-    return filled(dtype, str(size), len(size))
-
-
-def _math_import(lines: list[str]) -> list[str]:
-    return ["import math"] if any("math." in line for line in lines) else []
-
-
 class _Script:
     """A script in which Dynamo traces the frame again."""
 
@@ -184,11 +179,12 @@ class _Script:
             self._instance = capture.instantiate()
             self._world = ScriptWorld(self._desc, self._instance)
             lines = [*self._frame(), *self._main()]
+        math = ["import math"] if any("math." in line for line in lines) else []
         failure = "\n".join(self._failure.lines).replace("\\", "\\\\").replace('"""', "'''")
         head = [
             f"{_FIRST} {self._backend.name!r}.\n",
             f'{failure}\n\nRecorded with torch {self._desc.torch_version}.\n"""',
-            "\n".join(["", *self._imports(), *self._config_imports(), *_math_import(lines)]),
+            "\n".join(["", *self._imports(), *(f"import {m}" for m in self._config), *math]),
         ]
         parts = [*head, *self._backend.lines(), *self._world.lines(), *stubs, "", *lines]
         return "\n".join(parts) + "\n"
@@ -205,7 +201,7 @@ class _Script:
         yield from self._inputs.lines(
             lambda entry: self._binder_of(entry) is not None,
             lambda entry: _marks(entry, self._lone, self._symbols),
-            lambda entry: self._world.input(entry, _filled),
+            self._world.input,
         )
         names = ", ".join(e.name for e in self._desc.inputs if self._binder_of(e) is None)
         yield from ("", "", f"def program({names}):")
@@ -244,7 +240,7 @@ class _Script:
         """Write a class whose ``forward`` is a graph, after the classes of the graph's bodies."""
         members: list[str] = []
         for name in read_attributes(gm):
-            value = attribute(gm, name)
+            value = attribute_of(gm, name)
             flat = name.replace(".", "_")
             if isinstance(value, torch.fx.GraphModule):
                 body = f"{cls}_{flat}"
@@ -290,9 +286,6 @@ class _Script:
     def _is_compared(self) -> bool:
         """Whether the frame fails when it runs or in the comparison, not in the compilation."""
         return self._failure.kind == "wrong" or self._failure.stage in ("forward", "backward")
-
-    def _config_imports(self) -> Iterator[str]:
-        yield from (f"import {module}" for module in self._config)
 
     def _keywords(self) -> str:
         """Write the recorded ``mode`` and ``options`` as further arguments of a call."""
@@ -499,31 +492,30 @@ def check_script(
     """
     environment = {k: v for k, v in without_recording().items() if k != "PYTHONSAFEPATH"}
     environment["PYTHONPATH"] = os.pathsep.join(import_path())
-    with tempfile.TemporaryDirectory(prefix="torch-fakeify-") as empty:
-        child = subprocess.Popen(
-            [sys.executable, "-X", "faulthandler", str(path.absolute())],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            cwd=folder or empty,
-            env=environment,
-            start_new_session=True,
-            text=True,
-            errors="replace",
+    command = [sys.executable, "-X", "faulthandler", str(path.absolute())]
+    with tempfile.TemporaryDirectory(prefix="torch-fakeify-") as empty, \
+            tempfile.TemporaryFile() as output:  # fmt: skip
+        ending, status = run_limited(
+            lambda: subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=output,
+                cwd=folder or empty,
+                env=environment,
+                start_new_session=True,
+            ),
+            timeout=timeout,
         )
-        try:
-            _, stderr = child.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            fails = True if failure.kind == "hangs" else None
-            return Outcome(fails, f"it runs for more than {timeout:g} s")
-        finally:  # on any exception, such as KeyboardInterrupt, kill all its processes
-            if child.returncode is None:
-                os.killpg(child.pid, signal.SIGKILL)
-                child.communicate()
-    if _matches_failure(child.returncode or 0, stderr, failure):
+        output.seek(0)
+        stderr = output.read().decode(errors="replace")
+    if ending != "ended":
+        fails = True if failure.kind == "hangs" else None
+        return Outcome(fails, f"it runs for more than {timeout:g} s")
+    if _matches_failure(status, stderr, failure):
         return Outcome(True, "fails in the same way")
     last = (stderr.strip().splitlines() or ["nothing"])[-1]
-    return Outcome(False, "it succeeds" if child.returncode == 0 else f"it ends with: {last}")
+    return Outcome(False, "it succeeds" if status == 0 else f"it ends with: {last}")
 
 
 def _matches_failure(status: int, stderr: str, failure: Failure) -> bool:
@@ -535,9 +527,70 @@ def _matches_failure(status: int, stderr: str, failure: Failure) -> bool:
             return status != 0 and all(any(t in line for line in output) for t in expected)
         case "wrong":
             return status != 0 and "AssertionError" in stderr
-        case "crashes" if status < 0:
-            return signal.Signals(-status).name == failure.type
         case "crashes":
-            return f"exit status {status}" == failure.type
+            return Ended("crashes", status).how == failure.type
         case _:
             return False
+
+
+class CheckedScript(NamedTuple):
+    """A script that was written and run."""
+
+    path: Path | None
+    """``None`` if the frame cannot be written as a script."""
+    outcome: Outcome | None
+    """Whether it fails as the frame does; ``None`` if there is no script."""
+    state: str
+    """The same in words, or why there is no script."""
+
+
+def write_checked_script(
+    path: Path,
+    desc: CaptureDesc,
+    failure: Failure,
+    backend: BackendCode,
+    *,
+    timeout: float,
+    stubs: bool = False,
+    **options: Any,
+) -> CheckedScript:
+    """Write a script that Dynamo traces; if it does not fail like the frame, one that calls the backend itself.
+
+    Dynamo cannot trace to a graph of AOTAutograd. The names in it are made of those of the program; where only torch's own names fail like the frame, it
+    has these.
+
+    Args:
+        path: of the script.
+        desc: the frame.
+        failure: how it fails.
+        backend: the backend.
+        timeout: seconds to compile and run the frame once.
+        stubs: whether the script defines stubs of the operators that this process lacks.
+        **options: the other options of `script_of`.
+    """
+    found = CheckedScript(None, None, "")
+    ways = ((False, False), (True, False), (True, True))
+    for direct, torch_names in ways if desc.aot is None else ways[1:]:
+        try:
+            with Capture(desc).operator_stubs() as missing:
+                defined = missing if stubs else ()
+                text = script_of(
+                    desc, failure, backend, direct=direct, torch_names=torch_names, stubs=defined,
+                    **options,
+                )  # fmt: skip
+        except FakeifyError as error:
+            return found if found.path is not None else CheckedScript(None, None, f"none: {error}")
+        write_atomic(path, text.encode())
+        outcome = check_script(
+            path, failure, timeout=timeout + START, folder=run_folder(bool(backend.lines()))
+        )
+        state = "fails in the same way" if outcome.fails else outcome.text
+        found = CheckedScript(path, outcome, state)
+        if outcome.fails:
+            break
+    return found
+
+
+def run_folder(imports: bool) -> Path | None:
+    """Return where a script is run: the current folder if it imports modules from there, else an empty one."""
+    return Path.cwd() if imports else None

@@ -1,13 +1,15 @@
-"""Python source of the inputs of a frame.
+"""Python source of the inputs of a frame, and the names of a script, which are made of those of the program.
 
 Parts that cannot be written raise ``UnsupportedValueError``; nothing is left out silently.
 """
 
 from __future__ import annotations
 
+import builtins
 import re
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 
 from torch_fakeify.encoding.exprs import decode_expr, encode_expr
@@ -16,16 +18,26 @@ from torch_fakeify.frames.captures import Capture
 from torch_fakeify.frames.inputs.requirements import data_symbols
 from torch_fakeify.frames.inputs.symbol_values import Symbols
 from torch_fakeify.records.aliasing import itemsize
+from torch_fakeify.records.frame import InputDesc
+from torch_fakeify.records.graph import GraphModuleDesc
+from torch_fakeify.records.rewrite import Rewriter, walk
 from torch_fakeify.records.symbol_names import names_in
 from torch_fakeify.records.tensor import SymbolNode, SymDesc
+from torch_fakeify.render.readable_names import (
+    InputNames,
+    ReadableNames,
+    identifier,
+    renamed_symbols,
+)
+from torch_fakeify.render.text import expr_text
 from torch_fakeify.tools.size_edits import contiguous, is_strided_base
 from torch_fakeify.tools.value_code import expr_code, int_code, sizes_code, unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from torch_fakeify.records.frame import CaptureDesc, InputDesc
-    from torch_fakeify.records.tensor import IntLike, MetaTensorDesc
+    from torch_fakeify.records.frame import CaptureDesc
+    from torch_fakeify.records.tensor import ExprDesc, IntLike, MetaTensorDesc
 
 _SUB_BYTE = re.compile(r"(float4|u?int[1-7]\b|bits(8|\dx))")
 
@@ -251,3 +263,70 @@ def _number(value: Any, where: str) -> Any:
     if not value.is_number:
         raise unsupported("a ragged size is no number", where, str(value))
     return int(value) if value.is_Integer else float(value)
+
+
+# --- names --------------------------------------------------------------------------------
+
+RESERVED = frozenset({
+    "args", "backend", "backward", "compiled", "compiled_by", "decorators", "device", "dist", "dynamic",
+    "eager", "expected", "fake", "fake_inputs", "found", "frame", "function", "graph", "inf", "inputs",
+    "leaves", "limit", "made", "math", "mode", "module", "nan", "one", "options", "other", "outputs",
+    "program", "results", "self", "size", "sys", "torch", "unbacked", "values", "view", "weights",
+    *dir(builtins),
+})  # fmt: skip
+"""Names that a script itself uses; variables for nodes avoid them."""
+
+
+def with_identifiers(desc: CaptureDesc) -> CaptureDesc:
+    """Return a frame whose inputs have the names of the program: ``self_fc_weight`` for ``self.fc.weight``.
+
+    A frame with a structured calling convention stays as it is, as its arguments have names.
+    """
+    if desc.graph.calling is not None:
+        return desc
+    graphs: list[GraphModuleDesc] = list(walk(desc, GraphModuleDesc, inside=True))
+    nodes = {n.name for graph in graphs for n in graph.nodes if n.op != "placeholder"}
+    symbols = () if desc.shape_env is None else (s.name for s in desc.shape_env.symbols)
+    names = InputNames(desc, identifiers=True, reserved={*RESERVED, *nodes, *symbols})
+
+    def changed(part: Any) -> Any:
+        match part:
+            case InputDesc() if part.name in names.by_torch_name:
+                return msgspec.structs.replace(part, name=names.by_torch_name[part.name])
+            case GraphModuleDesc():
+                found = tuple(
+                    [
+                        msgspec.structs.replace(n, name=name, target=name)
+                        if n.op == "placeholder" and n.name != name
+                        else n
+                        for n, name in zip(part.nodes, names.of(part), strict=True)
+                    ]
+                )
+                return msgspec.structs.replace(part, nodes=found)
+            case _:
+                return part
+
+    return Rewriter(changed)(desc)
+
+
+class ScriptSymbols:
+    """The names of symbols in a script, such as ``x_size_0``."""
+
+    def __init__(self, desc: CaptureDesc) -> None:
+        words = ReadableNames(desc)
+        symbols = () if desc.shape_env is None else desc.shape_env.symbols
+        inputs = {e.sym.expr.nodes[-1]: e.name for e in desc.inputs if e.sym is not None}
+        used = {*RESERVED, *(entry.name for entry in desc.inputs)}
+        self._names: dict[str, str] = {}
+        for symbol in symbols:
+            node = SymbolNode(symbol.name, symbol.assumptions)
+            name = inputs.get(node)  # the variable that is the symbol
+            if name is None:
+                name = identifier(words.symbol(symbol.name))
+                name = symbol.name if name in used else name
+                used.add(name)
+            self._names[symbol.name] = name
+
+    def text(self, expr: ExprDesc) -> str:
+        """Return an expression as text."""
+        return expr_text(renamed_symbols(expr, lambda name: self._names.get(name, name)))

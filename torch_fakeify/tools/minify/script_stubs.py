@@ -12,7 +12,7 @@ from torch_fakeify.compat.torch_library import default_of
 from torch_fakeify.encoding.exprs import decode_expr
 from torch_fakeify.encoding.operators import bound_arguments, decode_schema, written_argument
 from torch_fakeify.frames.operator_calls import calls_of, range_of
-from torch_fakeify.records.symbol_names import names_in
+from torch_fakeify.records.rewrite import walk
 from torch_fakeify.records.tensor import (
     ListValue,
     SizeValue,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from torch_fakeify.frames.operator_calls import OperatorCall
     from torch_fakeify.records.frame import CaptureDesc, OperatorDesc
-    from torch_fakeify.records.tensor import ExprDesc, IntLike, MetaTensorDesc
+    from torch_fakeify.records.tensor import IntLike, MetaTensorDesc
 
 _HEAD = """\
 
@@ -272,24 +272,10 @@ def _is_symbol(n: IntLike) -> bool:
 def _symbols_of(value: Any) -> dict[str, Any]:
     """Return the symbols of the sizes and strides of a result, by name."""
     found: dict[str, Any] = {}
-
-    def visit(part: Any) -> None:
-        if isinstance(part, TensorValue):
-            for n in (*part.tensor.size, *part.tensor.stride):
-                visit(n)
-        elif isinstance(part, SymValue):
-            visit(part.sym)
-        elif isinstance(part, SymDesc):
-            found.update(_of_expr(part.expr))
-        elif isinstance(part, (ListValue, TupleValue)):
-            for item in part.items:
-                visit(item)
-
-    visit(value)
+    for part in walk(value, (TensorValue, SymDesc)):
+        tensor = part.tensor if isinstance(part, TensorValue) else None
+        for n in (part,) if tensor is None else (*tensor.size, *tensor.stride):
+            if isinstance(n, SymDesc):
+                free: Any = decode_expr(n.expr).free_symbols
+                found.update({symbol.name: symbol for symbol in free})
     return found
-
-
-def _of_expr(expr: ExprDesc) -> dict[str, Any]:
-    free: Any = decode_expr(expr).free_symbols
-    symbols = {symbol.name: symbol for symbol in free}
-    return {name: symbols[name] for name in names_in(expr)}

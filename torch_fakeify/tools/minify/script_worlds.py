@@ -12,9 +12,9 @@ from torch_fakeify.encoding.meshes import is_group, is_mesh, mesh_ranks
 from torch_fakeify.frames.process_groups import needed_world, ranks_of, world_of_calls
 from torch_fakeify.tools.worker.comparing import is_distributed
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from .script_code import filled
 
+if TYPE_CHECKING:
     from torch_fakeify.frames.instances import Instance
     from torch_fakeify.records.frame import CaptureDesc, InputDesc
 
@@ -85,13 +85,8 @@ class ScriptWorld:
         )
         return line.replace(", sf=", ", split_factor=")
 
-    def input(self, entry: InputDesc, filled: Callable[[str, tuple[int, ...]], str]) -> str | None:
-        """Write the expression for a mesh, a process group or a DTensor; ``None`` for any other input.
-
-        Args:
-            entry: the input.
-            filled: writes a tensor of random data, from its dtype and sizes.
-        """
+    def input(self, entry: InputDesc) -> str | None:
+        """Write the expression for a mesh, a process group or a DTensor; ``None`` for any other input."""
         found = self._inputs[entry.name]
         if found is None or entry.tensor is None:
             return found
@@ -100,7 +95,7 @@ class ScriptWorld:
         if tensor.base is not None or type(local).__name__ != "FakeTensor":
             return None
         dtype = str(local.dtype).removeprefix("torch.")
-        data = filled(dtype, _hints(local.shape))
+        data = filled(dtype, str(_hints(local.shape)), local.ndim)
         whole: Any = self._values[entry.name]
         geometry = f"shape={_hints(whole.shape)}, stride={_hints(whole.stride())}"
         made = f"DTensor.from_local({data}, {found}, {geometry})"

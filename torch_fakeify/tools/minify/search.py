@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -41,15 +41,15 @@ from torch_fakeify.tools.worker.client import ask, backend_request
 from torch_fakeify.tools.worker.fork_server import ForkServer
 from torch_fakeify.tools.worker.replies import Here, NotCompared, Passed, Raised, Refused
 
-from .checked_script import START, write_checked_script
 from .failures import Outcome, failure_of
 from .journal import Journal
 from .reductions import REDUCTIONS, extent, refuse_joint
-from .repro_script import BackendCode, is_script
+from .repro_script import START, BackendCode, is_script, write_checked_script
 from .results import MinifyReport, Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from concurrent.futures import Future
 
     from torch_fakeify.frames.inputs.size_search import Chosen
     from torch_fakeify.records.frame import CaptureDesc
@@ -164,7 +164,7 @@ def minify(
                 report = replace(report, capture_outcome=again)
                 if script:
                     path, outcome, state = write_checked_script(
-                        _script_path(output),
+                        output.with_suffix(".py"),
                         report.desc,
                         report.failure,
                         BackendCode(trials.backend, tuple(imports)),
@@ -209,11 +209,6 @@ def _first(
     return failure, desc
 
 
-def _script_path(output: Path) -> Path:
-    """The path of the script of an output."""
-    return output.with_suffix(".py")
-
-
 def _check_outputs(output: Path, source: Path | None, *, script: bool) -> None:
     """Check, before anything is tried, that no unrelated file would be overwritten.
 
@@ -228,7 +223,7 @@ def _check_outputs(output: Path, source: Path | None, *, script: bool) -> None:
     check(output)
     others = [(Journal.path_of(output), Journal.is_journal)]
     if script:
-        others.append((_script_path(output), is_script))
+        others.append((output.with_suffix(".py"), is_script))
     for path, is_ours in others:
         check(path)
         if is_same_file(path, output):
@@ -386,14 +381,12 @@ class _Search:
     def _first(self, candidates: Iterable[_Candidate | None]) -> int | None:
         """Find the first candidate that fails in the same way, make it the best one, return its position."""
         for at, candidate, made in self._trials.in_order(candidates, self._journal):
-            failure = made[0]
             self._journal.add(candidate.digest)
-            if failure is None or not failure.same_as(self._failure):
+            if made.failure is not None and made.failure.same_as(self._failure):
+                self._set_best(made.desc)
                 self._notify()
-                continue
-            self._set_best(made[1])
+                return at
             self._notify()
-            return at
         return None
 
     def _set_best(self, desc: CaptureDesc) -> None:
@@ -437,13 +430,21 @@ def with_failure(
 # --- trials ---------------------------------------------------------------------------------------
 
 
-class _Candidate:
+class _Candidate(NamedTuple):
     """A frame to try; with ``constants`` its values are propagated again first."""
 
-    def __init__(self, desc: CaptureDesc, constants: dict[int, int] | None, digest: str) -> None:
-        self.desc = desc
-        self.constants = constants
-        self.digest = digest
+    desc: CaptureDesc
+    constants: dict[int, int] | None = None
+    digest: str = ""
+
+
+class _Tried(NamedTuple):
+    """The result of a candidate."""
+
+    outcome: WorkerOutcome
+    failure: Failure | None
+    desc: CaptureDesc
+    """The candidate, with the values that were propagated."""
 
 
 def _digest(desc: CaptureDesc, constants: dict[int, int] | None = None) -> str:
@@ -487,7 +488,7 @@ class _Trials:
     def first(self, desc: CaptureDesc, where: str) -> Failure:
         """Try the frame itself twice and return its failure."""
         started = time.monotonic()
-        outcome, failure, _ = self._ask(_Candidate(desc, None, ""))
+        outcome, failure, _ = self._ask(_Candidate(desc))
         self.compiler = compiler_text(desc, self.torch, self.backend, self._request["device"])
         took = time.monotonic() - started
         if isinstance(outcome, (Refused, Raised)):
@@ -507,7 +508,7 @@ class _Trials:
                 fix="Choose the backend that fails; for wrong numbers and errors of compiled code "
                 "ask for accuracy",
             )
-        again = self._ask(_Candidate(desc, None, ""))[1]
+        again = self._ask(_Candidate(desc)).failure
         if again is None or not again.same_as(failure):
             raise NotFailingError(
                 "the frame does not fail in the same way each time",
@@ -545,33 +546,30 @@ class _Trials:
 
     def failure(self, desc: CaptureDesc) -> Failure | None:
         """Try a frame and return its failure."""
-        return self._ask(_Candidate(desc, None, ""))[1]
+        return self._ask(_Candidate(desc)).failure
 
     def in_order(
         self, candidates: Iterable[_Candidate | None], journal: Journal
-    ) -> Iterator[tuple[int, _Candidate, tuple[Failure | None, CaptureDesc]]]:
+    ) -> Iterator[tuple[int, _Candidate, _Tried]]:
         """Yield candidates with their results, in order; some are tried ahead."""
-        waiting: deque[Any] = deque()
+        waiting: deque[tuple[int, _Candidate, Future[_Tried]]] = deque()
+
+        def finished(most: int) -> Iterator[tuple[int, _Candidate, _Tried]]:
+            while len(waiting) > most:
+                at, candidate, future = waiting.popleft()
+                yield at, candidate, future.result()
+
         try:
             for at, candidate in enumerate(candidates):
-                if candidate is None or candidate.digest in journal:
-                    continue
-                waiting.append((at, candidate, self._pool.submit(self._ask, candidate)))
-                if len(waiting) >= self._jobs:
-                    yield self._next(waiting)
-            while waiting:
-                yield self._next(waiting)
+                if candidate is not None and candidate.digest not in journal:
+                    waiting.append((at, candidate, self._pool.submit(self._ask, candidate)))
+                    yield from finished(self._jobs - 1)
+            yield from finished(0)
         finally:
             for _, _, future in waiting:
                 future.cancel()
 
-    @staticmethod
-    def _next(waiting: deque[Any]) -> tuple[int, _Candidate, tuple[Failure | None, CaptureDesc]]:
-        at, candidate, future = waiting.popleft()
-        _, failure, desc = future.result()
-        return at, candidate, (failure, desc)
-
-    def _ask(self, candidate: _Candidate) -> tuple[WorkerOutcome, Failure | None, CaptureDesc]:
+    def _ask(self, candidate: _Candidate) -> _Tried:
         server = self._free.popleft()
         try:
             with tempfile.TemporaryDirectory(prefix="torch-fakeify-") as folder:
@@ -592,9 +590,9 @@ class _Trials:
                 desc = candidate.desc
                 if constants is not None and failure is not None:
                     if not saved.exists():  # it failed while its values were propagated
-                        return answer.outcome, None, desc
+                        return _Tried(answer.outcome, None, desc)
                     desc = read_capture(saved, limits=Limits.none())
-                return answer.outcome, failure, desc
+                return _Tried(answer.outcome, failure, desc)
         finally:
             self._free.append(server)
 

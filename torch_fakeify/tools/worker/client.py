@@ -26,10 +26,10 @@ from torch_fakeify.versions import TorchVersionWarning, accepted_text, support_s
 
 from .interpreters import package_folder
 from .limits import enforce
-from .replies import Answer, Crashed, Here, Hung, OutOfMemory
+from .replies import Answer, Ended, Here
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
     from types import FrameType
 
     from .limits import Ending
@@ -62,10 +62,9 @@ def ask(
     with tempfile.TemporaryDirectory(prefix="torch-fakeify-") as name:
         exchange = Exchange(Path(name))
         exchange.write_request(request)
-        child = None
-        try:
-            with exchange.log.open("wb") as output, deferred_interrupts():
-                child = start(
+        with exchange.log.open("wb") as output:
+            ending, status = run_limited(
+                lambda: start(
                     [str(exchange.request), str(exchange.reply)],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
@@ -73,15 +72,39 @@ def ask(
                     cwd=exchange.directory,
                     python=request.get("python"),
                     environment=environment,
-                )
-            ending = _wait(child, timeout, memory)
-        finally:  # on an exception, such as `KeyboardInterrupt`, kill the child
-            if child is not None and child.returncode is None:
-                os.killpg(child.pid, signal.SIGKILL)
-                child.wait()
+                ),
+                timeout=timeout,
+                memory=memory,
+            )
+        return answer_of(ending, status, exchange)
+
+
+def run_limited(
+    started: Callable[[], subprocess.Popen[bytes]], *, timeout: float, memory: int | None = None
+) -> tuple[Ending, int]:
+    """Start a process and wait for it; return how it ended, and its exit status.
+
+    Args:
+        started: starts the process, in a new session.
+        timeout: seconds until it and its descendants are killed.
+        memory: bytes that they may hold together; ``None`` for no limit.
+    """
+    child = None
+
+    def ended(seconds: float) -> bool:
         assert child is not None
-        assert child.returncode is not None
-        return answer_of(ending, child.returncode, exchange)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(seconds)
+        return child.returncode is not None
+
+    try:
+        with deferred_interrupts():
+            child = started()
+        return enforce(child.pid, ended, timeout=timeout, memory=memory), child.wait()
+    finally:  # on an exception, such as `KeyboardInterrupt`, kill the child
+        if child is not None and child.returncode is None:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
 
 
 def backend_request(backend: str | None, imports: Sequence[str] = ()) -> dict[str, Any]:
@@ -149,10 +172,6 @@ class Exchange:
         except (OSError, msgspec.DecodeError):
             return None
 
-    def paths(self) -> dict[str, str]:
-        """The absolute path of each file, by name."""
-        return {name: str(path) for name, path in vars(self).items()}
-
 
 def start(
     arguments: Sequence[str],
@@ -200,15 +219,11 @@ def start(
 def answer_of(ending: Ending, status: int, exchange: Exchange) -> Answer:
     """Build the `Answer` of a child that has ended; warn if its version of torch is not supported."""
     here = exchange.read_here()
-    match ending:
-        case "hung":
-            return Answer(Hung(exchange.tail()), here=here)
-        case "out of memory":
-            return Answer(OutOfMemory(exchange.tail()), here=here)
-        case "ended" if status != 0 or not exchange.reply.exists():
-            return Answer(Crashed(status, exchange.tail()), here=here)
-        case "ended":
-            text = exchange.reply.read_text(encoding="utf-8")
+    if ending != "ended":
+        return Answer(Ended(ending, tail=exchange.tail()), here=here)
+    if status != 0 or not exchange.reply.exists():
+        return Answer(Ended("crashes", status, exchange.tail()), here=here)
+    text = exchange.reply.read_text(encoding="utf-8")
     answer = msgspec.structs.replace(msgspec.convert(json.loads(text), Answer), here=here)
     if answer.torch is not None and support_status(answer.torch) == "unknown":
         warnings.warn(accepted_text(answer.torch), TorchVersionWarning, stacklevel=2)
@@ -224,17 +239,6 @@ def output_tail(lines: Sequence[str]) -> tuple[str, ...]:
     crash = (at for at, line in enumerate(lines) if line.startswith("Fatal Python error"))
     start = max(next(crash, len(lines) - _TAIL_LINES + _BEFORE_CRASH) - _BEFORE_CRASH, 0)
     return tuple(lines[start : start + _TAIL_LINES])
-
-
-def _wait(child: subprocess.Popen[bytes], timeout: float, memory: int | None) -> Ending:
-    """Wait for the child."""
-
-    def ended(seconds: float) -> bool:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(seconds)
-        return child.returncode is not None
-
-    return enforce(child.pid, ended, timeout=timeout, memory=memory)
 
 
 _NO_GRAPH_CACHES = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}

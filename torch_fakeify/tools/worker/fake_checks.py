@@ -8,17 +8,19 @@ arguments differ from their fake values is not compared: what it returns follows
 from __future__ import annotations
 
 import json
+from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, Any
 
 import torch
 
+from torch_fakeify.compat.torch_graphs import OpOverload
 from torch_fakeify.encoding.modes import apply_modes
 from torch_fakeify.errors import CaptureError, FakeifyError
 from torch_fakeify.frames.graph.writing import LastWrites, may_write
 from torch_fakeify.frames.inputs.materializing import materialize
 from torch_fakeify.frames.inputs.symbol_values import Symbols
 from torch_fakeify.render.code import node_stack
-from torch_fakeify.render.readable_names import readable_source
+from torch_fakeify.render.readable_names import readable_name
 from torch_fakeify.render.text import user_line
 from torch_fakeify.replay.bindings import find_bindings
 from torch_fakeify.replay.lowering import value_of
@@ -26,13 +28,33 @@ from torch_fakeify.replay.lowering import value_of
 from .call_texts import call_of
 from .exceptions import first_line
 from .fake_facts import Comparison, Numbers, storages_of
-from .known_fakes import without_known
-from .replies import NodeDifference, OperatorCall, SizeChecked
+from .replies import NodeDifference, OperatorCall, Parted, SizeChecked
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from torch_fakeify.frames.captures import Capture
+
+_KNOWN: Mapping[str, str] = MappingProxyType(
+    {
+        # The operator returns its argument outside of training, the fake kernel a copy
+        # (``torch._decomp.decompositions.dropout``, torch 2.13).
+        "dropout": "storage",
+        # The operator returns a part of a larger tensor: the losses one number in the storage of all of them.
+        "mse_loss": "storage bytes",
+        "smooth_l1_loss": "storage bytes",
+        "soft_margin_loss": "storage bytes",
+        "binary_cross_entropy": "storage bytes",
+        "_embedding_bag_forward_only": "storage bytes",
+        "fold": "storage bytes",
+        "hann_window": "storage bytes",
+        "hamming_window": "storage bytes",
+        "blackman_window": "storage bytes",
+        "bartlett_window": "storage bytes",
+        "kaiser_window": "storage bytes",
+    }
+)
+"""What no backend has to care for of torch's own operators and their fake kernels, by the name of the function."""
 
 
 class FakeChecks:
@@ -91,7 +113,7 @@ class FakeChecks:
         run = _Run(self._gm, self._fakes, numbers, self._writes, self._bindings)
         torch.manual_seed(self._seed)
         with apply_modes(self._frame.desc.modes):
-            run.placeholders(inputs, self._names())
+            run.placeholders(inputs, [*map(readable_name, self._frame.desc.inputs)])
             for fx_node in self._nodes:
                 if fx_node.op in ("placeholder", "output"):
                     continue
@@ -117,12 +139,6 @@ class FakeChecks:
         nodes = self._frame.desc.graph.nodes
         lines = {user_line(node_stack(nodes[self._nodes.index(n)])) for n in self._bindings}
         return unmet.where is None or unmet.where in lines
-
-    def _names(self) -> list[str]:
-        return [
-            entry.name if entry.source is None else readable_source(entry.source.name)
-            for entry in self._frame.desc.inputs
-        ]
 
 
 class _Run:
@@ -175,12 +191,13 @@ class _Run:
         self.compared += fx_node.op != "get_attr"
         if not parts:
             return
-        parts = without_known(fx_node, parts)
+        parts = _without_known(fx_node, parts)
         if not parts:
             self._comparison.allow_sharing(fake, real)
             return
         self._differs.add(fx_node)
-        self._differs |= _written(fx_node)
+        if may_write(fx_node):  # into its arguments
+            self._differs.update(fx_node.all_input_nodes)
         found, why = call if call is not None else self._call(fx_node)
         self.differences.append(NodeDifference(at, tuple(parts), found, why))
 
@@ -191,13 +208,18 @@ class _Run:
             return None, str(error)
 
 
-def _written(fx_node: torch.fx.Node) -> set[torch.fx.Node]:
-    """Return the arguments of a node that it may have written into."""
-    return set(fx_node.all_input_nodes) if may_write(fx_node) else set()
-
-
 def _write_running(file: IO[bytes], at: int, name: str) -> None:
     """Replace the content of the file; it is there after a crash."""
     file.seek(0)
     file.write(json.dumps([at, name]).encode())
     file.truncate()
+
+
+def _without_known(fx_node: torch.fx.Node, parts: Iterable[Parted]) -> list[Parted]:
+    """Return the parts of a difference that are not known of a function of torch."""
+    target: Any = fx_node.target
+    if isinstance(target, OpOverload):
+        name = target._schema.name.removeprefix("aten::")
+    else:
+        name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    return [part for part in parts if part.what != _KNOWN.get(name)]

@@ -236,14 +236,10 @@ class Comparison:
             yield Parted(part, "storage bytes", str(nbytes), str(real.untyped_storage().nbytes()))
 
 
-def tensors_of(value: Any) -> list[torch.Tensor]:
-    """Return the tensors in a value."""
-    return [leaf for leaf in torch_graphs.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-
-
 def storages_of(value: Any) -> list[int]:
     """Return a key of the storage of each plain tensor in a value."""
-    return [t.untyped_storage()._cdata for t in tensors_of(value) if _is_plain(t)]
+    tensors = (leaf for leaf in torch_graphs.tree_leaves(value) if isinstance(leaf, torch.Tensor))
+    return [t.untyped_storage()._cdata for t in tensors if _is_plain(t)]
 
 
 def _is_plain(t: torch.Tensor) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from .client import Exchange, answer_of, deferred_interrupts, start
 from .limits import enforce
-from .replies import Answer, Crashed
+from .replies import Answer, Ended
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,28 +51,18 @@ class ForkServer:
         with self._lock, tempfile.TemporaryDirectory(prefix="torch-fakeify-") as name:
             exchange = Exchange(Path(name))
             if self._stopped:
-                return Answer(Crashed(-signal.SIGKILL))
+                return Answer(Ended("crashes", -signal.SIGKILL))
             exchange.write_request(request)
             server = self._started(request)
+            job = None
             try:
                 job = _Job(server, exchange)
-            except _ServerEnded:
-                self._end()
-                return Answer(Crashed(server.returncode, exchange.tail()))
-            except BaseException:  # such as KeyboardInterrupt, before the child's pid was read
-                self._end(_GRACE)
-                raise
-            try:
                 ending = enforce(job.pid, job.ended, timeout=timeout, memory=memory)
             except _ServerEnded:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(job.pid, signal.SIGKILL)
-                self._end()
-                return Answer(Crashed(server.returncode, exchange.tail()))
-            except BaseException:  # such as KeyboardInterrupt: kill the child
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(job.pid, signal.SIGKILL)
-                self._end()
+                self._end(job)
+                return Answer(Ended("crashes", server.returncode, exchange.tail()))
+            except BaseException:  # such as KeyboardInterrupt
+                self._end(job, 0.0 if job else _GRACE)  # the child's pid may not have been read
                 raise
             return answer_of(ending, job.status, exchange)
 
@@ -127,8 +117,11 @@ class ForkServer:
                 self._server.kill()
         return self._server
 
-    def _end(self, grace: float = 0.0) -> None:
-        """End the interpreter, after ``grace`` seconds in which it can kill its child."""
+    def _end(self, job: _Job | None = None, grace: float = 0.0) -> None:
+        """Kill the child of a job, and end the interpreter after ``grace`` seconds to kill one itself."""
+        if job is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(job.pid, signal.SIGKILL)
         server, self._server = self._server, None
         if server is None:
             return
@@ -158,7 +151,7 @@ class _Job:
         self._rest = b""
         self.status = 0
         try:
-            server.stdin.write(json.dumps(exchange.paths()).encode() + b"\n")
+            server.stdin.write(json.dumps(vars(exchange), default=str).encode() + b"\n")
             server.stdin.flush()
         except OSError as error:
             raise _ServerEnded from error

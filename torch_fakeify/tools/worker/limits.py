@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-Ending: TypeAlias = Literal["ended", "hung", "out of memory"]
+Ending: TypeAlias = Literal["ended", "hangs", "out of memory"]
 
 _PROC = Path("/proc")
 _INTERVAL = 0.05
@@ -59,7 +59,7 @@ def enforce(
             return "out of memory"
         if time.monotonic() >= deadline:
             _kill(pid, ended)
-            return "hung"
+            return "hangs"
     return "ended"
 
 

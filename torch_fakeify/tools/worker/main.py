@@ -25,7 +25,6 @@ import msgspec
 from torch_fakeify.errors import CaptureError, FakeifyError, VersionError
 from torch_fakeify.serialization.container import Limits
 
-from .refused import answer_refusal
 from .replies import (
     Answer,
     Compared,
@@ -37,6 +36,7 @@ from .replies import (
     Ran,
     Refused,
     Reply,
+    answer_refusal,
     write_answer,
 )
 
@@ -73,11 +73,11 @@ def _load(request: Mapping[str, Any]) -> tuple[Capture, Callable[..., Any]]:
     process may crash.
 
     Args:
-        request: ``file``, ``backend``; ``here``, the file to write; ``trust`` lifts the limits on the file; ``trust_settings`` also
-            sets what could run or write something; ``device`` is named if it is another one; ``stubs``: whether operators
+        request: ``file``, ``backend``; ``here``, the file to write; ``trust`` lifts the limits on the file, and unless ``trust_settings`` says
+            otherwise sets also what could run or write something; ``device`` is named if it is another one; ``stubs``: whether operators
             that are not here get stubs, for frames that are compiled only.
     """
-    trust = bool(request.get("trust_settings"))
+    trust = bool(request.get("trust_settings", request.get("trust")))
     limits = Limits.none() if request.get("trust") else None
     capture = Capture.load(request["file"], limits=limits)
     compiler_fn, not_passed = with_options(capture.desc, request["backend"], trust=trust)

@@ -6,6 +6,8 @@ Nothing here imports torch.
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -14,7 +16,9 @@ import msgspec
 from .limits import signal_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+
+    from torch_fakeify.errors import VersionError
 
 Stage: TypeAlias = Literal["compile", "forward", "backward"]
 
@@ -207,43 +211,25 @@ Reply: TypeAlias = (
 # --- ends without a reply -------------------------------------------------------------------------
 
 
-class Hung(msgspec.Struct, frozen=True, tag="hung"):
-    """The process was killed at its limit of time."""
+class Ended(msgspec.Struct, frozen=True, tag="ended"):
+    """The process ended without a reply: by itself, from outside, or as it was killed at a limit."""
 
+    kind: Literal["hangs", "out of memory", "crashes"]
+    """At its limit of time, at its limit of memory, or neither."""
+    status: int = 0
+    """The exit status of one that crashed; a negative number is the signal that ended it."""
     tail: tuple[str, ...] = ()
     """The end of its output, see `client.output_tail`."""
 
     @property
     def how(self) -> str:
-        """How the process ended."""
-        return "killed at its limit of time"
-
-
-class OutOfMemory(msgspec.Struct, frozen=True, tag="out of memory"):
-    """The process was killed at its limit of memory."""
-
-    tail: tuple[str, ...] = ()
-
-    @property
-    def how(self) -> str:
-        """How the process ended."""
-        return "killed at its limit of memory"
-
-
-class Crashed(msgspec.Struct, frozen=True, tag="crashed"):
-    """The process ended by itself, or was killed from outside."""
-
-    status: int
-    """Its exit status; a negative number is the signal that ended it."""
-    tail: tuple[str, ...] = ()
-
-    @property
-    def how(self) -> str:
-        """The name of the signal, or ``exit status N``."""
+        """The name of the signal, ``exit status N``, or the limit."""
+        if self.kind != "crashes":
+            return f"killed at its limit of {'time' if self.kind == 'hangs' else 'memory'}"
         return signal_name(self.status) if self.status < 0 else f"exit status {self.status}"
 
 
-Outcome: TypeAlias = Reply | Hung | OutOfMemory | Crashed
+Outcome: TypeAlias = Reply | Ended
 
 
 class Here(msgspec.Struct, frozen=True):
@@ -286,3 +272,25 @@ def write_answer(path: str, answer: Answer) -> None:
     """Write an answer as JSON; its texts may have surrogates and be of subclasses of ``str``."""
     text = json.dumps(msgspec.to_builtins(answer, enc_hook=str))
     Path(path).write_text(text, encoding="utf-8")
+
+
+def answer_refusal(error: VersionError, arguments: Sequence[str]) -> int:
+    """Write that torch is refused as the reply of one request, or with ``--serve`` of every request.
+
+    Without it the parent would take the end of the child for a crash of the backend.
+
+    Args:
+        error: why torch is refused.
+        arguments: of the command line.
+    """
+    answer = Answer(Refused("VersionError", str(error)))
+    if arguments[0] != "--serve":
+        write_answer(arguments[1], answer)
+        return 0
+    output = os.dup(1)
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        write_answer(json.loads(line)["reply"], answer)
+        # No child is forked: report this process, with exit status 0.
+        os.write(output, b"%d\n0\n" % os.getpid())
+    return 0

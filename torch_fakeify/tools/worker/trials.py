@@ -16,7 +16,7 @@ from torch_fakeify.compat import torch_graphs
 from torch_fakeify.errors import CaptureError
 from torch_fakeify.frames.captures import Capture
 from torch_fakeify.frames.recording import capture
-from torch_fakeify.render.readable_names import readable_source
+from torch_fakeify.render.readable_names import readable_name
 from torch_fakeify.unbacked.repropagation import repropagate
 
 from .comparing import first_mismatch, is_distributed
@@ -160,10 +160,7 @@ class EagerComparison:
 
     def _names(self, stage: str, run: _Run) -> list[str]:
         """Name the values of a stage, for messages."""
-        inputs = [
-            entry.name if entry.source is None else readable_source(entry.source.name)
-            for entry in self._frame.desc.inputs
-        ]
+        inputs = [*map(readable_name, self._frame.desc.inputs)]
         if stage == "backward":
             return [f"gradient of `{inputs[at]}`" for at in run.differentiated]
         outputs = [f"output {i}" for i in range(run.count)]
