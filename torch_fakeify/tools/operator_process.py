@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
+import resource
 import signal
 import sys
 import warnings
@@ -122,6 +123,7 @@ def _serve(op: Any, pipe: Connection[Outcome, CallSpec]) -> NoReturn:
     try:
         if faulthandler.is_enabled():
             faulthandler.disable()
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # it gets SIGABRT at a limit
         null = os.open(os.devnull, os.O_RDWR)
         for target in (0, 1, 2):
             os.dup2(null, target)

@@ -100,6 +100,7 @@ def run_limited(
     try:
         with deferred_interrupts():
             child = started()
+        _forbid_core_dumps(child)  # it gets SIGABRT at a limit
         return enforce(child.pid, ended, timeout=timeout, memory=memory), child.wait()
     finally:  # on an exception, such as `KeyboardInterrupt`, kill the child
         if child is not None and child.returncode is None:
@@ -210,10 +211,14 @@ def start(
         stderr=stderr,
         cwd=cwd,
     )
+    _forbid_core_dumps(child)
+    return child
+
+
+def _forbid_core_dumps(child: subprocess.Popen[bytes]) -> None:
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             resource.prlimit(child.pid, resource.RLIMIT_CORE, (0, 0))
-    return child
 
 
 def answer_of(ending: Ending, status: int, exchange: Exchange) -> Answer:
