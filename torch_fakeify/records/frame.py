@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 from .fake_kernel import FakeKernelDesc
 from .graph import CallingDesc, GraphModuleDesc
 from .record import Record
-from .shape_env import ShapeEnvDesc
+from .shape_env import GuardDesc, RuntimeAssertDesc, ShapeEnvDesc, SymbolDesc
 from .tensor import ExprDesc, MetaTensorDesc, SourceDesc, StackDesc, SymDesc, Value
 
 ConfigModule: TypeAlias = Literal[
@@ -316,3 +316,18 @@ class CaptureDesc(Record, frozen=True, kw_only=True):
     def backend_name(self) -> str:
         """The name of the recorded backend; that of torch's default if none is recorded."""
         return self.backend or "inductor"
+
+    @property
+    def symbols(self) -> tuple[SymbolDesc, ...]:
+        """The symbols of the shape environment; none without one."""
+        return () if self.shape_env is None else self.shape_env.symbols
+
+    @property
+    def guards(self) -> tuple[GuardDesc, ...]:
+        """The guards of the shape environment; none without one."""
+        return () if self.shape_env is None else self.shape_env.guards
+
+    @property
+    def runtime_asserts(self) -> tuple[RuntimeAssertDesc, ...]:
+        """The runtime asserts of the shape environment; none without one."""
+        return () if self.shape_env is None else self.shape_env.runtime_asserts

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from torch_fakeify.records.frame import CaptureDesc, InputDesc, WorldDesc
     from torch_fakeify.records.graph import GraphModuleDesc, NodeDesc
-    from torch_fakeify.records.shape_env import SymbolDesc
     from torch_fakeify.records.tensor import ExprDesc, IntLike, MetaTensorDesc
 
 _MOST = 8
@@ -51,11 +50,6 @@ class _Side(NamedTuple):
 
     desc: CaptureDesc
     names: ReadableNames
-
-    @property
-    def symbols(self) -> Sequence[SymbolDesc]:
-        """The symbols of its shape environment."""
-        return () if self.desc.shape_env is None else self.desc.shape_env.symbols
 
 
 def differences(a: CaptureDesc, b: CaptureDesc) -> list[Difference]:
@@ -273,13 +267,15 @@ def _changes(what: str, of_a: dict[str, str], of_b: dict[str, str]) -> Iterator[
 
 def _hints_of(side: _Side) -> dict[str, str]:
     names = side.names
-    return {names.symbol(s.name): names.expr(s.hint) for s in side.symbols if s.hint is not None}
+    return {
+        names.symbol(s.name): names.expr(s.hint) for s in side.desc.symbols if s.hint is not None
+    }
 
 
 def _ranges_of(side: _Side) -> dict[str, str]:
     return {
         side.names.symbol(s.name): f"[{_end(s.lower, side.names)}, {_end(s.upper, side.names)}]"
-        for s in side.symbols
+        for s in side.desc.symbols
     }
 
 
@@ -289,15 +285,13 @@ def _end(end: ExprDesc | None, names: ReadableNames) -> str:
 
 def _guards_of(side: _Side) -> dict[str, str]:
     """Return the user's lines by the condition of the guard."""
-    env = side.desc.shape_env
-    guards = () if env is None else env.guards
-    return {side.names.expr(g.expr): location_text(g.location) for g in reversed(guards)}
+    guards = reversed(side.desc.guards)
+    return {side.names.expr(g.expr): location_text(g.location) for g in guards}
 
 
 def _asserts_of(side: _Side) -> dict[str, str]:
-    env = side.desc.shape_env
-    asserts = () if env is None else env.runtime_asserts
-    return {side.names.expr(e.expr): user_line(e.stack) for e in reversed(asserts)}
+    asserts = reversed(side.desc.runtime_asserts)
+    return {side.names.expr(e.expr): user_line(e.stack) for e in asserts}
 
 
 def _conditions(of_a: dict[str, str], of_b: dict[str, str]) -> Iterator[str]:

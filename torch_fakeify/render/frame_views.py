@@ -97,8 +97,7 @@ def frame_symbols(desc: CaptureDesc) -> tuple[FrameSymbol, ...]:
     """Return the symbols of the shape environment; none without one."""
     words = ReadableNames(desc, _WIDEST)
     return tuple(
-        FrameSymbol(words.symbol(s.name), s.name, hint_text(s), range_text(s))
-        for s in (() if desc.shape_env is None else desc.shape_env.symbols)
+        FrameSymbol(words.symbol(s.name), s.name, hint_text(s), range_text(s)) for s in desc.symbols
     )
 
 
@@ -107,14 +106,17 @@ def frame_guards(desc: CaptureDesc) -> tuple[FrameGuard, ...]:
     words = ReadableNames(desc, _WIDEST)
     return tuple(
         FrameGuard(words.expr(g.expr), expr_text(g.expr), location_text(g.location))
-        for g in (() if desc.shape_env is None else desc.shape_env.guards)
+        for g in desc.guards
     )
 
 
 def frame_summary(desc: CaptureDesc) -> str:
     """Return a frame in a few words, on one line."""
-    guards = 0 if desc.shape_env is None else len(desc.shape_env.guards)
-    counts = ((len(desc.graph.nodes), "node"), (len(desc.inputs), "input"), (guards, "guard"))
+    counts = (
+        (len(desc.graph.nodes), "node"),
+        (len(desc.inputs), "input"),
+        (len(desc.guards), "guard"),
+    )
     texts = ", ".join(count_text(*each) for each in counts)
     return f"{escape(clip(desc.frame or 'frame', 80))}: {texts}"
 

@@ -92,7 +92,7 @@ class ReadableNames:
     ) -> None:
         self._names: dict[str, str] = {}
         unbacked = 0
-        for symbol in desc.shape_env.symbols if desc.shape_env is not None else ():
+        for symbol in desc.symbols:
             if symbol.sources:
                 name = symbol.sources[0].name
                 words = readable_source(name if longest is None else clip(name, 4 * longest))

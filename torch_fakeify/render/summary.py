@@ -46,7 +46,7 @@ if TYPE_CHECKING:
         FailureDesc,
         InputDesc,
     )
-    from torch_fakeify.records.shape_env import ShapeEnvDesc, SymbolDesc
+    from torch_fakeify.records.shape_env import SymbolDesc
     from torch_fakeify.records.tensor import ExprDesc
 
 _LONGEST = 400
@@ -260,10 +260,10 @@ def _of_aot(desc: CaptureDesc, aot: AotGraphDesc) -> Iterator[tuple[str, str]]:
 # --- symbols ------------------------------------------------------------------------------------
 
 
-def constant_symbols(env: ShapeEnvDesc) -> dict[str, str]:
+def constant_symbols(desc: CaptureDesc) -> dict[str, str]:
     """Return the symbols that can only be one number, with it."""
     found: dict[str, str] = {}
-    for symbol in env.symbols:
+    for symbol in desc.symbols:
         if symbol.lower is not None and symbol.lower == symbol.upper:
             found[symbol.name] = expr_text(symbol.lower)
     return found
@@ -275,20 +275,16 @@ def is_float(symbol: SymbolDesc) -> bool:
 
 
 def _dynamic(desc: CaptureDesc) -> list[str]:
-    env = desc.shape_env
-    if env is None:
-        return []
-    constant = constant_symbols(env)
-    return [s.name for s in env.symbols if s.name not in constant and not is_float(s)]
+    constant = constant_symbols(desc)
+    return [s.name for s in desc.symbols if s.name not in constant and not is_float(s)]
 
 
 def _symbols(desc: CaptureDesc) -> list[str]:
-    env = desc.shape_env
-    if env is None or not env.symbols:
+    if not desc.symbols:
         return []
-    constant, lines_of = constant_symbols(env), SourceLines(desc.graph)
-    floats = [s for s in env.symbols if is_float(s)]
-    ints = [s for s in env.symbols if not is_float(s)]
+    constant, lines_of = constant_symbols(desc), SourceLines(desc.graph)
+    floats = [s for s in desc.symbols if is_float(s)]
+    ints = [s for s in desc.symbols if not is_float(s)]
     shown = [s for s in ints if s.name not in constant]
     fixed = len(ints) - len(shown)
     notes = [
@@ -348,7 +344,7 @@ def _guards(desc: CaptureDesc) -> list[str]:
     env = desc.shape_env
     if env is None:
         return []
-    constant, lines_of = constant_symbols(env), SourceLines(desc.graph)
+    constant, lines_of = constant_symbols(desc), SourceLines(desc.graph)
     guards = [
         _Fact(location_text(g.location), _condition(g.expr), names_in(g.expr) <= constant.keys())
         for g in env.guards
@@ -409,8 +405,7 @@ def is_plain_input(entry: InputDesc, desc: CaptureDesc) -> bool:
     tensor = entry.tensor
     if tensor is not None:
         return not (tensor.is_parameter or tensor.is_buffer or _is_constant(entry))
-    symbols = () if desc.shape_env is None else desc.shape_env.symbols
-    return entry.sym is None or all(entry.name != symbol.name for symbol in symbols)
+    return entry.sym is None or all(entry.name != symbol.name for symbol in desc.symbols)
 
 
 def _inputs(desc: CaptureDesc) -> list[str]:
@@ -419,7 +414,7 @@ def _inputs(desc: CaptureDesc) -> list[str]:
         return []
     counts = Counter[str]()
     rows: list[tuple[str, str]] = []
-    symbols = () if desc.shape_env is None else [s.name for s in desc.shape_env.symbols]
+    symbols = [s.name for s in desc.symbols]
     for entry in desc.inputs:
         tensor = entry.tensor
         if tensor is not None and (tensor.is_parameter or tensor.is_buffer):

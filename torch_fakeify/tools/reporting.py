@@ -142,7 +142,7 @@ def _report_folder(
 
 def _conditions(desc: CaptureDesc) -> Conditions | None:
     """Return which runtime asserts of a frame follow; torch is imported only for a frame that has some."""
-    if desc.shape_env is None or not desc.shape_env.runtime_asserts:
+    if not desc.runtime_asserts:
         return None
     try:
         from .unproved import runtime_conditions

@@ -476,13 +476,9 @@ def drop_symbols(desc: CaptureDesc, names: Collection[str]) -> CaptureDesc | Non
 def is_bound(desc: CaptureDesc) -> bool:
     """Whether every symbol in the graph, the guards and the runtime asserts is bound."""
     env = desc.shape_env
-    facts = () if env is None else (env.guards, env.runtime_asserts)
-    return used_symbols(desc) | names_in(facts) <= bound_symbols(desc) | _replaced(desc)
-
-
-def _replaced(desc: CaptureDesc) -> set[str]:
-    env = desc.shape_env
-    return set() if env is None else names_in(tuple(r.symbol for r in env.replacements))
+    replaced = () if env is None else tuple(r.symbol for r in env.replacements)
+    used = used_symbols(desc) | names_in((desc.guards, desc.runtime_asserts))
+    return used <= bound_symbols(desc) | names_in(replaced)
 
 
 # --- other static sizes ---------------------------------------------------------------------------

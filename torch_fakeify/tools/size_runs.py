@@ -167,9 +167,9 @@ class SizeRuns:
 
     def results(self) -> dict[str, Any]:
         """Return the fields of a `SizesReport`."""
-        words, env = ReadableNames(self.desc), self.desc.shape_env
+        words = ReadableNames(self.desc)
         return {
-            "words": {s.name: words.symbol(s.name) for s in (() if env is None else env.symbols)},
+            "words": {s.name: words.symbol(s.name) for s in self.desc.symbols},
             "tried": self.tried,
             "interrupted": self.interrupted,
             "not_compared": self.not_compared,

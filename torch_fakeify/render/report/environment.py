@@ -71,12 +71,11 @@ class EnvironmentSections:
         self._graphs = graphs
         self._words = ReadableNames(desc, LONGEST // 2)
         self._lines = SourceLines(desc.graph)
-        self._env = env = desc.shape_env
-        self._guards = [] if env is None else self._guard_conditions(env)
-        self._asserts = [] if env is None else self._assert_conditions(env)
-        self._constant = {} if env is None else constant_symbols(env)
-        symbols = () if env is None else env.symbols[:ROWS]
-        self._symbols = {symbol.name: at for at, symbol in enumerate(symbols)}
+        self._env = desc.shape_env
+        self._guards = self._guard_conditions(desc)
+        self._asserts = self._assert_conditions(desc)
+        self._constant = constant_symbols(desc)
+        self._symbols = {symbol.name: at for at, symbol in enumerate(desc.symbols[:ROWS])}
         self._texts: dict[int, tuple[str, str]] = {}
         self._symbols_of: dict[str, list[str]] = {}
         conditions = [*self._guards, *self._asserts]
@@ -174,9 +173,9 @@ class EnvironmentSections:
 
     # --- guards and runtime asserts ---
 
-    def _guard_conditions(self, env: ShapeEnvDesc) -> list[_Condition]:
+    def _guard_conditions(self, desc: CaptureDesc) -> list[_Condition]:
         found: list[_Condition] = []
-        for at, guard in enumerate(env.guards[:ROWS], 1):
+        for at, guard in enumerate(desc.guards[:ROWS], 1):
             place = guard.location
             notes = ("size-oblivious",) if guard.size_oblivious else ()
             text = "" if place is None else place.user_text or ""
@@ -185,9 +184,9 @@ class EnvironmentSections:
             )
         return found
 
-    def _assert_conditions(self, env: ShapeEnvDesc) -> list[_Condition]:
+    def _assert_conditions(self, desc: CaptureDesc) -> list[_Condition]:
         found: list[_Condition] = []
-        for at, entry in enumerate(env.runtime_asserts[:ROWS], 1):
+        for at, entry in enumerate(desc.runtime_asserts[:ROWS], 1):
             stack = self._lines.stack(entry.expr) or entry.stack
             found.append(_Condition(f"a{at}", entry.expr, stack, entry.msg, "", ()))
         return found

@@ -185,5 +185,4 @@ def _inputs(desc: CaptureDesc) -> dict[str, str]:
 
 def _guards(desc: CaptureDesc) -> list[str]:
     names = ReadableNames(desc, by_order=True)
-    env = desc.shape_env
-    return [] if env is None else [names.expr(guard.expr) for guard in env.guards]
+    return [names.expr(guard.expr) for guard in desc.guards]

@@ -83,17 +83,15 @@ class DemoReport:
         tensors = [entry.tensor for entry in self.desc.inputs if entry.tensor is not None]
         storages = {t.storage.id for t in tensors if t.storage is not None}
         views = sum(tensor.base is not None for tensor in tensors)
-        env = self.desc.shape_env
-        symbols = () if env is None else env.symbols
-        unbacked = sum(symbol.hint is None for symbol in symbols)
+        unbacked = sum(symbol.hint is None for symbol in self.desc.symbols)
         return [
             ("file", f"{self.file}, {self.nbytes:,} bytes"),
             ("graph", f"{len(self.desc.graph.nodes)} FX nodes, {len(self.desc.inputs)} inputs"),
             ("tensors", f"{len(tensors)}, {views} of them views"),
             ("storages", str(len(storages))),
-            ("symbols", f"{len(symbols)}, {unbacked} of them from data"),
-            ("guards", str(0 if env is None else len(env.guards))),
-            ("asserts", str(0 if env is None else len(env.runtime_asserts))),
+            ("symbols", f"{len(self.desc.symbols)}, {unbacked} of them from data"),
+            ("guards", str(len(self.desc.guards))),
+            ("asserts", str(len(self.desc.runtime_asserts))),
             ("recorded in", f"{self.record_ms:,.0f} ms, tracing included"),
         ]
 
@@ -192,7 +190,7 @@ def _sizes_of(desc: CaptureDesc, sizes: Mapping[str, int]) -> dict[str, int]:
     # Where in their common buffer the values begin behind the keys.
     new[_offset(_RECORDED)] = _offset(sizes)
     chosen: dict[str, int] = {}
-    for symbol in () if desc.shape_env is None else desc.shape_env.symbols:
+    for symbol in desc.symbols:
         hint = None if symbol.hint is None else symbol.hint.nodes[-1]
         if isinstance(hint, IntNode) and hint.value in new:
             chosen[symbol.name] = new[hint.value]

@@ -75,8 +75,7 @@ class DirectScript:
         self._desc = desc
         self._values = ValueCode()
         self._inputs = inputs
-        env = desc.shape_env
-        self._symbols = () if env is None else env.symbols
+        self._symbols = desc.symbols
         self._reserved = RESERVED | {s.name for s in self._symbols}
         self._functions: list[list[str]] = []
         self._names: set[str] = set()

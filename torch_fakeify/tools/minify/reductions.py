@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 
     from torch_fakeify.records.frame import InputDesc
     from torch_fakeify.records.graph import GraphModuleDesc, NodeDesc
-    from torch_fakeify.records.shape_env import SymbolDesc
     from torch_fakeify.records.tensor import Value
 
 
@@ -74,11 +73,10 @@ class Extent(NamedTuple):
 
 def extent(desc: CaptureDesc) -> Extent:
     """Measure a frame."""
-    env = desc.shape_env
     return Extent(
         sum(len(operations(each)) for each in desc.graph.graphs()),
-        0 if env is None else len(env.symbols),
-        0 if env is None else len(env.guards) + len(env.runtime_asserts),
+        len(desc.symbols),
+        len(desc.guards) + len(desc.runtime_asserts),
         len(desc.inputs),
         len(graph_outputs(desc.graph) or ()),
         len(_keywords(desc)) + len(_floats(desc)) + len(_features(desc)) + len(_mode_items(desc)),
@@ -286,13 +284,9 @@ def _without_feature(tensor: MetaTensorDesc, feature: str) -> MetaTensorDesc | N
 # --- symbols --------------------------------------------------------------------------------------
 
 
-def _symbols(desc: CaptureDesc) -> Sequence[SymbolDesc]:
-    return () if desc.shape_env is None else desc.shape_env.symbols
-
-
 def _unused_symbols(desc: CaptureDesc) -> list[str]:
     used = used_symbols(desc)
-    return [s.name for s in _symbols(desc) if s.name not in used]
+    return [s.name for s in desc.symbols if s.name not in used]
 
 
 # --- constants and modes --------------------------------------------------------------------------
@@ -400,17 +394,17 @@ REDUCTIONS: tuple[Reduction, ...] = (
     # Their sizes become static.
     Reduction(
         "dynamic dims",
-        lambda desc: [s.name for s in _symbols(desc) if has_number(s)],
+        lambda desc: [s.name for s in desc.symbols if has_number(s)],
         specialize,
     ),
     Reduction(
         "guards",
-        lambda desc: range(0 if desc.shape_env is None else len(desc.shape_env.guards)),
+        lambda desc: range(len(desc.guards)),
         lambda desc, positions: drop_facts(desc, guards=set(positions)),
     ),
     Reduction(
         "runtime asserts",
-        lambda desc: range(0 if desc.shape_env is None else len(desc.shape_env.runtime_asserts)),
+        lambda desc: range(len(desc.runtime_asserts)),
         lambda desc, positions: drop_facts(desc, asserts=set(positions)),
     ),
     Reduction("unused symbols", _unused_symbols, drop_symbols),

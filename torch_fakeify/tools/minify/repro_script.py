@@ -337,15 +337,14 @@ class _Script:
 
     def _guards(self) -> Iterator[str]:
         """Write the frame's guards as conditions of the program."""
-        env = self._desc.shape_env
-        if env is None or not env.guards:
+        if not self._desc.guards:
             return
         bound: dict[str, str] = {}
         for n, (tensor, method, dim) in _binding_sizes(self._desc):
             bound.setdefault(self._symbols.text(n.expr), f"{tensor}.{method}({dim})")
         used: set[str] = set()
         conditions: list[str] = []
-        for guard in env.guards:
+        for guard in self._desc.guards:
             text = self._symbols.text(guard.expr)
             names = _names_in(text)
             if names is None or not names <= bound.keys():

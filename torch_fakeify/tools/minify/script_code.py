@@ -75,10 +75,9 @@ class InputCode:
     def __init__(self, desc: CaptureDesc, seed: int, sizes: Mapping[str, int]) -> None:
         self._desc = desc
         self._seed = seed
-        env = desc.shape_env
-        symbols = {} if env is None else {symbol.name: symbol for symbol in env.symbols}
+        symbols = {symbol.name: symbol for symbol in desc.symbols}
         requested = {name: n for name, n in sizes.items() if name in symbols}
-        values = Symbols(env, {}).values
+        values = Symbols(desc.shape_env, {}).values
         used = names_in(tuple((e.tensor, e.sym) for e in desc.inputs))
         self.defaults: dict[str, Any] = {}
         """Values of the inputs' symbols, by name."""
@@ -286,7 +285,7 @@ def with_identifiers(desc: CaptureDesc) -> CaptureDesc:
         return desc
     graphs: list[GraphModuleDesc] = list(walk(desc, GraphModuleDesc, inside=True))
     nodes = {n.name for graph in graphs for n in graph.nodes if n.op != "placeholder"}
-    symbols = () if desc.shape_env is None else (s.name for s in desc.shape_env.symbols)
+    symbols = (s.name for s in desc.symbols)
     names = InputNames(desc, identifiers=True, reserved={*RESERVED, *nodes, *symbols})
 
     def changed(part: Any) -> Any:
@@ -314,11 +313,10 @@ class ScriptSymbols:
 
     def __init__(self, desc: CaptureDesc) -> None:
         words = ReadableNames(desc)
-        symbols = () if desc.shape_env is None else desc.shape_env.symbols
         inputs = {e.sym.expr.nodes[-1]: e.name for e in desc.inputs if e.sym is not None}
         used = {*RESERVED, *(entry.name for entry in desc.inputs)}
         self._names: dict[str, str] = {}
-        for symbol in symbols:
+        for symbol in desc.symbols:
             node = SymbolNode(symbol.name, symbol.assumptions)
             name = inputs.get(node)  # the variable that is the symbol
             if name is None:

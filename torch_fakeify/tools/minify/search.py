@@ -339,10 +339,7 @@ class _Search:
 
     def _unbacked(self) -> None:
         """Replace sizes without hints by numbers, so that the frame fails without options."""
-        env = self._best.shape_env
-        unbacked = (
-            {s.name for s in env.symbols if s.hint is None} if env is not None else set[str]()
-        )
+        unbacked = {s.name for s in self._best.symbols if s.hint is None}
         for name, n in self._trials.sizes_of(self._best).items():
             if name in unbacked:
                 self._first([self._candidate(fix_unbacked(self._best, {name: n}), None)])
@@ -525,8 +522,7 @@ class _Trials:
 
     def sizes_of(self, desc: CaptureDesc) -> dict[str, int]:
         """The sizes at which to run a frame, without those of dropped symbols."""
-        env = desc.shape_env
-        names = {symbol.name for symbol in env.symbols} if env is not None else set[str]()
+        names = {symbol.name for symbol in desc.symbols}
         return {name: n for name, n in self.sizes.items() if name in names}
 
     def again(self, path: Path, failure: Failure, *, trust: bool) -> Outcome:
