@@ -336,8 +336,7 @@ def _dtype(name: str) -> torch.dtype:
 
 def range_of(desc: CaptureDesc, name: str) -> tuple[int, int | None]:
     """Return the recorded range of an unbacked size."""
-    symbols = () if desc.shape_env is None else desc.shape_env.symbols
-    for symbol in symbols:
+    for symbol in desc.symbols:
         if symbol.name == name:
             ends: list[Any] = [
                 None if e is None else decode_expr(e) for e in (symbol.lower, symbol.upper)

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 from .fake_kernel import FakeKernelDesc
 from .graph import CallingDesc, GraphModuleDesc
 from .record import Record
-from .shape_env import GuardDesc, RuntimeAssertDesc, ShapeEnvDesc, SymbolDesc
+from .shape_env import GuardDesc, ReplacementDesc, RuntimeAssertDesc, ShapeEnvDesc, SymbolDesc
 from .tensor import ExprDesc, MetaTensorDesc, SourceDesc, StackDesc, SymDesc, Value
 
 ConfigModule: TypeAlias = Literal[
@@ -326,6 +326,11 @@ class CaptureDesc(Record, frozen=True, kw_only=True):
     def guards(self) -> tuple[GuardDesc, ...]:
         """The guards of the shape environment; none without one."""
         return () if self.shape_env is None else self.shape_env.guards
+
+    @property
+    def replacements(self) -> tuple[ReplacementDesc, ...]:
+        """The replacements of the shape environment; none without one."""
+        return () if self.shape_env is None else self.shape_env.replacements
 
     @property
     def runtime_asserts(self) -> tuple[RuntimeAssertDesc, ...]:

@@ -41,15 +41,14 @@ def redact_scalars(desc: CaptureDesc) -> CaptureDesc:
     Unchanged parts are shared; a frame without such tensors is returned itself.
     """
     hinted = any(entry.tensor is not None and _has_hint(entry.tensor) for entry in desc.inputs)
-    symbols = () if desc.shape_env is None else desc.shape_env.symbols
-    tracked = {symbol.name: symbol for symbol in symbols if _is_item(symbol)}
+    tracked = {symbol.name: symbol for symbol in desc.symbols if _is_item(symbol)}
     if not hinted and not tracked:
         return desc
     if tracked:
         used = _Used(frozenset(tracked))
         used.visit(desc)
         tracked = {name: s for name, s in tracked.items() if name not in used.names and _is_free(s)}
-    sources = {source.name: symbol.name for symbol in symbols for source in symbol.sources}
+    sources = {source.name: symbol.name for symbol in desc.symbols for source in symbol.sources}
     return _Redactor(frozenset(tracked), sources).visit(desc)
 
 

@@ -475,8 +475,7 @@ def drop_symbols(desc: CaptureDesc, names: Collection[str]) -> CaptureDesc | Non
 
 def is_bound(desc: CaptureDesc) -> bool:
     """Whether every symbol in the graph, the guards and the runtime asserts is bound."""
-    env = desc.shape_env
-    replaced = () if env is None else tuple(r.symbol for r in env.replacements)
+    replaced = [r.symbol for r in desc.replacements]
     used = used_symbols(desc) | names_in((desc.guards, desc.runtime_asserts))
     return used <= bound_symbols(desc) | names_in(replaced)
 

@@ -608,27 +608,24 @@ def _scalars(desc: CaptureDesc, symbols: Symbols) -> dict[int, str]:
 
 def _symbols_of_sizes(desc: CaptureDesc) -> set[str]:
     """Names of the symbols in sizes of inputs and in replacements."""
-    env = desc.shape_env
     tensors = list(walk(desc.inputs, MetaTensorDesc))
     numbers = [(t.size, t.stride, t.storage_offset) for t in tensors]
     scalars = [entry.sym for entry in desc.inputs if entry.sym is not None]
-    return names_in((numbers, scalars, () if env is None else env.replacements))
+    return names_in((numbers, scalars, desc.replacements))
 
 
 def _facts(
     desc: CaptureDesc, data: Mapping[str, Any], requested: Mapping[str, int], free: Collection[str]
 ) -> Iterator[_Fact]:
     """The facts: requested values, runtime asserts, and ranges and guards of symbols from data."""
-    env = desc.shape_env
-    for guard in () if env is None else env.guards:
+    for guard in desc.guards:
         if free and names_in(guard.expr) & set(free):
             yield _Fact(decode_expr(guard.expr), expr_text(guard.expr), guard_line(guard))
     for name, value in requested.items():
         yield _Fact(sympy.Eq(sympy.Symbol(name, integer=True), value), f"{name} = {value}", None)
     for each in asserts_of(desc):
         yield _Fact(decode_expr(each.expr), expr_text(each.expr), each.line)
-    records = () if env is None else env.symbols
-    for name, symbol in ((s.name, s) for s in records if s.name in data or s.name in free):
+    for name, symbol in ((s.name, s) for s in desc.symbols if s.name in data or s.name in free):
         lone = sympy.Symbol(name, integer=True)
         if symbol.lower is not None and (bound := decode_expr(symbol.lower)).is_finite:
             yield _Fact(sympy.Ge(lone, bound), f"{name} >= {bound}", None)

@@ -46,9 +46,9 @@ def data_symbols(desc: CaptureDesc) -> dict[str, SymbolDesc]:
 
     The other symbols without a hint are sizes of inputs, or inputs themselves.
     """
-    env = desc.shape_env
-    symbols = () if env is None else env.symbols
-    unbacked = [s for s in symbols if s.hint is None and not s.sources and not s.unbacked_input]
+    unbacked = [
+        s for s in desc.symbols if s.hint is None and not s.sources and not s.unbacked_input
+    ]
     if not unbacked:
         return {}
     from_inputs: set[str | None] = set()

@@ -203,12 +203,11 @@ def size_names(desc: CaptureDesc) -> dict[str, list[Any]]:
 
     Names of symbols take precedence over readable names, and these over sources.
     """
-    env = desc.shape_env
     symbols: dict[str, list[Any]] = {}
     words: dict[str, list[Any]] = {}
     sources: dict[str, list[Any]] = {}
     printed = ReadableNames(desc)
-    for record in () if env is None else env.symbols:
+    for record in desc.symbols:
         expr = symbol_of(record)
         _add(symbols, record.name, expr)
         _add(words, printed.symbol(record.name), expr)

@@ -100,11 +100,10 @@ class SizeSearch:
         self._desc = desc
         self._elements = elements
         self._random = random.Random(seed)
-        env = desc.shape_env
-        self._replaced = {} if env is None else _replacements(env)
+        self._replaced = _replacements(desc)
         self._of_data = data_symbols(desc)
         """Unbacked symbols that the graph computes from data."""
-        free = () if env is None else (s for s in env.symbols if s.name not in self._replaced)
+        free = (s for s in desc.symbols if s.name not in self._replaced)
         chosen = [s for s in free if s.name in self._of_data or _is_size(s)]
         self._symbols = {s.name: s for s in chosen if s.name not in self._of_data}
         self.example = {name: _example(s) for name, s in self._symbols.items()}
@@ -388,10 +387,9 @@ class SizeSearch:
 
     def _readable_names(self) -> dict[str, str]:
         """Readable names of the symbols of inputs, and torch's names of the others."""
-        env = self._desc.shape_env
         return {
             s.name: readable_source(s.sources[0].name) if s.sources else s.name
-            for s in (() if env is None else env.symbols)
+            for s in self._desc.symbols
         }
 
     def _refusal(self, start: dict[str, int], fixed: Mapping[str, int]) -> CaptureError:
@@ -469,9 +467,9 @@ def _bound(expr: ExprDesc | None, default: Any) -> Any:
     return int(value) if value.is_Integer else default
 
 
-def _replacements(env: ShapeEnvDesc) -> dict[str, Any]:
+def _replacements(desc: CaptureDesc) -> dict[str, Any]:
     """The replacements of symbols, over symbols without replacements."""
-    direct: dict[Any, Any] = {decode_expr(r.symbol): decode_expr(r.expr) for r in env.replacements}
+    direct: dict[Any, Any] = {decode_expr(r.symbol): decode_expr(r.expr) for r in desc.replacements}
     found: dict[str, Any] = {}
     for symbol, expr in direct.items():
         for _ in direct:
