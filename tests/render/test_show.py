@@ -116,13 +116,6 @@ aliasing
     )
 
 
-def test_show_prints_where_one_object_was_found() -> None:
-    """Arguments that are one tensor are one input, and the other source is named."""
-    x = torch.ones(2)
-    text = page_of(lambda a, b: a + b, x, x)
-    assert "\naliasing\n  b = a  one object\n" in text
-
-
 def test_show_prints_inner_graphs() -> None:
     """Bodies of higher-order operators are printed after the graph that calls them."""
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from torch_fakeify.records.metadata_keys import losses_of
 
 from .code import SourceLines, code_lines
-from .readable_names import readable_frame, readable_source
+from .readable_names import readable_frame
 from .surroundings import surrounding_rows
 from .tables import table_lines
 from .text import (
@@ -32,7 +32,7 @@ from .text import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from torch_fakeify.records.frame import CaptureDesc, FailureDesc, InputDesc, ModesDesc
     from torch_fakeify.records.graph import GraphModuleDesc
@@ -61,7 +61,7 @@ def show_lines(desc: CaptureDesc, *, torch_names: bool = False) -> list[str]:
     shown = desc if torch_names else readable_frame(desc)
     sections = [
         table_lines(heading_rows(desc)),
-        *_input_sections(shown, torch_names=torch_names),
+        *_input_sections(shown),
         *_environment_sections(shown),
         _section("modes", mode_rows(desc.modes)),
         _section("surroundings", surrounding_rows(desc)),
@@ -86,7 +86,7 @@ def section_lines(
     shown = desc if torch_names else readable_frame(desc)
     lines: list[list[str]] = []
     if "inputs" in sections:
-        lines += _input_sections(shown, torch_names=torch_names)
+        lines += _input_sections(shown)
     if "guards" in sections:
         lines += _environment_sections(shown)
     if "code" in sections:
@@ -101,11 +101,10 @@ def _joined(sections: Iterable[list[str]]) -> list[str]:
     return [escape(line.rstrip(" ")) for line in lines]
 
 
-def _input_sections(desc: CaptureDesc, *, torch_names: bool) -> list[list[str]]:
-    objects = _same_object_rows(desc, str if torch_names else readable_source)
+def _input_sections(desc: CaptureDesc) -> list[list[str]]:
     return [
         _section("inputs", _input_rows(desc.inputs), len(desc.inputs)),
-        _section("aliasing", [*_aliasing_rows(desc.inputs), *objects]),
+        _section("aliasing", _aliasing_rows(desc.inputs)),
     ]
 
 
@@ -185,12 +184,6 @@ def _aliasing_rows(inputs: Sequence[InputDesc]) -> Iterable[tuple[str, str]]:
     for base_id, base in bases.items():
         home = " = ".join(names.get(base_id, [])) or f"{tensor_text(base)}, which is no input"
         yield ", ".join(views[base_id]), f"view of {home}"
-
-
-def _same_object_rows(desc: CaptureDesc, named: Callable[[str], str]) -> Iterable[tuple[str, str]]:
-    """Yield the sources at which the program had one object."""
-    for one, other in desc.same_objects:
-        yield clip(f"{named(one.name)} = {named(other.name)}", _WIDEST), "one object"
 
 
 # --- shape environment --------------------------------------------------------------------------
