@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT))
 
 from benchmarks.__main__ import SCRIPTS  # noqa: E402 - a checkout's folder, which is not installed
-from benchmarks.model_status import merged  # noqa: E402
+from benchmarks.model_status import merged, table  # noqa: E402
 from benchmarks.run import alone  # noqa: E402
 from benchmarks.table import (  # noqa: E402
     Figure,
@@ -175,6 +175,15 @@ def test_a_file_of_other_versions_is_not_continued(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "was made with" in done.stderr
     assert out.read_text() == '{"torch": "1.0"}\n'
+
+
+def test_the_status_page_has_the_table_of_its_file() -> None:
+    """The table in the docs is what the results of the run print."""
+    versions, *lines = (ROOT / "benchmarks/results/model_status.jsonl").read_text().splitlines()
+    rows = merged(lines).values()
+    assert all({"error", "not built", "replayed"} & {*row} for row in rows)
+    page = (ROOT / "docs/model-status.md").read_text()
+    assert page.endswith("\n" + "\n".join(table(json.loads(versions), rows)) + "\n")
 
 
 def test_an_unknown_architecture_is_refused() -> None:
