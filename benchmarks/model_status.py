@@ -1,7 +1,7 @@
 """Which architectures compile: directly, through a handoff, with the drop-in, and from a record.
 
 Run: ``python -m benchmarks.model_status [--out FILE] [--backend B] [--jobs N | --dask ADDRESS] [MODEL...]``;
-it needs the ``models`` extra and a checkout. Each model is compiled with ``dynamic=True`` and called with
+it needs the ``model-status`` extra and a checkout. Each model is compiled with ``dynamic=True`` and called with
 inputs of three sizes, in inference and in a training step, in a process of its own. JSON objects are
 written as soon as they are there; what is in the file already is not run again. The frames that were
 recorded are in a folder beside the file until ``torch-fakeify replay`` has compiled them, which it does
@@ -220,14 +220,18 @@ def replayed(
         frames: a folder of the model, and in it one of the mode, has the files.
         options: of ``torch-fakeify replay``.
     """
-    with tempfile.TemporaryDirectory() as scratch:
-        out = Path(scratch, "replayed.jsonl")
-        command = [sys.executable, "-m", "torch_fakeify", "replay", "--jsonl", str(out), *options]
-        done = subprocess.run([*command, str(frames)], capture_output=True, text=True, check=False)
-        verdicts = map(json.loads, out.read_text().splitlines()) if out.exists() else ()
-        by_folder: dict[str, list[dict[str, Any]]] = {}
-        for verdict in verdicts:
-            by_folder.setdefault(str(Path(verdict["file"]).parent), []).append(verdict)
+    by_folder: dict[str, list[dict[str, Any]]] = {}
+    printed = ""
+    if frames.exists():
+        with tempfile.TemporaryDirectory() as scratch:
+            out = Path(scratch, "replayed.jsonl")
+            command = [sys.executable, "-m", "torch_fakeify", "replay", "--jsonl", str(out)]
+            done = subprocess.run(
+                [*command, *options, str(frames)], capture_output=True, text=True, check=False
+            )
+            printed = done.stderr or done.stdout
+            for verdict in map(json.loads, out.read_text().splitlines() if out.exists() else ()):
+                by_folder.setdefault(str(Path(verdict["file"]).parent), []).append(verdict)
     for row in rows:
         found = by_folder.get(f"{row['model']}/{row['mode']}", [])
         bad = [verdict for verdict in found if verdict["verdict"] != "compiles"]
@@ -235,10 +239,10 @@ def replayed(
         if bad:
             reason = f"{bad[0]['verdict']}: {' '.join(bad[0]['details'])}"
         elif len(found) < row["recorded"]:
-            reason = f"no verdict: {(done.stderr or done.stdout)[-300:]}"
+            reason = f"no verdict: {printed[-300:]}"
         key = {name: row[name] for name in ("model", "mode", "backend")}
         yield key | {"replayed": len(found) - len(bad), "replay": reason}
-    shutil.rmtree(frames)
+    shutil.rmtree(frames, ignore_errors=True)
 
 
 # --- the table --------------------------------------------------------------------------------------
@@ -348,8 +352,9 @@ def main() -> None:
     if args.versions:
         print(json.dumps(libraries()))
         return
-    names = args.models or architectures()
-    if unknown := sorted({*names} - {*architectures()}):
+    known = architectures()
+    names = args.models or known
+    if unknown := sorted({*names} - {*known}):
         parser.error(f"no such architecture: {', '.join(unknown)}")
     versions = json.dumps(libraries())
     if not args.out.exists():
@@ -382,7 +387,9 @@ def found_by(
     recorded = [
         row
         for key, row in rows.items()
-        if key not in done and len(_records(frames, row)) == row["recorded"]
+        if key not in done
+        and row["backend"] == args.backend
+        and len(_records(frames, row)) == row["recorded"]
     ]
     done |= {(row["model"], row["mode"], row["backend"]) for row in recorded}
     jobs: list[Job] = [
@@ -400,8 +407,7 @@ def found_by(
         else:
             executor, window = stack.enter_context(ThreadPoolExecutor(args.jobs)), args.jobs
             options = ["--jobs", str(args.jobs)]
-        if recorded:
-            yield from replayed(recorded, frames, options)
+        yield from replayed(recorded, frames, options)
         for at in range(0, len(jobs), TOGETHER):
             recorded.clear()
             for row in run(jobs[at : at + TOGETHER], executor, args.limit, window=window):
@@ -410,8 +416,7 @@ def found_by(
                     recorded.append(row)
                 else:
                     shutil.rmtree(frames / row["model"] / row["mode"], ignore_errors=True)
-            if frames.exists():
-                yield from replayed(recorded, frames, options)
+            yield from replayed(recorded, frames, options)
 
 
 def _records(frames: Path, row: dict[str, Any]) -> list[Path]:

@@ -39,7 +39,7 @@ def _timm(name: str) -> Made:
     def make() -> Any:
         return timm.create_model(f"test_{name}", pretrained=False, num_classes=8)
 
-    width = make().default_cfg["input_size"][-1]
+    width = timm.get_pretrained_cfg(f"test_{name}").input_size[-1]
     return make, _image("x", fixed=width)
 
 

@@ -157,11 +157,8 @@ def _transformer(kind: str, tried: Tried) -> Any:
 
     logging.set_verbosity_error()
     config = CONFIG_MAPPING[kind]()
-    _shrink(
-        config,
-        {**_MOST, **dict.fromkeys(LAYERS.split(), tried.layers)}
-        | {"num_key_value_heads": tried.key_value_heads},
-    )
+    layers = dict.fromkeys(LAYERS.split(), tried.layers)
+    _shrink(config, {**_MOST, **layers, "num_key_value_heads": tried.key_value_heads})
     if not tried.use_cache:
         config.use_cache = False
     torch.manual_seed(0)
