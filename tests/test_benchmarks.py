@@ -82,6 +82,7 @@ def test_the_sides_alternate() -> None:
 
 
 @pytest.mark.sweep
+@pytest.mark.long
 def test_short_rounds_are_repeated() -> None:
     """Rounds are repeated until a time is filled, at most threefold, equally many for each side."""
     for seconds, expected in ((0.0, 2), (60.0, 6)):
@@ -112,7 +113,7 @@ def _run(*args: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.sweep
 @pytest.mark.parametrize(
     "script",
-    [("benchmarks.bench_memory",), ("benchmarks", "memory")],
+    [pytest.param(("benchmarks.bench_memory",), marks=pytest.mark.long), ("benchmarks", "memory")],
     ids=["alone", "in the table"],
 )
 def test_a_script_prints_json(script: tuple[str, ...]) -> None:
@@ -139,6 +140,7 @@ def test_the_table_has_every_script() -> None:
 
 @pytest.mark.models
 @pytest.mark.sweep
+@pytest.mark.long
 def test_the_status_of_a_model_is_resumed(tmp_path: Path) -> None:
     """What is in the file is not run again; the table has a line for each model that was built."""
     pytest.importorskip("transformers")
@@ -166,6 +168,7 @@ def test_the_status_of_a_model_is_resumed(tmp_path: Path) -> None:
     assert "- transformers.dac: " in printed
 
 
+@pytest.mark.sweep
 def test_a_file_of_other_versions_is_not_continued(tmp_path: Path) -> None:
     """The lines of a file are of one set of libraries; nothing is run or written."""
     pytest.importorskip("transformers")
@@ -186,6 +189,7 @@ def test_the_status_page_has_the_table_of_its_file() -> None:
     assert page.endswith("\n" + "\n".join(table(json.loads(versions), rows)) + "\n")
 
 
+@pytest.mark.sweep
 def test_an_unknown_architecture_is_refused() -> None:
     """Nothing is run."""
     pytest.importorskip("transformers")

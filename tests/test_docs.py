@@ -41,7 +41,7 @@ def is_run(page: Path) -> bool:
 
 SLOW = {
     *("README", "quickstart", "command-line", "corpus-in-ci", "recompiles", "wrong-numbers"),
-    *("your-own-backend", "trace-logs", "tools"),
+    *("your-own-backend", "trace-logs", "tools", "wrong-fake-kernels", "ranks"),
 }
 """Pages with many commands, whose parts other tests have: `.ci/run` runs them."""
 
@@ -83,7 +83,7 @@ def test_every_block_has_a_kind(page: Path) -> None:
 NAMES = [name for name in tfk.__all__ if name != "__version__"]
 STARTING = {
     *("run", "replay_capture", "minify", "fuzz", "ScriptReport", "ReplayReport", "MinifyReport"),
-    *("FuzzReport", "check_fakes", "FakesReport"),
+    *("FuzzReport", "check_fakes", "FakesReport", "infer_fake"),
 }
 """Names whose examples start processes."""
 

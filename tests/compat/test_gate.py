@@ -228,6 +228,7 @@ def test_a_newer_torch_with_findings_is_refused(tmp_path: Path) -> None:
     assert json.loads(data)["refused"] == expected
 
 
+@pytest.mark.sweep
 def test_a_refusal_in_a_child_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -74,8 +74,8 @@ if __name__ == "__main__":
     "method",
     [
         "spawn",
-        pytest.param("fork", marks=pytest.mark.sweep),
-        pytest.param("forkserver", marks=pytest.mark.sweep),
+        pytest.param("fork", marks=pytest.mark.long),
+        pytest.param("forkserver", marks=pytest.mark.long),
     ],
 )
 def test_a_pool_of_processes_is_recorded(tmp_path: Path, method: str) -> None:

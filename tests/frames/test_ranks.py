@@ -99,6 +99,7 @@ def uneven_part() -> tuple[Any, tuple[Any, ...]]:
 # --- processes over gloo --------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_one_rank_records_and_both_run(tmp_path: Path) -> None:
     """Two processes write equal files; two new ones run that of rank 0, with eager's results."""
     run_ranks("record", 2, tmp_path, QUICK)
@@ -107,7 +108,7 @@ def test_one_rank_records_and_both_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.long), 4])
 def test_all_programs_in_two_and_four_processes(world: int, tmp_path: Path) -> None:
     """The files of the programs that are the same on all ranks are equal, and run on each rank."""
     names = (*rank_programs.SAME, *rank_programs.OF_A_RANK)

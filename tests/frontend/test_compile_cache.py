@@ -45,6 +45,7 @@ def test_another_process_does_not_trace(tmp_path: Path) -> None:
     assert len(files) == 8
 
 
+@pytest.mark.sweep
 def test_processes_write_one_cache_at_a_time(tmp_path: Path) -> None:
     """Each gets right results, whatever the others write, and the entries are those of one."""
     for process in [start(tmp_path) for _ in range(3)]:

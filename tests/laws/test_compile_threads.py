@@ -86,9 +86,10 @@ def recorded(folder: Path) -> Path:
     "job",
     [
         "all",
-        *(pytest.param(n, marks=pytest.mark.sweep) for n in ("capture", "frontend", "retrace")),
+        *(pytest.param(n, marks=pytest.mark.long) for n in ("capture", "frontend", "retrace")),
     ],
 )
+@pytest.mark.sweep
 def test_a_pool_of_six_threads(job: str, tmp_path: Path) -> None:
     """Of 24 frames none fails, with their backward, in a process that has compiled nothing yet.
 

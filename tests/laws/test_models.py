@@ -45,10 +45,10 @@ def test_a_model_replays_in_a_process_without_its_code(model: str, tmp_path: Pat
 @pytest.mark.parametrize(
     "model",
     [
-        *("mixtral", "gpt2", "whisper", "mamba"),
+        "mixtral",
         *(
             pytest.param(name, marks=pytest.mark.long)
-            for name in ("llama", "bert", "t5", "vit", "swin")
+            for name in ("gpt2", "whisper", "mamba", "llama", "bert", "t5", "vit", "swin")
         ),
     ],
 )
@@ -59,7 +59,8 @@ def test_what_is_written_of_a_model_is_read(model: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("model", ["bert", pytest.param("llama", marks=pytest.mark.long)])
+@pytest.mark.parametrize("model", ["bert", "llama"])
+@pytest.mark.long
 def test_models_compile_with_inductor_without_their_code(model: str, tmp_path: Path) -> None:
     """A capture compiled by inductor in another process gives eager's outputs and gradients."""
     _check_replayed(model, "inductor", tmp_path)

@@ -91,7 +91,7 @@ def check_ops(infos: list[Any], samples: int | None = None) -> Tally:
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(
-    "shard", [pytest.param(i, marks=pytest.mark.long if i % 2 else ()) for i in range(SHARDS)]
+    "shard", [pytest.param(i, marks=pytest.mark.long if i % 8 else ()) for i in range(SHARDS)]
 )
 def test_operators(shard: int, record_property: Any) -> None:
     """Samples of every operator, in a float, an integer and a complex dtype."""

@@ -177,7 +177,7 @@ def check(infos: list[Any], samples: int, way: str) -> Tally:
     [pytest.param(way, marks=() if way == "aot_autograd" else pytest.mark.long) for way in WAYS],
 )
 @pytest.mark.parametrize(
-    "shard", [pytest.param(i, marks=pytest.mark.long if i % 2 else ()) for i in range(SHARDS)]
+    "shard", [pytest.param(i, marks=pytest.mark.long if i % 6 else ()) for i in range(SHARDS)]
 )
 def test_traces(shard: int, way: str, record_property: Any) -> None:
     """A sample of every operator."""

@@ -146,7 +146,11 @@ def mutant(
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("mutant", MUTATIONS, indirect=True)
+@pytest.mark.parametrize(
+    "mutant",
+    [pytest.param(n, marks=pytest.mark.long if i % 3 else ()) for i, n in enumerate(MUTATIONS)],
+    indirect=True,
+)
 def test_a_mutation_is_caught(mutant: ModuleType) -> None:
     """z3 refutes an answer of each prover that was made unsound."""
     found = [*BY_HAND, *pairs(len(KINDS) * 100, SEED + 2)]

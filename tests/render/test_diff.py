@@ -152,6 +152,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[Path]]:
     return done.stdout, sorted((place / "out" / "program").glob("*.fkf"))
 
 
+@pytest.mark.sweep
 def test_recompiles_are_described_by_names_of_the_program(run: tuple[str, list[Path]]) -> None:
     """Sizes are named by inputs, guards by their lines, nodes by what they compute."""
     descs = [read_capture(path) for path in run[1]]

@@ -234,7 +234,7 @@ def record_frames(programs_: list[Program], directory: Path) -> list[str]:
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("count", [4, 20])
+@pytest.mark.parametrize("count", [4, pytest.param(20, marks=pytest.mark.long)])
 def test_another_process_learns_the_facts(count: int, tmp_path: Path) -> None:
     """Law 5 across processes: the reader has captures with guard nodes and nothing else."""
     paths = record_frames(some_programs(20, count), tmp_path)

@@ -175,6 +175,7 @@ def test_each_script_fails_with_an_assertion(faults: FakesReport, tmp_path: Path
     assert sorted(failed) == sorted(each.node for each in faults.differences)
 
 
+@pytest.mark.sweep
 def test_a_fault_at_odd_sizes_is_found_from_even_ones_and_made_small(tmp_path: Path) -> None:
     """The recorded size is right; the smallest odd one is reported, with a script that was run."""
     script = tmp_path / "call.py"
@@ -427,6 +428,7 @@ def recorded_faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
+@pytest.mark.sweep
 def test_the_command_writes_a_script_and_exits_with_1(
     command: Command, recorded_faults: Path
 ) -> None:

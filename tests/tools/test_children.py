@@ -141,7 +141,7 @@ def children_of(pid: int) -> list[str]:
     ],
 )
 @pytest.mark.parametrize(
-    "command", ["replay", "fuzz", pytest.param("minify", marks=pytest.mark.sweep)]
+    "command", ["replay", *(pytest.param(c, marks=pytest.mark.sweep) for c in ("fuzz", "minify"))]
 )
 def test_an_interrupted_command_prints_one_line_and_leaves_no_process(
     home: Path, command: str, number: signal.Signals, line: str, status: int

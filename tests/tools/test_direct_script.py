@@ -286,7 +286,14 @@ def bug_sees_all(gm, inputs):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("program", [cond, setitem, while_loop, scan, invoke_subgraph])
+@pytest.mark.parametrize(
+    "program",
+    [
+        cond,
+        setitem,
+        *(pytest.param(p, marks=pytest.mark.long) for p in (while_loop, scan, invoke_subgraph)),
+    ],
+)
 def test_a_script_fails_with_torch_and_its_backend_alone(
     program: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -184,11 +184,11 @@ def run(frame: Path, backend: str, **options: Any) -> FuzzReport:
         ("planted_wrong", "wrong", "output 0: 44 of 44 elements are off, by up to 1", 11),
         pytest.param(
             *("planted_short", "wrong", "output 0: shape [5, 4], not [6, 4]", 6),
-            marks=pytest.mark.sweep,
+            marks=[pytest.mark.sweep, pytest.mark.long],
         ),
         pytest.param(
             *("planted_raises", "raises", "IndexError: no such lane", 101),
-            marks=pytest.mark.sweep,
+            marks=[pytest.mark.sweep, pytest.mark.long],
         ),
         pytest.param(*("planted_segfaults", "crashes", "SIGSEGV", 17), marks=pytest.mark.sweep),
     ],

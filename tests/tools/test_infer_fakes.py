@@ -84,6 +84,7 @@ def test_what_an_operator_refuses_is_checked() -> None:
     assert kernel.report.refused > 0
 
 
+@pytest.mark.sweep
 def test_a_crash_a_hang_and_memory_are_results() -> None:
     """The process of the caller lives on, and the report says what happened."""
     parent = os.getpid()
@@ -200,6 +201,7 @@ def command(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.sweep
 def test_one_flag_compiles_an_operator_without_a_fake_kernel(tmp_path: Path) -> None:
     """Without it the advice names it; with it the program runs, and the kernel is a module to import.
 

@@ -123,7 +123,7 @@ def frame(recorded_wave: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("minified", [False, True])
+@pytest.mark.parametrize("minified", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_report_reproduces_the_failure(
     command: Command, frame: Path, tmp_path: Path, minified: bool
 ) -> None:

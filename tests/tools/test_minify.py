@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
 
-SWEPT = ("bug_rejects_pattern", "bug_segfaults", "bug_wrong_gradient")
+SWEPT = ("bug_segfaults", "bug_wrong_gradient")
 """The bugs that ``.ci/run`` minifies."""
 
 MORE = '''
@@ -153,6 +153,7 @@ def check_script(report: MinifyReport, bug: Bug) -> None:
 
 
 @pytest.mark.sweep
+@pytest.mark.long
 def test_a_real_model_is_minified(tmp_path: Path) -> None:
     """`replay` reproduces the failure of what the command line leaves of Llama's golden frame."""
     output = tmp_path / "small.fkf"
@@ -497,6 +498,7 @@ def test_sizes_that_fuzz_saves_become_hints(
 
 @pytest.mark.sweep
 @pytest.mark.usefixtures("at_sizes")
+@pytest.mark.long
 def test_minify_reports_a_frame_that_fails_at_other_hints_only(
     sized: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -516,7 +518,7 @@ def test_minify_reports_a_frame_that_fails_at_other_hints_only(
 
 @pytest.mark.sweep
 @pytest.mark.usefixtures("at_sizes")
-@pytest.mark.parametrize("name", ["unbacked", "data"])
+@pytest.mark.parametrize("name", ["unbacked", pytest.param("data", marks=pytest.mark.long)])
 def test_unbacked_sizes_become_static(
     sized: dict[str, Path], tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -529,6 +531,7 @@ def test_unbacked_sizes_become_static(
 
 @pytest.mark.sweep
 @pytest.mark.usefixtures("at_sizes")
+@pytest.mark.long
 def test_minify_reports_a_script_that_does_not_fail(
     sized: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

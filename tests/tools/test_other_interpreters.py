@@ -86,6 +86,7 @@ def test_another_interpreter_gets_this_package_alone(folder: Path) -> None:
     assert [path.name for path in Path(package_folder()).iterdir()] == ["torch_fakeify"]
 
 
+@pytest.mark.sweep
 def test_replay_compiles_with_another_interpreter(folder: Path, command: Command) -> None:
     """The verdict names its Python, and how long a call takes; one without torch is exit status 2."""
     done = command("replay", "--python", "./three", "--time", *OWN, "relu.fkf", cwd=folder)

@@ -190,11 +190,12 @@ if __name__ == "__main__":
     ("call", "answer"),
     [
         ("run", "interrupted"),
-        pytest.param("replay", "KeyboardInterrupt", marks=pytest.mark.sweep),
-        pytest.param("fuzz", "True", marks=pytest.mark.sweep),
-        pytest.param("minify", "KeyboardInterrupt", marks=pytest.mark.sweep),
+        ("replay", "KeyboardInterrupt"),
+        pytest.param("fuzz", "True", marks=pytest.mark.long),
+        ("minify", "KeyboardInterrupt"),
     ],
 )
+@pytest.mark.sweep
 def test_an_interrupted_cell_leaves_no_process(tmp_path: Path, call: str, answer: str) -> None:
     """The kernel's process goes on, with the result or ``KeyboardInterrupt``."""
     (tmp_path / "sleeps.py").write_text(SLEEPS.replace("STARTED", str(tmp_path / "started")))

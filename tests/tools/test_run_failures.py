@@ -214,6 +214,7 @@ def test_a_fake_kernel_that_raises_is_told(command: Command, tmp_path: Path) -> 
     assert not (tmp_path / "captures").exists()
 
 
+@pytest.mark.sweep
 def test_the_line_is_that_of_the_node_that_fails(command: Command, tmp_path: Path) -> None:
     """Torch's interpreters append the node's stack to an error; the command names the module."""
     code = "torch.compile(lib.grow, backend=lib.mine)(torch.ones(3))\n"
@@ -271,6 +272,7 @@ def test_run_minifies(command: Command, tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.sweep
 def test_a_script_without_a_failing_frame_is_not_minified(command: Command, tmp_path: Path) -> None:
     """The exit status is 1; a backend of the script itself is an error with what to do."""
     (tmp_path / "s.py").write_text(f"import torch\n{GOOD}")

@@ -30,8 +30,9 @@ def rows_of(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "method", ["spawn", pytest.param("fork", marks=pytest.mark.sweep)]
+    "method", ["spawn", pytest.param("fork", marks=pytest.mark.long)]
 )  # of multiprocessing
+@pytest.mark.sweep
 def test_a_module_and_its_children_are_recorded(
     command: Command, tmp_path: Path, method: str
 ) -> None:

@@ -91,12 +91,13 @@ def only_second() -> Any:
 @pytest.mark.parametrize(
     ("backend", "how", "text", "status"),
     [
-        pytest.param("dies", "SIGSEGV", "killed by SIGSEGV", 139, marks=pytest.mark.sweep),
-        pytest.param("dies", "SIGKILL", "killed by SIGKILL", 137, marks=pytest.mark.sweep),
-        ("leaves", "3", "ended with exit status 3", 3),
-        pytest.param("leaves", "0", "ended with exit status 0", 0, marks=pytest.mark.sweep),
+        ("dies", "SIGSEGV", "killed by SIGSEGV", 139),
+        pytest.param("dies", "SIGKILL", "killed by SIGKILL", 137, marks=pytest.mark.long),
+        pytest.param("leaves", "3", "ended with exit status 3", 3, marks=pytest.mark.long),
+        ("leaves", "0", "ended with exit status 0", 0),
     ],
 )
+@pytest.mark.sweep
 def test_the_death_of_a_backend_is_recorded(
     home: Path,
     command: Command,
@@ -319,6 +320,7 @@ def test_a_failed_frame_makes_the_status_1_although_the_script_continues(
     assert command("run", "--script-status", "s.py", "fails", "on")[0] == 0
 
 
+@pytest.mark.sweep
 def test_the_scripts_own_status_is_printed(home: Path, command: Command) -> None:
     """The last line has the script's exit status, which the command can be asked to return."""
     (home / "s.py").write_text(

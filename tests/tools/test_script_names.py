@@ -80,6 +80,7 @@ def test_the_guards_of_a_script_are_over_sizes_of_the_program() -> None:
     assert "if not (x_size_0 > 4):" in text
 
 
+@pytest.mark.sweep
 def test_a_script_with_such_names_fails_in_plain_python(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -137,6 +137,7 @@ def test_a_planted_failure_is_reproduced_without_the_library(
 
 
 @pytest.mark.sweep
+@pytest.mark.long
 def test_minify_defines_the_stub_in_its_script(command: Command, folder: Path) -> None:
     """Plain Python, without the library and without this package, fails in the same way."""
     path = _captures(folder)[1]
@@ -193,6 +194,7 @@ with torch.no_grad():
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("level", ["dynamo", "aot"])
+@pytest.mark.long
 def test_a_mixture_of_experts_compiles_without_transformers(
     level: str, tmp_path: Path, command: Command
 ) -> None:

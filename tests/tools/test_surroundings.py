@@ -112,11 +112,12 @@ def settings_of(path: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
-        pytest.param(f"{INDUCTOR}.freezing", True, marks=pytest.mark.sweep),
-        pytest.param(f"{INDUCTOR}.fallback_random", True, marks=pytest.mark.sweep),
+        pytest.param(f"{INDUCTOR}.freezing", True, marks=pytest.mark.long),
+        (f"{INDUCTOR}.fallback_random", True),
         (f"{FUNCTORCH}.activation_memory_budget", 0.5),
     ],
 )
+@pytest.mark.sweep
 def test_a_setting_that_decides_a_failure_is_set_again(
     tmp_path: Path, setting: str, value: Any
 ) -> None:
