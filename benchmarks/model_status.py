@@ -2,10 +2,10 @@
 
 Run: ``python -m benchmarks.model_status [--out FILE] [--backend B] [--jobs N | --dask ADDRESS] [MODEL...]``;
 it needs the ``model-status`` extra and a checkout. Each model is compiled with ``dynamic=True`` and called with
-inputs of three sizes, in inference and in a training step, in a process of its own. JSON objects are
-written as soon as they are there; what is in the file already is not run again. The frames that were
-recorded are in a folder beside the file until ``torch-fakeify replay`` has compiled them, which it does
-after every few models. ``--table FILE`` prints the file as Markdown, with what failed.
+inputs of three sizes, in inference and in a training step, in a process of its own; then
+``torch-fakeify replay`` compiles the frames that were recorded. JSON objects are written as soon as they
+are there; what is in the file already is not run again. ``--table FILE`` prints the file as Markdown,
+with what failed.
 
 ================ ===================================================================================
 direct           results, and gradients, are those of the model without compilation
@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -32,6 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch._inductor.config
 
 import torch_fakeify as tfk
 
@@ -42,12 +42,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from concurrent.futures import Executor
 
-    Job = tuple[str, Sequence[str], str, Path]
+    Job = tuple[str, Sequence[str], str]
 
 MODES = ("inference", "training")
 LIMIT = 600.0
-TOGETHER = 16
-"""Models whose frames are replayed together."""
 ROW = '{"model": '
 """How lines of `status` begin; models may print others."""
 CLOSE = {"rtol": 1e-3, "atol": 1e-4}
@@ -122,7 +120,9 @@ def _unlike_eager(program: Any, backend: str) -> str | None:
     return None
 
 
+@torch._inductor.config.patch(fallback_random=True)
 def _results(program: Any, backend: str | None) -> list[list[torch.Tensor]]:
+    """Results and gradients of all calls; the random numbers of inductor are those of eager."""
     torch._dynamo.reset()
     architecture, training = program.model, program.training
     torch.manual_seed(0)
@@ -145,19 +145,23 @@ def _results(program: Any, backend: str | None) -> list[list[torch.Tensor]]:
 # --- all of them ------------------------------------------------------------------------------------
 
 
-def in_process(
-    name: str, modes: Sequence[str], backend: str, frames: Path, limit: float
-) -> list[dict[str, Any]]:
-    """Run `status` in a process of its own, for at most some seconds.
+def in_process(name: str, modes: Sequence[str], backend: str, limit: float) -> list[dict[str, Any]]:
+    """Run `status` in a process of its own, and compile what it recorded in others.
 
     Args:
         name: of the architecture.
         modes: some of `MODES`.
         backend: compiles it.
-        frames: where the records are written.
         limit: seconds after which the process is killed.
     """
-    shutil.rmtree(frames, ignore_errors=True)  # of a run that was interrupted
+    with tempfile.TemporaryDirectory() as frames:
+        rows = list(_in_process(name, modes, backend, Path(frames), limit))
+        return [row | _replayed(row, Path(frames, row["mode"])) for row in rows]
+
+
+def _in_process(
+    name: str, modes: Sequence[str], backend: str, frames: Path, limit: float
+) -> Iterator[dict[str, Any]]:
     one = json.dumps([name, list(modes), backend, str(frames)])
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
@@ -183,9 +187,30 @@ def in_process(
         rows = [json.loads(line) for line in out if line.startswith(ROW)]
         if code is not None:
             error = " ".join([f"{error}:", *[line for line in log if line.strip()][-1:]]).strip()
-    known = {"model": name, "backend": backend, "error": error}
-    missing = [mode for mode in modes if mode not in {row["mode"] for row in rows}]
-    return rows + [known | {"mode": mode} for mode in missing]
+    yield from rows
+    for mode in modes:
+        if mode not in {row["mode"] for row in rows}:
+            yield {"model": name, "backend": backend, "mode": mode, "error": error}
+
+
+def _replayed(row: dict[str, Any], frames: Path) -> dict[str, Any]:
+    """How many of the recorded frames compile in a fresh process, and why the others do not."""
+    if not row.get("recorded"):
+        return {"replayed": 0, "replay": None} if "recorded" in row else {}
+    verdicts = frames / "replayed.jsonl"
+    command = [sys.executable, "-m", "torch_fakeify", "replay", "--jobs", "1", "--jsonl"]
+    done = subprocess.run(
+        [*command, str(verdicts), str(frames)], capture_output=True, text=True, check=False
+    )
+    lines = verdicts.read_text().splitlines() if verdicts.exists() else []
+    found = [json.loads(line) for line in lines]
+    bad = [verdict for verdict in found if verdict["verdict"] != "compiles"]
+    reason = None
+    if bad:
+        reason = f"{bad[0]['verdict']}: {' '.join(bad[0]['details'])}"
+    elif len(found) < row["recorded"]:
+        reason = f"no verdict: {(done.stderr or done.stdout)[-300:]}"
+    return {"replayed": len(found) - len(bad), "replay": reason}
 
 
 def run(
@@ -194,7 +219,7 @@ def run(
     """Yield what is found of each as soon as it is there.
 
     Args:
-        jobs: architecture, modes, backend and folder of the records.
+        jobs: architecture, modes and backend.
         executor: runs `in_process`.
         limit: seconds for each.
         window: how many are submitted at a time.
@@ -208,41 +233,6 @@ def run(
         done, pending = wait(pending, return_when=FIRST_COMPLETED)
         for future in done:
             yield from future.result()
-
-
-def replayed(
-    rows: Iterable[dict[str, Any]], frames: Path, options: Sequence[str]
-) -> Iterator[dict[str, Any]]:
-    """Compile the frames of some models in fresh processes, and remove their files; yield how many compile.
-
-    Args:
-        rows: of the models.
-        frames: a folder of the model, and in it one of the mode, has the files.
-        options: of ``torch-fakeify replay``.
-    """
-    by_folder: dict[str, list[dict[str, Any]]] = {}
-    printed = ""
-    if frames.exists():
-        with tempfile.TemporaryDirectory() as scratch:
-            out = Path(scratch, "replayed.jsonl")
-            command = [sys.executable, "-m", "torch_fakeify", "replay", "--jsonl", str(out)]
-            done = subprocess.run(
-                [*command, *options, str(frames)], capture_output=True, text=True, check=False
-            )
-            printed = done.stderr or done.stdout
-            for verdict in map(json.loads, out.read_text().splitlines() if out.exists() else ()):
-                by_folder.setdefault(str(Path(verdict["file"]).parent), []).append(verdict)
-    for row in rows:
-        found = by_folder.get(f"{row['model']}/{row['mode']}", [])
-        bad = [verdict for verdict in found if verdict["verdict"] != "compiles"]
-        reason = None
-        if bad:
-            reason = f"{bad[0]['verdict']}: {' '.join(bad[0]['details'])}"
-        elif len(found) < row["recorded"]:
-            reason = f"no verdict: {printed[-300:]}"
-        key = {name: row[name] for name in ("model", "mode", "backend")}
-        yield key | {"replayed": len(found) - len(bad), "replay": reason}
-    shutil.rmtree(frames, ignore_errors=True)
 
 
 # --- the table --------------------------------------------------------------------------------------
@@ -308,14 +298,14 @@ def _count(row: dict[str, Any], name: str) -> str:
 
 
 def merged(lines: Iterable[str]) -> dict[tuple[str, str, str], dict[str, Any]]:
-    """Return the objects of a file by model, mode and backend; what was written later is added to it.
+    """Return the objects of a file by model, mode and backend; the last one of each.
 
     Args:
         lines: of the file, without the first one, which has the versions.
     """
     rows: dict[tuple[str, str, str], dict[str, Any]] = {}
     for row in map(json.loads, lines):
-        rows.setdefault((row["model"], row["mode"], row["backend"]), {}).update(row)
+        rows[row["model"], row["mode"], row["backend"]] = row
     return rows
 
 
@@ -381,21 +371,11 @@ def found_by(
         names: of the architectures.
         rows: what is known, see `merged`.
     """
-    frames = args.out.absolute().with_suffix(".frames")
     modes = [args.mode] if args.mode else MODES
-    done = {key for key, row in rows.items() if {"error", "not built", "replayed"} & {*row}}
-    recorded = [
-        row
-        for key, row in rows.items()
-        if key not in done
-        and row["backend"] == args.backend
-        and len(_records(frames, row)) == row["recorded"]
-    ]
-    done |= {(row["model"], row["mode"], row["backend"]) for row in recorded}
     jobs: list[Job] = [
-        (name, left, args.backend, frames / name)
+        (name, left, args.backend)
         for name in names
-        if (left := [mode for mode in modes if (name, mode, args.backend) not in done])
+        if (left := [mode for mode in modes if (name, mode, args.backend) not in rows])
     ]
     with ExitStack() as stack:
         executor: Executor
@@ -403,24 +383,10 @@ def found_by(
             from torch_fakeify.corpus.dask_cluster import dask_cluster
 
             cluster = stack.enter_context(dask_cluster(args.dask))
-            executor, window, options = cluster.executor, cluster.window, ["--dask", args.dask]
+            executor, window = cluster.executor, cluster.window
         else:
             executor, window = stack.enter_context(ThreadPoolExecutor(args.jobs)), args.jobs
-            options = ["--jobs", str(args.jobs)]
-        yield from replayed(recorded, frames, options)
-        for at in range(0, len(jobs), TOGETHER):
-            recorded.clear()
-            for row in run(jobs[at : at + TOGETHER], executor, args.limit, window=window):
-                yield row
-                if "recorded" in row:
-                    recorded.append(row)
-                else:
-                    shutil.rmtree(frames / row["model"] / row["mode"], ignore_errors=True)
-            yield from replayed(recorded, frames, options)
-
-
-def _records(frames: Path, row: dict[str, Any]) -> list[Path]:
-    return list((frames / row["model"] / row["mode"]).rglob("*.fkf"))
+        yield from run(jobs, executor, args.limit, window=window)
 
 
 def _short(row: dict[str, Any]) -> Iterator[str]:
@@ -428,7 +394,7 @@ def _short(row: dict[str, Any]) -> Iterator[str]:
     yield row["mode"]
     names = ("not built", "error", *COLUMNS, "replay")
     reasons = [f"{name}: {row[name]}" for name in names if row.get(name)]
-    yield "; ".join(reasons)[:200] or ("compiles" if "replayed" in row else "equal")
+    yield "; ".join(reasons)[:200] or "equal"
 
 
 if __name__ == "__main__":
