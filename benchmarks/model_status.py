@@ -122,7 +122,11 @@ def _unlike_eager(program: Any, backend: str) -> str | None:
 
 @torch._inductor.config.patch(fallback_random=True)
 def _results(program: Any, backend: str | None) -> list[list[torch.Tensor]]:
-    """Results and gradients of all calls; the random numbers of inductor are those of eager."""
+    """Results and gradients of all calls.
+
+    Random numbers of inductor are those of eager. A gradient that is ``None`` is zero: compiled code has one
+    for each weight of its graph.
+    """
     torch._dynamo.reset()
     architecture, training = program.model, program.training
     torch.manual_seed(0)
@@ -137,7 +141,8 @@ def _results(program: Any, backend: str | None) -> list[list[torch.Tensor]]:
             tensors = [t for t in tensors_of(compiled(**inputs)) if t.is_floating_point()]
             if training:
                 torch.stack([t.float().sum() for t in tensors if t.requires_grad]).sum().backward()
-        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        weights = model.parameters() if training else ()
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in weights]
         results.append([t.detach().clone() for t in (*tensors, *gradients)])
     return results
 
