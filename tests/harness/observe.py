@@ -351,7 +351,10 @@ def _state(of: Any) -> Any:
 def _counts(key: str) -> dict[str, int]:
     found: Counter[str] = Counter()
     for name, count in counters[key].items():
-        found[without_numbers(str(name))] += count  # addresses in them may differ
+        text = without_numbers(str(name))  # addresses in them may differ
+        if "Backend compiler `" in text:  # the name of the backend and its traceback follow
+            text = text.partition("Developer debug context")[0].replace("handoff(Spy)", "Spy")
+        found[text] += count
     return dict(found)
 
 
