@@ -38,7 +38,7 @@ P = sympy.Symbol("p")
 FLAG = sympy.Function("flag")
 
 FEW = 40
-"""Examples of the laws that need brute force or z3; the sweep takes 300."""
+"""Examples of the laws that need brute force or z3; the sweeps take more."""
 
 LOW, HIGH = -3, 5
 BOX: list[Point] = [
@@ -498,10 +498,11 @@ def test_cost_is_linear(make: Callable[[int], list[Any]]) -> None:
 
 
 @pytest.mark.sweep
+@pytest.mark.parametrize("examples", [300, pytest.param(1000, marks=pytest.mark.long)])
 @pytest.mark.parametrize("law", LAWS)
-def test_the_laws_hold_for_many_random_facts(law: Any) -> None:
-    """Each law of `LAWS` holds for 300 examples."""
-    settings(max_examples=300)(given(LAWS[law])(law))()
+def test_the_laws_hold_for_many_random_facts(law: Any, examples: int) -> None:
+    """Each law of `LAWS` holds for many examples."""
+    settings(max_examples=examples)(given(LAWS[law])(law))()
 
 
 @pytest.mark.sweep
