@@ -94,7 +94,7 @@ def _compiled(architecture: Any, training: bool, backend: str, frames: Path) -> 
         "graphs": len(direct.envs),
         "recompiles": direct.recompiles,
         "guards": sum(map(len, direct.guards)),
-        "direct": f"{raised[0][0]}: {raised[0][1]}" if raised else unlike,
+        "direct": f"{raised[0][0]}: {raised[0][1]}".partition("\n")[0] if raised else unlike,
         "handoff": difference(handoff, direct),
         "drop-in": difference(dropped_in, direct),
         "recorded": len(list(frames.rglob("*.fkf"))),

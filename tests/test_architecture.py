@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ PACKAGE = ROOT / "torch_fakeify"
 FILES = sorted(str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py"))
 
 
+@functools.cache
 def tree_of(file: str) -> ast.Module:
     """Return the syntax tree of a file of the package."""
     return ast.parse((PACKAGE / file).read_text(encoding="utf-8"))

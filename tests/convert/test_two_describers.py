@@ -141,6 +141,7 @@ except tfk.ConvertError as error:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.sweep
 def test_a_forked_child_is_another_describer() -> None:
     """Parent and child go on with the same next id, for different tensors."""
     program = [sys.executable, "-c", _FORKED]

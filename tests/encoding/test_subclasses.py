@@ -138,6 +138,7 @@ print(json.dumps({kind: facts(rebuild(desc, meshes)) for kind, desc in descs.ite
 """
 
 
+@pytest.mark.sweep
 def test_wrappers_are_decoded_in_a_fresh_interpreter(
     dtensors: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -135,6 +135,7 @@ def test_a_capture_of_assigned_data_computes_what_the_frame_does(name: str, tmp_
     assert runs[0] == runs[1]
 
 
+@pytest.mark.sweep
 def test_show_and_replay_support_assigned_data(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

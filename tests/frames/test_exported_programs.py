@@ -252,6 +252,7 @@ print(len(out), tuple(out[0].shape), "Layers" in globals())
 """
 
 
+@pytest.mark.sweep
 def test_another_process_needs_neither_module_nor_weights(tmp_path: Path) -> None:
     """It has the program with fake tensors, transforms it, and compiles and runs its graph."""
     tfk.capture(exported("layers"), constants="small").save(tmp_path / "program.fkf")

@@ -140,6 +140,7 @@ def test_objects_are_shared_as_in_the_program() -> None:
     assert tfk.loads(tfk.dumps(list(group.records))) == list(group.records)
 
 
+@pytest.mark.sweep
 def test_a_log_of_another_process_is_read(tmp_path: Path) -> None:
     """``TORCH_TRACE`` of a script has its compilations, sources by name and torch's version."""
     script = tmp_path / "script.py"

@@ -36,6 +36,7 @@ def lines(process: subprocess.Popen[str]) -> list[str]:
     return [line.strip() for line in out.splitlines()]
 
 
+@pytest.mark.sweep
 def test_another_process_does_not_trace(tmp_path: Path) -> None:
     """It finds the entry of each size by its guards, and gets the results of Python."""
     assert lines(start(tmp_path)) == TRACED

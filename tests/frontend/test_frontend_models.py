@@ -52,6 +52,7 @@ def states(cache: Any) -> list[torch.Tensor]:
     return [t for layer in cache.layers for t in (layer.keys, layer.values)]
 
 
+@pytest.mark.sweep
 def test_a_cache_that_is_not_registered_is_refused() -> None:
     """The error for an argument and for a result explains how to register it."""
     import subprocess

@@ -59,6 +59,7 @@ def test_guards_of_a_trace_decide_alike(name: str) -> None:
             assert str(read.failing(scope)) == str(entry.guards.failing(scope))
 
 
+@pytest.mark.sweep
 def test_a_module_is_known_in_another_process(tmp_path: Path) -> None:
     """The guards of a module hold there for another instance, and fail for one in another mode."""
     fn = Jit(call_module, DUCK, "eager")

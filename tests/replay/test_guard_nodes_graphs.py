@@ -265,6 +265,7 @@ print([n.op for n in instance.gm.graph.nodes])
 """
 
 
+@pytest.mark.sweep
 def test_guard_nodes_cross_processes(tmp_path: Path) -> None:
     """A fresh interpreter learns from a file the facts of the frame, with the user's line."""
     frame_path = tmp_path / "frame.fkf"

@@ -539,6 +539,7 @@ _EXTREME = (10**400, -(10**400), 2**63, 1e308)
 """Numbers that no float, no int64 or no time in milliseconds holds."""
 
 
+@pytest.mark.sweep
 def test_a_number_of_any_size_stands_anywhere(watch: hostile_checks.Watch, tmp_path: Path) -> None:
     """Each number of a file is replaced, one after another: one place of each field."""
     path = tmp_path / "c.fkf"

@@ -118,6 +118,7 @@ def test_recording_writes_the_version_that_was_asked_for(
     assert asked == [1, 1]
 
 
+@pytest.mark.sweep
 def test_the_command_refuses_a_version_before_the_script_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -162,6 +162,7 @@ for name in sorted(pathlib.Path(sys.argv[1]).glob("*.py")):
 """
 
 
+@pytest.mark.sweep
 def test_each_script_fails_with_an_assertion(faults: FakesReport, tmp_path: Path) -> None:
     """Torch alone has the difference, too: each script runs in a process without this package."""
     for each in faults.differences:

@@ -51,6 +51,7 @@ def test_a_trace_infers_what_it_needs() -> None:
         torch.compile(f, backend="aot_eager", fullgraph=True)(x, y)
 
 
+@pytest.mark.sweep
 def test_a_registered_kernel_passes_opcheck() -> None:
     """Torch's own check of operators accepts it, for sizes that are formulas and that depend on data."""
     for name in ("projected", "found"):

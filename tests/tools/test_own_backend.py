@@ -94,6 +94,7 @@ def capture(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.sweep
 def test_a_capture_names_the_modules_of_backend_and_operators(
     command: Command, folder: Path, capture: Path
 ) -> None:

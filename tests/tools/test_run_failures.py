@@ -186,6 +186,7 @@ def run_of(command: Command, tmp_path: Path, code: str) -> tuple[int, list[str]]
     return done.returncode, lines[at:]
 
 
+@pytest.mark.sweep
 def test_a_graph_break_under_fullgraph_is_told(command: Command, tmp_path: Path) -> None:
     """There is no capture of it: the block has the line, the error, and what was recorded before."""
     code = GOOD + "torch.compile(lib.branch, backend='eager', fullgraph=True)(torch.ones(2))\n"

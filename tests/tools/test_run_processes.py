@@ -98,6 +98,7 @@ def test_a_child_that_fails_or_dies_is_in_the_table(command: Command, tmp_path: 
     )
 
 
+@pytest.mark.sweep
 def test_a_module_that_does_not_exist_is_an_error(command: Command, tmp_path: Path) -> None:
     """The error is Python's."""
     done = command("run", "-m", "no_such_module", cwd=tmp_path)

@@ -127,6 +127,7 @@ def test_the_death_of_a_backend_is_recorded(
         assert command("run", "--script-status", "s.py", backend)[0] == status
 
 
+@pytest.mark.sweep
 def test_the_death_of_compiled_code_is_not_the_frames(
     home: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
