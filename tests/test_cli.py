@@ -320,7 +320,6 @@ def test_numbers_and_addresses_are_masked() -> None:
     assert masked("a") != masked("b")
 
 
-@pytest.mark.sweep
 def test_a_child_does_not_import_from_the_working_directory(tmp_path: Path) -> None:
     """A file in the working directory does not replace a module in the child."""
     (tmp_path / "json.py").write_text("raise SystemExit(66)")

@@ -130,7 +130,7 @@ def test_run_replaces_the_backend(command: Command, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        pytest.param("raise KeyError('no')", "found KeyError: 'no'", marks=pytest.mark.sweep),
+        ("raise KeyError('no')", "found KeyError: 'no'"),
         pytest.param("import sys\nsys.exit(3)", "found exit status 3", marks=pytest.mark.sweep),
         pytest.param("import sys\nsys.exit('go away')", "found go away", marks=pytest.mark.sweep),
         ("x = = 1", "found SyntaxError: invalid syntax (s.py, line 1)"),
@@ -148,7 +148,6 @@ def test_run_reports_a_script_that_ends_before_it_compiles(
     assert not (tmp_path / "captures").exists()
 
 
-@pytest.mark.sweep
 def test_run_of_a_script_that_compiles_nothing_fails(command: Command, tmp_path: Path) -> None:
     """A script that ends without an error but compiles nothing gives exit status 1."""
     done = run_text(command, tmp_path, "print('hello')")
@@ -170,7 +169,6 @@ def test_run_reports_the_exit_status_of_the_script(command: Command, tmp_path: P
     assert len(list((tmp_path / "captures" / "s").iterdir())) == 1
 
 
-@pytest.mark.sweep
 def test_run_continues_after_a_frame_that_cannot_be_recorded(
     command: Command, tmp_path: Path
 ) -> None:
@@ -229,7 +227,6 @@ def test_run_refuses_a_directory_that_cannot_be_written(command: Command, tmp_pa
     assert (tmp_path / "file").read_text() == "keep me"
 
 
-@pytest.mark.sweep
 def test_run_refuses_an_unknown_backend(command: Command, tmp_path: Path) -> None:
     """A backend that is not registered is refused before the script starts."""
     done = run_text(command, tmp_path, "print('started')", "--backend", "nonesuch")
