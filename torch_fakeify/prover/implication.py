@@ -15,12 +15,13 @@ from bisect import bisect_left, insort
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
+from .counterexamples import Counterexamples
 from .intervals import Interval, Intervals
 from .polynomials import FALSE, AtomTable, Either, all_rows
 from .refutation import Refuter, WorkCounter, opposite
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import sympy
 
@@ -46,6 +47,7 @@ def redundant(
     facts: Sequence[sympy.Basic],
     *,
     removable: Sequence[bool] | None = None,
+    example: Mapping[sympy.Symbol, object] | None = None,
     work: WorkCounter | None = None,
 ) -> list[int]:
     """Positions of facts that follow from the remaining facts, in ascending order.
@@ -57,15 +59,23 @@ def redundant(
     Args:
         facts: sympy conditions, the most important first; ranges are facts like ``s0 >= 2``.
         removable: for each fact whether it may be removed; by default every fact may.
+        example: values of symbols at which all facts hold. From there a counterexample is often
+            found, which takes a tenth of the time of a failing proof.
         work: counts the work done.
     """
-    index = FactIndex(facts, work or WorkCounter())
+    work = work or WorkCounter()
+    index = FactIndex(facts, work)
+    counterexamples = Counterexamples(index.table, index.parts, example or {}, work)
+    left = set(range(len(facts)))
     removed: list[int] = []
     for at in reversed(range(len(facts))):
         if removable is not None and not removable[at]:
             continue
+        if counterexamples.violates(at, left):
+            continue
         if index.implies(index.parts[at], without=at):
             index.remove(at)
+            left.remove(at)
             removed.append(at)
     return removed[::-1]
 

@@ -8,7 +8,7 @@ split, driven by the point found.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from fractions import Fraction
 from math import floor, gcd
 from typing import TYPE_CHECKING, TypeAlias
@@ -65,11 +65,13 @@ class WorkCounter:
     """Linear programs."""
     pivots: int = 0
     """Pivots of all linear programs."""
+    evaluations: int = 0
+    """Facts that were evaluated at possible counterexamples."""
 
     @property
     def total(self) -> int:
         """The sum of all counts."""
-        return self.questions + self.neighbours + self.rows + self.programs + self.pivots
+        return sum(astuple(self))
 
 
 def opposite(table: AtomTable, parts: Sequence[Part]) -> tuple[Part, ...]:

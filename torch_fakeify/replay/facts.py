@@ -135,7 +135,8 @@ def needed_facts(facts: Sequence[Fact], env: Any) -> tuple[list[Fact], list[Fact
         env: their environment.
     """
     removable = [_backed(fact, env) for fact in facts]
-    implied = set(redundant([fact.expr for fact in facts], removable=removable))
+    exprs = [fact.expr for fact in facts]
+    implied = set(redundant(exprs, removable=removable, example=env.backed_var_to_val))
     ranges = {i for i in implied if facts[i].what == "range"}
     if ranges:
         needed = [fact for i, fact in enumerate(facts) if i not in implied]
@@ -163,7 +164,7 @@ def _derived_ranges(facts: Sequence[Fact], env: Any) -> Callable[[sympy.Symbol],
     scratch.backed_var_to_val.update(env.backed_var_to_val)
     for fact in facts:
         if _backed(fact, env):
-            scratch.evaluate_expr(fact.expr)
+            scratch._maybe_guard_rel(fact.expr)  # what `evaluate_expr` does with a guard that holds
     return lambda symbol: scratch.bound_sympy(scratch.replace(symbol))
 
 
