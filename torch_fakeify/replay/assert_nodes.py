@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from .existing_asserts import Key
 
 _aten: Any = torch.ops.aten
+_ASSERT = _aten._assert_scalar.default
 _SIZE = _aten.sym_constrain_range_for_size.default
 
 # A message of torch that only names the line of torch which added the assert.
@@ -440,7 +441,7 @@ class _Placer:
         self.lowering.stack_trace = _user_stack(item) or stack
         condition = self.lowering.compute(expr)
         mark = {"what": "assert", "expr": text}
-        self.lowering.assert_scalar(condition, _message(item, text), mark)
+        self.lowering.call(_ASSERT, (condition, _message(item, text)), mark)
         self.done.inserted.append(text)
 
 

@@ -164,7 +164,7 @@ def _derived_ranges(facts: Sequence[Fact], env: Any) -> Callable[[sympy.Symbol],
     scratch.backed_var_to_val.update(env.backed_var_to_val)
     for fact in facts:
         if _backed(fact, env):
-            scratch._maybe_guard_rel(fact.expr)  # what `evaluate_expr` does with a guard that holds
+            scratch.evaluate_expr(fact.expr)
     return lambda symbol: scratch.bound_sympy(scratch.replace(symbol))
 
 

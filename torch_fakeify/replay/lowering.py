@@ -48,9 +48,6 @@ ASSERTS = frozenset({"assert", "size_like"})
 _aten: Any = torch.ops.aten
 _functions: Any = torch
 
-ASSERT_SCALAR = _aten._assert_scalar.default
-"""The operator of inserted assertions."""
-
 
 def mark_of(fx_node: torch.fx.Node) -> Mapping[str, str] | None:
     """The mark of an inserted node; ``None`` for other nodes."""
@@ -181,24 +178,14 @@ class ExprLowering:
 
     def call(self, target: Any, args: tuple[Any, ...], mark: Mapping[str, str]) -> torch.fx.Node:
         """Insert a node that calls a function, with a mark and its fake value."""
-        fx_node = self._marked(target, args, mark)
-        values = [value_of(arg) for arg in args]
-        if None not in values:
-            with self._env.suppress_guards(), keeping_axioms(self._env):
-                fx_node.meta[self._key] = target(*values)
-        return fx_node
-
-    def assert_scalar(self, condition: Operand, message: str, mark: Mapping[str, str]) -> None:
-        """Insert a node that asserts a condition, which the environment has already."""
-        fx_node = self._marked(ASSERT_SCALAR, (condition, message), mark)
-        if value_of(condition) is not None:
-            fx_node.meta[self._key] = None
-
-    def _marked(self, target: Any, args: tuple[Any, ...], mark: Mapping[str, str]) -> torch.fx.Node:
         fx_node = self.graph.call_function(target, args)
         set_mark(fx_node, mark)
         if self.stack_trace is not None:
             fx_node.meta["stack_trace"] = self.stack_trace
+        values = [value_of(arg) for arg in args]
+        if None not in values:
+            with self._env.suppress_guards(), keeping_axioms(self._env):
+                fx_node.meta[self._key] = target(*values)
         return fx_node
 
     def can_compute(self, expr: sympy.Basic) -> bool:
