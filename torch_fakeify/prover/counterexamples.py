@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import assert_never
 
-from .polynomials import FLOOR, MAX, Either, Equal
+from .polynomials import FLOOR, MAX, Either, Equal, all_rows, options_of
 from .refutation import opposite
 from .simplex import Row
 
@@ -53,7 +53,7 @@ class Counterexamples:
     def __init__(
         self,
         table: AtomTable,
-        facts: Sequence[Sequence[Part]],
+        facts: Sequence[tuple[Part, ...]],
         values: Mapping[sympy.Symbol, object],
         work: WorkCounter,
     ) -> None:
@@ -81,7 +81,7 @@ class Counterexamples:
         if not self._is_usable:
             return False
         symbols = self._movable(_symbols_of(self._table, self._facts[at]))[:MAX_SYMBOLS]
-        for goal in _options(opposite(self._table, self._facts[at])):
+        for goal in options_of(opposite(self._table, self._facts[at])):
             for order in (symbols, symbols[::-1]) if len(symbols) > 1 else (symbols,):
                 if self._reaches(goal, order, at, others):
                     return True
@@ -114,7 +114,7 @@ class Counterexamples:
             backs = (
                 _towards(point, symbol, option, step)
                 for step in (1, -1)
-                for option in _options(self._facts[failing])
+                for option in options_of(self._facts[failing])
             )
             nearer = (b for b in backs if b and _is_between(b, start, point, symbol))
             better = self._repaired(point, failing, at, others) or next(nearer, None)
@@ -270,17 +270,6 @@ def _is_between(point: _Point, start: _Point, end: _Point, symbol: int) -> bool:
     return first < middle < last or last < middle < first
 
 
-def _options(parts: Sequence[Part]) -> Iterable[Sequence[Part]]:
-    """The conjunctions of which a condition requires one."""
-    lone = parts[0] if len(parts) == 1 else None
-    return lone.options if isinstance(lone, Either) else (parts,)
-
-
 def _symbols_of(table: AtomTable, parts: Iterable[Part]) -> set[int]:
-    found: set[int] = set()
-    for part in parts:
-        if isinstance(part, Either):
-            found.update(*(_symbols_of(table, option) for option in part.options))
-        else:
-            found |= table.symbols_of(part.coeffs)
-    return found
+    rows = (row for part in parts for row in all_rows(part))
+    return {symbol for row in rows for symbol in table.symbols_of(row.coeffs)}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from .counterexamples import Counterexamples
 from .intervals import Interval, Intervals
-from .polynomials import FALSE, AtomTable, Either, all_rows
+from .polynomials import FALSE, AtomTable, Either, all_rows, options_of
 from .refutation import Refuter, WorkCounter, opposite
 
 if TYPE_CHECKING:
@@ -263,9 +263,7 @@ class FactIndex:
         """Whether a condition contradicts facts."""
         facts = [part for _, part in near]
         # Each option is refuted separately, so that its equalities can replace symbols.
-        lone = wrong[0] if len(wrong) == 1 else None
-        options = lone.options if isinstance(lone, Either) else (wrong,)
-        return all(self.refuter.contradicts([*option, *facts]) for option in options)
+        return all(self.refuter.contradicts([*option, *facts]) for option in options_of(wrong))
 
     # --- neighbours ----------------------------------------------------------------------------
 

@@ -473,6 +473,12 @@ def either(options: list[tuple[Part, ...]]) -> tuple[Part, ...]:
     return alive[0] if len(alive) == 1 else (Either(tuple(alive)),)
 
 
+def options_of(parts: tuple[Part, ...]) -> tuple[tuple[Part, ...], ...]:
+    """The conjunctions of which a condition requires one."""
+    lone = parts[0] if len(parts) == 1 else None
+    return lone.options if isinstance(lone, Either) else (parts,)
+
+
 def _compares_numbers(expr: Any) -> bool:
     return all(isinstance(side, sympy.Expr) and side is not sympy.nan for side in expr.args)
 
