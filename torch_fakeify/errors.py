@@ -83,6 +83,34 @@ def _clip(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
+def check_type(
+    value: object,
+    kind: type | tuple[type, ...],
+    what: str,
+    error: type[FakeifyError],
+    *,
+    fix: str | None = None,
+) -> None:
+    """Raise an error unless an argument is an instance of a class.
+
+    Args:
+        value: the argument.
+        kind: the class, or several.
+        what: what it should be, such as ``a graph``.
+        error: the error's class.
+        fix: a remedy.
+    """
+    if isinstance(value, kind):
+        return
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    raise error(
+        f"not {what}",
+        expected=", ".join(each.__qualname__ for each in kinds),
+        found=type(value).__qualname__ if value is not None else "None",
+        fix=fix,
+    )
+
+
 class UnsupportedTensorError(FakeifyError, ValueError):
     """A tensor has a property that a record cannot represent (yet).
 

@@ -1,13 +1,18 @@
 """Interpreters that the tests of a module share, where a command would start one and import torch.
 
-Under the fixture `warm_workers` the commands get an idle `ForkServer` that an earlier command with the
-same environment has left; each request still runs in a forked child of its own. How interpreters start
+Under the fixture `warm_workers` the commands get an idle `ForkServer` that an earlier command
+has left; each request still runs in a forked child of its own. How interpreters start
 and end is tested without it, in ``tests/tools/test_worker.py`` and ``tests/test_cli.py``.
 """
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tempfile
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,11 +25,11 @@ from torch_fakeify.tools.worker import client
 from torch_fakeify.tools.worker.fork_server import ForkServer
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Generator, Hashable, Mapping
 
     from torch_fakeify.tools.worker.replies import Answer
 
+HARNESS = Path(__file__).parent
 _MOST = 2
 """How many idle interpreters there are at most."""
 
@@ -69,23 +74,53 @@ def _end(entries: list[tuple[Hashable, subprocess.Popen[bytes]]]) -> None:
 idle = _Idle()
 
 
+_READ_AT_START = ("CUDA", "LD_", "MKL", "OMP", "PYTHON", "PYTORCH", "TORCH")
+"""What the names of variables begin with that an interpreter, or torch, may read when it starts."""
+
+
 class WarmServer(ForkServer):
     """A fork server that takes an idle interpreter, and leaves its own for others.
 
-    The modules that a request names are imported by its child, so that another one does not have them.
+    The child of a request gets the environment and the import path that a new interpreter would have
+    (``warm_main.py``), and imports the modules that the request names, so that another child does not
+    have them.
     """
 
     _key: Hashable = None
 
+    def ask(
+        self, request: Mapping[str, Any], *, timeout: float, memory: int | None = None
+    ) -> Answer:
+        """Run a request in a fresh child."""
+        environment = client._environment(request.get("python"))
+        return super().ask({**request, "environment": environment}, timeout=timeout, memory=memory)
+
     def _started(self, request: Mapping[str, Any]) -> subprocess.Popen[bytes]:
-        python = request.get("python")
-        environment = client._environment(python)
-        environment.pop("PYTEST_CURRENT_TEST", None)
-        key = (python, *sorted(environment.items()))
+        python = request.get("python") or sys.executable
+        own = {
+            name: text
+            for name, text in request["environment"].items()
+            if name.startswith(_READ_AT_START) and name != "PYTHONPATH"
+        }
+        self._key = (python, *sorted(own.items()))
         if self._server is None:
-            self._server = idle.take(key)
-        self._key = key
-        return super()._started({"python": python})
+            self._server = idle.take(self._key)
+        if self._server is None or self._server.poll() is not None:
+            self._end()
+            package = request["environment"]["PYTHONPATH"].split(os.pathsep)[0]
+            self._server = subprocess.Popen(
+                [python, "-X", "faulthandler", HARNESS / "warm_main.py"],
+                env={**request["environment"], "PYTHONPATH": package},
+                start_new_session=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                cwd=tempfile.gettempdir(),
+            )
+            client._forbid_core_dumps(self._server)
+            if self._stopped:  # while it was started
+                self._server.kill()
+        return self._server
 
     def close(self) -> None:
         """Leave the interpreter for others, unless it is to be killed."""

@@ -26,8 +26,9 @@ def resolve_backend(backend: str | Compiler) -> Compiler:
     The module is imported.
 
     Raises:
-        CaptureError: no backend has that name, or the module or its attribute cannot be had.
+        CaptureError: no backend has that name, the module or its attribute cannot be had, or it cannot be called.
     """
+    check_backend(backend)
     if not isinstance(backend, str):
         return backend
     module, colon, name = backend.partition(":")
@@ -43,6 +44,16 @@ def resolve_backend(backend: str | Compiler) -> Compiler:
             fix="Import the module that registers it (--import MODULE)",
         )
     return found
+
+
+def check_backend(backend: object) -> None:
+    """Raise ``CaptureError`` unless an argument may be a backend."""
+    if not (isinstance(backend, str) or callable(backend)):
+        raise CaptureError(
+            "not a backend",
+            expected="a name that Dynamo knows, MODULE:ATTR, or a function (gm, example_inputs)",
+            found="None" if backend is None else type(backend).__qualname__,
+        )
 
 
 def find_backend(name: str) -> Compiler | None:

@@ -18,13 +18,13 @@ from torch_fakeify._weak_table import removal_callback
 from torch_fakeify.compat import torch_dispatch
 from torch_fakeify.compat.torch_dispatch import no_dispatch_guard
 from torch_fakeify.compat.torch_dynamo import dynamo_source
-from torch_fakeify.compat.torch_fakes import FakeTensor
+from torch_fakeify.compat.torch_fakes import FakeTensor, FakeTensorMode
 from torch_fakeify.encoding.contexts import Contexts
 from torch_fakeify.encoding.interpreters import Interpreters
 from torch_fakeify.encoding.meshes import Meshes
 from torch_fakeify.encoding.nested_ints import NestedInts
 from torch_fakeify.encoding.sources import DecodeMemo, decode_source
-from torch_fakeify.errors import ConvertError
+from torch_fakeify.errors import ConvertError, check_type
 from torch_fakeify.records.tensor import ContextDesc, NestedIntDesc, SymDesc, SymValue, owner_of
 
 from .attributes import resize, set_attributes, set_inner_marks
@@ -60,7 +60,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from torch_fakeify.compat.torch_dynamo import Source
-    from torch_fakeify.compat.torch_fakes import FakeTensorMode
     from torch_fakeify.compat.torch_symbols import ShapeEnv, SymbolicContext
     from torch_fakeify.records.tensor import IntLike, MetaTensorDesc, Value
 
@@ -104,6 +103,7 @@ class MetaConverter(TensorBuilder):
         keep_nested_ints: bool = False,
         meshes: Meshes | None = None,
     ) -> None:
+        check_type(mode, FakeTensorMode, "a fake mode", ConvertError)
         self.mode = mode
         # A mode of static shapes makes no symbols, but may have some to keep.
         static = mode.static_shapes and symbols != "keep"

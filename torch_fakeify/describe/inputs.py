@@ -47,17 +47,9 @@ def describe_inputs(
         shape_env: the frame's ``ShapeEnv``, if it has one.
 
     Raises:
-        CaptureError: the numbers of placeholders and inputs differ, or an input does not match its
-            placeholder.
+        CaptureError: an input does not match its placeholder.
         UnsupportedTensorError: an input has no record.
     """
-    if len(placeholders) != len(inputs):
-        raise CaptureError(
-            "the inputs do not fit the graph",
-            expected=f"{len(placeholders)} inputs, one for each placeholder",
-            found=f"{len(inputs)}",
-            fix=_INPUTS_FIX,
-        )
     for fx_node, value in zip(placeholders, inputs, strict=True):
         _check_input(fx_node, value)
     tensor_to_context = getattr(torch_dynamo.TracingContext.try_get(), "tensor_to_context", {})
@@ -87,7 +79,7 @@ def describe_inputs(
     return tuple(symbolizer.finished(described[fx_node]) for fx_node in placeholders)
 
 
-_INPUTS_FIX = "Pass the example inputs that the backend was called with"
+INPUTS_FIX = "Pass the example inputs that the backend was called with"
 _NO_VALUE: Any = object()
 _SCALARS: dict[type, tuple[type, ...]] = {
     bool: (bool, torch.SymBool),
@@ -147,7 +139,7 @@ def _check_input(fx_node: torch.fx.Node, value: Any) -> None:
             where=f"placeholder `{fx_node.name}`",
             expected=_kind(traced),
             found=_kind(value),
-            fix=_INPUTS_FIX,
+            fix=INPUTS_FIX,
         )
 
 

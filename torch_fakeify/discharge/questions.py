@@ -7,7 +7,7 @@ from typing import Any
 import sympy
 import torch
 
-from torch_fakeify.compat.torch_symbols import ShapeEnv
+from torch_fakeify.compat.arguments import check_shape_env
 from torch_fakeify.errors import ShapeEnvError
 
 from .known_facts import KnownFact, is_provable, knowledge_of
@@ -85,10 +85,7 @@ def why(shape_env: Any, expr: Any) -> list[KnownFact] | None:
 
 
 def _condition(shape_env: Any, expr: Any) -> Any:
-    if not isinstance(shape_env, ShapeEnv):
-        raise ShapeEnvError(
-            "not a shape environment", expected="ShapeEnv", found=type(shape_env).__qualname__
-        )
+    check_shape_env(shape_env)
     if isinstance(expr, bool):
         return expr
     if isinstance(expr, torch.SymBool):

@@ -24,6 +24,7 @@ from torch_fakeify.errors import (
     UnknownNameError,
     UnsupportedTensorError,
     UnsupportedValueError,
+    check_type,
     class_name,
 )
 from torch_fakeify.records.tensor import MetaTensorDesc, OpaqueValue, SubclassDesc, Value
@@ -114,6 +115,7 @@ def register_subclass(
         return lambda decorated: register_subclass(  # pyright: ignore[reportUnknownVariableType]
             decorated, encode_ctx=encode_ctx, decode_ctx=decode_ctx
         )
+    check_type(cls, type, "a class", UnsupportedValueError)
     where = class_name(cls)
     if (encode_ctx is None) != (decode_ctx is None):
         raise UnsupportedValueError(

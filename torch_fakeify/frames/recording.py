@@ -11,14 +11,16 @@ import msgspec
 from torch.export import ExportedProgram
 
 from torch_fakeify.compat import torch_dynamo
+from torch_fakeify.compat.arguments import check_graph, placeholders_of
 from torch_fakeify.compat.torch_graphs import operator_modules
 from torch_fakeify.describe.describer import MetaTensorDescriber
-from torch_fakeify.describe.inputs import describe_inputs, traced_values
+from torch_fakeify.describe.inputs import INPUTS_FIX, describe_inputs, traced_values
 from torch_fakeify.encoding.fake_modes import describe_fake_mode
 from torch_fakeify.encoding.modes import describe_modes
 from torch_fakeify.encoding.operators import describe_operators
 from torch_fakeify.encoding.sources import encode_source
 from torch_fakeify.encoding.surroundings import describe_surroundings
+from torch_fakeify.errors import CaptureError
 from torch_fakeify.fake_kernels.kernels import INFERRED
 from torch_fakeify.frames.graph.codec import encode_graph
 from torch_fakeify.records.frame import CaptureDesc, FakeModeDesc
@@ -107,10 +109,11 @@ def describe_frame(
         program, gm = gm, gm.graph_module
         export = describe_export(program, data=constants == "small")
     else:
+        check_graph(gm, CaptureError)
         program, gm = None, with_guard_nodes(gm)
-    placeholders = [fx_node for fx_node in gm.graph.nodes if fx_node.op == "placeholder"]
     if example_inputs is None:
-        example_inputs = traced_values(placeholders)
+        example_inputs = traced_values(gm.graph.find_nodes(op="placeholder"))
+    placeholders = placeholders_of(gm, example_inputs, CaptureError, fix=INPUTS_FIX)
     code = traced_code(torch_dynamo.TracingContext.try_get())
     fake_mode = torch_dynamo.detect_fake_mode(list(example_inputs))
     shape_env = None if fake_mode is None else fake_mode.shape_env

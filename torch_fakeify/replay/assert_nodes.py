@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import sympy
 import torch
 
+from torch_fakeify.compat.arguments import check_graph, check_shape_env
 from torch_fakeify.compat.torch_symbols import int_oo
 from torch_fakeify.encoding.stacks import encode_stack, location_text, stack_text
 from torch_fakeify.errors import ShapeEnvError
@@ -102,6 +103,8 @@ def insert_runtime_asserts(gm: torch.fx.GraphModule, shape_env: Any) -> Inserted
         >>> tfk.insert_runtime_asserts(gm, x.fake_mode.shape_env).inserted
         ()
     """
+    check_graph(gm)
+    check_shape_env(shape_env)
     strip_marked(gm, ASSERTS.__contains__)
     asserts = [
         _Assert(ra.expr, ra.msg, ra.stack)

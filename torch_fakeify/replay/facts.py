@@ -157,15 +157,42 @@ def _derived_ranges(facts: Sequence[Fact], env: Any) -> Callable[[sympy.Symbol],
     scratch: Any = torch_symbols.unvalidated_shape_env()
     here = scratch._get_sloc()
     scratch._get_sloc = lambda *_args, **_kwargs: here  # not used
+    given: dict[Any, Any] = {}
+    for fact in facts:
+        if fact.symbol is not None:
+            given.setdefault(fact.symbol, {})[type(fact.expr)] = fact.expr.args[1]
     for symbol, bounds in env.var_to_range.items():
-        scratch.var_to_range[symbol] = bounds.unknown_int() if bounds.is_int else bounds.unknown()
+        limits = given.get(symbol, {})
+        unknown = bounds.unknown_int() if bounds.is_int else bounds.unknown()
+        scratch.var_to_range[symbol] = unknown & torch_symbols.ValueRanges(
+            limits.get(sympy.Ge, unknown.lower), limits.get(sympy.Le, unknown.upper)
+        )
         scratch.var_to_range_sloc[symbol] = torch_symbols.ValueRangesSLoc(here, here)
         scratch.var_to_sources[symbol] = env.var_to_sources.get(symbol, [])
     scratch.backed_var_to_val.update(env.backed_var_to_val)
     for fact in facts:
-        if _backed(fact, env):
+        if fact.symbol is None and _backed(fact, env) and _may_bound(fact.expr):
             scratch.evaluate_expr(fact.expr)
     return lambda symbol: scratch.bound_sympy(scratch.replace(symbol))
+
+
+def _may_bound(expr: sympy.Basic) -> bool:
+    """Whether a ``ShapeEnv`` may derive a range from a condition.
+
+    It learns from relations of up to five symbols other than ``!=`` and from their conjunctions
+    (``ShapeEnv._maybe_guard_rel``, torch 2.13), and solves no inequality for what is inside a ``Mod``.
+    """
+    if isinstance(expr, (sympy.Eq, sympy.And)):
+        return True
+    if not isinstance(expr, (sympy.Lt, sympy.Le, sympy.Gt, sympy.Ge)):
+        return False
+    parts = sympy.preorder_traversal(expr)
+    for part in parts:
+        if isinstance(part, torch_symbols.sympy_functions.Mod):
+            parts.skip()
+        elif isinstance(part, sympy.Symbol):
+            return True
+    return False
 
 
 def _holds(fact: Fact, ranges: Callable[[sympy.Symbol], Any]) -> bool:

@@ -17,6 +17,7 @@ import torch
 from torch.fx.node import map_arg
 
 from torch_fakeify.compat import torch_dynamo, torch_fakes
+from torch_fakeify.compat.arguments import check_graph, check_shape_env, placeholders_of
 from torch_fakeify.encoding.stacks import decode_stack, location_text, parse_stack
 from torch_fakeify.errors import ShapeEnvError, UnsupportedValueError
 from torch_fakeify.prover.implication import conflict
@@ -80,6 +81,8 @@ def insert_guards(
         >>> tfk.insert_guards(gm, x.fake_mode.shape_env).inserted
         ('x_1.size(0) >= 3',)
     """
+    check_graph(gm)
+    check_shape_env(shape_env)
     strip_marked(gm, lambda what: what not in ASSERTS)
     graph = gm.graph
     lowering = ExprLowering(graph, shape_env)
@@ -259,13 +262,7 @@ def learn(gm: torch.fx.GraphModule, fake_inputs: Sequence[Any]) -> int:
         >>> tfk.learn(gm, [x])
         1
     """
-    placeholders = gm.graph.find_nodes(op="placeholder")
-    if len(placeholders) != len(fake_inputs):
-        raise ShapeEnvError(
-            "the inputs do not fit the graph",
-            expected=f"{len(placeholders)} inputs, one for each placeholder",
-            found=str(len(fake_inputs)),
-        )
+    placeholders = placeholders_of(gm, fake_inputs)
     mode, env = _home_of(fake_inputs)
     learner = _Learner(env, dict(zip(placeholders, fake_inputs, strict=True)))
     # A context with the mode would end with ShapeEnv.cleanup, which drops all stacks.
@@ -411,4 +408,5 @@ def strip_guards(gm: torch.fx.GraphModule) -> int:
         >>> tfk.strip_guards(gm) > 0, tfk.strip_guards(gm)
         (True, 0)
     """
+    check_graph(gm)
     return strip_marked(gm, lambda _what: True)

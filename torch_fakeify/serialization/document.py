@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
 import msgspec
 
-from torch_fakeify.errors import FormatError
+from torch_fakeify.errors import FormatError, check_type
 
 from . import limits
 from .decoder import Reader
@@ -88,6 +88,7 @@ def loads(
         >>> tfk.loads(tfk.dumps({"x": tfk.describe_tensor(torch.ones(2))}))["x"].size
         (2,)
     """
+    check_type(data, (bytes, bytearray, memoryview), "data of torch_fakeify", FormatError)
     reader = Reader(bytes(data), "$", describer=describer)
     if reader.root is msgspec.UNSET:
         raise FormatError("the document has no root", where="$")

@@ -23,7 +23,7 @@ from torch_fakeify.encoding.exprs import decode_expr
 from torch_fakeify.encoding.nested_ints import MAX_NESTED_INT
 from torch_fakeify.encoding.sources import DecodeMemo, decode_source, name_of
 from torch_fakeify.encoding.stacks import decode_location, decode_stack
-from torch_fakeify.errors import FormatError
+from torch_fakeify.errors import FormatError, check_type
 from torch_fakeify.records.shape_env import IMPLIED_KEYS, ShapeEnvDesc, SymbolDesc
 from torch_fakeify.records.tensor import ExprDesc, SymbolNode
 
@@ -52,6 +52,7 @@ def restore(d: ShapeEnvDesc) -> Any:
         >>> tfk.snapshot(tfk.restore(record)) == record
         True
     """
+    check_type(d, ShapeEnvDesc, "the record of a shape environment", FormatError)
     return _Restore(d).env()
 
 

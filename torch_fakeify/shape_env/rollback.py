@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from torch_fakeify.compat.torch_symbols import ShapeEnv
+from torch_fakeify.compat.arguments import check_shape_env
 from torch_fakeify.errors import ShapeEnvError
 
 from .saved_state import SavedState
@@ -65,10 +65,7 @@ class Checkpoint:
     """
 
     def __init__(self, shape_env: Any) -> None:
-        if not isinstance(shape_env, ShapeEnv):
-            raise ShapeEnvError(
-                "not a shape environment", expected="ShapeEnv", found=type(shape_env).__qualname__
-            )
+        check_shape_env(shape_env)
         _refuse_recording(shape_env)
         self._stack: _CheckpointStack | None = _stack_of(shape_env)
         self._ended = ""

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import sympy
 import torch
 
+from torch_fakeify.compat.arguments import check_shape_env
 from torch_fakeify.compat.attribute_policies import SHAPE_ENV_ATTRIBUTES as ATTRIBUTES
 from torch_fakeify.compat.attribute_policies import unknown_attributes
-from torch_fakeify.compat.torch_symbols import ShapeEnv, SingletonInt
+from torch_fakeify.compat.torch_symbols import SingletonInt
 from torch_fakeify.encoding.conditions import DIM, RecordedCondition, evaluate_condition
 from torch_fakeify.encoding.exprs import encode_expr
 from torch_fakeify.encoding.sources import encode_source
@@ -65,10 +66,7 @@ def snapshot(env: Any) -> ShapeEnvDesc:
         >>> tfk.snapshot(ShapeEnv()).guards
         ()
     """
-    if not isinstance(env, ShapeEnv):
-        raise ShapeEnvError(
-            "not a shape environment", expected="ShapeEnv", found=type(env).__qualname__
-        )
+    check_shape_env(env)
     unknown = unknown_attributes(env, ATTRIBUTES)
     if unknown:
         raise ShapeEnvError(

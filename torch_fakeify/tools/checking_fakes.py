@@ -19,6 +19,7 @@ import torch
 
 from torch_fakeify._atomic_write import check_not_input, check_writable
 from torch_fakeify.compat import torch_dynamo, torch_fakes, torch_symbols
+from torch_fakeify.compat.arguments import placeholders_of
 from torch_fakeify.errors import CaptureError
 from torch_fakeify.frames.inputs.size_search import choose_sizes
 from torch_fakeify.frames.recording import capture as capture_graph
@@ -436,14 +437,7 @@ def _capture_of_graph(gm: torch.fx.GraphModule, inputs: Sequence[Any] | None) ->
             "the graph has no fake values", where="inputs", fix="Pass inputs for its placeholders"
         )
     copy = torch.fx.GraphModule(gm, _copied(gm.graph))
-    placeholders = copy.graph.find_nodes(op="placeholder")
-    if len(placeholders) != len(inputs):
-        raise CaptureError(
-            "the inputs do not fit the graph",
-            where="inputs",
-            expected=f"{len(placeholders)}, one for each placeholder",
-            found=str(len(inputs)),
-        )
+    placeholders = placeholders_of(copy, inputs, CaptureError)
     mode = torch_dynamo.detect_fake_mode(list(inputs))
     if mode is None:
         env = torch_symbols.ShapeEnv()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_fakeify.compat import torch_dynamo, torch_symbols
-from torch_fakeify.compat.backends import backend_name, compiler_of, reset_backend
+from torch_fakeify.compat.backends import backend_name, check_backend, compiler_of, reset_backend
 from torch_fakeify.convert.converter import MetaConverter
 from torch_fakeify.describe.describer import MetaTensorDescriber
 from torch_fakeify.describe.inputs import describe_inputs, initial_fakes
@@ -45,6 +45,7 @@ class Handoff:
     def __init__(
         self, inner: str | Callable[..., Any] = "inductor", *, entailment: bool = False
     ) -> None:
+        check_backend(inner)
         self.inner = inner
         self.entailment = entailment
         asking = ", entailment=True" if entailment else ""

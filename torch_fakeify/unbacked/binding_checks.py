@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from torch_fakeify.compat.arguments import check_graph
 from torch_fakeify.compat.torch_graphs import OpOverload
 from torch_fakeify.errors import ShapeEnvError
 from torch_fakeify.replay.bindings import (
@@ -82,6 +83,7 @@ def check_bindings(gm: torch.fx.GraphModule, *, asserts: bool = True) -> None:
 
 def binding_faults(gm: torch.fx.GraphModule, *, asserts: bool = True) -> list[BindingFault]:
     """The faults that `check_bindings` reports, in the order of the nodes."""
+    check_graph(gm)
     env = env_of(gm.graph)
     if env is None:
         return []

@@ -20,6 +20,7 @@ from torch_fakeify.compat import (
     torch_graphs,
     torch_symbols,
 )
+from torch_fakeify.compat.arguments import check_graph
 from torch_fakeify.encoding.modes import preserve_modes
 from torch_fakeify.errors import ShapeEnvError
 from torch_fakeify.replay.bindings import (
@@ -76,6 +77,7 @@ def repropagate(
         >>> (sin,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default)
         >>> _ = tfk.repropagate(gm, [sin])
     """
+    check_graph(gm)
     mode = mode or mode_of([value_of(fx_node) for fx_node in gm.graph.nodes])
     if mode is None:
         raise ShapeEnvError(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from torch_fakeify.compat.arguments import placeholders_of
 from torch_fakeify.errors import ShapeEnvError
 from torch_fakeify.replay.bindings import env_of
 from torch_fakeify.replay.lowering import bodies
@@ -91,13 +92,7 @@ def retrace(
         >>> tfk.retrace(gm, inputs).symbols
         {u0: u0}
     """
-    placeholders = gm.graph.find_nodes(op="placeholder")
-    if len(placeholders) != len(inputs):
-        raise ShapeEnvError(
-            "the inputs do not fit the graph",
-            expected=f"{len(placeholders)} inputs, one for each placeholder",
-            found=str(len(inputs)),
-        )
+    placeholders_of(gm, inputs)
     mode = mode or mode_of(inputs)
     original = env_of(gm.graph)
     if mode is None or mode.shape_env is None or mode.shape_env is original:

@@ -12,6 +12,7 @@ import sympy
 import torch
 
 from torch_fakeify.compat import torch_symbols
+from torch_fakeify.compat.arguments import check_graph
 from torch_fakeify.errors import ShapeEnvError
 from torch_fakeify.replay.assert_nodes import insert_runtime_asserts
 from torch_fakeify.replay.bindings import (
@@ -92,6 +93,7 @@ def transplant(
         >>> moved = tfk.transplant(gm, old, new)
         >>> tfk.check_bindings(gm)
     """
+    check_graph(gm)
     env = env_of(gm.graph)
     sites = [] if env is None else list(_sites_of(gm, old_fx_node, env))
     if new_fx_node is None:

@@ -1,0 +1,51 @@
+"""Checks of the arguments of public functions, so that one of the wrong class gets an error that says so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torch_fakeify.errors import FakeifyError, ShapeEnvError, check_type
+
+from .torch_symbols import ShapeEnv
+
+
+def check_shape_env(value: object) -> None:
+    """Raise ``ShapeEnvError`` unless an argument is a ``ShapeEnv``."""
+    static = "A FakeTensorMode without shape_env= has none, and assumes nothing about sizes"
+    check_type(value, ShapeEnv, "a shape environment", ShapeEnvError, fix=None if value else static)
+
+
+def check_graph(value: object, error: type[FakeifyError] = ShapeEnvError) -> None:
+    """Raise an error unless an argument is a ``torch.fx.GraphModule``."""
+    check_type(value, torch.fx.GraphModule, "a graph", error)
+
+
+def placeholders_of(
+    gm: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    error: type[FakeifyError] = ShapeEnvError,
+    *,
+    fix: str | None = None,
+) -> list[torch.fx.Node]:
+    """Return the placeholders of a graph; raise an error unless there is an input for each.
+
+    Args:
+        gm: the graph.
+        inputs: a sequence of inputs.
+        error: the error's class.
+        fix: a remedy for another number of inputs.
+    """
+    check_graph(gm, error)
+    placeholders = list(gm.graph.find_nodes(op="placeholder"))
+    check_type(inputs, Sequence, "a list of inputs", error)
+    if len(placeholders) != len(inputs):
+        raise error(
+            "the inputs do not fit the graph",
+            expected=f"{len(placeholders)} inputs, one for each placeholder",
+            found=str(len(inputs)),
+            fix=fix,
+        )
+    return placeholders
