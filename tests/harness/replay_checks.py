@@ -95,6 +95,24 @@ def check_insert(frame: Frame, tally: Tally) -> None:
     tally["facts about other than inputs"] += len(other)
 
 
+def check_values(frame: Frame, tally: Tally) -> None:
+    """The value of each inserted node is what its function gives for the values of its arguments."""
+    insert(frame)
+    key = "example_value" if any("example_value" in n.meta for n in frame.gm.graph.nodes) else "val"
+    for n in frame.gm.graph.nodes:
+        if mark_of(n) is None or not isinstance(n.meta.get(key), SYMBOLIC):
+            continue
+        args = [a.meta[key] if isinstance(a, torch.fx.Node) else a for a in n.args]
+        with frame.env.suppress_guards():
+            expected: Any = n.target(*args)
+        found = n.meta[key]
+        assert type(found) is type(expected), n.format_node()
+        assert found.node.pytype is expected.node.pytype, n.format_node()
+        assert found.node.hint == expected.node.hint, n.format_node()
+        assert found.node.expr == expected.node.expr, n.format_node()
+        tally["values compared"] += 1
+
+
 def check_learn(frame: Frame, tally: Tally) -> None:
     """Laws 4, 5 and 7: learn from the nodes alone, go back, and from a record of what was learned."""
     insert(frame)

@@ -26,6 +26,7 @@ from replay_checks import (
     check_minimal,
     check_retrace,
     check_run,
+    check_values,
     insert,
 )
 from replay_frames import Frame, input_facts
@@ -55,6 +56,7 @@ PROGRAMS = 50
 
 _CHECKS: tuple[Callable[[Frame, Tally], None], ...] = (
     check_insert,
+    check_values,
     check_learn,
     check_code,
     check_minimal,
@@ -118,6 +120,7 @@ def test_laws_hold_for_random_programs() -> None:
     """Insert, learn, roll back, restore, capture and run: see the checks for the laws."""
     tally = run_programs(0, 8)
     assert tally["facts inserted"]
+    assert tally["values compared"]
     assert not tally["programs: not traced"]
 
 

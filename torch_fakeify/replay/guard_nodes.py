@@ -202,7 +202,7 @@ class _Inserter:
             if not self.lowering.is_bound(symbol):
                 self._read(symbol)
         try:
-            condition = self.lowering.compute(fact.expr)
+            condition = self.lowering.compute(fact.expr, is_evaluated=fact.what == "guard")
         except UnsupportedValueError:
             return  # it is reported as not inserted
         text = text or self.lowering.text(fact.expr)

@@ -19,6 +19,7 @@ import sympy
 import torch
 from sympy.functions.elementary.piecewise import ExprCondPair
 
+from torch_fakeify.compat import torch_symbols
 from torch_fakeify.compat.torch_symbols import is_dense_and_non_overlapping
 from torch_fakeify.compat.torch_symbols import sympy_functions as functions
 from torch_fakeify.encoding.exprs import encode_expr
@@ -118,6 +119,12 @@ def value_of(operand: Any) -> Any:
     return meta["example_value"] if "example_value" in meta else meta.get("val")
 
 
+def _example(value: Any) -> Any:
+    """The number that the example inputs give to a symbolic scalar; any other value itself."""
+    is_symbolic = isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+    return value.node.hint if is_symbolic else value
+
+
 @contextmanager
 def keeping_axioms(shape_env: Any) -> Generator[None, None, None]:
     """Evaluate expressions inside without changing which axioms count as simplified.
@@ -178,15 +185,40 @@ class ExprLowering:
 
     def call(self, target: Any, args: tuple[Any, ...], mark: Mapping[str, str]) -> torch.fx.Node:
         """Insert a node that calls a function, with a mark and its fake value."""
+        fx_node = self.insert(target, args, mark)
+        self.run(fx_node)
+        return fx_node
+
+    def insert(self, target: Any, args: tuple[Any, ...], mark: Mapping[str, str]) -> torch.fx.Node:
+        """Insert a node that calls a function, with a mark and without a value."""
         fx_node = self.graph.call_function(target, args)
         set_mark(fx_node, mark)
         if self.stack_trace is not None:
             fx_node.meta["stack_trace"] = self.stack_trace
-        values = [value_of(arg) for arg in args]
+        return fx_node
+
+    def run(self, fx_node: torch.fx.Node) -> None:
+        """Set the fake value of a node by running it on the values of its arguments."""
+        values = [value_of(arg) for arg in fx_node.args]
         if None not in values:
+            target: Any = fx_node.target
             with self._env.suppress_guards(), keeping_axioms(self._env):
                 fx_node.meta[self._key] = target(*values)
-        return fx_node
+
+    def run_as(self, fx_node: torch.fx.Node, expr: sympy.Basic) -> None:
+        """Set the fake value of a node that computes an expression which sympy has evaluated.
+
+        Torch's operations would evaluate it anew, which takes most of their time. They run where the
+        example inputs give the node no number.
+        """
+        numbers = [_example(value_of(arg)) for arg in fx_node.args]
+        if not all(isinstance(number, (int, float)) for number in numbers):
+            self.run(fx_node)
+            return
+        target: Any = fx_node.target
+        number = target(*numbers)
+        kind = type(number).__name__
+        fx_node.meta[self._key] = torch_symbols.make_sym(kind, expr, self._env, number)
 
     def can_compute(self, expr: sympy.Basic) -> bool:
         """Whether graph functions can compute an expression from its symbols."""
@@ -196,16 +228,20 @@ class ExprLowering:
             return False
         return True
 
-    def compute(self, expr: sympy.Basic) -> Operand:
+    def compute(self, expr: sympy.Basic, *, is_evaluated: bool = False) -> Operand:
         """Insert the nodes that compute an expression; returns the last one, or a constant.
+
+        Args:
+            expr: the expression.
+            is_evaluated: whether sympy has evaluated all of it, as a guard of the environment.
 
         Raises:
             UnsupportedValueError: no graph function computes it; nothing was inserted.
         """
         _check(expr)
-        return self._compute(expr)
+        return self._compute(expr, is_evaluated=is_evaluated)
 
-    def _compute(self, expr: sympy.Basic) -> Operand:
+    def _compute(self, expr: sympy.Basic, *, is_evaluated: bool) -> Operand:
         cached = self._cached.get(expr)
         if cached is not None:
             return cached
@@ -214,10 +250,15 @@ class ExprLowering:
             return constant
         args: Sequence[sympy.Basic] = expr.args
         mark = {"what": "compute", "expr": self.text(expr)}
-        emitter = _NodeEmitter(self, mark)
+        emitter = _NodeEmitter(self, mark, is_evaluated=is_evaluated)
         if type(expr) in _COMMUTATIVE:
             args = self.in_order(args)
         found = self._cached[expr] = _table()[type(expr)](emitter, expr, args)
+        for fx_node in emitter.inserted:
+            if is_evaluated and fx_node is found:
+                self.run_as(fx_node, expr)
+            else:
+                self.run(fx_node)
         return found
 
 
@@ -264,17 +305,26 @@ def _is_number(part: ExprNode) -> bool:
 class _NodeEmitter:
     """Emits FX nodes; passed to the functions of the table."""
 
-    def __init__(self, lowering: ExprLowering, mark: Mapping[str, str]) -> None:
+    def __init__(
+        self, lowering: ExprLowering, mark: Mapping[str, str], *, is_evaluated: bool
+    ) -> None:
+        self.inserted: list[torch.fx.Node] = []
+        """The new nodes, which have no values yet."""
         self._lowering = lowering
         self._mark = mark
+        self._is_evaluated = is_evaluated
 
     def of(self, expr: sympy.Basic) -> Operand:
-        return self._lowering._compute(expr)  # pyright: ignore[reportPrivateUsage]
+        return self._lowering._compute(  # pyright: ignore[reportPrivateUsage]
+            expr, is_evaluated=self._is_evaluated
+        )
 
     def call(self, target: Any, *args: Operand) -> Operand:
         if not any(isinstance(arg, torch.fx.Node) for arg in args):
             return target(*args)
-        return self._lowering.call(target, args, self._mark)
+        fx_node = self._lowering.insert(target, args, self._mark)
+        self.inserted.append(fx_node)
+        return fx_node
 
 
 _Entry: TypeAlias = "Callable[[_NodeEmitter, Any, Sequence[Any]], Operand]"
