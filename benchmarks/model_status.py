@@ -34,6 +34,7 @@ import torch
 import torch._inductor.config
 
 import torch_fakeify as tfk
+from torch_fakeify.tools.worker.client import run_limited
 
 from .checkout import ROOT, TESTS
 from .status_models import NotBuiltError, architectures, built, libraries, tensors_of
@@ -177,25 +178,24 @@ def _in_process(
         "PYTHONPATH": os.pathsep.join([str(ROOT), *TESTS]),
     }
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.model_status", "--one", one],
-            stdout=out,
-            stderr=log,
-            cwd=ROOT,
-            env=environment,
+        ending, code = run_limited(
+            lambda: subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.model_status", "--one", one],
+                stdout=out,
+                stderr=log,
+                cwd=ROOT,
+                env=environment,
+                start_new_session=True,
+            ),
+            timeout=limit,
         )
-        try:
-            code = process.wait(limit)
-            error = f"status {code}" if code else "nothing was printed"
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            code, error = None, f"longer than {limit:g} s"
         out.seek(0)
         log.seek(0)
         rows = [json.loads(line) for line in out if line.startswith(ROW)]
-        if code is not None:
-            error = " ".join([f"{error}:", *[line for line in log if line.strip()][-1:]]).strip()
+        error = f"longer than {limit:g} s"
+        if ending == "ended":
+            what = f"status {code}" if code else "nothing was printed"
+            error = " ".join([f"{what}:", *[line for line in log if line.strip()][-1:]]).strip()
     yield from rows
     for mode in modes:
         if mode not in {row["mode"] for row in rows}:

@@ -39,6 +39,7 @@ def _convert(*records: tfk.MetaTensorDesc) -> list[torch.Tensor]:
     return [converter.from_desc(record) for record in records]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("read", [tfk.loads, _unpickle], ids=["documents", "pickles"])
 def test_equal_records_of_two_processes_are_refused_together(
     read: Callable[[bytes], Any], documents_and_pickles: list[list[bytes]]
@@ -54,6 +55,7 @@ def test_equal_records_of_two_processes_are_refused_together(
     assert _convert(first)[0].shape == _convert(second)[0].shape == (4,)
 
 
+@pytest.mark.sweep
 def test_documents_of_two_processes_have_equal_bytes(
     documents_and_pickles: list[list[bytes]],
 ) -> None:

@@ -35,6 +35,7 @@ def test_a_fresh_instance_has_the_facts_of_the_record(name: str) -> None:
     assert differences(case(name)) == []
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", CASES)
 def test_a_fresh_instance_has_the_facts_in_another_process(
     name: str, elsewhere: dict[str, list[str]]

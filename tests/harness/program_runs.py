@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import pytest
 
 _QUICK = [p for p in programs().values() if not p.slow]
-FAST = [p for i, p in enumerate(_QUICK) if i % 3 == 0 or p.name == "custom_op"]
-"""A third of the programs that need no compiler: what plain pytest runs."""
+FAST = [p for i, p in enumerate(_QUICK) if i % 6 == 0 or p.name == "custom_op"]
+"""A sixth of the programs that need no compiler: what plain pytest runs."""
 SLOW = [p for p in programs().values() if p not in FAST]
 """All others, which `.ci/run` runs too."""
 

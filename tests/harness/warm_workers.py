@@ -23,6 +23,7 @@ from torch_fakeify.tools.demo import runner
 from torch_fakeify.tools.minify import search
 from torch_fakeify.tools.worker import client
 from torch_fakeify.tools.worker.fork_server import ForkServer
+from torch_fakeify.tools.worker.limits import forbid_core_dumps
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Hashable, Mapping
@@ -117,7 +118,7 @@ class WarmServer(ForkServer):
                 stderr=subprocess.DEVNULL,
                 cwd=tempfile.gettempdir(),
             )
-            client._forbid_core_dumps(self._server)
+            forbid_core_dumps(self._server.pid)
             if self._stopped:  # while it was started
                 self._server.kill()
         return self._server

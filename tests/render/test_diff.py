@@ -160,6 +160,7 @@ def test_recompiles_are_described_by_names_of_the_program(run: tuple[str, list[P
     assert ["\n".join(lines) for lines in texts] == EXPECTED
 
 
+@pytest.mark.sweep
 def test_run_prints_why_a_function_was_compiled_again(run: tuple[str, list[Path]]) -> None:
     """Each compilation after the first is compared with the one before."""
     text, paths = run

@@ -372,7 +372,9 @@ def test_bad_arguments_are_refused() -> None:
     gm = torch.fx.symbolic_trace(torch.nn.ReLU())
     with pytest.raises(tfk.CaptureError, match=r"^inputs: the graph has no fake values"):
         tfk.check_fakes(gm)
-    with pytest.raises(tfk.CaptureError, match=r"expected 1, one for each placeholder; found 2"):
+    with pytest.raises(
+        tfk.CaptureError, match=r"expected 1 inputs, one for each placeholder; found 2"
+    ):
         tfk.check_fakes(gm, [torch.ones(2), torch.ones(2)])
     with pytest.raises(tfk.CaptureError, match=r"^inputs: a capture has its inputs"):
         tfk.check_fakes(GOLDEN / "model_bert.fkf", [])

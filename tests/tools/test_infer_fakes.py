@@ -98,15 +98,15 @@ def test_a_crash_a_hang_and_memory_are_results() -> None:
         if x.shape[0] == 5:
             time.sleep(60)
         if x.shape[0] == 8:
-            torch.ones(1 << 28)
+            torch.ones(1 << 27)
             time.sleep(60)
         return x.clone()
 
-    kernel = tfk.infer_fake(fragile, [(torch.ones(4),)], timeout=0.7, memory=1 << 29)
+    kernel = tfk.infer_fake(fragile, [(torch.ones(4),)], timeout=2.0, memory=1 << 28)
     assert {text.partition(" ")[2] for text in kernel.report.ended} >= {
         "process ended: SIGSEGV",
-        "ran longer than 0.7 s",
-        "held more than 512 MiB",
+        "ran longer than 2 s",
+        "held more than 256 MiB",
     }
     assert kernel(torch.ones(9, device="meta")).shape == (9,)
     assert any("few calls" in text for text in kernel.report.guesses)

@@ -290,6 +290,7 @@ def test_inductor_gets_the_settings_of_the_script(home: Path) -> None:
         assert len(lines) == 1 + bool(options)
 
 
+@pytest.mark.sweep
 def test_an_exported_frame_is_captured_but_not_compiled(home: Path) -> None:
     """``--backend`` does not make a frame of ``torch.export`` one that is compiled."""
     (home / "s.py").write_text(

@@ -19,6 +19,7 @@ def test_operators_that_do_not_differ_have_no_difference() -> None:
     assert set(found.compared) == {each.full_name for each in infos}
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(
     not torch.__version__.startswith("2.13."), reason="the table is that of torch 2.13"
 )

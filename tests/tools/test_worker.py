@@ -192,10 +192,12 @@ def test_a_child_leaves_no_process(
     assert ends(int((planted / "left").read_text()))
 
 
+@pytest.mark.sweep
 def test_an_idle_interpreter_of_the_tests_has_nothing_of_an_earlier_request(
     planted: Path, pair: tuple[Path, Path]
 ) -> None:
     """A warm server answers after a crash and an import as a new one does, from one interpreter."""
+    idle.clear()
     (planted / "asked.py").write_text("")
     asked = {"directory": str(planted), "imports": ["asked"]}
     absent = {"task": "run", "backend": "eager", "sizes": [], "absent": ["asked"]}
@@ -231,6 +233,7 @@ def test_a_killed_server_is_replaced(server: ForkServer, pair: tuple[Path, Path]
     assert isinstance(compile_with(server, pair[0], "eager").outcome, Compiled)
 
 
+@pytest.mark.sweep
 def test_replay_has_limits(
     planted: Path, pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
-import resource
 import signal
 import sys
 import warnings
@@ -18,7 +17,7 @@ from torch_fakeify.errors import FakeKernelError
 from torch_fakeify.fake_kernels.observed import Outcome
 from torch_fakeify.fake_kernels.specs import run_call
 
-from .worker.limits import can_count_memory, enforce, memory_of
+from .worker.limits import can_count_memory, enforce, forbid_core_dumps, memory_of
 from .worker.replies import Ended
 
 if TYPE_CHECKING:
@@ -123,7 +122,7 @@ def _serve(op: Any, pipe: Connection[Outcome, CallSpec]) -> NoReturn:
     try:
         if faulthandler.is_enabled():
             faulthandler.disable()
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # it gets SIGABRT at a limit
+        forbid_core_dumps()
         null = os.open(os.devnull, os.O_RDWR)
         for target in (0, 1, 2):
             os.dup2(null, target)

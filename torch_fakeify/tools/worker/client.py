@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from torch_fakeify._version import PACKAGE_DIR
 from torch_fakeify.versions import TorchVersionWarning, accepted_text, support_status
 
 from .interpreters import package_folder
-from .limits import enforce
+from .limits import enforce, forbid_core_dumps
 from .replies import Answer, Ended, Here
 
 if TYPE_CHECKING:
@@ -100,7 +99,7 @@ def run_limited(
     try:
         with deferred_interrupts():
             child = started()
-        _forbid_core_dumps(child)  # it gets SIGABRT at a limit
+        forbid_core_dumps(child.pid)
         return enforce(child.pid, ended, timeout=timeout, memory=memory), child.wait()
     finally:  # on an exception, such as `KeyboardInterrupt`, kill the child
         if child is not None and child.returncode is None:
@@ -211,14 +210,8 @@ def start(
         stderr=stderr,
         cwd=cwd,
     )
-    _forbid_core_dumps(child)
+    forbid_core_dumps(child.pid)
     return child
-
-
-def _forbid_core_dumps(child: subprocess.Popen[bytes]) -> None:
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):
-            resource.prlimit(child.pid, resource.RLIMIT_CORE, (0, 0))
 
 
 def answer_of(ending: Ending, status: int, exchange: Exchange) -> Answer:

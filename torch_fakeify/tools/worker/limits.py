@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -39,6 +41,19 @@ def signal_name(status: int) -> str:
 def can_count_memory() -> bool:
     """Whether the memory of other processes can be read here."""
     return (_PROC / "self" / "status").exists()
+
+
+def forbid_core_dumps(pid: int = 0) -> None:
+    """Keep a process from writing a core file when it gets SIGABRT at a limit.
+
+    Args:
+        pid: of the process, on Linux; 0 for this one, on any system.
+    """
+    with contextlib.suppress(OSError):
+        if pid == 0:
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        elif sys.platform == "linux":
+            resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
 
 
 def enforce(
