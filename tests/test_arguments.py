@@ -32,7 +32,7 @@ def _env() -> Any:
 ENV = "not a shape environment; expected ShapeEnv"
 GRAPH = "not a graph; expected GraphModule"
 MODE = "not a fake mode; expected FakeTensorMode"
-INPUTS = "not a list of inputs; expected Sequence"
+INPUTS = "not a list of inputs; expected Collection"
 CAPTURE = "that is no capture; expected a Capture, or the path of its file"
 BACKEND = "not a backend; expected a name that Dynamo knows, MODULE:ATTR, or a function"
 

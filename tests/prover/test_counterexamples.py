@@ -133,7 +133,7 @@ def test_the_answers_are_the_same_for_random_facts(law: Any) -> None:
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("examples", [300, pytest.param(1000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("examples", [100, pytest.param(1000, marks=pytest.mark.long)])
 @pytest.mark.parametrize("law", LAWS)
 def test_the_answers_are_the_same_for_many_random_facts(law: Any, examples: int) -> None:
     """Each law of `LAWS` holds for many examples."""
@@ -176,7 +176,7 @@ def test_the_prover_is_asked_seldom() -> None:
 def test_the_cost_is_linear() -> None:
     """Four times the facts take at most 4.8 times the steps."""
     efforts = [WorkCounter(), WorkCounter()]
-    for work, count in zip(efforts, (100, 400), strict=True):
+    for work, count in zip(efforts, (50, 200), strict=True):
         facts, values = independent_facts(count)
         redundant(facts, example=values, work=work)
     assert efforts[1].total <= 4.8 * efforts[0].total

@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-SHARDS = 5
-PROGRAMS = 50
+SHARDS = 10
+PROGRAMS = 25
 
 _CHECKS: tuple[Callable[[Frame, Tally], None], ...] = (
     check_insert,

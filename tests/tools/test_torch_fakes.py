@@ -11,7 +11,7 @@ PARTS = 12
 
 def test_operators_that_do_not_differ_have_no_difference() -> None:
     """A few entries of each kind, all of whose samples are compared."""
-    names = {"addmm", "cat", "index_select", "nn.functional.conv2d", "sort", "std", "svd", "unfold"}
+    names = {"addmm", "cat", "index_select", "sort", "std", "unfold"}
     infos = [each for each in INFOS if each.name in names]
     found = check(infos, samples=3, runs=2)
     assert found.differences == {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ def check_graph(value: object, error: type[FakeifyError] = ShapeEnvError) -> Non
 
 def placeholders_of(
     gm: torch.fx.GraphModule,
-    inputs: Sequence[Any],
+    inputs: Collection[Any],
     error: type[FakeifyError] = ShapeEnvError,
     *,
     fix: str | None = None,
@@ -34,13 +34,13 @@ def placeholders_of(
 
     Args:
         gm: the graph.
-        inputs: a sequence of inputs.
+        inputs: a list of inputs, or another collection in their order.
         error: the error's class.
         fix: a remedy for another number of inputs.
     """
     check_graph(gm, error)
     placeholders = list(gm.graph.find_nodes(op="placeholder"))
-    check_type(inputs, Sequence, "a list of inputs", error)
+    check_type(inputs, Collection, "a list of inputs", error)
     if len(placeholders) != len(inputs):
         raise error(
             "the inputs do not fit the graph",
