@@ -1,7 +1,8 @@
 """Carrying the guards of a ``ShapeEnv`` as FX nodes into a fresh one.
 
 Run: ``python -m benchmarks.bench_guards [--rounds N]``. Torch has no
-such thing: beside each step stands ``produce_guards`` of the same environment. The last lines have
+such thing: beside each step stands ``produce_guards`` of the same environment. Both first ask the
+environment which guards follow from ranges; it has answers already, but for those of "new guards". The last line has
 the cost of all steps for many guards, with a tenth of them beside.
 """
 
@@ -13,6 +14,7 @@ import torch
 from sympy.core.cache import clear_cache
 from torch._dynamo.source import LocalSource
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 import torch_fakeify as tfk
@@ -87,6 +89,18 @@ def _guard(number: int, a: Any, b: Any, c: Any) -> None:
             bool((a + b * c) % (number + 5) < number + 4)
 
 
+def _new(guards: int, symbols: int) -> GuardedGraph:
+    graph = GuardedGraph(guards, symbols)
+    # Torch keeps answers of all environments of the process, by expression.
+    symbolic_shapes._maybe_evaluate_static_worker.cache_clear()
+    return graph
+
+
+def _produce(graph: GuardedGraph) -> float:
+    clear_cache()
+    return timed(lambda _: graph.produce_guards())
+
+
 def _insert(graph: GuardedGraph) -> float:
     tfk.strip_guards(graph.gm)
     clear_cache()  # few guards would find all of their expressions there
@@ -106,8 +120,7 @@ def rows(rounds: int, guards: int = GUARDS, symbols: int = SYMBOLS) -> Iterator[
     for graph, count in ((few, guards // 10), (many, guards)):
 
         def theirs(graph: GuardedGraph = graph) -> float:
-            clear_cache()
-            return timed(lambda _: graph.produce_guards())
+            return _produce(graph)
 
         def insert(graph: GuardedGraph = graph) -> float:
             return _insert(graph)
@@ -119,6 +132,13 @@ def rows(rounds: int, guards: int = GUARDS, symbols: int = SYMBOLS) -> Iterator[
             budget = GOAL if (what, graph) == ("insert", many) else None
             name = f"{count} guards: {what}"
             yield compare(name, theirs, ours, rounds=rounds, unit="ms", budget=budget)
+    yield compare(
+        f"{guards} new guards: insert",
+        lambda: _produce(_new(guards, symbols)),
+        lambda: _insert(_new(guards, symbols)),
+        rounds=rounds,
+        unit="ms",
+    )
     yield compare(
         f"insert and learn guards: {guards // 10}, {guards}",
         lambda: _insert(few) + _learn(few),
