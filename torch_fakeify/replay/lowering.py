@@ -212,11 +212,12 @@ class ExprLowering:
         example inputs give the node no number.
         """
         numbers = [_example(value_of(arg)) for arg in fx_node.args]
-        if not all(isinstance(number, (int, float)) for number in numbers):
+        target: Any = fx_node.target
+        is_known = all(isinstance(number, (int, float)) for number in numbers)
+        number = target(*numbers) if is_known else None
+        if type(number) not in (int, float, bool):
             self.run(fx_node)
             return
-        target: Any = fx_node.target
-        number = target(*numbers)
         kind = type(number).__name__
         fx_node.meta[self._key] = torch_symbols.make_sym(kind, expr, self._env, number)
 
