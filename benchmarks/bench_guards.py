@@ -8,6 +8,7 @@ the cost of all steps for many guards, with a tenth of them beside.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -118,20 +119,16 @@ def rows(rounds: int, guards: int = GUARDS, symbols: int = SYMBOLS) -> Iterator[
     rounds = min(rounds, 2)  # each takes half a minute
     few, many = GuardedGraph(guards // 10, symbols // 10), GuardedGraph(guards, symbols)
     for graph, count in ((few, guards // 10), (many, guards)):
-
-        def theirs(graph: GuardedGraph = graph) -> float:
-            return _produce(graph)
-
-        def insert(graph: GuardedGraph = graph) -> float:
-            return _insert(graph)
-
-        def learn(graph: GuardedGraph = graph) -> float:
-            return _learn(graph)
-
-        for what, ours in (("insert", insert), ("learn", learn)):
+        for what, ours in (("insert", _insert), ("learn", _learn)):
             budget = GOAL if (what, graph) == ("insert", many) else None
-            name = f"{count} guards: {what}"
-            yield compare(name, theirs, ours, rounds=rounds, unit="ms", budget=budget)
+            yield compare(
+                f"{count} guards: {what}",
+                partial(_produce, graph),
+                partial(ours, graph),
+                rounds=rounds,
+                unit="ms",
+                budget=budget,
+            )
     yield compare(
         f"{guards} new guards: insert",
         lambda: _produce(_new(guards, symbols)),

@@ -89,3 +89,21 @@ def test_a_mode_of_static_shapes_has_no_facts_to_insert() -> None:
     with pytest.raises(tfk.ShapeEnvError, match="without shape_env= has none") as caught:
         tfk.insert_guards(_graph(), FakeTensorMode().shape_env)
     assert str(caught.value).startswith(ENV)
+
+
+def test_a_handoff_refuses_another_number_of_inputs() -> None:
+    """A backend around it that drops or adds an input gets an error of this package."""
+    errors: list[str] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        for wrong in (inputs[:-1], [*inputs, inputs[0]]):
+            with pytest.raises(tfk.CaptureError) as caught:
+                tfk.handoff("eager")(gm, wrong)
+            errors.append(str(caught.value))
+        return gm.forward
+
+    torch.compile(lambda x, y: x + y, backend=backend)(torch.ones(3), torch.ones(3))
+    assert [text.partition(". ")[0] for text in errors] == [
+        f"the inputs do not fit the graph; expected 2 inputs, one for each placeholder; found {n}"
+        for n in (1, 3)
+    ]

@@ -37,7 +37,7 @@ from torch.fx.experimental.symbolic_shapes import (
 import torch_fakeify as tfk
 from torch_fakeify.replay.assert_nodes import insert_runtime_asserts
 from torch_fakeify.replay.guard_nodes import insert_guards, learn, strip_guards
-from torch_fakeify.replay.lowering import mark_of
+from torch_fakeify.replay.lowering import mark_of, value_of
 from torch_fakeify.shape_env.rollback import checkpoint as tfk_checkpoint
 
 if TYPE_CHECKING:
@@ -98,14 +98,12 @@ def check_insert(frame: Frame, tally: Tally) -> None:
 def check_values(frame: Frame, tally: Tally) -> None:
     """The value of each inserted node is what its function gives for the values of its arguments."""
     insert(frame)
-    key = "example_value" if any("example_value" in n.meta for n in frame.gm.graph.nodes) else "val"
     for n in frame.gm.graph.nodes:
-        if mark_of(n) is None or not isinstance(n.meta.get(key), SYMBOLIC):
+        found = value_of(n)
+        if mark_of(n) is None or not isinstance(found, SYMBOLIC):
             continue
-        args = [a.meta[key] if isinstance(a, torch.fx.Node) else a for a in n.args]
         with frame.env.suppress_guards():
-            expected: Any = n.target(*args)
-        found = n.meta[key]
+            expected: Any = n.target(*map(value_of, n.args))
         assert type(found) is type(expected), n.format_node()
         assert found.node.pytype is expected.node.pytype, n.format_node()
         assert found.node.hint == expected.node.hint, n.format_node()

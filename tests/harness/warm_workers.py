@@ -1,8 +1,8 @@
 """Interpreters that the tests of a module share, where a command would start one and import torch.
 
-Under the fixture `warm_workers` the commands get an idle `ForkServer` that an earlier command
-has left; each request still runs in a forked child of its own. How interpreters start
-and end is tested without it, in ``tests/tools/test_worker.py`` and ``tests/test_cli.py``.
+Under the fixture `warm_workers` the commands get an idle `ForkServer` that an earlier command has
+left; each request still runs in a forked child of its own. How interpreters start and end is tested
+without it, in ``tests/tools/test_worker.py`` and ``tests/test_cli.py``.
 """
 
 from __future__ import annotations
@@ -97,31 +97,35 @@ class WarmServer(ForkServer):
         return super().ask({**request, "environment": environment}, timeout=timeout, memory=memory)
 
     def _started(self, request: Mapping[str, Any]) -> subprocess.Popen[bytes]:
-        python = request.get("python") or sys.executable
         own = {
             name: text
             for name, text in request["environment"].items()
             if name.startswith(_READ_AT_START) and name != "PYTHONPATH"
         }
-        self._key = (python, *sorted(own.items()))
+        self._key = (request.get("python"), *sorted(own.items()))
         if self._server is None:
             self._server = idle.take(self._key)
-        if self._server is None or self._server.poll() is not None:
-            self._end()
-            package = request["environment"]["PYTHONPATH"].split(os.pathsep)[0]
-            self._server = subprocess.Popen(
-                [python, "-X", "faulthandler", HARNESS / "warm_main.py"],
-                env={**request["environment"], "PYTHONPATH": package},
-                start_new_session=True,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                cwd=tempfile.gettempdir(),
-            )
-            forbid_core_dumps(self._server.pid)
-            if self._stopped:  # while it was started
-                self._server.kill()
-        return self._server
+        return super()._started(request)
+
+    def _start(self, request: Mapping[str, Any]) -> subprocess.Popen[bytes]:
+        environment = request["environment"]
+        package = environment["PYTHONPATH"].split(os.pathsep)[0]
+        server = subprocess.Popen(
+            [
+                request.get("python") or sys.executable,
+                "-X",
+                "faulthandler",
+                HARNESS / "warm_main.py",
+            ],
+            env={**environment, "PYTHONPATH": package},
+            start_new_session=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd=tempfile.gettempdir(),
+        )
+        forbid_core_dumps(server.pid)
+        return server
 
     def close(self) -> None:
         """Leave the interpreter for others, unless it is to be killed."""

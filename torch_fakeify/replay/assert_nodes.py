@@ -37,7 +37,7 @@ from .bindings import (
 )
 from .existing_asserts import asserted_by, condition_keys
 from .input_sites import Site, SiteReader, find_sites
-from .lowering import ASSERTS, ExprLowering, bodies, set_mark, strip_marked
+from .lowering import ASSERT_SCALAR, ASSERTS, ExprLowering, bodies, set_mark, strip_marked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from .existing_asserts import Key
 
 _aten: Any = torch.ops.aten
-_ASSERT = _aten._assert_scalar.default
 _SIZE = _aten.sym_constrain_range_for_size.default
 
 # A message of torch that only names the line of torch which added the assert.
@@ -444,7 +443,7 @@ class _Placer:
         self.lowering.stack_trace = _user_stack(item) or stack
         condition = self.lowering.compute(expr)
         mark = {"what": "assert", "expr": text}
-        self.lowering.call(_ASSERT, (condition, _message(item, text)), mark)
+        self.lowering.call(ASSERT_SCALAR, (condition, _message(item, text)), mark)
         self.done.inserted.append(text)
 
 

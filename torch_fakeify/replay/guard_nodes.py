@@ -25,13 +25,11 @@ from torch_fakeify.records.tensor import StackDesc
 
 from .facts import Fact, assumed_facts, needed_facts
 from .input_sites import Site, SiteReader, find_sites
-from .lowering import ASSERTS, ExprLowering, mark_of, strip_marked, value_of
+from .lowering import ASSERT_SCALAR, ASSERTS, ExprLowering, mark_of, strip_marked, value_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-_aten: Any = torch.ops.aten
-_ASSERT = _aten._assert_scalar.default
 _TRUTH = operator.truth
 
 
@@ -211,7 +209,7 @@ class _Inserter:
             # Otherwise torch's ``dedupe_symints`` would merge it with other conditions that are true
             # by now, such as ``item == 3``, which would then not be checked.
             condition = self.lowering.call(_TRUTH, (condition,), {**mark, "what": "compute"})
-        self.lowering.call(_ASSERT, (condition, f"the graph assumes {text}"), mark)
+        self.lowering.call(ASSERT_SCALAR, (condition, f"the graph assumes {text}"), mark)
         self.done.append(fact)
         self.texts.append(text)
 
@@ -309,7 +307,7 @@ class _Learner:
         if any(arg not in self.values for arg in fx_node.all_input_nodes):
             return  # it needs a number that the graph computes
         args: Any = map_arg(fx_node.args, self.values.__getitem__)
-        if fx_node.target is _ASSERT:
+        if fx_node.target is ASSERT_SCALAR:
             self.count += 1
             with torch_dynamo.TracingContext.current_frame(_user_line(fx_node)):
                 self.state(args[0], fx_node)

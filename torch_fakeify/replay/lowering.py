@@ -47,6 +47,9 @@ ASSERTS = frozenset({"assert", "size_like"})
 """The ``what`` of the marks of `insert_runtime_asserts`; others, but ``compute``, are of guards."""
 
 _aten: Any = torch.ops.aten
+ASSERT_SCALAR = _aten._assert_scalar.default
+"""The operator of inserted assertions."""
+
 _functions: Any = torch
 
 

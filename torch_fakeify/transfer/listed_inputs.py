@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_fakeify.compat import torch_dynamo
+from torch_fakeify.compat.arguments import placeholders_of
+from torch_fakeify.describe.inputs import INPUTS_FIX
 from torch_fakeify.encoding.sources import source_of
+from torch_fakeify.errors import CaptureError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,13 +29,17 @@ class FlattenedInputs:
     Args:
         gm: the graph.
         inputs: its inputs.
+
+    Raises:
+        CaptureError: not a graph, or another number of inputs than of placeholders.
     """
 
     def __init__(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
+        placeholders = placeholders_of(gm, inputs, CaptureError, fix=INPUTS_FIX)
         self.placeholders: list[torch.fx.Node] = []
         self._lengths: list[int | None] = []
         apart = torch.fx.Graph()
-        for fx_node, value in zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True):
+        for fx_node, value in zip(placeholders, inputs, strict=True):
             is_list = isinstance(value, list)
             self._lengths.append(len(value) if is_list else None)
             self.placeholders += _items(fx_node, len(value), apart) if is_list else [fx_node]

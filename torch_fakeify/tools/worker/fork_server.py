@@ -105,17 +105,21 @@ class ForkServer:
         if self._server is None or self._server.poll() is not None:
             self._end()
             with deferred_interrupts():
-                self._server = start(
-                    ["--serve", json.dumps([request.get("directory"), request.get("imports", [])])],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.DEVNULL,
-                    cwd=Path(tempfile.gettempdir()),
-                    python=request.get("python"),
-                )
+                self._server = self._start(request)
             if self._stopped:  # while it was started
                 self._server.kill()
         return self._server
+
+    def _start(self, request: Mapping[str, Any]) -> subprocess.Popen[bytes]:
+        """Start an interpreter with the imports of a request."""
+        return start(
+            ["--serve", json.dumps([request.get("directory"), request.get("imports", [])])],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd=Path(tempfile.gettempdir()),
+            python=request.get("python"),
+        )
 
     def _end(self, job: _Job | None = None, grace: float = 0.0) -> None:
         """Kill the child of a job, and end the interpreter after ``grace`` seconds to kill one itself."""
