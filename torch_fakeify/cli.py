@@ -55,17 +55,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             status = _carry_out(argv)
         except KeyboardInterrupt:
-            by = f" by {signal.Signals(ended_by[0]).name}" if ended_by else ""
-            _print_error(f"torch-fakeify: interrupted{by}")
+            _print_error(f"torch-fakeify: interrupted{_by(ended_by)}")
             status = INTERRUPTED
+        else:
+            if ended_by and status < INTERRUPTED:
+                # C++ that imports a module, as torch's does, drops a `KeyboardInterrupt` of the import.
+                _print_error(
+                    f"torch-fakeify: interrupted{_by(ended_by)}; torch ignored it, so what is printed "
+                    "may be wrong: run the command again"
+                )
+                status = INTERRUPTED
     return 128 + ended_by[0] if ended_by and status == INTERRUPTED else status
+
+
+def _by(signals: list[int]) -> str:
+    """How a message names the first of the received signals; Ctrl-C has no name."""
+    named = signals[:1] not in ([], [signal.SIGINT])
+    return f" by {signal.Signals(signals[0]).name}" if named else ""
 
 
 @contextmanager
 def _ending_signals() -> Generator[list[int]]:
-    """Turn SIGTERM and SIGHUP into ``KeyboardInterrupt``, so that child processes are ended.
+    """Turn SIGTERM and SIGHUP into ``KeyboardInterrupt`` too, so that child processes are ended.
 
-    Yields the list of received signals.
+    Yields the list of received signals, with SIGINT. Handlers that are not Python's are left.
     """
     came: list[int] = []
 
@@ -73,16 +86,16 @@ def _ending_signals() -> Generator[list[int]]:
         came.append(number)
         raise KeyboardInterrupt
 
-    before: dict[int, object] = {}
+    before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) == signal.SIG_DFL:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
                 before[number] = signal.signal(number, interrupt)
     try:
         yield came
     finally:
-        for number in before:
-            signal.signal(number, signal.SIG_DFL)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _carry_out(argv: Sequence[str] | None) -> int:
