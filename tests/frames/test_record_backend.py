@@ -250,7 +250,7 @@ def test_another_result_is_written_without_the_encoder() -> None:
     descs = [
         capture.with_state(s, seconds=t).desc for s in states for t in (None, 0.0, 1e-3, 70.25)
     ]
-    members = [WRITERS[1](desc) for desc in descs]
+    members = [WRITERS[1](desc, tfk.Limits()) for desc in descs]
     for was, before in zip(descs, members, strict=True):
         for desc, after in zip(descs, members, strict=True):
             assert with_result(before, desc, was=was) == after

@@ -90,7 +90,7 @@ def test_products_of_sizes_are_counted() -> None:
     size = (SymDesc(expr=expr, hint=2),)
     row = MetaTensorDesc(id=0, dtype="int8", device="cpu", size=size, stride=(1,))
     tables = {"nodes": expr.nodes, "tensors": [row]}
-    bounds.check_products(tables, [2], {id(expr): 0}, "$")
+    bounds.check_products(tables, [2], {id(expr): 0}, Limits().products, "$")
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ from torch_fakeify.records.tensor import (
 )
 from torch_fakeify.serialization import decoder, encoder, limits
 from torch_fakeify.serialization.capture_file import WRITERS, read_capture
+from torch_fakeify.serialization.container import Limits
 from torch_fakeify.serialization.document import Decoder, Encoder, dumps, loads
 from torch_fakeify.serialization.format import DELTA_ENCODED, SHARED
 
@@ -73,10 +74,10 @@ def test_one_content_has_one_file(name: str) -> None:
     """A frame that is read has the members of the frame that was written."""
     (path,) = GOLDEN.glob(f"{name}.fkf")
     desc = read_capture(path)
-    members = WRITERS[1](desc)
+    members = WRITERS[1](desc, Limits())
     again = Decoder(members).get("capture", CaptureDesc)
     assert again == desc
-    assert WRITERS[1](again) == members
+    assert WRITERS[1](again, Limits()) == members
 
 
 @pytest.mark.parametrize(

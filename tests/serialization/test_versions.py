@@ -34,7 +34,12 @@ if TYPE_CHECKING:
 
 RUNNING = torch.__version__.partition("+")[0]
 FUTURE = "torch_fakeify 99.1.0"
-members_of = capture_file.WRITERS[1]
+_WRITER = capture_file.WRITERS[1]
+
+
+def members_of(desc: Any, limits: tfk.Limits | None = None) -> dict[str, bytes]:
+    """Encode a frame as the writer of the first version does."""
+    return _WRITER(desc, limits or tfk.Limits())
 
 
 @pytest.fixture(scope="module")
@@ -102,9 +107,9 @@ def test_recording_writes_the_version_that_was_asked_for(
     """The writer of the version is the one that is called, for failed frames too."""
     asked: list[int] = []
 
-    def writer(desc: Any) -> dict[str, bytes]:
+    def writer(desc: Any, limits: tfk.Limits) -> dict[str, bytes]:
         asked.append(1)
-        return members_of(desc)
+        return members_of(desc, limits)
 
     monkeypatch.setattr(capture_file, "WRITERS", {1: writer, 7: members_of})
 

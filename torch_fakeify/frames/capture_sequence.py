@@ -34,7 +34,9 @@ class CaptureSequence(Sequence["Capture"]):
 
 
 def load_captures(paths: Sequence[Path]) -> list[Capture]:
-    """Read captures."""
+    """Read captures without limits, as the caller has recorded them."""
+    from torch_fakeify.serialization.container import Limits
+
     from .captures import Capture
 
-    return [Capture.load(path) for path in paths]
+    return [Capture.load(path, limits=Limits.none()) for path in paths]

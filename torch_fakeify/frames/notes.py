@@ -53,6 +53,8 @@ class FrameReport:
     """The exception of the backend, or how its process ended, in one line."""
     problem: str | None = None
     """Why the frame could not be recorded."""
+    exceeds: str | None = None
+    """The default limit of readers that the file exceeds: it is read with ``--trust`` or higher `Limits`."""
     fingerprint: str | None = None
     """Fingerprint of the frame and, if there are any, its settings; ``None`` if it was not recorded."""
     backend: str = ""
@@ -85,7 +87,14 @@ class FrameReport:
     def result(self) -> str:
         """The result in one line."""
         text = self.state if self.failure is None else f"{self.state}: {self.failure}"
-        return text if self.problem is None else f"{text}; not recorded: {self.problem}"
+        return text + self.of_record
+
+    @property
+    def of_record(self) -> str:
+        """What a table says of the record: that there is none, or how its file is read; usually nothing."""
+        if self.problem is not None:
+            return f"; not recorded: {self.problem}"
+        return "" if self.exceeds is None else f"; read it with --trust: {self.exceeds}"
 
 
 @dataclass

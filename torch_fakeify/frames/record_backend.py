@@ -27,13 +27,13 @@ from torch_fakeify.compat.backends import (
     reset_backend,
 )
 from torch_fakeify.encoding.surroundings import with_options, with_packages
-from torch_fakeify.errors import CaptureError, FakeifyError, WriteError
+from torch_fakeify.errors import TRUST, CaptureError, FakeifyError, LimitError, WriteError
 from torch_fakeify.records.fingerprint import compile_key
 from torch_fakeify.records.frame import AotGraphDesc
 from torch_fakeify.records.redact_paths import short_message
 from torch_fakeify.render.code import operator_counts
 from torch_fakeify.serialization.capture_file import check_version
-from torch_fakeify.serialization.container import VERSION
+from torch_fakeify.serialization.container import VERSION, Limits
 
 from .capture_folders import CaptureFolder, make_folder
 from .notes import FrameReport, RecordWarning
@@ -323,8 +323,18 @@ class Recorder:
         )
 
     def _save(self, captured: Capture, report: FrameReport) -> None:
+        """Save a capture; one that exceeds the default limits of readers, with a note in its report."""
         assert report.path is not None
-        report.bytes = captured.save(report.path, version=self.version)
+        if report.exceeds is None:
+            try:
+                report.bytes = captured.save(report.path, version=self.version)
+            except WriteError as error:
+                if not isinstance(error.__cause__, LimitError) or error.__cause__.fix != TRUST:
+                    raise
+                report.exceeds = error.__cause__.what
+            else:
+                return
+        report.bytes = captured.save(report.path, version=self.version, limits=Limits.none())
 
     def _named(self, compiler_fn: Compiler) -> str:
         name = backend_name(compiler_fn)

@@ -28,17 +28,17 @@ _SURROUNDINGS = "capture.json $.surroundings"
 _OPERATORS = "capture.json $.operators"
 
 
-def _members_of_version_1(desc: CaptureDesc) -> dict[str, bytes]:
+def _members_of_version_1(desc: CaptureDesc, limits: Limits) -> dict[str, bytes]:
     if desc.surroundings is not None:
         bounds.check_surroundings(desc.surroundings, _SURROUNDINGS)
     bounds.check_operators(desc.operators, _OPERATORS)
-    return Encoder().add(_MEMBER, desc).check(desc.shape_env).members()
+    return Encoder().add(_MEMBER, desc).check(desc.shape_env, limits.products).members()
 
 
-WRITERS: Mapping[int, Callable[[CaptureDesc], dict[str, bytes]]] = MappingProxyType(
+WRITERS: Mapping[int, Callable[[CaptureDesc, Limits], dict[str, bytes]]] = MappingProxyType(
     {1: _members_of_version_1}
 )
-"""Functions that encode a record to the members of a file, by format version.
+"""Functions that encode a record to the members of a file, by format version, within the limits of a reader.
 
 The function of an older version converts the record to that version, and raises ``WriteError`` for
 what the version cannot represent.
@@ -79,7 +79,7 @@ def encode_with_short_paths(desc: CaptureDesc) -> tuple[CaptureDesc, dict[str, b
         short = msgspec.structs.replace(desc, shape_env=short_paths(desc.shape_env))
         # Such errors are raised when the file is written.
         with contextlib.suppress(UnsupportedValueError, FormatError):
-            members = WRITERS[VERSION](short)
+            members = WRITERS[VERSION](short, Limits())
             if not any(map(may_mention_path, members.values())):
                 return short, members
     return redact_paths(desc), None
@@ -128,7 +128,7 @@ def write_capture(
         path: where.
         desc: the frame.
         version: of the format, for older readers.
-        members: the encoded frame in the newest version, if there is one.
+        members: the encoded frame in the newest version and within the default limits, if there is one.
         limits: of the reader; by default `Limits()`.
 
     Raises:
@@ -138,8 +138,8 @@ def write_capture(
     check_version(version)
     limits = limits or Limits()
     try:
-        if members is None or version != VERSION:
-            members = WRITERS[version](desc)
+        if members is None or version != VERSION or limits.products < Limits().products:
+            members = WRITERS[version](desc, limits)
         _check_nodes(members["tables.json"], limits.expr_nodes)
         return write_container(
             path,
@@ -196,7 +196,7 @@ def read_file(path: str | os.PathLike[str], *, limits: Limits | None = None) -> 
         del members["tables.json"]  # decoded, and large
         desc = decoder.get(_MEMBER, CaptureDesc)
         if desc.shape_env is not None:  # else expressions are not evaluated
-            decoder.check_frame(desc.shape_env)
+            decoder.check_frame(desc.shape_env, limits.products)
         if desc.surroundings is not None:
             bounds.check_surroundings(desc.surroundings, _SURROUNDINGS)
         bounds.check_operators(desc.operators, _OPERATORS)

@@ -161,18 +161,19 @@ class Decoder:
         self._reader = Reader(members["tables.json"], where, expr_nodes)
         limits.check_tables(self._reader.tables, self._reader.tree_nodes, where)
 
-    def check_frame(self, env: ShapeEnvDesc) -> None:
+    def check_frame(self, env: ShapeEnvDesc, products: int) -> None:
         """Refuse expressions that are too large for a ``ShapeEnv``.
 
         Args:
             env: the shape environment that has their symbols.
+            products: multiplications that products of sums may take, see `Limits`.
 
         Raises:
             LimitError: one is too large multiplied out, or with numbers for its symbols.
         """
         tables = self._reader.tables
         expr_ids = {id(expr): at for at, expr in enumerate(tables["exprs"])}
-        limits.check_frame(tables, self._reader.roots, expr_ids, env, "tables.json $")
+        limits.check_frame(tables, self._reader.roots, expr_ids, env, products, "tables.json $")
 
     def get(self, name: str, cls: type[_T]) -> _T:
         """Decode a member.

@@ -177,11 +177,12 @@ class Encoder:
         """Return the added members in their order, and the tables."""
         return {**self._members, "tables.json": self.document()}
 
-    def check(self, env: ShapeEnvDesc | None) -> Encoder:
-        """Refuse what a `Decoder` refuses under any `Limits`.
+    def check(self, env: ShapeEnvDesc | None, products: int) -> Encoder:
+        """Refuse what a `Decoder` refuses.
 
         Args:
             env: the shape environment of a frame.
+            products: multiplications that products of sums may take, see `Limits`.
 
         Raises:
             LimitError: the expressions or tensors are too large when expanded.
@@ -196,7 +197,8 @@ class Encoder:
         size = sum([len(memoryview(row)) for row in self._tables[SourceDesc].rows])
         limits.check_names(self._characters, size, where)
         if env is not None:
-            limits.check_frame(tables, self._roots, self._tables[ExprDesc].seen, env, where)
+            ids = self._tables[ExprDesc].seen
+            limits.check_frame(tables, self._roots, ids, env, products, where)
         return self
 
     def encode(self, obj: object, where: str = "$") -> bytes:

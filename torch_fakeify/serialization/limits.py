@@ -7,6 +7,7 @@ makes the inner tensors of each wrapper.
 
 from __future__ import annotations
 
+import math
 import re
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -41,11 +42,10 @@ TENSORS_PER_ROW = 64
 MAX_BITS = 1 << 18
 """Most bits of a number that sympy may get when it evaluates an expression."""
 _SYMBOL_BITS = 64
-PRODUCTS = 100_000
-"""Multiplications that the products of sums of a document may take, besides those for each row.
-
-One takes torch about 20 us. A Swin transformer with dynamic image sizes takes 60 for each row."""
 PRODUCTS_PER_ROW = 256
+"""Multiplications that products of sums may take for each row, besides ``Limits.products``.
+
+A Swin transformer with dynamic image sizes takes 60."""
 _POWERS = frozenset({"Pow", "PowByNatural", "LShift", "RoundDecimal"})
 """Without ``FloatPow``: all floats have one size."""
 _FACTORIALS = frozenset({"gamma", "loggamma"})
@@ -381,6 +381,7 @@ def check_frame(
     roots: Sequence[int | tuple[int, ...]],
     expr_ids: Mapping[int, int],
     env: ShapeEnvDesc,
+    products: int,
     where: str,
 ) -> None:
     """Refuse expressions that are too large for a ``ShapeEnv``.
@@ -390,12 +391,13 @@ def check_frame(
         roots: of each expression the position of its root, or those of all its nodes.
         expr_ids: the position in ``roots`` by the ``id()`` of an expression in a tensor.
         env: has hints and ranges of the symbols.
+        products: as for `check_products`.
         where: the document.
 
     Raises:
         LimitError: one is too large multiplied out, or with numbers for its symbols.
     """
-    check_products(tables, roots, expr_ids, where)
+    check_products(tables, roots, expr_ids, products, where)
     check_exponents(tables["nodes"], env.symbols, f"{where}.nodes")
 
 
@@ -403,6 +405,7 @@ def check_products(
     tables: Mapping[str, Sequence[Any]],
     roots: Sequence[int | tuple[int, ...]],
     expr_ids: Mapping[int, int],
+    products: int,
     where: str,
 ) -> None:
     """Refuse products of sums that are too large when expanded.
@@ -414,12 +417,13 @@ def check_products(
         tables: the rows by the name of their table.
         roots: of each expression the position of its root, or those of all its nodes.
         expr_ids: the position in ``roots`` by the ``id()`` of an expression in a tensor.
+        products: multiplications that are allowed besides those for each row.
         where: the document.
 
     Raises:
         LimitError: it takes too many multiplications.
     """
-    most = PRODUCTS + PRODUCTS_PER_ROW * (len(tables["nodes"]) + len(roots))
+    most = products + PRODUCTS_PER_ROW * (len(tables["nodes"]) + len(roots))
     positions = [root if isinstance(root, int) else root[-1] for root in roots]
     try:
         expanded = _Expanded(tables["nodes"], most)
@@ -434,6 +438,7 @@ def check_products(
             "the products of sums are too large multiplied out",
             where=f"{where}.exprs",
             expected=f"at most {most} multiplications",
+            fix=TRUST,
         )
 
 
@@ -465,6 +470,8 @@ class _Expanded:
         """For each node the multiplications of its tree, up to one more than ``most``."""
         self._left = most
         self._factors: dict[Any, int] = {}
+        self._opaque: dict[int, bool] = {}
+        """Factors that sympy simplifies neither to a number nor to a sum; whether it is a division."""
         for position, node in enumerate(nodes):
             before = self._left
             self.polynomials.append(self._of_node(position, node, nodes))
@@ -502,7 +509,10 @@ class _Expanded:
         if isinstance(node, IntNode):
             return {(): node.value}
         if not isinstance(node, ApplyNode) or not node.args:
-            return {(self._factor(position),): 1}
+            factor = self._factor(position)
+            if isinstance(node, SymbolNode):
+                self._opaque[factor] = False
+            return {(factor,): 1}
         args = [self.polynomials[at] for at in node.args]
         if node.function == "Add":
             return _added(args)
@@ -512,8 +522,37 @@ class _Expanded:
             exponent = nodes[node.args[1]]
             if isinstance(exponent, IntNode):
                 return self.product([args[0]] * min(abs(exponent.value), self._left + 1))
-        key = (node.function, *[frozenset(arg.items()) for arg in args])
-        return {**_possible_terms(node, args), (self._factor(key),): 1}
+        factor = self._factor((node.function, *[frozenset(arg.items()) for arg in args]))
+        if node.function in _DIVISIONS and self._divides_opaquely(*args):
+            self._opaque[factor] = True
+            return {(factor,): 1}
+        return {**_possible_terms(node, args), (factor,): 1}
+
+    def _divides_opaquely(self, base: _Polynomial, divisor: _Polynomial) -> bool:
+        """Whether sympy leaves a floor division as it is, because no factor is in all terms.
+
+        So are the divisions of the sizes of strided convolutions and of windows, nested as they are.
+        """
+        factors = {factor for monomial in (*base, *divisor) for factor in monomial}
+        terms = [monomial for monomial in base if monomial]
+        if (
+            not factors <= self._opaque.keys()
+            or len(divisor) != 1
+            or not terms
+            or None in base.values()
+            or min(n or 0 for monomial, n in base.items() if monomial) <= 0  # terms may cancel
+            or self._is_division(base)  # then sympy multiplies the divisors
+        ):
+            return False
+        ((by, n),) = divisor.items()
+        if by:
+            return n == 1 and any(set(by).isdisjoint(monomial) for monomial, n in base.items() if n)
+        numbers = [n for n in base.values() if n]
+        return bool(n) and n > 1 and math.gcd(n, *numbers) == 1 and all(m % n for m in numbers)
+
+    def _is_division(self, base: _Polynomial) -> bool:
+        monomials = [monomial for monomial, n in base.items() if n]
+        return len(monomials) == 1 == len(monomials[0]) and self._opaque[monomials[0][0]]
 
     def _factor(self, key: object) -> int:
         return self._factors.setdefault(key, len(self._factors))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from torch_fakeify.errors import CaptureError
+from torch_fakeify.serialization.container import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -27,7 +28,7 @@ def as_file(capture: CaptureLike) -> Generator[Path]:
 
     Raises:
         CaptureError: it is neither a path nor a capture.
-        WriteError: the object cannot be written as a file that can be read again.
+        WriteError: the object cannot be written as a file.
     """
     if isinstance(capture, (str, os.PathLike)):
         yield Path(capture)
@@ -35,7 +36,7 @@ def as_file(capture: CaptureLike) -> Generator[Path]:
     _check(capture)
     with tempfile.TemporaryDirectory(prefix="torch-fakeify-") as folder:
         path = Path(folder) / output_beside(capture, ".fkf").name
-        capture.save(path)
+        capture.save(path, limits=Limits.none())
         yield path
 
 

@@ -19,6 +19,7 @@ from torch_fakeify.render.summary import (
 )
 from torch_fakeify.render.text import count_text
 from torch_fakeify.serialization.capture_file import read_capture
+from torch_fakeify.serialization.container import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -174,6 +175,7 @@ def is_of_the_script(frame: FrameReport, how: HowCompiled) -> bool:
 def _next_command(frame: FrameReport, how: HowCompiled) -> str:
     needed = compiled_again(frame, how)
     verb = "minify" if frame.state == "failed" else "replay"
+    verb += " --trust" if frame.exceeds else ""
     return command_line(verb, short_path(str(frame.path)), needed.backend, needed.imports)
 
 
@@ -186,7 +188,7 @@ def _what_is_first(frame: FrameReport, how: HowCompiled) -> str:
 def _capture_of(frame: FrameReport) -> CaptureDesc | None:
     """Return the capture of a frame, for names and its whole message; ``None`` if it cannot be read."""
     try:
-        return None if frame.path is None else read_capture(frame.path)
+        return None if frame.path is None else read_capture(frame.path, limits=Limits.none())
     except FakeifyError:
         return None
 

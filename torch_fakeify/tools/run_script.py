@@ -182,10 +182,11 @@ class ScriptReport(InNotebook, CaptureSequence):
         if not count or failed_frames(self.frames) or self.untraced is not None:
             return []
         folder = short_path(str(self.folder))
+        verb = "show --trust" if any(frame.exceeds for frame in self.frames) else "show"
         return [
             "",
             f"{count_text(count, 'capture')} in {folder}",
-            f"  next        torch-fakeify show {shlex.quote(folder)}",
+            f"  next        torch-fakeify {verb} {shlex.quote(folder)}",
         ]
 
     def fake_lines(self) -> list[str]:
@@ -384,8 +385,7 @@ def _row(report: FrameReport, same: Mapping[Path, Path], folder: Path) -> tuple[
         folder: of the run.
     """
     result = report.state if report.failure is None else f"{report.state}: {_error_class(report)}"
-    if report.problem is not None:
-        result += f"; not recorded: {report.problem}"
+    result += report.of_record
     if report.path is not None and report.path in same:
         result += f"; the same frame as {short_name(same[report.path], folder)}"
     name = "-" if report.path is None else short_name(report.path, folder)
@@ -422,7 +422,7 @@ def _recompile_lines(paths: Sequence[Path]) -> list[str]:
 def _readable(paths: Sequence[Path]) -> Iterator[tuple[Path, CaptureDesc]]:
     for path in paths:
         with suppress(FakeifyError):  # it was removed or changed
-            yield path, read_capture(path)
+            yield path, read_capture(path, limits=Limits.none())
 
 
 def same_frames(recorded: Mapping[Path, str]) -> dict[Path, Path]:
@@ -574,7 +574,7 @@ def _write_failure(frame: FrameReport, failure: FailureDesc, version: int) -> No
     try:
         desc = read_capture(frame.path, limits=Limits.none())
         desc = msgspec.structs.replace(desc, failure=failure, state=None)
-        frame.bytes = write_capture(frame.path, desc, version=version)
+        frame.bytes = write_capture(frame.path, desc, version=version, limits=Limits.none())
     except FakeifyError as error:
         frame.problem = str(error)
 

@@ -389,7 +389,7 @@ class _Search:
     def _set_best(self, desc: CaptureDesc) -> None:
         trials = self._trials
         self._best = with_failure(desc, self._failure, trials.backend, runs=trials.runs)
-        write_capture(self._output, self._best)
+        write_capture(self._output, self._best, limits=Limits.none())
         self._is_written = True
         self._journal.set_best(_digest(self._best))
 
@@ -570,7 +570,7 @@ class _Trials:
         try:
             with tempfile.TemporaryDirectory(prefix="torch-fakeify-") as folder:
                 file, saved = Path(folder) / "candidate.fkf", Path(folder) / "propagated.fkf"
-                write_capture(file, candidate.desc)
+                write_capture(file, candidate.desc, limits=Limits.none())
                 constants = candidate.constants
                 request = {
                     **self._request,

@@ -274,7 +274,7 @@ def try_capture(request: Mapping[str, Any]) -> Reply:
     capture, compiler_fn = _load(request)
     if request.get("constants") is not None:
         constants = {int(old): new for old, new in request["constants"].items()}
-        propagated(capture, constants).save(request["saved"])
+        propagated(capture, constants).save(request["saved"], limits=Limits.none())
         capture = Capture.load(request["saved"], limits=Limits.none())
     return run_trial(
         capture,

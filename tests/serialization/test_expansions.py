@@ -1,0 +1,96 @@
+"""The terms of an expression multiplied out, as a reader estimates them without sympy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import sympy
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.fx.experimental.symbolic_shapes import _fast_expand
+from torch.utils._sympy.functions import FloorDiv, Max, Mod
+
+import torch_fakeify as tfk
+from torch_fakeify.encoding.exprs import encode_expr
+from torch_fakeify.serialization import limits as bounds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+SYMBOLS = [sympy.Symbol(f"s{i}", integer=True, positive=True) for i in range(3)]
+NUMBERS = [sympy.Integer(n) for n in (-1, 1, 2, 3, 4, 6)]
+OPERATIONS: dict[str, Callable[[sympy.Expr, sympy.Expr], sympy.Expr]] = {
+    "+": lambda a, b: a + b,
+    "*": lambda a, b: a * b,
+    "//": FloorDiv,
+    "max": Max,
+    "%": Mod,
+    "square": lambda a, _: a**2,
+}
+
+
+@st.composite
+def expressions(draw: st.DrawFn) -> sympy.Expr:
+    """An expression as torch makes one, of earlier ones, mostly of the last."""
+    made = [*NUMBERS, *SYMBOLS]
+    for _ in range(draw(st.integers(2, 9))):
+        name = draw(st.sampled_from(["+", "*", "//", "//", "max", "%", "square"]))
+        a, b = (made[-draw(st.integers(1, len(made)))] for _ in range(2))
+        if b == 0 and name in ("//", "%"):
+            continue
+        try:
+            made.append(OPERATIONS[name](a, b))
+        except AssertionError:  # torch's `Mod` of a negative number
+            continue
+    return made[-1]
+
+
+def terms(expr: sympy.Expr) -> int:
+    """How many terms a reader expects."""
+    return len(bounds._Expanded(encode_expr(expr).nodes, 10**7).polynomials[-1])
+
+
+@given(expressions())
+def test_at_least_the_terms_that_torch_makes_are_expected(expr: sympy.Expr) -> None:
+    """Torch's multiplied out expression has at most the terms that a reader expects."""
+    assert len(sympy.Add.make_args(_fast_expand(expr))) <= terms(expr)
+
+
+@pytest.mark.parametrize("levels", [1, 3, 8])
+def test_divisions_of_nested_windows_stay_single_terms(levels: int) -> None:
+    """The sizes of strided convolutions and of windows, as in MaxViT, do not grow by their nesting."""
+    size: sympy.Expr = SYMBOLS[0]
+    for _ in range(levels):
+        size = FloorDiv(size - 1, sympy.Integer(2)) + 1
+        windows = FloorDiv(size, sympy.Integer(4))
+        assert terms(FloorDiv(size, windows)) == 1
+        assert terms(size) <= 2
+    assert terms(FloorDiv(SYMBOLS[0] + SYMBOLS[1], SYMBOLS[2])) == 1
+
+
+def exceeding(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Sizes of which each might be a sum, for what a reader knows."""
+    length, step = x.shape[0] + x.shape[1], x.shape[2]
+    parts = [max(length * n, step) // max(n, step) for n in y.shape]
+    return torch.zeros(parts, device="meta") + 1
+
+
+def test_a_frame_beyond_the_limits_is_recorded_and_read_on_request(tmp_path: Path) -> None:
+    """The frame has a file, which is refused by default, with the advice; the block itself reads it."""
+    torch._dynamo.reset()
+    with tfk.recording(tmp_path) as frames:
+        compiled = torch.compile(exceeding, backend="eager", dynamic=True)
+        compiled(torch.ones(2, 3, 4), torch.ones(2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2))
+    expected = "the products of sums are too large multiplied out"
+    with pytest.raises(tfk.LimitError, match=f"{expected}.*or `--trust` on the command line"):
+        tfk.Capture.load(frames.paths[0])
+    (capture,) = frames
+    assert capture.instantiate().gm.graph.nodes
+    with pytest.raises(tfk.WriteError, match="Pass higher limits to `save`"):
+        capture.save(tmp_path / "again.fkf")
+    with pytest.raises(tfk.LimitError, match=expected):
+        capture.replay(backend="eager")
+    assert capture.replay(backend="eager", trust=True).verdict == "compiles"
