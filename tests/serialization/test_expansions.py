@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +15,7 @@ from torch.utils._sympy.functions import FloorDiv, Max, Mod
 
 import torch_fakeify as tfk
 from torch_fakeify.encoding.exprs import encode_expr
+from torch_fakeify.records.tensor import ApplyNode, ExprNode, IntNode, SymbolNode
 from torch_fakeify.serialization import limits as bounds
 
 if TYPE_CHECKING:
@@ -57,6 +59,81 @@ def terms(expr: sympy.Expr) -> int:
 def test_at_least_the_terms_that_torch_makes_are_expected(expr: sympy.Expr) -> None:
     """Torch's multiplied out expression has at most the terms that a reader expects."""
     assert len(sympy.Add.make_args(_fast_expand(expr))) <= terms(expr)
+
+
+def nodes_of(text: str) -> list[ExprNode]:
+    """The nodes of an expression as it is written, without sympy's simplifications."""
+    nodes: list[ExprNode] = []
+
+    def add(node: ExprNode) -> int:
+        if node not in nodes:
+            nodes.append(node)
+        return nodes.index(node)
+
+    def visit(tree: ast.expr) -> int:
+        match tree:
+            case ast.Name(name):
+                return add(SymbolNode(name, (("integer", True), ("positive", True))))
+            case ast.Constant(int(number)):
+                return add(IntNode(number))
+            case ast.BinOp(left, operator, right):
+                args = (visit(left), visit(right))
+                return add(ApplyNode(FUNCTIONS[type(operator)], args))
+            case ast.UnaryOp(operand=ast.Constant(int(number))):
+                return add(IntNode(-number))
+            case ast.Call(args=args):
+                return add(ApplyNode("Max", tuple(map(visit, args))))
+        raise AssertionError(ast.dump(tree))
+
+    visit(ast.parse(text, mode="eval").body)
+    return nodes
+
+
+FUNCTIONS: dict[type, str] = {ast.Add: "Add", ast.Mult: "Mul", ast.FloorDiv: "FloorDiv"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(x * a + x * b) // x",
+        "(x * a * 4 + x * b * 6) // (x * 2)",
+        "((a + b) * (c + d)) // (a + b)",
+        "(a * x + b * x) // ((x * c) // c)",
+        "(a * 2 + b * 2 + 2) // max(1, 2)",
+        "((a // x) // y * c + a // (x * y) * d) // ((a // x) // y)",
+        "(a * 6 + b * 9) // 6",
+        "(x * a + x * b + c + c * -1) // x",
+        "(a + a + b + b) // 2",
+        "((a * 4 + b * 6) // (x * 2) * c + (a * 2 + b * 3) // x * d) // ((a * 2 + b * 3) // x)",
+        "((a * 2 + b * 6) // 8 * c + (a + b * 3) // 4 * d) // ((a + b * 3) // 4)",
+    ],
+)
+def test_what_sympy_simplifies_is_expected_too(text: str) -> None:
+    """Terms that sympy makes of a division, which a file may have unsimplified."""
+    symbols = {name: sympy.Symbol(name, integer=True, positive=True) for name in "abcdxy"}
+    found = _fast_expand(evaluated(ast.parse(text, mode="eval").body, symbols))
+    count = len(bounds._Expanded(nodes_of(text), 10**7).polynomials[-1])
+    assert len(sympy.Add.make_args(found)) <= count
+
+
+def evaluated(tree: ast.expr, symbols: dict[str, sympy.Symbol]) -> sympy.Expr:
+    """The expression as sympy simplifies it."""
+    match tree:
+        case ast.Name(name):
+            return symbols[name]
+        case ast.BinOp(left, operator, right):
+            a, b = evaluated(left, symbols), evaluated(right, symbols)
+            return OPERATIONS[SIGNS[type(operator)]](a, b)
+        case ast.Call(args=args):
+            return Max(*(evaluated(arg, symbols) for arg in args))
+        case ast.UnaryOp(operand=operand):
+            return -evaluated(operand, symbols)
+        case ast.Constant(int(number)):
+            return sympy.Integer(number)
+    raise AssertionError(ast.dump(tree))
+
+
+SIGNS: dict[type, str] = {ast.Add: "+", ast.Mult: "*", ast.FloorDiv: "//"}
 
 
 @pytest.mark.parametrize("levels", [1, 3, 8])

@@ -534,25 +534,20 @@ class _Expanded:
         So are the divisions of the sizes of strided convolutions and of windows, nested as they are.
         """
         factors = {factor for monomial in (*base, *divisor) for factor in monomial}
-        terms = [monomial for monomial in base if monomial]
-        if (
-            not factors <= self._opaque.keys()
-            or len(divisor) != 1
-            or not terms
-            or None in base.values()
-            or min(n or 0 for monomial, n in base.items() if monomial) <= 0  # terms may cancel
-            or self._is_division(base)  # then sympy multiplies the divisors
-        ):
+        present = {monomial: n for monomial, n in base.items() if n}
+        if len(divisor) != 1 or not factors <= self._opaque.keys() or not any(present):
             return False
+        if len(present) == 1 == len(next(iter(present))):
+            ((factor,),) = present
+            if self._opaque[factor]:  # of a division: sympy multiplies the divisors
+                return False
         ((by, n),) = divisor.items()
         if by:
-            return n == 1 and any(set(by).isdisjoint(monomial) for monomial, n in base.items() if n)
-        numbers = [n for n in base.values() if n]
-        return bool(n) and n > 1 and math.gcd(n, *numbers) == 1 and all(m % n for m in numbers)
-
-    def _is_division(self, base: _Polynomial) -> bool:
-        monomials = [monomial for monomial, n in base.items() if n]
-        return len(monomials) == 1 == len(monomials[0]) and self._opaque[monomials[0][0]]
+            return n == 1 and any(set(by).isdisjoint(monomial) for monomial in present)
+        numbers = present.values()
+        return (
+            n is not None and n != 0 and math.gcd(n, *numbers) == 1 and all(m % n for m in numbers)
+        )
 
     def _factor(self, key: object) -> int:
         return self._factors.setdefault(key, len(self._factors))
