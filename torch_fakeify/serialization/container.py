@@ -112,7 +112,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Distinct nodes of expressions, which take the most work."""
     products: int = 100_000
     """Multiplications to multiply out the products of sums, as torch does, besides 256 for each distinct
-    node and expression. One takes torch about 20 us. A MaxViT with dynamic sizes exceeds it."""
+    node and expression. One takes torch about 20 us."""
 
     @classmethod
     def none(cls) -> Limits:
