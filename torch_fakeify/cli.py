@@ -78,7 +78,7 @@ def _by(signals: list[int]) -> str:
 def _ending_signals() -> Generator[list[int]]:
     """Turn SIGTERM and SIGHUP into ``KeyboardInterrupt`` too, so that child processes are ended.
 
-    Yields the list of received signals, with SIGINT. Handlers that are not Python's are left.
+    Yields the list of received signals, SIGINT among them. A handler that the program has set stays.
     """
     came: list[int] = []
 

@@ -14,8 +14,8 @@ from torch.fx.experimental.symbolic_shapes import _fast_expand
 from torch.utils._sympy.functions import FloorDiv, Max, Mod
 
 import torch_fakeify as tfk
-from torch_fakeify.encoding.exprs import encode_expr
-from torch_fakeify.records.tensor import ApplyNode, ExprNode, IntNode, SymbolNode
+from torch_fakeify.encoding.exprs import decode_expr, encode_expr
+from torch_fakeify.records.tensor import ApplyNode, ExprDesc, ExprNode, IntNode, SymbolNode
 from torch_fakeify.serialization import limits as bounds
 
 if TYPE_CHECKING:
@@ -110,30 +110,14 @@ FUNCTIONS: dict[type, str] = {ast.Add: "Add", ast.Mult: "Mul", ast.FloorDiv: "Fl
 )
 def test_what_sympy_simplifies_is_expected_too(text: str) -> None:
     """Terms that sympy makes of a division, which a file may have unsimplified."""
-    symbols = {name: sympy.Symbol(name, integer=True, positive=True) for name in "abcdxy"}
-    found = _fast_expand(evaluated(ast.parse(text, mode="eval").body, symbols))
-    count = len(bounds._Expanded(nodes_of(text), 10**7).polynomials[-1])
-    assert len(sympy.Add.make_args(found)) <= count
+    nodes = nodes_of(text)
+    found = _fast_expand(simplified(decode_expr(ExprDesc(nodes=tuple(nodes)))))
+    assert len(sympy.Add.make_args(found)) <= len(bounds._Expanded(nodes, 10**7).polynomials[-1])
 
 
-def evaluated(tree: ast.expr, symbols: dict[str, sympy.Symbol]) -> sympy.Expr:
-    """The expression as sympy simplifies it."""
-    match tree:
-        case ast.Name(name):
-            return symbols[name]
-        case ast.BinOp(left, operator, right):
-            a, b = evaluated(left, symbols), evaluated(right, symbols)
-            return OPERATIONS[SIGNS[type(operator)]](a, b)
-        case ast.Call(args=args):
-            return Max(*(evaluated(arg, symbols) for arg in args))
-        case ast.UnaryOp(operand=operand):
-            return -evaluated(operand, symbols)
-        case ast.Constant(int(number)):
-            return sympy.Integer(number)
-    raise AssertionError(ast.dump(tree))
-
-
-SIGNS: dict[type, str] = {ast.Add: "+", ast.Mult: "*", ast.FloorDiv: "//"}
+def simplified(expr: sympy.Basic) -> sympy.Basic:
+    """The expression as sympy makes it of its parts."""
+    return expr.func(*map(simplified, expr.args)) if expr.args else expr
 
 
 @pytest.mark.parametrize("levels", [1, 3, 8])
