@@ -84,6 +84,181 @@ def test_an_argument_of_the_wrong_class_is_refused_by_name(
     assert not list(tmp_path.iterdir())
 
 
+RECORD = tfk.describe_tensor(torch.ones(2))
+COMPILED = "frame.fkf"
+SECONDS = "timeout: invalid value; expected seconds, above 0; found"
+BYTES = "memory: invalid value; expected an integer of at least 1; found"
+SEED = "seed: invalid value; expected an integer; found 'text'"
+NAME = "not the name of a backend; expected str, NoneType; found function"
+LIST = "imports: not a list of modules; expected a list of their names"
+CONSTANTS = "constants: invalid value; expected 'none' or 'small'; found"
+PATHS = "paths: invalid value; expected 'short' or 'full'; found"
+SOURCE = "not a source; expected Source; found"
+
+
+def _captured() -> tfk.Capture:
+    gm = _graph()
+    return tfk.capture(gm, [_input(gm)])
+
+
+def _converter(**options: Any) -> tfk.MetaConverter:
+    return tfk.MetaConverter(FakeTensorMode(), **options)
+
+
+OPTIONS: dict[str, tuple[Callable[..., object], dict[str, tuple[object, str]]]] = {
+    "capture": (
+        lambda **options: tfk.capture(_graph(), **options),
+        {"constants": ("smal", f"{CONSTANTS} 'smal'"), "paths": (3, f"{PATHS} 3")},
+    ),
+    "record": (
+        lambda **options: tfk.record("eager", **options),
+        {
+            "constants": (None, f"{CONSTANTS} None"),
+            "paths": ("long", f"{PATHS} 'long'"),
+            "level": ("fx", "level: invalid value; expected 'dynamo' or 'aot'; found 'fx'"),
+            "on_error": (1, "on_error: invalid value; expected 'warn' or 'raise'; found 1"),
+        },
+    ),
+    "MetaConverter": (
+        _converter,
+        {"symbols": ("kept", "symbols: invalid value; expected 'fresh' or 'keep'; found 'kept'")},
+    ),
+    "from_desc": (
+        lambda **options: _converter().from_desc(RECORD, **options),
+        {
+            "source": ("x", f"{SOURCE} str"),
+            "symbolic_context": ([1], "not a symbolic context; expected SymbolicContext"),
+        },
+    ),
+    "describe_tensor": (
+        lambda **options: tfk.describe_tensor(torch.ones(2), **options),
+        {
+            "source": ("x", f"{SOURCE} str"),
+            "symbolic_context": (3, "not a symbolic context; expected SymbolicContext; found int"),
+        },
+    ),
+    "retrace": (
+        lambda **options: tfk.retrace((gm := _graph()), [_input(gm)], **options),
+        {"mode": ("fake", f"{MODE}; found str")},
+    ),
+    "repropagate": (
+        lambda **options: tfk.repropagate(_graph(), [], **options),
+        {"mode": (3, f"{MODE}; found int")},
+    ),
+    "Capture.fingerprint": (
+        lambda **options: _captured().fingerprint(**options),
+        {"kind": (3, "kind: invalid value; expected 'content' or 'structure'; found 3")},
+    ),
+    "Capture.instantiate": (
+        lambda **options: _captured().instantiate(**options),
+        {"rank": (-1, "rank: invalid value; expected an integer of at least 0; found -1")},
+    ),
+    "Capture.load": (
+        lambda **options: tfk.Capture.load(COMPILED, **options),
+        {"limits": (3, "not limits of a reader; expected Limits, NoneType; found int")},
+    ),
+    "Capture.save": (
+        lambda **options: _captured().save("other.fkf", **options),
+        {"limits": ("none", "not limits of a reader; expected Limits, NoneType; found str")},
+    ),
+    "from_trace_log": (
+        lambda **options: tfk.from_trace_log(COMPILED, **options),
+        {"limits": (3, "not limits of a trace log; expected TraceLimits, NoneType; found int")},
+    ),
+    "Limits": (
+        tfk.Limits,
+        {
+            "products": ("many", "products: invalid value; expected an integer of at least 0"),
+            "members": (-1, "members: invalid value; expected an integer of at least 0; found -1"),
+            "ratio": (True, "ratio: invalid value; expected an integer of at least 0; found True"),
+        },
+    ),
+    "loads": (
+        lambda **options: tfk.loads(tfk.dumps(RECORD), **options),
+        {
+            "describer": (3, "not the name of a describer; expected str, NoneType; found int"),
+            "root": ("MetaTensorDesc", "not a class of records; expected type; found str"),
+        },
+    ),
+    "replay_capture": (
+        lambda **options: tfk.replay_capture(COMPILED, **options),
+        {
+            "backend": (_graph, f"{NAME}. A worker process finds it by name"),
+            "imports": ("operators", f"{LIST}, such as ['my_operators']; found 'operators'"),
+            "device": (torch.device("cpu"), "not the name of a device"),
+            "timeout": (-1, f"{SECONDS} -1"),
+            "memory": ("4G", f"{BYTES} '4G'"),
+            "python": (3, "not the path of an interpreter; expected str, NoneType; found int"),
+        },
+    ),
+    "fuzz": (
+        lambda **options: tfk.fuzz(COMPILED, **options),
+        {
+            "backend": (_graph, NAME),
+            "imports": ([3], LIST),
+            "runs": (2.5, "runs: invalid value; expected an integer of at least 1; found 2.5"),
+            "seed": ("text", SEED),
+            "timeout": (float("nan"), f"{SECONDS} nan"),
+            "memory": (0, f"{BYTES} 0"),
+        },
+    ),
+    "check_fakes": (
+        lambda **options: tfk.check_fakes(COMPILED, **options),
+        {"imports": ("operators", LIST), "seed": ("text", SEED), "timeout": ("1m", SECONDS)},
+    ),
+    "minify": (
+        lambda **options: tfk.minify(COMPILED, **{"backend": "eager", **options}),
+        {
+            "backend": (_graph, NAME),
+            "imports": (None, f"{LIST}, such as ['my_operators']; found None"),
+            "device": (0, "not the name of a device; expected str, NoneType; found int"),
+            "seed": ("text", SEED),
+            "jobs": (0, "jobs: invalid value; expected an integer of at least 1; found 0"),
+            "timeout": (0, f"{SECONDS} 0"),
+            "memory": (1.5, f"{BYTES} 1.5"),
+        },
+    ),
+    "report": (
+        lambda **options: tfk.report(COMPILED, "page.html", **options),
+        {"timeout": (None, f"{SECONDS} None")},
+    ),
+    "infer_fake": (
+        lambda **options: tfk.infer_fake("aten::relu", [(torch.ones(2),)], **options),
+        {
+            "sizes": ("12", "not a list of sizes; expected tuple, list, range; found str"),
+            "timeout": (-1.0, f"{SECONDS} -1.0"),
+            "memory": (-1, f"{BYTES} -1"),
+            "seed": ("text", SEED),
+        },
+    ),
+    "inferring_fakes": (
+        lambda **options: tfk.inferring_fakes(**options).__enter__(),
+        {
+            "sizes": ([-1], "sizes: invalid value; expected an integer of at least 0; found -1"),
+            "timeout": (0, f"{SECONDS} 0"),
+            "memory": ("4G", f"{BYTES} '4G'"),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("function", "option"), [(name, option) for name in OPTIONS for option in OPTIONS[name][1]]
+)
+def test_an_option_that_cannot_be_is_refused_by_name(
+    function: str, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is compiled, written, or taken for another value."""
+    monkeypatch.chdir(tmp_path)
+    _captured().save(COMPILED)
+    call, options = OPTIONS[function]
+    bad, message = options[option]
+    with pytest.raises(tfk.FakeifyError) as caught:
+        call(**{option: bad})
+    assert str(caught.value).startswith(message)
+    assert [file.name for file in tmp_path.iterdir()] == [COMPILED]
+
+
 def test_a_mode_of_static_shapes_has_no_facts_to_insert() -> None:
     """``mode.shape_env`` is ``None`` there, and the error says why."""
     with pytest.raises(tfk.ShapeEnvError, match="without shape_env= has none") as caught:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Sequence
 
 
 def class_name(cls: type) -> str:
@@ -109,6 +109,41 @@ def check_type(
         found=type(value).__qualname__ if value is not None else "None",
         fix=fix,
     )
+
+
+def check_choice(
+    value: object, choices: Sequence[str], where: str, error: type[FakeifyError]
+) -> None:
+    """Raise an error unless an argument is one of some words.
+
+    Args:
+        value: the argument.
+        choices: the words.
+        where: the argument's name.
+        error: the error's class.
+    """
+    if isinstance(value, str) and value in choices:
+        return
+    raise error(
+        "invalid value", where=where, expected=" or ".join(map(repr, choices)), found=repr(value)
+    )
+
+
+def check_integer(
+    value: object, where: str, error: type[FakeifyError], *, least: int | None = None
+) -> None:
+    """Raise an error unless an argument is an integer, and no ``bool``.
+
+    Args:
+        value: the argument.
+        where: the argument's name.
+        error: the error's class.
+        least: the smallest; by default there is none.
+    """
+    if isinstance(value, int) and not isinstance(value, bool) and (least is None or value >= least):
+        return
+    expected = "an integer" if least is None else f"an integer of at least {least}"
+    raise error("invalid value", where=where, expected=expected, found=repr(value))
 
 
 class UnsupportedTensorError(FakeifyError, ValueError):

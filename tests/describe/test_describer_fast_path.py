@@ -13,7 +13,7 @@ import torch
 from converter_modes import GeneralDescriber
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import DTYPES, Group, any_groups, tensor_groups
+from strategies import DTYPES, Group, any_groups, is_refusal_of_torch, tensor_groups
 from torch._dynamo import decorators
 from torch._dynamo.source import LocalSource
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -129,14 +129,6 @@ def test_what_is_kept_alive_is_so_until_it_is_forgotten() -> None:
     assert after.storage.id > before.storage.id
 
 
-TORCHS_REFUSALS = (
-    # Torch makes the base of a complex view complex, also where its last size is not 2.
-    "Tensor must have a last dimension of size 2",
-    # Torch gives a dim that is marked with a hint override another size than the gradient's dim.
-    "attempting to assign a gradient of size",
-)
-
-
 def torchs_fakes(mode: FakeTensorMode, group: Group) -> list[torch.Tensor]:
     """The fake tensors that torch's own ``from_tensor`` makes of a group, which refuses some tensors."""
     fakes = []
@@ -148,7 +140,7 @@ def torchs_fakes(mode: FakeTensorMode, group: Group) -> list[torch.Tensor]:
                 mode.from_tensor(t, source=LocalSource(f"x{i}") if mode.shape_env else None)
             )
         except RuntimeError as error:
-            if not any(refusal in str(error) for refusal in TORCHS_REFUSALS):
+            if not is_refusal_of_torch(error):
                 raise
     return fakes
 

@@ -8,9 +8,11 @@ adds the other kinds: sparse, mkldnn, wrapper subclasses in one another, jagged 
 from __future__ import annotations
 
 import warnings
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from hypothesis import reject
 from hypothesis import strategies as st
 from torch._dynamo import decorators
 from torch.nested import nested_tensor_from_jagged
@@ -20,7 +22,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch_fakeify.describe.describer import describe_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 T = TypeVar("T")
 
@@ -230,6 +232,30 @@ def tensor_groups(
                 nbytes = t.untyped_storage().nbytes()
                 t.untyped_storage().resize_(draw(st.sampled_from((0, nbytes // 2, nbytes + 8))))
     return Group(group)
+
+
+REFUSALS_OF_TORCH = (
+    # Torch makes the base of a complex view complex, also where its last size is not 2.
+    "Tensor must have a last dimension of size 2",
+    # Torch gives a dim that is marked with a hint override another size than the gradient's dim.
+    "attempting to assign a gradient of size",
+)
+
+
+def is_refusal_of_torch(error: RuntimeError) -> bool:
+    """Whether torch's own ``from_tensor`` fails for a tensor that it could make."""
+    return any(refusal in str(error) for refusal in REFUSALS_OF_TORCH)
+
+
+@contextmanager
+def without_refusals_of_torch() -> Iterator[None]:
+    """Drop the generated example if torch's own ``from_tensor`` fails for it in the block."""
+    try:
+        yield
+    except RuntimeError as error:
+        if is_refusal_of_torch(error):
+            reject()
+        raise
 
 
 # --- other kinds ----------------------------------------------------------------------------------

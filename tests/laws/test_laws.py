@@ -27,6 +27,8 @@ import torch_fakeify as tfk
 from torch_fakeify.compat.torch_fakes import WHOLE_STORAGES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch_fakeify.records.tensor import MetaTensorDesc
 
 pytestmark = [
@@ -300,6 +302,29 @@ def test_symbolic_fakes_equal_torchs(group: list[torch.Tensor]) -> None:
         return
     ours = converted(described(group, sources=True), our_mode)
     assert_same(ours, theirs)
+    found = difference(env_facts(our_mode.shape_env), env_facts(their_mode.shape_env))
+    assert found is None, found
+
+
+VIEWS_OF_ALL: dict[str, Callable[[Any], Any]] = {
+    "view": lambda t: t.view(t.shape),
+    "slice": lambda t: t[:],
+    "alias": torch.ops.aten.alias.default,
+}
+
+
+@pytest.mark.parametrize("view", VIEWS_OF_ALL)
+@pytest.mark.parametrize("second", ["view", "rows", "column"])
+def test_a_view_of_all_that_requires_grad_is_a_view_of_its_own(view: str, second: str) -> None:
+    """Torch makes another alias that requires grad below both, and so asks for their sizes too."""
+    base = TwoTensor(torch.ones(4, 3), torch.ones(4, 3))
+    whole = VIEWS_OF_ALL[view](base).requires_grad_()
+    t = {"view": whole.view(12), "rows": whole[1:], "column": whole.select(1, 2)}[second]
+    assert_described_again([t])
+    their_mode, our_mode = (FakeTensorMode(shape_env=ShapeEnv()) for _ in range(2))
+    theirs = their_mode.from_tensor(t, source=LocalSource("x0"))
+    ours = converted(described([t], sources=True), our_mode)
+    assert_same(ours, [theirs])
     found = difference(env_facts(our_mode.shape_env), env_facts(their_mode.shape_env))
     assert found is None, found
 

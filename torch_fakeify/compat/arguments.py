@@ -9,7 +9,9 @@ import torch
 
 from torch_fakeify.errors import FakeifyError, ShapeEnvError, check_type
 
-from .torch_symbols import ShapeEnv
+from .torch_dynamo import Source
+from .torch_fakes import FakeTensorMode
+from .torch_symbols import ShapeEnv, SymbolicContext
 
 
 def check_shape_env(value: object) -> None:
@@ -21,6 +23,26 @@ def check_shape_env(value: object) -> None:
 def check_graph(value: object, error: type[FakeifyError] = ShapeEnvError) -> None:
     """Raise an error unless an argument is a ``torch.fx.GraphModule``."""
     check_type(value, torch.fx.GraphModule, "a graph", error)
+
+
+def check_mode(value: object, error: type[FakeifyError] = ShapeEnvError) -> None:
+    """Raise an error unless an argument is a ``FakeTensorMode``."""
+    check_type(value, FakeTensorMode, "a fake mode", error)
+
+
+def check_policy(source: object, context: object, error: type[FakeifyError]) -> None:
+    """Raise an error unless a tensor's source and symbolic context, where given, are torch's.
+
+    Args:
+        source: ``None``, or a ``torch._guards.Source``.
+        context: ``None``, or a ``SymbolicContext``.
+        error: the error's class.
+    """
+    if source is not None:
+        named = "To name an argument x, give torch._dynamo.source.LocalSource('x')"
+        check_type(source, Source, "a source", error, fix=named)
+    if context is not None:
+        check_type(context, SymbolicContext, "a symbolic context", error)
 
 
 def placeholders_of(

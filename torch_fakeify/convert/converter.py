@@ -10,12 +10,13 @@ from __future__ import annotations
 import itertools
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
 from torch_fakeify._weak_table import removal_callback
 from torch_fakeify.compat import torch_dispatch
+from torch_fakeify.compat.arguments import check_mode, check_policy
 from torch_fakeify.compat.torch_dispatch import no_dispatch_guard
 from torch_fakeify.compat.torch_dynamo import dynamo_source
 from torch_fakeify.compat.torch_fakes import FakeTensor, FakeTensorMode
@@ -24,7 +25,7 @@ from torch_fakeify.encoding.interpreters import Interpreters
 from torch_fakeify.encoding.meshes import Meshes
 from torch_fakeify.encoding.nested_ints import NestedInts
 from torch_fakeify.encoding.sources import DecodeMemo, decode_source
-from torch_fakeify.errors import ConvertError, check_type
+from torch_fakeify.errors import ConvertError, check_choice
 from torch_fakeify.records.tensor import ContextDesc, NestedIntDesc, SymDesc, SymValue, owner_of
 
 from .attributes import resize, set_attributes, set_inner_marks
@@ -39,7 +40,7 @@ from .fake_tensors import (
 )
 from .memo import StorageMemo, TensorEntry
 from .plain_fakes import PlainFakes
-from .sizes import Geometry, SizeMaker, all_static, concrete_int, with_strides
+from .sizes import Geometry, SizeMaker, SymbolPolicy, all_static, concrete_int, with_strides
 from .tracked_items import tracked_item
 from .validate import (
     KINDS,
@@ -64,7 +65,6 @@ if TYPE_CHECKING:
     from torch_fakeify.records.tensor import IntLike, MetaTensorDesc, Value
 
     from .builder import SparseLayout
-    from .sizes import SymbolPolicy
 
     _Policy = SymbolicContext | ContextDesc | None
 
@@ -103,7 +103,8 @@ class MetaConverter(TensorBuilder):
         keep_nested_ints: bool = False,
         meshes: Meshes | None = None,
     ) -> None:
-        check_type(mode, FakeTensorMode, "a fake mode", ConvertError)
+        check_mode(mode, ConvertError)
+        check_choice(symbols, get_args(SymbolPolicy), "symbols", ConvertError)
         self.mode = mode
         # A mode of static shapes makes no symbols, but may have some to keep.
         static = mode.static_shapes and symbols != "keep"
@@ -157,6 +158,8 @@ class MetaConverter(TensorBuilder):
             ConvertError: the record is invalid, the mode cannot have such a tensor, or the record
                 is of another describer than those before.
         """
+        if source is not None or symbolic_context is not None:
+            check_policy(source, symbolic_context, ConvertError)
         if (fake := self._find_cached(d)) is not None:
             return fake
         policy: SymbolicContext | ContextDesc | None = symbolic_context

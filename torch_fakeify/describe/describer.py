@@ -127,7 +127,9 @@ class MetaTensorDescriber:
         self._fakes = FakeRecords(self._tensors, self._storages, self._syms)
         self._sizes: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._layouts = LayoutCache()
-        self._policies: tuple[Callable[..., SourceDesc], Callable[..., ContextDesc]] | None = None
+        self._policies: (
+            tuple[Callable[..., None], Callable[..., SourceDesc], Callable[..., ContextDesc]] | None
+        ) = None
         self._can_pin = torch.accelerator.is_available()
 
     def __repr__(self) -> str:
@@ -215,11 +217,13 @@ class MetaTensorDescriber:
         policies = self._policies
         if policies is None:
             # Imported late: not needed without policies.
+            from torch_fakeify.compat.arguments import check_policy
             from torch_fakeify.encoding.contexts import ContextRecords
             from torch_fakeify.encoding.sources import encode_source
 
-            policies = self._policies = encode_source, ContextRecords().of
-        encode_source, encode_context = policies
+            policies = self._policies = check_policy, encode_source, ContextRecords().of
+        check, encode_source, encode_context = policies
+        check(source, symbolic_context, UnsupportedTensorError)
         return (
             None if source is None else encode_source(source),
             None if symbolic_context is None else encode_context(symbolic_context),
@@ -537,8 +541,9 @@ class MetaTensorDescriber:
             where=str(where),
         )
         in_two_steps = t.requires_grad and not (base.requires_grad or tensor_state.is_leaf(t))
-        if in_two_steps and _is_whole_view(calls[0], base):
-            # The first call made an alias that requires grad; a converter makes it too.
+        is_fake = torch_fakes.maybe_get_fake_mode(t) is not None
+        if in_two_steps and is_fake and _is_whole_view(calls[0], base):
+            # A converter made the first one, an alias that requires grad, and makes it again.
             return calls[1:]
         return calls
 

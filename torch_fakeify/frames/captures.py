@@ -15,7 +15,7 @@ import msgspec
 
 from torch_fakeify.compat import torch_dynamo
 from torch_fakeify.encoding.settings import NotSet, with_settings
-from torch_fakeify.errors import UnknownNameError, class_name
+from torch_fakeify.errors import CaptureError, UnknownNameError, check_integer, class_name
 from torch_fakeify.records.devices import DeviceMap
 from torch_fakeify.records.frame import CaptureDesc, FailureDesc
 from torch_fakeify.records.metadata_keys import losses_of
@@ -340,12 +340,13 @@ class Capture:
                 local size is not known for it, or the graph may have numbers of the rank that recorded
                 it: the program asks for its rank.
         """
+        check_integer(rank, "rank", CaptureError, least=0)
         return self._moved(rank, by_request=True)
 
     def _at(self, rank: int | None) -> Capture:
         """The frame of a rank; ``None`` means that of this process, if it has one."""
         if rank is not None:
-            return self._moved(rank, by_request=True)
+            return self.at_rank(rank)
         running = running_rank(self.desc)
         return self if running is None else self._moved(running, by_request=False)
 

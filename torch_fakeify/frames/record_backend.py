@@ -8,7 +8,7 @@ import re
 import time
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
 import torch
@@ -27,7 +27,14 @@ from torch_fakeify.compat.backends import (
     reset_backend,
 )
 from torch_fakeify.encoding.surroundings import with_options, with_packages
-from torch_fakeify.errors import TRUST, CaptureError, FakeifyError, LimitError, WriteError
+from torch_fakeify.errors import (
+    TRUST,
+    CaptureError,
+    FakeifyError,
+    LimitError,
+    WriteError,
+    check_choice,
+)
 from torch_fakeify.records.fingerprint import compile_key
 from torch_fakeify.records.frame import AotGraphDesc
 from torch_fakeify.records.redact_paths import short_message
@@ -89,12 +96,13 @@ class Recorder:
         level: Level = "dynamo",
     ) -> None:
         check_version(version)
-        if level not in ("dynamo", "aot"):
-            raise CaptureError("unknown level", expected="'dynamo' or 'aot'", found=repr(level))
-        if on_error not in ("warn", "raise"):
-            raise CaptureError(
-                "unknown value of on_error", expected="'warn' or 'raise'", found=repr(on_error)
-            )
+        for name, value, choices in (
+            ("constants", constants, Constants),
+            ("paths", paths, Paths),
+            ("on_error", on_error, OnError),
+            ("level", level, Level),
+        ):
+            check_choice(value, get_args(choices), name, CaptureError)
         self.version = version
         self.constants: Constants = constants
         self.path_style: Paths = paths
@@ -398,23 +406,27 @@ def record(
 
     Raises:
         WriteError: the directory cannot be written, or there is no writer for the version.
-        CaptureError: ``on_error`` or ``level`` has another value.
+        CaptureError: an option has another value.
 
     Example:
         >>> f = torch.compile(torch.sin, backend=tfk.record("captures", inner="eager"))
         >>> f(torch.zeros(2))
         tensor([0., 0.])
     """
-    root = make_folder(Path(directory)).path
-    return Recorder(
-        CaptureFolder(root, owner=os.getpid()),
-        inner,
-        constants=constants,
-        paths=paths,
-        version=version,
-        on_error=on_error,
-        level=level,
-    )
+    folder = make_folder(Path(directory))
+    try:
+        return Recorder(
+            CaptureFolder(folder.path, owner=os.getpid()),
+            inner,
+            constants=constants,
+            paths=paths,
+            version=version,
+            on_error=on_error,
+            level=level,
+        )
+    except FakeifyError:
+        folder.remove_if_empty()
+        raise
 
 
 def error_summary(error: BaseException) -> str:

@@ -20,7 +20,7 @@ from torch_fakeify.encoding.modes import describe_modes
 from torch_fakeify.encoding.operators import describe_operators
 from torch_fakeify.encoding.sources import encode_source
 from torch_fakeify.encoding.surroundings import describe_surroundings
-from torch_fakeify.errors import CaptureError
+from torch_fakeify.errors import CaptureError, check_choice
 from torch_fakeify.fake_kernels.kernels import INFERRED
 from torch_fakeify.frames.graph.codec import encode_graph
 from torch_fakeify.records.frame import CaptureDesc, FakeModeDesc
@@ -83,6 +83,8 @@ def capture(
         ...     "frame.fkf"
         ... )
     """
+    check_choice(constants, ("none", "small"), "constants", CaptureError)
+    check_choice(paths, ("short", "full"), "paths", CaptureError)
     return capture_of(
         describe_frame(gm, example_inputs, constants=constants, paths=paths), paths=paths
     )

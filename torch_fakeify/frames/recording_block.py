@@ -75,7 +75,7 @@ def recording(
 
     Raises:
         WriteError: the directory cannot be written, or there is no writer for the version.
-        CaptureError: ``on_error`` or ``level`` has another value.
+        CaptureError: an option has another value.
 
     Example:
         >>> with tfk.recording("captures") as frames:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 import msgspec
 from typing_extensions import override
 
+from torch_fakeify.errors import CaptureError, check_choice
+
 from .tensor import (
     AtomNode,
     ExprDesc,
@@ -78,10 +80,9 @@ def canonical_form(desc: CaptureDesc, kind: FingerprintKind = "content") -> dict
     """Return the content that is hashed, as JSON-like data that is equal for equal frames.
 
     Raises:
-        ValueError: there is no such kind.
+        CaptureError: there is no such kind.
     """
-    if kind not in get_args(FingerprintKind):
-        raise ValueError(f"a fingerprint is of 'content' or 'structure', not {kind!r}")
+    check_choice(kind, get_args(FingerprintKind), "kind", CaptureError)
     canonical = _Canonical() if kind == "content" else _Structure()
     aot = {} if desc.aot is None else {"aot": [desc.aot.kind, desc.aot.forward_outputs]}
     return {

@@ -136,7 +136,7 @@ def write_capture(
             existing file is left unchanged.
     """
     check_version(version)
-    limits = limits or Limits()
+    limits = Limits.of(limits)
     try:
         if members is None or version != VERSION or limits.products < Limits().products:
             members = WRITERS[version](desc, limits)
@@ -189,7 +189,7 @@ def read_capture(path: str | os.PathLike[str], *, limits: Limits | None = None) 
 
 def read_file(path: str | os.PathLike[str], *, limits: Limits | None = None) -> CaptureFile:
     """Read a capture file, with the release that wrote it; errors are those of ``read_capture``."""
-    limits = limits or Limits()
+    limits = Limits.of(limits)
     manifest, members = read_container(path, limits=limits)
     try:
         decoder = Decoder(members, limits.expr_nodes)

@@ -30,6 +30,8 @@ from torch_fakeify.errors import (
     MissingFileError,
     VersionError,
     WriteError,
+    check_integer,
+    check_type,
 )
 from torch_fakeify.versions import written_by
 
@@ -113,6 +115,20 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     products: int = 100_000
     """Multiplications to multiply out the products of sums, as torch does, besides 256 for each distinct
     node and expression. One takes torch about 20 us."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            check_integer(getattr(self, name), name, FormatError, least=0)
+
+    @classmethod
+    def of(cls, limits: Limits | None) -> Limits:
+        """Return the limits of an argument, by default those of this class.
+
+        Raises:
+            FormatError: it has another class.
+        """
+        check_type(limits, (cls, type(None)), "limits of a reader", FormatError)
+        return limits or cls()
 
     @classmethod
     def none(cls) -> Limits:
@@ -304,7 +320,7 @@ def read_container(path: str | os.PathLike[str], *, limits: Limits | None = None
     where = str(Path(path))
     try:
         with os.fdopen(_open_regular(path), "rb") as file:
-            return _read(file, where, limits or Limits())
+            return _read(file, where, Limits.of(limits))
     except FormatError:  # which is a ValueError
         raise
     except (OSError, ValueError) as error:

@@ -89,6 +89,8 @@ def loads(
         (2,)
     """
     check_type(data, (bytes, bytearray, memoryview), "data of torch_fakeify", FormatError)
+    check_type(describer, (str, type(None)), "the name of a describer", FormatError)
+    check_type(root, type, "a class of records", FormatError)
     reader = Reader(bytes(data), "$", describer=describer)
     if reader.root is msgspec.UNSET:
         raise FormatError("the document has no root", where="$")

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 from torch_fakeify._atomic_write import write_atomic
 from torch_fakeify.compat import torch_library
 from torch_fakeify.compat.torch_dispatch import disable_current_modes
-from torch_fakeify.errors import FakeKernelError
+from torch_fakeify.errors import FakeKernelError, check_integer, check_type
 from torch_fakeify.fake_kernels.evaluating import bound
 from torch_fakeify.fake_kernels.inferring import infer
 from torch_fakeify.fake_kernels.kernels import note_inferred
 from torch_fakeify.fake_kernels.specs import CallSpec, run_call, spec_of
 
 from .operator_process import OperatorProcess
+from .worker.limits import check_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
@@ -75,6 +76,7 @@ def infer_fake(
         ... ).shape
         torch.Size([5, 2])
     """
+    _check_options(sizes, timeout, memory, seed)
     overload = torch_library.overload_of(op)
     specs = [_spec(overload._schema, sample) for sample in samples]
     if not specs:
@@ -93,6 +95,14 @@ def infer_fake(
             )
         with OperatorProcess(overload, timeout=timeout, memory=memory) as run:
             return infer(overload._schema, run, specs, sizes=sizes, seed=seed)
+
+
+def _check_options(sizes: Any, timeout: float, memory: int | None, seed: int = 0) -> None:
+    check_bounds(timeout, memory)
+    check_integer(seed, "seed", FakeKernelError)
+    check_type(sizes, (tuple, list, range), "a list of sizes", FakeKernelError)
+    for each in sizes:
+        check_integer(each, "sizes", FakeKernelError, least=0)
 
 
 def _spec(schema: Any, sample: Any) -> CallSpec:
@@ -208,6 +218,7 @@ def inferring_fakes(
         >>> list(fakes.kernels)
         ['docs::halves']
     """
+    _check_options(sizes, timeout, memory)
     found = InferredFakes(
         {"sizes": sizes, "isolate": isolate, "timeout": timeout, "memory": memory}
     )

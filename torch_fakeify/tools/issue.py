@@ -29,6 +29,7 @@ from torch_fakeify.tools.minify.repro_script import (
     write_checked_script,
 )
 from torch_fakeify.tools.probes import package_version
+from torch_fakeify.tools.worker.limits import check_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -76,6 +77,7 @@ def issue(
         FormatError: the file is not a capture.
         NotFailingError: neither the capture nor a script beside it has a failure.
     """
+    check_bounds(timeout)
     path = Path(path)
     desc = read_capture(path, limits=Limits.none() if trust else None)
     beside = path.with_suffix(".py")

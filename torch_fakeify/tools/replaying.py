@@ -16,6 +16,7 @@ from torch_fakeify.errors import (
     StubError,
     UnknownNameError,
     VersionError,
+    check_type,
 )
 from torch_fakeify.records.redact_paths import short_message
 from torch_fakeify.render.notebook import InNotebook
@@ -23,9 +24,9 @@ from torch_fakeify.render.text import class_text, compiler_text, failure_text
 from torch_fakeify.serialization.capture_file import read_capture
 from torch_fakeify.serialization.container import Limits
 from torch_fakeify.tools.capture_files import as_file
-from torch_fakeify.tools.worker.client import ask, backend_request
+from torch_fakeify.tools.worker.client import ask, backend_request, device_request
 from torch_fakeify.tools.worker.interpreters import find_interpreter
-from torch_fakeify.tools.worker.limits import can_count_memory, free_memory
+from torch_fakeify.tools.worker.limits import can_count_memory, check_bounds, free_memory
 from torch_fakeify.tools.worker.replies import Compiled, Ended, Failed, Raised, Refused
 
 if TYPE_CHECKING:
@@ -108,15 +109,17 @@ def replay_capture(
         >>> tfk.replay_capture("frame.fkf", backend="eager").verdict
         'compiles'
     """
+    check_bounds(timeout, memory)
     request: dict[str, Any] = {
         "task": "compile",
         **backend_request(backend, imports),
-        "device": device,
+        **device_request(device),
         "trust": trust,
         "stubs": True,
         "time": time,
         "backward": trace is not None,
     }
+    check_type(python, (str, type(None)), "the path of an interpreter", FakeifyError)
     interpreter = None if python is None else find_interpreter(python)
     if interpreter is not None:
         request["python"] = interpreter.executable

@@ -18,6 +18,7 @@ from torch_fakeify.serialization.container import Limits
 
 from .capture_files import as_file, output_beside, path_of
 from .found_captures import read_captures
+from .worker.limits import check_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,6 +101,7 @@ def report(
                 fix="Give the file of one of its captures",
             )
         return _report_folder(Path(capture), output, trust=trust)
+    check_bounds(timeout)
     page = Path(output or output_beside(capture, ".html"))
     source, compiled = path_of(capture), None
     if not stages and (backend is not None or imports):

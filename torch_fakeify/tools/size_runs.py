@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Literal
 
-from torch_fakeify.errors import CaptureError
+from torch_fakeify.errors import CaptureError, check_integer
 from torch_fakeify.frames.inputs.size_search import SizeSearch
 from torch_fakeify.render.notebook import InNotebook
 from torch_fakeify.render.readable_names import ReadableNames
@@ -17,8 +17,9 @@ from torch_fakeify.serialization.capture_file import read_capture
 from torch_fakeify.serialization.container import Limits
 from torch_fakeify.tools.capture_files import as_file, path_of
 from torch_fakeify.tools.replaying import count_alike
-from torch_fakeify.tools.worker.client import backend_request
+from torch_fakeify.tools.worker.client import backend_request, device_request
 from torch_fakeify.tools.worker.fork_server import ForkServer
+from torch_fakeify.tools.worker.limits import check_bounds
 from torch_fakeify.tools.worker.replies import Ended, Failed, Here, Raised, Refused
 
 if TYPE_CHECKING:
@@ -197,14 +198,13 @@ def size_runs(
         FormatError: the file is no capture.
         CaptureError: ``runs`` is less than 1.
     """
-    if runs < 1:
-        raise CaptureError(
-            "there are no sizes to try", where="runs", expected="1 or more", found=str(runs)
-        )
+    check_integer(runs, "runs", CaptureError, least=1)
+    check_integer(seed, "seed", CaptureError)
+    check_bounds(timeout, memory)
     request = {
         **backend_request(backend, imports),
+        **device_request(device),
         "seed": seed,
-        "device": device,
         "trust": trust,
     }
     with as_file(capture) as path, ForkServer() as server:

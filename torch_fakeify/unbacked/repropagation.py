@@ -20,7 +20,7 @@ from torch_fakeify.compat import (
     torch_graphs,
     torch_symbols,
 )
-from torch_fakeify.compat.arguments import check_graph
+from torch_fakeify.compat.arguments import check_graph, check_mode
 from torch_fakeify.encoding.modes import preserve_modes
 from torch_fakeify.errors import ShapeEnvError
 from torch_fakeify.replay.bindings import (
@@ -78,6 +78,8 @@ def repropagate(
         >>> _ = tfk.repropagate(gm, [sin])
     """
     check_graph(gm)
+    if mode is not None:
+        check_mode(mode)
     mode = mode or mode_of([value_of(fx_node) for fx_node in gm.graph.nodes])
     if mode is None:
         raise ShapeEnvError(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from torch_fakeify.compat.arguments import placeholders_of
+from torch_fakeify.compat.arguments import check_mode, placeholders_of
 from torch_fakeify.errors import ShapeEnvError
 from torch_fakeify.replay.bindings import env_of
 from torch_fakeify.replay.lowering import bodies
@@ -93,7 +93,10 @@ def retrace(
         {u0: u0}
     """
     placeholders_of(gm, inputs)
-    mode = mode or mode_of(inputs)
+    if mode is None:
+        mode = mode_of(inputs)
+    else:
+        check_mode(mode)
     original = env_of(gm.graph)
     if mode is None or mode.shape_env is None or mode.shape_env is original:
         raise ShapeEnvError(

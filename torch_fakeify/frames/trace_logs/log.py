@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from torch_fakeify.errors import FormatError, LimitError, MissingFileError
+from torch_fakeify.errors import FormatError, LimitError, MissingFileError, check_type
 from torch_fakeify.serialization.strict_json import check_text, decode
 
 from .events import (
@@ -152,6 +152,7 @@ def from_trace_log(path: str | os.PathLike[str], *, limits: TraceLimits | None =
         ...     print(group.sources)
     """
     where = str(Path(path))
+    check_type(limits, (TraceLimits, type(None)), "limits of a trace log", FormatError)
     limits = limits or TraceLimits()
     reader = _Reader(where, limits)
     try:

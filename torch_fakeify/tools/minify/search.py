@@ -25,7 +25,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from torch_fakeify._atomic_write import check_not_input, is_same_file
-from torch_fakeify.errors import CaptureError, FakeifyError, NotFailingError, WriteError
+from torch_fakeify.errors import (
+    CaptureError,
+    FakeifyError,
+    NotFailingError,
+    WriteError,
+    check_integer,
+)
 from torch_fakeify.frames.inputs.size_search import SizeSearch, choose_sizes
 from torch_fakeify.frames.inputs.symbol_values import Symbols
 from torch_fakeify.records.frame import FailureDesc
@@ -37,8 +43,9 @@ from torch_fakeify.tools.capture_files import as_file, output_beside, path_of
 from torch_fakeify.tools.graph_edits import has_calls
 from torch_fakeify.tools.replaying import allowed_memory
 from torch_fakeify.tools.size_edits import fix_unbacked, is_bound, rehint, resize, static_sizes
-from torch_fakeify.tools.worker.client import ask, backend_request
+from torch_fakeify.tools.worker.client import ask, backend_request, device_request
 from torch_fakeify.tools.worker.fork_server import ForkServer
+from torch_fakeify.tools.worker.limits import check_bounds
 from torch_fakeify.tools.worker.replies import Here, NotCompared, Passed, Raised, Refused
 
 from .failures import Outcome, failure_of
@@ -125,6 +132,9 @@ def minify(
         >>> small.holds, small.script.name
         (True, 'small.py')
     """
+    check_bounds(timeout, memory)
+    check_integer(seed, "seed", FakeifyError)
+    check_integer(jobs, "jobs", FakeifyError, least=1)
     output = Path(output or output_beside(capture, ".min.fkf"))
     _check_outputs(output, path_of(capture), script=script)
     with as_file(capture) as path:
@@ -135,9 +145,9 @@ def minify(
     request = {
         "task": "try",
         **backend_request(backend, imports),
+        **device_request(device),
         "runs": accuracy,
         "seed": seed,
-        "device": device,
         "trust": True,
         "trust_settings": trust,
         "stubs": not accuracy,

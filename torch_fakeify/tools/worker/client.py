@@ -15,12 +15,14 @@ import sys
 import tempfile
 import threading
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
 from torch_fakeify._version import PACKAGE_DIR
+from torch_fakeify.errors import FakeifyError, check_type
 from torch_fakeify.versions import TorchVersionWarning, accepted_text, support_status
 
 from .interpreters import package_folder
@@ -28,7 +30,7 @@ from .limits import enforce, forbid_core_dumps
 from .replies import Answer, Ended, Here
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Mapping
     from types import FrameType
 
     from .limits import Ending
@@ -114,7 +116,25 @@ def backend_request(backend: str | None, imports: Sequence[str] = ()) -> dict[st
         backend: a name or ``MODULE:ATTR``; ``None`` for the recorded backend of a frame.
         imports: modules that the worker imports first. For these and for ``MODULE:ATTR`` the working
             directory of this process comes first on the worker's path.
+
+    Raises:
+        FakeifyError: an argument has another class.
     """
+    check_type(
+        backend,
+        (str, type(None)),
+        "the name of a backend",
+        FakeifyError,
+        fix="A worker process finds it by name: put the function into a module, and give 'MODULE:ATTR'",
+    )
+    is_list = isinstance(imports, Sequence) and not isinstance(imports, str)
+    if not is_list or not all(isinstance(each, str) for each in imports):
+        raise FakeifyError(
+            "not a list of modules",
+            where="imports",
+            expected="a list of their names, such as ['my_operators']",
+            found=repr(imports),
+        )
     module, colon, _ = (backend or "").partition(":")
     modules = [*imports, *([module] if colon else [])]
     return {
@@ -122,6 +142,18 @@ def backend_request(backend: str | None, imports: Sequence[str] = ()) -> dict[st
         "imports": modules,
         "directory": str(Path.cwd()) if modules else None,
     }
+
+
+def device_request(device: str | None) -> dict[str, Any]:
+    """Return the part of a request that names the new device of a frame; ``None`` for the recorded ones.
+
+    Raises:
+        FakeifyError: it is no name.
+    """
+    check_type(
+        device, (str, type(None)), "the name of a device", FakeifyError, fix="Give str(device)"
+    )
+    return {"device": device}
 
 
 @contextlib.contextmanager

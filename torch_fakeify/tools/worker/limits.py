@@ -18,6 +18,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from torch_fakeify.errors import FakeifyError, check_integer
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -54,6 +56,21 @@ def forbid_core_dumps(pid: int = 0) -> None:
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         elif sys.platform == "linux":
             resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
+
+
+def check_bounds(timeout: object, memory: object = None) -> None:
+    """Raise ``FakeifyError`` unless these are limits that `enforce` can have.
+
+    Args:
+        timeout: seconds, above 0.
+        memory: bytes, or ``None`` for no limit.
+    """
+    if not isinstance(timeout, (int, float)) or not timeout > 0:
+        raise FakeifyError(
+            "invalid value", where="timeout", expected="seconds, above 0", found=repr(timeout)
+        )
+    if memory is not None:
+        check_integer(memory, "memory", FakeifyError, least=1)
 
 
 def enforce(
