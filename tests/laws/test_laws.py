@@ -302,7 +302,26 @@ def test_symbolic_fakes_equal_torchs(group: list[torch.Tensor]) -> None:
         return
     ours = converted(described(group, sources=True), our_mode)
     assert_same(ours, theirs)
-    found = difference(env_facts(our_mode.shape_env), env_facts(their_mode.shape_env))
+    assert_same_env(our_mode, their_mode, in_two_steps=any(map(is_view_in_two_steps, parts(group))))
+
+
+def is_view_in_two_steps(t: Any) -> bool:
+    """Whether a view that requires grad was made of another view, whose base does not.
+
+    Of a wrapper's such view torch makes an alias of the base, and then all views; if the first one is
+    of the whole, the record has the others alone, since the converter makes the alias.
+    """
+    return t._is_view() and not t.is_leaf and t.requires_grad and not t._base.requires_grad
+
+
+def assert_same_env(ours: FakeTensorMode, theirs: FakeTensorMode, *, in_two_steps: bool) -> None:
+    """Equal facts; of views in two steps not how often a size of theirs was asked for."""
+    pair = [env_facts(mode.shape_env) for mode in (ours, theirs)]
+    if in_two_steps:
+        for facts_of_env in pair:
+            for sources in facts_of_env["sources"].values():
+                sources[:] = [name for name in sources if not name.startswith("<ephemeral")]
+    found = difference(*pair)
     assert found is None, found
 
 
@@ -315,8 +334,10 @@ VIEWS_OF_ALL: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("view", VIEWS_OF_ALL)
 @pytest.mark.parametrize("second", ["view", "rows", "column"])
-def test_a_view_of_all_that_requires_grad_is_a_view_of_its_own(view: str, second: str) -> None:
-    """Torch makes another alias that requires grad below both, and so asks for their sizes too."""
+def test_a_view_of_a_view_of_all_that_requires_grad_is_what_torch_makes(
+    view: str, second: str
+) -> None:
+    """And its record is that of its fake tensor, however often it is made."""
     base = TwoTensor(torch.ones(4, 3), torch.ones(4, 3))
     whole = VIEWS_OF_ALL[view](base).requires_grad_()
     t = {"view": whole.view(12), "rows": whole[1:], "column": whole.select(1, 2)}[second]
@@ -325,8 +346,7 @@ def test_a_view_of_all_that_requires_grad_is_a_view_of_its_own(view: str, second
     theirs = their_mode.from_tensor(t, source=LocalSource("x0"))
     ours = converted(described([t], sources=True), our_mode)
     assert_same(ours, [theirs])
-    found = difference(env_facts(our_mode.shape_env), env_facts(their_mode.shape_env))
-    assert found is None, found
+    assert_same_env(our_mode, their_mode, in_two_steps=True)
 
 
 # --- two processes --------------------------------------------------------------------------------

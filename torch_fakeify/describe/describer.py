@@ -541,9 +541,8 @@ class MetaTensorDescriber:
             where=str(where),
         )
         in_two_steps = t.requires_grad and not (base.requires_grad or tensor_state.is_leaf(t))
-        is_fake = torch_fakes.maybe_get_fake_mode(t) is not None
-        if in_two_steps and is_fake and _is_whole_view(calls[0], base):
-            # A converter made the first one, an alias that requires grad, and makes it again.
+        if in_two_steps and _is_whole_view(calls[0], base):
+            # The first call made an alias that requires grad; a converter makes it too.
             return calls[1:]
         return calls
 

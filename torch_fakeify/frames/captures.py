@@ -15,7 +15,7 @@ import msgspec
 
 from torch_fakeify.compat import torch_dynamo
 from torch_fakeify.encoding.settings import NotSet, with_settings
-from torch_fakeify.errors import CaptureError, UnknownNameError, check_integer, class_name
+from torch_fakeify.errors import UnknownNameError, class_name
 from torch_fakeify.records.devices import DeviceMap
 from torch_fakeify.records.frame import CaptureDesc, FailureDesc
 from torch_fakeify.records.metadata_keys import losses_of
@@ -340,7 +340,6 @@ class Capture:
                 local size is not known for it, or the graph may have numbers of the rank that recorded
                 it: the program asks for its rank.
         """
-        check_integer(rank, "rank", CaptureError, least=0)
         return self._moved(rank, by_request=True)
 
     def _at(self, rank: int | None) -> Capture:

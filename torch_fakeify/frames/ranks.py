@@ -19,7 +19,7 @@ import torch
 
 from torch_fakeify.compat.torch_graphs import find_operator
 from torch_fakeify.encoding.meshes import GROUP, MESH
-from torch_fakeify.errors import CaptureError, FormatError, wrap_torch_errors
+from torch_fakeify.errors import CaptureError, FormatError, check_integer, wrap_torch_errors
 from torch_fakeify.records.frame import ProcessGroupDesc, WorldDesc
 from torch_fakeify.records.graph import NodeDesc
 from torch_fakeify.records.rewrite import Rewriter, walk
@@ -179,6 +179,7 @@ def at_rank(desc: CaptureDesc, rank: int, *, by_request: bool) -> CaptureDesc:
     """
     world = _world_of(desc)
     if world is None:
+        check_integer(rank, "rank", CaptureError, least=0)
         return desc
     if type(rank) is not int or not 0 <= rank < world.size:
         raise CaptureError(
