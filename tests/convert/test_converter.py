@@ -13,7 +13,7 @@ from converted_checks import assert_same, contexts, in_place, relations
 from converter_modes import WalkConverter, dynamic_mode
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import DTYPES, tensor_groups, without_refusals_of_torch
+from strategies import DTYPES, is_refusal_of_torch, tensor_groups, without_refusals_of_torch
 from torch._dynamo import decorators
 from torch._dynamo.source import LocalSource
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -125,6 +125,9 @@ def test_symbolic_fakes_equal_torchs(
         for t, source, policy in zip(group, sources, policies, strict=True):
             theirs.append(theirs_mode.from_tensor(t, source=source, symbolic_context=policy))
     except RuntimeError as error:
+        if is_refusal_of_torch(error):  # no dim is marked: it is a complex view
+            assert len(convert_all(ours_mode, records, converter_of)) == len(group)
+            return
         with pytest.raises((type(error), tfk.ConvertError)):
             convert_all(ours_mode, records, converter_of)
         return

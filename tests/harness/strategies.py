@@ -242,7 +242,7 @@ REFUSALS_OF_TORCH = (
 )
 
 
-def is_refusal_of_torch(error: RuntimeError) -> bool:
+def is_refusal_of_torch(error: Exception) -> bool:
     """Whether torch's own ``from_tensor`` fails for a tensor that it could make."""
     return any(refusal in str(error) for refusal in REFUSALS_OF_TORCH)
 
