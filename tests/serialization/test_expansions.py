@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import sympy
 import torch
-from hypothesis import given
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from torch.fx.experimental.symbolic_shapes import _fast_expand
 from torch.utils._sympy.functions import FloorDiv, Max, Mod
@@ -16,10 +16,10 @@ from torch.utils._sympy.functions import FloorDiv, Max, Mod
 import torch_fakeify as tfk
 from torch_fakeify.encoding.exprs import decode_expr, encode_expr
 from torch_fakeify.records.tensor import ApplyNode, ExprDesc, ExprNode, IntNode, SymbolNode
-from torch_fakeify.serialization import limits as bounds
+from torch_fakeify.serialization.expansions import Expanded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 SYMBOLS = [sympy.Symbol(f"s{i}", integer=True, positive=True) for i in range(3)]
@@ -52,7 +52,7 @@ def expressions(draw: st.DrawFn) -> sympy.Expr:
 
 def terms(expr: sympy.Expr) -> int:
     """How many terms a reader expects."""
-    return len(bounds._Expanded(encode_expr(expr).nodes, 10**7).polynomials[-1])
+    return len(Expanded(encode_expr(expr).nodes, 10**7).polynomials[-1])
 
 
 @given(expressions())
@@ -73,7 +73,7 @@ def nodes_of(text: str) -> list[ExprNode]:
     def visit(tree: ast.expr) -> int:
         match tree:
             case ast.Name(name):
-                return add(SymbolNode(name, (("integer", True), ("positive", True))))
+                return add(SymbolNode(name, ASSUMPTIONS.get(name, ASSUMPTIONS["size"])))
             case ast.Constant(int(number)):
                 return add(IntNode(number))
             case ast.BinOp(left, operator, right):
@@ -89,7 +89,19 @@ def nodes_of(text: str) -> list[ExprNode]:
     return nodes
 
 
-FUNCTIONS: dict[type, str] = {ast.Add: "Add", ast.Mult: "Mul", ast.FloorDiv: "FloorDiv"}
+FUNCTIONS: dict[type, str] = {
+    ast.Add: "Add",
+    ast.Mult: "Mul",
+    ast.FloorDiv: "FloorDiv",
+    ast.Mod: "PythonMod",
+    ast.Pow: "Pow",
+    ast.LShift: "LShift",
+}
+ASSUMPTIONS = {
+    "size": (("integer", True), ("positive", True)),
+    "u": (("integer", True),),
+    "even": (("even", True), ("positive", True)),
+}
 
 
 @pytest.mark.parametrize(
@@ -106,13 +118,97 @@ FUNCTIONS: dict[type, str] = {ast.Add: "Add", ast.Mult: "Mul", ast.FloorDiv: "Fl
         "(a + a + b + b) // 2",
         "((a * 4 + b * 6) // (x * 2) * c + (a * 2 + b * 3) // x * d) // ((a * 2 + b * 3) // x)",
         "((a * 2 + b * 6) // 8 * c + (a + b * 3) // 4 * d) // ((a + b * 3) // 4)",
+        "((a * 2) // 4 + a // 2 + (b * 2) // 4 + b // 2) // 2",
+        "((a * 2) // 4 + a // 2 + (b * 2) // 4 + b // 2) % -1",
+        "(a + (b * 2 + 1) % 2 * a + c + (b * 2 + 1) % 2 * c) // 2",
+        "(b * (u * 5 + -1) ** 2 * 6 + b * 3 + 1) // 2",
+        "(b * (u + 1) * 2 + b * u + b + 1) // 2",
+        "((a + b) ** -1 * c) // 2 + ((a + b) * c) // 2",
+        "(even + -1) % even",
+        "(even * a + b) // 2",
+        "(even * 3 + a) % 2 * (a + b)",
+        "(u * 4 + (a << 2) + b) // 4",
+        "(((a + b) << 1) + c * 2) // 2",
+        "(a * -1 + -12) % -5",
+        "(u + a ** 2 * 4 + b ** 2 * 4) // 4",
     ],
 )
 def test_what_sympy_simplifies_is_expected_too(text: str) -> None:
     """Terms that sympy makes of a division, which a file may have unsimplified."""
     nodes = nodes_of(text)
     found = _fast_expand(simplified(decode_expr(ExprDesc(nodes=tuple(nodes)))))
-    assert len(sympy.Add.make_args(found)) <= len(bounds._Expanded(nodes, 10**7).polynomials[-1])
+    assert len(sympy.Add.make_args(found)) <= len(Expanded(nodes, 10**7).polynomials[-1])
+
+
+SIZES = (
+    *(SymbolNode(name, ASSUMPTIONS["size"]) for name in "ab"),
+    *(SymbolNode(name, ASSUMPTIONS[name]) for name in ("u", "even")),
+)
+
+
+@pytest.mark.parametrize("text", ["a ** 1000000000", "(a * b) ** 40", "(a * 3) ** 60"])
+def test_powers_and_their_numbers_stay_short(text: str) -> None:
+    """The estimate takes no time for a large exponent, and no memory for a number of many digits."""
+    for polynomial in Expanded(nodes_of(f"({text}) * ({text}) * c"), 10**5).polynomials:
+        for monomial, number in polynomial.items():
+            assert len(monomial) <= 129
+            assert number is None or number.bit_length() <= 128
+
+
+BY_NUMBER = ("FloorDiv", "FloorDiv", "FloorDiv", "Mod", "PythonMod", "Pow", "LShift")
+BY_FACTOR = ("FloorDiv", "Mod", "PythonMod", "Max")
+
+
+def write(choose: Callable[[Sequence[Any]], Any]) -> list[ExprNode]:
+    """Nodes that sympy has not simplified, as only a file has them: functions of sums of products."""
+    nodes: list[ExprNode] = [*SIZES]
+    factors = list(range(len(SIZES)))
+
+    def add(node: ExprNode) -> int:
+        nodes.append(node)
+        return len(nodes) - 1
+
+    def product() -> int:
+        count = choose((1, 1, 1, 2))
+        parts = [add(IntNode(choose((-1, 1, 1, 2, 3, 4, 6))))]
+        return add(ApplyNode("Mul", (*parts, *(choose(factors[-6:]) for _ in range(count)))))
+
+    for _ in range(choose((1, 2, 3, 4))):
+        terms = [product() for _ in range(choose((1, 2, 2, 3)))]
+        if choose((False, True)):
+            terms.append(add(IntNode(choose((-1, 1, 2, 4)))))
+        total = add(ApplyNode("Add", tuple(terms))) if len(terms) > 1 else terms[0]
+        if choose((False, False, True)):
+            function, other = choose(BY_FACTOR), choose((*factors[-6:], product()))
+        else:
+            function, other = choose(BY_NUMBER), add(IntNode(choose((2, 2, 3, 4))))
+        factors.append(add(ApplyNode(function, (total, other))))
+    return used(nodes)
+
+
+def used(nodes: list[ExprNode]) -> list[ExprNode]:
+    """The nodes of the last one, each once, as the codec has them."""
+    made: dict[ExprNode, int] = {}
+
+    def add(node: ExprNode) -> int:
+        if isinstance(node, ApplyNode):
+            node = ApplyNode(node.function, tuple(add(nodes[at]) for at in node.args))
+        return made.setdefault(node, len(made))
+
+    add(nodes[-1])
+    return list(made)
+
+
+@given(st.composite(lambda draw: write(lambda options: draw(st.sampled_from(options))))())
+@settings(max_examples=500)
+def test_at_least_the_terms_that_sympy_makes_of_a_file_are_expected(nodes: list[ExprNode]) -> None:
+    """Whatever a file has unsimplified, torch's expression has at most the terms that a reader expects."""
+    desc = ExprDesc(nodes=tuple(nodes))
+    try:
+        found = _fast_expand(simplified(decode_expr(desc)))
+    except (AssertionError, ZeroDivisionError, tfk.FormatError):
+        reject()  # a division by zero, or a remainder of a negative number
+    assert len(sympy.Add.make_args(found)) <= len(Expanded(nodes, 10**7).polynomials[-1])
 
 
 def simplified(expr: sympy.Basic) -> sympy.Basic:

@@ -23,10 +23,10 @@ from torch_fakeify.records.tensor import (
     SymDesc,
 )
 from torch_fakeify.serialization import capture_file
-from torch_fakeify.serialization import limits as bounds
 from torch_fakeify.serialization.container import (
     Limits,
 )
+from torch_fakeify.serialization.expansions import check_products
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,7 +90,7 @@ def test_products_of_sizes_are_counted() -> None:
     size = (SymDesc(expr=expr, hint=2),)
     row = MetaTensorDesc(id=0, dtype="int8", device="cpu", size=size, stride=(1,))
     tables = {"nodes": expr.nodes, "tensors": [row]}
-    bounds.check_products(tables, [2], {id(expr): 0}, Limits().products, "$")
+    check_products(tables, [2], {id(expr): 0}, Limits().products, "$")
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,9 @@ makes the inner tensors of each wrapper.
 
 from __future__ import annotations
 
-import math
 import re
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from torch_fakeify.errors import TRUST, FormatError, LimitError
 from torch_fakeify.records.frame import DeviceInfoDesc, SettingDesc
@@ -24,10 +23,10 @@ from torch_fakeify.records.tensor import (
     ListValue,
     RationalNode,
     SymbolNode,
-    SymDesc,
     TupleValue,
 )
 
+from .expansions import check_products
 from .kernel_limits import check_kernel
 
 if TYPE_CHECKING:
@@ -35,23 +34,16 @@ if TYPE_CHECKING:
 
     from torch_fakeify.records.frame import OperatorDesc, SurroundingsDesc
     from torch_fakeify.records.shape_env import ShapeEnvDesc, SymbolDesc
-    from torch_fakeify.records.tensor import ExprNode, IntLike, MetaTensorDesc
+    from torch_fakeify.records.tensor import ExprNode, MetaTensorDesc
 
 NODES_PER_ROW = 128
 TENSORS_PER_ROW = 64
 MAX_BITS = 1 << 18
 """Most bits of a number that sympy may get when it evaluates an expression."""
 _SYMBOL_BITS = 64
-PRODUCTS_PER_ROW = 256
-"""Multiplications that products of sums may take for each row, besides ``Limits.products``.
-
-A Swin transformer with dynamic image sizes takes 60."""
 _POWERS = frozenset({"Pow", "PowByNatural", "LShift", "RoundDecimal"})
 """Without ``FloatPow``: all floats have one size."""
 _FACTORIALS = frozenset({"gamma", "loggamma"})
-_CONDITIONS = frozenset({"Eq", "Ne", "Lt", "Le", "Gt", "Ge", "And", "Or", "Not"})
-_DIVISIONS = frozenset({"FloorDiv", "CleanDiv"})
-_REMAINDERS = frozenset({"Mod", "PythonMod"})
 _GROWING = _POWERS | _FACTORIALS
 
 SETTINGS = 2000
@@ -399,247 +391,6 @@ def check_frame(
     """
     check_products(tables, roots, expr_ids, products, where)
     check_exponents(tables["nodes"], env.symbols, f"{where}.nodes")
-
-
-def check_products(
-    tables: Mapping[str, Sequence[Any]],
-    roots: Sequence[int | tuple[int, ...]],
-    expr_ids: Mapping[int, int],
-    products: int,
-    where: str,
-) -> None:
-    """Refuse products of sums that are too large when expanded.
-
-    Torch expands (``_fast_expand``) each expression that it evaluates, and the number of elements of
-    each tensor. A product of twenty sums of two terms has a million terms.
-
-    Args:
-        tables: the rows by the name of their table.
-        roots: of each expression the position of its root, or those of all its nodes.
-        expr_ids: the position in ``roots`` by the ``id()`` of an expression in a tensor.
-        products: multiplications that are allowed besides those for each row.
-        where: the document.
-
-    Raises:
-        LimitError: it takes too many multiplications.
-    """
-    most = products + PRODUCTS_PER_ROW * (len(tables["nodes"]) + len(roots))
-    positions = [root if isinstance(root, int) else root[-1] for root in roots]
-    try:
-        expanded = _Expanded(tables["nodes"], most)
-        total = sum([expanded.work[at] for at in positions])
-        if total <= most:
-            of_exprs = {key: expanded.polynomials[positions[at]] for key, at in expr_ids.items()}
-            total += _size_products(tables["tensors"], of_exprs, expanded, most)
-    except _TooManyError:
-        total = most + 1
-    if total > most:
-        raise LimitError(
-            "the products of sums are too large multiplied out",
-            where=f"{where}.exprs",
-            expected=f"at most {most} multiplications",
-            fix=TRUST,
-        )
-
-
-_Monomial: TypeAlias = tuple[int, ...]
-"""Sorted numbers of factors; a factor may occur more than once."""
-_Polynomial: TypeAlias = "dict[_Monomial, int | None]"
-"""Coefficients by monomial, ``None`` for any coefficient."""
-
-
-class _TooManyError(Exception):
-    """There are too many multiplications."""
-
-
-class _Expanded:
-    """Expands expressions as torch does, to polynomials over opaque factors.
-
-    The result of a function is a factor. Sympy may simplify a division by a number to the terms it
-    divides, and some functions to one of their arguments: those terms are added. So a polynomial here
-    has at least the terms of sympy's, and the multiplications are an upper bound.
-
-    Args:
-        nodes: arguments before what uses them.
-        most: the number of multiplications after which `_TooManyError` is raised.
-    """
-
-    def __init__(self, nodes: Sequence[ExprNode], most: int) -> None:
-        self.polynomials: list[_Polynomial] = []
-        self.work: list[int] = []
-        """For each node the multiplications of its tree, up to one more than ``most``."""
-        self._left = most
-        self._factors: dict[Any, int] = {}
-        self._opaque: dict[int, bool] = {}
-        """Factors that sympy simplifies neither to a number nor to a sum; whether it is a division."""
-        for position, node in enumerate(nodes):
-            before = self._left
-            self.polynomials.append(self._of_node(position, node, nodes))
-            args = node.args if isinstance(node, ApplyNode) else ()
-            work = before - self._left + sum([self.work[at] for at in args])
-            self.work.append(min(work, most + 1))
-
-    def product(self, factors: Iterable[_Polynomial]) -> _Polynomial:
-        """Return a product, counting the terms before like terms are combined, as torch does.
-
-        A factor that occurs more than once counts as a power, as sympy makes one.
-
-        Raises:
-            _TooManyError: it takes more multiplications than are left.
-        """
-        result: _Polynomial = {(): 1}
-        sums: dict[int, int] = {}
-        terms = 1
-        for factor in factors:
-            if len(factor) > 1:
-                sums[id(factor)] = power = sums.get(id(factor), 0) + 1
-                if power == 1:
-                    terms *= len(factor)
-                else:
-                    more = _choices(len(factor), power, self._left + terms)
-                    terms = terms // _choices(len(factor), power - 1, self._left + terms) * more
-            if len(result) > 1 or len(factor) > 1:
-                self._left -= max(terms, len(result) * len(factor))
-            if self._left < 0:
-                raise _TooManyError
-            result = _multiplied(result, factor)
-        return result
-
-    def _of_node(self, position: int, node: ExprNode, nodes: Sequence[ExprNode]) -> _Polynomial:
-        if isinstance(node, IntNode):
-            return {(): node.value}
-        if not isinstance(node, ApplyNode) or not node.args:
-            factor = self._factor(position)
-            if isinstance(node, SymbolNode):
-                self._opaque[factor] = False
-            return {(factor,): 1}
-        args = [self.polynomials[at] for at in node.args]
-        if node.function == "Add":
-            return _added(args)
-        if node.function == "Mul":
-            return self.product(args)
-        if node.function in _POWERS and len(args) == 2 and len(args[0]) > 1:
-            exponent = nodes[node.args[1]]
-            if isinstance(exponent, IntNode):
-                return self.product([args[0]] * min(abs(exponent.value), self._left + 1))
-        factor = self._factor((node.function, *[frozenset(arg.items()) for arg in args]))
-        if node.function in _DIVISIONS and self._divides_opaquely(*args):
-            self._opaque[factor] = True
-            return {(factor,): 1}
-        return {**_possible_terms(node, args), (factor,): 1}
-
-    def _divides_opaquely(self, base: _Polynomial, divisor: _Polynomial) -> bool:
-        """Whether sympy leaves a floor division as it is, because no factor is in all terms.
-
-        So are the divisions of the sizes of strided convolutions and of windows, nested as they are.
-        """
-        factors = {factor for monomial in (*base, *divisor) for factor in monomial}
-        present = {monomial: n for monomial, n in base.items() if n}
-        if len(divisor) != 1 or not factors <= self._opaque.keys() or not any(present):
-            return False
-        if len(present) == 1 == len(next(iter(present))):
-            ((factor,),) = present
-            if self._opaque[factor]:  # of a division: sympy multiplies the divisors
-                return False
-        ((by, n),) = divisor.items()
-        if by:
-            return n == 1 and any(set(by).isdisjoint(monomial) for monomial in present)
-        numbers = present.values()
-        return (
-            n is not None and n != 0 and math.gcd(n, *numbers) == 1 and all(m % n for m in numbers)
-        )
-
-    def _factor(self, key: object) -> int:
-        return self._factors.setdefault(key, len(self._factors))
-
-
-def _possible_terms(node: ApplyNode, args: list[_Polynomial]) -> _Polynomial:
-    """Return the terms to which sympy may simplify the application of a function."""
-    largest = max(args, key=len)
-    if len(largest) == 1 or node.function in _CONDITIONS:
-        return {}
-    divisor = args[1].get(()) if len(args) == 2 and len(args[1]) == 1 else None
-    if divisor and abs(divisor) > 1:
-        if node.function in _REMAINDERS:
-            return {}
-        if node.function in _DIVISIONS:
-            return {
-                monomial: None if n is None else n // divisor
-                for monomial, n in args[0].items()
-                if n is None or n % divisor == 0
-            }
-    return dict.fromkeys(largest)
-
-
-def _added(terms: Iterable[_Polynomial]) -> _Polynomial:
-    result: _Polynomial = {}
-    for polynomial in terms:
-        for monomial, n in polynomial.items():
-            _put(result, monomial, n)
-    return result
-
-
-def _multiplied(a: _Polynomial, b: _Polynomial) -> _Polynomial:
-    result: _Polynomial = {}
-    for left, n in a.items():
-        for right, m in b.items():
-            product = None if n is None or m is None else n * m
-            _put(result, tuple(sorted(left + right)), product)
-    return result
-
-
-def _choices(terms: int, power: int, most: int) -> int:
-    """Return the number of terms of a power of a sum, as a multiset coefficient."""
-    few, many = sorted((terms - 1, power))
-    result = 1
-    for i in range(1, few + 1):
-        result = result * (many + i) // i
-        if result > most:
-            break
-    return result
-
-
-def _put(result: _Polynomial, monomial: _Monomial, n: int | None) -> None:
-    """Add a term to a sum; a term with coefficient zero remains."""
-    coefficient = result.get(monomial, 0)
-    result[monomial] = None if n is None or coefficient is None else coefficient + n
-
-
-def _size_products(
-    rows: Sequence[MetaTensorDesc],
-    of_exprs: Mapping[int, _Polynomial],
-    expanded: _Expanded,
-    most: int,
-) -> int:
-    """Return the multiplications for the elements and extents of tensors, each layout once."""
-    total = 0
-    seen: set[tuple[int, ...]] = set()
-    same: set[tuple[int, int]] = set()  # by `id()` of parts, which rows reference
-    one: _Polynomial = {(): 1}
-    for row in rows:
-        ids = id(row.size), id(row.stride)
-        if ids in same:
-            continue
-        same.add(ids)
-        layout = (*map(_expr_id, row.size), *map(_expr_id, row.stride))
-        if not any(layout) or layout in seen:
-            continue
-        seen.add(layout)
-        parts = [of_exprs.get(part, one) for part in layout]
-        size, stride = parts[: len(row.size)], parts[len(row.size) :]
-        elements = expanded.product(size)
-        if len(elements) > max(map(len, size), default=1):
-            total += len(elements) * len(size)
-        # An extent is the sum over dims of (size - 1) * stride.
-        pairs = zip(size, stride, strict=False)
-        total += sum([(len(n) + 1) * len(step) for n, step in pairs if len(step) > 1])
-        if total > most:
-            break
-    return total
-
-
-def _expr_id(n: IntLike) -> int:
-    return id(n.expr) if isinstance(n, SymDesc) else 0
 
 
 def check_tensors(rows: Sequence[MetaTensorDesc], where: str) -> None:
