@@ -216,6 +216,17 @@ def simplified(expr: sympy.Basic) -> sympy.Basic:
     return expr.func(*map(simplified, expr.args)) if expr.args else expr
 
 
+@pytest.mark.parametrize("count", [0, 1, 3])
+@pytest.mark.parametrize("function", ["FloorDiv", "CleanDiv", "Mod", "PythonMod", "Pow", "LShift"])
+def test_another_number_of_arguments_is_estimated_and_refused(function: str, count: int) -> None:
+    """The estimate comes before the expression is built, where the error has the number."""
+    size = SymbolNode("a", ASSUMPTIONS["size"])
+    nodes = (size, IntNode(2), ApplyNode(function, (0, 1, 0)[:count]))
+    assert len(Expanded(nodes, 100).polynomials) == 3
+    with pytest.raises(tfk.FormatError, match="argument"):
+        decode_expr(ExprDesc(nodes=tuple(used(list(nodes)))))
+
+
 @pytest.mark.parametrize("levels", [1, 3, 8])
 def test_divisions_of_nested_windows_stay_single_terms(levels: int) -> None:
     """The sizes of strided convolutions and of windows, as in MaxViT, do not grow by their nesting."""

@@ -156,16 +156,16 @@ class Expanded:
         if node.function == "Mul":
             return self.product(args)
         factor = self._factor((node.function, *[frozenset(arg.items()) for arg in args]))
-        exponent = nodes[node.args[1]] if node.function in _POWERS and len(args) == 2 else None
-        if isinstance(exponent, IntNode):
-            if (power := self._power(node.function, args[0], exponent.value)) is not None:
-                return power
-        elif node.function in _DIVISIONS | _REMAINDERS:
-            is_division = node.function in _DIVISIONS
-            is_sum = self._single[node.args[0]]
-            if is_sum and self._is_unchanged(*args, is_division=is_division):
-                self._lasting[factor] = is_division
-                return {(factor,): 1}
+        if len(args) == 2:  # otherwise the file is refused where the expression is built
+            other = nodes[node.args[1]]
+            if node.function in _POWERS and isinstance(other, IntNode):
+                if (power := self._power(node.function, args[0], other.value)) is not None:
+                    return power
+            elif node.function in _DIVISIONS | _REMAINDERS and self._single[node.args[0]]:
+                is_division = node.function in _DIVISIONS
+                if self._is_unchanged(*args, is_division=is_division):
+                    self._lasting[factor] = is_division
+                    return {(factor,): 1}
         return {**self._possible_terms(node, args), (factor,): 1}
 
     def _power(self, function: str, base: _Polynomial, exponent: int) -> _Polynomial | None:
