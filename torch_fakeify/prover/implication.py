@@ -12,6 +12,7 @@ sympy itself simplifies a condition by it.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from fractions import Fraction
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,14 +20,15 @@ from .counterexamples import Counterexamples
 from .intervals import Interval, Intervals
 from .polynomials import FALSE, AtomTable, Either, all_rows, options_of
 from .refutation import Refuter, WorkCounter, opposite
+from .simplex import Row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import sympy
 
-    from .polynomials import Part
-    from .simplex import Mono, Number, Row
+    from .polynomials import Part, Poly
+    from .simplex import Mono, Number
 
 __all__ = ["FactIndex", "WorkCounter", "conflict", "implied", "redundant"]
 
@@ -232,10 +234,37 @@ class FactIndex:
         """Whether a condition follows from the facts except the one at position ``without``."""
         self.refuter.begin_question()
         for part in parts:
+            if isinstance(part, Row) and self._is_bounded(part, without):
+                continue
             wrong = opposite(self.table, [part])
             if not self._refuted(wrong, self.near(wrong, without, MAX_NEIGHBOURS)):
                 return False
         return True
+
+    def _is_bounded(self, row: Row, without: int | None) -> bool:
+        """Whether one fact, with bounds of its other variables, gives the bound of a variable.
+
+        Most ranges that a ``ShapeEnv`` derives from guards follow so, without a linear program.
+        """
+        if len(row.coeffs) != 1:
+            return False
+        ((mono, sign),) = row.coeffs
+        for coeffs in self.with_variable(mono, sign > 0):
+            factors = {coeffs: 1} | {
+                ((other, -1 if c > 0 else 1),): abs(c) for other, c in coeffs if other != mono
+            }
+            self.work.neighbours += 1
+            entries = [(self._first(key, without), factor) for key, factor in factors.items()]
+            known = [(entry, factor) for entry, factor in entries if entry is not None]
+            if len(known) < len(entries):
+                continue
+            total = sum(factor * entry.bound for entry, factor in known)
+            limit: Poly = {mono: sign, (): -Fraction(total) / abs(dict(coeffs)[mono])}
+            (found,) = self.table.row(limit, not all(entry.is_loose for entry, _ in known))
+            assert isinstance(found, Row)
+            if (found.bound, not found.strict) <= (row.bound, not row.strict):
+                return True
+        return False
 
     def reasons(self, parts: Sequence[Part]) -> tuple[int, ...] | None:
         """Positions of a minimal set of facts from which a condition follows; ``None``: undecided.
@@ -287,10 +316,12 @@ class FactIndex:
         self, coeffs: tuple[tuple[Mono, int], ...], without: int | None
     ) -> tuple[int, int] | None:
         """Positions of the fact, and of its part, with the tightest bound on a linear combination."""
-        for entry in self._tightest.get(coeffs, ()):
-            if entry.at != without:
-                return entry.at, entry.part
-        return None
+        entry = self._first(coeffs, without)
+        return None if entry is None else (entry.at, entry.part)
+
+    def _first(self, coeffs: tuple[tuple[Mono, int], ...], without: int | None) -> _Entry | None:
+        entries = self._tightest.get(coeffs, ())
+        return next((entry for entry in entries if entry.at != without), None)
 
     def with_variable(self, mono: Mono, positive: bool) -> Iterable[tuple[tuple[Mono, int], ...]]:
         """Linear combinations of several variables that have this one with this sign."""

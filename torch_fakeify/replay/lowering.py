@@ -157,6 +157,7 @@ class ExprLowering:
         self._key = value_key(graph)
         self._cached: dict[sympy.Basic, Operand] = {}
         self._names: dict[str, str] = {}
+        self._texts: dict[sympy.Basic, str] = {}
         self.stack_trace: str | None = None
         """``meta["stack_trace"]`` of new nodes: the user's line that caused them."""
 
@@ -168,7 +169,9 @@ class ExprLowering:
 
     def name(self, symbol: sympy.Symbol, text: str) -> None:
         """Set the readable name of a symbol."""
-        self._names[symbol.name] = text
+        if self._names.get(symbol.name) != text:
+            self._names[symbol.name] = text
+            self._texts.clear()
 
     def bind_expr(self, expr: sympy.Basic, operand: Operand) -> None:
         """Set the operand that holds the value of an expression."""
@@ -180,7 +183,10 @@ class ExprLowering:
 
     def text(self, expr: sympy.Basic) -> str:
         """An expression as Python over the readable names of its symbols."""
-        return expr_text(_arranged(encode_expr(expr), self._names))
+        text = self._texts.get(expr)
+        if text is None:
+            text = self._texts[expr] = expr_text(_arranged(encode_expr(expr), self._names))
+        return text
 
     def in_order(self, args: Sequence[sympy.Basic]) -> list[sympy.Basic]:
         """Arguments of a commutative function, sorted by their texts instead of symbol names."""
@@ -201,9 +207,16 @@ class ExprLowering:
         return fx_node
 
     def run(self, fx_node: torch.fx.Node) -> None:
-        """Set the fake value of a node by running it on the values of its arguments."""
+        """Set the fake value of a node by running it on the values of its arguments.
+
+        An assertion, whose value is ``None``, does not run: the environment has its fact.
+        """
         values = [value_of(arg) for arg in fx_node.args]
-        if None not in values:
+        if None in values:
+            return
+        if fx_node.target is ASSERT_SCALAR:
+            fx_node.meta[self._key] = None
+        else:
             target: Any = fx_node.target
             with self._env.suppress_guards(), keeping_axioms(self._env):
                 fx_node.meta[self._key] = target(*values)
