@@ -59,6 +59,7 @@ def test_the_versions_of_an_interpreter_are_asked_for(folder: Path) -> None:
     [
         (None, r"cannot be started; .* found FileNotFoundError"),
         ("exit 3", "cannot be started; .* found ValueError: it ended without output"),
+        ('echo "no option $2" >&2; echo "$2" | tr "\\n" " " >&2; exit 2', r"ValueError: .{157}\.\.\.$"),
         ("echo hello", "cannot be started"),
         ("echo '{\"python\": \"3.9.1\", \"torch\": null, \"missing\": []}'", "too old; expected Python 3.10"),
         (
@@ -66,7 +67,7 @@ def test_the_versions_of_an_interpreter_are_asked_for(folder: Path) -> None:
             "the interpreter has no torch; .* -m pip install torch",
         ),
     ],
-    ids=["missing", "failing", "no interpreter", "old", "no torch"],
+    ids=["missing", "failing", "printing much", "no interpreter", "old", "no torch"],
 )  # fmt: skip
 def test_what_cannot_compile_is_one_error(tmp_path: Path, text: str | None, error: str) -> None:
     """The error names the executable and what it lacks."""

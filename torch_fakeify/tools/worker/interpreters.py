@@ -36,6 +36,8 @@ if sys.version_info >= {_OLDEST}:
 print(json.dumps(found))
 """
 _SECONDS = 60.0
+_LONGEST = 160
+"""Most characters of what a program that is no interpreter printed."""
 
 
 class Interpreter(msgspec.Struct, frozen=True):
@@ -77,7 +79,8 @@ def find_interpreter(executable: str) -> Interpreter:
             cwd=tempfile.gettempdir(),
         )
         if done.returncode != 0:
-            raise ValueError((done.stderr.strip().splitlines() or ["it ended without output"])[-1])
+            last = (done.stderr.strip().splitlines() or ["it ended without output"])[-1]
+            raise ValueError(last if len(last) <= _LONGEST else f"{last[: _LONGEST - 3]}...")
         found = json.loads(done.stdout.splitlines()[-1])
         python, torch, missing = found["python"], found["torch"], found["missing"]
     except (OSError, subprocess.SubprocessError, ValueError, LookupError, TypeError) as error:
