@@ -26,7 +26,7 @@ from torch.utils._sympy.functions import (
     PythonMod,
 )
 
-from torch_fakeify.prover.implication import WorkCounter, conflict, implied, redundant
+from torch_fakeify.prover.implication import FactIndex, WorkCounter, conflict, implied, redundant
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -216,6 +216,18 @@ def test_other_conditions_are_not_implied(case: str) -> None:
     """The condition does not follow from the premises."""
     premises, conclusion = DOES_NOT_FOLLOW[case]
     assert not implied(premises, conclusion)
+
+
+def test_one_fact_among_many_gives_a_bound_and_is_its_reason() -> None:
+    """Also where a linear program does not get it, as it gets the nearest facts alone."""
+    symbols = sympy.symbols("s0:31", integer=True)
+    facts = [symbols[0] + each <= 90 - at for at, each in enumerate(symbols[1:])]
+    index = FactIndex([*facts, *(each >= 2 for each in symbols[1:])], WorkCounter())
+    for bound, follows in ((59, True), (58, False)):
+        parts = index.table.condition(symbols[0] <= bound)
+        assert index.implies(parts, without=None) == follows
+        assert index.reasons(parts) == ((29, 59) if follows else None)
+    assert not index.implies(index.table.condition(symbols[0] <= 59), without=29)
 
 
 def test_an_undecided_condition_is_not_implied(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -234,21 +234,21 @@ class FactIndex:
         """Whether a condition follows from the facts except the one at position ``without``."""
         self.refuter.begin_question()
         for part in parts:
-            if isinstance(part, Row) and self._is_bounded(part, without):
+            if self._bounding(part, without) is not None:
                 continue
             wrong = opposite(self.table, [part])
             if not self._refuted(wrong, self.near(wrong, without, MAX_NEIGHBOURS)):
                 return False
         return True
 
-    def _is_bounded(self, row: Row, without: int | None) -> bool:
-        """Whether one fact, with bounds of its other variables, gives the bound of a variable.
+    def _bounding(self, part: Part, without: int | None) -> tuple[int, ...] | None:
+        """Positions of one fact, and of bounds of its other variables, that give a bound of a variable.
 
         Most ranges that a ``ShapeEnv`` derives from guards follow so, without a linear program.
         """
-        if len(row.coeffs) != 1:
-            return False
-        ((mono, sign),) = row.coeffs
+        if not isinstance(part, Row) or len(part.coeffs) != 1:
+            return None
+        ((mono, sign),) = part.coeffs
         for coeffs in self.with_variable(mono, sign > 0):
             factors = {coeffs: 1} | {
                 ((other, -1 if c > 0 else 1),): abs(c) for other, c in coeffs if other != mono
@@ -262,9 +262,9 @@ class FactIndex:
             limit: Poly = {mono: sign, (): -Fraction(total) / abs(dict(coeffs)[mono])}
             (found,) = self.table.row(limit, not all(entry.is_loose for entry, _ in known))
             assert isinstance(found, Row)
-            if (found.bound, not found.strict) <= (row.bound, not row.strict):
-                return True
-        return False
+            if (found.bound, not found.strict) <= (part.bound, not part.strict):
+                return tuple(entry.at for entry, _ in known)
+        return None
 
     def reasons(self, parts: Sequence[Part]) -> tuple[int, ...] | None:
         """Positions of a minimal set of facts from which a condition follows; ``None``: undecided.
@@ -273,20 +273,24 @@ class FactIndex:
         the farthest first.
         """
         asked: list[tuple[tuple[Part, ...], list[tuple[int, Part]]]] = []
+        bounding: set[int] = set()
         self.refuter.begin_question()
         for part in parts:
             wrong = opposite(self.table, [part])
             near = self.near(wrong, None, MAX_NEIGHBOURS)
-            if not self._refuted(wrong, near):
+            if self._refuted(wrong, near):
+                asked.append((wrong, near))
+            elif (found := self._bounding(part, None)) is not None:
+                bounding.update(found)
+            else:
                 return self._reasons_by_bounds(parts)
-            asked.append((wrong, near))
         needed = dict.fromkeys(at for _, near in asked for at, _ in near)
         for at in reversed(needed.copy()):
             fewer = needed.keys() - {at}
             self.refuter.begin_question()
             if all(self._refuted(w, [n for n in near if n[0] in fewer]) for w, near in asked):
                 del needed[at]
-        return tuple(sorted(needed))
+        return tuple(sorted(bounding.union(needed)))
 
     def _refuted(self, wrong: tuple[Part, ...], near: Iterable[tuple[int, Part]]) -> bool:
         """Whether a condition contradicts facts."""
