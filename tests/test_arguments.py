@@ -89,7 +89,7 @@ COMPILED = "frame.fkf"
 SECONDS = "timeout: invalid value; expected seconds, above 0; found"
 BYTES = "memory: invalid value; expected an integer of at least 1; found"
 SEED = "seed: invalid value; expected an integer; found 'text'"
-NAME = "not the name of a backend; expected str, NoneType; found function"
+NAME = "not the name of a backend; expected str, None; found function"
 LIST = "imports: not a list of modules; expected a list of their names"
 CONSTANTS = "constants: invalid value; expected 'none' or 'small'; found"
 PATHS = "paths: invalid value; expected 'short' or 'full'; found"
@@ -155,15 +155,15 @@ OPTIONS: dict[str, tuple[Callable[..., object], dict[str, tuple[object, str]]]] 
     ),
     "Capture.load": (
         lambda **options: tfk.Capture.load(COMPILED, **options),
-        {"limits": (3, "not limits of a reader; expected Limits, NoneType; found int")},
+        {"limits": (3, "not limits of a reader; expected Limits, None; found int")},
     ),
     "Capture.save": (
         lambda **options: _captured().save("other.fkf", **options),
-        {"limits": ("none", "not limits of a reader; expected Limits, NoneType; found str")},
+        {"limits": ("none", "not limits of a reader; expected Limits, None; found str")},
     ),
     "from_trace_log": (
         lambda **options: tfk.from_trace_log(COMPILED, **options),
-        {"limits": (3, "not limits of a trace log; expected TraceLimits, NoneType; found int")},
+        {"limits": (3, "not limits of a trace log; expected TraceLimits, None; found int")},
     ),
     "Limits": (
         tfk.Limits,
@@ -176,7 +176,7 @@ OPTIONS: dict[str, tuple[Callable[..., object], dict[str, tuple[object, str]]]] 
     "loads": (
         lambda **options: tfk.loads(tfk.dumps(RECORD), **options),
         {
-            "describer": (3, "not the name of a describer; expected str, NoneType; found int"),
+            "describer": (3, "not the name of a describer; expected str, None; found int"),
             "root": ("MetaTensorDesc", "not a class of records; expected type; found str"),
         },
     ),
@@ -188,7 +188,7 @@ OPTIONS: dict[str, tuple[Callable[..., object], dict[str, tuple[object, str]]]] 
             "device": (torch.device("cpu"), "not the name of a device"),
             "timeout": (-1, f"{SECONDS} -1"),
             "memory": ("4G", f"{BYTES} '4G'"),
-            "python": (3, "not the path of an interpreter; expected str, NoneType; found int"),
+            "python": (3, "not the path of an interpreter; expected str, None; found int"),
         },
     ),
     "fuzz": (
@@ -211,7 +211,7 @@ OPTIONS: dict[str, tuple[Callable[..., object], dict[str, tuple[object, str]]]] 
         {
             "backend": (_graph, NAME),
             "imports": (None, f"{LIST}, such as ['my_operators']; found None"),
-            "device": (0, "not the name of a device; expected str, NoneType; found int"),
+            "device": (0, "not the name of a device; expected str, None; found int"),
             "seed": ("text", SEED),
             "jobs": (0, "jobs: invalid value; expected an integer of at least 1; found 0"),
             "timeout": (0, f"{SECONDS} 0"),

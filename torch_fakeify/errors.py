@@ -103,12 +103,9 @@ def check_type(
     if isinstance(value, kind):
         return
     kinds = kind if isinstance(kind, tuple) else (kind,)
-    raise error(
-        f"not {what}",
-        expected=", ".join(each.__qualname__ for each in kinds),
-        found=type(value).__qualname__ if value is not None else "None",
-        fix=fix,
-    )
+    classes = (*kinds, type(value))
+    names = ["None" if each is type(None) else each.__qualname__ for each in classes]
+    raise error(f"not {what}", expected=", ".join(names[:-1]), found=names[-1], fix=fix)
 
 
 def check_choice(

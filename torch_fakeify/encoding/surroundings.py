@@ -8,7 +8,7 @@ import os
 import platform
 import re
 import typing
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import torch
@@ -30,13 +30,12 @@ from .values import encode_value
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from torch_fakeify.records.frame import Paths
     from torch_fakeify.records.graph import GraphModuleDesc
     from torch_fakeify.records.tensor import MetaTensorDesc
 
 CONFIG_MODULES: tuple[ConfigModule, ...] = typing.get_args(ConfigModule)
 INDUCTOR: ConfigModule = "torch._inductor.config"
-
-Paths = Literal["short", "full"]
 
 _CACHES = re.compile(r"(?:graph|local|remote|autograd|autotune)_cache|caching")
 """Settings of caches between compilations, which decide whether one takes place at all."""

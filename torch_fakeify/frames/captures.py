@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from torch_fakeify.compat.backends import Compiled
     from torch_fakeify.guards.conditions import Guard
-    from torch_fakeify.records.frame import OperatorDesc, SurroundingsDesc, WorldDesc
+    from torch_fakeify.records.frame import OperatorDesc, Paths, SurroundingsDesc, WorldDesc
     from torch_fakeify.records.metadata_keys import Loss
     from torch_fakeify.render.frame_views import FrameGuard, FrameInput, FrameSymbol
     from torch_fakeify.serialization.container import Limits
@@ -240,7 +240,7 @@ class Capture:
         error: BaseException,
         *,
         backend: str | None,
-        paths: Literal["short", "full"] = "short",
+        paths: Paths = "short",
         seconds: float | None = None,
     ) -> Capture:
         """Return a copy with the exception of its backend, as text.

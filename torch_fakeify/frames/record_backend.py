@@ -36,7 +36,7 @@ from torch_fakeify.errors import (
     check_choice,
 )
 from torch_fakeify.records.fingerprint import compile_key
-from torch_fakeify.records.frame import AotGraphDesc
+from torch_fakeify.records.frame import AotGraphDesc, Constants, Paths
 from torch_fakeify.records.redact_paths import short_message
 from torch_fakeify.render.code import operator_counts
 from torch_fakeify.serialization.capture_file import check_version
@@ -53,10 +53,8 @@ if TYPE_CHECKING:
 
     from .captures import Capture
 
-Constants: TypeAlias = Literal["none", "small"]
 OnError: TypeAlias = Literal["warn", "raise"]
 Level: TypeAlias = Literal["dynamo", "aot"]
-Paths: TypeAlias = Literal["short", "full"]
 
 
 class _Frame(NamedTuple):

@@ -5,7 +5,7 @@ Replay does not import this module.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 from torch.export import ExportedProgram
@@ -23,7 +23,7 @@ from torch_fakeify.encoding.surroundings import describe_surroundings
 from torch_fakeify.errors import CaptureError, check_choice
 from torch_fakeify.fake_kernels.kernels import INFERRED
 from torch_fakeify.frames.graph.codec import encode_graph
-from torch_fakeify.records.frame import CaptureDesc, FakeModeDesc
+from torch_fakeify.records.frame import CaptureDesc, Constants, FakeModeDesc, Paths
 from torch_fakeify.records.redact_paths import short_path
 from torch_fakeify.records.redact_scalars import redact_scalars
 from torch_fakeify.serialization.capture_file import encode_with_short_paths
@@ -49,8 +49,8 @@ def capture(
     gm: torch.fx.GraphModule | ExportedProgram,
     example_inputs: Sequence[Any] | None = None,
     *,
-    constants: Literal["none", "small"] = "none",
-    paths: Literal["short", "full"] = "short",
+    constants: Constants = "none",
+    paths: Paths = "short",
 ) -> Capture:
     """Record a frame: its graph, its inputs and their shape environment.
 
@@ -83,14 +83,14 @@ def capture(
         ...     "frame.fkf"
         ... )
     """
-    check_choice(constants, ("none", "small"), "constants", CaptureError)
-    check_choice(paths, ("short", "full"), "paths", CaptureError)
+    check_choice(constants, get_args(Constants), "constants", CaptureError)
+    check_choice(paths, get_args(Paths), "paths", CaptureError)
     return capture_of(
         describe_frame(gm, example_inputs, constants=constants, paths=paths), paths=paths
     )
 
 
-def capture_of(desc: CaptureDesc, *, paths: Literal["short", "full"]) -> Capture:
+def capture_of(desc: CaptureDesc, *, paths: Paths) -> Capture:
     """Return the capture of a described frame, with absolute paths shortened unless ``paths`` is ``"full"``."""
     if paths == "full":
         return Capture(desc)
@@ -102,8 +102,8 @@ def describe_frame(
     gm: torch.fx.GraphModule | ExportedProgram,
     example_inputs: Sequence[Any] | None,
     *,
-    constants: Literal["none", "small"],
-    paths: Literal["short", "full"],
+    constants: Constants,
+    paths: Paths,
 ) -> CaptureDesc:
     """Return the record of a frame; stacks may have absolute paths. Arguments and errors are those of `capture`."""
     export = None
@@ -178,11 +178,11 @@ def _same_objects(inputs: Sequence[InputDesc]) -> tuple[tuple[SourceDesc, Source
     )
 
 
-def _file_name(paths: Literal["short", "full"]) -> Callable[[str], str]:
+def _file_name(paths: Paths) -> Callable[[str], str]:
     return str if paths == "full" else short_path
 
 
-def _snapshot(shape_env: Any, paths: Literal["short", "full"]) -> ShapeEnvDesc:
+def _snapshot(shape_env: Any, paths: Paths) -> ShapeEnvDesc:
     desc, shorten = snapshot(shape_env), _file_name(paths)
     co_fields = tuple(
         (name, shorten(value) if isinstance(value, str) else value)

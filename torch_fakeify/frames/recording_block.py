@@ -16,7 +16,9 @@ from .dynamo_recorder import DynamoRecorder, start_recording, stop_recording
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from .record_backend import Constants, Level, OnError, Paths, Recorder
+    from torch_fakeify.records.frame import Constants, Paths
+
+    from .record_backend import Level, OnError, Recorder
 
 
 class Recording(CaptureSequence):

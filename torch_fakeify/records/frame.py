@@ -10,6 +10,11 @@ from .record import Record
 from .shape_env import GuardDesc, ReplacementDesc, RuntimeAssertDesc, ShapeEnvDesc, SymbolDesc
 from .tensor import ExprDesc, MetaTensorDesc, SourceDesc, StackDesc, SymDesc, Value
 
+Constants: TypeAlias = Literal["none", "small"]
+"""Whether a capture has the data of small tensors of its graph."""
+Paths: TypeAlias = Literal["short", "full"]
+"""Whether the absolute paths in a capture are shortened."""
+
 ConfigModule: TypeAlias = Literal[
     "torch._dynamo.config",
     "torch._inductor.config",

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
     from torch_fakeify.frames.captures import Capture
     from torch_fakeify.frames.notes import NotesRead
-    from torch_fakeify.records.frame import CaptureDesc
+    from torch_fakeify.records.frame import CaptureDesc, Constants, Paths
 
 _CHILD = (
     "import sys; sys.path = [sys.argv[1], *filter(None, sys.path)]; import torch_fakeify; "
@@ -261,8 +261,8 @@ def run(
     module: str | None = None,
     backend: str | None = None,
     imports: Sequence[str] = (),
-    constants: Literal["none", "small"] = "none",
-    paths: Literal["short", "full"] = "short",
+    constants: Constants = "none",
+    paths: Paths = "short",
     version: int = VERSION,
     on_error: Literal["warn", "raise"] = "warn",
     level: Literal["dynamo", "aot"] = "dynamo",

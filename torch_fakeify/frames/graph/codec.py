@@ -13,7 +13,7 @@ import itertools
 import operator
 import re
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import sympy
 import torch
@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from torch_fakeify.describe.describer import MetaTensorDescriber
+    from torch_fakeify.records.frame import Constants
     from torch_fakeify.records.tensor import MetaTensorDesc, SourceDesc, SymDesc
 
 _CLASS_NAME = re.compile(r"[A-Za-z_<][A-Za-z0-9_.<>]*")
@@ -104,7 +105,7 @@ def encode_graph(
     gm: torch.fx.GraphModule,
     describer: MetaTensorDescriber,
     *,
-    constants: Literal["none", "small"] = "none",
+    constants: Constants = "none",
     file_name: Callable[[str], str] | None = None,
     inputs: Iterable[tuple[Any, MetaTensorDesc | None]] = (),
 ) -> GraphModuleDesc:
@@ -152,7 +153,7 @@ _Call: TypeAlias = tuple[Value, tuple[Value, ...], tuple[tuple[str, Value], ...]
 
 class _Encoder:
     def __init__(
-        self, describer: MetaTensorDescriber, constants: Literal["none", "small"], meta: MetaEncoder
+        self, describer: MetaTensorDescriber, constants: Constants, meta: MetaEncoder
     ) -> None:
         self.describer = describer
         self.constants = constants
