@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import torch_fakeify as tfk
+from torch_fakeify.tools.bisecting import bisect
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,7 +91,7 @@ SECONDS = "timeout: invalid value; expected seconds, above 0; found"
 BYTES = "memory: invalid value; expected an integer of at least 1; found"
 SEED = "seed: invalid value; expected an integer; found 'text'"
 NAME = "not the name of a backend; expected str, None; found function"
-LIST = "imports: not a list of modules; expected a list of their names"
+LIST = "imports: invalid value; expected a list of texts, such as ['my_operators']; found"
 CONSTANTS = "constants: invalid value; expected 'none' or 'small'; found"
 PATHS = "paths: invalid value; expected 'short' or 'full'; found"
 SOURCE = "not a source; expected Source; found"
@@ -184,7 +185,7 @@ OPTIONS: dict[str, tuple[Callable[..., object], dict[str, tuple[object, str]]]] 
         lambda **options: tfk.replay_capture(COMPILED, **options),
         {
             "backend": (_graph, f"{NAME}. A worker process finds it by name"),
-            "imports": ("operators", f"{LIST}, such as ['my_operators']; found 'operators'"),
+            "imports": ("operators", f"{LIST} 'operators'"),
             "device": (torch.device("cpu"), "not the name of a device"),
             "timeout": (-1, f"{SECONDS} -1"),
             "memory": ("4G", f"{BYTES} '4G'"),
@@ -210,7 +211,7 @@ OPTIONS: dict[str, tuple[Callable[..., object], dict[str, tuple[object, str]]]] 
         lambda **options: tfk.minify(COMPILED, **{"backend": "eager", **options}),
         {
             "backend": (_graph, NAME),
-            "imports": (None, f"{LIST}, such as ['my_operators']; found None"),
+            "imports": (None, f"{LIST} None"),
             "device": (0, "not the name of a device; expected str, None; found int"),
             "seed": ("text", SEED),
             "jobs": (0, "jobs: invalid value; expected an integer of at least 1; found 0"),
@@ -221,6 +222,14 @@ OPTIONS: dict[str, tuple[Callable[..., object], dict[str, tuple[object, str]]]] 
     "report": (
         lambda **options: tfk.report(COMPILED, "page.html", **options),
         {"timeout": (None, f"{SECONDS} None")},
+    ),
+    "run": (
+        lambda **options: tfk.run(__file__, **options),
+        {"args": ("--steps 3", "args: invalid value; expected a list of texts, such as [")},
+    ),
+    "bisect": (
+        lambda **options: bisect(COMPILED, **options),
+        {"pythons": ("python3.11", "pythons: invalid value; expected a list of texts")},
     ),
     "infer_fake": (
         lambda **options: tfk.infer_fake("aten::relu", [(torch.ones(2),)], **options),

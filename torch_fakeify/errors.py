@@ -126,6 +126,25 @@ def check_choice(
     )
 
 
+def check_texts(value: object, where: str, error: type[FakeifyError], *, such_as: str) -> None:
+    """Raise an error unless an argument is a list of texts; one text is a sequence of characters.
+
+    Args:
+        value: the argument.
+        where: the argument's name.
+        error: the error's class.
+        such_as: an example.
+    """
+    if isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value):  # pyright: ignore[reportUnknownVariableType]
+        return
+    raise error(
+        "invalid value",
+        where=where,
+        expected=f"a list of texts, such as {such_as}",
+        found=repr(value),
+    )
+
+
 def check_integer(
     value: object, where: str, error: type[FakeifyError], *, least: int | None = None
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch_fakeify.errors import FakeifyError
+from torch_fakeify.errors import CaptureError, FakeifyError, check_texts
 from torch_fakeify.serialization.capture_file import read_capture
 from torch_fakeify.serialization.container import Limits
 from torch_fakeify.tools.replaying import masked, replay_capture
@@ -73,6 +73,7 @@ def bisect(path: str | Path, pythons: Sequence[str], **options: Any) -> Bisectio
         FormatError: the file is no capture.
         CaptureError: an executable is no interpreter with torch.
     """
+    check_texts(pythons, "pythons", CaptureError, such_as="['python3.11', 'python3.12']")
     read_capture(path, limits=Limits.none() if options.get("trust") else None)
     interpreters = tuple(map(find_interpreter, pythons))
     found: dict[int, _Found] = {}

@@ -24,7 +24,7 @@ import msgspec
 
 from torch_fakeify import errors
 from torch_fakeify._version import PACKAGE_DIR
-from torch_fakeify.errors import FakeifyError, MissingScriptError, ScriptError
+from torch_fakeify.errors import FakeifyError, MissingScriptError, ScriptError, check_texts
 from torch_fakeify.frames.capture_folders import new_folder
 from torch_fakeify.frames.capture_sequence import CaptureSequence, load_captures
 from torch_fakeify.frames.notes import FrameReport, Notes
@@ -309,6 +309,7 @@ def run(
     """
     if script is not None and not Path(script).exists():
         raise MissingScriptError("there is no such script", where=str(script), fix="Check the path")
+    check_texts(args, "args", ScriptError, such_as="['--steps', '3']")
     captures = new_folder(Path(directory), _folder_name(script, module))
     try:
         report = _run_and_report(

@@ -15,14 +15,13 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
 from torch_fakeify._version import PACKAGE_DIR
-from torch_fakeify.errors import FakeifyError, check_type
+from torch_fakeify.errors import FakeifyError, check_texts, check_type
 from torch_fakeify.versions import TorchVersionWarning, accepted_text, support_status
 
 from .interpreters import package_folder
@@ -30,7 +29,7 @@ from .limits import enforce, forbid_core_dumps
 from .replies import Answer, Ended, Here
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
+    from collections.abc import Callable, Generator, Mapping, Sequence
     from types import FrameType
 
     from .limits import Ending
@@ -127,14 +126,7 @@ def backend_request(backend: str | None, imports: Sequence[str] = ()) -> dict[st
         FakeifyError,
         fix="A worker process finds it by name: put the function into a module, and give 'MODULE:ATTR'",
     )
-    is_list = isinstance(imports, Sequence) and not isinstance(imports, str)
-    if not is_list or not all(isinstance(each, str) for each in imports):
-        raise FakeifyError(
-            "not a list of modules",
-            where="imports",
-            expected="a list of their names, such as ['my_operators']",
-            found=repr(imports),
-        )
+    check_texts(imports, "imports", FakeifyError, such_as="['my_operators']")
     module, colon, _ = (backend or "").partition(":")
     modules = [*imports, *([module] if colon else [])]
     return {
