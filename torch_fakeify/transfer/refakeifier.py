@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import warnings
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import sympy
 import torch
-from torch.fx.node import map_aggregate
+from torch.fx.node import map_aggregate, map_arg
 
 from torch_fakeify.compat import torch_dynamo, torch_fakes, torch_graphs, torch_symbols
 from torch_fakeify.convert.converter import MetaConverter
@@ -278,13 +277,19 @@ class Refakeifier:
 
     def _copied(self, graph: torch.fx.Graph) -> torch.fx.Graph:
         env = self._env_of(graph)
-        with warnings.catch_warnings():
-            # Raised for symbolic arguments, which the original graph has too.
-            warnings.filterwarnings("ignore", "Raw Sym", UserWarning)
-            made = copy.deepcopy(graph)  # names, order, code generation; no metadata
-        for fx_node, old in zip(made.nodes, graph.nodes, strict=True):
+        made: Any = torch.fx.Graph(tracer_cls=graph._tracer_cls)  # type: ignore[attr-defined]
+        made._codegen = copy.deepcopy(graph._codegen)  # type: ignore[attr-defined]
+        nodes: dict[torch.fx.Node, torch.fx.Node] = {}
+        for old in graph.nodes:
+            nodes[old] = fx_node = made.create_node(
+                old.op, old.target, name=old.name, type_expr=old.type
+            )
+            # `create_node` warns of symbolic scalars among arguments, after a look at each.
+            for name in ("args", "kwargs"):
+                if arguments := getattr(old, name):
+                    object.__setattr__(fx_node, name, map_arg(arguments, nodes.__getitem__))
             self._shares_sizes = fx_node.op != "placeholder"
-            fx_node.meta = self._meta(fx_node.meta, env)
+            fx_node.meta.update(self._meta(old.meta, env))
             if hasattr(old, "_dynamo_source"):
                 fx_node._dynamo_source = old._dynamo_source
             self._constants(fx_node)
