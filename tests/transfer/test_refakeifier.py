@@ -181,6 +181,20 @@ def test_unbacked_symbols_stay_unbacked_with_their_facts() -> None:
         assert made[0].sum(0).shape == (2,)
 
 
+def test_a_storage_is_shared_also_over_strides_without_hints() -> None:
+    """Torch's ``set_`` asks whether they are contiguous, which nobody knows."""
+    mode, other = symbolic_mode(), symbolic_mode()
+    context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC, DimDynamic.UNBACKED])
+    x = mode.from_tensor(torch.empty(4, 6), source=LocalSource("x"), symbolic_context=context)
+    with mode:
+        t = torch.empty_strided((x.shape[0],), (x.shape[1],))
+        alias = t.detach()
+    made = tfk.refakeify([x, t, alias], other)
+    assert relations(made) == relations([x, t, alias])
+    assert [new.stride() for new in made[1:]] == [(made[0].shape[1],)] * 2
+    assert not any(new._is_view() for new in made)
+
+
 def test_an_unbacked_size_of_one_element_has_its_range() -> None:
     """``nonzero`` of one element gives ``[0, 1]``, which is no size for torch otherwise."""
     mode, target = symbolic_mode(), symbolic_mode()

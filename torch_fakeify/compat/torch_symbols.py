@@ -22,6 +22,7 @@ from torch.fx.experimental.sym_node import SymNode, sizes_strides_methods
 from torch.fx.experimental.symbolic_shapes import (
     ConstraintViolationError,
     DimDynamic,
+    GuardOnDataDependentSymNode,
     RelaxedUnspecConstraint,
     RuntimeAssert,
     ShapeEnv,

@@ -290,12 +290,18 @@ class TensorBuilder(ABC):
         else:
             if shared is None:
                 shared = self._new_storage(d)
-            meta = torch.empty(0, dtype=dtype, device=META)
             # That the sizes fit the storage is a fact of the tensor described, no guard.
             with self._suppressed():
-                meta.set_(shared, offset, size, stride)
+                meta = self._meta_on(shared, geometry, dtype)
         self._cache_storage(d, shared)
         return meta
+
+    def _meta_on(
+        self, storage: torch.UntypedStorage, geometry: Geometry, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """A meta tensor on a storage that there is."""
+        size, stride, offset = geometry
+        return torch.empty(0, dtype=dtype, device=META).set_(storage, offset, size, stride)
 
     def _new_storage(self, d: Any) -> torch.UntypedStorage:
         nbytes = self._nbytes(d)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import torch
 
 from torch_fakeify._weak_table import removal_callback
-from torch_fakeify.compat import torch_dispatch
+from torch_fakeify.compat import torch_dispatch, torch_symbols
 from torch_fakeify.compat.arguments import check_mode, check_policy
 from torch_fakeify.compat.torch_dispatch import no_dispatch_guard
 from torch_fakeify.compat.torch_dynamo import dynamo_source
@@ -39,6 +39,7 @@ from .fake_tensors import (
     neutral_dispatch_state,
 )
 from .memo import StorageMemo, TensorEntry
+from .meta_tensors import strided_on
 from .plain_fakes import PlainFakes
 from .sizes import Geometry, SizeMaker, SymbolPolicy, all_static, concrete_int, with_strides
 from .tracked_items import tracked_item
@@ -382,6 +383,15 @@ class MetaConverter(TensorBuilder):
         if has_own_storage:
             self._plain_fakes.add(d, meta)
         return meta
+
+    def _meta_on(
+        self, storage: torch.UntypedStorage, geometry: Geometry, dtype: torch.dtype
+    ) -> torch.Tensor:
+        try:
+            return super()._meta_on(storage, geometry, dtype)
+        except torch_symbols.GuardOnDataDependentSymNode:
+            # `set_` asks whether strides without hints are contiguous.
+            return strided_on(storage, geometry, dtype)
 
     def _operator_mode(self, d: MetaTensorDesc) -> AbstractContextManager[Any]:
         device = self._device(d)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import sympy
 import torch
 
+from torch_fakeify.compat import torch_dispatch
 from torch_fakeify.compat.torch_dispatch import empty_strided, make_subclass, make_wrapper_subclass
 from torch_fakeify.compat.torch_symbols import ShapeEnv, SymNode
 
@@ -122,3 +123,17 @@ def _is_positive(shape_env: Any, expr: Any) -> bool:
         and isinstance(value_range.lower, sympy.Integer)
         and value_range.lower.p >= 1
     )
+
+
+def strided_on(
+    storage: torch.UntypedStorage, geometry: tuple[Any, Any, Any], dtype: torch.dtype
+) -> torch.Tensor:
+    """Return a meta tensor of any size, stride and offset on a storage, without a question about them."""
+    empty = torch.empty(0, dtype=dtype, device=META).set_(storage, 0, (0,), (1,))
+    key = torch_dispatch.DispatchKey.ADInplaceOrView  # without it, the result is no view
+    was_excluded = torch_dispatch.key_excluded(key)
+    torch_dispatch.set_key_excluded(key, True)
+    try:
+        return empty.as_strided(*geometry)
+    finally:
+        torch_dispatch.set_key_excluded(key, was_excluded)
