@@ -312,6 +312,12 @@ def _dangling_dim(tables: dict[str, Any], body: dict[str, Any]) -> None:
             row["fields"] = [[name, -1 if name == "idx" else v] for name, v in row["fields"]]
 
 
+def _no_such_dim(tables: dict[str, Any], body: dict[str, Any]) -> None:
+    for row in tables["sources"]:
+        if row["cls"] == "TensorPropertySource":
+            row["fields"] = [[name, 7 if name == "idx" else v] for name, v in row["fields"]]
+
+
 def _view_of_less(tables: dict[str, Any], body: dict[str, Any]) -> None:
     for row in tables["tensors"]:
         if "base" in row:
@@ -319,13 +325,18 @@ def _view_of_less(tables: dict[str, Any], body: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stage", "seed", "edit"),
-    [("fresh", "duck_shapes", _dangling_dim), ("materialize", "base_and_view", _view_of_less)],
+    ("stage", "seed", "edit", "text"),
+    [
+        ("fresh", "duck_shapes", _dangling_dim, "the inputs contradict what the graph assumes"),
+        ("fresh", "duck_shapes", _no_such_dim, "torch cannot rebuild the capture"),
+        ("materialize", "base_and_view", _view_of_less, "torch cannot rebuild the capture"),
+    ],
 )
 def test_what_torch_raises_of_a_record_is_one_error(
     stage: str,
     seed: str,
     edit: Callable[[dict[str, Any], dict[str, Any]], None],
+    text: str,
     valid: dict[str, bytes],
     watch: hostile_checks.Watch,
     tmp_path: Path,
@@ -337,7 +348,7 @@ def test_what_torch_raises_of_a_record_is_one_error(
     path.write_bytes(edited(valid[seed], edit))
     outcome = hostile_checks.examine(path, stage, watch)
     assert outcome.word == "refused", outcome.text
-    assert "torch cannot rebuild the capture" in outcome.text
+    assert text in outcome.text
 
 
 @pytest.mark.parametrize("opening", ["[", '{"a":', '[{"a":', "[[],[],["])
