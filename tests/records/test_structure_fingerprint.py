@@ -150,5 +150,7 @@ def test_names_of_attributes_do_not_matter() -> None:
 def test_an_unknown_kind_is_refused() -> None:
     """With the two that there are."""
     capture = tfk.capture(_TWO, [torch.ones(2), torch.ones(2)])
-    with pytest.raises(ValueError, match="'content' or 'structure'"):
+    with pytest.raises(
+        tfk.CaptureError, match="kind: invalid value; expected .content. or .structure."
+    ):
         capture.fingerprint("shape")  # pyright: ignore[reportArgumentType]
