@@ -151,6 +151,6 @@ def test_an_unknown_kind_is_refused() -> None:
     """With the two that there are."""
     capture = tfk.capture(_TWO, [torch.ones(2), torch.ones(2)])
     with pytest.raises(
-        tfk.CaptureError, match="kind: invalid value; expected .content. or .structure."
+        tfk.CaptureError, match="kind: invalid value; expected 'content' or 'structure'"
     ):
         capture.fingerprint("shape")  # pyright: ignore[reportArgumentType]
