@@ -18,7 +18,7 @@ from torch_fakeify.encoding.exprs import encode_sym
 from torch_fakeify.errors import FakeifyError
 from torch_fakeify.records.rename import rename_symbols
 
-from .refakeifier import Refakeifier
+from .refakeifier import NO_VALUES, Refakeifier
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -95,7 +95,7 @@ class GraphValues(Refakeifier):
         made: dict[Any, Any] = {}
         for key, value in meta.items():
             with suppress(FakeifyError):
-                made[key] = self._entry(key, value, env)
+                made[key] = value if key in NO_VALUES else self._entry(key, value, env)
         return made
 
     def _bindings(self, bindings: dict[Any, Any], env: Any) -> dict[Any, Any]:  # noqa: ARG002

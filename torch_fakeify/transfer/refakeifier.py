@@ -38,7 +38,7 @@ _T = TypeVar("_T")
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
-_NO_VALUES = frozenset({
+NO_VALUES = frozenset({
     "stack_trace", "nn_module_stack", "fwd_nn_module_stack", "source_fn_stack",
     "fwd_source_fn_stack", "torch_fn", "from_node", "original_aten", "output_stack_traces",
 })  # fmt: skip
@@ -167,7 +167,8 @@ class Refakeifier:
 
     def _tensor(self, t: torch.Tensor, *, real_too: bool) -> torch.Tensor:
         try:
-            mode = torch_fakes.maybe_get_fake_mode(t)
+            is_plain = type(t) is torch_fakes.FakeTensor
+            mode = t.fake_mode if is_plain else torch_fakes.maybe_get_fake_mode(t)
         except AssertionError as error:
             raise UnsupportedTensorError(
                 "the inner tensors of a wrapper subclass are of several fake modes",
@@ -320,11 +321,12 @@ class Refakeifier:
 
     def _meta(self, meta: Mapping[Any, Any], env: Any) -> dict[Any, Any]:
         """Convert the metadata of a node, whose bare symbols are of ``env``."""
-        return {key: self._entry(key, value, env) for key, value in meta.items()}
+        return {
+            key: value if key in NO_VALUES else self._entry(key, value, env)
+            for key, value in meta.items()
+        }
 
     def _entry(self, key: Any, value: Any, env: Any) -> Any:
-        if key in _NO_VALUES:
-            return value
         if key == "unbacked_bindings" and isinstance(value, dict):
             return self._bindings(value, env)
         return self._value(value, env)
@@ -348,10 +350,13 @@ class Refakeifier:
 
     def _value(self, value: Any, env: Any) -> Any:
         """Convert a value in metadata; returns the same object if nothing in it changes."""
-        if type(value) in _SINGLE:
-            return self._leaf(value, real_too=False)
+        kind = type(value)
+        if kind is torch_fakes.FakeTensor:
+            return self._tensor(value, real_too=False)
+        if kind in _CONSTANTS:
+            return value
         leaves, spec = torch_graphs.tree_flatten(value, is_leaf=_is_size)
-        made = [self._part(leaf, env) for leaf in leaves]
+        made = [leaf if type(leaf) in _CONSTANTS else self._part(leaf, env) for leaf in leaves]
         return value if _same(made, leaves) else torch_graphs.tree_unflatten(made, spec)
 
     def _part(self, value: Any, env: Any) -> Any:
@@ -386,11 +391,11 @@ class Refakeifier:
         return made
 
 
-_NO_TENSORS = frozenset({torch.fx.Node, str, int, float, bool, type(None), torch.dtype})
-"""Classes of most arguments of nodes, which have nothing to convert."""
+_CONSTANTS = frozenset({str, int, float, bool, type(None), torch.dtype})
+"""Classes of most leaves that have nothing to convert."""
 
-_SINGLE = frozenset({torch_fakes.FakeTensor, torch.SymInt, str, int, bool, type(None)})
-"""Classes of most values in metadata, which are leaves."""
+_NO_TENSORS = _CONSTANTS | {torch.fx.Node}
+"""Classes of most arguments of nodes, which have nothing to convert."""
 
 
 def _same(made: Any, old: Any) -> bool:
