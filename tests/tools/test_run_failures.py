@@ -107,6 +107,24 @@ def test_a_data_dependent_failure_of_a_backend_has_the_check(tmp_path: Path) -> 
     ]
 
 
+def test_the_line_is_that_of_the_node_that_failed(tmp_path: Path) -> None:
+    """Where the message names one; the report has the line that called the compiled code."""
+    desc = read_capture(ROOT / "program_failed.fkf")
+    node = next(each for each in desc.graph.nodes if each.op == "call_function")
+    assert node.stack is not None
+    own = node.stack.frames[-1]
+    called = (str(Path("s.py").absolute()), 1)
+    for message, line in (
+        (f"no code for %{node.name}", f"{own.file}:{own.line}: {own.code.splitlines()[0]}"),
+        ("no code", "s.py:1"),
+    ):
+        written = replace(desc, failure=FailureDesc(type="E", message=message))
+        frame = failed(line=called)
+        frame.path = tmp_path / f"{line[-1]}.fkf"
+        write_capture(frame.path, written)
+        assert failure_lines([frame], tmp_path, HowCompiled())[1] == f"  your line   {line}"
+
+
 def test_what_was_recorded_before_a_failure_of_dynamo_is_counted() -> None:
     """The advice is for the kind of error."""
     found = {

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from torch_fakeify.records.frame import CaptureDesc
     from torch_fakeify.records.graph import NodeDesc
+    from torch_fakeify.records.tensor import FrameDesc
 
 _MOST = 5
 """Most nodes that one message can name; more are no answer."""
@@ -43,6 +44,7 @@ _TARGET = re.compile(
     re.ASCII | re.IGNORECASE,
 )
 """A name of an operator after a word that says it is one, or in quotes."""
+_MISSING = re.compile(r"\bha(?:s|ve|d) no [`'\"]?([A-Za-z_][\w.:]*)", re.ASCII)
 _DOTTED = re.compile(r"\b[A-Za-z_]\w*(?:(?:\.|::)\w+)+", re.ASCII)
 
 
@@ -101,6 +103,18 @@ def failing_lines(desc: CaptureDesc, shown: CaptureDesc) -> list[str]:
         where = "" if place is None else f"; {place_text(place)}"
         lines.append(f"{clip(statement(fx_node, names), _LONGEST)}  ({found.reason}{where})")
     return lines
+
+
+def failing_frame(desc: CaptureDesc) -> FrameDesc | None:
+    """Return the user's line of the failing nodes; ``None`` if the message tells none, or of several lines."""
+    found = find_failing_nodes(desc)
+    graphs = all_graphs(desc.graph)
+    frames = [
+        user_frame(node_stack(graphs[node.graph].graph.nodes[node.position]))
+        for node in (() if found is None else found.nodes)
+    ]
+    lines = {None if each is None else (each.file, each.line) for each in frames}
+    return frames[0] if len(lines) == 1 else None
 
 
 def _found(nodes: list[NodeAt], reason: str, most: int = _MOST) -> FailingNodes | None:
@@ -185,7 +199,7 @@ def _is_same_file(a: str, b: str) -> bool:
 def _targets(message: str, *, is_loose: bool) -> set[str]:
     """Return the names of operators in a message; the loose ones without overload and namespace, too."""
     found: set[str] = set()
-    for each in [*_TARGET.findall(message), *_DOTTED.findall(message)]:
+    for each in [each for one in (_TARGET, _MISSING, _DOTTED) for each in one.findall(message)]:
         name = each.replace("::", ".").rstrip(".").removeprefix("torch.ops.")
         base = name.rpartition(".")[0]
         found |= {name, base}

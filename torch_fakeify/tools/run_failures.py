@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_fakeify.errors import FakeifyError
 from torch_fakeify.render.data_dependent import advice_in
+from torch_fakeify.render.failing_nodes import failing_frame
 from torch_fakeify.render.readable_names import readable_text
 from torch_fakeify.render.summary import (
     command_line,
@@ -17,7 +18,7 @@ from torch_fakeify.render.summary import (
     is_of_script,
     named_backend,
 )
-from torch_fakeify.render.text import count_text
+from torch_fakeify.render.text import code_line, count_text
 from torch_fakeify.serialization.capture_file import read_capture
 from torch_fakeify.serialization.container import Limits
 
@@ -54,7 +55,7 @@ def failure_lines(frames: Sequence[FrameReport], folder: Path, how: HowCompiled)
     text = first.failure or first.state
     rows = [
         ("frame", f"{name}: {first.title}{_at(', ', first.defined)}"),
-        ("your line", _line(first.line)),
+        ("your line", _line_of(desc) or _line(first.line)),
         ("error", text if desc is None else readable_text(text, desc)),
         *(("", line) for line in advice_in(_message(desc))),
         ("first", _what_is_first(first, how)),
@@ -147,6 +148,15 @@ def _line(place: tuple[str, int] | None) -> str:
         return ""
     code = linecache.getline(*place).strip()
     return _at("", place) + (f": {code}" if code else "")
+
+
+def _line_of(desc: CaptureDesc | None) -> str:
+    """The line of the node that failed, as recorded; empty if the message does not tell it."""
+    frame = None if desc is None else failing_frame(desc)
+    if frame is None:
+        return ""
+    place = f"{short_path(frame.file)}:{frame.line}"
+    return f"{place}: {code_line(frame)}" if frame.code else place
 
 
 def short_path(file: str) -> str:
