@@ -18,6 +18,7 @@ from places import GOLDEN
 import torch_fakeify as tfk
 from torch_fakeify.cli import main
 from torch_fakeify.records.fingerprint import fingerprint
+from torch_fakeify.records.frame import FailureDesc
 from torch_fakeify.render import alignment
 from torch_fakeify.render.diff import difference_lines, differences
 from torch_fakeify.serialization.capture_file import read_capture
@@ -87,6 +88,24 @@ def test_one_object_at_two_sources_is_named(frames: dict[str, CaptureDesc]) -> N
         "self.second and self.first are one object only in A",
         "y and x are one object only in A",
     ]
+
+
+def test_another_backend_or_result_makes_no_other_frame(frames: dict[str, CaptureDesc]) -> None:
+    """Both are named beside the differences of the frames."""
+    recorded = frames["one_tensor_at_two_sources"]
+    one = msgspec.structs.replace(recorded, backend="eager", state=None)
+    failure = FailureDesc(type="builtins.ValueError", message="no")
+    other = msgspec.structs.replace(one, backend="acme", failure=failure)
+    found = tfk.diff(tfk.Capture(one), tfk.Capture(other))
+    assert found.is_one_frame
+    assert found.lines() == [
+        "one frame",
+        "compiled otherwise",
+        "  backend: eager against acme",
+        "  result: compiled against failed: ValueError",
+    ]
+    for a, b in ((other, other), (recorded, other)):  # nothing has compiled the second pair's first
+        assert tfk.diff(tfk.Capture(a), tfk.Capture(b)).elsewhere == ()
 
 
 PROGRAM = """

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 from cli_runs import Command, fresh
+from msgspec.structs import replace
 from places import GOLDEN
 
 from torch_fakeify.cli import main
+from torch_fakeify.serialization.capture_file import read_capture, write_capture
 from torch_fakeify.tools.issue import _fenced
 from torch_fakeify.tools.minify.failures import Failure, failure_in
 
@@ -82,6 +84,22 @@ def test_a_capture_without_a_failure_has_no_report(capsys: pytest.CaptureFixture
     assert out == ""
     assert "no failure on record" in err
     assert f"torch-fakeify minify {path}" in err
+
+
+@pytest.mark.parametrize("given", [(), ("--backend", "acme")])
+def test_without_the_backend_no_script_is_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: tuple[str, ...]
+) -> None:
+    """The error is that of ``replay``, and names the place of the recorded one."""
+    desc = read_capture(GOLDEN / "program_failed.fkf")
+    path = tmp_path / "frame.fkf"
+    write_capture(path, replace(desc, backend="acme", backend_place="chips.acme:compiler"))
+    assert main(["issue", str(path), *given]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert ("--backend chips.acme:compiler" in err) is (not given)
+    assert main(["replay", str(path), *given]) == 2
+    assert capsys.readouterr().err == err
 
 
 def test_no_report_is_written_over_its_capture(

@@ -18,8 +18,8 @@ from .code import node_stack, statement
 from .nested_graphs import used_nodes
 from .readable_names import ReadableNames, readable_name, readable_source
 from .show import location_text
-from .surroundings import machine_differences, setting_differences
-from .text import clip, level_text, tensor_text, user_line, value_text
+from .surroundings import Other, machine_differences, setting_differences
+from .text import clip, level_text, result_text, tensor_text, user_line, value_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -40,7 +40,7 @@ class Difference(NamedTuple):
     part: str
     """``inputs``, ``aliasing``, ``symbols``, ``guards``, ``runtime asserts``, ``graph``, ``modes``,
     ``compiler settings``, ``ranks``, ``shape settings``, ``examples`` or ``record``; with
-    `other_machine` ``recorded elsewhere``."""
+    `other_surroundings` ``compiled otherwise`` or ``recorded elsewhere``."""
     text: str
     """A description without line breaks."""
 
@@ -72,12 +72,20 @@ def differences(a: CaptureDesc, b: CaptureDesc) -> list[Difference]:
     return found if place is None else [Difference("record", clip(place, _WIDEST))]
 
 
-def other_machine(a: CaptureDesc, b: CaptureDesc) -> list[Difference]:
-    """Return the differences of two frames' surroundings that do not make one frame two."""
-    found = machine_differences(a.surroundings, b.surroundings)
+def other_surroundings(a: CaptureDesc, b: CaptureDesc) -> list[Difference]:
+    """Return what does not make one frame two: backend and result, machines and versions."""
+    compiled: list[Other] = []
+    if "not compiled" not in (a.state, b.state):
+        compiled = [
+            Other("backend", a.backend_name, b.backend_name),
+            Other("result", result_text(a), result_text(b)),
+        ]
+    elsewhere = machine_differences(a.surroundings, b.surroundings)
     return [
-        Difference("recorded elsewhere", clip(f"{what}: {one} against {other}", _WIDEST))
+        Difference(part, clip(f"{what}: {one} against {other}", _WIDEST))
+        for part, found in (("compiled otherwise", compiled), ("recorded elsewhere", elsewhere))
         for what, one, other in found
+        if one != other
     ]
 
 

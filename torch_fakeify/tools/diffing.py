@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from torch_fakeify.render.diff import difference_lines, differences, other_machine
+from torch_fakeify.render.diff import difference_lines, differences, other_surroundings
 from torch_fakeify.render.notebook import InNotebook
 from torch_fakeify.serialization.capture_file import read_capture
 from torch_fakeify.serialization.container import Limits
@@ -33,7 +33,7 @@ class FrameDiff(InNotebook):
     differences: tuple[Difference, ...]
     """The most important first; empty for equal frames."""
     elsewhere: tuple[Difference, ...]
-    """How the machines differ, which does not make one frame two."""
+    """How backends, results and machines differ, which does not make one frame two."""
 
     @property
     def is_one_frame(self) -> bool:
@@ -69,4 +69,4 @@ def diff(a: CaptureLike, b: CaptureLike, *, trust: bool = False) -> FrameDiff:
     limits = Limits.none() if trust else None
     with as_file(a) as first, as_file(b) as second:
         one, other = read_capture(first, limits=limits), read_capture(second, limits=limits)
-    return FrameDiff(tuple(differences(one, other)), tuple(other_machine(one, other)))
+    return FrameDiff(tuple(differences(one, other)), tuple(other_surroundings(one, other)))

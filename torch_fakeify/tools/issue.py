@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from torch_fakeify._version import __version__
 from torch_fakeify.errors import NotFailingError
+from torch_fakeify.frames.backend_choice import choose_backend
 from torch_fakeify.render.show import failure_lines, heading_rows, table_lines
 from torch_fakeify.render.summary import command_line
 from torch_fakeify.render.surroundings import surrounding_rows
@@ -75,6 +76,7 @@ def issue(
 
     Raises:
         FormatError: the file is not a capture.
+        CaptureError: there is no such backend.
         NotFailingError: neither the capture nor a script beside it has a failure.
     """
     check_bounds(timeout)
@@ -92,6 +94,8 @@ def issue(
         )
     code = BackendCode(backend or desc.backend_name, tuple(imports))
     if written is None:
+        if not imports and ":" not in code.name:  # else the script imports it
+            choose_backend(desc, backend)
         found, written = _new_script(desc, failure, code, timeout=timeout, trust=trust)
     else:
         outcome = check_script(
@@ -185,7 +189,7 @@ def _verdict(found: CheckedScript) -> str:
         return f"This script fails in the same way with {_versions(' and ')}."
     return (
         f"This script does **not** fail in the same way with {_versions(' and ')}: "
-        f"{escape(found.state)}."
+        f"{escape(found.state).rstrip('.')}."
     )
 
 
