@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _LEAVES = (SourceDesc, StackDesc, str, int, float, bytes, type(None))
+_LEAF_CLASSES = frozenset({*_LEAVES, bool})
 
 
 class Rewriter:
@@ -72,19 +73,22 @@ def walk(
         kind: the type or types.
         inside: whether to also search inside such parts.
     """
+    skipped = {each for each in _LEAF_CLASSES if not issubclass(each, kind)}
     seen: set[int] = set()
     stack = [record]
     while stack:
         part = stack.pop()
-        matches = isinstance(part, kind)
-        if (isinstance(part, _LEAVES) and not matches) or id(part) in seen:
+        if type(part) in skipped or id(part) in seen:
             continue
         seen.add(id(part))
-        if matches:
+        if isinstance(part, kind):
             yield part
-        if matches and not inside:
-            continue
+            if not inside:
+                continue
         if isinstance(part, tuple):
-            stack.extend(reversed(part))  # pyright: ignore[reportUnknownArgumentType]
-        elif isinstance(part, msgspec.Struct):
-            stack.extend(getattr(part, f) for f in reversed(part.__struct_fields__))
+            parts: Any = part  # pyright: ignore[reportUnknownVariableType]
+        elif isinstance(part, msgspec.Struct) and type(part) not in _LEAF_CLASSES:
+            parts = [getattr(part, field) for field in part.__struct_fields__]
+        else:
+            continue
+        stack += [each for each in reversed(parts) if type(each) not in skipped]
