@@ -172,11 +172,11 @@ def test_what_is_active_around_a_call_changes_nothing() -> None:
         torch_dispatch.DispatchKey.ADInplaceOrView,
         torch_dispatch.DispatchKey.AutogradFunctionality,
     ):
-        torch_dispatch.set_key_excluded(key, True)
+        torch._C._dispatch_tls_set_dispatch_key_excluded(key, True)
         try:
             check()
         finally:
-            torch_dispatch.set_key_excluded(key, False)
+            torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
     with _Passing():
         check()
     assert [everything(fakes) for fakes in made] == [plain] * 8

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import functools
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -138,9 +139,18 @@ warn_on_data_ptr = _c._set_warn_deprecated_on_mutable_data_ptr
 
 
 key_excluded = _c._dispatch_tls_is_dispatch_key_excluded
+_set_key_excluded = _c._dispatch_tls_set_dispatch_key_excluded
 
 
-set_key_excluded = _c._dispatch_tls_set_dispatch_key_excluded
+@contextmanager
+def views_tracked(is_tracked: bool) -> Generator[None, None, None]:
+    """Enter a context in which an operator's result on storage of another tensor is its view, or is not."""
+    was_excluded = key_excluded(DispatchKey.ADInplaceOrView)
+    _set_key_excluded(DispatchKey.ADInplaceOrView, not is_tracked)
+    try:
+        yield
+    finally:
+        _set_key_excluded(DispatchKey.ADInplaceOrView, was_excluded)
 
 
 set_grad_enabled = _c._set_grad_enabled

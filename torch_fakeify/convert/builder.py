@@ -502,17 +502,12 @@ class TensorBuilder(ABC):
         with fresh_unbacked:
             base = self._convert(d.base, base_source, base_context)
         # Views are made also where autograd is switched off around this call.
-        key = torch_dispatch.DispatchKey.ADInplaceOrView
-        excluded = torch_dispatch.key_excluded(key)
-        torch_dispatch.set_key_excluded(key, False)
-        try:
+        with torch_dispatch.views_tracked(True):
             is_wrapper = torch_fakes.is_traceable_wrapper_subclass(base)
             replayed = is_wrapper or self._kind(d) is Kind.SUBCLASS
             with self._view_operator_mode(base, d, replayed=replayed):
                 made = self._view_of(base, d, source, context, replayed=replayed)
             torch_dispatch.set_creation_meta(made, self._creation_meta(d))
-        finally:
-            torch_dispatch.set_key_excluded(key, excluded)
         self._set_view_device(d, made)
         return made
 

@@ -130,10 +130,5 @@ def strided_on(
 ) -> torch.Tensor:
     """Return a meta tensor of any size, stride and offset on a storage, without a question about them."""
     empty = torch.empty(0, dtype=dtype, device=META).set_(storage, 0, (0,), (1,))
-    key = torch_dispatch.DispatchKey.ADInplaceOrView  # without it, the result is no view
-    was_excluded = torch_dispatch.key_excluded(key)
-    torch_dispatch.set_key_excluded(key, True)
-    try:
+    with torch_dispatch.views_tracked(False):
         return empty.as_strided(*geometry)
-    finally:
-        torch_dispatch.set_key_excluded(key, was_excluded)
