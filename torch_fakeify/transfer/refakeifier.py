@@ -303,7 +303,7 @@ class Refakeifier:
 
     def _constants(self, fx_node: torch.fx.Node) -> None:
         """Convert the tensors and scalars among a node's arguments, in place."""
-        if not fx_node.kwargs and all(type(arg) in _NO_TENSORS for arg in fx_node.args):
+        if not fx_node.kwargs and _NO_TENSORS.issuperset(map(type, fx_node.args)):
             return
         changed = False
 
