@@ -6,13 +6,24 @@ import json
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 import torch
+from places import GOLDEN
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import torch_fakeify as tfk
 from torch_fakeify.cli import main
-from torch_fakeify.frames.inputs.size_names import parse_sizes, requested_sizes
+from torch_fakeify.frames.inputs.size_names import (
+    parse_sizes,
+    requested_sizes,
+    size_names,
+    sizes_text,
+)
 from torch_fakeify.frames.inputs.size_search import SizeSearch, choose_sizes
+from torch_fakeify.records.shape_env import SymbolDesc
+from torch_fakeify.records.tensor import SourceDesc
+from torch_fakeify.serialization.capture_file import read_capture
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -120,6 +131,39 @@ def test_a_size_has_many_names(frame: tfk.Capture, name: str) -> None:
     assert symbols == {str(requested_sizes(frame.desc, {"y.size(0)": 6})[0].expr)}
     inputs = frame.materialize(sizes={name: 6})
     assert [t.shape for t in inputs if isinstance(t, torch.Tensor)] == [(12, 3), (6, 5)]
+
+
+def test_sizes_are_written_as_they_are_read() -> None:
+    """Each symbol of a frame is written by a name that means this symbol alone."""
+    written = 0
+    for path in sorted(GOLDEN.glob("*.fkf")):
+        if path.stem.startswith("model_"):
+            continue  # of many tensors
+        desc = read_capture(path)
+        sizes = {symbol.name: at for at, symbol in enumerate(desc.symbols, 2)}
+        found = parse_sizes(sizes_text(desc, sizes)) if sizes else {}
+        names = size_names(desc)
+        assert {str(expr): n for word, n in found.items() for expr in names[word]} == sizes
+        written += sum(word not in sizes for word in found)
+    assert written > 100  # most by what the program calls them
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [("L['n']", "n"), ("L['a,b']", "L['a,b']"), ("L['s1']", "s0"), ("L['s0']", "s0")],
+)
+def test_a_name_that_means_more_is_not_written(name: str, word: str) -> None:
+    """The name of another symbol means that one; a comma in quotes ends no name."""
+    frame = tfk.capture(torch.fx.symbolic_trace(torch.nn.ReLU()), [torch.ones(2)]).desc
+    records = tuple(
+        [
+            SymbolDesc(name=symbol, sources=(SourceDesc(cls="LocalSource", name=source),))
+            for symbol, source in (("s0", name), ("s1", "y"))
+        ]
+    )
+    env = msgspec.structs.replace(tfk.snapshot(ShapeEnv()), symbols=records)
+    desc = msgspec.structs.replace(frame, inputs=(), shape_env=env)
+    assert sizes_text(desc, {"s0": 3}) == f"{word}=3"
 
 
 def test_torchs_names_are_accepted(frame: tfk.Capture) -> None:

@@ -481,9 +481,11 @@ def is_entry_point(backend: str | None) -> bool:
     return bool(entry_points(group="torch_dynamo_backends", name=name))
 
 
-def command_line(verb: str, file: str, backend: str | None, imports: Iterable[str]) -> str:
-    """Return a command with the options by which it finds a backend."""
-    words = ["torch-fakeify", *verb.split()]
+def command_line(
+    verb: str, file: str, backend: str | None, imports: Iterable[str], options: Iterable[str] = ()
+) -> str:
+    """Return a command with its options, and those by which it finds a backend."""
+    words = ["torch-fakeify", *verb.split(), *options]
     words += [word for module in imports for word in ("--import", module)]
     return shlex.join([*words, *([] if backend is None else ["--backend", backend]), file])
 

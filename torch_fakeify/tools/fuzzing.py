@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal
 
 from torch_fakeify._atomic_write import check_not_input, write_atomic
+from torch_fakeify.frames.inputs.size_names import sizes_text
+from torch_fakeify.render.summary import command_line
 from torch_fakeify.render.text import class_text, compiler_text
 from torch_fakeify.tools.capture_files import path_of
 from torch_fakeify.tools.checking_fakes import first_difference
@@ -65,6 +67,8 @@ class FuzzReport(SizesReport):
     backend: str = "inductor"
     compiler: str = ""
     """Backend, torch and devices, in one line."""
+    next_command: str = ""
+    """The command that makes the frame small at the smallest sizes; empty if none fail, or there is no file."""
 
     @property
     def compared(self) -> int:
@@ -88,6 +92,7 @@ class FuzzReport(SizesReport):
             *self._fake_lines(),
             *(f"also: {self.describe(each)}" for each in self.failures[:8] if each != smallest),
             *notes,
+            *(["", "next", f"  {self.next_command}"] if self.next_command else []),
         ]
 
     def _fake_lines(self) -> list[str]:
@@ -174,13 +179,20 @@ def fuzz(
                 fake = first_difference(sizes_run, failure.sizes)
         except KeyboardInterrupt:
             sizes_run.interrupted = True
-    desc = sizes_run.desc
+    desc, source = sizes_run.desc, path_of(capture)
+    command = ""
+    if source is not None and found.smallest is not None:
+        options = ["--seed", str(seed)] if seed else []
+        if sizes := found.smallest.sizes:
+            options += ["--sizes", sizes_text(desc, sizes)]
+        command = command_line("minify --accuracy", str(source), backend, imports, options)
     return FuzzReport(
         **sizes_run.results(),
         failures=tuple(found.failures),
         smallest=found.smallest,
         fake=fake,
-        source=path_of(capture),
+        source=source,
+        next_command=command,
         backend=backend or desc.backend_name,
         compiler=compiler_text(desc, sizes_run.torch, backend),
     )

@@ -69,6 +69,22 @@ def parse_sizes(text: str) -> dict[str, int]:
     return found
 
 
+def sizes_text(desc: CaptureDesc, sizes: Mapping[str, int]) -> str:
+    """Write sizes as `parse_sizes` reads them, by readable names where these are of one symbol.
+
+    Args:
+        desc: the frame.
+        sizes: by the names of symbols.
+    """
+    words, names = ReadableNames(desc), size_names(desc)
+    parts: list[str] = []
+    for symbol, n in sizes.items():
+        word = words.symbol(symbol)
+        is_clear = [*map(str, names.get(word, ()))] == [symbol] and [*_parts(word)] == [word]
+        parts.append(f"{word if is_clear else symbol}={n}")
+    return ",".join(parts)
+
+
 _EXAMPLE = "a name and an integer, as in x.size(0)=17"
 
 

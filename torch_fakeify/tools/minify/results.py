@@ -6,8 +6,8 @@ import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from torch_fakeify.frames.inputs.size_names import sizes_text
 from torch_fakeify.render.notebook import InNotebook
-from torch_fakeify.render.readable_names import ReadableNames
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -113,7 +113,6 @@ class MinifyReport(InNotebook):
             does = "does not fail in the same way" if outcome.fails is False else "was not checked"
             warnings.append(f"the {what} that was written {does}: {outcome.text}")
         if self.sizes and self.capture_outcome is not None and not self.capture_outcome.fails:
-            words = ReadableNames(self.desc)
-            named = ",".join(f"{words.symbol(name)}={n}" for name, n in self.sizes.items())
-            warnings[0] += f"; it does with --sizes {shlex.quote(named)}"
+            named = shlex.quote(sizes_text(self.desc, self.sizes))
+            warnings[0] += f"; it does with --sizes {named}"
         return warnings

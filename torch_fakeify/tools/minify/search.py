@@ -512,8 +512,12 @@ class _Trials:
                 "the frame does not fail",
                 where=where,
                 found="\n".join([_result_text(outcome), *self._differences()]),
-                fix="Choose the backend that fails; for wrong numbers and errors of compiled code "
-                "ask for accuracy",
+                fix="Choose the backend that fails; "
+                + (
+                    "`torch-fakeify fuzz` finds sizes at which it fails"
+                    if self.runs
+                    else "for wrong numbers and errors of compiled code ask for accuracy"
+                ),
             )
         again = self._ask(_Candidate(desc)).failure
         if again is None or not again.same_as(failure):
