@@ -243,6 +243,7 @@ def test_replay_kills_a_compilation_that_hangs(
     """A compilation that exceeds the timeout is killed and reported as hanging."""
     done = command("replay", dynamic, "--timeout", "0.01", cwd=tmp_path)
     assert done.returncode == 1
+    assert done.stdout.endswith(f"\nnext\n  torch-fakeify minify --timeout 0.01 {dynamic}\n")
     assert done.stdout.splitlines()[:3] == ["hangs", "  with eager, cpu", "  killed after 0.01 s"]
 
 

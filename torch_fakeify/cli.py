@@ -249,7 +249,7 @@ def _escape_json(text: str) -> str:
 
 
 def _replay(args: argparse.Namespace) -> int:
-    from torch_fakeify.tools.replaying import replay_capture
+    from torch_fakeify.tools.replaying import FAILURES, replay_capture
 
     if args.tolerance is not None and len(args.pythons) < 2:
         args.parser.error("--tolerance compares several --python")
@@ -265,7 +265,23 @@ def _replay(args: argparse.Namespace) -> int:
             time=args.time,
         )
     print_lines(report.lines())
+    if report.verdict in FAILURES and not args.pythons:
+        print_lines(["", "next", f"  {_minify_command(args)}"])
     return DONE if report.holds else DOES_NOT_HOLD
+
+
+def _minify_command(args: argparse.Namespace) -> str:
+    """Return the command that makes a frame small which failed to compile with these options."""
+    from torch_fakeify.render.summary import command_line
+
+    options = ["--trust"] if args.trust else []
+    if args.device is not None:
+        options += ["--device", args.device]
+    if args.timeout != args.parser.get_default("timeout"):
+        options += ["--timeout", f"{args.timeout:g}"]
+    if args.memory is not None:
+        options += ["--memory", str(args.memory >> 20)]
+    return command_line("minify", args.files[0], args.backend, args.imports, options)
 
 
 def _is_corpus(args: argparse.Namespace) -> bool:

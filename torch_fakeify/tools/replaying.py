@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 _MASKED = r"0x[0-9a-fA-F]+|\d+"
 _FOLDERS = r"(?:[\w.@+~-]*[\\/])+(?=[\w.@+~-])"
 
+FAILURES = frozenset({"does not compile", "hangs", "crashes", "out of memory"})
+"""Verdicts on a frame that fails here and did not fail so when it was recorded."""
+
 
 class ReplayReport(InNotebook, msgspec.Struct, frozen=True):
     """The result of compiling a capture in a fresh interpreter.
