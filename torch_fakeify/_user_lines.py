@@ -37,6 +37,15 @@ def own_line(entries: Iterable[tuple[str, int]]) -> tuple[str, int] | None:
     return found
 
 
+def is_of_library(file: str) -> bool:
+    """Whether a recorded file, such as ``torch/nn/functional.py``, is of an installed package."""
+    path = Path(file)
+    if path.is_absolute() or path.is_file():
+        return any(name in path.parts for name in _PACKAGES)
+    entries = (Path(entry) for entry in sys.path)
+    return any((e / path).is_file() for e in entries if not set(_PACKAGES).isdisjoint(e.parts))
+
+
 def calling_line() -> tuple[str, int] | None:
     """Return the user's line that is being executed in this thread, such as a call of compiled code."""
     entries: list[tuple[str, int]] = []

@@ -12,7 +12,7 @@ from torch import nn
 import torch_fakeify as tfk
 from torch_fakeify.records.frame import CaptureDesc, FailureDesc
 from torch_fakeify.render.data_dependent import KnownOf
-from torch_fakeify.render.failing_nodes import failing_frame, failing_lines, find_failing_nodes
+from torch_fakeify.render.failing_nodes import failing_lines, failing_stacks, find_failing_nodes
 from torch_fakeify.render.nested_graphs import all_graphs
 from torch_fakeify.render.readable_names import readable_frame
 from torch_fakeify.render.summary import summary_lines
@@ -128,18 +128,18 @@ def test_the_node_is_shown_with_its_line(frame: CaptureDesc) -> None:
     assert failing_lines(frame, frame) == []
 
 
-def test_the_line_is_that_of_all_nodes_that_a_message_names(frame: CaptureDesc) -> None:
-    """Nodes of several lines have none."""
-    at = failing_frame(failed(frame, "no code for node cumsum"))
-    assert at is not None
-    assert __file__.endswith(at.file)
-    assert at.line == line_of(frame, "cumsum")
-    of_line = failing_frame(failed(frame, f'File "{__file__}", line {line_of(frame, "z")}, in f'))
-    assert of_line is not None
-    assert of_line.line == line_of(frame, "z")
-    assert failing_frame(failed(frame, "nodes %relu_1 and %cumsum do not fit")) is None
-    assert failing_frame(failed(frame, "the input is wrong")) is None
-    assert failing_frame(frame) is None
+def test_each_failing_node_has_its_stack(frame: CaptureDesc) -> None:
+    """No message, no stack."""
+
+    def lines(message: str) -> list[int]:
+        stacks = failing_stacks(failed(frame, message))
+        return [stack.frames[-1].line for stack in stacks if stack is not None]
+
+    both = "nodes %relu_1 and %cumsum do not fit"
+    assert lines(both) == [line_of(frame, "relu_1"), line_of(frame, "cumsum")]
+    assert lines("no code for node cumsum") == [line_of(frame, "cumsum")]
+    assert lines("the input is wrong") == []
+    assert failing_stacks(frame) == []
 
 
 def test_a_message_of_any_length_is_read(frame: CaptureDesc) -> None:

@@ -12,6 +12,7 @@ from write_golden import ROOT
 from torch_fakeify.errors import NotFailingError, ScriptError
 from torch_fakeify.frames.notes import FrameReport
 from torch_fakeify.records.frame import FailureDesc
+from torch_fakeify.records.tensor import FrameDesc, StackDesc
 from torch_fakeify.render.data_dependent import KnownOf
 from torch_fakeify.serialization.capture_file import read_capture, write_capture
 from torch_fakeify.tools.minify import search
@@ -107,22 +108,42 @@ def test_a_data_dependent_failure_of_a_backend_has_the_check(tmp_path: Path) -> 
     ]
 
 
-def test_the_line_is_that_of_the_node_that_failed(tmp_path: Path) -> None:
-    """Where the message names one; the report has the line that called the compiled code."""
+def test_the_line_is_that_of_the_node_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the message names nodes of one line of the program; a library's line is not the user's."""
     desc = read_capture(ROOT / "program_failed.fkf")
-    node = next(each for each in desc.graph.nodes if each.op == "call_function")
-    assert node.stack is not None
-    own = node.stack.frames[-1]
+    nodes = [each for each in desc.graph.nodes if each.op == "call_function"][:2]
+    packages = tmp_path / "site-packages"
+    (packages / "layers").mkdir(parents=True)
+    (packages / "layers" / "act.py").touch()
+    monkeypatch.syspath_prepend(packages)
+    monkeypatch.chdir(tmp_path)
+    own = FrameDesc("model.py", 7, "forward", "return act(x)\n       ^^^^^^")
+    other, library = replace(own, line=9), FrameDesc("layers/act.py", 3, "act", "return x.sin()")
     called = (str(Path("s.py").absolute()), 1)
-    for message, line in (
-        (f"no code for %{node.name}", f"{own.file}:{own.line}: {own.code.splitlines()[0]}"),
-        ("no code", "s.py:1"),
-    ):
-        written = replace(desc, failure=FailureDesc(type="E", message=message))
+
+    def line(message: str, *stacks: tuple[FrameDesc, ...]) -> str:
+        found = dict(zip((node.name for node in nodes), stacks, strict=False))
+        changed = tuple(
+            replace(each, stack=StackDesc(frames=found[each.name])) if each.name in found else each
+            for each in desc.graph.nodes
+        )
+        failure = FailureDesc(type="E", message=message)
+        graph = replace(desc.graph, nodes=changed)
         frame = failed(line=called)
-        frame.path = tmp_path / f"{line[-1]}.fkf"
-        write_capture(frame.path, written)
-        assert failure_lines([frame], tmp_path, HowCompiled())[1] == f"  your line   {line}"
+        frame.path = tmp_path / "frame.fkf"
+        write_capture(frame.path, replace(desc, graph=graph, failure=failure))
+        return failure_lines([frame], tmp_path, HowCompiled())[1].removeprefix("  your line   ")
+
+    first, second = (f"%{node.name}" for node in nodes)
+    assert line(f"no code for {first}", (other, own)) == "model.py:7: return act(x)"
+    assert line(f"no code for {first}", (own, library)) == "model.py:7: return act(x)"
+    both = f"no code for {first} and {second}"
+    assert line(both, (own, library), (other, own)) == "model.py:7: return act(x)"
+    assert line(both, (own,), (other,)) == "s.py:1"
+    assert line(both, (own,), (library,)) == "s.py:1"
+    assert line("no code", (own,)) == "s.py:1"
 
 
 def test_what_was_recorded_before_a_failure_of_dynamo_is_counted() -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from torch_fakeify.records.frame import CaptureDesc
     from torch_fakeify.records.graph import NodeDesc
-    from torch_fakeify.records.tensor import FrameDesc
+    from torch_fakeify.records.tensor import StackDesc
 
 _MOST = 5
 """Most nodes that one message can name; more are no answer."""
@@ -105,16 +105,12 @@ def failing_lines(desc: CaptureDesc, shown: CaptureDesc) -> list[str]:
     return lines
 
 
-def failing_frame(desc: CaptureDesc) -> FrameDesc | None:
-    """Return the user's line of the failing nodes; ``None`` if the message tells none, or of several lines."""
+def failing_stacks(desc: CaptureDesc) -> list[StackDesc | None]:
+    """Return the stack of each failing node, with which the program was traced; none if the message tells none."""
     found = find_failing_nodes(desc)
     graphs = all_graphs(desc.graph)
-    frames = [
-        user_frame(node_stack(graphs[node.graph].graph.nodes[node.position]))
-        for node in (() if found is None else found.nodes)
-    ]
-    lines = {None if each is None else (each.file, each.line) for each in frames}
-    return frames[0] if len(lines) == 1 else None
+    nodes = () if found is None else found.nodes
+    return [node_stack(graphs[node.graph].graph.nodes[node.position]) for node in nodes]
 
 
 def _found(nodes: list[NodeAt], reason: str, most: int = _MOST) -> FailingNodes | None:

@@ -8,9 +8,10 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from torch_fakeify._user_lines import is_of_library
 from torch_fakeify.errors import FakeifyError
 from torch_fakeify.render.data_dependent import advice_in
-from torch_fakeify.render.failing_nodes import failing_frame
+from torch_fakeify.render.failing_nodes import failing_stacks
 from torch_fakeify.render.readable_names import readable_text
 from torch_fakeify.render.summary import (
     command_line,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from torch_fakeify.frames.notes import FrameReport
     from torch_fakeify.records.frame import CaptureDesc
+    from torch_fakeify.records.tensor import FrameDesc, StackDesc
 
 
 class HowCompiled(NamedTuple):
@@ -151,12 +153,19 @@ def _line(place: tuple[str, int] | None) -> str:
 
 
 def _line_of(desc: CaptureDesc | None) -> str:
-    """The line of the node that failed, as recorded; empty if the message does not tell it."""
-    frame = None if desc is None else failing_frame(desc)
-    if frame is None:
+    """The line of the program at which its nodes failed, as recorded; empty if the message does not tell it."""
+    frames = [] if desc is None else [_own_frame(stack) for stack in failing_stacks(desc)]
+    lines = {None if frame is None else (frame.file, frame.line) for frame in frames}
+    if len(lines) != 1 or frames[0] is None:
         return ""
-    place = f"{short_path(frame.file)}:{frame.line}"
-    return f"{place}: {code_line(frame)}" if frame.code else place
+    place = f"{short_path(frames[0].file)}:{frames[0].line}"
+    return f"{place}: {code_line(frames[0])}" if frames[0].code else place
+
+
+def _own_frame(stack: StackDesc | None) -> FrameDesc | None:
+    """The innermost entry of a stack that is in no installed package."""
+    own = (f for f in reversed(stack.frames if stack else ()) if not is_of_library(f.file))
+    return next(own, None)
 
 
 def short_path(file: str) -> str:
