@@ -51,8 +51,11 @@ def redundant(
     removable: Sequence[bool] | None = None,
     example: Mapping[sympy.Symbol, object] | None = None,
     work: WorkCounter | None = None,
-) -> list[int]:
+) -> dict[int, tuple[int, ...] | None]:
     """Positions of facts that follow from the remaining facts, in ascending order.
+
+    Each with the positions of one fact, and of bounds of its other variables, that give it as a bound
+    of one variable; ``None`` for all others.
 
     Facts are tried from the last to the first, each against those not yet removed, so the remaining
     facts are equivalent to all of them. Time is linear in the number of facts. An undecided fact is
@@ -69,17 +72,18 @@ def redundant(
     index = FactIndex(facts, work)
     counterexamples = Counterexamples(index.table, index.parts, example or {}, work)
     left = set(range(len(facts)))
-    removed: list[int] = []
+    removed: dict[int, tuple[int, ...] | None] = {}
     for at in reversed(range(len(facts))):
         if removable is not None and not removable[at]:
             continue
         if counterexamples.violates(at, left):
             continue
-        if index.implies(index.parts[at], without=at):
+        bounding = index.bounding(index.parts[at], without=at)
+        if bounding is not None or index.implies(index.parts[at], without=at):
             index.remove(at)
             left.remove(at)
-            removed.append(at)
-    return removed[::-1]
+            removed[at] = bounding
+    return dict(reversed(removed.items()))
 
 
 def implied(
@@ -241,8 +245,17 @@ class FactIndex:
                 return False
         return True
 
-    def _bounding(self, part: Part, without: int | None) -> tuple[int, ...] | None:
+    def bounding(self, parts: Sequence[Part], without: int | None) -> tuple[int, ...] | None:
         """Positions of one fact, and of bounds of its other variables, that give a bound of a variable.
+
+        The fact has the variable with the factor 1 or -1.
+        """
+        return self._bounding(parts[0], without, is_solved=True) if len(parts) == 1 else None
+
+    def _bounding(
+        self, part: Part, without: int | None, *, is_solved: bool = False
+    ) -> tuple[int, ...] | None:
+        """As `bounding`, with any factor unless ``is_solved``.
 
         Most ranges that a ``ShapeEnv`` derives from guards follow so, without a linear program.
         """
@@ -250,6 +263,8 @@ class FactIndex:
             return None
         ((mono, sign),) = part.coeffs
         for coeffs in self.with_variable(mono, sign > 0):
+            if is_solved and abs(dict(coeffs)[mono]) != 1:
+                continue
             factors = {coeffs: 1} | {
                 ((other, -1 if c > 0 else 1),): abs(c) for other, c in coeffs if other != mono
             }

@@ -21,10 +21,12 @@ from torch_fakeify.prover.implication import redundant
 from .lowering import keeping_axioms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 Kind: TypeAlias = Literal["range", "equality", "divisible", "guard", "exclusion", "assert"]
 
+_SOLVED = 5
+"""Most symbols of an inequality from which a ``ShapeEnv`` derives ranges."""
 _NO_LIMIT = sys.maxsize - 1
 """The upper bound that torch gives to unbacked sizes, which is no limit."""
 
@@ -136,67 +138,38 @@ def needed_facts(facts: Sequence[Fact], env: Any) -> tuple[list[Fact], list[Fact
     """
     removable = [_backed(fact, env) for fact in facts]
     exprs = [fact.expr for fact in facts]
-    implied = set(redundant(exprs, removable=removable, example=env.backed_var_to_val))
-    ranges = {i for i in implied if facts[i].what == "range"}
-    if ranges:
-        needed = [fact for i, fact in enumerate(facts) if i not in implied]
-        derived = _derived_ranges(needed, env)
-        implied -= {i for i in ranges if not _holds(facts[i], derived)}
+    implied = redundant(exprs, removable=removable, example=env.backed_var_to_val)
+    while lost := [i for i in implied if not _is_derived(i, facts, implied)]:
+        for i in lost:
+            del implied[i]
     return (
         [fact for i, fact in enumerate(facts) if i not in implied],
         [fact for i, fact in enumerate(facts) if i in implied],
     )
 
 
+def _is_derived(
+    at: int, facts: Sequence[Fact], implied: Mapping[int, tuple[int, ...] | None]
+) -> bool:
+    """Whether a ``ShapeEnv`` with the facts that are left derives a range; true of all other facts.
+
+    It does from an inequality of up to five symbols that can be solved for the symbol, and from the
+    ranges of the others at that moment (``ShapeEnv._refine_ranges``, torch 2.13).
+    """
+    symbol, reasons = facts[at].symbol, implied[at]
+    if symbol is None:
+        return True
+    if reasons is None or not implied.keys().isdisjoint(reasons):
+        return False
+    first, *others = (facts[i] for i in reasons)
+    if any(other.symbol is None for other in others) or len(first.expr.free_symbols) > _SOLVED:
+        return False
+    if not isinstance(first.expr, (sympy.Lt, sympy.Le, sympy.Gt, sympy.Ge)):
+        return False
+    difference: Any = first.expr.lhs - first.expr.rhs
+    factor = difference.coeff(symbol)
+    return abs(factor) == 1 and not (difference - factor * symbol).has(symbol)
+
+
 def _backed(fact: Fact, env: Any) -> bool:
     return fact.expr.free_symbols <= env.backed_var_to_val.keys()
-
-
-def _derived_ranges(facts: Sequence[Fact], env: Any) -> Callable[[sympy.Symbol], Any]:
-    """The ranges that a ``ShapeEnv`` derives for its symbols from these facts alone."""
-    scratch: Any = torch_symbols.unvalidated_shape_env()
-    here = scratch._get_sloc()
-    scratch._get_sloc = lambda *_args, **_kwargs: here  # not used
-    given: dict[Any, Any] = {}
-    for fact in facts:
-        if fact.symbol is not None:
-            given.setdefault(fact.symbol, {})[type(fact.expr)] = fact.expr.args[1]
-    for symbol, bounds in env.var_to_range.items():
-        limits = given.get(symbol, {})
-        unknown = bounds.unknown_int() if bounds.is_int else bounds.unknown()
-        scratch.var_to_range[symbol] = unknown & torch_symbols.ValueRanges(
-            limits.get(sympy.Ge, unknown.lower), limits.get(sympy.Le, unknown.upper)
-        )
-        scratch.var_to_range_sloc[symbol] = torch_symbols.ValueRangesSLoc(here, here)
-        scratch.var_to_sources[symbol] = env.var_to_sources.get(symbol, [])
-    scratch.backed_var_to_val.update(env.backed_var_to_val)
-    for fact in facts:
-        if fact.symbol is None and _backed(fact, env) and _may_bound(fact.expr):
-            scratch.evaluate_expr(fact.expr)
-    return lambda symbol: scratch.bound_sympy(scratch.replace(symbol))
-
-
-def _may_bound(expr: sympy.Basic) -> bool:
-    """Whether a ``ShapeEnv`` may derive a range from a condition.
-
-    It learns from relations of up to five symbols other than ``!=`` and from their conjunctions
-    (``ShapeEnv._maybe_guard_rel``, torch 2.13), and solves no inequality for what is inside a ``Mod``.
-    """
-    if isinstance(expr, (sympy.Eq, sympy.And)):
-        return True
-    if not isinstance(expr, (sympy.Lt, sympy.Le, sympy.Gt, sympy.Ge)):
-        return False
-    parts = sympy.preorder_traversal(expr)
-    for part in parts:
-        if isinstance(part, torch_symbols.sympy_functions.Mod):
-            parts.skip()
-        elif isinstance(part, sympy.Symbol):
-            return True
-    return False
-
-
-def _holds(fact: Fact, ranges: Callable[[sympy.Symbol], Any]) -> bool:
-    assert fact.symbol is not None
-    bounds = ranges(fact.symbol)
-    limit = fact.expr.args[1]
-    return bool(bounds.lower >= limit if isinstance(fact.expr, sympy.Ge) else bounds.upper <= limit)
