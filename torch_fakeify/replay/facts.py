@@ -166,7 +166,8 @@ def _is_derived(
         return False
     if not isinstance(first.expr, (sympy.Lt, sympy.Le, sympy.Gt, sympy.Ge)):
         return False
-    difference: Any = first.expr.lhs - first.expr.rhs
+    left: Any = first.expr.lhs
+    difference = left - first.expr.rhs
     factor = difference.coeff(symbol)
     return abs(factor) == 1 and not (difference - factor * symbol).has(symbol)
 
