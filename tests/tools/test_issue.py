@@ -99,7 +99,8 @@ def test_without_the_backend_no_script_is_run(
     assert out == ""
     assert ("--backend chips.acme:compiler" in err) is (not given)
     assert main(["replay", str(path), *given]) == 2
-    assert capsys.readouterr().err == err
+    # The registered backends that it lists may be others in the worker.
+    assert capsys.readouterr().err.partition("; expected")[0] == err.partition("; expected")[0]
 
 
 def test_no_report_is_written_over_its_capture(
