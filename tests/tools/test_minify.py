@@ -555,6 +555,32 @@ def test_minify_reports_a_script_that_does_not_fail(
 
 
 @pytest.mark.sweep
+@pytest.mark.parametrize("is_written", [True, False])
+def test_ctrl_c_at_the_first_write_says_what_was_written(
+    frame: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_written: bool
+) -> None:
+    """It may come right after the file is there, or right before."""
+
+    def write(path: Path, desc: Any, **options: Any) -> None:
+        if is_written or path != output:
+            write_capture(path, desc, **options)
+        if path == output:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("torch_fakeify.tools.minify.search.write_capture", write)
+    output = tmp_path / "small.fkf"
+    if is_written:
+        report = tfk.minify(frame, output, backend="bug_rejects_pattern")
+        assert report.interrupted
+        assert not report.finished
+        assert tfk.Capture.load(output).failure is not None
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            tfk.minify(frame, output, backend="bug_rejects_pattern")
+        assert not output.exists()
+
+
+@pytest.mark.sweep
 def test_an_interrupted_minify_leaves_a_failing_frame(frame: Path, tmp_path: Path) -> None:
     """The exit status is 130, and the first line reports the interruption."""
     output = tmp_path / "small.fkf"

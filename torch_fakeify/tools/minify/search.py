@@ -284,7 +284,7 @@ class _Search:
             finished = True
             self._journal.remove()
         except KeyboardInterrupt:
-            if not self._is_written:
+            if not self._is_written and not self._is_in_output():
                 raise
             interrupted = True  # the best frame is in the output
         return MinifyReport(
@@ -402,6 +402,13 @@ class _Search:
         write_capture(self._output, self._best, limits=Limits.none())
         self._is_written = True
         self._journal.set_best(_digest(self._best))
+
+    def _is_in_output(self) -> bool:
+        """Whether the output holds the best frame: Ctrl-C may come right after it was written."""
+        try:
+            return _digest(read_capture(self._output, limits=Limits.none())) == _digest(self._best)
+        except FakeifyError:
+            return False
 
     def _notify(self) -> None:
         if self._progress is not None:
