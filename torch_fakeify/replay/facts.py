@@ -153,8 +153,8 @@ def _is_derived(
 ) -> bool:
     """Whether a ``ShapeEnv`` with the facts that are left derives a range; true of all other facts.
 
-    It does from an inequality of up to five symbols that can be solved for the symbol, and from the
-    ranges of the others at that moment (``ShapeEnv._refine_ranges``, torch 2.13).
+    It does from an inequality of up to five symbols that has an integer solution for the symbol, and from
+    the ranges of the others at that moment (``ShapeEnv._refine_ranges``, torch 2.13).
     """
     symbol, reasons = facts[at].symbol, implied[at]
     if symbol is None:
@@ -169,7 +169,8 @@ def _is_derived(
     left: Any = first.expr.lhs
     difference = left - first.expr.rhs
     factor = difference.coeff(symbol)
-    return abs(factor) == 1 and not (difference - factor * symbol).has(symbol)
+    rest = difference - factor * symbol
+    return abs(factor) == 1 and not rest.has(symbol) and bool(symbol.is_integer and rest.is_integer)
 
 
 def _backed(fact: Fact, env: Any) -> bool:
