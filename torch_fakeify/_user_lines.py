@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _ENTRY = re.compile(r'^ *File "(?P<file>.+)", line (?P<line>\d+)', re.MULTILINE)
-_PACKAGES = ("site-packages", "dist-packages")
+_PACKAGES = frozenset({"site-packages", "dist-packages"})
 
 
 def own_line(entries: Iterable[tuple[str, int]]) -> tuple[str, int] | None:
@@ -28,8 +28,7 @@ def own_line(entries: Iterable[tuple[str, int]]) -> tuple[str, int] | None:
     for file, line in reversed([*entries]):
         if file.startswith(("<", torch, str(PACKAGE_DIR))) and file != "<string>":
             continue
-        parts = Path(file).parts
-        if not any(name in parts for name in _PACKAGES):
+        if not _is_in_packages(Path(file)):
             if not file.startswith(stdlib):
                 return file, line
         elif found is None:
@@ -41,9 +40,12 @@ def is_of_library(file: str) -> bool:
     """Whether a recorded file, such as ``torch/nn/functional.py``, is of an installed package."""
     path = Path(file)
     if path.is_absolute() or path.is_file():
-        return any(name in path.parts for name in _PACKAGES)
-    entries = (Path(entry) for entry in sys.path)
-    return any((e / path).is_file() for e in entries if not set(_PACKAGES).isdisjoint(e.parts))
+        return _is_in_packages(path)
+    return any((entry / path).is_file() for entry in filter(_is_in_packages, map(Path, sys.path)))
+
+
+def _is_in_packages(path: Path) -> bool:
+    return not _PACKAGES.isdisjoint(path.parts)
 
 
 def calling_line() -> tuple[str, int] | None:
