@@ -182,7 +182,8 @@ def fuzz(
     desc, source = sizes_run.desc, path_of(capture)
     command = ""
     if source is not None and found.smallest is not None:
-        options = ["--seed", str(seed)] if seed else []
+        options = ["--trust"] if trust else []
+        options += ["--seed", str(seed)] if seed else []
         if sizes := found.smallest.sizes:
             options += ["--sizes", sizes_text(desc, sizes)]
         command = command_line("minify --accuracy", str(source), backend, imports, options)
