@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -111,6 +112,28 @@ def test_repeated_layouts_are_what_torch_makes(
     assert facts(envs[0]) == facts(envs[1]) == facts(envs[2])
     envs[0].check_equal(envs[2])
     assert state(envs[1]) == state(envs[2])
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.parametrize("ndim", [3, 4, 5])
+@pytest.mark.parametrize("of_ones", [True, False])
+@pytest.mark.parametrize("is_leaf", [True, False])
+def test_strides_that_torchs_cache_of_operators_compares(
+    ndim: int, of_ones: bool, is_leaf: bool
+) -> None:
+    """A history costs an operator; of 4 and 5 dims it asks whether channels are last."""
+    sizes = [1] * ndim if of_ones else list(range(2, 2 + ndim))
+    for strides in itertools.permutations(range(0, 2 * ndim, 2)):
+        t = torch.empty_strided(sizes, strides, requires_grad=True)
+        if not is_leaf:
+            t = t.new_empty(()).requires_grad_().expand(t.shape).clone()
+            t.data = torch.empty_strided(sizes, strides)
+        theirs, ours = (FakeTensorMode(shape_env=ShapeEnv()) for _ in range(2))
+        expected = theirs.from_tensor(t, source=LocalSource("x"))
+        record = tfk.MetaTensorDescriber().describe_tensor(t, source=LocalSource("x"))
+        fake = MetaConverter(ours).from_desc(record)
+        assert (layout(fake), fake.is_leaf) == (layout(expected), is_leaf)
+        assert facts(ours.shape_env) == facts(theirs.shape_env), (sizes, strides)
 
 
 def test_each_has_nodes_a_storage_and_a_version_of_its_own() -> None:

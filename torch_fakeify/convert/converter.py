@@ -399,7 +399,7 @@ class MetaConverter(TensorBuilder):
 
     def _with_history(self, d: MetaTensorDesc, made: Any, meta: torch.Tensor | None) -> Any:
         # With a size of zero, torch's operator compares symbolic strides.
-        asks = self._shape_env is not None and 0 in d.size
+        asks = self._compares_strides(d) or (self._shape_env is not None and 0 in d.size)
         if meta is None or asks:
             return super()._with_history(d, made, meta)
         error = torch_dispatch.DelayedError("Tried to backward() through an example input", 1)
@@ -417,15 +417,21 @@ class MetaConverter(TensorBuilder):
         device = self._device(d.base)
         if meta is not None and meta.untyped_storage() is not base.untyped_storage():
             meta = None
-        # Torch does not suppress the guards of `view_as_real` and of an alias of the base: its cache
-        # of operators compares the strides of 4 and 5 dims.
         is_aliased = not d.is_leaf and d.base.requires_grad != d.requires_grad
-        asks = self._shape_env is not None and (is_aliased or base.ndim in (4, 5))
+        asks = self._compares_strides(d.base) or (self._shape_env is not None and is_aliased)
         if meta is not None and not asks:
             return self._meta_dispatch.on(device, meta)
         if not device.has_guard:
             return self._meta_dispatch.on(device, None)
         return self._dispatching()
+
+    def _compares_strides(self, d: MetaTensorDesc) -> bool:
+        """Whether torch's cache of operators, which must run then, adds guards on the strides.
+
+        It asks for the memory format of 4 and 5 dims, also outside `ShapeEnv.suppress_guards`. The
+        guards of a fake tensor were added when it was made.
+        """
+        return self._shape_env is not None and not d.is_fake and len(d.size) in (4, 5)
 
     def _dispatching(self) -> AbstractContextManager[Any]:
         stack = ExitStack()
