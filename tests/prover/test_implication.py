@@ -401,6 +401,15 @@ def test_facts_that_are_not_removable_stay() -> None:
     assert [*redundant(facts, removable=[True, True, True, False])] == [1]
 
 
+def test_a_range_is_dropped_where_one_fact_and_bounds_give_it() -> None:
+    """A ``ShapeEnv`` solves an inequality for a symbol with the factor one; it adds no two of them."""
+    facts = [S0 >= 2, S1 >= 5, S0 + S1 <= 9, S0 <= 4, S1 <= 9]
+    is_range = [True, True, False, True, True]
+    assert redundant(facts, is_range=is_range) == {3: (2, 1), 4: (2, 0)}
+    assert redundant([S1 >= 5, 2 * S0 <= 9, S0 <= 4]) == {2: None}
+    assert redundant([S1 >= 5, 2 * S0 <= 9, S0 <= 4], is_range=[True, False, True]) == {1: None}
+
+
 def test_the_answer_depends_on_the_facts_alone() -> None:
     """A second run has the same answer and the same work."""
     runs: list[Any] = []

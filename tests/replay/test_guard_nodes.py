@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import pytest
@@ -25,7 +26,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     ShapeEnv,
+    StatelessSymbolicContext,
+    StrictMinMaxConstraint,
 )
+from torch.utils._sympy.value_ranges import ValueRanges
 
 import torch_fakeify as tfk
 from torch_fakeify.replay.lowering import mark_of
@@ -46,6 +50,37 @@ def test_the_facts_of_a_frame_are_asserted(name: str) -> None:
     fn, args, expected = CASES[name]
     frame = frame_of(fn, *args)
     assert list(tfk.insert_guards(frame.gm, frame.env).inserted) == expected
+
+
+@pytest.mark.parametrize(
+    ("specialize", "bounds"),
+    [*((True, (n, 8)) for n in range(4)), *((False, (n, 8)) for n in range(4)), (False, (0, 1))],
+)
+def test_a_bounds_node_has_the_value_that_its_operator_gives(
+    specialize: bool, bounds: tuple[int, int]
+) -> None:
+    """A bound that the sign of a size decides is a constant by now, any other one is symbolic."""
+    env: Any = ShapeEnv(specialize_zero_one=specialize)
+    policy = StatelessSymbolicContext(
+        dynamic_sizes=[DimDynamic.DYNAMIC],
+        constraint_sizes=[StrictMinMaxConstraint(warn_only=False, vr=ValueRanges(*bounds))],
+    )
+    t, source = torch.empty(min(bounds[1], 5)), LocalSource("x")
+    graph = torch.fx.Graph()
+    placeholder = graph.placeholder("x")
+    placeholder.meta["val"] = FakeTensorMode(shape_env=env).from_tensor(
+        t, source=source, symbolic_context=policy
+    )
+    graph.output(placeholder)
+    gm = torch.fx.GraphModule(torch.nn.Module(), graph)
+    tfk.insert_guards(gm, env, minimal=False)
+    compared = graph.find_nodes(op="call_function", target=operator.ge)
+    for bound in [*compared, *graph.find_nodes(op="call_function", target=operator.le)]:
+        size: Any = bound.args[0]
+        expected = bound.target(size.meta["val"], bound.args[1])
+        assert bound.meta["val"].node.expr == expected.node.expr
+    least = max(bounds[0], 2 * specialize)
+    assert str(compared[0].meta["val"]) == ("True" if least < 2 else f"s77 >= {least}")
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .refutation import WorkCounter
     from .simplex import Mono, Number
 
-MAX_STEPS = 4
+MAX_STEPS = 16
 """The most Newton steps towards one limit, and the most limits to which one move retreats."""
 
 MAX_SYMBOLS = 4

@@ -49,13 +49,14 @@ def redundant(
     facts: Sequence[sympy.Basic],
     *,
     removable: Sequence[bool] | None = None,
+    is_range: Sequence[bool] | None = None,
     example: Mapping[sympy.Symbol, object] | None = None,
     work: WorkCounter | None = None,
 ) -> dict[int, tuple[int, ...] | None]:
     """Positions of facts that follow from the remaining facts, in ascending order.
 
-    Each with the positions of one fact, and of bounds of its other variables, that give it as a bound
-    of one variable; ``None`` for all others.
+    Each range with the positions of one fact, and of bounds of its other variables, that give it;
+    every other fact with ``None``.
 
     Facts are tried from the last to the first, each against those not yet removed, so the remaining
     facts are equivalent to all of them. Time is linear in the number of facts. An undecided fact is
@@ -64,6 +65,8 @@ def redundant(
     Args:
         facts: sympy conditions, the most important first; ranges are facts like ``s0 >= 2``.
         removable: for each fact whether it may be removed; by default every fact may.
+        is_range: for each fact whether it is the bound of one variable that is removed only if one
+            fact, which has the variable with the factor 1 or -1, and bounds give it; by default none.
         example: values of symbols at which all facts hold. From there a counterexample is often
             found, which takes a tenth of the time of a failing proof.
         work: counts the work done.
@@ -78,11 +81,16 @@ def redundant(
             continue
         if counterexamples.violates(at, left):
             continue
-        bounding = index.bounding(index.parts[at], without=at)
-        if bounding is not None or index.implies(index.parts[at], without=at):
+        reasons = None
+        if is_range is not None and is_range[at]:
+            reasons = index.bounding(index.parts[at], without=at)
+            follows = reasons is not None
+        else:
+            follows = index.implies(index.parts[at], without=at)
+        if follows:
             index.remove(at)
             left.remove(at)
-            removed[at] = bounding
+            removed[at] = reasons
     return dict(reversed(removed.items()))
 
 

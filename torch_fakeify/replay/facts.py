@@ -137,8 +137,12 @@ def needed_facts(facts: Sequence[Fact], env: Any) -> tuple[list[Fact], list[Fact
         env: their environment.
     """
     removable = [_backed(fact, env) for fact in facts]
-    exprs = [fact.expr for fact in facts]
-    implied = redundant(exprs, removable=removable, example=env.backed_var_to_val)
+    implied = redundant(
+        [fact.expr for fact in facts],
+        removable=removable,
+        is_range=[fact.symbol is not None for fact in facts],
+        example=env.backed_var_to_val,
+    )
     while lost := [i for i in implied if not _is_derived(i, facts, implied)]:
         for i in lost:
             del implied[i]
@@ -157,9 +161,9 @@ def _is_derived(
     the ranges of the others at that moment (``ShapeEnv._refine_ranges``, torch 2.13).
     """
     symbol, reasons = facts[at].symbol, implied[at]
-    if symbol is None:
+    if symbol is None or reasons is None:
         return True
-    if reasons is None or not implied.keys().isdisjoint(reasons):
+    if not implied.keys().isdisjoint(reasons):
         return False
     first, *others = (facts[i] for i in reasons)
     if any(other.symbol is None for other in others) or len(first.expr.free_symbols) > _SOLVED:
