@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -317,6 +318,50 @@ def test_inputs_are_bound_to_the_module_and_the_arguments() -> None:
     expected = copy.deepcopy(program).module()(x.clone(), {"z": z}, k=2)
     found = capture.compile("eager")(*values)
     assert torch.equal(found[0], expected["y"])
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+@pytest.mark.parametrize("decomposed", [False, True])
+def test_a_weight_of_two_modules_is_one_tensor(is_read: bool, decomposed: bool) -> None:
+    """``torch.export`` has two fake tensors of it, which share a storage until the program is saved."""
+    program = export(Tied(), (numbers(2, 3),))
+    if decomposed:
+        program = program.run_decompositions()
+    if is_read:
+        file = io.BytesIO()
+        torch.export.save(program, file)
+        program = torch.export.load(io.BytesIO(file.getvalue()))
+    capture, x = tfk.capture(program), numbers(2, 3)
+    module = program.module()
+    values = capture.bind({"self": module, "x": x})
+    assert capture.instantiate().check_inputs(values) is None
+    (found,) = capture.compile("aot_eager")(*values)
+    torch.testing.assert_close(found, module(x))
+
+
+def test_a_weight_of_two_modules_is_not_two_tensors() -> None:
+    """The graph reads one of them for both, which would be wrong in silence."""
+    capture, other = tfk.capture(export(Tied(), (numbers(2, 3),))), Tied()
+    other.layers[1].weight = nn.Parameter(numbers(3, 3))
+    with pytest.raises(tfk.CaptureError, match="not like those") as caught:
+        capture.bind({"self": other, "x": numbers(2, 3)})
+    assert "untyped_storage()" in str(caught.value)
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_what_a_program_takes_for_separate(writes: bool) -> None:
+    """One argument may be given twice, unless the program writes into it."""
+
+    class Adds(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return (x.add_(y) if writes else x + y) * y
+
+    program, x = export(Adds(), (numbers(4), numbers(4))), numbers(4)
+    capture = tfk.capture(program)
+    assert (capture.check({"x": x, "y": x}) is None) != writes
+    args = numbers(4), numbers(4)
+    (found,) = capture.compile("aot_eager")(*capture.bind(dict(zip("xy", args, strict=True))))
+    assert torch.equal(found, Adds()(numbers(4), numbers(4)))
 
 
 class Both(nn.Module):

@@ -8,8 +8,10 @@ import torch
 
 from torch_fakeify.compat import torch_dynamo, torch_symbols
 from torch_fakeify.encoding.modes import apply_modes
+from torch_fakeify.encoding.names import decode_function
 from torch_fakeify.encoding.sources import decode_source
-from torch_fakeify.errors import CaptureError, wrap_torch_errors
+from torch_fakeify.errors import CaptureError, UnknownNameError, wrap_torch_errors
+from torch_fakeify.frames.graph.writing import target_may_write
 from torch_fakeify.guards.conditions import check_guard
 from torch_fakeify.guards.guard_list import Guards
 from torch_fakeify.guards.scope import read
@@ -20,14 +22,16 @@ from torch_fakeify.guards.tensor_guards import (
     mode_guards,
     tensor_guards,
 )
+from torch_fakeify.records.tensor import FunctionValue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from torch_fakeify.guards.conditions import Guard
     from torch_fakeify.guards.scope import Scope
+    from torch_fakeify.guards.tensor_guards import Aliasing
     from torch_fakeify.records.frame import CaptureDesc, InputDesc, ModesDesc
-    from torch_fakeify.records.tensor import SourceDesc
+    from torch_fakeify.records.tensor import SourceDesc, Value
 
 _CONSTANTS = (bool, int, float, str, type(None))
 """Types of inputs whose value is guarded."""
@@ -97,6 +101,21 @@ def names_of(desc: CaptureDesc) -> list[Any]:
     return [local(each.name) for each in desc.inputs]
 
 
+def aliasing_of(desc: CaptureDesc) -> Aliasing:
+    """What the graph of a frame assumes of tensors that are one object or share a storage."""
+    if desc.export is None:
+        return "objects"
+    nodes = [n for graph in desc.graph.graphs() for n in graph.nodes if n.op == "call_function"]
+    return "storages" if any(map(_may_write, {n.target for n in nodes})) else "shared"
+
+
+def _may_write(target: Value) -> bool:
+    try:
+        return not isinstance(target, FunctionValue) or target_may_write(decode_function(target))
+    except UnknownNameError:  # of a library that is not imported
+        return True
+
+
 class FrameGuards:
     """The conditions under which a graph may be used, as its ``ShapeEnv`` has them at the time.
 
@@ -108,6 +127,7 @@ class FrameGuards:
         shape_env: their ``ShapeEnv``.
         modes: torch's global state.
         whole: whether the sources are all that the facts of the ``ShapeEnv`` are about.
+        aliasing: what the graph assumes of tensors that are one object or share a storage.
     """
 
     def __init__(
@@ -120,6 +140,7 @@ class FrameGuards:
         modes: ModesDesc,
         *,
         whole: bool,
+        aliasing: Aliasing,
     ) -> None:
         rows = list(zip(sources, inputs, strict=True))
         with apply_modes(modes):
@@ -133,7 +154,7 @@ class FrameGuards:
                 found += tensor_guards(source, value, record.tensor)
         found += [check_guard("same object", pair, None) for pair in same_objects]
         self._before = found
-        self._after = list(alias_guards(tensors))
+        self._after = list(alias_guards(tensors, aliasing))
         self._numbers = [
             number
             for source, value in rows

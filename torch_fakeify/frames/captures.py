@@ -520,7 +520,8 @@ class Capture:
     def _input_instance(self) -> Instance:
         of_rank = self._at(None)
         if of_rank._inputs is None:
-            of_rank._inputs = Instance(without_operations(of_rank.desc), DeviceMap({}))
+            inputs_alone = without_operations(of_rank.desc)
+            of_rank._inputs = Instance(inputs_alone, DeviceMap({}), whole=of_rank.desc)
         return of_rank._inputs
 
     def fingerprint(self, kind: Literal["content", "structure"] = "content") -> str:

@@ -35,7 +35,15 @@ from torch_fakeify.render.frame_views import frame_summary
 from torch_fakeify.render.text import level_text
 from torch_fakeify.shape_env.snapshot import restore
 
-from .arguments import FrameGuards, bind, check_arguments, names_of, same_objects, sources_of
+from .arguments import (
+    FrameGuards,
+    aliasing_of,
+    bind,
+    check_arguments,
+    names_of,
+    same_objects,
+    sources_of,
+)
 from .backend_choice import choose_backend
 from .process_groups import check_world
 
@@ -71,8 +79,16 @@ class Instance:
     gm: torch.fx.GraphModule
     inputs: list[Any]
 
-    def __init__(self, desc: CaptureDesc, retarget: DeviceMap, *, fresh: bool = False) -> None:
+    def __init__(
+        self,
+        desc: CaptureDesc,
+        retarget: DeviceMap,
+        *,
+        fresh: bool = False,
+        whole: CaptureDesc | None = None,
+    ) -> None:
         self._fresh = fresh
+        self._whole = whole or desc  # where the record to build from lacks the operations
         self._guards: FrameGuards | None
         self._input_guards: FrameGuards | None
         self._build(desc, retarget)
@@ -193,8 +209,16 @@ class Instance:
             inputs = self._made_inputs()  # a backend may have changed the sizes of the others
         finally:
             self._converter = converter
-        records = self._input_records
-        return FrameGuards(records, inputs, sources, pairs, self.shape_env, self.modes, whole=whole)
+        return FrameGuards(
+            self._input_records,
+            inputs,
+            sources,
+            pairs,
+            self.shape_env,
+            self.modes,
+            whole=whole,
+            aliasing=aliasing_of(self._whole),
+        )
 
     def bind(
         self,

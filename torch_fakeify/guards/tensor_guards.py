@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 
@@ -75,11 +75,23 @@ def _subclass_guards(source: Any, t: Any, desc: MetaTensorDesc | None) -> Iterat
 # --- identity and shared memory -------------------------------------------------------------------
 
 
-def alias_guards(tensors: Sequence[tuple[Any, torch.Tensor]]) -> Iterator[Guard]:
+Aliasing: TypeAlias = Literal["objects", "storages", "shared"]
+"""What a graph assumes of its tensors: which are one object and which share a storage; or storages
+alone; or storages that are shared, but not those that are not.
+
+Dynamo's graphs assume the first. ``torch.export`` makes two fake tensors of a weight that two modules
+share, of which the graph reads one; it matters what shares no storage if the graph writes into tensors.
+"""
+
+
+def alias_guards(
+    tensors: Sequence[tuple[Any, torch.Tensor]], assumed: Aliasing = "objects"
+) -> Iterator[Guard]:
     """Return guards on which sources are the same tensor, and which tensors share a storage.
 
     Args:
         tensors: all tensors of a scope with their sources, including repeated ones.
+        assumed: what the graph assumes of them.
     """
     first: dict[int, Any] = {}
     distinct: list[tuple[Any, torch.Tensor]] = []
@@ -96,11 +108,11 @@ def alias_guards(tensors: Sequence[tuple[Any, torch.Tensor]]) -> Iterator[Guard]
             groups.setdefault(storage_of(t), []).append(source)
         else:
             others.append(source)
-    if len(others) > 1:
+    if assumed == "objects" and len(others) > 1:
         yield check_guard("separate objects", others, None)
     for group in groups.values():
-        yield from _one_storage(group)
-    if len(groups) > 1:
+        yield from _one_storage(group, are_objects=assumed == "objects")
+    if assumed != "shared" and len(groups) > 1:
         yield check_guard("separate storages", [group[0] for group in groups.values()], None)
 
 
@@ -108,10 +120,10 @@ def _has_plain_storage(t: torch.Tensor) -> bool:
     return tensor_state.has_storage(t) and not torch_fakes.is_traceable_wrapper_subclass(t)
 
 
-def _one_storage(sources: Sequence[Any]) -> Iterator[Guard]:
+def _one_storage(sources: Sequence[Any], *, are_objects: bool) -> Iterator[Guard]:
     for i, source in enumerate(sources[1:], 1):
         yield check_guard("same storage", [source, sources[0]], None)
-        for earlier in sources[:i]:
+        for earlier in sources[:i] if are_objects else ():
             yield check_guard("other object", [source, earlier], None)
 
 

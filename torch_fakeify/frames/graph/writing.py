@@ -12,8 +12,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _IN_PLACE = frozenset(
-    {"setitem", "iadd", "isub", "imul", "itruediv", "ifloordiv", "iand", "ior", "ixor", "copy"}
-)
+    {
+        "setitem", "iadd", "isub", "imul", "itruediv", "ifloordiv", "iand", "ior", "ixor", "copy",
+        "triton_kernel_wrapper_mutation",
+    }
+)  # fmt: skip
 _OF_LAYOUT = frozenset(
     {
         "as_strided_", "detach_", "rename_", "requires_grad_", "resize_", "resize_as_", "set_",
@@ -26,24 +29,25 @@ _OF_LAYOUT = frozenset(
 
 def may_write(fx_node: torch.fx.Node) -> bool:
     """Return whether a node may write into an argument."""
-    target: Any = fx_node.target
+    return fx_node.op in ("call_method", "call_function") and target_may_write(fx_node.target)
+
+
+def target_may_write(target: Any) -> bool:
+    """Return whether a function, or the method of a name, may write into an argument."""
     if isinstance(target, OpOverload):
         return bool(target._schema.is_mutable)
-    name = _name(fx_node)
-    if fx_node.op in ("call_method", "call_function"):
-        return (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE
-    return False
+    name = _name(target)
+    return (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE
 
 
 def _changes_layout(fx_node: torch.fx.Node) -> bool:
     target: Any = fx_node.target
     if isinstance(target, OpOverload):
         return torch.Tag.inplace_view in target.tags or target._schema.name == "aten::set_"
-    return _name(fx_node) in _OF_LAYOUT
+    return _name(target) in _OF_LAYOUT
 
 
-def _name(fx_node: torch.fx.Node) -> str:
-    target: Any = fx_node.target
+def _name(target: Any) -> str:
     return target if isinstance(target, str) else getattr(target, "__name__", "")
 
 
