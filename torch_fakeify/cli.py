@@ -266,12 +266,12 @@ def _replay(args: argparse.Namespace) -> int:
         )
     print_lines(report.lines())
     if report.verdict in FAILURES and not args.pythons:
-        print_lines(["", "next", f"  {_minify_command(args)}"])
+        _print_minify_command(args, args.files[0])
     return DONE if report.holds else DOES_NOT_HOLD
 
 
-def _minify_command(args: argparse.Namespace) -> str:
-    """Return the command that makes a frame small which failed to compile with these options."""
+def _print_minify_command(args: argparse.Namespace, file: str) -> None:
+    """Print the command that makes a frame small which failed to compile with these options."""
     from torch_fakeify.render.summary import command_line
 
     options = ["--trust"] if args.trust else []
@@ -281,7 +281,8 @@ def _minify_command(args: argparse.Namespace) -> str:
         options += ["--timeout", f"{args.timeout:g}"]
     if args.memory is not None:
         options += ["--memory", str(args.memory >> 20)]
-    return command_line("minify", args.files[0], args.backend, args.imports, options)
+    command = command_line("minify", file, args.backend, args.imports, options)
+    print_lines(["", "next", f"  {command}"])
 
 
 def _is_corpus(args: argparse.Namespace) -> bool:
@@ -292,6 +293,7 @@ def _is_corpus(args: argparse.Namespace) -> bool:
 
 def _replay_corpus(args: argparse.Namespace) -> int:
     from torch_fakeify.corpus.command import Outputs, replay_corpus
+    from torch_fakeify.tools.replaying import FAILURES
 
     if args.resume and args.jsonl is None:
         args.parser.error("--resume needs --jsonl")
@@ -310,6 +312,11 @@ def _replay_corpus(args: argparse.Namespace) -> int:
         outputs=Outputs(args.jsonl, args.junit, args.against, args.resume),
     )
     print_lines(report.lines(terminal_columns()))
+    failed = next((row.file for row in report.wrong if row.verdict in FAILURES), None)
+    if failed is not None and not args.pythons:
+        path = report.paths[failed]
+        is_below = path.is_relative_to(Path.cwd())
+        _print_minify_command(args, str(path.relative_to(Path.cwd()) if is_below else path))
     sys.stdout.flush()
     if report.stopped is not None:
         error = report.stopped if isinstance(report.stopped, FakeifyError) else "interrupted"

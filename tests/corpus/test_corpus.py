@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -492,7 +493,12 @@ def test_only_new_failures_decide_the_status_of_a_comparison(
 
     outputs: list[str] = []
     assert status({"boxed": "failed"}) == 1
+    said, command = outputs[-1].split("\nnext\n")
+    assert "with " in said
+    words = ["torch-fakeify", "minify", str(place / "boxed.fkf")]
+    assert shlex.split(command.replace("\\\n", " ")) == words
     assert status({"boxed": "failed"}) == 0
+    assert "next" not in outputs[-1]
     assert "still fails: 1\n  boxed.fkf: does not compile, was does not compile\n" in outputs[-1]
     assert status({"boxed": "failed", "aliases": "failed"}) == 1
     assert "newly fails: 1\n  aliases.fkf: does not compile, was compiles\n" in outputs[-1]

@@ -53,6 +53,8 @@ class CorpusReport:
     total: int
     rows: list[Row] = field(default_factory=list[Row])
     """In the order of the files."""
+    paths: dict[str, Path] = field(default_factory=dict[str, "Path"])
+    """Of the files, by the names in the rows."""
     seconds: float = 0.0
     comparison: Comparison | None = None
     stopped: BaseException | None = None
@@ -129,7 +131,7 @@ def replay_corpus(
     earlier = None if outputs.against is None else read_rows(outputs.against)
     reusable = _rows_to_resume(outputs)
     names = [file.name for file in files]
-    report = CorpusReport(len(files))
+    report = CorpusReport(len(files), paths={file.name: file.path for file in files})
     started = time.monotonic()
     with ExitStack() as stack:
         if dask is None:
