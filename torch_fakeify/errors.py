@@ -35,6 +35,11 @@ class FakeifyError(Exception):
     Example:
         >>> print(tfk.FakeifyError("bad", where="$.a", expected="1", found="2", fix="Use 1"))
         $.a: bad; expected 1; found 2. Use 1
+
+        >>> print(tfk.FakeifyError("bad", found="2\\n3", fix="Use 1"))
+        bad; found 2
+        3
+        Use 1
     """
 
     def __init__(
@@ -61,7 +66,7 @@ class FakeifyError(Exception):
         if self.found is not None:
             text += f"; found {_clip(self.found)}"
         if self.fix is not None:
-            text += f". {self.fix}"
+            text += f"\n{self.fix}" if "\n" in text else f". {self.fix}"
         return _printable(text)
 
 
