@@ -294,6 +294,7 @@ def _is_corpus(args: argparse.Namespace) -> bool:
 def _replay_corpus(args: argparse.Namespace) -> int:
     from torch_fakeify.corpus.command import Outputs, replay_corpus
     from torch_fakeify.tools.replaying import FAILURES
+    from torch_fakeify.tools.run_failures import short_path
 
     if args.resume and args.jsonl is None:
         args.parser.error("--resume needs --jsonl")
@@ -314,9 +315,7 @@ def _replay_corpus(args: argparse.Namespace) -> int:
     print_lines(report.lines(terminal_columns()))
     failed = next((row.file for row in report.wrong if row.verdict in FAILURES), None)
     if failed is not None and not args.pythons:
-        path = report.paths[failed]
-        is_below = path.is_relative_to(Path.cwd())
-        _print_minify_command(args, str(path.relative_to(Path.cwd()) if is_below else path))
+        _print_minify_command(args, short_path(str(report.paths[failed])))
     sys.stdout.flush()
     if report.stopped is not None:
         error = report.stopped if isinstance(report.stopped, FakeifyError) else "interrupted"
