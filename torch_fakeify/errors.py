@@ -23,7 +23,7 @@ TRUST = "If you trust it, read it with higher `limits`, or `--trust` on the comm
 
 
 class FakeifyError(Exception):
-    """Base of every error that this package raises on purpose.
+    r"""Base of every error that this package raises on purpose.
 
     Args:
         what: a sentence about the problem.
@@ -36,7 +36,7 @@ class FakeifyError(Exception):
         >>> print(tfk.FakeifyError("bad", where="$.a", expected="1", found="2", fix="Use 1"))
         $.a: bad; expected 1; found 2. Use 1
 
-        >>> print(tfk.FakeifyError("bad", found="2\\n3", fix="Use 1"))
+        >>> print(tfk.FakeifyError("bad", found="2\n3", fix="Use 1"))
         bad; found 2
         3
         Use 1
