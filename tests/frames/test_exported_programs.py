@@ -337,15 +337,11 @@ def test_a_weight_of_two_modules_is_one_tensor(is_read: bool, decomposed: bool) 
     assert capture.instantiate().check_inputs(values) is None
     (found,) = capture.compile("aot_eager")(*values)
     torch.testing.assert_close(found, module(x))
-
-
-def test_a_weight_of_two_modules_is_not_two_tensors() -> None:
-    """The graph reads one of them for both, which would be wrong in silence."""
-    capture, other = tfk.capture(export(Tied(), (numbers(2, 3),))), Tied()
+    # The graph reads one of them for both: with two tensors it would be wrong in silence.
+    other = Tied()
     other.layers[1].weight = nn.Parameter(numbers(3, 3))
-    with pytest.raises(tfk.CaptureError, match="not like those") as caught:
-        capture.bind({"self": other, "x": numbers(2, 3)})
-    assert "untyped_storage()" in str(caught.value)
+    with pytest.raises(tfk.CaptureError, match=r"not like those(.*)untyped_storage\(\)"):
+        capture.bind({"self": other, "x": x})
 
 
 @pytest.mark.parametrize("writes", [False, True])

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
-
 SWEPT = ("bug_segfaults", "bug_wrong_gradient")
 """The bugs that ``.ci/run`` minifies."""
 
@@ -546,10 +545,8 @@ def test_minify_reports_a_script_that_does_not_fail(
             "torch_fakeify.tools.minify.repro_script.check_script", lambda *_, o=outcome, **__: o
         )
         output = tmp_path / f"{status}.fkf"
-        assert (
-            main(["minify", str(sized["backed"]), "-o", str(output), "--backend", "bug_cos"])
-            == status
-        )
+        command = ["minify", str(sized["backed"]), "-o", str(output), "--backend", "bug_cos"]
+        assert main(command) == status
         first = capsys.readouterr().out.splitlines()[0]
         assert first == f"the script that was written {word}: it is another one"
 
@@ -571,8 +568,7 @@ def test_ctrl_c_at_the_first_write_says_what_was_written(
     output = tmp_path / "small.fkf"
     if is_written:
         report = tfk.minify(frame, output, backend="bug_rejects_pattern")
-        assert report.interrupted
-        assert not report.finished
+        assert (report.interrupted, report.finished) == (True, False)
         assert tfk.Capture.load(output).failure is not None
     else:
         with pytest.raises(KeyboardInterrupt):

@@ -123,7 +123,7 @@ class FrameGuards:
         records: of the inputs.
         inputs: the fake inputs.
         sources: their sources.
-        same_objects: pairs of sources at which one object must be.
+        same_objects: pairs of sources at which one object must be; of an exported program one storage.
         shape_env: their ``ShapeEnv``.
         modes: torch's global state.
         whole: whether the sources are all that the facts of the ``ShapeEnv`` are about.
@@ -152,7 +152,8 @@ class FrameGuards:
                 found.append(constant_guard(source, value))
             if isinstance(value, torch.Tensor):
                 found += tensor_guards(source, value, record.tensor)
-        found += [check_guard("same object", pair, None) for pair in same_objects]
+        same = "same object" if aliasing == "objects" else "same storage"
+        found += [check_guard(same, pair, None) for pair in same_objects]
         self._before = found
         self._after = list(alias_guards(tensors, aliasing))
         self._numbers = [

@@ -29,6 +29,8 @@ from torch_fakeify.errors import (
 )
 from torch_fakeify.frames.graph.calling import decode_structure, encode_structure
 from torch_fakeify.frames.graph.modules import fill, read_tensors, reserved
+from torch_fakeify.guards.checks import storage_of
+from torch_fakeify.guards.tensor_guards import has_plain_storage
 from torch_fakeify.records.frame import (
     ExportArgumentDesc,
     ExportDesc,
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
 
     from torch_fakeify.records.frame import InputDesc
     from torch_fakeify.records.graph import CallingDesc
-    from torch_fakeify.records.tensor import ExprDesc
+    from torch_fakeify.records.tensor import ExprDesc, SourceDesc
 
 _ARGUMENTS: dict[str, Any] = {
     "tensor": graph_signature.TensorArgument,
@@ -178,6 +180,28 @@ def with_sources(program: ExportedProgram, inputs: Sequence[InputDesc]) -> tuple
         source_desc = desc.source if source is None else encode_source(source)
         found.append(msgspec.structs.replace(desc, source=source_desc, tensor=tensor))
     return tuple(found)
+
+
+def shared_weights(
+    program: ExportedProgram, inputs: Sequence[InputDesc]
+) -> tuple[tuple[SourceDesc, SourceDesc], ...]:
+    """Return the pairs of sources of a parameter, buffer or constant that several modules share.
+
+    The graph reads each under one of its names. A program that was loaded has tensors of one geometry
+    on one storage instead of one tensor, and fake tensors that share nothing.
+    """
+    first: dict[Any, SourceDesc] = {}
+    pairs: list[tuple[SourceDesc, SourceDesc]] = []
+    values = {**program.constants, **program.state_dict}
+    for spec, desc in zip(program.graph_signature.input_specs, inputs, strict=True):
+        t = values.get(spec.target or "")
+        if not isinstance(t, torch.Tensor) or desc.source is None or not has_plain_storage(t):
+            continue
+        geometry = tuple(t.size()), t.stride(), t.storage_offset(), t.dtype
+        earlier = first.setdefault((storage_of(t), geometry), desc.source)
+        if earlier is not desc.source:
+            pairs.append((desc.source, earlier))
+    return tuple(pairs)
 
 
 def _user_sources(program: ExportedProgram) -> Iterator[Any]:

@@ -30,7 +30,7 @@ from torch_fakeify.serialization.capture_file import encode_with_short_paths
 from torch_fakeify.shape_env.snapshot import snapshot
 
 from .captures import Capture
-from .exported import describe_export, with_guard_nodes, with_sources
+from .exported import describe_export, shared_weights, with_guard_nodes, with_sources
 from .process_groups import describe_world
 from .ranks import calls_for_part, calls_for_rank, without_rank
 
@@ -141,7 +141,9 @@ def describe_frame(
         modes=describe_modes(),
         fake_mode=FakeModeDesc() if fake_mode is None else describe_fake_mode(fake_mode),
         parameter_sources=tuple((n, encode_source(s)) for n, s in param_sources.items()),
-        same_objects=_same_objects(inputs),
+        same_objects=(
+            _same_objects(inputs) if program is None else shared_weights(program, inputs)
+        ),
         shape_env=None if shape_env is None else _snapshot(shape_env, paths),
         torch_version=torch_dynamo.torch_version(),
         operator_modules=operator_modules(gm),

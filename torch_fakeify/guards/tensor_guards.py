@@ -104,7 +104,7 @@ def alias_guards(
     groups: dict[int, list[Any]] = {}
     others: list[Any] = []
     for source, t in distinct:
-        if _has_plain_storage(t):
+        if has_plain_storage(t):
             groups.setdefault(storage_of(t), []).append(source)
         else:
             others.append(source)
@@ -116,7 +116,8 @@ def alias_guards(
         yield check_guard("separate storages", [group[0] for group in groups.values()], None)
 
 
-def _has_plain_storage(t: torch.Tensor) -> bool:
+def has_plain_storage(t: torch.Tensor) -> bool:
+    """Whether a tensor has a storage of its own, not only its inner tensors."""
     return tensor_state.has_storage(t) and not torch_fakes.is_traceable_wrapper_subclass(t)
 
 

@@ -281,7 +281,10 @@ class CaptureDesc(Record, frozen=True, kw_only=True):
     parameter_sources: tuple[tuple[str, SourceDesc], ...] = ()
     """Sources of the tensors that the graph holds itself, by attribute name."""
     same_objects: tuple[tuple[SourceDesc, SourceDesc], ...] = ()
-    """Pairs of sources at which one object was found: the graph was traced for that."""
+    """Pairs of sources at which one object was found: the graph was traced for that.
+
+    Of an exported program weights that modules share, which are several tensors once it was loaded.
+    """
     shape_env: ShapeEnvDesc | None = None
     failure: FailureDesc | None = None
     torch_version: str = ""
