@@ -320,6 +320,39 @@ def test_inputs_are_bound_to_the_module_and_the_arguments() -> None:
     assert torch.equal(found[0], expected["y"])
 
 
+class Counts(nn.Module):
+    """Has one buffer twice, and changes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("a", torch.zeros(3))
+        self.register_buffer("b", self.a)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The argument and both buffers."""
+        self.a.add_(1)
+        return x + self.a + self.b
+
+
+def saved_and_loaded(program: ExportedProgram) -> ExportedProgram:
+    """Return what ``torch.export.load`` reads."""
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    return torch.export.load(io.BytesIO(file.getvalue()))
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_a_buffer_of_two_modules_is_one_tensor(is_read: bool) -> None:
+    """Also where the program writes into it."""
+    program, x = export(Counts(), (numbers(3),)), numbers(3)
+    program = saved_and_loaded(program) if is_read else program
+    capture, module, other = tfk.capture(program), program.module(), Counts()
+    (found,) = capture.compile("aot_eager")(*capture.bind({"self": module, "x": x}))
+    assert torch.equal(found, x + 2)
+    other.b = torch.zeros(3)
+    assert "untyped_storage()" in str(capture.check({"self": other, "x": x}))
+
+
 @pytest.mark.parametrize("is_read", [False, True])
 @pytest.mark.parametrize("decomposed", [False, True])
 def test_a_weight_of_two_modules_is_one_tensor(is_read: bool, decomposed: bool) -> None:
@@ -327,10 +360,7 @@ def test_a_weight_of_two_modules_is_one_tensor(is_read: bool, decomposed: bool) 
     program = export(Tied(), (numbers(2, 3),))
     if decomposed:
         program = program.run_decompositions()
-    if is_read:
-        file = io.BytesIO()
-        torch.export.save(program, file)
-        program = torch.export.load(io.BytesIO(file.getvalue()))
+    program = saved_and_loaded(program) if is_read else program
     capture, x = tfk.capture(program), numbers(2, 3)
     module = program.module()
     values = capture.bind({"self": module, "x": x})

@@ -155,6 +155,9 @@ class FrameGuards:
         same = "same object" if aliasing == "objects" else "same storage"
         found += [check_guard(same, pair, None) for pair in same_objects]
         self._before = found
+        if aliasing != "objects":  # fake tensors of a loaded program do not share their storages
+            shared = {source.name for source, _ in same_objects}
+            tensors = [pair for pair in tensors if pair[0].name not in shared]
         self._after = list(alias_guards(tensors, aliasing))
         self._numbers = [
             number

@@ -521,7 +521,7 @@ class Capture:
         of_rank = self._at(None)
         if of_rank._inputs is None:
             inputs_alone = without_operations(of_rank.desc)
-            of_rank._inputs = Instance(inputs_alone, DeviceMap({}), whole=of_rank.desc)
+            of_rank._inputs = Instance(inputs_alone, DeviceMap({}), frame=of_rank.desc)
         return of_rank._inputs
 
     def fingerprint(self, kind: Literal["content", "structure"] = "content") -> str:

@@ -85,10 +85,10 @@ class Instance:
         retarget: DeviceMap,
         *,
         fresh: bool = False,
-        whole: CaptureDesc | None = None,
+        frame: CaptureDesc | None = None,
     ) -> None:
         self._fresh = fresh
-        self._whole = whole or desc  # where the record to build from lacks the operations
+        self._frame = frame or desc  # the one to build may lack the operations
         self._guards: FrameGuards | None
         self._input_guards: FrameGuards | None
         self._build(desc, retarget)
@@ -217,7 +217,7 @@ class Instance:
             self.shape_env,
             self.modes,
             whole=whole,
-            aliasing=aliasing_of(self._whole),
+            aliasing=aliasing_of(self._frame),
         )
 
     def bind(

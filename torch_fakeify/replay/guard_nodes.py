@@ -235,10 +235,13 @@ def _is_evaluated(fact: Fact) -> bool:
 
     So it does of a range whose bound the sign of its symbol, all that sympy knows of it, doesn't decide.
     """
-    if fact.symbol is None:
+    symbol, expr = fact.symbol, fact.expr
+    if symbol is None:
         return fact.what == "guard"
-    bound: Any = fact.expr.args[1]
-    return bool(fact.symbol.is_integer and fact.symbol.is_positive) and bound > 1
+    if not isinstance(expr, (sympy.Ge, sympy.Le)) or expr.lhs != symbol:
+        return False  # an environment has replaced the symbol
+    bound: Any = expr.rhs
+    return bool(symbol.is_integer and symbol.is_positive and bound.is_Integer and bound > 1)
 
 
 # --- learn ----------------------------------------------------------------------------------------
