@@ -6,7 +6,6 @@ import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from torch_fakeify.frames.inputs.size_names import sizes_text
 from torch_fakeify.render.notebook import InNotebook
 
 if TYPE_CHECKING:
@@ -113,6 +112,10 @@ class MinifyReport(InNotebook):
             does = "does not fail in the same way" if outcome.fails is False else "was not checked"
             warnings.append(f"the {what} that was written {does}: {outcome.text}")
         if self.sizes and self.capture_outcome is not None and not self.capture_outcome.fails:
+            from torch_fakeify.frames.inputs.size_names import (
+                sizes_text,  # lazy: it imports torch
+            )
+
             named = shlex.quote(sizes_text(self.desc, self.sizes))
             warnings[0] += f"; it does with --sizes {named}"
         return warnings
