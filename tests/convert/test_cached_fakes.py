@@ -1,21 +1,21 @@
-"""Fake tensors of a layout that was made before: equal to those that are made the long way."""
+"""Fake tensors of a layout that was made before equal those whose layout is made anew."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
 import torch
-from converter_modes import WalkConverter
+from converter_modes import UncachedConverter
 from hypothesis import given
 from hypothesis import strategies as st
 from tensor_facts import facts, relations
-from torch._dynamo.source import ConstantSource, LocalSource
+from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 import torch_fakeify as tfk
 from torch_fakeify.convert.converter import MetaConverter
-from torch_fakeify.convert.plain_fakes import PlainFakes
+from torch_fakeify.convert.meta_tensors import ValueLayouts
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 
@@ -24,15 +24,16 @@ def results(sizes, dtypes):
     """Fake tensors as the operators of a graph give them, several of each layout."""
     env = ShapeEnv()
     mode = FakeTensorMode(shape_env=env)
-    with mode:
-        x, y = (
-            mode.from_tensor(
-                torch.empty(sizes, requires_grad=name == "y"),
-                source=ConstantSource(name),
-                symbolic_context=StatelessSymbolicContext([DimDynamic.DYNAMIC] * 2),
-            )
-            for name in "xy"
+    x, y = (
+        mode.from_tensor(
+            torch.empty(sizes, requires_grad=name == "y"),
+            source=ConstantSource(name),
+            symbolic_context=StatelessSymbolicContext([DimDynamic.DYNAMIC] * 2),
         )
+        for name in "xy"
+    )
+    assert isinstance(x.size(0), torch.SymInt)
+    with mode:
         made = []
         for dtype in dtypes:
             made += [x.to(dtype) + 1, x.t().contiguous().to(dtype) + 1, x.new_empty(3, dtype=dtype)]
@@ -46,13 +47,13 @@ def results(sizes, dtypes):
     sizes=st.tuples(st.integers(2, 5), st.integers(2, 5)),
     dtypes=st.lists(st.sampled_from([torch.float32, torch.int64, torch.complex64]), max_size=4),
 )
-def test_both_ways_give_the_same(sizes, dtypes):
+def test_known_and_new_layouts_give_equal_tensors(sizes, dtypes):
     """Attribute by attribute, in their relations, and in the state of the `ShapeEnv`."""
     env, made = results(sizes, dtypes)
     describer = tfk.MetaTensorDescriber()
     records = tfk.loads(tfk.dumps([describer.describe_tensor(t) for t in made]))
     found = []
-    for converter_of in (MetaConverter, WalkConverter):
+    for converter_of in (MetaConverter, UncachedConverter):
         again = tfk.restore(tfk.snapshot(env))
         mode = FakeTensorMode(shape_env=again)
         converter = converter_of(mode, symbols="keep")
@@ -72,15 +73,13 @@ def test_a_layout_is_made_once(monkeypatch):
     describer = tfk.MetaTensorDescriber()
     records = [describer.describe_tensor(t) for t in made]
     converter = tfk.MetaConverter(FakeTensorMode(shape_env=env), symbols="keep")
-    short = []
-    make = PlainFakes.leaf
+    found = []
+    find = ValueLayouts.find
     monkeypatch.setattr(
-        PlainFakes,
-        "leaf",
-        lambda self, *args: short.append(make(self, *args)) or short[-1],
+        ValueLayouts, "find", lambda self, d: found.append(find(self, d)) or found[-1]
     )
     fakes = [converter.from_desc(d) for d in records]
-    assert sum(found is not None for found in short) >= 6
+    assert sum(layout is not None for layout in found) >= 6
     storages = [t.untyped_storage()._cdata for t in fakes if not t._is_view()]
     assert len(set(storages)) == len(storages) - 1  # `y.detach()` is on that of `y`
 
@@ -112,7 +111,7 @@ def test_what_a_layout_does_not_say_is_kept(change):
     if second.dtype != first.dtype:
         first = msgspec.structs.replace(first, dtype=second.dtype)
     both = []
-    for converter_of in (MetaConverter, WalkConverter):
+    for converter_of in (MetaConverter, UncachedConverter):
         mode = FakeTensorMode(shape_env=tfk.restore(tfk.snapshot(env)))
         converter = converter_of(mode, symbols="keep")
         kept = converter.from_desc(first)
@@ -152,66 +151,9 @@ def test_the_storage_of_another_tensor_is_no_part_of_a_layout():
     storage = msgspec.structs.replace(first.storage, id=101)
     alone = msgspec.structs.replace(other, id=102, storage=storage, **row)
     both = []
-    for converter_of in (MetaConverter, WalkConverter):
+    for converter_of in (MetaConverter, UncachedConverter):
         mode = FakeTensorMode(shape_env=tfk.restore(tfk.snapshot(env)))
         converter = converter_of(mode, symbols="keep")
         fakes = [converter.from_desc(d) for d in (first, shared, alone)]
         both.append([facts(t) for t in fakes])
     assert both[0] == both[1]
-
-
-def test_inputs_of_static_shape_take_the_short_way(monkeypatch):
-    """Parameters, buffers and marked tensors; each is what the long way makes."""
-    marked, static = torch.empty(4, 2), torch.empty(2)
-    torch._dynamo.maybe_mark_dynamic(marked, 0)
-    torch._dynamo.mark_static_address(static)
-    real = [
-        torch.empty(3, 4),
-        torch.nn.Parameter(torch.empty(5)),
-        torch.nn.Buffer(torch.empty(2, 2)),
-        marked,
-        static,
-        marked.t(),
-        torch.empty(0),
-    ]
-    describer = tfk.MetaTensorDescriber()
-    records = [describer.describe_tensor(t) for t in real]
-    assert sum(d.marks is not None for d in records) >= 2
-    short = []
-    make = PlainFakes.leaf
-    monkeypatch.setattr(
-        PlainFakes,
-        "leaf",
-        lambda self, *args: short.append(make(self, *args)) or short[-1],
-    )
-    found = []
-    for converter_of in (MetaConverter, WalkConverter):
-        mode = FakeTensorMode(shape_env=ShapeEnv())
-        converter = converter_of(mode, symbols="keep")
-        fakes = [converter.from_desc(d) for d in records]
-        found.append(
-            (
-                list(map(facts, fakes)),
-                relations(fakes),
-                [{k: v for k, v in vars(t).items() if k != "fake_mode"} for t in fakes],
-                tfk.snapshot(mode.shape_env),
-            )
-        )
-    assert found[0] == found[1]
-    assert sum(made is not None for made in short) == 6
-
-
-def test_what_is_tracked_of_a_scalar_input_is_not_forgotten():
-    """The ``item()`` of an input without dims is the same symbol on both ways."""
-    t = torch.tensor(2.5, dtype=torch.float64)
-    found = []
-    for converter_of in (MetaConverter, WalkConverter):
-        mode = FakeTensorMode(shape_env=ShapeEnv())
-        mode.from_tensor(t, source=LocalSource("s"))
-        converter = converter_of(mode, symbols="keep")
-        describer = tfk.MetaTensorDescriber()
-        converter.from_desc(describer.describe_tensor(torch.empty(2)))  # the device is known then
-        fake = converter.from_desc(describer.describe_tensor(t, source=LocalSource("s")))
-        found.append((str(fake.item_memo), tfk.snapshot(mode.shape_env)))
-    assert found[0] == found[1]
-    assert found[0][0] != "None"

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import torch
 from converted_checks import assert_same, contexts, in_place, relations
-from converter_modes import WalkConverter, dynamic_mode
+from converter_modes import UncachedConverter, dynamic_mode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import DTYPES, is_refusal_of_torch, tensor_groups, without_refusals_of_torch
@@ -65,7 +65,9 @@ def without_number(fake: Any) -> Any:
     return fake
 
 
-@given(tensor_groups(resize=False, dtypes=DTYPES), st.sampled_from([MetaConverter, WalkConverter]))
+@given(
+    tensor_groups(resize=False, dtypes=DTYPES), st.sampled_from([MetaConverter, UncachedConverter])
+)
 def test_static_fakes_equal_torchs(
     group: list[torch.Tensor], converter_of: type[MetaConverter]
 ) -> None:
@@ -106,7 +108,7 @@ def test_describing_a_static_fake_gives_its_record(group: list[torch.Tensor]) ->
 
 
 @settings(max_examples=60)
-@given(st.data(), tensor_groups(resize=False), st.sampled_from([MetaConverter, WalkConverter]))
+@given(st.data(), tensor_groups(resize=False), st.sampled_from([MetaConverter, UncachedConverter]))
 def test_symbolic_fakes_equal_torchs(
     data: Any, group: list[torch.Tensor], converter_of: type[MetaConverter]
 ) -> None:
@@ -139,7 +141,7 @@ def test_symbolic_fakes_equal_torchs(
 
 
 @pytest.mark.parametrize("size", [(0,), (0, 3), (3, 0), (1,), (4, 3)])
-@pytest.mark.parametrize("converter_of", [MetaConverter, WalkConverter])
+@pytest.mark.parametrize("converter_of", [MetaConverter, UncachedConverter])
 def test_a_gradient_beside_a_hint_override_is_refused_by_name(
     size: tuple[int, ...], converter_of: type[MetaConverter]
 ) -> None:
@@ -236,7 +238,7 @@ def without_storage(d: MetaTensorDesc) -> MetaTensorDesc:
     )
 
 
-@pytest.mark.parametrize("converter_of", [MetaConverter, WalkConverter])
+@pytest.mark.parametrize("converter_of", [MetaConverter, UncachedConverter])
 @pytest.mark.parametrize("view", [lambda t: t[1:], lambda t: t.t(), lambda t: t.chunk(2, 1)[1]])
 @pytest.mark.parametrize("kind", [DimDynamic.DYNAMIC, DimDynamic.UNBACKED])
 def test_bases_of_views_get_symbols_as_torchs(
@@ -290,7 +292,7 @@ UNUSUAL_VIEWS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("converter_of", [MetaConverter, WalkConverter])
+@pytest.mark.parametrize("converter_of", [MetaConverter, UncachedConverter])
 @pytest.mark.parametrize("symbolic", [True, False])
 @pytest.mark.parametrize("name", UNUSUAL_VIEWS)
 def test_unusual_views(name: str, symbolic: bool, converter_of: type[MetaConverter]) -> None:
@@ -315,7 +317,7 @@ def test_gradients_flow_through_a_rebuilt_view() -> None:
     """Autograd's record of a view and its leaf is sound: a backward gives the leaf a gradient."""
     p = torch.nn.Parameter(torch.empty(3, 4))
     describer = MetaTensorDescriber()
-    for converter_of in (MetaConverter, WalkConverter):
+    for converter_of in (MetaConverter, UncachedConverter):
         mode = FakeTensorMode()
         converter = converter_of(mode)
         leaf = converter.from_desc(describer.describe_tensor(p))
@@ -400,7 +402,7 @@ def test_a_condition_to_specialize_on_is_a_function_again() -> None:
 
 
 @pytest.mark.parametrize("device", ["cuda:1", "cuda:0", "xpu:0", "mps:0", "hpu:2", "meta"])
-@pytest.mark.parametrize("converter_of", [MetaConverter, WalkConverter])
+@pytest.mark.parametrize("converter_of", [MetaConverter, UncachedConverter])
 def test_devices_that_this_machine_lacks(device: str, converter_of: type[MetaConverter]) -> None:
     """A record from another machine's device rebuilds here, views and gradients included."""
     d = tfk.describe_tensor(torch.nn.Parameter(torch.empty(4, 4)).t())
@@ -422,7 +424,7 @@ def test_history_is_there_and_not_to_be_run() -> None:
     """A non-leaf's stand-in is a non-leaf; backward through it is an error that says why."""
     x = torch.empty(3, requires_grad=True)
     d = tfk.describe_tensor(x * 2)
-    for converter_of in (MetaConverter, WalkConverter):
+    for converter_of in (MetaConverter, UncachedConverter):
         mode = FakeTensorMode()
         fake = converter_of(mode).from_desc(d)
         with mode, pytest.raises(RuntimeError, match="Tried to backward"):

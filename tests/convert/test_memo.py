@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import torch
 from converted_checks import assert_same
-from converter_modes import WalkConverter, dynamic_mode
+from converter_modes import UncachedConverter, dynamic_mode
 from torch._dynamo.source import LocalSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -100,7 +100,7 @@ def test_one_off_records_share_the_symbols_of_one_shape_env() -> None:
     assert sizes[0] == sizes[1] != sizes[2]
 
 
-@pytest.mark.parametrize("converter_of", [MetaConverter, WalkConverter])
+@pytest.mark.parametrize("converter_of", [MetaConverter, UncachedConverter])
 def test_records_of_two_describers_are_told_apart_where_they_are_equal(
     converter_of: type[MetaConverter],
 ) -> None:
@@ -137,7 +137,7 @@ OTHER: dict[str, tuple[torch.Tensor, torch.Tensor, str]] = {
 """Pairs of tensors that differ in one thing, and what the error says of it."""
 
 
-@pytest.mark.parametrize("converter_of", [MetaConverter, WalkConverter])
+@pytest.mark.parametrize("converter_of", [MetaConverter, UncachedConverter])
 @pytest.mark.parametrize("name", OTHER)
 def test_a_known_id_with_another_content_is_an_error(
     name: str, converter_of: type[MetaConverter]
@@ -153,7 +153,7 @@ def test_a_known_id_with_another_content_is_an_error(
     assert "same id" in str(error.value)
 
 
-@pytest.mark.parametrize("converter_of", [MetaConverter, WalkConverter])
+@pytest.mark.parametrize("converter_of", [MetaConverter, UncachedConverter])
 def test_a_known_storage_of_another_size_or_device_is_an_error(
     converter_of: type[MetaConverter],
 ) -> None:
@@ -208,7 +208,7 @@ def test_active_modes_are_not_in_the_way() -> None:
     plain = MetaConverter(FakeTensorMode()).from_desc(d)
 
     def check(*_: Any) -> torch.Tensor:
-        for converter_of in (MetaConverter, WalkConverter):
+        for converter_of in (MetaConverter, UncachedConverter):
             assert_same(converter_of(FakeTensorMode()).from_desc(d), plain)
             base = converter_of(FakeTensorMode()).from_desc(d.base)
             assert_same(base, plain._base)

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
-from converter_modes import WalkConverter
+from converter_modes import UncachedConverter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._dynamo.source import AttrSource, EphemeralSource, LocalSource
@@ -81,7 +81,7 @@ def test_the_short_way_gives_what_the_plain_way_gives(
         for t, source, policy in inputs
     ]
     envs, made = [], []
-    for converter_of in (WalkConverter, MetaConverter):
+    for converter_of in (UncachedConverter, MetaConverter):
         mode = FakeTensorMode(shape_env=ShapeEnv())
         converter = converter_of(mode)
         fakes = [converter.from_desc(d) for d in records]
@@ -107,7 +107,7 @@ def test_many_symbols_are_those_of_the_plain_way() -> None:
         describer.describe_tensor(torch.empty(4, 5), source=LocalSource(f"x{i}"))
         for i in range(200)
     ]
-    for converter_of in (WalkConverter, MetaConverter):
+    for converter_of in (UncachedConverter, MetaConverter):
         mode = FakeTensorMode(shape_env=ShapeEnv())
         converter = converter_of(mode)
         kept = [converter.from_desc(d, symbolic_context=policy) for d in records[:100]]
@@ -127,7 +127,7 @@ def test_many_symbols_are_those_of_the_plain_way() -> None:
 def test_symbols_tell_the_users_line() -> None:
     """Of the tensor that was made while a frontend knew it, and of no other."""
     told = []
-    for converter_of in (WalkConverter, MetaConverter):
+    for converter_of in (UncachedConverter, MetaConverter):
         mode = FakeTensorMode(shape_env=ShapeEnv())
         converter, describer = converter_of(mode), tfk.MetaTensorDescriber()
         policy = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * 2)
@@ -147,7 +147,7 @@ def test_symbols_tell_the_users_line() -> None:
 def test_sizes_that_were_replaced_are_replaced_in_storages() -> None:
     """Once a guard has made two symbols one, storages are of that one, as in the plain way."""
     made = []
-    for converter_of in (WalkConverter, MetaConverter):
+    for converter_of in (UncachedConverter, MetaConverter):
         mode = FakeTensorMode(shape_env=ShapeEnv())
         converter, describer = converter_of(mode), tfk.MetaTensorDescriber()
         fakes = []
@@ -197,7 +197,7 @@ def test_logs_tell_of_every_symbol(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_recorded_shape_env_sees_every_event() -> None:
     """A ShapeEnv that records its events has torch's own, to be replayed."""
     events = []
-    for converter_of in (WalkConverter, MetaConverter):
+    for converter_of in (UncachedConverter, MetaConverter):
         mode = FakeTensorMode(shape_env=ShapeEnv(should_record_events=True))
         make_two(mode, converter_of=converter_of)
         events.append([event.name for event in mode.shape_env.events])

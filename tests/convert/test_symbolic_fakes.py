@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from converter_modes import WalkConverter
+from converter_modes import UncachedConverter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_size_symbols import described, layout, state
@@ -96,7 +96,7 @@ def test_repeated_layouts_are_what_torch_makes(
         for t, source, policy in repeated
     ]
     envs, made = [], []
-    for way in ("torch", WalkConverter, MetaConverter):
+    for way in ("torch", UncachedConverter, MetaConverter):
         mode = FakeTensorMode(shape_env=ShapeEnv())
         if isinstance(way, str):
             fakes = [
@@ -162,7 +162,7 @@ def test_a_trace_takes_sizes_of_the_tensor_that_is_asked() -> None:
 def test_a_size_that_was_specialized_is_no_longer_symbolic() -> None:
     """What the ShapeEnv has learned since the prototype was made holds for the next tensor."""
     made = []
-    for converter_of in (MetaConverter, WalkConverter):
+    for converter_of in (MetaConverter, UncachedConverter):
         env = ShapeEnv()
         describer = tfk.MetaTensorDescriber()
         converter = converter_of(FakeTensorMode(shape_env=env))
@@ -201,7 +201,7 @@ def test_symbols_that_were_rolled_back_are_made_anew() -> None:
 def test_settings_of_the_shape_env(more: dict[str, Any]) -> None:
     """Events are recorded as ever, and without duck shapes no symbol is shared."""
     made = []
-    for converter_of in (MetaConverter, WalkConverter):
+    for converter_of in (MetaConverter, UncachedConverter):
         env = ShapeEnv(**more)
         fakes = fakes_of([torch.empty(4, 5) for _ in range(4)], env, converter_of=converter_of)
         made.append([*map(layout, fakes), *facts(env), [event.name for event in env.events]])
@@ -212,7 +212,7 @@ def test_settings_of_the_shape_env(more: dict[str, Any]) -> None:
 def test_other_kinds_of_dims(dim: DimDynamic) -> None:
     """Dynamic dims get a symbol each; static ones are integers."""
     made = []
-    for converter_of in (MetaConverter, WalkConverter):
+    for converter_of in (MetaConverter, UncachedConverter):
         env = ShapeEnv()
         fakes = fakes_of([torch.empty(4, 5) for _ in range(4)], env, dim, converter_of=converter_of)
         made.append([*map(layout, fakes), *facts(env)])
@@ -222,7 +222,7 @@ def test_other_kinds_of_dims(dim: DimDynamic) -> None:
 def test_a_stateful_context_remembers_the_symbols() -> None:
     """Under the names of the sources, as torch puts them there."""
     caches = []
-    for converter_of in (MetaConverter, WalkConverter):
+    for converter_of in (MetaConverter, UncachedConverter):
         env = ShapeEnv()
         describer = tfk.MetaTensorDescriber()
         converter = converter_of(FakeTensorMode(shape_env=env))
@@ -344,7 +344,7 @@ def test_views_are_what_torch_makes(way: int, grad: bool, base_grad: bool) -> No
         for t, source, policy in inputs
     ]
     found = []
-    for way in ("torch", WalkConverter, MetaConverter):
+    for way in ("torch", UncachedConverter, MetaConverter):
         mode = FakeTensorMode(shape_env=ShapeEnv())
         if isinstance(way, str):
             fakes: list[Any] = [
@@ -394,7 +394,7 @@ def test_views_like_others_note_what_grad_mode_theirs_were_made_in(
         describer.describe_tensor(t, source=LocalSource(f"x{i}")) for i, t in enumerate(tensors)
     ]
     found = []
-    for converter_of in (WalkConverter, MetaConverter):
+    for converter_of in (UncachedConverter, MetaConverter):
         converter = converter_of(FakeTensorMode(shape_env=ShapeEnv()))
         with torch.set_grad_enabled(around == "grad"):
             fakes: list[Any] = [converter.from_desc(d) for d in records]

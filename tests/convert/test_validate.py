@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from converter_modes import WalkConverter
+from converter_modes import UncachedConverter
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
@@ -64,7 +64,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"
 def test_unsound_records_are_refused(change: dict[str, Any], message: str) -> None:
     """A record that no tensor gave is an error that says what is wrong, from both paths."""
     d = msgspec.structs.replace(MetaTensorDescriber().describe_tensor(torch.empty(2, 3)), **change)
-    for converter_of in (MetaConverter, WalkConverter):
+    for converter_of in (MetaConverter, UncachedConverter):
         converter = converter_of(FakeTensorMode())
         converter.from_desc(
             msgspec.structs.replace(MetaTensorDescriber().describe_tensor(torch.empty(1)), id=99)

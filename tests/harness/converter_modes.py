@@ -20,15 +20,15 @@ class GeneralDescriber(MetaTensorDescriber):
         return None
 
 
-class WalkConverter(MetaConverter):
-    """Makes every tensor by the walk of its builder, and every symbol by torch's ``ShapeEnv``."""
+class UncachedConverter(MetaConverter):
+    """Makes every layout anew, and every symbol by torch's ``ShapeEnv``."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         if self._sizes is not None:
             self._sizes.fresh = None
 
-    def _plain(self, *_: Any) -> None:
+    def _known_layout(self, *_: Any) -> None:
         return None
 
 

@@ -57,5 +57,5 @@ def resize(d: MetaTensorDesc, storage: torch.UntypedStorage, *, symbolic: bool) 
     if symbolic:
         if isinstance(nbytes, int) and nbytes == 0:
             storage.resize_(0)
-    elif d.subclass is None and storage.nbytes() != (n := concrete_int(nbytes, where_of(d))):
-        storage.resize_(n)
+    elif d.subclass is None and storage.nbytes() != nbytes:
+        storage.resize_(concrete_int(nbytes, where_of(d)))

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from torch_fakeify.compat import torch_dispatch, torch_fakes, torch_symbols
-from torch_fakeify.compat.torch_dispatch import empty_strided, no_dispatch_guard
 from torch_fakeify.compat.torch_dynamo import dynamo_source
 from torch_fakeify.encoding.views.eager_strides import (
     hints_differ,
@@ -27,9 +26,9 @@ from torch_fakeify.encoding.views.eager_strides import (
 )
 from torch_fakeify.errors import ConvertError
 
-from .context_checks import has_geometry, is_static, matches_base
+from .context_checks import is_static, matches_base
 from .fake_tensors import META
-from .meta_tensors import empty_meta
+from .meta_tensors import suppressed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from torch_fakeify.compat.torch_dynamo import Source
     from torch_fakeify.compat.torch_symbols import ShapeEnv, SymbolicContext
 
-    from .sizes import Geometry
+    from .size_symbols import Geometry
 
 _aten: Any = torch.ops.aten
 _NOTHING: AbstractContextManager[Any] = nullcontext()
@@ -70,9 +69,8 @@ class SparseLayout(NamedTuple):
 class TensorBuilder(ABC):
     """Builds tensors from descriptions, with symbols of a ``ShapeEnv`` or static shapes.
 
-    `_convert` returns the cached tensor or calls, in this order: `_name_source`, `_make`, which
-    chooses by `_kind`, `_attach_grad`, `_finish` and `_cache_made`. A dense tensor is made by
-    `_geometry`, `_dtype`, `_meta`, `_wrap` and, with a history, `_with_history`.
+    `_convert` returns the cached tensor or that of `_build`, which calls, in this order:
+    `_name_source`, `_make`, which chooses by `_kind`, `_attach_grad`, `_finish` and `_cache_made`.
     """
 
     _shape_env: ShapeEnv | None
@@ -114,16 +112,6 @@ class TensorBuilder(ABC):
 
     @abstractmethod
     def _sparse(self, d: Any) -> SparseLayout: ...
-
-    @abstractmethod
-    def _nbytes(self, d: Any) -> Any:
-        """The size of the storage in bytes."""
-
-    @abstractmethod
-    def _cached_storage(self, d: Any) -> torch.UntypedStorage | None: ...
-
-    @abstractmethod
-    def _cache_storage(self, d: Any, storage: torch.UntypedStorage) -> None: ...
 
     @abstractmethod
     def _wrap(self, d: Any, make_meta: Callable[[], torch.Tensor]) -> Any:
@@ -201,8 +189,10 @@ class TensorBuilder(ABC):
 
     def _convert(self, d: Any, source: Source | None, context: SymbolicContext | None) -> Any:
         cached = self._find_cached(d)
-        if cached is not None:
-            return cached
+        return self._build(d, source, context) if cached is None else cached
+
+    def _build(self, d: Any, source: Source | None, context: SymbolicContext | None) -> Any:
+        """Make the tensor of a description, with its gradient and attributes, and cache it."""
         if source is None and self._shape_env is not None:
             source = self._name_source(d)
         inference: AbstractContextManager[Any] = nullcontext()
@@ -248,66 +238,11 @@ class TensorBuilder(ABC):
 
     # --- dense ----------------------------------------------------------------------------------
 
+    @abstractmethod
     def _dense(
         self, d: Any, kind: Kind, source: Source | None, context: SymbolicContext | None
     ) -> tuple[Any, torch.Tensor | None]:
-        """A tensor that is no view, and the meta tensor on its storage."""
-        geometry = self._geometry(d, source, context)
-        dtype = self._dtype(d)
-
-        def make_meta() -> torch.Tensor:
-            if kind is Kind.NO_STORAGE:
-                return empty_strided(geometry.size, geometry.stride, dtype=dtype, device=META)
-            return self._meta(d, geometry, dtype)
-
-        meta: Any = None
-        guard = no_dispatch_guard()
-        try:
-            meta = make_meta()
-        except RuntimeError as error:
-            if self._shape_env is not None:
-                raise
-            raise ConvertError(
-                "torch makes no tensor of these sizes, strides and storage",
-                where=self._where(d),
-                found=str(error).partition("\n")[0],
-            ) from error
-        finally:
-            del guard
-        made = self._wrap(d, lambda: meta)
-        return self._with_grad(d, made, meta), meta
-
-    def _meta(self, d: Any, geometry: Geometry, dtype: torch.dtype) -> torch.Tensor:
-        """The meta tensor, on the storage with the recorded id; called without Python dispatch."""
-        size, stride, offset = geometry
-        shared = self._cached_storage(d)
-        offset_is_zero = (
-            offset == 0 if isinstance(offset, int) else torch_symbols.guard_or_false(offset == 0)
-        )
-        if shared is None and offset_is_zero:
-            meta = empty_meta(self._shape_env, size, stride, dtype)
-            shared = meta.untyped_storage()
-        else:
-            if shared is None:
-                shared = self._new_storage(d)
-            # That the sizes fit the storage is a fact of the tensor described, no guard.
-            with self._suppressed():
-                meta = self._meta_on(shared, geometry, dtype)
-        self._cache_storage(d, shared)
-        return meta
-
-    def _meta_on(
-        self, storage: torch.UntypedStorage, geometry: Geometry, dtype: torch.dtype
-    ) -> torch.Tensor:
-        """A meta tensor on a storage that there is."""
-        size, stride, offset = geometry
-        return torch.empty(0, dtype=dtype, device=META).set_(storage, offset, size, stride)
-
-    def _new_storage(self, d: Any) -> torch.UntypedStorage:
-        nbytes = self._nbytes(d)
-        if isinstance(nbytes, int):
-            return torch.UntypedStorage(nbytes, device=META)
-        return torch.empty((nbytes,), dtype=torch.uint8, device=META).untyped_storage()
+        """A tensor that is no view, and the meta tensor on its storage if views need it."""
 
     def _with_grad(self, d: Any, made: Any, meta: torch.Tensor | None) -> Any:
         """Set ``requires_grad``, and return a non-leaf where the description has one."""
@@ -383,33 +318,9 @@ class TensorBuilder(ABC):
 
     # --- wrapper subclasses ---------------------------------------------------------------------
 
+    @abstractmethod
     def _wrapper(self, d: Any, source: Source | None, context: SymbolicContext | None) -> Any:
         """A wrapper subclass that is no view."""
-        geometry = self._geometry(d, source, context)
-        made = self._with_grad(d, self._empty_wrapper(d, geometry, source, context), None)
-        self._share_storage(d, made, geometry)
-        return made
-
-    def _share_storage(self, d: Any, made: Any, geometry: Geometry) -> None:
-        """Set a wrapper's storage to the one with its recorded id, where torch does so."""
-        if torch_fakes.WHOLE_STORAGES:
-            return
-        shared = self._cached_storage(d)
-        if shared is None and has_geometry(made, geometry):
-            self._cache_storage(d, made.untyped_storage())
-            return
-        if shared is None:
-            shared = self._new_storage(d)
-            self._cache_storage(d, shared)
-        # A wrapper's storage has no bytes; it identifies the wrapper's aliases.
-        with torch.no_grad(), self._suppressed(), self._in_kernel(made):
-            made.set_(shared, geometry.storage_offset, geometry.size, geometry.stride)
-
-    @staticmethod
-    def _in_kernel(made: Any) -> AbstractContextManager[Any]:
-        """Inside, operators run on the tensor itself, on the device ``meta``."""
-        mode = torch_fakes.maybe_get_fake_mode(made)
-        return nullcontext() if mode is None else torch_fakes.in_kernel_invocation_manager(mode)
 
     def _empty_wrapper(
         self, d: Any, geometry: Geometry, source: Source | None, context: SymbolicContext | None
@@ -501,10 +412,10 @@ class TensorBuilder(ABC):
                 base_context = context.view_base_context  # type: ignore[attr-defined]
         with fresh_unbacked:
             base = self._convert(d.base, base_source, base_context)
+        replayed = Kind.SUBCLASS in (self._kind(d), self._kind(d.base))
         # Views are made also where autograd is switched off around this call.
-        with torch_dispatch.views_tracked(True):
-            is_wrapper = torch_fakes.is_traceable_wrapper_subclass(base)
-            replayed = is_wrapper or self._kind(d) is Kind.SUBCLASS
+        untracked = torch_dispatch.key_excluded(torch_dispatch.DispatchKey.ADInplaceOrView)
+        with torch_dispatch.views_tracked(True) if untracked else _NOTHING:
             with self._view_operator_mode(base, d, replayed=replayed):
                 made = self._view_of(base, d, source, context, replayed=replayed)
             torch_dispatch.set_creation_meta(made, self._creation_meta(d))
@@ -677,5 +588,4 @@ class TensorBuilder(ABC):
     # --- parts ----------------------------------------------------------------------------------
 
     def _suppressed(self) -> AbstractContextManager[Any]:
-        env: Any = self._shape_env
-        return nullcontext() if env is None or env._suppress_guards_tls() else env.suppress_guards()
+        return suppressed(self._shape_env)

@@ -9,7 +9,7 @@ from torch_fakeify.compat import torch_symbols
 if TYPE_CHECKING:
     from torch_fakeify.compat.torch_symbols import SymbolicContext
 
-    from .sizes import Geometry
+    from .size_symbols import Geometry
 
 
 def has_geometry(made: Any, geometry: Geometry) -> bool:

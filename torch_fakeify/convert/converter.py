@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
-from torch_fakeify._weak_table import removal_callback
-from torch_fakeify.compat import torch_dispatch, torch_symbols
+from torch_fakeify._weak_table import Entry, removal_callback
+from torch_fakeify.compat import torch_dispatch
 from torch_fakeify.compat.arguments import check_mode, check_policy
-from torch_fakeify.compat.torch_dispatch import no_dispatch_guard
+from torch_fakeify.compat.torch_dispatch import empty_strided, no_dispatch_guard
 from torch_fakeify.compat.torch_dynamo import dynamo_source
 from torch_fakeify.compat.torch_fakes import FakeTensor, FakeTensorMode
 from torch_fakeify.encoding.contexts import Contexts
@@ -26,31 +26,38 @@ from torch_fakeify.encoding.meshes import Meshes
 from torch_fakeify.encoding.nested_ints import NestedInts
 from torch_fakeify.encoding.sources import DecodeMemo, decode_source
 from torch_fakeify.errors import ConvertError, check_choice
-from torch_fakeify.records.tensor import ContextDesc, NestedIntDesc, SymDesc, SymValue, owner_of
+from torch_fakeify.records.tensor import NestedIntDesc, SymDesc, SymValue, owner_of
 
 from .attributes import resize, set_attributes, set_inner_marks
 from .builder import Kind, TensorBuilder
 from .dtype_views import can_be_viewed_as, layout_to_cast, view_as_dtype
 from .fake_tensors import (
+    DTYPES,
+    META,
     FakeDevice,
     MetaDispatchMode,
     attach_grad,
     dtype_of,
     neutral_dispatch_state,
 )
-from .memo import StorageMemo, TensorEntry
-from .meta_tensors import strided_on
-from .plain_fakes import PlainFakes
-from .sizes import Geometry, SizeMaker, SymbolPolicy, all_static, concrete_int, with_strides
+from .meta_tensors import ValueLayout, ValueLayouts, meta_of
+from .size_symbols import Geometry
+from .sizes import (
+    SizeMaker,
+    SymbolPolicy,
+    all_static,
+    concrete_int,
+    is_symbolic,
+    with_strides,
+)
+from .storages import Storages
 from .tracked_items import tracked_item
 from .validate import (
     KINDS,
     LAYOUTS,
     check_describer,
-    check_numbers,
     check_record,
     check_same,
-    check_same_storage,
     sparse_layout,
     view_mismatch,
     where_of,
@@ -67,7 +74,14 @@ if TYPE_CHECKING:
 
     from .builder import SparseLayout
 
-    _Policy = SymbolicContext | ContextDesc | None
+
+class _TensorEntry(Entry):
+    """A cached fake tensor; the key is the id of its record, the value the record."""
+
+    __slots__ = ("meta",)
+
+    meta: torch.Tensor | None
+    """The meta tensor on the same storage; ``None`` for views."""
 
 
 class MetaConverter(TensorBuilder):
@@ -110,9 +124,8 @@ class MetaConverter(TensorBuilder):
         # A mode of static shapes makes no symbols, but may have some to keep.
         static = mode.static_shapes and symbols != "keep"
         self._shape_env: ShapeEnv | None = None if static else mode.shape_env
-        self._tensors: dict[int, TensorEntry] = {}
+        self._tensors: dict[int, _TensorEntry] = {}
         self._forget: Any = removal_callback(self._tensors)
-        self._storages = StorageMemo()
         self._devices: dict[str, FakeDevice] = {}
         self._sizes: SizeMaker | None = None
         self._nested_ints = NestedInts(mode, keep=keep_nested_ints)
@@ -121,17 +134,14 @@ class MetaConverter(TensorBuilder):
         if self._shape_env is not None:
             nested = self._nested_ints
             self._sizes = SizeMaker(self._shape_env, symbols, nested=nested)
+        self._storages = Storages(self._shape_env, self._sizes)
         self._symbols: SymbolPolicy = symbols
         self._sources = DecodeMemo() if sources is None else sources
         self._contexts = Contexts(self._sources)
         self._meta_dispatch = MetaDispatchMode(self.mode)
-        self._plain_fakes = PlainFakes(
-            self._shape_env,
-            self._sizes,
-            self._storages,
-            self._meta_dispatch,
-            self._with_history,
-        )
+        self._value_source: Source | None = None
+        """Of values that bind no symbols."""
+        self._layouts = None if self._shape_env is None else ValueLayouts(self._shape_env)
         self._unnamed = itertools.count()
         self.has_alias_fakes = False
         """Whether other tensors have the ids of inputs, as in `transfer.graph_values`."""
@@ -163,77 +173,32 @@ class MetaConverter(TensorBuilder):
             check_policy(source, symbolic_context, ConvertError)
         if (fake := self._find_cached(d)) is not None:
             return fake
-        policy: SymbolicContext | ContextDesc | None = symbolic_context
+        context = symbolic_context
         if self._shape_env is None:
-            if policy is not None:
+            if context is not None:
                 raise ConvertError(
                     "a mode with static shapes takes no symbolic context", where=where_of(d)
                 )
         else:
             source = source or self._source_of(d)
             if self._symbols != "keep":  # else policies are not used
-                policy = policy or self._policy_of(d)
-        if (fake := self._plain(d, source, policy)) is not None:
-            return fake
+                context = context or self._contexts.of(d.symbolic_context)
         with neutral_dispatch_state(self._interpreters.cleared):
-            if isinstance(policy, ContextDesc):
-                policy = self._context_of(d)
-            fake = self._walk(d, source, policy)
+            fake = self._build(d, source, context)
             if self._shape_env is not None and d.scalar_hint is not None and source is not None:
-                self._track_item(fake, d, source, policy)
+                self._track_item(fake, d, source, context)
             return fake
 
     def value_of_known_layout(self, d: MetaTensorDesc) -> FakeTensor | None:
-        """Return the fake tensor of an operator's plain result whose layout was converted before.
+        """Return the fake tensor of a graph's value if one of its layout was converted before.
 
-        Args:
-            d: the record of a fake tensor.
+        The two share the nodes of their sizes.
         """
-        if not d.is_fake or d.is_view or d.id in self._tensors:
+        if self._layouts is None or self._layouts.find(d) is None:
             return None
-        made = self._plain_fakes.leaf(d, self._device, None, None, is_value=True)
-        if made is None:
-            return None
-        self._cache_made(d, *made)
-        return made[0]
-
-    # --- plain tensors --------------------------------------------------------------------------
-
-    def _plain(
-        self, d: MetaTensorDesc, source: Source | None, policy: SymbolicContext | ContextDesc | None
-    ) -> FakeTensor | None:
-        """A plain dense tensor or view; ``None`` for all others.
-
-        Args:
-            d: the record.
-            source: of the tensor.
-            policy: a symbolic context, or the record of a stateless one.
-        """
-        if not d.is_view:
-            made = self._plain_fakes.leaf(d, self._device, source, policy)
-            if made is None:
-                return None
-            self._cache_made(d, *made)
-            return made[0]
-        record = d.base
-        if record is None or not self._plain_fakes.can_be_viewed(d):
-            return None
-        check_numbers(d)
-        base = self._find_cached(record)
-        if base is None:
-            base = self._plain(
-                record,
-                None if source is None else dynamo_source().AttrSource(source, "_base"),
-                getattr(policy, "view_base_context", None),
-            )
-        meta = None if base is None else self._tensors[record.id].meta
-        if base is None or meta is None:
-            return None
-        with self._suppressed():
-            fake = self._plain_fakes.view(d, base, meta, self._device(d), source, policy)
-        if fake is not None:
-            self._cache_made(d, fake, None)
-        return fake
+        if self._value_source is None:
+            self._value_source = dynamo_source().ConstantSource("__fakeify_value")
+        return self.from_desc(d, source=self._value_source)
 
     # --- fields of a record ---------------------------------------------------------------------
 
@@ -265,7 +230,7 @@ class MetaConverter(TensorBuilder):
         return fake
 
     def _cache_made(self, d: MetaTensorDesc, made: Any, meta: torch.Tensor | None) -> None:
-        entry = TensorEntry(made, self._forget)
+        entry = _TensorEntry(made, self._forget)
         entry.key, entry.value, entry.meta = d.id, d, meta
         self._tensors[d.id] = entry
         if self._first_record is None and owner_of(d) is not None:
@@ -287,7 +252,7 @@ class MetaConverter(TensorBuilder):
         return KINDS[d.layout]
 
     def _dtype(self, d: MetaTensorDesc) -> torch.dtype:
-        return dtype_of(d.dtype, where_of(d))
+        return DTYPES.get(d.dtype) or dtype_of(d.dtype, where_of(d))
 
     def _layout(self, d: MetaTensorDesc) -> torch.layout:
         return LAYOUTS[d.layout]
@@ -296,6 +261,8 @@ class MetaConverter(TensorBuilder):
         self, d: MetaTensorDesc, source: Source | None, context: SymbolicContext | None
     ) -> Geometry:
         if self._sizes is None:
+            if not is_symbolic(d):
+                return Geometry(d.size, d.stride, d.storage_offset)  # type: ignore[arg-type]
             where = where_of(d)
             return Geometry(
                 tuple(self._static(n, where) for n in d.size),
@@ -325,43 +292,14 @@ class MetaConverter(TensorBuilder):
     def _sparse(self, d: MetaTensorDesc) -> SparseLayout:
         return sparse_layout(d)
 
-    def _nbytes(self, d: MetaTensorDesc) -> Any:
-        assert d.storage is not None
-        if isinstance(d.storage.nbytes, int):
-            return d.storage.nbytes
-        if self._sizes is None:
-            return concrete_int(d.storage.nbytes, f"storage {d.storage.id}")
-        return self._sizes.carry(d, (d.storage.nbytes,))[0]
-
-    def _cached_storage(self, d: MetaTensorDesc) -> torch.UntypedStorage | None:
-        found = self._storages.get(d)
-        if found is None:
-            return None
-        check_same_storage(found[1], d)
-        return found[0]
-
-    def _cache_storage(self, d: MetaTensorDesc, storage: torch.UntypedStorage) -> None:
-        self._storages.add(d, storage)
-
     def _creation_meta(self, d: MetaTensorDesc) -> Any:
         return getattr(torch_dispatch.CreationMeta, d.creation_meta or "DEFAULT")
 
-    def _convert(
+    def _build(
         self, d: MetaTensorDesc, source: Source | None, context: SymbolicContext | None
     ) -> Any:
-        if d.id not in self._tensors:
-            fake = self._plain(d, source, context)
-            if fake is not None:
-                return fake
-        return self._walk(d, source, context)
-
-    def _walk(
-        self, d: MetaTensorDesc, source: Source | None, context: SymbolicContext | None
-    ) -> Any:
-        """The tensor of any record, by `builder.TensorBuilder`."""
-        if d.id not in self._tensors:
-            check_record(d)
-        return super()._convert(d, source, context)
+        check_record(d)
+        return super()._build(d, source, context)
 
     # --- how tensors are made -------------------------------------------------------------------
 
@@ -373,25 +311,52 @@ class MetaConverter(TensorBuilder):
         finally:
             del guard
 
-    def _meta(self, d: MetaTensorDesc, geometry: Geometry, dtype: torch.dtype) -> torch.Tensor:
-        if not d.is_fake:
-            return super()._meta(d, geometry, dtype)
-        # Guards on the sizes of a fake tensor were added when it was made.
-        has_own_storage = self._cached_storage(d) is None
-        with self._suppressed():
-            meta = super()._meta(d, geometry, dtype)
-        if has_own_storage:
-            self._plain_fakes.add(d, meta)
-        return meta
-
-    def _meta_on(
-        self, storage: torch.UntypedStorage, geometry: Geometry, dtype: torch.dtype
-    ) -> torch.Tensor:
+    def _dense(
+        self, d: MetaTensorDesc, kind: Kind, source: Source | None, context: SymbolicContext | None
+    ) -> tuple[Any, torch.Tensor | None]:
+        """A tensor that is no view, and the meta tensor on its storage."""
+        geometry = self._known_layout(d, source) or self._geometry(d, source, context)
+        dtype, device = self._dtype(d), self._device(d)
+        guard = no_dispatch_guard()
         try:
-            return super()._meta_on(storage, geometry, dtype)
-        except torch_symbols.GuardOnDataDependentSymNode:
-            # `set_` asks whether strides without hints are contiguous.
-            return strided_on(storage, geometry, dtype)
+            if isinstance(geometry, ValueLayout):
+                meta = meta_of(geometry.size, geometry.stride, dtype, geometry.nbytes)
+                self._storages.add(d, meta.untyped_storage())
+            elif kind is Kind.NO_STORAGE:
+                meta = empty_strided(geometry.size, geometry.stride, dtype=dtype, device=META)
+            else:
+                meta = self._meta(d, geometry, dtype)
+            made = device.wrap(meta)
+        except RuntimeError as error:
+            if self._shape_env is not None:
+                raise
+            raise ConvertError(
+                "torch makes no tensor of these sizes, strides and storage",
+                where=self._where(d),
+                found=str(error).partition("\n")[0],
+            ) from error
+        finally:
+            del guard
+        return self._with_grad(d, made, meta), meta
+
+    def _known_layout(self, d: MetaTensorDesc, source: Source | None) -> ValueLayout | None:
+        """The layout of a graph's value, if one like it was converted before."""
+        if self._layouts is None or d.source is not None or d in self._storages:
+            return None
+        if self._symbols != "keep" and source is not self._value_source:
+            return None  # an input, whose sizes have nodes of their own
+        return self._layouts.find(d)
+
+    def _meta(self, d: MetaTensorDesc, geometry: Geometry, dtype: torch.dtype) -> torch.Tensor:
+        if self._layouts is None or not d.is_fake:
+            return self._storages.meta_tensor(d, geometry, dtype)
+        # Guards on the sizes of a fake tensor were added when it was made.
+        has_own_storage = d not in self._storages
+        with self._suppressed():
+            meta = self._storages.meta_tensor(d, geometry, dtype)
+        if has_own_storage:
+            self._layouts.add(d, meta)
+        return meta
 
     def _operator_mode(self, d: MetaTensorDesc) -> AbstractContextManager[Any]:
         device = self._device(d)
@@ -623,7 +588,8 @@ class MetaConverter(TensorBuilder):
             made = super()._inner_wrapper(d, source, context)
         if d.requires_grad:
             made.requires_grad = True
-        self._share_storage(d, made, Geometry(made.size(), made.stride(), made.storage_offset()))
+        geometry = Geometry(made.size(), made.stride(), made.storage_offset())
+        self._storages.share(d, made, geometry)
         self._finish(d, made, source)
         if self._shape_env is None:  # else, as an input, it gets symbols of its own
             self._cache_made(d, made, None)
@@ -644,7 +610,9 @@ class MetaConverter(TensorBuilder):
     def _wrapper(
         self, d: MetaTensorDesc, source: Source | None, context: SymbolicContext | None
     ) -> Any:
-        made = super()._wrapper(d, source, context)
+        geometry = self._geometry(d, source, context)
+        made = self._with_grad(d, self._empty_wrapper(d, geometry, source, context), None)
+        self._storages.share(d, made, geometry)
         if not d.is_leaf:  # its inner tensors were replaced when it got a history
             set_inner_marks(d, made)
         return made
@@ -663,17 +631,6 @@ class MetaConverter(TensorBuilder):
 
     def _source_of(self, d: MetaTensorDesc) -> Source | None:
         return None if d.source is None else decode_source(d.source, memo=self._sources)
-
-    def _context_of(self, d: MetaTensorDesc) -> SymbolicContext | None:
-        return self._contexts.of(d.symbolic_context)
-
-    def _policy_of(self, d: MetaTensorDesc) -> SymbolicContext | ContextDesc | None:
-        """The symbolic context, or its record if it and that of the base are stateless."""
-        record = d.symbolic_context
-        if record is None or record.kind != "stateless":
-            return self._context_of(d)
-        base = record.view_base_context
-        return record if base is None or base.kind == "stateless" else self._context_of(d)
 
     def _device(self, d: MetaTensorDesc) -> FakeDevice:
         if d.device not in self._devices:

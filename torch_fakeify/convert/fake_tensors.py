@@ -217,6 +217,12 @@ _REPLAYED = frozenset(
 )
 
 
+def in_kernel(made: Any) -> AbstractContextManager[Any]:
+    """Inside, operators run on the meta tensor of a fake tensor, on the device ``meta``."""
+    mode = torch_fakes.maybe_get_fake_mode(made)
+    return nullcontext() if mode is None else torch_fakes.in_kernel_invocation_manager(mode)
+
+
 def attach_grad(made: torch.Tensor, grad: torch.Tensor, where: str) -> None:
     """Assign the gradient of a fake tensor.
 

@@ -6,7 +6,8 @@ the sizes are not negative. Sizes that are backed symbols with positive lower bo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import sympy
 import torch
@@ -14,12 +15,19 @@ import torch
 from torch_fakeify.compat import torch_dispatch
 from torch_fakeify.compat.torch_dispatch import empty_strided, make_subclass, make_wrapper_subclass
 from torch_fakeify.compat.torch_symbols import ShapeEnv, SymNode
+from torch_fakeify.records.predicates import is_plain_whole
+from torch_fakeify.records.tensor import SymDesc
 
 from .fake_tensors import META
 from .size_symbols import is_symbol_creation_observed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
+
+    from torch_fakeify.records.tensor import IntLike, MetaTensorDesc
+
+    from .size_symbols import Geometry
 
 
 class _SizeCarrier(torch.Tensor):
@@ -52,21 +60,22 @@ def meta_of(
     return make_subclass(torch.Tensor, carrier)
 
 
-def empty_meta(
-    shape_env: ShapeEnv | None, size: Sequence[Any], stride: Sequence[Any], dtype: torch.dtype
-) -> torch.Tensor:
+def empty_meta(shape_env: ShapeEnv | None, geometry: Geometry, dtype: torch.dtype) -> torch.Tensor:
     """A meta tensor on a new storage, equal to that of ``torch.empty_strided``.
 
     The caller has switched off dispatch to Python.
     """
     env: Any = shape_env
-    if env is not None and not is_symbol_creation_observed(env):
+    size, stride, itemsize = geometry.size, geometry.stride, dtype.itemsize
+    cached = geometry.nbytes
+    nbytes = None if cached is None else cached.get(itemsize)
+    if env is not None and nbytes is None and not is_symbol_creation_observed(env):
         sizes, strides = (tuple(map(_expr_and_hint, of)) for of in (size, stride))
-        nbytes = storage_nbytes(env, sizes, strides, dtype.itemsize)
-        if nbytes is not None:
-            return meta_of(
-                size, stride, dtype, torch.SymInt(SymNode(nbytes[0], env, int, nbytes[1]))
-            )
+        nbytes = storage_nbytes(env, sizes, strides, itemsize)
+        if cached is not None:
+            cached[itemsize] = nbytes
+    if nbytes is not None:
+        return meta_of(size, stride, dtype, torch.SymInt(SymNode(nbytes[0], env, int, nbytes[1])))
     return empty_strided(size, stride, dtype=dtype, device=META)
 
 
@@ -126,9 +135,65 @@ def _is_positive(shape_env: Any, expr: Any) -> bool:
 
 
 def strided_on(
-    storage: torch.UntypedStorage, geometry: tuple[Any, Any, Any], dtype: torch.dtype
+    storage: torch.UntypedStorage, geometry: Geometry, dtype: torch.dtype
 ) -> torch.Tensor:
     """Return a meta tensor of any size, stride and offset on a storage, without a question about them."""
     empty = torch.empty(0, dtype=dtype, device=META).set_(storage, 0, (0,), (1,))
     with torch_dispatch.views_tracked(False):
-        return empty.as_strided(*geometry)
+        return empty.as_strided(*geometry[:3])
+
+
+def suppressed(shape_env: Any) -> AbstractContextManager[Any]:
+    """Inside, questions about sizes add no guards to the ``ShapeEnv``, if there is one."""
+    if shape_env is None or shape_env._suppress_guards_tls():
+        return nullcontext()
+    return shape_env.suppress_guards()
+
+
+class ValueLayout(NamedTuple):
+    """Sizes, strides and storage size that the fake values of one layout share."""
+
+    size: Any
+    stride: Any
+    nbytes: torch.SymInt
+    records: tuple[Any, ...]
+    """Strong references to the records whose ids are in the key."""
+
+
+class ValueLayouts:
+    """Cache of the layouts of a graph's values, over existing or carried symbols.
+
+    Tracers identify an input's sizes by their nodes, so that inputs have layouts of their own.
+    """
+
+    def __init__(self, shape_env: ShapeEnv) -> None:
+        self._env = shape_env
+        self._layouts: dict[Any, ValueLayout] = {}
+
+    def find(self, d: MetaTensorDesc) -> ValueLayout | None:
+        """Return the layout of a plain value that fills its storage, if one like it was added."""
+        if not d.is_fake or not is_plain_whole(d):
+            return None
+        return self._layouts.get(_key_of(d))
+
+    def add(self, d: MetaTensorDesc, meta: torch.Tensor) -> None:
+        """Add the layout of a meta tensor that was made from a record."""
+        if not is_plain_whole(d) or is_symbol_creation_observed(self._env):
+            return
+        size, stride = tuple(meta.size()), meta.stride()
+        nbytes: Any = meta.untyped_storage().nbytes()
+        symbolic: list[Any] = [n for n in (*size, *stride, nbytes) if type(n) is not int]
+        if type(nbytes) is not int and all(
+            type(n.node) is SymNode and type(n.node.hint) is int for n in symbolic
+        ):
+            self._layouts[_key_of(d)] = ValueLayout(size, stride, nbytes, (d.size, d.stride))
+
+
+def _key_of(d: MetaTensorDesc) -> tuple[Any, ...]:
+    env = d.symbols[0].shape_env if d.symbols else None
+    return d.dtype, env, _number_key(d.size), _number_key(d.stride)
+
+
+def _number_key(numbers: tuple[IntLike, ...]) -> tuple[Any, ...]:
+    """Key of numbers: integers by value, symbolic ones by the identity of their expression."""
+    return tuple([(id(n.expr), n.hint, type(n.hint)) if type(n) is SymDesc else n for n in numbers])

@@ -36,7 +36,7 @@ from torch_fakeify.compat.torch_symbols import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import ItemsView, Sequence
 
     from torch_fakeify.compat.torch_dynamo import Source
     from torch_fakeify.compat.torch_symbols import SymbolicContext
@@ -76,6 +76,16 @@ def _writes(handler: logging.Handler) -> bool:
     )
 
 
+class Geometry(NamedTuple):
+    """Sizes, strides and storage offset in elements."""
+
+    size: tuple[int | torch.SymInt, ...]
+    stride: tuple[int | torch.SymInt, ...]
+    storage_offset: int | torch.SymInt
+    nbytes: dict[int, tuple[Any, int] | None] | None = None
+    """Cache of the tensors of one layout: storage sizes in bytes, by the bytes of an element."""
+
+
 class SizeEntry(NamedTuple):
     """A size, stride or offset for which a symbol was requested."""
 
@@ -88,14 +98,23 @@ class SizeEntry(NamedTuple):
     """End of the name of its source, after the name of the tensor's source."""
 
 
-class FreshGeometry(NamedTuple):
-    """Sizes, strides and storage offset: integers, or expressions with their hints."""
+class _Layout(NamedTuple):
+    """Sizes, strides and storage offset that tensors of one policy share.
+
+    Each is an integer, or an expression with its hint.
+    """
 
     size: tuple[Any, ...]
     stride: tuple[Any, ...]
     storage_offset: Any
     requests: tuple[SizeEntry, ...]
     """The requests for symbols in torch's order, without those of 0 and 1."""
+    symbols: ItemsView[int, sympy.Symbol]
+    """By their values."""
+    version: int
+    """Version of the ``ShapeEnv``'s replacements."""
+    nbytes: dict[int, tuple[Any, int] | None]
+    """As in `Geometry`."""
 
 
 class _SymbolRequest(NamedTuple):
@@ -110,10 +129,15 @@ class _SymbolRequest(NamedTuple):
 
 
 class FreshSizes:
-    """Makes symbols of one ``ShapeEnv``, equal to those that torch makes."""
+    """Makes symbols of one ``ShapeEnv``, equal to those that torch makes.
+
+    Under a policy of duck sizes, the second tensor of a layout has the symbols of the first, with
+    sources of its own.
+    """
 
     def __init__(self, shape_env: ShapeEnv) -> None:
         self._env: Any = shape_env
+        self._layouts: dict[Any, _Layout] = {}
         self._range: Any = None
         """Value range of every new symbol, once one was made."""
         self._own_slocs: tuple[Any, Any] | None = None
@@ -125,57 +149,58 @@ class FreshSizes:
 
     def make(
         self,
-        size: Sequence[int],
-        stride: Sequence[int],
+        size: tuple[int, ...],
+        stride: tuple[int, ...],
         storage_offset: int,
         source: Source,
         context: SymbolicContext | None,
-    ) -> tuple[Any, Any, Any] | None:
+    ) -> Geometry | None:
         """Sizes, strides and storage offset, or ``None`` where torch has to make them.
 
         Method: ``ShapeEnv._create_symbolic_sizes_strides_storage_offset``, torch 2.13.
         """
-        ndim = len(size)
+        env, ndim = self._env, len(size)
         dims = (_DUCK,) * ndim if context is None else common_dims(context, ndim)
-        if dims is None:
+        if dims is None or is_symbol_creation_observed(env):
             return None
-        made = self.make_dims(size, stride, storage_offset, source, dims, context)
-        return None if made is None else self.numbers(made)
+        cache: _Cache | None = None
+        if type(context) is StatefulSymbolicContext:
+            cache = context.shape_env_to_source_to_symbol_cache.setdefault(id(env), {})
+            if cache:
+                return None  # made before: torch looks its symbols up
+        key = dims, size, stride, storage_offset
+        layout = self._layouts.get(key)
+        if (
+            layout is not None
+            and layout.version == env._replacements_version_counter
+            and layout.symbols <= env.val_to_var.items()
+        ):
+            self._record_reuse(layout.requests, source, cache)
+        else:
+            layout = self._new_layout(size, stride, storage_offset, source, dims, cache)
+            if _DYNAMIC not in dims:
+                self._layouts[key] = layout
+        number = self._number
+        return Geometry(
+            tuple([number(n) for n in layout.size]),
+            tuple([number(n) for n in layout.stride]),
+            number(layout.storage_offset),
+            layout.nbytes,
+        )
 
-    def numbers(self, made: FreshGeometry) -> tuple[Any, Any, Any]:
-        """Sizes, strides and storage offset as integers and new symbolic sizes."""
-        number = self.number
-        offset = number(made.storage_offset)
-        return tuple(map(number, made.size)), tuple(map(number, made.stride)), offset
-
-    def number(self, n: Any) -> int | torch.SymInt:
+    def _number(self, n: Any) -> int | torch.SymInt:
         """An integer as it is, an expression with its hint as a new symbolic size."""
         return n if type(n) is int else torch.SymInt(SymNode(n[0], self._env, int, n[1]))
 
-    def make_dims(
+    def _new_layout(
         self,
         size: Sequence[int],
         stride: Sequence[int],
         storage_offset: int,
         source: Source,
         dims: Dims,
-        context: object,
-    ) -> FreshGeometry | None:
-        """Sizes, strides and storage offset for known dynamic dims, or ``None``.
-
-        Args:
-            size: the sizes.
-            stride: the strides.
-            storage_offset: the storage offset.
-            source: of the tensor.
-            dims: policy of each dim.
-            context: the symbolic context; a stateful one caches the symbols.
-        """
-        if is_symbol_creation_observed(self._env):
-            return None
-        cache = self.cache_of(context)
-        if cache:
-            return None  # made before: torch looks its symbols up
+        cache: _Cache | None,
+    ) -> _Layout:
         rest = _STATIC if all(dim is _STATIC for dim in dims) else _DUCK
         prop = self._property
         request = _SymbolRequest(source, cache, [], [])
@@ -185,31 +210,26 @@ class FreshSizes:
         ]
         strides = self._strides(size, stride, sizes, rest, request)
         offset = self._expr(storage_offset, rest, prop.STORAGE_OFFSET, None, request)
-        return FreshGeometry(
-            tuple(map(_number, sizes, size)),
-            tuple(map(_number, strides, stride)),
-            _number(offset, storage_offset),
+        symbols = {part.value: part.symbol for part in request.parts if part.symbol.is_Symbol}
+        return _Layout(
+            tuple(map(_with_hint, sizes, size)),
+            tuple(map(_with_hint, strides, stride)),
+            _with_hint(offset, storage_offset),
             tuple(request.parts),
+            symbols.items(),
+            self._env._replacements_version_counter,
+            {},
         )
 
-    def cache_of(self, context: Any) -> _Cache | None:
-        """Cache of a stateful context for this environment, by the name of a source.
-
-        Not for observed symbols: a checkpoint records the caches of contexts before they change.
-        """
-        if type(context) is not StatefulSymbolicContext:
-            return None
-        return context.shape_env_to_source_to_symbol_cache.setdefault(id(self._env), {})
-
-    def record_reuse(
-        self, requests: tuple[SizeEntry, ...], source: Source, cache: dict[str, Any] | None
+    def _record_reuse(
+        self, requests: tuple[SizeEntry, ...], source: Source, cache: _Cache | None
     ) -> None:
         """Record in the ``ShapeEnv`` that another tensor has the symbols of an earlier one.
 
         Args:
             requests: for the symbols of the earlier tensor.
             source: of the other tensor.
-            cache: of a stateful context; see `cache_of`.
+            cache: of a stateful context, by the name of a source.
         """
         for prop, dim, _, symbol, suffix in requests:
             part = self._part(source, prop, dim, suffix)
@@ -324,7 +344,7 @@ class FreshSizes:
         env.symbol_guard_counter[symbol] = 0
 
 
-def _number(expr: Any, hint: int) -> Any:
+def _with_hint(expr: Any, hint: int) -> Any:
     return int(expr) if isinstance(expr, sympy.Integer) else (expr, hint)
 
 

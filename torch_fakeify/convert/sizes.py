@@ -10,7 +10,8 @@ unifies symbols of equal hints and loses expressions.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 import sympy
@@ -34,7 +35,7 @@ from torch_fakeify.encoding.exprs import decode_expr
 from torch_fakeify.errors import ConvertError
 from torch_fakeify.records.tensor import NestedIntDesc, SymDesc
 
-from .size_symbols import FreshSizes, is_symbol_creation_observed
+from .size_symbols import FreshSizes, Geometry, is_symbol_creation_observed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,14 +55,6 @@ class HasSymbols(Protocol):
     def symbols(self) -> tuple[SymbolFactDesc, ...]:
         """Facts of the ``ShapeEnv`` about its symbols."""
         ...
-
-
-class Geometry(NamedTuple):
-    """Sizes, strides and storage offset in elements."""
-
-    size: tuple[int | torch.SymInt, ...]
-    stride: tuple[int | torch.SymInt, ...]
-    storage_offset: int | torch.SymInt
 
 
 def concrete_int(n: IntLike, where: str) -> int:
@@ -85,11 +78,15 @@ def concrete_int(n: IntLike, where: str) -> int:
 
 def is_symbolic(d: MetaTensorDesc) -> bool:
     """Whether a size, stride or the storage offset of the record is symbolic."""
-    return not (
-        type(d.storage_offset) is int
-        and all(type(n) is int for n in d.size)
-        and all(type(n) is int for n in d.stride)
-    )
+    return not are_ints(*d.size, *d.stride, d.storage_offset)
+
+
+def are_ints(*numbers: object) -> bool:
+    """Whether all numbers are Python integers, none of them symbolic."""
+    return _INT.issuperset(map(type, numbers))
+
+
+_INT = frozenset((int,))
 
 
 def with_strides(d: MetaTensorDesc) -> MetaTensorDesc:
@@ -151,14 +148,18 @@ class SizeMaker:
         """
         if self._uses_existing(d):
             return self.existing_geometry(d)
-        symbolic = is_symbolic(d)
-        if symbolic and _has_nested(d):  # a jagged tensor, which was no fake
-            return self._by_policy(d, self._live, source, context)
-        if not symbolic and d.is_fake and context is None:
-            return Geometry(d.size, d.stride, d.storage_offset)  # type: ignore[arg-type]
-        if symbolic and (context is None or self._has_unbacked(d, context)):
+        if not is_symbolic(d):
+            if d.is_fake and context is None:
+                return Geometry(d.size, d.stride, d.storage_offset)  # type: ignore[arg-type]
+            return self._by_policy(d, d.size, d.stride, d.storage_offset, source, context)
+        if _has_nested(d):  # a jagged tensor, which was no fake
+            number: Callable[[IntLike], Any] = self._live
+        elif context is None or self._has_unbacked(d, context):
             return self._carry_over(d, source, context)
-        return self._by_policy(d, lambda n: concrete_int(n, source.name), source, context)
+        else:
+            number = partial(concrete_int, where=source.name)
+        size, stride = tuple(map(number, d.size)), tuple(map(number, d.stride))
+        return self._by_policy(d, size, stride, number(d.storage_offset), source, context)
 
     def _live(self, n: Any) -> Any:
         """A number or hint of a record; a nested int becomes one of this process."""
@@ -244,17 +245,17 @@ class SizeMaker:
     def _by_policy(
         self,
         d: MetaTensorDesc,
-        number: Callable[[IntLike], Any],
+        size: tuple[Any, ...],
+        stride: tuple[Any, ...],
+        offset: Any,
         source: Source,
         context: SymbolicContext | None,
     ) -> Geometry:
-        size, stride = tuple(map(number, d.size)), tuple(map(number, d.stride))
-        offset = number(d.storage_offset)
-        overrides = {} if d.marks is None else dict(d.marks.hint_overrides)
-        if self.fresh is not None and not overrides and not _has_nested(d):
+        overrides = None if d.marks is None else dict(d.marks.hint_overrides)
+        if self.fresh is not None and not overrides and are_ints(*size, *stride, offset):
             fresh = self.fresh.make(size, stride, offset, source, context)
             if fresh is not None:
-                return Geometry(*fresh)
+                return fresh
         made = self._env._create_symbolic_sizes_strides_storage_offset(
             size,
             stride,
@@ -262,7 +263,7 @@ class SizeMaker:
             [False] * len(size),
             source,
             symbolic_context=context,
-            hint_overrides=None if d.marks is None else overrides,
+            hint_overrides=overrides,
         )
         return Geometry(*made)
 
@@ -282,6 +283,8 @@ class SizeMaker:
         Raises:
             ConvertError: it has not.
         """
+        if not is_symbolic(d):
+            return Geometry(d.size, d.stride, d.storage_offset)  # type: ignore[arg-type]
 
         def existing(n: IntLike) -> Any:
             if isinstance(n, int):

@@ -18,6 +18,7 @@ from torch_fakeify.records.id_owners import (
 
 from .builder import Kind, SparseLayout
 from .fake_tensors import dtype_of
+from .sizes import are_ints
 
 if TYPE_CHECKING:
     from torch_fakeify.records.tensor import MetaTensorDesc, SparseDesc
@@ -65,7 +66,7 @@ def check_record(d: MetaTensorDesc) -> None:
         _check_sparse(d, d.sparse, where_of(d))
     elif d.storage is None and d.layout == "strided" and d.functorch is None:
         raise ConvertError("a strided tensor has a storage", where=where_of(d), found="none")
-    check_numbers(d)
+    _check_numbers(d)
     if d.is_view != (d.base is not None):
         raise ConvertError("a view and a base belong together", where=where_of(d))
     if not d.is_leaf and not d.requires_grad:
@@ -85,7 +86,7 @@ def check_record(d: MetaTensorDesc) -> None:
         )
 
 
-def check_numbers(d: MetaTensorDesc) -> None:
+def _check_numbers(d: MetaTensorDesc) -> None:
     """Raises for sizes, strides, an offset or a storage that no tensor can have."""
     if len(d.size) != len(d.stride) and d.sparse is None:
         raise ConvertError(
@@ -95,7 +96,8 @@ def check_numbers(d: MetaTensorDesc) -> None:
             found=f"{len(d.stride)}",
         )
     nbytes = 0 if d.storage is None else d.storage.nbytes
-    ints = [n for n in (*d.size, *d.stride, d.storage_offset, nbytes) if isinstance(n, int)]
+    numbers: Any = (*d.size, *d.stride, d.storage_offset, nbytes)
+    ints = numbers if are_ints(*numbers) else [n for n in numbers if isinstance(n, int)]
     if ints and (min(ints) < 0 or max(ints) > _MAX_INT):
         raise ConvertError(
             "a size is out of range",

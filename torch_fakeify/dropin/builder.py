@@ -19,8 +19,8 @@ from torch_fakeify.compat.torch_dynamo import dynamo_source
 from torch_fakeify.convert.builder import Kind, SparseLayout, TensorBuilder
 from torch_fakeify.convert.context_checks import has_geometry
 from torch_fakeify.convert.dtype_views import view_as_dtype
-from torch_fakeify.convert.fake_tensors import META
-from torch_fakeify.convert.sizes import Geometry
+from torch_fakeify.convert.fake_tensors import META, in_kernel
+from torch_fakeify.convert.size_symbols import Geometry
 from torch_fakeify.encoding.views.eager_strides import identity_view
 
 if TYPE_CHECKING:
@@ -122,8 +122,7 @@ class DropinBuilder(TensorBuilder):
         if source is None or d.dynamo_hint_overrides or any(type(n) is not int for n in numbers):
             return None
         sizes = self._converter._fresh_sizes(shape_env)
-        made = sizes.make(d.size, stride, d.storage_offset, source, context)
-        return None if made is None else Geometry(*made)
+        return sizes.make(d.size, stride, d.storage_offset, source, context)
 
     def _sparse_size(
         self, d: MetaTensorDesc[Any], source: Source | None, context: SymbolicContext | None
@@ -159,15 +158,6 @@ class DropinBuilder(TensorBuilder):
         else:
             indices = require(d.ccol_indices, "t.ccol_indices", " for sparse csc/bsc layout")
         return SparseLayout(d.sparse_dim or 0, d.dense_dim or 0, None, indices.dtype, blocksize)
-
-    def _nbytes(self, d: MetaTensorDesc[Any]) -> Any:
-        return require(d.storage, "t.storage", "").size
-
-    def _cached_storage(self, d: MetaTensorDesc[Any]) -> torch.UntypedStorage | None:
-        return None if d.storage is None else self._converter.storage_memo.get(d.storage.id)
-
-    def _cache_storage(self, d: MetaTensorDesc[Any], storage: torch.UntypedStorage) -> None:
-        self._converter.set_storage_memo(require(d.storage, "t.storage", ""), storage)
 
     def _creation_meta(self, d: MetaTensorDesc[Any]) -> Any:
         return require(d.creation_meta, "t.creation_meta", " for view tensor")
@@ -235,10 +225,10 @@ class DropinBuilder(TensorBuilder):
         shared: Any = converter.meta_storage(
             storage, callback=partial(self._callback, device=d.device)
         )
-        size, stride, offset = geometry
+        size, stride, offset, _ = geometry
         # That the sizes fit the storage is a fact of the tensor described, no guard.
         with torch.no_grad(), self._suppressed():
-            with self._in_kernel(made):
+            with in_kernel(made):
                 made.set_(shared, offset, size, stride)
             if self._copy_data:
                 with torch.no_grad(), no_dispatch():

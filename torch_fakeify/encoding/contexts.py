@@ -212,15 +212,19 @@ class Contexts:
         self._memo = memo
         self._examples: dict[tuple[Any, ...], torch_symbols.SymbolicContext] = {}
         """Contexts that are only copied."""
+        self._stateless: dict[ContextDesc, torch_symbols.SymbolicContext] = {}
         self._cache: dict[int, tuple[ContextDesc, torch_symbols.SymbolicContext]] = {}
 
     def of(self, d: ContextDesc | None) -> torch_symbols.SymbolicContext | None:
-        """The context of a record, the same one at each call."""
+        """The context of a record, the same one at each call; stateless ones of equal records are one."""
         if d is None:
             return None
         found = self._cache.get(id(d))
         if found is None:
-            found = self._cache[id(d)] = d, self.make(d)
+            made = self._stateless.get(d) if d.kind == "stateless" else None
+            found = self._cache[id(d)] = d, self.make(d) if made is None else made
+            if d.kind == "stateless":
+                self._stateless[d] = found[1]
         return found[1]
 
     def make(self, d: ContextDesc) -> torch_symbols.SymbolicContext:
