@@ -41,9 +41,7 @@ from torch.utils._pytree import (
 from torch.utils._pytree import treespec_leaf as leaf_spec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
 
 def find_operator(namespace: str, op: str) -> OpOverloadPacket[Any, Any] | None:
@@ -188,7 +186,6 @@ def field_count(cls: Any) -> int:
 
 
 _KEYS = "Sequence Mapping GetAttr ConvertInt CallMethod InnerTensor DivideBy"
-
 
 PATH_KEYS = tuple(f"{name}Key" for name in _KEYS.split())
 """The classes of the entries of paths to unbacked symbols."""
