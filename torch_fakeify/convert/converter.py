@@ -472,18 +472,16 @@ class MetaConverter(TensorBuilder):
         return size, tuple(self._static(n, where) for n in d.stride)
 
     def _unflatten(self, d: MetaTensorDesc, inner: dict[str, Any], size: Any, stride: Any) -> Any:
-        from torch_fakeify.encoding.subclasses import decode_context as decode_class_context
-        from torch_fakeify.encoding.subclasses import decode_opaques, unflatten
+        from torch_fakeify.encoding import subclasses
 
         record = d.subclass
         assert record is not None
         where = where_of(d)
-        ints, meshes = partial(self._value_of, d), self._meshes
-        inner.update(decode_opaques(record, where=where, ints=ints, meshes=meshes))
-        context = decode_class_context(
-            record, where=where, ints=ints, tensors=self.from_desc, meshes=meshes
-        )
-        return unflatten(record, inner, context, size, stride, where=where)
+        ints = partial(self._value_of, d)
+        decoder = subclasses.context_decoder(record, ints, self.from_desc, self._meshes)
+        inner.update(subclasses.decode_opaques(record, decoder, where=where))
+        context = subclasses.decode_context(record, decoder, where=where)
+        return subclasses.unflatten(record, inner, context, size, stride, where=where)
 
     def _value_of(self, d: MetaTensorDesc, value: Value) -> Any:
         """Decode a symbolic scalar in the context of a subclass; a hook of `values.decode_value`."""
