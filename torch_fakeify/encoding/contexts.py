@@ -13,24 +13,23 @@ import types
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
-from sympy.logic.boolalg import Boolean
 
 from torch_fakeify.compat import torch_symbols
+from torch_fakeify.compat.known_fields import RECORD_FIELDS
 from torch_fakeify.errors import (
     FormatError,
     LimitError,
-    ShapeEnvError,
     UnsupportedValueError,
     class_name,
 )
 from torch_fakeify.records.tensor import ConstraintDesc, ContextDesc, ExprDesc
 
-from .conditions import DIM, RecordedCondition, evaluate_condition
+from .conditions import decode_condition, encode_condition
 from .exprs import decode_expr, encode_expr
 from .sources import MAX_NESTING, decode_source, encode_source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from .sources import DecodeMemo
 
@@ -171,18 +170,9 @@ def _encode_constraint(constraint: Any, where: str) -> ConstraintDesc | None:
     )
 
 
-def _encode_condition(check: Callable[[Any], object], where: str) -> ExprDesc:
-    if isinstance(check, RecordedCondition):
-        return encode_expr(check.condition.xreplace({check.symbol: DIM}))
-    try:
-        return encode_expr(evaluate_condition(check, DIM))
-    except ShapeEnvError as error:
-        raise UnsupportedValueError(
-            error.what,
-            where=f"{where} ({getattr(check, '__qualname__', type(check).__qualname__)})",
-            expected=error.expected,
-            found=error.found,
-        ) from error
+def _encode_condition(check: Any, where: str) -> ExprDesc:
+    name = getattr(check, "__qualname__", type(check).__qualname__)
+    return encode_condition(check, where=f"{where} ({name})", error=UnsupportedValueError)
 
 
 def decode_context(
@@ -190,9 +180,7 @@ def decode_context(
 ) -> torch_symbols.SymbolicContext:
     """A new symbolic context of a record, with an empty symbol cache.
 
-    Args:
-        d: the record.
-        memo: cache of decoded sources; see `decode_source`.
+    ``memo`` is that of `decode_source`.
 
     Raises:
         FormatError: fields do not fit the kind or one another, a dim occurs twice, or a
@@ -280,7 +268,7 @@ def _decode_context(
     if d.specialize_on:
         fields["specialize_on"] = [
             [
-                _decode_condition(each, f"{where}.specialize_on[{i}][{j}]")
+                decode_condition(each, where=f"{where}.specialize_on[{i}][{j}]")
                 for j, each in enumerate(dim)
             ]
             for i, dim in enumerate(_checked_length(d, "specialize_on", where))
@@ -315,24 +303,8 @@ def _decode_context(
     )
 
 
-_SIZES = (
-    "dynamic_sizes",
-    "dynamic_strides",
-    "constraint_sizes",
-    "constraint_strides",
-    "specialize_on",
-    "view_base_context",
-    "shape_ids",
-    "unbacked_bounds",
-)
-_STATEFUL = (*_SIZES, "tensor_source", "excluded_sizes")
-_FIELDS_OF_KIND: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
-    {
-        "stateless": _SIZES,
-        "stateful": _STATEFUL,
-        "subclass": (*_STATEFUL, "inner_contexts", "track_outer_size_stride"),
-        "symint": ("constraint",),
-    }
+_FIELDS_OF_KIND: Mapping[str, frozenset[str]] = types.MappingProxyType(
+    {kind: RECORD_FIELDS[f"{cls.__module__}.{cls.__name__}"] for cls, kind in _KINDS.items()}
 )
 
 
@@ -391,15 +363,3 @@ def _decode_constraint(d: ConstraintDesc | None, where: str) -> Any:
     except (AssertionError, TypeError, torch_symbols.ValueRangeError) as error:
         raise FormatError("a range is empty", where=where, found=str(error)) from error
     return torch_symbols.StrictMinMaxConstraint(warn_only=d.warn_only, vr=value_range)
-
-
-def _decode_condition(d: ExprDesc, where: str) -> RecordedCondition:
-    condition = decode_expr(d)
-    if not isinstance(condition, Boolean) or not condition.free_symbols <= {DIM}:
-        raise FormatError(
-            "a condition to specialize on is no predicate of the size",
-            where=where,
-            expected=f"a comparison of the symbol {DIM}",
-            found=str(condition)[:200],
-        )
-    return RecordedCondition(DIM, condition)
