@@ -15,11 +15,13 @@ Kinds of ``FunctionValue``: ``op`` (``aten.add.Tensor``), ``packet`` (``aten.add
 
 from __future__ import annotations
 
+import builtins
 import enum
 import functools
 import keyword
 import re
 import sys
+from operator import attrgetter
 from types import (
     BuiltinFunctionType,
     FunctionType,
@@ -59,48 +61,28 @@ from .allowlist import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from types import ModuleType
 
     from torch_fakeify.compat.torch_graphs import OpOverload
 
-_CALLABLE_CLASSES: dict[str, type] = {
-    "builtins.bool": bool,
-    "builtins.complex": complex,
-    "builtins.dict": dict,
-    "builtins.float": float,
-    "builtins.int": int,
-    "builtins.list": list,
-    "builtins.range": range,
-    "builtins.set": set,
-    "builtins.slice": slice,
-    "builtins.str": str,
-    "builtins.tuple": tuple,
-    "torch.Event": torch.Event,
-    "torch.Generator": torch.Generator,
-    "torch.Size": torch.Size,
-    "torch.Stream": torch.Stream,
-    "torch.cuda.Event": torch.cuda.Event,
-    "torch.cuda.Stream": torch.cuda.Stream,
-    "torch.device": torch.device,
-    "torch.nn.Buffer": torch.nn.Buffer,
-    "torch.nn.Parameter": torch.nn.Parameter,
+
+def _classes(module: ModuleType, names: str) -> dict[str, type]:
+    """Return classes of a module by their dotted names."""
+    return {f"{module.__name__}.{name}": attrgetter(name)(module) for name in names.split()}
+
+
+_CALLABLE_CLASSES = {
+    **_classes(builtins, "bool complex dict float int list range set slice str tuple"),
+    **_classes(torch, "Event Generator Size Stream cuda.Event cuda.Stream device"),
+    **_classes(torch, "nn.Buffer nn.Parameter"),
 }
 
-_BASIC_CLASSES: dict[str, type] = {
+_BASIC_CLASSES = {
     **_CALLABLE_CLASSES,
+    **_classes(builtins, "bytes frozenset object type"),
+    **_classes(torch, "SymBool SymFloat SymInt dtype finfo iinfo layout memory_format"),
     "builtins.NoneType": type(None),
-    "builtins.bytes": bytes,
     "builtins.ellipsis": type(...),
-    "builtins.frozenset": frozenset,
-    "builtins.object": object,
-    "builtins.type": type,
-    "torch.SymBool": torch.SymBool,
-    "torch.SymFloat": torch.SymFloat,
-    "torch.SymInt": torch.SymInt,
-    "torch.dtype": torch.dtype,
-    "torch.finfo": torch.finfo,
-    "torch.iinfo": torch.iinfo,
-    "torch.layout": torch.layout,
-    "torch.memory_format": torch.memory_format,
 }
 
 _PART = re.compile(r"[A-Za-z0-9_]+")
@@ -163,12 +145,8 @@ def check_attribute(name: str, *, where: str, inner: Iterable[str] = ()) -> str:
     """Return the name if a graph may read an attribute of that name with ``getattr``.
 
     Allowed are the data attributes of tensors, devices, dtypes, streams and the tuples that operators
-    return. Others could lead to the state of the trace, and from there to functions that evaluate text.
-
-    Args:
-        name: the attribute.
-        where: its place, for errors.
-        inner: the inner tensors of the wrapper subclass whose attribute it is.
+    return, and the ``inner`` tensors of a wrapper subclass. Others could lead to the state of the trace,
+    and from there to functions that evaluate text.
 
     Raises:
         UnknownNameError: otherwise.
@@ -617,6 +595,20 @@ def decode_class(name: str, *, where: str = "$") -> type:
     """
     if name in _BASIC_CLASSES:
         return _BASIC_CLASSES[name]
+    cls = known_class(name, where=where)
+    if not _is_value_class(cls):
+        raise UnknownNameError(
+            f"the class {name!r} is no tensor, enum or named tuple class", where=where
+        )
+    return cls
+
+
+def known_class(name: str, *, where: str) -> type:
+    """The class of that name, of any kind, as of `find_class`.
+
+    Raises:
+        UnknownNameError: this process has imported none.
+    """
     cls = find_class(name)
     if cls is None:
         module = name.rpartition(".")[0]
@@ -624,10 +616,6 @@ def decode_class(name: str, *, where: str = "$") -> type:
             f"the class {name!r} is not known in this process",
             where=where,
             fix=f"Run `import {module}` first if you trust it." if _is_dotted(module) else None,
-        )
-    if not _is_value_class(cls):
-        raise UnknownNameError(
-            f"the class {name!r} is no tensor, enum or named tuple class", where=where
         )
     return cls
 
