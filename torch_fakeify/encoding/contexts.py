@@ -6,9 +6,6 @@ defaults are omitted from a record, and so is the symbol cache, which is not par
 
 from __future__ import annotations
 
-import copy
-import dataclasses
-import operator
 import types
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -108,44 +105,6 @@ def _encode_context(ctx: Any, where: str, depth: int) -> ContextDesc:
     return ContextDesc(kind=kind, **fields)
 
 
-class ContextRecords:
-    """Encoder of symbolic contexts that caches records by all fields but the source."""
-
-    def __init__(self) -> None:
-        self._examples: dict[tuple[Any, ...], ContextDesc] = {}
-
-    def of(self, ctx: Any) -> ContextDesc:
-        """The record of a symbolic context; see `encode_context`."""
-        if type(ctx) is not torch_symbols.StatefulSymbolicContext or not _is_simple(ctx):
-            return encode_context(ctx)
-        # Members of an enumeration are immortal, and their hashes are computed in Python.
-        key = (
-            tuple(map(id, ctx.dynamic_sizes)),
-            tuple(map(id, ctx.dynamic_strides)),
-            ctx.excluded_sizes,
-        )
-        cached = self._examples.get(key)
-        if cached is None:
-            cached = self._examples[key] = encode_context(ctx)
-            return cached
-        made = copy.copy(cached)
-        msgspec.structs.force_setattr(made, "tensor_source", encode_source(ctx.tensor_source))
-        return made
-
-
-def _is_simple(ctx: Any) -> bool:
-    """Whether a context has only policies of sizes and strides."""
-    return not (
-        any(ctx.constraint_sizes)
-        or any(ctx.constraint_strides)
-        or any(ctx.specialize_on)
-        or ctx.view_base_context is not None
-        or ctx.shape_ids is not None
-        or ctx.unbacked_bounds is not None
-        or type(ctx.excluded_sizes) is list
-    )
-
-
 def _unless_default(items: tuple[Any, ...], default: object) -> tuple[Any, ...]:
     return () if items.count(default) == len(items) else items
 
@@ -187,55 +146,6 @@ def decode_context(
             constraint lacks its range.
     """
     return _decode_context(d, "symbolic context", 0, memo)
-
-
-class Contexts:
-    """Decoder of symbolic contexts that copies an example where only the source differs.
-
-    Args:
-        memo: cache of decoded sources; see `decode_source`.
-    """
-
-    def __init__(self, memo: DecodeMemo) -> None:
-        self._memo = memo
-        self._examples: dict[tuple[Any, ...], torch_symbols.SymbolicContext] = {}
-        """Contexts that are only copied."""
-        self._cache: dict[int, tuple[ContextDesc, torch_symbols.SymbolicContext]] = {}
-
-    def of(self, d: ContextDesc | None) -> torch_symbols.SymbolicContext | None:
-        """The context of a record, the same one at each call."""
-        if d is None:
-            return None
-        found = self._cache.get(id(d))
-        if found is None:
-            found = self._cache[id(d)] = d, self.make(d)
-        return found[1]
-
-    def make(self, d: ContextDesc) -> torch_symbols.SymbolicContext:
-        """A new context of a record; see `decode_context`."""
-        source = d.tensor_source
-        if d.kind != "stateful" or source is None or d.view_base_context is not None:
-            return decode_context(d, memo=self._memo)
-        if d.specialize_on:  # lists of functions, which belong to one context
-            return decode_context(d, memo=self._memo)
-        key = _all_but_source(d)
-        example = self._examples.get(key)
-        if example is None:
-            example = self._examples[key] = decode_context(d, memo=self._memo)
-        made = object.__new__(torch_symbols.StatefulSymbolicContext)
-        for name in _STATEFUL_FIELDS:
-            value = getattr(example, name)
-            object.__setattr__(made, name, value.copy() if type(value) in (list, dict) else value)
-        object.__setattr__(made, "tensor_source", decode_source(source, memo=self._memo))
-        return made
-
-
-_STATEFUL_FIELDS = tuple(
-    field.name for field in dataclasses.fields(torch_symbols.StatefulSymbolicContext)
-)
-_all_but_source = operator.attrgetter(
-    *[name for name in ContextDesc.__struct_fields__ if name != "tensor_source"]
-)
 
 
 def _decode_context(
