@@ -20,7 +20,7 @@ from torch_fakeify.compat.arguments import check_mode, check_policy
 from torch_fakeify.compat.torch_dispatch import no_dispatch_guard
 from torch_fakeify.compat.torch_dynamo import dynamo_source
 from torch_fakeify.compat.torch_fakes import FakeTensor, FakeTensorMode
-from torch_fakeify.encoding.contexts import Contexts
+from torch_fakeify.encoding.contexts import decode_context
 from torch_fakeify.encoding.interpreters import Interpreters
 from torch_fakeify.encoding.meshes import Meshes
 from torch_fakeify.encoding.nested_ints import NestedInts
@@ -116,14 +116,14 @@ class MetaConverter(TensorBuilder):
         self._devices: dict[str, FakeDevice] = {}
         self._sizes: SizeMaker | None = None
         self._nested_ints = NestedInts(mode, keep=keep_nested_ints)
-        self._interpreters = Interpreters(lambda n: n)
+        self._interpreters = Interpreters()
         self._meshes = Meshes() if meshes is None else meshes
         if self._shape_env is not None:
             nested = self._nested_ints
             self._sizes = SizeMaker(self._shape_env, symbols, nested=nested)
         self._symbols: SymbolPolicy = symbols
         self._sources = DecodeMemo() if sources is None else sources
-        self._contexts = Contexts(self._sources)
+        self._contexts: dict[int, tuple[ContextDesc, SymbolicContext]] = {}
         self._meta_dispatch = MetaDispatchMode(self.mode)
         self._plain_fakes = PlainFakes(
             self._shape_env,
@@ -663,7 +663,15 @@ class MetaConverter(TensorBuilder):
         return None if d.source is None else decode_source(d.source, memo=self._sources)
 
     def _context_of(self, d: MetaTensorDesc) -> SymbolicContext | None:
-        return self._contexts.of(d.symbolic_context)
+        """The context of a record, the same one at each call."""
+        record = d.symbolic_context
+        if record is None:
+            return None
+        found = self._contexts.get(id(record))
+        if found is None:
+            made = decode_context(record, memo=self._sources)
+            found = self._contexts[id(record)] = record, made
+        return found[1]
 
     def _policy_of(self, d: MetaTensorDesc) -> SymbolicContext | ContextDesc | None:
         """The symbolic context, or its record if it and that of the base are stateless."""
