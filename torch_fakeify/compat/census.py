@@ -66,18 +66,19 @@ def take_census() -> Census:
     attributes: dict[str, Mapping[str, int]] = {}
     for dotted, table in TABLES.items():
         here = set[str]()
-        findings += _checked(dotted, lambda d=dotted, t=table, h=here: _new_attributes(d, t, h))
+        findings += _checked(_new_attributes, dotted, table, here)
         counts = Counter(table[name].how for name in here & set(table))
         attributes[_last(dotted)] = MappingProxyType(counts)
     classes = _source_classes()
     for name, cls in classes.items():
-        findings += _new_fields(name, cls, SOURCE_FIELDS.get(name), "a source class")
+        if name in SOURCE_FIELDS:
+            findings += _new_fields(cls, SOURCE_FIELDS[name])
+        else:
+            findings.append(f"{name}: a source class that no table has")
     for dotted, fields in RECORD_FIELDS.items():
-        findings += _checked(
-            dotted, lambda d=dotted, f=fields: _new_fields(_last(d), find(d), f, "")
-        )
+        findings += _checked(lambda d, f: _new_fields(find(d), f), dotted, fields)
     for dotted, members in ENUM_MEMBERS.items():
-        findings += _checked(dotted, lambda d=dotted, m=members: _new_members(d, m))
+        findings += _checked(_new_members, dotted, members)
     return Census(
         len(needed), MappingProxyType(attributes), len(classes), tuple(dict.fromkeys(findings))
     )
@@ -87,10 +88,10 @@ def _last(dotted: str) -> str:
     return dotted.rpartition(".")[2]
 
 
-def _checked(dotted: str, look: Callable[[], Iterator[str]]) -> list[str]:
-    """Return the findings of a check; its failure is a finding too."""
+def _checked(look: Callable[..., Iterator[str]], dotted: str, *tables: Any) -> list[str]:
+    """Return the findings of a check of a name; its failure is a finding too."""
     try:
-        return list(look())
+        return list(look(dotted, *tables))
     except MissingNameError as error:
         return [str(error)]
     except Exception as error:  # noqa: BLE001 - another torch may raise anything
@@ -105,7 +106,7 @@ def _new_attributes(
 ) -> Iterator[str]:
     """Yield the attributes that a table lacks, and add all attributes to ``here``."""
     cls = find(dotted)
-    live = _LIVE[_last(dotted)]()
+    live = _instance(cls, _last(dotted))
     here |= set(getattr(live, "__dict__", ())) | set(getattr(cls, "__slots__", ()))
     with suppress(OSError):  # an installation without sources
         here |= attributes_in_source(cls)
@@ -113,33 +114,18 @@ def _new_attributes(
         yield f"{cls.__name__}.{name}: an attribute that no table has"
 
 
-def _live_env() -> Any:
-    return find(f"{_SHAPES}.ShapeEnv")()
-
-
-def _live_mode() -> Any:
-    return find("torch._subclasses.fake_tensor.FakeTensorMode")(shape_env=_live_env())
-
-
-def _live_node() -> Any:
+def _instance(cls: Any, name: str) -> Any:
+    """Return an instance of a class of `TABLES`."""
+    if name == "TrackedFake":
+        return cls(2, find("torch._dynamo.source.LocalSource")("x"), None)
+    if name == "ShapeEnv":
+        return cls()
+    env = find(f"{_SHAPES}.ShapeEnv")()
+    if name == "FakeTensorMode":
+        return cls(shape_env=env)
     symbols = find("torch.utils._sympy.symbol")
     symbol = symbols.make_symbol(symbols.SymT.SIZE, 0, positive=True, integer=True)
-    return find("torch.fx.experimental.sym_node.SymNode")(symbol, _live_env(), int, 2)
-
-
-def _live_tracked() -> Any:
-    source = find("torch._dynamo.source.LocalSource")("x")
-    return find(f"{_SHAPES}.TrackedFake")(2, source, None)
-
-
-_LIVE: Mapping[str, Callable[[], Any]] = MappingProxyType(
-    {
-        "ShapeEnv": _live_env,
-        "FakeTensorMode": _live_mode,
-        "SymNode": _live_node,
-        "TrackedFake": _live_tracked,
-    }
-)
+    return cls(symbol, env, int, 2)
 
 
 def attributes_in_source(cls: type) -> set[str]:
@@ -248,19 +234,14 @@ def _source_classes() -> dict[str, type[Any]]:
     }
 
 
-def _new_fields(
-    name: str, cls: type[Any], listed: frozenset[str] | None, kind: str
-) -> Iterator[str]:
-    if listed is None:
-        yield f"{name}: {kind} that no table has"
-        return
+def _new_fields(cls: type[Any], listed: frozenset[str]) -> Iterator[str]:
     if dataclasses.is_dataclass(cls):
         fields = [field.name for field in dataclasses.fields(cls)]
     else:
         fields = list(getattr(cls, "_fields", ()))
     for field in fields:
         if field not in listed:
-            yield f"{name}.{field}: a field that no table has"
+            yield f"{cls.__name__}.{field}: a field that no table has"
 
 
 def _new_members(dotted: str, listed: frozenset[str]) -> Iterator[str]:
