@@ -73,7 +73,7 @@ class _SourceClass(msgspec.Struct, frozen=True):
 _LITERALS: Mapping[tuple[str, str], frozenset[type[Any]]] = types.MappingProxyType(
     {("DictGetItemSource", "index"): frozenset({str, int})}
 )
-# Classes with a field that the constructor searches for dots.
+# Classes whose constructor splits the field ``member`` at dots.
 _NAMES = frozenset({"AttrSource", "ParamBufferSource", "UnspecializedParamBufferSource"})
 
 # Fields whose values do not match torch's annotation.
@@ -308,11 +308,6 @@ def _decode_link(
         raise FormatError(
             "a source has the wrong base", where=_where_of(d), expected=expected, found=found
         )
-    if (
-        source_class.bare is not None
-        and (source := _bare(source_class, source_class.bare, d.fields, base)) is not None
-    ):
-        return source
     values: dict[str, Any] = {} if base is None else {"base": base}
     is_plain = True
     for name, value in d.fields:
@@ -334,37 +329,13 @@ def _decode_link(
             name for name in source_class.fields if name in source_class.required - values.keys()
         ]
         raise FormatError("a source lacks a field", where=_where_of(d), expected=missing[0])
+    is_split = d.cls in _NAMES and "." in str(values["member"])
+    if source_class.bare is not None and is_plain and not is_split:
+        # Without the constructor: there are thousands of them in the capture of a model.
+        source = object.__new__(source_class.cls)
+        object.__setattr__(source, "__dict__", source_class.bare | values)  # also of a frozen class
+        return source
     return _construct(source_class, values, d, hashable=is_plain)
-
-
-def _bare(
-    source_class: _SourceClass,
-    defaults: dict[str, Any],
-    recorded: tuple[tuple[str, Value], ...],
-    base: Any,
-) -> Any:
-    """A source made without its constructor; ``None`` unless each field occurs once and is plain.
-
-    There are thousands of them in the capture of a model.
-    """
-    values = defaults.copy()
-    is_name = source_class.cls.__name__ in _NAMES
-    if base is not None:
-        values["base"] = base
-    for name, value in recorded:
-        if type(value) not in source_class.kinds.get(name, ()):
-            return None
-        values[name] = value
-        if is_name and "." in value:  # pyright: ignore[reportOperatorIssue]
-            return None
-    for name in source_class.required:
-        if values[name] is dataclasses.MISSING:
-            return None
-    if len(recorded) > 1 and len(dict(recorded)) < len(recorded):
-        return None
-    source = object.__new__(source_class.cls)
-    object.__setattr__(source, "__dict__", values)  # also of a frozen dataclass
-    return source
 
 
 def _where_of(d: SourceDesc) -> str:
