@@ -15,6 +15,7 @@ import dataclasses
 import enum
 import functools
 from collections.abc import Callable
+from contextlib import suppress
 from types import MemberDescriptorType
 from typing import Any, TypeAlias
 
@@ -80,7 +81,7 @@ def _objection(cls: type, package: str) -> str | None:
     if not all(_is_plain_base(base) for base in cls.__mro__):
         return "it derives from a class that is not written in Python"
     for field in dataclasses.fields(cls):
-        if _is_computed(_class_attribute(cls, field.name)):
+        if _is_descriptor(_class_attribute(cls, field.name), "__set__"):
             return f"its field {field.name} is computed by a property"
     return None
 
@@ -98,15 +99,15 @@ def _class_attribute(cls: type, name: str) -> object:
     return _MISSING
 
 
-def _is_computed(attribute: object) -> bool:
+def _is_descriptor(attribute: object, method: str) -> bool:
+    """Whether a class attribute other than a slot has ``__get__`` or ``__set__``."""
     is_slot = isinstance(attribute, MemberDescriptorType)
-    return not is_slot and names.hasattr_static(type(attribute), "__set__")
+    return not is_slot and names.hasattr_static(type(attribute), method)
 
 
 def _is_behaviour(attribute: object) -> bool:
     """Whether a class attribute is a method or descriptor, which no instance may replace."""
-    is_slot = isinstance(attribute, MemberDescriptorType)
-    return not is_slot and names.hasattr_static(type(attribute), "__get__")
+    return _is_descriptor(attribute, "__get__")
 
 
 def _slots(cls: type) -> dict[str, MemberDescriptorType]:
@@ -207,8 +208,10 @@ def _name(obj: object) -> str:
 def _state(obj: Any, where: str) -> list[tuple[str, object]]:
     """State of an instance: its fields in order, then additional attributes."""
     cls = type(obj)
-    held = {name: _slot_item(slot, obj) for name, slot in _slots(cls).items()}
-    held = {name: item for name, item in held.items() if item is not _MISSING}
+    held: dict[str, object] = {}
+    for name, slot in _slots(cls).items():
+        with suppress(AttributeError):  # not set
+            held[name] = slot.__get__(obj, cls)
     held.update(getattr(obj, "__dict__", {}))
     found: list[tuple[str, object]] = []
     for field in dataclasses.fields(cls):
@@ -232,13 +235,6 @@ def _state(obj: Any, where: str) -> list[tuple[str, object]]:
             )
         found.append((name, item))
     return found
-
-
-def _slot_item(slot: MemberDescriptorType, obj: object) -> object:
-    try:
-        return slot.__get__(obj, type(obj))
-    except AttributeError:  # not set
-        return _MISSING
 
 
 # --- decode ---------------------------------------------------------------------------------------
