@@ -150,9 +150,6 @@ def decode_marks(marks: MarksDesc) -> dict[str, Any]:
     Raises:
         FormatError: a condition's expression is not well-formed.
     """
-    kind = marks.static_input_type
-    if kind is not None and marks == MarksDesc(static_input_type=kind):
-        return {"_dynamo_static_input_type": kind}  # as parameters have
     out: dict[str, Any] = {}
     for attribute, field in _INDICES.items():
         dims: Sequence[int] = getattr(marks, field)
@@ -167,7 +164,6 @@ def decode_marks(marks: MarksDesc) -> dict[str, Any]:
         out["_dynamo_shape_ids"] = dict(marks.shape_ids)
     if marks.static_input_type is not None:
         out["_dynamo_static_input_type"] = marks.static_input_type
-    dims_marked = any(getattr(marks, field) for field in _FLAGGED)
     if marks.hint_overrides or marks.dynamic or marks.unbacked:
         # mark_dynamic and mark_unbacked always set these two; Dynamo's builder and a second
         # mark_dynamic rely on them.
@@ -180,7 +176,7 @@ def decode_marks(marks: MarksDesc) -> dict[str, Any]:
             ]
     if marks.dynamic and "_dynamo_dynamic_range" not in out:
         out["_dynamo_dynamic_range"] = set()
-    if dims_marked:
+    if any(getattr(marks, field) for field in _FLAGGED):
         out[_FLAG] = True
     return out
 

@@ -89,6 +89,14 @@ _PART = re.compile(r"[A-Za-z0-9_]+")
 
 _FUNCTION_TYPES = (BuiltinFunctionType, FunctionType)
 _METHOD_TYPES = (MethodDescriptorType, WrapperDescriptorType, FunctionType)
+CALLABLES = (
+    *_FUNCTION_TYPES,
+    *_METHOD_TYPES,
+    torch_graphs.OpOverload,
+    torch_graphs.OpOverloadPacket,
+    torch_graphs.HigherOrderOperator,
+)
+"""Classes of what `encode_function` names, besides classes."""
 
 
 # --- names that end in generated code or are read as attributes ------------------------------------
@@ -155,7 +163,7 @@ def check_attribute(name: str, *, where: str, inner: Iterable[str] = ()) -> str:
     if _is_plain_member(name):
         if name in inner or name in _data_attributes():
             return name
-        if any(_is_data(vars(cls).get(name)) for cls in _tensor_classes()):
+        if any(isinstance(vars(cls).get(name), _DATA) for cls in _tensor_classes()):
             return name
     raise UnknownNameError(f"the attribute {name!r} may not be read by a graph", where=where)
 
@@ -163,24 +171,17 @@ def check_attribute(name: str, *, where: str, inner: Iterable[str] = ()) -> str:
 _DATA = (property, GetSetDescriptorType, MemberDescriptorType)
 
 
-def _is_data(attribute: object) -> bool:
-    return isinstance(attribute, _DATA)
-
-
 @functools.cache
 def _data_attributes() -> frozenset[str]:
     """Data attributes of other values in graphs, and of ``torch.Tensor``'s bases."""
+    tuples = [cls for cls in vars(torch.return_types).values() if isinstance(cls, type)]
     classes = [
         *torch.Tensor.__mro__, torch.Size, torch.device, torch.dtype, torch.finfo, torch.iinfo,
         torch.Generator, *torch.Stream.__mro__, *torch.Event.__mro__, *torch.cuda.Stream.__mro__,
-        complex, int, range, slice, *_return_types(),
+        complex, int, range, slice, *tuples,
     ]  # fmt: skip
-    found = {n for cls in classes for n, item in vars(cls).items() if _is_data(item)}
+    found = {n for cls in classes for n, item in vars(cls).items() if isinstance(item, _DATA)}
     return NUMPY_ATTRIBUTES | found
-
-
-def _return_types() -> list[type]:
-    return [cls for cls in vars(torch.return_types).values() if isinstance(cls, type)]
 
 
 def _is_plain_member(name: str) -> bool:
@@ -256,19 +257,17 @@ def decode_function(v: FunctionValue, *, where: str = "$") -> Callable[..., Any]
                 return _CALLABLE_CLASSES[v.name]
             raise UnknownNameError(f"the class {v.name!r} may not be called", where=where)
         case "numpy":
-            _check_numpy(v.name, where)
+            if v.name.rpartition(".")[0] not in NUMPY_MODULES:
+                raise UnknownNameError(f"{v.name!r} is not a function of torch._numpy", where=where)
             return torch_dynamo.numpy_wrappers().function(_function(v.name, where))
         case "numpy_method":
             return torch_dynamo.numpy_wrappers().method(_check_numpy_method(v.name, where))
         case "numpy_operator":
-            return torch_dynamo.numpy_wrappers().operator(_numpy_operator(v.name, where))
+            if not v.name.startswith(("operator.", "builtins.")):
+                raise UnknownNameError(f"{v.name!r} is not a Python operator", where=where)
+            return torch_dynamo.numpy_wrappers().operator(_function(v.name, where))
         case _:
             raise FormatError("unknown kind of function", where=where, found=repr(v.kind))
-
-
-def _check_numpy(name: str, where: str) -> None:
-    if name.rpartition(".")[0] not in NUMPY_MODULES:
-        raise UnknownNameError(f"{name!r} is not a function of torch._numpy", where=where)
 
 
 def _check_numpy_method(name: str, where: str) -> str:
@@ -281,12 +280,6 @@ def _check_numpy_method(name: str, where: str) -> str:
 
 def _array_class() -> type:
     return torch_graphs.late_function_modules()["torch._numpy"].ndarray
-
-
-def _numpy_operator(name: str, where: str) -> Callable[..., Any]:
-    if not name.startswith(("operator.", "builtins.")):
-        raise UnknownNameError(f"{name!r} is not a Python operator", where=where)
-    return _function(name, where)
 
 
 def _find_name(fn: object, where: str) -> FunctionValue | None:

@@ -50,7 +50,7 @@ def encode_opaque(obj: object, where: str | None, hook: EncodeHook) -> Value | N
     registration = subclass_registry.find(cls)
     is_registered = registration is not None and registration.encode is not None
     is_spec = class_name(cls) == _SPEC
-    if meshes.is_placement(obj) or is_spec or (is_registered and not _is_tensor(cls)):
+    if meshes.is_placement(obj) or is_spec or (is_registered and not issubclass(cls, torch.Tensor)):
         return ContextEncoder("torch", _parts(obj, hook)).encode(obj, where or "$")
     advice = _advice(obj)
     if advice is None:
@@ -61,10 +61,6 @@ def encode_opaque(obj: object, where: str | None, hook: EncodeHook) -> Value | N
         found=f"an object of {_type_name(obj)}",
         fix=advice,
     )
-
-
-def _is_tensor(cls: type) -> bool:
-    return issubclass(cls, torch.Tensor)
 
 
 def _parts(whole: object, hook: EncodeHook) -> EncodeHook:
@@ -86,17 +82,12 @@ def encode_constant(obj: object, where: str, source: str | None = None) -> Value
         UnsupportedValueError: it has no record.
     """
     try:
-        return encode_value(
-            obj, where=where, hook=Located(lambda part, at: encode_opaque(part, at, _no_hook))
-        )
+        hook = Located(lambda part, at: encode_opaque(part, at, lambda _: None))
+        return encode_value(obj, where=where, hook=hook)
     except UnsupportedValueError as error:
         if source is not None:
             error.where = f"{error.where} ({source})"
         raise
-
-
-def _no_hook(_: object) -> None:
-    return None
 
 
 def _type_name(obj: object) -> str:

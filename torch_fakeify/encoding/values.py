@@ -13,14 +13,12 @@ import enum
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, WrapperDescriptorType
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 from typing_extensions import assert_never
 
-from torch_fakeify.compat import torch_graphs
 from torch_fakeify.errors import (
     FormatError,
     LimitError,
@@ -82,20 +80,9 @@ shares its hash with up to eight others and some 33 floats."""
 
 _PLAIN = frozenset({type(None), bool, int})
 _SCALARS = _PLAIN | {float, str}
-_are_scalars = _SCALARS.issuperset
 
 _UNOWNED = frozenset({TupleValue, ListValue, DictValue})
 """Records that are not passed to hooks, except for their parts."""
-
-_CALLABLES = (
-    BuiltinFunctionType,
-    FunctionType,
-    MethodDescriptorType,
-    WrapperDescriptorType,
-    torch_graphs.OpOverload,
-    torch_graphs.OpOverloadPacket,
-    torch_graphs.HigherOrderOperator,
-)
 
 
 # --- encode ---------------------------------------------------------------------------------------
@@ -214,7 +201,7 @@ def _encode_atom(obj: object, where: str, part: _Part) -> Value:
         return _encode_named_tuple(obj, where, part)
     if isinstance(obj, type):
         return TypeValue(name=names.encode_class(obj, where=where))
-    if isinstance(obj, _CALLABLES):
+    if isinstance(obj, names.CALLABLES):
         return names.encode_function(obj, where=where)
     raise UnsupportedValueError(
         "a value has no record",
@@ -314,7 +301,7 @@ def decode_value(
         case TupleValue():
             return tuple(parts(v.items))
         case DictValue():
-            return _decode_dict(v, where, part, _depth)
+            return _decode_dict(v, where, part)
         case ListValue():
             return immutable_list(parts(v.items)) if v.immutable else parts(v.items)
         case None | bool() | int() | float() | str():
@@ -414,23 +401,7 @@ def _decode_set(v: SetValue, items: list[Any], where: str) -> set[Any] | frozens
     return found if v.frozen else set(found)
 
 
-def _decode_dict(
-    v: DictValue, where: str, part: Callable[[Value, str], Any], depth: int
-) -> dict[Any, Any]:
-    if all([type(key) is str for key, _ in v.items]):  # noqa: C419 - a list is faster
-        # Hashes of strings are randomized.
-        named = {
-            key: item
-            if type(item) in _SCALARS
-            else item.items  # as it is: all the same to a tuple of them
-            if type(item) is TupleValue
-            and depth < MAX_DEPTH
-            and _are_scalars(map(type, item.items))
-            else part(item, f".items[{i}][1]")
-            for i, (key, item) in enumerate(v.items)
-        }
-        if len(named) == len(v.items):
-            return immutable_dict(named) if v.immutable else named
+def _decode_dict(v: DictValue, where: str, part: Callable[[Value, str], Any]) -> dict[Any, Any]:
     keys = [
         k if type(k) in _SCALARS else part(k, f".items[{i}][0]") for i, (k, _) in enumerate(v.items)
     ]
