@@ -79,12 +79,9 @@ def operators_of(gm: torch.fx.GraphModule) -> list[tuple[str, OpOverloadPacket[A
 def operator_modules(gm: torch.fx.GraphModule) -> tuple[tuple[str, str], ...]:
     """Return the operators outside of torch that a graph and its bodies call, with their modules."""
     names = [name for name, _ in operators_of(gm)]
-    found = {
-        name: module_of_operator(name)
-        for name in names
-        if name.partition(".")[0] not in TORCHS_NAMESPACES
-    }
-    return tuple((name, module) for name, module in found.items() if module is not None)
+    own = [name for name in names if name.partition(".")[0] not in TORCHS_NAMESPACES]
+    found = ((name, module_of_operator(name)) for name in own)
+    return tuple((name, module) for name, module in found if module is not None)
 
 
 def module_of_operator(op: str) -> str | None:

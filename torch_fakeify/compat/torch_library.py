@@ -57,12 +57,12 @@ _AUTOGRAD_KEYS = ("Autograd", "AutogradCPU", "AutogradCUDA", "AutogradXPU", "Aut
 
 def own_overloads(gm: torch.fx.GraphModule) -> list[OpOverload[..., Any]]:
     """Return all overloads of the operators outside of torch that a graph and its bodies name, by name."""
-    packets = {name: packet for name, packet in operators_of(gm) if _is_own(name)}
-    return [overload for name in sorted(packets) for overload in _overloads(packets[name])]
-
-
-def _is_own(name: str) -> bool:
-    return name.partition(".")[0] not in TORCHS_NAMESPACES
+    return [
+        overload
+        for name, packet in operators_of(gm)
+        if name.partition(".")[0] not in TORCHS_NAMESPACES
+        for overload in _overloads(packet)
+    ]
 
 
 def _overloads(packet: OpOverloadPacket[Any, Any]) -> list[OpOverload[..., Any]]:
