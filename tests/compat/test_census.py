@@ -28,7 +28,7 @@ from torch_fakeify.compat.attribute_policies import (
     TRACKED_FAKE_ATTRIBUTES,
     unknown_attributes,
 )
-from torch_fakeify.compat.attribute_scan import attributes_in_source
+from torch_fakeify.compat.census import attributes_in_source
 from torch_fakeify.encoding.fake_modes import describe_fake_mode, make_fake_mode
 from torch_fakeify.encoding.nested_ints import NestedInts
 from torch_fakeify.records.frame import FakeModeDesc, InputDesc

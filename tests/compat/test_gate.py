@@ -21,6 +21,7 @@ from torch_fakeify.compat.known_fields import RECORD_FIELDS, SOURCE_FIELDS
 from torch_fakeify.encoding.contexts import _FIELDS_OF_KIND
 from torch_fakeify.encoding.sources import RENDERED_RAW
 from torch_fakeify.records.shape_env import ShapeEnvSettingsDesc
+from torch_fakeify.records.tensor import ContextDesc
 from torch_fakeify.versions import SUPPORTED_TORCH, support_status, supported_torch_text
 
 if TYPE_CHECKING:
@@ -363,13 +364,10 @@ def test_each_kind_of_change_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_tables_have_the_fields_of_the_encoders() -> None:
-    """The encoders of contexts, settings and sources have lists of fields of their own."""
-    shapes = "torch.fx.experimental.symbolic_shapes"
-    for kind, fields in _FIELDS_OF_KIND.items():
-        name = {"symint": "SymInt"}.get(kind, kind.capitalize())
-        recorded = RECORD_FIELDS[f"{shapes}.{name}SymbolicContext"]
-        assert recorded - {"shape_env_to_source_to_symbol_cache"} == set(fields)
-    assert RECORD_FIELDS[f"{shapes}.ShapeEnvSettings"] == set(
+    """The records of contexts, settings and sources have the fields of the tables."""
+    recorded = {"kind", "shape_env_to_source_to_symbol_cache"}.union(*_FIELDS_OF_KIND.values())
+    assert recorded - {"shape_env_to_source_to_symbol_cache"} == set(ContextDesc.__struct_fields__)
+    assert RECORD_FIELDS["torch.fx.experimental.symbolic_shapes.ShapeEnvSettings"] == set(
         ShapeEnvSettingsDesc.__struct_fields__
     )
     assert all(field in SOURCE_FIELDS[name] for name, field in RENDERED_RAW)

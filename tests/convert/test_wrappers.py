@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from interpreter_helpers import same, torchs_fake
+from interpreter_helpers import torchs_fake
 from interpreter_programs import (
     rebuild,
     told,
@@ -56,7 +56,7 @@ def test_a_batched_tensor_may_outlive_its_transform(index: int) -> None:
     t = leaked(vmap, torch.randn(4, 3), in_dims=1)[index]
     d = tfk.describe_tensor(t)
     mode = FakeTensorMode()
-    made = rebuild(d, mode, Interpreters(same))
+    made = rebuild(d, mode, Interpreters())
     assert told(made) == told(t) == told(mode.from_tensor(t))
 
 
@@ -68,7 +68,7 @@ def test_a_functional_tensor_of_functorch_keeps_its_own_level() -> None:
         def further_in(s: torch.Tensor) -> torch.Tensor:
             d = tfk.describe_tensor(t)
             assert d.functorch is not None
-            made = rebuild(d, FakeTensorMode(), Interpreters(same))
+            made = rebuild(d, FakeTensorMode(), Interpreters())
             torchs = FakeTensorMode().from_tensor(t)
             levels.extend(functorch.maybe_get_level(u) for u in (t, made, torchs))
             return s

@@ -28,12 +28,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from torch_fakeify.encoding.conditions import DIM
-from torch_fakeify.encoding.contexts import (
-    ContextRecords,
-    Contexts,
-    decode_context,
-    encode_context,
-)
+from torch_fakeify.encoding.contexts import decode_context, encode_context
 from torch_fakeify.encoding.exprs import encode_expr
 from torch_fakeify.encoding.sources import DecodeMemo
 from torch_fakeify.errors import (
@@ -71,7 +66,7 @@ def test_contexts_do_not_depend_on_those_made_before(
     some: list[SymbolicContext], sources: list[Source]
 ) -> None:
     """In any order and with other sources, records and contexts equal those made alone."""
-    records, made = ContextRecords(), Contexts(DecodeMemo())
+    memo = DecodeMemo()
     both = [
         dataclasses.replace(ctx, tensor_source=source) if hasattr(ctx, "tensor_source") else ctx
         for ctx in some
@@ -79,25 +74,24 @@ def test_contexts_do_not_depend_on_those_made_before(
     ]
     for ctx in [*both, *both]:
         desc = encode_context(ctx)
-        assert records.of(ctx) == desc
-        again = made.make(desc)
+        again = decode_context(desc, memo=memo)
         assert type(again) is type(ctx)
         assert encode_context(again) == desc
 
 
-def test_contexts_of_an_example_share_nothing_mutable() -> None:
-    """Each context, also the first one, has its own lists of dims and its own cache of symbols."""
-    made = Contexts(DecodeMemo())
+def test_contexts_of_a_record_share_nothing_mutable() -> None:
+    """Each context has its own lists of dims and its own cache of symbols."""
+    memo = DecodeMemo()
     desc = encode_context(
         StatefulSymbolicContext([DimDynamic.DUCK], tensor_source=X, unbacked_bounds={0: (1, 2)})
     )
-    first, second, third = (made.make(desc) for _ in range(3))
+    first, second, third = (decode_context(desc, memo=memo) for _ in range(3))
     first.dynamic_sizes[0] = DimDynamic.STATIC
     first.shape_env_to_source_to_symbol_cache[1] = {}
     second.constraint_sizes[0] = StrictMinMaxConstraint(vr=ValueRanges(1, 2), warn_only=False)
     second.unbacked_bounds[0] = (3, 4)
     assert encode_context(third) == desc
-    assert encode_context(made.make(desc)) == desc
+    assert encode_context(decode_context(desc, memo=memo)) == desc
     assert third.shape_env_to_source_to_symbol_cache == {}
 
 

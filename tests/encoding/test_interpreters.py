@@ -127,10 +127,11 @@ def test_a_batch_size_may_be_symbolic() -> None:
             again = make_interpreters(found[0], ints=lambda n: x.shape[0])
             assert encode_stack(again, ints=encode_sym) == found[0]
         # The recorded stack is the active one.
-        ints = Interpreters(lambda n: x.shape[0])
-        assert ints.layers(found[0]) is not ints.layers(found[0])
-        assert not ints._made
-        other = Interpreters(lambda n: x.shape[0])
+        interpreters = Interpreters()
+        first, second = (interpreters.layers(found[0], ints=lambda n: x.shape[0]) for _ in range(2))
+        assert first is not second
+        assert not interpreters._made
+        other = Interpreters()
         other.layers(found[0], ints=lambda n: x.shape[1])
         with other.entered(found[0], ints=lambda n: x.shape[1]):
             (interpreter,) = retrieve_all_functorch_interpreters()
@@ -211,7 +212,7 @@ def look(name: str) -> Seen:
         else:
             fake = {op: on_torchs_fake(op, t, reals[op]) for op in OPS}
         mode = FakeTensorMode()
-        rebuilt = told(rebuild(record, mode, Interpreters(same)))
+        rebuilt = told(rebuild(record, mode, Interpreters()))
         real = {op: outcome(op, t, reals[op]) for op in OPS}
         modes = torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()
         seen.append(Seen(told(t), record, torchs, rebuilt, real, fake, modes))
@@ -345,7 +346,7 @@ def test_wrappers_made_inside_a_transform_belong_to_it(transform: Any) -> None:
 
     def inside(t: torch.Tensor) -> torch.Tensor:
         mode = FakeTensorMode()
-        interpreters = Interpreters(same)
+        interpreters = Interpreters()
         ours, torchs = rebuild(tfk.describe_tensor(t), mode, interpreters), mode.from_tensor(t)
         assert told(ours) == told(torchs)
         assert told(ours.sin() + torchs) == told(torchs.sin() + torchs)
@@ -366,7 +367,7 @@ def test_wrappers_end_with_their_own_transform() -> None:
         d = tfk.describe_tensor(s)
 
         def inner(t: torch.Tensor) -> torch.Tensor:
-            fakes.append(rebuild(d, FakeTensorMode(), Interpreters(same)))
+            fakes.append(rebuild(d, FakeTensorMode(), Interpreters()))
             return t.sum()
 
         grad(inner)(s.cos())
@@ -379,7 +380,7 @@ def test_wrappers_end_with_their_own_transform() -> None:
 
 def test_ended_interpreters_are_not_reused() -> None:
     """A wrapper that is made after a transform has a rebuilt stack."""
-    interpreters = Interpreters(same)
+    interpreters = Interpreters()
     records: list[MetaTensorDesc] = []
 
     def inside(t: torch.Tensor) -> torch.Tensor:
@@ -395,7 +396,7 @@ def test_ended_interpreters_are_not_reused() -> None:
 def test_wrappers_of_a_rebuilt_stack_do_not_end() -> None:
     """A rebuilt stack may be entered again: no transform ends it."""
     d = described(grad, torch.randn(3))
-    mode, interpreters = FakeTensorMode(), Interpreters(same)
+    mode, interpreters = FakeTensorMode(), Interpreters()
     t = rebuild(d, mode, interpreters)
     for _ in range(2):
         with interpreters.entered(stack_of(d)):
@@ -409,7 +410,7 @@ def test_entering_an_active_stack_changes_nothing() -> None:
     """Entering the active stack has no effect, also in further transforms; another replaces it."""
     d = described(vmap, torch.randn(3, 4))
     other = described(lambda f: grad(lambda t: vmap(f)(t).sum()), torch.randn(3, 4))
-    interpreters = Interpreters(same)
+    interpreters = Interpreters()
     states: list[Any] = []
 
     def inside(t: torch.Tensor) -> torch.Tensor:
@@ -440,7 +441,7 @@ def test_an_unequal_stack_is_not_the_active_one(changes: dict[str, Any]) -> None
         record = InterpreterDesc(kind="functionalize", level=1, add_back_views=True)
     else:
         record = msgspec.structs.replace(record, **changes)
-    interpreters = Interpreters(same)
+    interpreters = Interpreters()
 
     def inside(t: torch.Tensor) -> torch.Tensor:
         with interpreters.entered((record,)):
@@ -458,7 +459,7 @@ def test_records_of_one_transform_share_its_interpreter() -> None:
     outer = stack_of(described(grad, torch.randn(3)))
     inner = stack_of(described(lambda f: grad(grad(f)), torch.tensor(1.0)))
     assert inner[:1] == outer
-    interpreters = Interpreters(same)
+    interpreters = Interpreters()
     (layer,) = interpreters.layers(outer)
     first, second = interpreters.layers(inner), interpreters.layers(inner)
     assert first[-1] is layer
@@ -468,7 +469,7 @@ def test_records_of_one_transform_share_its_interpreter() -> None:
 def test_a_rebuilt_tensor_has_the_same_record_under_its_stack() -> None:
     """``describe(convert(d)) == d``, apart from ids and the flag of a fake tensor."""
     d = described(lambda f: vmap(grad(f)), torch.randn(3, 4, requires_grad=True))
-    mode, interpreters = FakeTensorMode(), Interpreters(same)
+    mode, interpreters = FakeTensorMode(), Interpreters()
     t = rebuild(d, mode, interpreters)
     with interpreters.entered(stack_of(d)):
         again = tfk.describe_tensor(t)

@@ -16,8 +16,8 @@ from torch.distributed.tensor.placement_types import _MaskPartial, _StridedShard
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from torch_fakeify.encoding.meshes import Meshes, encode_mesh
-from torch_fakeify.encoding.subclass_context import decode_context_value, encode_context_value
-from torch_fakeify.encoding.subclasses import decode_opaques, encode_subclass
+from torch_fakeify.encoding.subclass_context import ContextDecoder, ContextEncoder
+from torch_fakeify.encoding.subclasses import context_decoder, decode_opaques, encode_subclass
 from torch_fakeify.errors import ConvertError, FormatError, UnsupportedValueError
 from torch_fakeify.records.tensor import DictValue, OpaqueValue, TupleValue, Value
 from torch_fakeify.serialization import document
@@ -129,7 +129,10 @@ def test_dtensors_share_their_mesh(mesh: DeviceMesh) -> None:
     meshes = Meshes()
     tensors = [distribute_tensor(torch.ones(4), mesh, [Shard(0), Replicate()]) for _ in range(2)]
     records = [encode_subclass(t, zoo.describe, where="t") for t in tensors]
-    first, second = (decode_opaques(record, where="t", meshes=meshes) for record in records)
+    first, second = (
+        decode_opaques(record, context_decoder(record, meshes=meshes), where="t")
+        for record in records
+    )
     assert first["device_mesh"] is second["device_mesh"]
 
 
@@ -314,8 +317,8 @@ def test_a_root_of_a_root_is_refused(mesh: DeviceMesh) -> None:
 
 def value_there_and_back(obj: Any, **hooks: Callable[..., Any]) -> Any:
     """Encode and decode through bytes, as a part of a context."""
-    v = document.loads(document.dumps(encode_context_value(obj, where="c", package="torch")))
-    return decode_context_value(v, where="c", package="torch", **hooks)
+    v = document.loads(document.dumps(ContextEncoder("torch").encode(obj, "c")))
+    return ContextDecoder("torch", **hooks).decode(v, "c")
 
 
 @pytest.mark.parametrize("placement", [
@@ -342,9 +345,9 @@ def test_a_masked_placement_round_trips() -> None:
         paths.append(where)
         return zoo.describe(t)
 
-    v = encode_context_value(mask, where="c", package="torch", tensors=describe)
+    v = ContextEncoder("torch", tensors=describe).encode(mask, "c")
     assert paths == ["c.mask_buffer.data"]
-    found = decode_context_value(v, where="c", package="torch", tensors=lambda desc: desc.dtype)
+    found = ContextDecoder("torch", tensors=lambda desc: desc.dtype).decode(v, "c")
     assert (found.mask_buffer.data, found.mask_buffer.refcount) == ("bool", 1)
 
 
@@ -358,14 +361,11 @@ def test_a_symbolic_split_factor_round_trips() -> None:
     original._symbolic_split_factor = n
     assert not env.guards
     mine = OpaqueValue(kind="mine")
-    v = encode_context_value(
-        original,
-        where="c",
-        package="torch",
-        ints=lambda obj: mine if isinstance(obj, torch.SymInt) else None,
-    )
-    found = decode_context_value(
-        v, where="c", package="torch", ints=lambda item: n if item == mine else NotImplemented
+    v = ContextEncoder(
+        "torch", ints=lambda obj: mine if isinstance(obj, torch.SymInt) else None
+    ).encode(original, "c")
+    found = ContextDecoder("torch", ints=lambda item: n if item == mine else NotImplemented).decode(
+        v, "c"
     )
     assert found.split_factor is n
     assert found._split_factor_int() == 6
@@ -379,9 +379,9 @@ def test_a_whole_spec_round_trips(mesh: DeviceMesh) -> None:
         (Shard(0), Replicate()),
         tensor_meta=TensorMeta(torch.Size([4, 2]), (2, 1), torch.float32),
     )
-    v = encode_context_value(spec, where="c", package="torch")
+    v = ContextEncoder("torch").encode(spec, "c")
     hash(spec)
-    assert encode_context_value(spec, where="c", package="torch") == v
+    assert ContextEncoder("torch").encode(spec, "c") == v
     assert spec._hash is not None
     found = value_there_and_back(spec)
     assert found == spec
@@ -399,9 +399,9 @@ def test_placements_without_a_record_are_refused() -> None:
         pass
 
     with pytest.raises(UnsupportedValueError) as extra:
-        encode_context_value(marked, where="c", package="torch")
+        ContextEncoder("torch").encode(marked, "c")
     with pytest.raises(UnsupportedValueError) as derived:
-        encode_context_value(Mine(0), where="c", package="torch")
+        ContextEncoder("torch").encode(Mine(0), "c")
     assert str(extra.value) == "c: a placement has additional attributes; found note"
     assert derived.value.what == "a value has no record"
 
@@ -424,5 +424,5 @@ def placement(kind: Value, **fields: Value) -> OpaqueValue:
 def test_records_that_are_no_placement_are_refused(v: OpaqueValue, message: str) -> None:
     """A record that is no placement is refused, and the error contains the path."""
     with pytest.raises(FormatError) as error:
-        decode_context_value(v, where="c", package="torch")
+        ContextDecoder("torch").decode(v, "c")
     assert str(error.value) == message

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.distributed.tensor._ops._mask_buffer import MaskBuffer
 
-from torch_fakeify.encoding.subclass_context import decode_context_value, encode_context_value
+from torch_fakeify.encoding.subclass_context import ContextDecoder, ContextEncoder
 from torch_fakeify.errors import FormatError, LimitError, UnknownNameError, UnsupportedValueError
 from torch_fakeify.records.tensor import (
     DictValue,
@@ -191,14 +191,12 @@ class Abstract(abc.ABC):
 
 def encode(obj: object) -> Value:
     """Return the record."""
-    return encode_context_value(obj, where="c", package=HERE)
+    return ContextEncoder(HERE).encode(obj, "c")
 
 
 def there_and_back(obj: object) -> Any:
     """Encode and decode through bytes."""
-    return decode_context_value(
-        document.loads(document.dumps(encode(obj))), where="c", package=HERE
-    )
+    return ContextDecoder(HERE).decode(document.loads(document.dumps(encode(obj))), "c")
 
 
 def instance(name: str, /, **fields: Value) -> OpaqueValue:
@@ -209,7 +207,7 @@ def instance(name: str, /, **fields: Value) -> OpaqueValue:
 
 def decode(v: Value) -> Any:
     """Return the object."""
-    return decode_context_value(v, where="c", package=HERE)
+    return ContextDecoder(HERE).decode(v, "c")
 
 
 # --- what is carried ------------------------------------------------------------------------------
@@ -394,7 +392,7 @@ def test_only_dataclasses_of_allowed_packages(monkeypatch: pytest.MonkeyPatch) -
         "c: no instance of the class 'another_package.Config' may be made: it is of another "
         "package than the tensor subclass"
     )
-    assert decode_context_value(v, where="c", package="another_package").number == 3
+    assert ContextDecoder("another_package").decode(v, "c").number == 3
 
 
 @pytest.mark.parametrize(("name", "message"), [
@@ -494,21 +492,15 @@ def test_hooks_reach_into_dataclasses() -> None:
         return desc
 
     mine = OpaqueValue(kind="mine")
-    v = encode_context_value(
-        Plain(Pair(inside, Color)),
-        where="c",
-        package=HERE,
-        ints=lambda obj: mine if obj is Color else None,
-        tensors=describe,
-    )
+    v = ContextEncoder(
+        HERE, ints=lambda obj: mine if obj is Color else None, tensors=describe
+    ).encode(Plain(Pair(inside, Color)), "c")
     assert paths == ["c.number[0]"]
-    found = decode_context_value(
-        v,
-        where="c",
-        package=HERE,
+    found = ContextDecoder(
+        HERE,
         ints=lambda item: "sym" if item == mine else NotImplemented,
         tensors=lambda item: item.id,
-    )
+    ).decode(v, "c")
     assert found == Plain(Pair(7, "sym"))
 
 

@@ -18,6 +18,7 @@ from subclass_zoo import describe
 import torch_fakeify as tfk
 from torch_fakeify.encoding import subclass_registry
 from torch_fakeify.encoding.subclasses import (
+    context_decoder,
     decode_context,
     decode_opaques,
     register_subclass,
@@ -295,4 +296,5 @@ def test_tensors_in_opaque_attributes_are_decoded_by_the_hook() -> None:
     """The reader's hook for tensors is called there too."""
     desc = describe(torch.ones(1))
     record = SubclassDesc(cls="holder_classes.Holder", opaques=(("a", TensorValue(tensor=desc)),))
-    assert decode_opaques(record, where="t", tensors=lambda found: found) == {"a": desc}
+    decoder = context_decoder(record, tensors=lambda found: found)
+    assert decode_opaques(record, decoder, where="t") == {"a": desc}

@@ -25,6 +25,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 import torch_fakeify as tfk
 from torch_fakeify.encoding.subclasses import (
     Meshes,
+    context_decoder,
     decode_context,
     decode_opaques,
     encode_subclass,
@@ -206,7 +207,9 @@ def test_the_caller_describes_tensors_in_the_context() -> None:
     inside = torch.zeros(3)
     record = encode_subclass(holder({"k": [inside]}), part, where="t")
     assert seen == ["inner", "context['k'][0]"]
-    found: Any = decode_context(record, where="t", tensors=lambda desc: (desc, 1))
+    found: Any = decode_context(
+        record, context_decoder(record, tensors=lambda desc: (desc, 1)), where="t"
+    )
     assert found == {"k": [(describe(inside), 1)]}
     with pytest.raises(FormatError, match=r"^t\.context\.items.*: a tensor has no meaning here$"):
         decode_context(record, where="t")
@@ -222,9 +225,8 @@ def test_the_caller_encodes_symbolic_integers() -> None:
         where="t",
         ints=lambda obj: mine if isinstance(obj, torch.SymInt) else None,
     )
-    found: Any = decode_context(
-        record, where="t", ints=lambda v: n if v == mine else NotImplemented
-    )
+    decoder = context_decoder(record, ints=lambda v: n if v == mine else NotImplemented)
+    found: Any = decode_context(record, decoder, where="t")
     assert isinstance(found[0], torch.Size)
     assert found[0][1] is n
     assert found[1]["n"] is n

@@ -25,7 +25,7 @@ from torch.fx.experimental.symbolic_shapes import (
     free_unbacked_symbols,
 )
 
-from torch_fakeify.compat.attribute_scan import attributes_in_source
+from torch_fakeify.compat.census import attributes_in_source
 from torch_fakeify.encoding.exprs import encode_expr
 from torch_fakeify.errors import ShapeEnvError
 from torch_fakeify.records.shape_env import (

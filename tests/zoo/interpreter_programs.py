@@ -220,7 +220,7 @@ def replayed(d: MetaTensorDesc, *, grad_mode: bool = True, forward: bool = True)
     """What every operator gives on the fake tensor of a record, under the record's stack."""
     forward_ad: Any = torch.autograd.forward_ad
     mode = FakeTensorMode()
-    interpreters = Interpreters(lambda n: n)
+    interpreters = Interpreters()
     found: dict[str, Any] = {}
     for op in OPS:
         captured = mode.from_tensor(captured_tensor())

@@ -61,8 +61,9 @@ def rebuild(desc: MetaTensorDesc, meshes: subclasses.Meshes) -> Any:
     record = desc.subclass
     cls = subclasses.subclass_of(record, where="t")
     inner: dict[str, Any] = {name: rebuild(part, meshes) for name, part in record.tensors}
-    inner |= subclasses.decode_opaques(record, where="t", meshes=meshes)
-    context = subclasses.decode_context(record, where="t", meshes=meshes)
+    decoder = subclasses.context_decoder(record, meshes=meshes)
+    inner |= subclasses.decode_opaques(record, decoder, where="t")
+    context = subclasses.decode_context(record, decoder, where="t")
     made = cls.__tensor_unflatten__(inner, context, torch.Size(desc.size), desc.stride)
     return made.requires_grad_(desc.requires_grad)
 

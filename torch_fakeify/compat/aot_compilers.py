@@ -85,14 +85,8 @@ def compile_aot_graph(backend: Compiler, graph: AotGraph) -> Compiled:
     """Compile a graph by the compiler that a Dynamo backend gives to AOTAutograd for graphs of its kind.
 
     A joint graph is partitioned by the backend's partitioner, and both parts are compiled. A backend that
-    does not call AOTAutograd compiles the graph itself.
-
-    Args:
-        backend: the Dynamo backend. It gets a copy of the graph, which is not traced.
-        graph: the graph.
-
-    Returns:
-        A function of the graph's inputs; it runs without autograd.
+    does not call AOTAutograd compiles the graph itself. The backend gets a copy of the graph, which is
+    not traced. The result is a function of the graph's inputs, which runs without autograd.
 
     Raises:
         CaptureError: the backend calls AOTAutograd more than once, for parts of the graph.
@@ -136,14 +130,9 @@ def compile_aot_graph(backend: Compiler, graph: AotGraph) -> Compiled:
 
 
 def compile_again(backend: Compiler, graph: AotGraph) -> Compiled:
-    """Compile a graph by a Dynamo backend that traces it again, as a graph without a backward.
+    """Compile a copy of a graph by a Dynamo backend that traces it again, as a graph without a backward.
 
-    Args:
-        backend: the Dynamo backend.
-        graph: the graph; it is not changed.
-
-    Returns:
-        A function of the graph's inputs; it runs without autograd.
+    The result is a function of the graph's inputs, which runs without autograd.
     """
     with torch.no_grad():
         return _without_autograd(backend(flat_copy(graph.gm), graph.inputs))

@@ -31,13 +31,7 @@ def check_mode(value: object, error: type[FakeifyError] = ShapeEnvError) -> None
 
 
 def check_policy(source: object, context: object, error: type[FakeifyError]) -> None:
-    """Raise an error unless a tensor's source and symbolic context, where given, are torch's.
-
-    Args:
-        source: ``None``, or a ``torch._guards.Source``.
-        context: ``None``, or a ``SymbolicContext``.
-        error: the error's class.
-    """
+    """Raise an error unless a tensor's source and symbolic context, where given, are torch's."""
     if source is not None:
         named = "To name an argument x, give torch._dynamo.source.LocalSource('x')"
         check_type(source, Source, "a source", error, fix=named)
@@ -54,11 +48,7 @@ def placeholders_of(
 ) -> list[torch.fx.Node]:
     """Return the placeholders of a graph; raise an error unless there is an input for each.
 
-    Args:
-        gm: the graph.
-        inputs: a list of inputs, or another collection in their order.
-        error: the error's class.
-        fix: a remedy for another number of inputs.
+    ``fix`` is a remedy for another number of inputs.
     """
     check_graph(gm, error)
     placeholders = list(gm.graph.find_nodes(op="placeholder"))

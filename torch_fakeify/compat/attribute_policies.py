@@ -37,6 +37,15 @@ def _carried(fields: str) -> AttributePolicy:
     return AttributePolicy("carried", fields)
 
 
+def _as_named(names: str) -> dict[str, AttributePolicy]:
+    """Return the policies of attributes that fields of the same names carry."""
+    return {name: _carried(name) for name in names.split()}
+
+
+def _each(names: str, policy: AttributePolicy) -> dict[str, AttributePolicy]:
+    return dict.fromkeys(names.split(), policy)
+
+
 def _derived(source: str) -> AttributePolicy:
     return AttributePolicy("derived", source)
 
@@ -58,47 +67,34 @@ _SPEED = "only how soon an operator answers; as the configuration of the rebuild
 
 SHAPE_ENV_ATTRIBUTES: Mapping[str, AttributePolicy] = MappingProxyType(
     {
-        "settings": _carried("settings"),
-        "guards": _carried("guards"),
-        "axioms": _carried("axioms"),
-        "unique_ids": _carried("unique_ids"),
+        **_as_named(
+            """
+            settings guards axioms unique_ids source_name_to_debug_name source_to_var replacements
+            unbacked_renamings divisible exclusion_constraints unbacked_symfloat_counter
+            unbacked_symint_counter num_deferred_runtime_asserts frozen runtime_asserts_frozen counter
+            co_fields pending_fresh_unbacked_symbols ignorable_fresh_unbacked_symbols source_to_symbol
+            trace_asserts specializations
+            """
+        ),
         "backed_var_to_val": _carried("symbols.hint"),
         "real_tensor_prop_unbacked_vals": _carried("symbols.real_value"),
         "var_to_range": _carried("symbols.lower, symbols.upper"),
         "var_to_range_sloc": _carried("symbols.lower_location, symbols.upper_location"),
-        "source_name_to_debug_name": _carried("source_name_to_debug_name"),
         "var_to_sources": _carried("symbols.sources"),
         "unbacked_inputs": _carried("symbols.unbacked_input"),
         "var_to_stack": _carried("symbols.stack"),
         "var_to_hint_override": _carried("symbols.hint_override, hint_overrides"),
-        "source_to_var": _carried("source_to_var"),
-        "replacements": _carried("replacements"),
         "replacements_slocs": _carried("symbols.replacement_location"),
-        "unbacked_renamings": _carried("unbacked_renamings"),
-        "divisible": _carried("divisible"),
-        "exclusion_constraints": _carried("exclusion_constraints"),
         "size_like": _carried("symbols.size_like"),
         "val_to_var": _carried("duck_shapes"),
-        "unbacked_symfloat_counter": _carried("unbacked_symfloat_counter"),
-        "unbacked_symint_counter": _carried("unbacked_symint_counter"),
         "deferred_runtime_asserts": _carried("runtime_asserts"),
-        "num_deferred_runtime_asserts": _carried("num_deferred_runtime_asserts"),
-        "frozen": _carried("frozen"),
         "_error_on_new_guards": _carried("error_on_new_guards"),
-        "runtime_asserts_frozen": _carried("runtime_asserts_frozen"),
-        "counter": _carried("counter"),
         "symbol_guard_counter": _carried("symbols.guard_count"),
-        "co_fields": _carried("co_fields"),
-        "pending_fresh_unbacked_symbols": _carried("pending_fresh_unbacked_symbols"),
-        "ignorable_fresh_unbacked_symbols": _carried("ignorable_fresh_unbacked_symbols"),
         "_version_counter": _carried("version_counter"),
         "_replacements_version_counter": _carried("replacements_version_counter"),
         "_resimplify_floor_div_axioms": _carried("resimplify_floor_div_axioms"),
-        "source_to_symbol": _carried("source_to_symbol"),
         "unbacked_alloc_order": _carried("symbols.alloc_order"),
         "specialization_stacks": _carried("specialization_stacks"),  # without columns
-        "trace_asserts": _carried("trace_asserts"),
-        "specializations": _carried("specializations"),
         "_shape_id_to_unbacked_symbol": _carried("shape_ids"),
         "_spec_symbol_to_compile_symbol": _carried("spec_symbols"),
         "_shape_spec_pending_assumptions": _carried("pending_assumptions"),
@@ -115,29 +111,26 @@ SHAPE_ENV_ATTRIBUTES: Mapping[str, AttributePolicy] = MappingProxyType(
         "fake_tensor_cache": _dropped("a cache of operator outputs, keyed by live objects"),
         "tracked_fakes": _dropped("the frame's tensors, which a capture records; see _EVENTS"),
         "_expr_sym_node_id": _dropped("an address of the expression evaluated last, for the log"),
-        "should_record_events": _dropped(_EVENTS),
-        "check_recorded_events": _dropped(_EVENTS),
-        "is_recording": _dropped(_EVENTS),
-        "events": _dropped(_EVENTS),
-        "_translation_validation_enabled": _dropped(_VALIDATION),
-        "validator": _dropped(_VALIDATION),
-        "graph": _dropped(_VALIDATION),
-        "name_to_node": _dropped(_VALIDATION),
-        "fx_node_cache": _dropped(_VALIDATION),
+        **_each(
+            "should_record_events check_recorded_events is_recording events", _dropped(_EVENTS)
+        ),
+        **_each(
+            "_translation_validation_enabled validator graph name_to_node fx_node_cache",
+            _dropped(_VALIDATION),
+        ),
     }
 )
 """Every attribute of a ``ShapeEnv``; the fields are those of ``ShapeEnvDesc``."""
 
 FAKE_MODE_ATTRIBUTES: Mapping[str, AttributePolicy] = MappingProxyType(
     {
-        "allow_fallback_kernels": _carried("allow_fallback_kernels"),
-        "allow_non_fake_inputs": _carried("allow_non_fake_inputs"),
-        "static_shapes": _carried("static_shapes"),
-        "allow_scalar_outputs": _carried("allow_scalar_outputs"),
-        "allow_meta": _carried("allow_meta"),
+        **_as_named(
+            """
+            allow_fallback_kernels allow_non_fake_inputs static_shapes allow_scalar_outputs allow_meta
+            nt_tensor_id_initial_count nt_tensor_id_counter
+            """
+        ),
         "_allow_unsafe_data_ptr_access": _carried("allow_unsafe_data_ptr_access"),
-        "nt_tensor_id_initial_count": _carried("nt_tensor_id_initial_count"),
-        "nt_tensor_id_counter": _carried("nt_tensor_id_counter"),
         "fake_tensor_converter": _carried("export"),  # its memo begins empty
         "shape_env": _derived("CaptureDesc.shape_env, which is restored first"),
         "_mode_key": _derived("a constant of torch"),
@@ -150,14 +143,11 @@ FAKE_MODE_ATTRIBUTES: Mapping[str, AttributePolicy] = MappingProxyType(
         "in_kernel_invocation": _dropped(_NOW),
         "cache_enabled": _dropped(_SPEED),
         "cache_crosscheck_enabled": _dropped(_SPEED),
-        "cache": _dropped(_PROCESS),
-        "cache_hits": _dropped(_PROCESS),
-        "cache_misses": _dropped(_PROCESS),
-        "cache_bypasses": _dropped(_PROCESS),
-        "enter_stack": _dropped(_STACK_OF_MODES),
-        "old_dispatch_mode_flags": _dropped(_STACK_OF_MODES),
-        "old_non_infra_dispatch_mode_flags": _dropped(_STACK_OF_MODES),
-        "old_without_ignore_compile_internals_dispatch_mode_flags": _dropped(_STACK_OF_MODES),
+        **_each("cache cache_hits cache_misses cache_bypasses", _dropped(_PROCESS)),
+        **_each(
+            "enter_stack old_dispatch_mode_flags old_non_infra_dispatch_mode_flags old_without_ignore_compile_internals_dispatch_mode_flags",
+            _dropped(_STACK_OF_MODES),
+        ),
         "_dispatch_key": _derived("torch gives none to a FakeTensorMode"),
         "supports_higher_order_operators": _derived("a constant of the class"),
         "lift_fns": _derived("a constant of the class"),

@@ -1,18 +1,22 @@
 """The census of the installed torch: what it has that no table of this package lists.
 
 `attribute_policies` and `known_fields` list what is supported, `private_names` what is required. The
-census compares them with torch's classes: live objects, sources and fields. A finding is a short line
+census compares them with torch's classes: live objects, which show the attributes that are set, sources,
+which also have those that only a rare configuration sets, and fields. A finding is a short line
 that begins with the unknown or missing name.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
+import inspect
+import linecache
 from collections import Counter
 from contextlib import suppress
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from .attribute_policies import (
     FAKE_MODE_ATTRIBUTES,
@@ -20,7 +24,6 @@ from .attribute_policies import (
     SYM_NODE_ATTRIBUTES,
     TRACKED_FAKE_ATTRIBUTES,
 )
-from .attribute_scan import attributes_in_source
 from .known_fields import ENUM_MEMBERS, RECORD_FIELDS, SOURCE_FIELDS, SOURCE_MODULES
 from .private_names import MissingNameError, find, missing_names, private_names
 
@@ -63,18 +66,19 @@ def take_census() -> Census:
     attributes: dict[str, Mapping[str, int]] = {}
     for dotted, table in TABLES.items():
         here = set[str]()
-        findings += _checked(dotted, lambda d=dotted, t=table, h=here: _new_attributes(d, t, h))
+        findings += _checked(_new_attributes, dotted, table, here)
         counts = Counter(table[name].how for name in here & set(table))
         attributes[_last(dotted)] = MappingProxyType(counts)
     classes = _source_classes()
     for name, cls in classes.items():
-        findings += _new_fields(name, cls, SOURCE_FIELDS.get(name), "a source class")
+        if name in SOURCE_FIELDS:
+            findings += _new_fields(cls, SOURCE_FIELDS[name])
+        else:
+            findings.append(f"{name}: a source class that no table has")
     for dotted, fields in RECORD_FIELDS.items():
-        findings += _checked(
-            dotted, lambda d=dotted, f=fields: _new_fields(_last(d), find(d), f, "")
-        )
+        findings += _checked(lambda d, f: _new_fields(find(d), f), dotted, fields)
     for dotted, members in ENUM_MEMBERS.items():
-        findings += _checked(dotted, lambda d=dotted, m=members: _new_members(d, m))
+        findings += _checked(_new_members, dotted, members)
     return Census(
         len(needed), MappingProxyType(attributes), len(classes), tuple(dict.fromkeys(findings))
     )
@@ -84,10 +88,10 @@ def _last(dotted: str) -> str:
     return dotted.rpartition(".")[2]
 
 
-def _checked(dotted: str, look: Callable[[], Iterator[str]]) -> list[str]:
-    """Return the findings of a check; its failure is a finding too."""
+def _checked(look: Callable[..., Iterator[str]], dotted: str, *tables: Any) -> list[str]:
+    """Return the findings of a check of a name; its failure is a finding too."""
     try:
-        return list(look())
+        return list(look(dotted, *tables))
     except MissingNameError as error:
         return [str(error)]
     except Exception as error:  # noqa: BLE001 - another torch may raise anything
@@ -102,7 +106,7 @@ def _new_attributes(
 ) -> Iterator[str]:
     """Yield the attributes that a table lacks, and add all attributes to ``here``."""
     cls = find(dotted)
-    live = _LIVE[_last(dotted)]()
+    live = _instance(cls, _last(dotted))
     here |= set(getattr(live, "__dict__", ())) | set(getattr(cls, "__slots__", ()))
     with suppress(OSError):  # an installation without sources
         here |= attributes_in_source(cls)
@@ -110,33 +114,106 @@ def _new_attributes(
         yield f"{cls.__name__}.{name}: an attribute that no table has"
 
 
-def _live_env() -> Any:
-    return find(f"{_SHAPES}.ShapeEnv")()
-
-
-def _live_mode() -> Any:
-    return find("torch._subclasses.fake_tensor.FakeTensorMode")(shape_env=_live_env())
-
-
-def _live_node() -> Any:
+def _instance(cls: Any, name: str) -> Any:
+    """Return an instance of a class of `TABLES`."""
+    if name == "TrackedFake":
+        return cls(2, find("torch._dynamo.source.LocalSource")("x"), None)
+    if name == "ShapeEnv":
+        return cls()
+    env = find(f"{_SHAPES}.ShapeEnv")()
+    if name == "FakeTensorMode":
+        return cls(shape_env=env)
     symbols = find("torch.utils._sympy.symbol")
     symbol = symbols.make_symbol(symbols.SymT.SIZE, 0, positive=True, integer=True)
-    return find("torch.fx.experimental.sym_node.SymNode")(symbol, _live_env(), int, 2)
+    return cls(symbol, env, int, 2)
 
 
-def _live_tracked() -> Any:
-    source = find("torch._dynamo.source.LocalSource")("x")
-    return find(f"{_SHAPES}.TrackedFake")(2, source, None)
+def attributes_in_source(cls: type) -> set[str]:
+    """Return the names of attributes that a class and its bases set on instances or define as data.
+
+    A computed name is listed as ``computed: `` and its expression.
+
+    Raises:
+        OSError: the source is not available.
+    """
+    found: set[str] = set()
+    for base in cls.__mro__:
+        if base is object:
+            continue
+        tree = _class_tree(base)
+        found |= set(_set_in_methods(tree)) | set(_declared(tree, base))
+    if dataclasses.is_dataclass(cls):
+        found |= {field.name for field in dataclasses.fields(cls)}
+    return found | set(getattr(cls, "__slots__", ()))
 
 
-_LIVE: Mapping[str, Callable[[], Any]] = MappingProxyType(
-    {
-        "ShapeEnv": _live_env,
-        "FakeTensorMode": _live_mode,
-        "SymNode": _live_node,
-        "TrackedFake": _live_tracked,
-    }
-)
+def _class_tree(cls: type) -> ast.ClassDef:
+    """Return the syntax tree of a class; unlike ``inspect.getsource``, each file is parsed once."""
+    file = inspect.getsourcefile(cls)
+    tree = None if file is None else _classes_of(file).get(cls.__qualname__)
+    if tree is None:
+        raise OSError(f"there is no source of {cls.__qualname__}")
+    return tree
+
+
+@functools.lru_cache(maxsize=8)
+def _classes_of(file: str) -> dict[str, ast.ClassDef]:
+    """Return the classes that a file defines, by qualified name."""
+    found: dict[str, ast.ClassDef] = {}
+
+    def walk(entry: ast.AST, prefix: str) -> None:
+        for part in ast.iter_child_nodes(entry):
+            if isinstance(part, ast.ClassDef):
+                found.setdefault(f"{prefix}{part.name}", part)
+                walk(part, f"{prefix}{part.name}.")
+            elif isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                walk(part, f"{prefix}{part.name}.<locals>.")
+            elif isinstance(part, (ast.stmt, ast.ExceptHandler)):
+                walk(part, prefix)
+
+    walk(ast.parse("".join(linecache.getlines(file))), "")
+    return found
+
+
+def _set_in_methods(tree: ast.ClassDef) -> Iterator[str]:
+    """Yield the names assigned to ``self``, by any kind of assignment."""
+    for entry in ast.walk(tree):
+        if isinstance(entry, ast.Attribute) and isinstance(entry.ctx, (ast.Store, ast.Del)):
+            if _is_self(entry.value):
+                yield entry.attr
+        elif isinstance(entry, ast.Subscript) and isinstance(entry.ctx, ast.Store):
+            if ast.unparse(entry.value) in ("self.__dict__", "vars(self)"):
+                yield _constant(entry.slice)
+        elif _is_setattr(entry) and _is_self(entry.args[0]):
+            yield _constant(entry.args[1])
+
+
+def _is_setattr(entry: ast.AST) -> TypeGuard[ast.Call]:
+    return isinstance(entry, ast.Call) and ast.unparse(entry.func).endswith(
+        ("setattr", "__setattr__")
+    )
+
+
+def _is_self(target: ast.expr) -> bool:
+    return isinstance(target, ast.Name) and target.id == "self"
+
+
+def _constant(name: ast.expr) -> str:
+    return str(name.value) if isinstance(name, ast.Constant) else f"computed: {ast.unparse(name)}"
+
+
+def _declared(tree: ast.ClassDef, cls: type) -> Iterator[str]:
+    """Yield the names in a class body that are data: no method, no property."""
+    for entry in tree.body:
+        targets: list[Any] = []
+        if isinstance(entry, ast.AnnAssign):
+            targets = [entry.target]
+        elif isinstance(entry, ast.Assign):
+            targets = entry.targets
+        for name in (t.id for t in targets if isinstance(t, ast.Name)):
+            value = vars(cls).get(name)
+            if not name.startswith("__") and not callable(value) and not hasattr(value, "__set__"):
+                yield name
 
 
 # --- fields ----------------------------------------------------------------------------------------
@@ -157,19 +234,14 @@ def _source_classes() -> dict[str, type[Any]]:
     }
 
 
-def _new_fields(
-    name: str, cls: type[Any], listed: frozenset[str] | None, kind: str
-) -> Iterator[str]:
-    if listed is None:
-        yield f"{name}: {kind} that no table has"
-        return
+def _new_fields(cls: type[Any], listed: frozenset[str]) -> Iterator[str]:
     if dataclasses.is_dataclass(cls):
         fields = [field.name for field in dataclasses.fields(cls)]
     else:
         fields = list(getattr(cls, "_fields", ()))
     for field in fields:
         if field not in listed:
-            yield f"{name}.{field}: a field that no table has"
+            yield f"{cls.__name__}.{field}: a field that no table has"
 
 
 def _new_members(dotted: str, listed: frozenset[str]) -> Iterator[str]:

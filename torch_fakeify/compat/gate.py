@@ -31,9 +31,6 @@ def check_torch_version(torch: str) -> None:
     For a newer version the census is taken: without findings there is one warning, at the innermost
     line outside of this package.
 
-    Args:
-        torch: ``torch.__version__``.
-
     Raises:
         VersionError: it is older than the supported releases, or the census has findings.
     """

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from torch_fakeify._version import PACKAGE_DIR
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
 _UTILS = "torch._subclasses.meta_utils"
 
@@ -68,14 +68,10 @@ def private_names() -> tuple[str, ...]:
 
 
 def required_names(source: str) -> tuple[str, ...]:
-    """Return the sorted dotted names of torch that a module requires.
-
-    Args:
-        source: the source of the module.
-    """
+    """Return the sorted dotted names of torch that the source of a module requires."""
     tree = ast.parse(source)
     reader = _Reader(_probed_names(tree), _split(tree))
-    reader.block(tree.body, {})
+    reader.block(tree.body)
     return tuple(sorted(reader.names))
 
 
@@ -183,88 +179,74 @@ def _may_fail(entry: ast.Try) -> bool:
     return any(name in caught for name in ("ImportError", "ModuleNotFoundError", "AttributeError"))
 
 
-class _Reader:
-    """Collects required names; a scope maps variables to dotted names of torch."""
+class _Reader(ast.NodeVisitor):
+    """Collects required names; `scope` maps variables to dotted names of torch."""
 
     def __init__(self, optional: frozenset[str], lists: frozenset[str]) -> None:
         self.names: set[str] = set()
+        self.scope: dict[str, str] = {}
         self._optional = optional
         self._lists = lists
+        self._inner: list[ast.FunctionDef | ast.ClassDef] = []
 
-    def block(self, body: Iterable[ast.stmt], scope: dict[str, str]) -> None:
-        inner: list[ast.FunctionDef | ast.ClassDef] = []
+    def block(self, body: Iterable[ast.stmt]) -> None:
+        """Read statements, then the definitions among them: they run later, with all names."""
+        outer, self._inner = self._inner, []
         for statement in body:
-            self._statement(statement, scope, inner)
-        for definition in inner:  # they run later, with all names of the module
-            inherited = dict(scope)
+            self.visit(statement)
+        inner, self._inner = self._inner, outer
+        scope = self.scope
+        for definition in inner:
+            self.scope = dict(scope)
             if isinstance(definition, ast.FunctionDef):
                 for argument in ast.walk(definition.args):
                     if isinstance(argument, ast.arg):
-                        inherited.pop(argument.arg, None)
-            self.block(definition.body, inherited)
+                        self.scope.pop(argument.arg, None)
+            self.block(definition.body)
+        self.scope = scope
 
-    def _statement(
-        self,
-        statement: ast.stmt,
-        scope: dict[str, str],
-        inner: list[ast.FunctionDef | ast.ClassDef],
-    ) -> None:
-        match statement:
-            case ast.Import() | ast.ImportFrom():
-                self._import(statement, scope)
+    def visit(self, node: ast.AST) -> None:
+        """Read a statement, or an expression, unless it depends on a test for an optional name."""
+        match node:
+            case ast.Import():
+                for alias in filter(lambda alias: _is_in_torch(alias.name), node.names):
+                    self._require(alias.name)
+                    self.scope[alias.asname or "torch"] = alias.name if alias.asname else "torch"
+            case ast.ImportFrom(module=str() as module, level=0) if _is_in_torch(module):
+                for alias in node.names:
+                    self._require(f"{module}.{alias.name}")
+                    self.scope[alias.asname or alias.name] = f"{module}.{alias.name}"
             case ast.FunctionDef() | ast.ClassDef():
-                parts = [*statement.decorator_list]
-                if isinstance(statement, ast.FunctionDef):
-                    parts += [*statement.args.defaults, *filter(None, statement.args.kw_defaults)]
-                self._expressions(parts, scope)
-                inner.append(statement)
+                parts = [*node.decorator_list]
+                if isinstance(node, ast.FunctionDef):
+                    parts += [*node.args.defaults, *filter(None, node.args.kw_defaults)]
+                for part in parts:
+                    self.visit(part)
+                self._inner.append(node)
             case ast.Expr(value=ast.Constant()):  # a docstring
                 pass
-            case ast.If() if ast.unparse(statement.test).endswith("TYPE_CHECKING"):
+            case ast.If() if ast.unparse(node.test).endswith("TYPE_CHECKING"):
                 pass
-            case ast.If() if _asks(statement.test):
+            case ast.If(test=test) | ast.IfExp(test=test) if _asks(test):
                 pass
-            case ast.Try() if _may_fail(statement):
+            case ast.BoolOp(values=values) if any(map(_asks, values)):
+                pass
+            case ast.Try() if _may_fail(node):
                 pass
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                self._bind(name, value, scope)
+                self._bind(name, value)
             case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
-                self._bind(name, value, scope)
+                self._bind(name, value)
             case ast.AnnAssign(value=None):  # annotations are not evaluated
                 pass
-            case _:
-                self._parts(statement, scope, inner)
-
-    def _parts(
-        self,
-        statement: ast.AST,
-        scope: dict[str, str],
-        inner: list[ast.FunctionDef | ast.ClassDef],
-    ) -> None:
-        for part in ast.iter_child_nodes(statement):
-            if isinstance(part, ast.stmt):
-                self._statement(part, scope, inner)
-            elif isinstance(part, ast.expr):
-                self._expressions([part], scope)
-            else:  # handlers, items of `with`, cases
-                self._parts(part, scope, inner)
-
-    def _import(self, statement: ast.Import | ast.ImportFrom, scope: dict[str, str]) -> None:
-        if isinstance(statement, ast.Import):
-            for alias in statement.names:
-                if self._is_in_torch(alias.name):
-                    self._require(alias.name)
-                    bound = alias.name if alias.asname else "torch"
-                    scope[alias.asname or "torch"] = bound
-        elif statement.level == 0 and self._is_in_torch(statement.module or ""):
-            for alias in statement.names:
-                dotted = f"{statement.module}.{alias.name}"
+            case ast.Constant(value=value):
+                self._listed([str(value)])
+            case ast.expr() if dotted := self._dotted(node):
                 self._require(dotted)
-                scope[alias.asname or alias.name] = dotted
-
-    @staticmethod
-    def _is_in_torch(module: str) -> bool:
-        return module.partition(".")[0] == "torch"
+            case ast.Call() if _is_probe(node):
+                pass
+            case _:
+                self.generic_visit(node)
 
     def _require(self, dotted: str) -> None:
         """Add a name, up to its first optional part."""
@@ -274,63 +256,37 @@ class _Reader:
         if dotted not in self._optional and required != "torch":
             self.names.add(required)
 
-    def _bind(self, name: str, value: ast.expr, scope: dict[str, str]) -> None:
-        self._expressions([value], scope)
+    def _bind(self, name: str, value: ast.expr) -> None:
+        self.visit(value)
         if name in self._lists and isinstance(value, ast.Constant):
             self._listed(str(value.value).split())
-        dotted = self._dotted(value, scope)
+        dotted = self._dotted(value)
         if dotted is None:
-            scope.pop(name, None)
+            self.scope.pop(name, None)
         else:
-            scope[name] = dotted
-
-    def _expressions(self, parts: Iterable[ast.expr], scope: dict[str, str]) -> None:
-        for part in parts:
-            for entry in self._outermost(part):
-                dotted = self._dotted(entry, scope)
-                if dotted is not None:
-                    self._require(dotted)
-                elif isinstance(entry, ast.Constant):
-                    self._listed([str(entry.value)])
-                elif not _is_probe(entry):
-                    self._expressions(_expressions_in(entry), scope)
+            self.scope[name] = dotted
 
     def _listed(self, words: list[str]) -> None:
         """Add the names of a string that consists of names only."""
         if all(_DOTTED.fullmatch(word) for word in words):
-            for word in filter(self._is_in_torch, words):
+            for word in filter(_is_in_torch, words):
                 self._require(word)
 
-    @staticmethod
-    def _outermost(part: ast.expr) -> Iterator[ast.expr]:
-        """Yield an expression, unless it depends on a test for an optional name."""
-        if isinstance(part, ast.IfExp):
-            depends = _asks(part.test)
-        else:
-            depends = isinstance(part, ast.BoolOp) and any(map(_asks, part.values))
-        if not depends:
-            yield part
-
-    def _dotted(self, entry: ast.expr, scope: dict[str, str]) -> str | None:
+    def _dotted(self, entry: ast.expr) -> str | None:
         """Return the dotted name of torch that an expression refers to, else ``None``."""
         match entry:
             case ast.Name(id=name):
-                return scope.get(name)
+                return self.scope.get(name)
             case ast.Attribute(value=value, attr=attr):
-                outer = self._dotted(value, scope)
+                outer = self._dotted(value)
                 return None if outer is None else f"{outer}.{attr}"
             case ast.Call(args=[ast.Constant(value=str() as module)]) if ast.unparse(
                 entry.func
-            ) == "import_module" and self._is_in_torch(module):
+            ) == "import_module" and _is_in_torch(module):
                 return module
             case _:
                 return None
 
 
-def _expressions_in(entry: ast.AST) -> Iterator[ast.expr]:
-    """Yield the direct subexpressions of an expression, also in arguments and comprehensions."""
-    for part in ast.iter_child_nodes(entry):
-        if isinstance(part, ast.expr):
-            yield part
-        elif isinstance(part, (ast.keyword, ast.comprehension)):
-            yield from _expressions_in(part)
+def _is_in_torch(module: str) -> bool:
+    return module.partition(".")[0] == "torch"

@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Generator, Iterator, Mapping, Sequence
 
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]{3,}")
 """The name of an environment variable."""
@@ -42,17 +42,12 @@ class OwnSetting:
         return "None"
 
 
-def _config(module: str) -> Any:
-    """Import a module of settings."""
-    return import_module(module)
-
-
 def changed_settings(module: str) -> Iterator[tuple[str, Any]]:
     """Yield the settings of this thread that are not torch's defaults, in torch's order.
 
     A default that torch read from an environment variable counts as changed.
     """
-    config = _config(module)
+    config = import_module(module)
     changed: dict[str, Any] = config._get_dict(skip_default=True)
     from_environment = {
         name for name, variables in _variables(module).items() if variables & os.environ.keys()
@@ -75,7 +70,7 @@ def _variables(module: str) -> dict[str, set[str]]:
     """Map settings to the environment variables that the expressions of their defaults name."""
     found: dict[str, set[str]] = {}
     try:
-        tree = ast.parse(inspect.getsource(_config(module)))
+        tree = ast.parse(inspect.getsource(import_module(module)))
     except (OSError, SyntaxError):  # torch without its sources
         return found
     _read_variables(tree.body, "", found)
@@ -101,7 +96,7 @@ def _read_variables(body: Sequence[ast.stmt], prefix: str, found: dict[str, set[
 
 def find_setting(module: str, name: str) -> KnownSetting | None:
     """Return a setting; ``None`` if this torch has none of that name, or only as another name of one."""
-    entry = _config(module)._config.get(name)
+    entry = import_module(module)._config.get(name)
     if entry is None or entry.alias is not None:
         return None
     return KnownSetting(entry.default, entry.value_type)
@@ -117,15 +112,10 @@ def settings_set(
     """
     with ExitStack() as stack:
         for module, changes in values.items():
-            stack.enter_context(_config(module).patch(dict(changes)))
-        yield tuple(_overridden(values.items()))
-
-
-def _overridden(
-    values: Iterable[tuple[str, Mapping[str, Any]]],
-) -> Iterator[tuple[str, str]]:
-    for module, changes in values:
-        config = _config(module)
-        yield from (
-            (module, name) for name, value in changes.items() if getattr(config, name) != value
+            stack.enter_context(import_module(module).patch(dict(changes)))
+        yield tuple(
+            (module, name)
+            for module, changes in values.items()
+            for name, value in changes.items()
+            if getattr(import_module(module), name) != value
         )

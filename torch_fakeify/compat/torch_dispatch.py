@@ -29,65 +29,33 @@ from torch.utils._python_dispatch import _disable_current_modes as disable_curre
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
 functorch_config_patch: Callable[..., AbstractContextManager[Any]] = _functorch_config.patch
-
-
 _c: Any = torch._C
-
-
 dispatch_keys = _c._dispatch_keys
-
-
 dispatch_key_of = _c._dispatch_key_parse
-
-
 disable_autocast = _c._DisableAutocast
-
-
 torch_function_depth = _c._len_torch_function_stack
-
-
 DisableTorchFunction = _c.DisableTorchFunction
-
 
 no_dispatch_guard = _c._DisableTorchDispatch
 """Disables Python dispatch while an instance exists: tensors made then are not fake."""
 
-
 functorch = _c._functorch
 """The bindings of functorch: interpreters and wrappers."""
 
-
 is_functorch_wrapped = _c._functorch.is_functorch_wrapped_tensor
-
-
 functorch_is_legacy_batched = _c._functorch.is_legacy_batchedtensor
-
-
 peek_interpreter_stack = _c._functorch.peek_interpreter_stack
-
-
 is_batched = _c._functorch.is_batchedtensor
-
-
 is_gradtracking = _c._functorch.is_gradtrackingtensor
-
-
 get_unwrapped = _c._functorch.get_unwrapped
-
-
 get_level = _c._functorch.maybe_get_level
-
 
 DEAD_LEVEL = -2
 """The result of `get_level` for a grad wrapper that outlived its transform."""
 
-
 get_bdim = _c._functorch.maybe_get_bdim
-
-
 autograd = _c._autograd
 
 
@@ -121,23 +89,11 @@ def functional_tensor(elem: torch.Tensor) -> Any:
 
 
 get_creation_meta = _c._autograd._get_creation_meta
-
-
 set_creation_meta = _c._autograd._set_creation_meta
-
-
 set_conj = _c._set_conj
-
-
 set_neg = _c._set_neg
-
-
 throw_on_data_ptr = _c._set_throw_on_mutable_data_ptr
-
-
 warn_on_data_ptr = _c._set_warn_deprecated_on_mutable_data_ptr
-
-
 key_excluded = _c._dispatch_tls_is_dispatch_key_excluded
 _set_key_excluded = _c._dispatch_tls_set_dispatch_key_excluded
 
@@ -154,59 +110,27 @@ def views_tracked(is_tracked: bool) -> Generator[None, None, None]:
 
 
 set_grad_enabled = _c._set_grad_enabled
-
-
 DelayedError = _c._functions.DelayedError
-
-
 enable_python_dispatcher = _c._EnablePythonDispatcher
-
-
 empty_strided = _c._VariableFunctions.empty_strided
-
-
 make_subclass: Any = torch.Tensor._make_subclass
-
-
 make_wrapper_subclass: Any = torch.Tensor._make_wrapper_subclass
-
 
 functionalize_included = functools.partial(
     _c._dispatch_tls_is_dispatch_key_included, DispatchKey.Functionalize
 )
 """Whether functionalization is active in this thread."""
 
-
 _functions: Any = torch
-
-
 add_batch_dim = _c._functorch._add_batch_dim
-
-
 wrap_functional = _c._functorch._wrap_functional_tensor
-
-
 wrap_for_grad = _c._functorch._wrap_for_grad
-
-
 disable_functorch = _c._DisableFuncTorch
-
-
 is_functional: Any = _functions._is_functional_tensor
-
-
 is_functional_base: Any = _functions._is_functional_tensor_base
-
-
 to_functional: Any = _functions._to_functional_tensor
-
-
 from_functional: Any = _functions._from_functional_tensor
-
-
 sync_functional: Any = _functions._sync
-
-
 mirror_autograd_meta: Any = _functions._mirror_autograd_meta_to
 
 

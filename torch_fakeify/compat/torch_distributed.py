@@ -19,9 +19,7 @@ gate.check_installed_torch()  # before anything private is asked for
 from torch_fakeify.errors import ConvertError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-    from contextlib import AbstractContextManager
-    from pathlib import Path
+    from collections.abc import Callable
     from types import ModuleType
 
 

@@ -32,7 +32,7 @@ from torch._guards import (
 from torch._logging._internal import LazyTraceHandler, trace_log, trace_structured
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Generator
     from contextlib import AbstractContextManager
     from pathlib import Path
     from types import ModuleType

@@ -42,19 +42,14 @@ from torch.utils.weak import WeakIdKeyDictionary
 from .torch_dispatch import DisableTorchFunction, DispatchKey, DispatchKeySet, disable_current_modes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
 _opaque: Any = import_module("torch._library.opaque_object")
-
-
 is_custom_class_obj = getattr(_opaque, "is_custom_class_obj", None) or _opaque.is_opaque_value
-
 
 CustomClassBase: Any = vars(meta_utils).get("CustomClassBase") or vars(meta_utils)["OpaqueBase"]
 """The base class of opaque objects; ``OpaqueBase`` in torch 2.13."""
-
 
 _c: Any = torch._C
 
@@ -107,13 +102,10 @@ def own_subclass(name: str) -> type | None:
 view_func_of = meta_utils.ViewFunc.from_tensor
 """Makes torch's view function of a tensor."""
 
-
 clone_real_storage: Any = getattr(meta_utils, "_clone_real_storage_from_tensor", None)
 """Copies the storage of a tensor, or of the real tensor of a fake one; ``None`` before torch 2.14."""
 
-
 compute_stride: Any = getattr(_fake_impls, "_compute_stride", lambda *_: None)
-
 
 WHOLE_STORAGES = clone_real_storage is not None
 """Whether torch's converter makes storages of full size, as since torch 2.14.
@@ -121,7 +113,6 @@ WHOLE_STORAGES = clone_real_storage is not None
 Then a storage has its full size even if the tensor is only a part of it, and a real copy has all
 bytes. A wrapper subclass has no storage to share; its inner tensors have.
 """
-
 
 without_functional: Any = getattr(meta_utils, "_unwrap_python_functional_tensor", lambda t: t)
 """Returns the inner tensor of a ``FunctionalTensor``, if torch's describer reads the data there."""

@@ -41,9 +41,7 @@ from torch.utils._pytree import (
 from torch.utils._pytree import treespec_leaf as leaf_spec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
 
 def find_operator(namespace: str, op: str) -> OpOverloadPacket[Any, Any] | None:
@@ -81,12 +79,9 @@ def operators_of(gm: torch.fx.GraphModule) -> list[tuple[str, OpOverloadPacket[A
 def operator_modules(gm: torch.fx.GraphModule) -> tuple[tuple[str, str], ...]:
     """Return the operators outside of torch that a graph and its bodies call, with their modules."""
     names = [name for name, _ in operators_of(gm)]
-    found = {
-        name: module_of_operator(name)
-        for name in names
-        if name.partition(".")[0] not in TORCHS_NAMESPACES
-    }
-    return tuple((name, module) for name, module in found.items() if module is not None)
+    own = [name for name in names if name.partition(".")[0] not in TORCHS_NAMESPACES]
+    found = ((name, module_of_operator(name)) for name in own)
+    return tuple((name, module) for name, module in found if module is not None)
 
 
 def module_of_operator(op: str) -> str | None:
@@ -188,7 +183,6 @@ def field_count(cls: Any) -> int:
 
 
 _KEYS = "Sequence Mapping GetAttr ConvertInt CallMethod InnerTensor DivideBy"
-
 
 PATH_KEYS = tuple(f"{name}Key" for name in _KEYS.split())
 """The classes of the entries of paths to unbacked symbols."""

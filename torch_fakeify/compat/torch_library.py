@@ -26,6 +26,9 @@ from .torch_graphs import (
     OpOverloadPacket,
     find_operator,
     operators_of,
+    tree_flatten,
+    tree_leaves,
+    tree_unflatten,
 )
 
 if TYPE_CHECKING:
@@ -49,18 +52,17 @@ _LAYOUTS = (
 """By their numbers in ``c10/core/Layout.h``."""
 
 Autograd: TypeAlias = Literal["formula", "refused", "composite"]
-
 _AUTOGRAD_KEYS = ("Autograd", "AutogradCPU", "AutogradCUDA", "AutogradXPU", "AutogradPrivateUse1")
 
 
 def own_overloads(gm: torch.fx.GraphModule) -> list[OpOverload[..., Any]]:
     """Return all overloads of the operators outside of torch that a graph and its bodies name, by name."""
-    packets = {name: packet for name, packet in operators_of(gm) if _is_own(name)}
-    return [overload for name in sorted(packets) for overload in _overloads(packets[name])]
-
-
-def _is_own(name: str) -> bool:
-    return name.partition(".")[0] not in TORCHS_NAMESPACES
+    return [
+        overload
+        for name, packet in operators_of(gm)
+        if name.partition(".")[0] not in TORCHS_NAMESPACES
+        for overload in _overloads(packet)
+    ]
 
 
 def _overloads(packet: OpOverloadPacket[Any, Any]) -> list[OpOverload[..., Any]]:
@@ -182,26 +184,16 @@ class StubLibrary:
         gradients = self._gradients()
 
         def setup(ctx: Any, inputs: Any, **_others: Any) -> None:
-            tensors = [each for each in _flat(inputs) if _has_gradient(each)]
-            ctx.save_for_backward(*tensors)
-            ctx.structure = [
-                [_has_gradient(item) for item in each]
-                if isinstance(each, (list, tuple))
-                else _has_gradient(each)
-                for each in inputs
-            ]
+            leaves, ctx.structure = tree_flatten(list(inputs))
+            ctx.has_gradient = [_has_gradient(each) for each in leaves]
+            ctx.save_for_backward(*filter(_has_gradient, leaves))
 
         def backward(ctx: Any, *grads: Any) -> Any:
-            given = [
-                each for each in _flat(grads) if each is None or isinstance(each, torch.Tensor)
-            ]
+            leaves = tree_leaves(grads)
+            given = [each for each in leaves if each is None or isinstance(each, torch.Tensor)]
             found = iter(gradients(name, given, list(ctx.saved_tensors)))
-            return tuple(
-                [next(found) if item else None for item in each]
-                if isinstance(each, list)
-                else (next(found) if each else None)
-                for each in ctx.structure
-            )
+            results = [next(found) if each else None for each in ctx.has_gradient]
+            return tuple(tree_unflatten(results, ctx.structure))
 
         torch.library.register_autograd(name, backward, setup_context=setup, lib=library)
 
@@ -229,14 +221,6 @@ class StubLibrary:
         for library in self._libraries.values():
             library._destroy()
         self._libraries.clear()
-
-
-def _flat(values: Iterable[Any]) -> Iterable[Any]:
-    for value in values:
-        if isinstance(value, (list, tuple)):
-            yield from value
-        else:
-            yield value
 
 
 def _has_gradient(value: Any) -> bool:

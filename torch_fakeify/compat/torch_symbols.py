@@ -51,17 +51,8 @@ from torch.utils._sympy.symbol import SymT, make_symbol, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRangeError, ValueRanges
 from torch.utils._traceback import CapturedTraceback, format_frame
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-    from contextlib import AbstractContextManager
-    from pathlib import Path
-
 _INT, _FLOAT, _BOOL = (torch.SymInt, int), (torch.SymFloat, float), (torch.SymBool, bool)
-
-
 _SYM_TYPES = {"int": _INT, "float": _FLOAT, "bool": _BOOL}
-
-
 _c: Any = torch._C
 
 
@@ -153,11 +144,7 @@ def uninteresting_files() -> set[str]:
 
 
 is_dense_and_non_overlapping = _symbolic_shapes._eval_is_non_overlapping_and_dense_flat
-
-
 ShapeGuardPrinter = _symbolic_shapes.ShapeGuardPythonPrinter
-
-
 compute_overlapping_tensors = _c._dynamo.guards.compute_overlapping_tensors
 
 

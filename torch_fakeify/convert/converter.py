@@ -20,7 +20,7 @@ from torch_fakeify.compat.arguments import check_mode, check_policy
 from torch_fakeify.compat.torch_dispatch import empty_strided, no_dispatch_guard
 from torch_fakeify.compat.torch_dynamo import dynamo_source
 from torch_fakeify.compat.torch_fakes import FakeTensor, FakeTensorMode
-from torch_fakeify.encoding.contexts import Contexts
+from torch_fakeify.encoding.contexts import decode_context
 from torch_fakeify.encoding.interpreters import Interpreters
 from torch_fakeify.encoding.meshes import Meshes
 from torch_fakeify.encoding.nested_ints import NestedInts
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 
     from torch_fakeify.compat.torch_dynamo import Source
     from torch_fakeify.compat.torch_symbols import ShapeEnv, SymbolicContext
-    from torch_fakeify.records.tensor import IntLike, MetaTensorDesc, Value
+    from torch_fakeify.records.tensor import ContextDesc, IntLike, MetaTensorDesc, Value
 
     from .builder import SparseLayout
 
@@ -129,7 +129,7 @@ class MetaConverter(TensorBuilder):
         self._devices: dict[str, FakeDevice] = {}
         self._sizes: SizeMaker | None = None
         self._nested_ints = NestedInts(mode, keep=keep_nested_ints)
-        self._interpreters = Interpreters(lambda n: n)
+        self._interpreters = Interpreters()
         self._meshes = Meshes() if meshes is None else meshes
         if self._shape_env is not None:
             nested = self._nested_ints
@@ -137,7 +137,7 @@ class MetaConverter(TensorBuilder):
         self._storages = Storages(self._shape_env, self._sizes)
         self._symbols: SymbolPolicy = symbols
         self._sources = DecodeMemo() if sources is None else sources
-        self._contexts = Contexts(self._sources)
+        self._contexts: dict[ContextDesc | int, tuple[ContextDesc, SymbolicContext]] = {}
         self._meta_dispatch = MetaDispatchMode(self.mode)
         self._value_source: Source | None = None
         """Of values that bind no symbols."""
@@ -182,7 +182,7 @@ class MetaConverter(TensorBuilder):
         else:
             source = source or self._source_of(d)
             if self._symbols != "keep":  # else policies are not used
-                context = context or self._contexts.of(d.symbolic_context)
+                context = context or self._context_of(d.symbolic_context)
         with neutral_dispatch_state(self._interpreters.cleared):
             fake = self._build(d, source, context)
             if self._shape_env is not None and d.scalar_hint is not None and source is not None:
@@ -437,18 +437,16 @@ class MetaConverter(TensorBuilder):
         return size, tuple(self._static(n, where) for n in d.stride)
 
     def _unflatten(self, d: MetaTensorDesc, inner: dict[str, Any], size: Any, stride: Any) -> Any:
-        from torch_fakeify.encoding.subclasses import decode_context as decode_class_context
-        from torch_fakeify.encoding.subclasses import decode_opaques, unflatten
+        from torch_fakeify.encoding import subclasses
 
         record = d.subclass
         assert record is not None
         where = where_of(d)
-        ints, meshes = partial(self._value_of, d), self._meshes
-        inner.update(decode_opaques(record, where=where, ints=ints, meshes=meshes))
-        context = decode_class_context(
-            record, where=where, ints=ints, tensors=self.from_desc, meshes=meshes
-        )
-        return unflatten(record, inner, context, size, stride, where=where)
+        ints = partial(self._value_of, d)
+        decoder = subclasses.context_decoder(record, ints, self.from_desc, self._meshes)
+        inner.update(subclasses.decode_opaques(record, decoder, where=where))
+        context = subclasses.decode_context(record, decoder, where=where)
+        return subclasses.unflatten(record, inner, context, size, stride, where=where)
 
     def _value_of(self, d: MetaTensorDesc, value: Value) -> Any:
         """Decode a symbolic scalar in the context of a subclass; a hook of `values.decode_value`."""
@@ -631,6 +629,18 @@ class MetaConverter(TensorBuilder):
 
     def _source_of(self, d: MetaTensorDesc) -> Source | None:
         return None if d.source is None else decode_source(d.source, memo=self._sources)
+
+    def _context_of(self, record: ContextDesc | None) -> SymbolicContext | None:
+        """The context of a record, the same one at each call."""
+        if record is None:
+            return None
+        # Others belong to one tensor: they cache its symbols, or have functions of its sizes.
+        is_shared = record.kind == "stateless" and not record.specialize_on
+        key = record if is_shared else id(record)
+        found = self._contexts.get(key)
+        if found is None:
+            found = self._contexts[key] = record, decode_context(record, memo=self._sources)
+        return found[1]
 
     def _device(self, d: MetaTensorDesc) -> FakeDevice:
         if d.device not in self._devices:

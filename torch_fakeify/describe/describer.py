@@ -218,10 +218,10 @@ class MetaTensorDescriber:
         if policies is None:
             # Imported late: not needed without policies.
             from torch_fakeify.compat.arguments import check_policy
-            from torch_fakeify.encoding.contexts import ContextRecords
+            from torch_fakeify.encoding.contexts import encode_context
             from torch_fakeify.encoding.sources import encode_source
 
-            policies = self._policies = check_policy, encode_source, ContextRecords().of
+            policies = self._policies = check_policy, encode_source, encode_context
         check, encode_source, encode_context = policies
         check(source, symbolic_context, UnsupportedTensorError)
         return (

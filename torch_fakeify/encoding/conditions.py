@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import sympy
 import torch
+from sympy.logic.boolalg import Boolean
 
 from torch_fakeify.compat.torch_symbols import (
     CapturedTraceback,
@@ -14,10 +15,14 @@ from torch_fakeify.compat.torch_symbols import (
     ValueRanges,
     int_oo,
 )
-from torch_fakeify.errors import ShapeEnvError
+from torch_fakeify.errors import FakeifyError, FormatError, ShapeEnvError
+
+from .exprs import decode_expr, encode_expr
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from torch_fakeify.records.tensor import ExprDesc
 
 DIM = sympy.Symbol("dim", positive=True, integer=True)
 """Symbol for a size without one."""
@@ -82,3 +87,34 @@ def evaluate_condition(check_fn: Callable[[Any], Any], symbol: sympy.Symbol) -> 
         )
     sym_node: Any = holds.node
     return sym_node._expr
+
+
+def encode_condition(
+    check_fn: Callable[[Any], Any], *, where: str, error: type[FakeifyError]
+) -> ExprDesc:
+    """The expression of a condition, over the symbol `DIM`.
+
+    Raises:
+        error: the function branches on the size, or does not return a bool.
+    """
+    try:
+        return encode_expr(evaluate_condition(check_fn, DIM))
+    except ShapeEnvError as cause:
+        raise error(cause.what, where=where, expected=cause.expected, found=cause.found) from cause
+
+
+def decode_condition(d: ExprDesc, *, where: str) -> RecordedCondition:
+    """The condition of an expression over the symbol `DIM`.
+
+    Raises:
+        FormatError: it is no predicate of that symbol.
+    """
+    condition = decode_expr(d)
+    if not isinstance(condition, Boolean) or not condition.free_symbols <= {DIM}:
+        raise FormatError(
+            "a condition to specialize on is no predicate of the size",
+            where=where,
+            expected=f"a comparison of the symbol {DIM}",
+            found=str(condition)[:200],
+        )
+    return RecordedCondition(DIM, condition)

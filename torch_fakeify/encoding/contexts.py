@@ -6,31 +6,27 @@ defaults are omitted from a record, and so is the symbol cache, which is not par
 
 from __future__ import annotations
 
-import copy
-import dataclasses
-import operator
 import types
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
-from sympy.logic.boolalg import Boolean
 
 from torch_fakeify.compat import torch_symbols
+from torch_fakeify.compat.known_fields import RECORD_FIELDS
 from torch_fakeify.errors import (
     FormatError,
     LimitError,
-    ShapeEnvError,
     UnsupportedValueError,
     class_name,
 )
 from torch_fakeify.records.tensor import ConstraintDesc, ContextDesc, ExprDesc
 
-from .conditions import DIM, RecordedCondition, evaluate_condition
+from .conditions import decode_condition, encode_condition
 from .exprs import decode_expr, encode_expr
 from .sources import MAX_NESTING, decode_source, encode_source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from .sources import DecodeMemo
 
@@ -109,44 +105,6 @@ def _encode_context(ctx: Any, where: str, depth: int) -> ContextDesc:
     return ContextDesc(kind=kind, **fields)
 
 
-class ContextRecords:
-    """Encoder of symbolic contexts that caches records by all fields but the source."""
-
-    def __init__(self) -> None:
-        self._examples: dict[tuple[Any, ...], ContextDesc] = {}
-
-    def of(self, ctx: Any) -> ContextDesc:
-        """The record of a symbolic context; see `encode_context`."""
-        if type(ctx) is not torch_symbols.StatefulSymbolicContext or not _is_simple(ctx):
-            return encode_context(ctx)
-        # Members of an enumeration are immortal, and their hashes are computed in Python.
-        key = (
-            tuple(map(id, ctx.dynamic_sizes)),
-            tuple(map(id, ctx.dynamic_strides)),
-            ctx.excluded_sizes,
-        )
-        cached = self._examples.get(key)
-        if cached is None:
-            cached = self._examples[key] = encode_context(ctx)
-            return cached
-        made = copy.copy(cached)
-        msgspec.structs.force_setattr(made, "tensor_source", encode_source(ctx.tensor_source))
-        return made
-
-
-def _is_simple(ctx: Any) -> bool:
-    """Whether a context has only policies of sizes and strides."""
-    return not (
-        any(ctx.constraint_sizes)
-        or any(ctx.constraint_strides)
-        or any(ctx.specialize_on)
-        or ctx.view_base_context is not None
-        or ctx.shape_ids is not None
-        or ctx.unbacked_bounds is not None
-        or type(ctx.excluded_sizes) is list
-    )
-
-
 def _unless_default(items: tuple[Any, ...], default: object) -> tuple[Any, ...]:
     return () if items.count(default) == len(items) else items
 
@@ -171,18 +129,9 @@ def _encode_constraint(constraint: Any, where: str) -> ConstraintDesc | None:
     )
 
 
-def _encode_condition(check: Callable[[Any], object], where: str) -> ExprDesc:
-    if isinstance(check, RecordedCondition):
-        return encode_expr(check.condition.xreplace({check.symbol: DIM}))
-    try:
-        return encode_expr(evaluate_condition(check, DIM))
-    except ShapeEnvError as error:
-        raise UnsupportedValueError(
-            error.what,
-            where=f"{where} ({getattr(check, '__qualname__', type(check).__qualname__)})",
-            expected=error.expected,
-            found=error.found,
-        ) from error
+def _encode_condition(check: Any, where: str) -> ExprDesc:
+    name = getattr(check, "__qualname__", type(check).__qualname__)
+    return encode_condition(check, where=f"{where} ({name})", error=UnsupportedValueError)
 
 
 def decode_context(
@@ -190,68 +139,13 @@ def decode_context(
 ) -> torch_symbols.SymbolicContext:
     """A new symbolic context of a record, with an empty symbol cache.
 
-    Args:
-        d: the record.
-        memo: cache of decoded sources; see `decode_source`.
+    ``memo`` is that of `decode_source`.
 
     Raises:
         FormatError: fields do not fit the kind or one another, a dim occurs twice, or a
             constraint lacks its range.
     """
     return _decode_context(d, "symbolic context", 0, memo)
-
-
-class Contexts:
-    """Decoder of symbolic contexts that copies an example where only the source differs.
-
-    Args:
-        memo: cache of decoded sources; see `decode_source`.
-    """
-
-    def __init__(self, memo: DecodeMemo) -> None:
-        self._memo = memo
-        self._examples: dict[tuple[Any, ...], torch_symbols.SymbolicContext] = {}
-        """Contexts that are only copied."""
-        self._stateless: dict[ContextDesc, torch_symbols.SymbolicContext] = {}
-        self._cache: dict[int, tuple[ContextDesc, torch_symbols.SymbolicContext]] = {}
-
-    def of(self, d: ContextDesc | None) -> torch_symbols.SymbolicContext | None:
-        """The context of a record, the same one at each call; stateless ones of equal records are one."""
-        if d is None:
-            return None
-        found = self._cache.get(id(d))
-        if found is None:
-            made = self._stateless.get(d) if d.kind == "stateless" else None
-            found = self._cache[id(d)] = d, self.make(d) if made is None else made
-            if d.kind == "stateless":
-                self._stateless[d] = found[1]
-        return found[1]
-
-    def make(self, d: ContextDesc) -> torch_symbols.SymbolicContext:
-        """A new context of a record; see `decode_context`."""
-        source = d.tensor_source
-        if d.kind != "stateful" or source is None or d.view_base_context is not None:
-            return decode_context(d, memo=self._memo)
-        if d.specialize_on:  # lists of functions, which belong to one context
-            return decode_context(d, memo=self._memo)
-        key = _all_but_source(d)
-        example = self._examples.get(key)
-        if example is None:
-            example = self._examples[key] = decode_context(d, memo=self._memo)
-        made = object.__new__(torch_symbols.StatefulSymbolicContext)
-        for name in _STATEFUL_FIELDS:
-            value = getattr(example, name)
-            object.__setattr__(made, name, value.copy() if type(value) in (list, dict) else value)
-        object.__setattr__(made, "tensor_source", decode_source(source, memo=self._memo))
-        return made
-
-
-_STATEFUL_FIELDS = tuple(
-    field.name for field in dataclasses.fields(torch_symbols.StatefulSymbolicContext)
-)
-_all_but_source = operator.attrgetter(
-    *[name for name in ContextDesc.__struct_fields__ if name != "tensor_source"]
-)
 
 
 def _decode_context(
@@ -284,7 +178,7 @@ def _decode_context(
     if d.specialize_on:
         fields["specialize_on"] = [
             [
-                _decode_condition(each, f"{where}.specialize_on[{i}][{j}]")
+                decode_condition(each, where=f"{where}.specialize_on[{i}][{j}]")
                 for j, each in enumerate(dim)
             ]
             for i, dim in enumerate(_checked_length(d, "specialize_on", where))
@@ -319,24 +213,8 @@ def _decode_context(
     )
 
 
-_SIZES = (
-    "dynamic_sizes",
-    "dynamic_strides",
-    "constraint_sizes",
-    "constraint_strides",
-    "specialize_on",
-    "view_base_context",
-    "shape_ids",
-    "unbacked_bounds",
-)
-_STATEFUL = (*_SIZES, "tensor_source", "excluded_sizes")
-_FIELDS_OF_KIND: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
-    {
-        "stateless": _SIZES,
-        "stateful": _STATEFUL,
-        "subclass": (*_STATEFUL, "inner_contexts", "track_outer_size_stride"),
-        "symint": ("constraint",),
-    }
+_FIELDS_OF_KIND: Mapping[str, frozenset[str]] = types.MappingProxyType(
+    {kind: RECORD_FIELDS[f"{cls.__module__}.{cls.__name__}"] for cls, kind in _KINDS.items()}
 )
 
 
@@ -395,15 +273,3 @@ def _decode_constraint(d: ConstraintDesc | None, where: str) -> Any:
     except (AssertionError, TypeError, torch_symbols.ValueRangeError) as error:
         raise FormatError("a range is empty", where=where, found=str(error)) from error
     return torch_symbols.StrictMinMaxConstraint(warn_only=d.warn_only, vr=value_range)
-
-
-def _decode_condition(d: ExprDesc, where: str) -> RecordedCondition:
-    condition = decode_expr(d)
-    if not isinstance(condition, Boolean) or not condition.free_symbols <= {DIM}:
-        raise FormatError(
-            "a condition to specialize on is no predicate of the size",
-            where=where,
-            expected=f"a comparison of the symbol {DIM}",
-            found=str(condition)[:200],
-        )
-    return RecordedCondition(DIM, condition)

@@ -558,12 +558,8 @@ def encode_sym(
 ) -> SymDesc:
     """The record of a symbolic scalar: its expression and its hint.
 
-    Adds no guard. The hint is ``None`` for an expression over unbacked symbols.
-
-    Args:
-        s: the scalar.
-        replaced: whether the replacements of its ``ShapeEnv`` are applied. An input that was
-            specialized stays symbolic without them.
+    Adds no guard. The hint is ``None`` for an expression over unbacked symbols. An input that was
+    specialized stays symbolic if the replacements of its ``ShapeEnv`` are not applied.
 
     Raises:
         UnsupportedValueError: a nested int, a scalar that has no expression, or a hint that is

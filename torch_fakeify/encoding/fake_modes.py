@@ -63,11 +63,7 @@ def _has_nested_ints(shape_env: ShapeEnv | None) -> bool:
 def make_fake_mode(desc: FakeModeDesc, shape_env: ShapeEnv | None) -> FakeTensorMode:
     """A new ``FakeTensorMode`` with recorded settings, independent of torch's current configuration.
 
-    It does not propagate real tensors, since records have none.
-
-    Args:
-        desc: the settings.
-        shape_env: the mode's ``ShapeEnv``, in the recorded state.
+    It does not propagate real tensors, since records have none. Its ``ShapeEnv`` is in the recorded state.
 
     Raises:
         FormatError: the numbers of nested ints are out of range.

@@ -194,19 +194,20 @@ def _check(record: InterpreterDesc, position: int) -> None:
 # --- the stacks of a converter --------------------------------------------------------------------
 
 
+def _unchanged(n: IntLike) -> Any:
+    return n
+
+
 class Interpreters:
     """The interpreters of the functorch wrappers of one converter.
 
     If the active stack begins with the recorded one, its interpreters are used, so that wrappers made
     inside a transform can be used in it and end with it, as with ``FakeTensorMode.from_tensor``.
-    Otherwise a stack is rebuilt, once for each record.
-
-    Args:
-        ints: decodes a batch size to an ``int`` or ``SymInt``; the default for the methods.
+    Otherwise a stack is rebuilt, once for each record. ``ints`` of the methods decodes a batch size to an
+    ``int`` or ``SymInt``.
     """
 
-    def __init__(self, ints: Callable[[IntLike], Any]) -> None:
-        self._ints = ints
+    def __init__(self) -> None:
         self._made: dict[tuple[InterpreterDesc, ...], Any] = {}
         """The innermost layer of each stack."""
         self._outside: tuple[list[Any], list[Any]] | None = None
@@ -227,14 +228,13 @@ class Interpreters:
                 self._outside = before
 
     def layers(
-        self, stack: tuple[InterpreterDesc, ...], *, ints: Callable[[IntLike], Any] | None = None
+        self, stack: tuple[InterpreterDesc, ...], *, ints: Callable[[IntLike], Any] = _unchanged
     ) -> list[Any]:
         """The layers of a recorded stack, innermost first.
 
         Raises:
             ConvertError: see `make_interpreters`.
         """
-        ints = ints or self._ints
         with self.cleared():
             assert self._outside is not None
             interpreters, layers = self._outside
@@ -248,7 +248,7 @@ class Interpreters:
 
     @contextmanager
     def entered(
-        self, stack: tuple[InterpreterDesc, ...], *, ints: Callable[[IntLike], Any] | None = None
+        self, stack: tuple[InterpreterDesc, ...], *, ints: Callable[[IntLike], Any] = _unchanged
     ) -> Generator[None, None, None]:
         """Activate a recorded stack, unless the active one begins with it.
 
@@ -257,7 +257,7 @@ class Interpreters:
         Raises:
             ConvertError: see `make_interpreters`.
         """
-        if _begins(functorch.get_interpreter_stack() or [], stack, ints or self._ints):
+        if _begins(functorch.get_interpreter_stack() or [], stack, ints):
             yield
             return
         with _pushed(self.layers(stack, ints=ints)):
@@ -287,7 +287,7 @@ def _begins(
 
 
 def _is_recorded(interpreter: Any, record: InterpreterDesc, ints: Callable[[IntLike], Any]) -> bool:
-    found = _encode(interpreter, lambda n: n)
+    found = _encode(interpreter, _unchanged)
     if not isinstance(found.batch_size, torch.SymInt):
         return found == record
     if record.batch_size is None or isinstance(record.batch_size, int):

@@ -15,11 +15,10 @@ import torch
 from torch_fakeify.compat.torch_dispatch import DispatchKey, DispatchKeySet, dispatch_key_of
 from torch_fakeify.compat.torch_dynamo import dim_range_class
 from torch_fakeify.compat.torch_fakes import FakeTensor
-from torch_fakeify.errors import ShapeEnvError, UnsupportedTensorError
-from torch_fakeify.records.tensor import ExprDesc, MarksDesc
+from torch_fakeify.errors import UnsupportedTensorError
+from torch_fakeify.records.tensor import MarksDesc
 
-from .conditions import DIM, RecordedCondition, evaluate_condition
-from .exprs import decode_expr, encode_expr
+from .conditions import decode_condition, encode_condition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -76,25 +75,8 @@ def _mark_attributes(t: torch.Tensor) -> dict[str, Any]:
     }
 
 
-def _encode_condition(condition: Callable[[Any], object], where: str) -> ExprDesc:
-    try:
-        return encode_expr(evaluate_condition(condition, DIM))
-    except ShapeEnvError as error:
-        raise UnsupportedTensorError(
-            error.what, where=where, expected=error.expected, found=error.found
-        ) from error
-
-
-def _decode_condition(condition: ExprDesc) -> RecordedCondition:
-    return RecordedCondition(DIM, decode_expr(condition))
-
-
 def encode_marks(attributes: Mapping[str, Any], *, where: str = "$") -> MarksDesc | None:
     """The marks among a tensor's Python attributes, or ``None`` without any.
-
-    Args:
-        attributes: ``vars(tensor)``.
-        where: names the tensor in errors.
 
     Raises:
         UnsupportedTensorError: an unsupported attribute of Dynamo, or a mark without a record.
@@ -134,7 +116,12 @@ def _ranges(
 
 def _conditions(value: Mapping[int, Any], where: str) -> tuple[Any, ...]:
     return tuple(
-        (dim, tuple(_encode_condition(f, where) for f in functions))
+        (
+            dim,
+            tuple(
+                encode_condition(f, where=where, error=UnsupportedTensorError) for f in functions
+            ),
+        )
         for dim, functions in sorted(value.items())
         if functions
     )
@@ -163,9 +150,6 @@ def decode_marks(marks: MarksDesc) -> dict[str, Any]:
     Raises:
         FormatError: a condition's expression is not well-formed.
     """
-    kind = marks.static_input_type
-    if kind is not None and marks == MarksDesc(static_input_type=kind):
-        return {"_dynamo_static_input_type": kind}  # as parameters have
     out: dict[str, Any] = {}
     for attribute, field in _INDICES.items():
         dims: Sequence[int] = getattr(marks, field)
@@ -180,7 +164,6 @@ def decode_marks(marks: MarksDesc) -> dict[str, Any]:
         out["_dynamo_shape_ids"] = dict(marks.shape_ids)
     if marks.static_input_type is not None:
         out["_dynamo_static_input_type"] = marks.static_input_type
-    dims_marked = any(getattr(marks, field) for field in _FLAGGED)
     if marks.hint_overrides or marks.dynamic or marks.unbacked:
         # mark_dynamic and mark_unbacked always set these two; Dynamo's builder and a second
         # mark_dynamic rely on them.
@@ -188,10 +171,12 @@ def decode_marks(marks: MarksDesc) -> dict[str, Any]:
     if marks.specialize_on or marks.dynamic or marks.unbacked:
         out["_specialize_on"] = {dim: [] for dim in (*marks.dynamic, *marks.unbacked)}
         for dim, conditions in marks.specialize_on:
-            out["_specialize_on"][dim] = [_decode_condition(condition) for condition in conditions]
+            out["_specialize_on"][dim] = [
+                decode_condition(condition, where="$.marks") for condition in conditions
+            ]
     if marks.dynamic and "_dynamo_dynamic_range" not in out:
         out["_dynamo_dynamic_range"] = set()
-    if dims_marked:
+    if any(getattr(marks, field) for field in _FLAGGED):
         out[_FLAG] = True
     return out
 

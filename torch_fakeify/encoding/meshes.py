@@ -30,38 +30,19 @@ GROUP = "process_group"
 EncodePart: TypeAlias = Callable[[object, str], Value]
 DecodePart: TypeAlias = Callable[[Value, str], Any]
 
-_CARRIED = frozenset(
-    [
-        "_device_type",
-        "_layout",
-        "_mesh_dim_names",
-        "_root_mesh",
-        "_flatten_rank_map",
-        "_flatten_mapping",
-        "_dim_group_names",
-        "_rank",
-        "_preserve_rank_order",
-    ]
-)
-# Computed when decoded: the ranks as a tensor, groups by name, the coordinates of the rank, the hash,
-# the id of the thread (only of the backend ``threaded``).
-_DERIVED = frozenset(["_rank_map", "_pg_registry", "_coordinate_on_dim", "_hash", "_thread_id"])
+# Recorded, and computed when decoded: the ranks as a tensor, groups by name, the coordinates of the rank,
+# the hash, the id of the thread (only of the backend ``threaded``).
+_ATTRIBUTES = frozenset([
+    "_device_type", "_layout", "_mesh_dim_names", "_root_mesh", "_flatten_rank_map", "_flatten_mapping",
+    "_dim_group_names", "_rank", "_preserve_rank_order",
+    "_rank_map", "_pg_registry", "_coordinate_on_dim", "_hash", "_thread_id",
+])  # fmt: skip
 
 _PRESERVES_ORDER = "keeps_rank_order"
 """Field of a mesh whose groups preserve its order of ranks; other meshes sort them."""
 _FIELDS = frozenset(
-    [
-        "device_type",
-        "rank",
-        "ranks",
-        "layout",
-        "dim_names",
-        "groups",
-        "root",
-        "flattened",
-        _PRESERVES_ORDER,
-    ]
-)
+    ["device_type", "rank", "ranks", "layout", "dim_names", "groups", "root", "flattened"]
+) | {_PRESERVES_ORDER}
 
 
 def is_mesh(obj: object) -> bool:
@@ -133,7 +114,7 @@ def _encode_one(mesh: Any, where: str) -> dict[str, Value]:
             expected="a device type other than xla",
             found=repr(mesh._device_type),
         )
-    unknown = sorted(vars(mesh).keys() - _CARRIED - _DERIVED)
+    unknown = sorted(vars(mesh).keys() - _ATTRIBUTES)
     if unknown:
         raise UnsupportedValueError(
             "a device mesh has attributes that have no record",
@@ -225,18 +206,18 @@ class Meshes:
     def _build(self, v: OpaqueValue, where: str) -> Any:
         fields = _Fields(v.data, where)
         root: Any = None
-        if fields.has("root"):
-            record = fields.get("root")
+        if "root" in fields:
+            record = fields["root"]
             if not isinstance(record, OpaqueValue) or record.kind != MESH:
                 raise FormatError("not a device mesh", where=f"{where}.root")
-            if _Fields(record.data, where).has("root"):
+            if "root" in _Fields(record.data, where):
                 raise FormatError("the root of a device mesh has a root", where=f"{where}.root")
             root = self.decode(record, where=f"{where}.root")
         mesh = _build_one(fields, root, self._move)
         if root is not None:
             return _flattened_twin(root, mesh) or mesh
-        if fields.has("flattened"):
-            for name, part in _Fields(fields.get("flattened"), f"{where}.flattened").items():
+        if "flattened" in fields:
+            for name, part in _Fields(fields["flattened"], f"{where}.flattened").items():
                 at = f"{where}.flattened[{name!r}]"
                 child = _build_one(_Fields(part, at), mesh, self._move)
                 mesh._flatten_mapping[name] = child
@@ -250,41 +231,21 @@ def _flattened_twin(root: Any, mesh: Any) -> Any:
     return twin if twin == mesh else None
 
 
-class _Fields:
-    """The named fields of a record, each checked when it is read."""
+class _Fields(dict[str, Value]):
+    """The named fields of a record."""
 
     def __init__(self, v: Value, where: str) -> None:
-        self.where = where
         if not isinstance(v, DictValue) or not all(isinstance(k, str) for k, _ in v.items):
             raise FormatError("not the fields of a device mesh", where=where)
-        self._fields: dict[str, Value] = {str(key): item for key, item in v.items}
+        super().__init__((str(key), item) for key, item in v.items)
+        self.where = where
 
-    def items(self) -> list[tuple[str, Value]]:
-        """All fields."""
-        return list(self._fields.items())
-
-    def has(self, name: str) -> bool:
-        """Whether the record has the field."""
-        return name in self._fields
-
-    def get(self, name: str) -> Value:
-        """The record of a field."""
-        if name not in self._fields:
-            raise FormatError(f"a device mesh has no {name}", where=self.where)
-        return self._fields[name]
-
-    def whole(self, name: str) -> int:
-        """A field that is an integer of at least zero."""
-        return _whole(self.get(name), f"{self.where}.{name}")
-
-    def text(self, name: str) -> str:
-        """A field that is a string."""
-        return _text(self.get(name), f"{self.where}.{name}")
+    def __missing__(self, name: str) -> Value:
+        raise FormatError(f"a device mesh has no {name}", where=self.where)
 
     def texts(self, name: str) -> list[str] | None:
         """A field that is a tuple of strings, or ``None``."""
-        v = self.get(name)
-        at = f"{self.where}.{name}"
+        v, at = self[name], f"{self.where}.{name}"
         return None if v is None else [_text(item, at) for item in _items(v, at)]
 
 
@@ -309,25 +270,25 @@ def _items(v: Value, where: str) -> tuple[Value, ...]:
 def _build_one(fields: _Fields, root: Any, move: Callable[[str], str]) -> Any:
     api = torch_distributed.device_meshes()
     where = fields.where
-    unknown = sorted(name for name, _ in fields.items() if name not in _FIELDS)
+    unknown = sorted(fields.keys() - _FIELDS)
     if unknown:
         raise UnknownNameError(
             "no such field of a device mesh", where=where, found=", ".join(unknown)
         )
-    device_type = fields.text("device_type")
+    device_type = _text(fields["device_type"], f"{where}.device_type")
     try:
         torch.device(device_type)
     except RuntimeError as error:
         raise FormatError("not a device type", where=where, found=repr(device_type)) from error
     device_type = move(device_type).partition(":")[0]
-    if fields.has("ranks"):
+    if "ranks" in fields:
         at = f"{where}.ranks"
-        ranks = tuple(_whole(rank, at) for rank in _items(fields.get("ranks"), at))
+        ranks = tuple(_whole(rank, at) for rank in _items(fields["ranks"], at))
     elif root is not None:
         ranks = root._flatten_rank_map
     else:
         raise FormatError("a device mesh has no ranks", where=where)
-    preserves_order = fields.get(_PRESERVES_ORDER) if fields.has(_PRESERVES_ORDER) else False
+    preserves_order = fields.get(_PRESERVES_ORDER, False)
     if not isinstance(preserves_order, bool):
         raise FormatError("not a boolean", where=f"{where}.{_PRESERVES_ORDER}")
     if preserves_order and not _can_preserve_order(api):
@@ -341,7 +302,7 @@ def _build_one(fields: _Fields, root: Any, move: Callable[[str], str]) -> Any:
     layout = _decode_layout(fields, len(ranks), api)
     names = fields.texts("dim_names")
     groups = fields.texts("groups")
-    rank = fields.whole("rank")
+    rank = _whole(fields["rank"], f"{where}.rank")
     for name, found in (("dim_names", names), ("groups", groups)):
         if found and len(found) != len(layout):
             raise FormatError(
@@ -350,7 +311,7 @@ def _build_one(fields: _Fields, root: Any, move: Callable[[str], str]) -> Any:
                 expected=str(len(layout)),
                 found=str(len(found)),
             )
-    shared = None if fields.has("ranks") else root
+    shared = None if "ranks" in fields else root
     rank_map = _rank_tensor(ranks) if shared is None else shared._rank_map
     mesh = api.device_mesh.__new__(api.device_mesh)
     vars(mesh).update(
@@ -394,7 +355,7 @@ def _thread_id() -> int | None:
 def _decode_layout(fields: _Fields, world: int, api: Any) -> Any:
     where = f"{fields.where}.layout"
     axes: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
-    for axis in _items(fields.get("layout"), where):
+    for axis in _items(fields["layout"], where):
         pair = _items(axis, where)
         if len(pair) != 2:
             raise FormatError("not sizes and strides", where=where)

@@ -15,11 +15,13 @@ Kinds of ``FunctionValue``: ``op`` (``aten.add.Tensor``), ``packet`` (``aten.add
 
 from __future__ import annotations
 
+import builtins
 import enum
 import functools
 import keyword
 import re
 import sys
+from operator import attrgetter
 from types import (
     BuiltinFunctionType,
     FunctionType,
@@ -59,54 +61,42 @@ from .allowlist import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from types import ModuleType
 
     from torch_fakeify.compat.torch_graphs import OpOverload
 
-_CALLABLE_CLASSES: dict[str, type] = {
-    "builtins.bool": bool,
-    "builtins.complex": complex,
-    "builtins.dict": dict,
-    "builtins.float": float,
-    "builtins.int": int,
-    "builtins.list": list,
-    "builtins.range": range,
-    "builtins.set": set,
-    "builtins.slice": slice,
-    "builtins.str": str,
-    "builtins.tuple": tuple,
-    "torch.Event": torch.Event,
-    "torch.Generator": torch.Generator,
-    "torch.Size": torch.Size,
-    "torch.Stream": torch.Stream,
-    "torch.cuda.Event": torch.cuda.Event,
-    "torch.cuda.Stream": torch.cuda.Stream,
-    "torch.device": torch.device,
-    "torch.nn.Buffer": torch.nn.Buffer,
-    "torch.nn.Parameter": torch.nn.Parameter,
+
+def _classes(module: ModuleType, names: str) -> dict[str, type]:
+    """Return classes of a module by their dotted names."""
+    return {f"{module.__name__}.{name}": attrgetter(name)(module) for name in names.split()}
+
+
+_CALLABLE_CLASSES = {
+    **_classes(builtins, "bool complex dict float int list range set slice str tuple"),
+    **_classes(torch, "Event Generator Size Stream cuda.Event cuda.Stream device"),
+    **_classes(torch, "nn.Buffer nn.Parameter"),
 }
 
-_BASIC_CLASSES: dict[str, type] = {
+_BASIC_CLASSES = {
     **_CALLABLE_CLASSES,
+    **_classes(builtins, "bytes frozenset object type"),
+    **_classes(torch, "SymBool SymFloat SymInt dtype finfo iinfo layout memory_format"),
     "builtins.NoneType": type(None),
-    "builtins.bytes": bytes,
     "builtins.ellipsis": type(...),
-    "builtins.frozenset": frozenset,
-    "builtins.object": object,
-    "builtins.type": type,
-    "torch.SymBool": torch.SymBool,
-    "torch.SymFloat": torch.SymFloat,
-    "torch.SymInt": torch.SymInt,
-    "torch.dtype": torch.dtype,
-    "torch.finfo": torch.finfo,
-    "torch.iinfo": torch.iinfo,
-    "torch.layout": torch.layout,
-    "torch.memory_format": torch.memory_format,
 }
 
 _PART = re.compile(r"[A-Za-z0-9_]+")
 
 _FUNCTION_TYPES = (BuiltinFunctionType, FunctionType)
 _METHOD_TYPES = (MethodDescriptorType, WrapperDescriptorType, FunctionType)
+CALLABLES = (
+    *_FUNCTION_TYPES,
+    *_METHOD_TYPES,
+    torch_graphs.OpOverload,
+    torch_graphs.OpOverloadPacket,
+    torch_graphs.HigherOrderOperator,
+)
+"""Classes of what `encode_function` names, besides classes."""
 
 
 # --- names that end in generated code or are read as attributes ------------------------------------
@@ -163,12 +153,8 @@ def check_attribute(name: str, *, where: str, inner: Iterable[str] = ()) -> str:
     """Return the name if a graph may read an attribute of that name with ``getattr``.
 
     Allowed are the data attributes of tensors, devices, dtypes, streams and the tuples that operators
-    return. Others could lead to the state of the trace, and from there to functions that evaluate text.
-
-    Args:
-        name: the attribute.
-        where: its place, for errors.
-        inner: the inner tensors of the wrapper subclass whose attribute it is.
+    return, and the ``inner`` tensors of a wrapper subclass. Others could lead to the state of the trace,
+    and from there to functions that evaluate text.
 
     Raises:
         UnknownNameError: otherwise.
@@ -177,7 +163,7 @@ def check_attribute(name: str, *, where: str, inner: Iterable[str] = ()) -> str:
     if _is_plain_member(name):
         if name in inner or name in _data_attributes():
             return name
-        if any(_is_data(vars(cls).get(name)) for cls in _tensor_classes()):
+        if any(isinstance(vars(cls).get(name), _DATA) for cls in _tensor_classes()):
             return name
     raise UnknownNameError(f"the attribute {name!r} may not be read by a graph", where=where)
 
@@ -185,24 +171,17 @@ def check_attribute(name: str, *, where: str, inner: Iterable[str] = ()) -> str:
 _DATA = (property, GetSetDescriptorType, MemberDescriptorType)
 
 
-def _is_data(attribute: object) -> bool:
-    return isinstance(attribute, _DATA)
-
-
 @functools.cache
 def _data_attributes() -> frozenset[str]:
     """Data attributes of other values in graphs, and of ``torch.Tensor``'s bases."""
+    tuples = [cls for cls in vars(torch.return_types).values() if isinstance(cls, type)]
     classes = [
         *torch.Tensor.__mro__, torch.Size, torch.device, torch.dtype, torch.finfo, torch.iinfo,
         torch.Generator, *torch.Stream.__mro__, *torch.Event.__mro__, *torch.cuda.Stream.__mro__,
-        complex, int, range, slice, *_return_types(),
+        complex, int, range, slice, *tuples,
     ]  # fmt: skip
-    found = {n for cls in classes for n, item in vars(cls).items() if _is_data(item)}
+    found = {n for cls in classes for n, item in vars(cls).items() if isinstance(item, _DATA)}
     return NUMPY_ATTRIBUTES | found
-
-
-def _return_types() -> list[type]:
-    return [cls for cls in vars(torch.return_types).values() if isinstance(cls, type)]
 
 
 def _is_plain_member(name: str) -> bool:
@@ -278,19 +257,17 @@ def decode_function(v: FunctionValue, *, where: str = "$") -> Callable[..., Any]
                 return _CALLABLE_CLASSES[v.name]
             raise UnknownNameError(f"the class {v.name!r} may not be called", where=where)
         case "numpy":
-            _check_numpy(v.name, where)
+            if v.name.rpartition(".")[0] not in NUMPY_MODULES:
+                raise UnknownNameError(f"{v.name!r} is not a function of torch._numpy", where=where)
             return torch_dynamo.numpy_wrappers().function(_function(v.name, where))
         case "numpy_method":
             return torch_dynamo.numpy_wrappers().method(_check_numpy_method(v.name, where))
         case "numpy_operator":
-            return torch_dynamo.numpy_wrappers().operator(_numpy_operator(v.name, where))
+            if not v.name.startswith(("operator.", "builtins.")):
+                raise UnknownNameError(f"{v.name!r} is not a Python operator", where=where)
+            return torch_dynamo.numpy_wrappers().operator(_function(v.name, where))
         case _:
             raise FormatError("unknown kind of function", where=where, found=repr(v.kind))
-
-
-def _check_numpy(name: str, where: str) -> None:
-    if name.rpartition(".")[0] not in NUMPY_MODULES:
-        raise UnknownNameError(f"{name!r} is not a function of torch._numpy", where=where)
 
 
 def _check_numpy_method(name: str, where: str) -> str:
@@ -303,12 +280,6 @@ def _check_numpy_method(name: str, where: str) -> str:
 
 def _array_class() -> type:
     return torch_graphs.late_function_modules()["torch._numpy"].ndarray
-
-
-def _numpy_operator(name: str, where: str) -> Callable[..., Any]:
-    if not name.startswith(("operator.", "builtins.")):
-        raise UnknownNameError(f"{name!r} is not a Python operator", where=where)
-    return _function(name, where)
 
 
 def _find_name(fn: object, where: str) -> FunctionValue | None:
@@ -617,6 +588,20 @@ def decode_class(name: str, *, where: str = "$") -> type:
     """
     if name in _BASIC_CLASSES:
         return _BASIC_CLASSES[name]
+    cls = known_class(name, where=where)
+    if not _is_value_class(cls):
+        raise UnknownNameError(
+            f"the class {name!r} is no tensor, enum or named tuple class", where=where
+        )
+    return cls
+
+
+def known_class(name: str, *, where: str) -> type:
+    """The class of that name, of any kind, as of `find_class`.
+
+    Raises:
+        UnknownNameError: this process has imported none.
+    """
     cls = find_class(name)
     if cls is None:
         module = name.rpartition(".")[0]
@@ -624,10 +609,6 @@ def decode_class(name: str, *, where: str = "$") -> type:
             f"the class {name!r} is not known in this process",
             where=where,
             fix=f"Run `import {module}` first if you trust it." if _is_dotted(module) else None,
-        )
-    if not _is_value_class(cls):
-        raise UnknownNameError(
-            f"the class {name!r} is no tensor, enum or named tuple class", where=where
         )
     return cls
 

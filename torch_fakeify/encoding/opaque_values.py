@@ -17,7 +17,7 @@ from torch_fakeify.errors import UnknownNameError, UnsupportedValueError, class_
 from torch_fakeify.records.tensor import OpaqueValue, TupleValue, Value
 
 from . import meshes, subclass_registry
-from .subclass_context import decode_context_value, encode_context_value
+from .subclass_context import ContextDecoder, ContextEncoder
 from .values import DecodeHook, EncodeHook, Located, decode_value, encode_value
 
 _SPEC = "torch.distributed.tensor._dtensor_spec.DTensorSpec"
@@ -35,10 +35,7 @@ def is_opaque(v: OpaqueValue) -> bool:
 def encode_opaque(obj: object, where: str | None, hook: EncodeHook) -> Value | None:
     """The record of an opaque object; ``None`` for other objects.
 
-    Args:
-        obj: the object.
-        where: its path, for errors.
-        hook: encodes symbolic integers and tensors inside it.
+    ``hook`` encodes symbolic integers and tensors inside it.
 
     Raises:
         UnsupportedValueError: the object or a part of it has no record.
@@ -53,9 +50,8 @@ def encode_opaque(obj: object, where: str | None, hook: EncodeHook) -> Value | N
     registration = subclass_registry.find(cls)
     is_registered = registration is not None and registration.encode is not None
     is_spec = class_name(cls) == _SPEC
-    if meshes.is_placement(obj) or is_spec or (is_registered and not _is_tensor(cls)):
-        parts = _parts(obj, hook)
-        return encode_context_value(obj, where=where or "$", package="torch", ints=parts)
+    if meshes.is_placement(obj) or is_spec or (is_registered and not issubclass(cls, torch.Tensor)):
+        return ContextEncoder("torch", _parts(obj, hook)).encode(obj, where or "$")
     advice = _advice(obj)
     if advice is None:
         return None
@@ -65,10 +61,6 @@ def encode_opaque(obj: object, where: str | None, hook: EncodeHook) -> Value | N
         found=f"an object of {_type_name(obj)}",
         fix=advice,
     )
-
-
-def _is_tensor(cls: type) -> bool:
-    return issubclass(cls, torch.Tensor)
 
 
 def _parts(whole: object, hook: EncodeHook) -> EncodeHook:
@@ -84,26 +76,18 @@ def _parts(whole: object, hook: EncodeHook) -> EncodeHook:
 def encode_constant(obj: object, where: str, source: str | None = None) -> Value:
     """The record of an input or module attribute of a graph that is neither tensor nor number.
 
-    Args:
-        obj: the object.
-        where: its path, for errors.
-        source: its name in the program.
+    ``source`` is its name in the program, for errors.
 
     Raises:
         UnsupportedValueError: it has no record.
     """
     try:
-        return encode_value(
-            obj, where=where, hook=Located(lambda part, at: encode_opaque(part, at, _no_hook))
-        )
+        hook = Located(lambda part, at: encode_opaque(part, at, lambda _: None))
+        return encode_value(obj, where=where, hook=hook)
     except UnsupportedValueError as error:
         if source is not None:
             error.where = f"{error.where} ({source})"
         raise
-
-
-def _no_hook(_: object) -> None:
-    return None
 
 
 def _type_name(obj: object) -> str:
@@ -135,11 +119,7 @@ def _advice(obj: object) -> str | None:
 def decode_opaque(v: OpaqueValue, where: str, hook: DecodeHook, mesh_cache: meshes.Meshes) -> Any:
     """The object of a record of `encode_opaque`.
 
-    Args:
-        v: the record.
-        where: its path, for errors.
-        hook: decodes symbolic integers and tensors inside it.
-        mesh_cache: cache of decoded meshes.
+    ``hook`` decodes symbolic integers and tensors inside it.
 
     Raises:
         FormatError: the record is invalid.
@@ -159,7 +139,7 @@ def decode_opaque(v: OpaqueValue, where: str, hook: DecodeHook, mesh_cache: mesh
         is_own = part is v or (isinstance(part, OpaqueValue) and part.kind in _KINDS)
         return NotImplemented if is_own else hook(part)
 
-    return decode_context_value(v, where=where, package="torch", ints=ask, mesh_cache=mesh_cache)
+    return ContextDecoder("torch", ask, None, mesh_cache).decode(v, where)
 
 
 def decode_constant(v: Value, where: str, mesh_cache: meshes.Meshes) -> Any:

@@ -31,11 +31,8 @@ def describe_operators(
 ) -> tuple[OperatorDesc, ...]:
     """Return every overload of the operators outside of torch that a graph and its bodies name.
 
-    A schema that is longer than a reader accepts is left out: the operator then has no stub.
-
-    Args:
-        gm: the graph.
-        fakes: inferred fake kernels by operator.
+    A schema that is longer than a reader accepts is left out: the operator then has no stub. ``fakes`` are
+    inferred fake kernels by operator.
     """
     found = [
         OperatorDesc(

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch_fakeify.compat import torch_configs
 from torch_fakeify.errors import FormatError
-from torch_fakeify.records.tensor import DictValue, FloatValue, ListValue, TupleValue, Value
+from torch_fakeify.records.tensor import FloatValue, Value
+
+from .values import decode_value
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -62,9 +64,7 @@ def settings_to_set(
 ) -> tuple[dict[str, dict[str, Any]], tuple[NotSet, ...]]:
     """Return the values to set, by module and name, and the settings that are not set.
 
-    Args:
-        desc: the record; ``None`` sets nothing.
-        trust: also set what may run or write something.
+    With ``trust`` also what may run or write something is set.
     """
     values: dict[str, dict[str, Any]] = {}
     not_set: dict[str, NotSet] = {}
@@ -91,12 +91,7 @@ def with_settings(
 ) -> Generator[tuple[NotSet, ...], None, None]:
     """Set the recorded settings in this thread and restore torch's at the end of the block.
 
-    Args:
-        desc: the record; ``None`` sets nothing.
-        trust: also set what may run or write something.
-
-    Yields:
-        The settings that are not set.
+    Yields the settings that are not set, as of `settings_to_set`.
     """
     values, not_set = settings_to_set(desc, trust=trust)
     with torch_configs.settings_set(values) as overridden:
@@ -148,19 +143,13 @@ def _plain_value(value: Value) -> Any:
     Raises:
         FormatError: it is of another kind, which no file has.
     """
-    match value:
-        case None | bool() | int() | float() | str():
-            return value
-        case FloatValue(text=text):
-            return float(text)
-        case ListValue(items=items):
-            return [_plain_value(item) for item in items]
-        case TupleValue(items=items):
-            return tuple([_plain_value(item) for item in items])
-        case DictValue(items=pairs):
-            return {_plain_value(key): _plain_value(item) for key, item in pairs}
-        case _:
-            raise FormatError("the value of a setting is not plain data", where="$.surroundings")
+
+    def refuse(part: Value) -> Any:
+        if isinstance(part, FloatValue):
+            return NotImplemented
+        raise FormatError("the value of a setting is not plain data", where="$.surroundings")
+
+    return decode_value(value, where="$.surroundings", hook=refuse)
 
 
 def _is_safe(value: Any, found: KnownSetting) -> bool:

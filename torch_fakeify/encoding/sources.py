@@ -13,7 +13,7 @@ import functools
 import keyword
 import types
 import typing
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -32,9 +32,6 @@ from .values import decode_value, encode_value
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-EncodeMemo: TypeAlias = "dict[int, tuple[torch_dynamo.Source, SourceDesc]]"
-"""Records by ``id`` of a source, since equal sources may differ in ``1`` and ``True``."""
-
 
 class DecodeMemo(dict[int, "torch_dynamo.Source"]):
     """Sources by ``id`` of a record."""
@@ -51,9 +48,6 @@ MAX_NESTING = 50
 
 _PROPERTY = "torch._dynamo.source.TensorProperty"
 _RECORD = "_fakeify_record"
-_new: Any = object.__new__
-_set_attribute = object.__setattr__
-"""Also sets fields of a frozen dataclass."""
 
 
 # --- the closed table of source classes -----------------------------------------------------------
@@ -68,34 +62,18 @@ class _SourceClass(msgspec.Struct, frozen=True):
     fields: dict[str, Any]
     """Annotations of the constructor's fields, except ``base``."""
     defaults: dict[str, Any]
-    plain: dict[str, type[Any]]
-    """Fields of type ``str``, ``int`` or ``bool`` that may have any value of the type."""
+    kinds: dict[str, frozenset[type[Any]]]
+    """Types among ``str``, ``int`` and ``bool`` of which a field may have any value."""
     required: frozenset[str]
     bare: dict[str, Any] | None
     """All fields and their defaults, if the constructor only sets them."""
-    link: _Link | None
-    """Fast construction of an instance over a base; see `_Link`."""
 
 
-class _Link(NamedTuple):
-    """A source class with a base and at most one plain field."""
-
-    cls: type[Any]
-    values: dict[str, Any]
-    """Defaults of all fields."""
-    needed: str | None
-    """The required field."""
-    kinds: dict[str, frozenset[type[Any]]]
-    """Types of which each field may have any value."""
-    is_name: bool = False
-    """Whether the field must not contain a dot."""
-
-
-# Annotations of literals, of which the constructor checks the type.
+# Fields of which the constructor checks the type.
 _LITERALS: Mapping[tuple[str, str], frozenset[type[Any]]] = types.MappingProxyType(
     {("DictGetItemSource", "index"): frozenset({str, int})}
 )
-# Annotations of names, which the constructor searches for dots.
+# Classes whose constructor splits the field ``member`` at dots.
 _NAMES = frozenset({"AttrSource", "ParamBufferSource", "UnspecializedParamBufferSource"})
 
 # Fields whose values do not match torch's annotation.
@@ -142,13 +120,6 @@ def _source_classes() -> Mapping[str, _SourceClass]:
     return types.MappingProxyType({name: _inspect(cls) for name, cls in found.items()})
 
 
-@functools.cache
-def _links() -> dict[str, _Link]:
-    """Source classes with a base that are constructed directly, by name."""
-    found = {name: source_class.link for name, source_class in _source_classes().items()}
-    return {name: link for name, link in found.items() if link is not None}
-
-
 def _inspect(cls: type[Any]) -> _SourceClass:
     hints = typing.get_type_hints(cls)
     taken = [field for field in dataclasses.fields(cls) if field.init]
@@ -160,50 +131,35 @@ def _inspect(cls: type[Any]) -> _SourceClass:
     defaults = {
         field.name: field.default for field in taken if field.default is not dataclasses.MISSING
     }
-    does_more = hasattr(cls, "__post_init__") or len(taken) < len(dataclasses.fields(cls))
-    bare = None if does_more else {field.name: field.default for field in taken}
-    chained = any(field.name == "base" for field in taken)
-    required = frozenset(fields) - frozenset(defaults)
-    plain = {
-        name: hint
+    kinds = {
+        name: frozenset({hint})
         for name, hint in fields.items()
         if hint in (str, int, bool) and (cls.__name__, name) not in RENDERED_RAW
     }
+    for name in fields:
+        if (cls.__name__, name) in _LITERALS:
+            kinds[name] = _LITERALS[cls.__name__, name]
     return _SourceClass(
         cls=cls,
-        chained=chained,
+        chained=any(field.name == "base" for field in taken),
         fields=fields,
         defaults=defaults,
-        plain=plain,
-        required=required,
-        bare=bare,
-        link=_link(cls, fields, plain, required, bare) if chained else None,
+        kinds=kinds,
+        required=frozenset(fields) - frozenset(defaults),
+        bare={field.name: field.default for field in taken} if _only_sets(cls, kinds) else None,
     )
 
 
-def _link(
-    cls: type[Any],
-    fields: dict[str, Any],
-    plain: dict[str, type[Any]],
-    required: frozenset[str],
-    bare: dict[str, Any] | None,
-) -> _Link | None:
-    needed = next(iter(required), None)
-    if len(required) > 1:
-        return None
-    if bare is not None:
-        return _Link(cls, bare, needed, {name: frozenset({kind}) for name, kind in plain.items()})
-    is_name = cls.__name__ in _NAMES
-    kinds = frozenset({str}) if is_name else _LITERALS.get((cls.__name__, needed or ""))
-    if needed is None or kinds is None or fields.keys() != {needed}:
-        return None
-    # Whether the constructor only sets its arguments.
+def _only_sets(cls: type[Any], kinds: dict[str, frozenset[type[Any]]]) -> bool:
+    """Whether the constructor of a source class only sets its arguments, if they are plain."""
+    if not hasattr(cls, "__post_init__"):
+        return all(field.init for field in dataclasses.fields(cls))
+    if cls.__name__ not in {*_NAMES, *(name for name, _ in _LITERALS)} or len(kinds) != 1:
+        return False
+    ((name, allowed),) = kinds.items()
     base = torch_dynamo.dynamo_source().ConstantSource("x")
-    for example in ("x", 1):
-        recorded: dict[str, Any] = {"base": base, needed: example}
-        if type(example) in kinds and vars(cls(**recorded)) != recorded:
-            return None
-    return _Link(cls, {}, needed, {needed: kinds}, is_name)
+    examples = ({"base": base, name: value} for value in ("x", 1) if type(value) in allowed)
+    return all(vars(cls(**example)) == example for example in examples)
 
 
 # --- sources --------------------------------------------------------------------------------------
@@ -217,57 +173,34 @@ def source_of(fx_node: Any) -> Any | None:
     return source
 
 
-def encode_source(source: torch_dynamo.Source, *, memo: EncodeMemo | None = None) -> SourceDesc:
+def encode_source(source: torch_dynamo.Source) -> SourceDesc:
     """The record of a source; each source object has one record object.
 
     The record is cached on the source, since a model's parameters share most of their bases.
-
-    Args:
-        source: an instance of a class of ``torch._dynamo.source``.
-        memo: cache to use instead of the sources.
 
     Raises:
         UnsupportedValueError: the class is not torch's, or a field has no record.
         LimitError: sources are nested too deeply in fields of other sources.
     """
-    cached = vars(source).get(_RECORD) if memo is None else None
-    return _encode_source(source, memo, MAX_NESTING) if cached is None else cached
+    return _encode_source(source, MAX_NESTING)
 
 
-def _encode_source(source: torch_dynamo.Source, memo: EncodeMemo | None, left: int) -> SourceDesc:
+def _encode_source(source: torch_dynamo.Source, left: int) -> SourceDesc:
     chain: list[torch_dynamo.Source] = []
     current: torch_dynamo.Source | None = source
     desc: SourceDesc | None = None
-    while current is not None:
-        desc = _cached_record(current, memo)
-        if desc is not None:
-            break
+    while current is not None and (desc := vars(current).get(_RECORD)) is None:
         chain.append(current)
         current = getattr(current, "base", None)
     for link in reversed(chain):
-        desc = _encode_link(link, desc, memo, left)
-        if memo is None:
-            # Set like torch's cached hash of a frozen dataclass. It is not a field, so it does not
-            # affect equality, copies and pickles.
-            object.__setattr__(link, _RECORD, desc)
-        else:
-            memo[id(link)] = link, desc
+        desc = _encode_link(link, desc, left)
+        # Set like torch's cached hash of a frozen dataclass. It is not a field, so it does not
+        # affect equality, copies and pickles.
+        object.__setattr__(link, _RECORD, desc)
     return typing.cast("SourceDesc", desc)
 
 
-def _cached_record(source: torch_dynamo.Source, memo: EncodeMemo | None) -> SourceDesc | None:
-    if memo is None:
-        return vars(source).get(_RECORD)
-    found = memo.get(id(source))
-    return None if found is None else found[1]
-
-
-def _encode_link(
-    source: Any,
-    base: SourceDesc | None,
-    memo: EncodeMemo | None,
-    left: int,
-) -> SourceDesc:
+def _encode_link(source: Any, base: SourceDesc | None, left: int) -> SourceDesc:
     cls = type(source)
     source_class = _source_classes().get(cls.__name__)
     if source_class is None or source_class.cls is not cls:
@@ -295,11 +228,11 @@ def _encode_link(
             raise UnsupportedValueError(
                 "a field of a source is no identifier", where=where, found=repr(value)
             )
-        fields.append((name, _encode_field(value, where, memo, left)))
+        fields.append((name, _encode_field(value, where, left)))
     return SourceDesc(cls=cls.__name__, name=name_of(source), base=base, fields=tuple(fields))
 
 
-def _encode_field(value: object, where: str, memo: EncodeMemo | None, left: int) -> Value:
+def _encode_field(value: object, where: str, left: int) -> Value:
     if value is None or type(value) in (bool, int):
         return typing.cast("Value", value)
 
@@ -309,7 +242,7 @@ def _encode_field(value: object, where: str, memo: EncodeMemo | None, left: int)
                 raise LimitError(
                     f"sources are nested deeper than {MAX_NESTING} levels", where=where
                 )
-            return SourceValue(source=_encode_source(part, memo, left - 1))
+            return SourceValue(source=_encode_source(part, left - 1))
         if isinstance(part, torch_dynamo.dynamo_source().TensorProperty):
             return EnumValue(cls=_PROPERTY, name=part.name)  # pyright: ignore[reportAttributeAccessIssue]
         return None
@@ -331,74 +264,30 @@ def name_of(source: Any) -> str:
 def decode_source(d: SourceDesc, *, memo: DecodeMemo | None = None) -> torch_dynamo.Source:
     """The source of a record, whose ``name`` is not used.
 
-    Args:
-        d: the record.
-        memo: cache of decoded sources; records with a common base then share its source.
+    Records with a common base share its source if they are decoded with one ``memo``.
 
     Raises:
         UnknownNameError: torch has no such source class.
         FormatError: a field is missing, unknown or has the wrong type.
     """
-    if memo is None:
-        memo = DecodeMemo()
-    cached = memo.get(id(d))
-    if cached is not None:
-        return cached
-    if d.base is not None:
-        return decode_sources((d,), memo)[0]
-    source = _decode_link(d, None, memo, MAX_NESTING)
-    memo[id(d)] = source
-    memo.alive.append(d)
-    return source
+    return decode_sources((d,), DecodeMemo() if memo is None else memo)[0]
 
 
 def decode_sources(
     records: Iterable[SourceDesc], memo: DecodeMemo, left: int = MAX_NESTING
 ) -> list[torch_dynamo.Source]:
-    """Decode many sources; see `decode_source`.
-
-    Args:
-        records: the records.
-        memo: cache, to which the sources are added.
-        left: maximum depth of sources in fields.
-    """
+    """Decode many sources, with at most ``left`` levels of sources in fields; see `decode_source`."""
     decoded: list[Any] = []
-    cached_of: Callable[[int], Any] = memo.get
-    link_of, keep_alive = _links().get, memo.alive.append
     for d in records:
         chain: list[SourceDesc] = []
-        record: Any = d
-        source: Any = None
-        while record is not None:
-            source = cached_of(id(record))
-            if source is not None:
-                break
+        record: SourceDesc | None = d
+        source: torch_dynamo.Source | None = None
+        while record is not None and (source := memo.get(id(record))) is None:
             chain.append(record)
             record = record.base
-        while chain:
-            record = chain.pop()
-            link = None if source is None else link_of(record.cls)
-            if link is not None:
-                # With a base, without its constructor: there are thousands of them.
-                cls, values, needed, kinds, is_name = link
-                name, recorded = None, record.fields
-                made = _new(cls)
-                own = made.__dict__
-                own.update(values)
-                own["base"] = source
-                if recorded:
-                    name, value = recorded[0]
-                    own[name] = value
-                    dotted = is_name and "." in str(value)
-                    if len(recorded) > 1 or dotted or type(value) not in kinds.get(name, ()):
-                        link = None
-                if link is not None and (needed is None or name == needed):
-                    source = memo[id(record)] = made
-                    keep_alive(record)
-                    continue
-            source = _decode_link(record, source, memo, left)
-            memo[id(record)] = source
-            keep_alive(record)
+        for link in reversed(chain):
+            source = memo[id(link)] = _decode_link(link, source, memo, left)
+            memo.alive.append(link)
         decoded.append(source)
     return decoded
 
@@ -419,15 +308,10 @@ def _decode_link(
         raise FormatError(
             "a source has the wrong base", where=_where_of(d), expected=expected, found=found
         )
-    if (
-        source_class.bare is not None
-        and (source := _bare(source_class, source_class.bare, d.fields, base)) is not None
-    ):
-        return source
     values: dict[str, Any] = {} if base is None else {"base": base}
     is_plain = True
     for name, value in d.fields:
-        if type(value) is source_class.plain.get(name) and name not in values:
+        if type(value) in source_class.kinds.get(name, ()) and name not in values:
             values[name] = value
             continue
         where, is_plain = _where_of(d), False
@@ -445,31 +329,13 @@ def _decode_link(
             name for name in source_class.fields if name in source_class.required - values.keys()
         ]
         raise FormatError("a source lacks a field", where=_where_of(d), expected=missing[0])
+    is_split = d.cls in _NAMES and "." in str(values["member"])
+    if source_class.bare is not None and is_plain and not is_split:
+        # Without the constructor: there are thousands of them in the capture of a model.
+        source = object.__new__(source_class.cls)
+        object.__setattr__(source, "__dict__", source_class.bare | values)  # also of a frozen class
+        return source
     return _construct(source_class, values, d, hashable=is_plain)
-
-
-def _bare(
-    source_class: _SourceClass,
-    defaults: dict[str, Any],
-    recorded: tuple[tuple[str, Value], ...],
-    base: Any,
-) -> Any:
-    """A source made without its constructor; ``None`` unless each field occurs once and is plain."""
-    values = defaults.copy()
-    if base is not None:
-        values["base"] = base
-    for name, value in recorded:
-        if type(value) is not source_class.plain.get(name):
-            return None
-        values[name] = value
-    for name in source_class.required:
-        if values[name] is dataclasses.MISSING:
-            return None
-    if len(recorded) > 1 and len(dict(recorded)) < len(recorded):
-        return None
-    source = _new(source_class.cls)
-    _set_attribute(source, "__dict__", values)
-    return source
 
 
 def _where_of(d: SourceDesc) -> str:
@@ -500,8 +366,7 @@ def _construct(
     if d.cls == "ImportSource":
         # Its __post_init__ adds a guard to the frame that is compiled; there is none.
         source = object.__new__(source_class.cls)
-        for name, value in values.items():
-            object.__setattr__(source, name, value)
+        vars(source).update(values)
         return source
     try:
         source = source_class.cls(**values)

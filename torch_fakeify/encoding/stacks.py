@@ -11,6 +11,8 @@ import re
 import traceback
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from torch_fakeify.compat.torch_symbols import CapturedTraceback, SLoc
 from torch_fakeify.errors import UnsupportedValueError
 from torch_fakeify.records.shape_env import LocationDesc
@@ -148,10 +150,7 @@ def parse_stack(text: str, file_name: Callable[[str], str]) -> StackDesc | str:
     if not frames or stack_text(StackDesc(frames=tuple(frames))) != text:
         return re.sub(r'File "([^"\n]+)"', lambda m: f'File "{file_name(m[1])}"', text)
     return StackDesc(
-        frames=tuple(
-            FrameDesc(file=file_name(f.file), line=f.line, function=f.function, code=f.code)
-            for f in frames
-        )
+        frames=tuple(msgspec.structs.replace(f, file=file_name(f.file)) for f in frames)
     )
 
 

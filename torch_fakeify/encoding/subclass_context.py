@@ -15,6 +15,7 @@ import dataclasses
 import enum
 import functools
 from collections.abc import Callable
+from contextlib import suppress
 from types import MemberDescriptorType
 from typing import Any, TypeAlias
 
@@ -80,7 +81,7 @@ def _objection(cls: type, package: str) -> str | None:
     if not all(_is_plain_base(base) for base in cls.__mro__):
         return "it derives from a class that is not written in Python"
     for field in dataclasses.fields(cls):
-        if _is_computed(_class_attribute(cls, field.name)):
+        if _is_descriptor(_class_attribute(cls, field.name), "__set__"):
             return f"its field {field.name} is computed by a property"
     return None
 
@@ -98,15 +99,15 @@ def _class_attribute(cls: type, name: str) -> object:
     return _MISSING
 
 
-def _is_computed(attribute: object) -> bool:
+def _is_descriptor(attribute: object, method: str) -> bool:
+    """Whether a class attribute other than a slot has ``__get__`` or ``__set__``."""
     is_slot = isinstance(attribute, MemberDescriptorType)
-    return not is_slot and names.hasattr_static(type(attribute), "__set__")
+    return not is_slot and names.hasattr_static(type(attribute), method)
 
 
 def _is_behaviour(attribute: object) -> bool:
     """Whether a class attribute is a method or descriptor, which no instance may replace."""
-    is_slot = isinstance(attribute, MemberDescriptorType)
-    return not is_slot and names.hasattr_static(type(attribute), "__get__")
+    return _is_descriptor(attribute, "__get__")
 
 
 def _slots(cls: type) -> dict[str, MemberDescriptorType]:
@@ -125,55 +126,40 @@ def _has_finalizer(cls: type) -> bool:
 # --- encode ---------------------------------------------------------------------------------------
 
 
-def encode_context_value(
-    obj: object,
-    *,
-    where: str,
-    package: str,
-    ints: EncodeHook | None = None,
-    tensors: EncodeTensor | None = None,
-) -> Value:
-    """The record of a context or of an opaque attribute.
+@dataclasses.dataclass
+class ContextEncoder:
+    """Makes the records of contexts and opaque attributes of a tensor subclass."""
 
-    Args:
-        obj: the context.
-        where: its path, for errors.
-        package: the top-level package of the subclass.
-        ints: encodes symbolic integers; called first for each part.
-        tensors: describes a tensor in the context, from the tensor and its path.
+    package: str
+    """The top-level package of the subclass."""
+    ints: EncodeHook | None = None
+    """Encodes symbolic integers; called first for each part."""
+    tensors: EncodeTensor | None = None
+    _depth: int = 0
 
-    Raises:
-        UnsupportedValueError: a part has no record; the error has its path.
-    """
-    return _Encoder(package, ints, tensors).part(obj, where)
+    def encode(self, obj: object, where: str) -> Value:
+        """The record of a context, an opaque attribute, or a part of one.
 
-
-class _Encoder:
-    def __init__(self, package: str, ints: EncodeHook | None, tensors: EncodeTensor | None) -> None:
-        self._package = package
-        self._ints = ints
-        self._tensors = tensors
-        self._depth = 0
-
-    def part(self, obj: object, where: str) -> Value:
-        """The record of one part."""
+        Raises:
+            UnsupportedValueError: a part has no record; the error has its path.
+        """
         return encode_value(obj, where=where, hook=Located(self._ask))
 
     def _ask(self, obj: object, where: str) -> Value | None:
-        if self._ints is not None:
-            owned = self._ints(obj)
+        if self.ints is not None:
+            owned = self.ints(obj)
             if owned is not None:
                 return owned
         if isinstance(obj, torch.Tensor):
             return self._tensor(obj, where)
         registration = subclass_registry.find(type(obj))
         if registration is not None and registration.encode is not None:
-            data = self.part(registration.encode(obj), where)
+            data = self.encode(registration.encode(obj), where)
             return OpaqueValue(kind=_OBJECT, data=TupleValue(items=(_name(obj), data)))
         if meshes.is_mesh(obj):
             return meshes.encode_mesh(obj, where=where)
         if meshes.is_placement(obj):
-            return meshes.encode_placement(obj, self.part, where=where)
+            return meshes.encode_placement(obj, self.encode, where=where)
         if _is_dataclass(obj):
             return self._dataclass(obj, where)
         if names.is_record_tuple(type(obj)) and _has_finalizer(type(obj)):
@@ -183,13 +169,13 @@ class _Encoder:
         return None
 
     def _tensor(self, t: torch.Tensor, where: str) -> Value:
-        if self._tensors is None:
+        if self.tensors is None:
             raise UnsupportedValueError("a tensor has no record here", where=where)
-        return TensorValue(tensor=self._tensors(t, where))
+        return TensorValue(tensor=self.tensors(t, where))
 
     def _dataclass(self, obj: Any, where: str) -> Value:
         cls: type = type(obj)
-        objection = _objection(cls, self._package)
+        objection = _objection(cls, self.package)
         if objection is not None:
             raise UnsupportedValueError(
                 f"a dataclass instance cannot be recorded: {objection}",
@@ -208,7 +194,7 @@ class _Encoder:
             )
         self._depth += 1
         items = tuple(
-            (name, self.part(item, f"{where}.{name}")) for name, item in _state(obj, where)
+            (name, self.encode(item, f"{where}.{name}")) for name, item in _state(obj, where)
         )
         self._depth -= 1
         data = TupleValue(items=(_name(obj), DictValue(items=items)))
@@ -222,8 +208,10 @@ def _name(obj: object) -> str:
 def _state(obj: Any, where: str) -> list[tuple[str, object]]:
     """State of an instance: its fields in order, then additional attributes."""
     cls = type(obj)
-    held = {name: _slot_item(slot, obj) for name, slot in _slots(cls).items()}
-    held = {name: item for name, item in held.items() if item is not _MISSING}
+    held: dict[str, object] = {}
+    for name, slot in _slots(cls).items():
+        with suppress(AttributeError):  # not set
+            held[name] = slot.__get__(obj, cls)
     held.update(getattr(obj, "__dict__", {}))
     found: list[tuple[str, object]] = []
     for field in dataclasses.fields(cls):
@@ -249,72 +237,42 @@ def _state(obj: Any, where: str) -> list[tuple[str, object]]:
     return found
 
 
-def _slot_item(slot: MemberDescriptorType, obj: object) -> object:
-    try:
-        return slot.__get__(obj, type(obj))
-    except AttributeError:  # not set
-        return _MISSING
-
-
 # --- decode ---------------------------------------------------------------------------------------
 
 
-def decode_context_value(
-    v: Value,
-    *,
-    where: str,
-    package: str,
-    ints: DecodeHook | None = None,
-    tensors: DecodeTensor | None = None,
-    mesh_cache: meshes.Meshes | None = None,
-) -> Any:
-    """The context or opaque attribute of a record.
+@dataclasses.dataclass
+class ContextDecoder:
+    """Makes the contexts and opaque attributes of the records of a tensor subclass."""
 
-    Args:
-        v: the record.
-        where: its path, for errors.
-        package: the top-level package of the subclass.
-        ints: decodes symbolic integers; called first for each part.
-        tensors: makes a tensor in the context.
-        mesh_cache: cache of decoded meshes.
+    package: str
+    """The top-level package of the subclass."""
+    ints: DecodeHook | None = None
+    """Decodes symbolic integers; called first for each part."""
+    tensors: DecodeTensor | None = None
+    mesh_cache: meshes.Meshes = dataclasses.field(default_factory=meshes.Meshes)
+    _depth: int = 0
 
-    Raises:
-        FormatError: the record is invalid.
-        UnknownNameError: a class is unknown or not allowed.
-    """
-    return _Decoder(package, ints, tensors, mesh_cache or meshes.Meshes()).part(v, where)
+    def decode(self, v: Value, where: str) -> Any:
+        """The object of a record.
 
-
-class _Decoder:
-    def __init__(
-        self,
-        package: str,
-        ints: DecodeHook | None,
-        tensors: DecodeTensor | None,
-        mesh_cache: meshes.Meshes,
-    ) -> None:
-        self._package = package
-        self._ints = ints
-        self._tensors = tensors
-        self._meshes = mesh_cache
-        self._depth = 0
-
-    def part(self, v: Value, where: str) -> Any:
-        """The object of one part."""
+        Raises:
+            FormatError: the record is invalid.
+            UnknownNameError: a class is unknown or not allowed.
+        """
         return decode_value(v, where=where, hook=Located(self._ask))
 
     def _ask(self, v: Value, where: str) -> object:
-        if self._ints is not None:
-            owned = self._ints(v)
+        if self.ints is not None:
+            owned = self.ints(v)
             if owned is not NotImplemented:
                 return owned
         match v:
             case SymValue():
                 raise FormatError("a symbolic integer has no meaning here", where=where)
             case TensorValue(tensor=tensor):
-                if self._tensors is None:
+                if self.tensors is None:
                     raise FormatError("a tensor has no meaning here", where=where)
-                return self._tensors(tensor)
+                return self.tensors(tensor)
             case OpaqueValue():
                 return self._opaque(v, where)
             case NamedTupleValue(cls=name):
@@ -330,9 +288,9 @@ class _Decoder:
 
     def _opaque(self, v: OpaqueValue, where: str) -> object:
         if v.kind == meshes.MESH:
-            return self._meshes.decode(v, where=where)
+            return self.mesh_cache.decode(v, where=where)
         if v.kind == meshes.PLACEMENT:
-            return meshes.decode_placement(v, self.part, where=where)
+            return meshes.decode_placement(v, self.decode, where=where)
         match v:
             case OpaqueValue(
                 kind="dataclass", data=TupleValue(items=(str(name), DictValue() as d))
@@ -354,10 +312,10 @@ class _Decoder:
                 fix=f"Call torch_fakeify.register_subclass({name.rpartition('.')[2]}, "
                 "encode_ctx=..., decode_ctx=...) first, as the writer did.",
             )
-        return found.decode(self.part(data, where))
+        return found.decode(self.decode(data, where))
 
     def _dataclass(self, name: str, data: DictValue, where: str) -> object:
-        cls = _find_dataclass(name, self._package, where)
+        cls = _find_dataclass(name, self.package, where)
         if self._depth == MAX_DEPTH:
             raise LimitError(
                 "dataclass instances are nested too deeply",
@@ -369,20 +327,13 @@ class _Decoder:
         for key, item in data.items:
             if not isinstance(key, str) or key in state:
                 raise FormatError("not the fields of a dataclass", where=where)
-            state[key] = self.part(item, f"{where}.{key}")
+            state[key] = self.decode(item, f"{where}.{key}")
         self._depth -= 1
         return _fill(cls, name, state, where)
 
 
 def _find_dataclass(name: str, package: str, where: str) -> type:
-    cls = names.find_class(name)
-    if cls is None:
-        module = name.rpartition(".")[0]
-        raise UnknownNameError(
-            f"the class {name!r} is not known in this process",
-            where=where,
-            fix=f"Run `import {module}` first if you trust it." if module else None,
-        )
+    cls = names.known_class(name, where=where)
     if not (dataclasses.is_dataclass(cls) and not issubclass(cls, (enum.Enum, torch.Tensor))):
         raise UnknownNameError(f"the class {name!r} is no dataclass", where=where)
     objection = _objection(cls, package)

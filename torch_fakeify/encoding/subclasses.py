@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 
 import torch
@@ -31,7 +30,7 @@ from torch_fakeify.records.tensor import MetaTensorDesc, OpaqueValue, SubclassDe
 
 from . import names, subclass_registry
 from .meshes import Meshes
-from .subclass_context import DecodeTensor, EncodeTensor, decode_context_value, encode_context_value
+from .subclass_context import ContextDecoder, ContextEncoder, DecodeTensor, EncodeTensor
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Meshes",
+    "context_decoder",
     "decode_context",
     "decode_opaques",
     "encode_subclass",
@@ -155,12 +155,8 @@ def encode_subclass(
 ) -> SubclassDesc:
     """The record of a wrapper subclass.
 
-    Args:
-        t: the tensor.
-        part: describes an inner tensor, from the tensor and its attribute, or a tensor in the context,
-            from the tensor and its path, such as ``context[0].data``.
-        where: the path of the tensor, for errors.
-        ints: encodes symbolic integers of the context.
+    ``part`` describes an inner tensor, from the tensor and its attribute, or a tensor in the context, from
+    the tensor and its path, such as ``context[0].data``. ``ints`` encodes symbolic integers of the context.
 
     Raises:
         UnsupportedTensorError: the class lacks a part of the protocol, has no name that a reader can
@@ -172,11 +168,8 @@ def encode_subclass(
     tensor: Any = t
     attributes, context = tensor.__tensor_flatten__()
 
-    encode = partial(
-        encode_context_value,
-        package=name.partition(".")[0],
-        ints=ints,
-        tensors=lambda found, path: part(found, path.removeprefix(f"{where}.")),
+    encoder = ContextEncoder(
+        _package(name), ints, lambda found, path: part(found, path.removeprefix(f"{where}."))
     )
     tensors: list[tuple[str, MetaTensorDesc]] = []
     opaques: list[tuple[str, Value]] = []
@@ -187,7 +180,7 @@ def encode_subclass(
             tensors.append((attribute, part(inner, attribute)))
         elif torch_fakes.is_custom_class_obj(inner):
             with _advising(type(inner), f"an opaque attribute of {name}", "object"):
-                opaques.append((attribute, encode(inner, where=at)))
+                opaques.append((attribute, encoder.encode(inner, at)))
         else:
             raise UnsupportedTensorError(
                 f"an inner attribute of {name} is of no sort that torch traces",
@@ -200,7 +193,7 @@ def encode_subclass(
         cls=name,
         tensors=tuple(tensors),
         opaques=tuple(opaques),
-        context=_encode_context(cls, name, context, f"{where}.context", encode),
+        context=_encode_context(cls, name, context, f"{where}.context", encoder),
     )
 
 
@@ -236,13 +229,13 @@ def _advising(cls: type, what: str, kind: str) -> Generator[None, None, None]:
 
 
 def _encode_context(
-    cls: type, name: str, context: object, where: str, encode: Callable[..., Value]
+    cls: type, name: str, context: object, where: str, encoder: ContextEncoder
 ) -> Value:
     registration = subclass_registry.find(cls)
     with _advising(cls, f"the context of {name}", "context"):
         if registration is None or registration.encode is None:
-            return encode(context, where=where)
-        data = encode(registration.encode(context), where=where)
+            return encoder.encode(context, where)
+        data = encoder.encode(registration.encode(context), where)
         return OpaqueValue(kind=_REGISTERED, data=data)
 
 
@@ -251,11 +244,7 @@ def encode_flattened(
 ) -> tuple[tuple[str, ...], Value]:
     """The inner attributes of a wrapper subclass and the record of its context.
 
-    Args:
-        t: the tensor.
-        where: the path of the tensor, for errors.
-        ints: encodes symbolic integers of the context.
-        tensors: describes a tensor in the context, from the tensor and its path.
+    ``ints`` and ``tensors`` are those of a `ContextEncoder`.
 
     Raises:
         UnsupportedTensorError: the context cannot be recorded.
@@ -263,9 +252,12 @@ def encode_flattened(
     tensor: Any = t
     name = class_name(type(t))
     attributes, context = tensor.__tensor_flatten__()
-    package = name.partition(".")[0]
-    encode = partial(encode_context_value, package=package, ints=ints, tensors=tensors)
-    return tuple(attributes), _encode_context(type(t), name, context, f"{where}.context", encode)
+    encoder = ContextEncoder(_package(name), ints, tensors)
+    return tuple(attributes), _encode_context(type(t), name, context, f"{where}.context", encoder)
+
+
+def _package(name: str) -> str:
+    return name.partition(".")[0]
 
 
 # --- decode ---------------------------------------------------------------------------------------
@@ -335,22 +327,25 @@ def _how_to_know(name: str) -> str:
     return f"Define it and call torch_fakeify.register_subclass({short}) first."
 
 
-def decode_context(
+def context_decoder(
     record: SubclassDesc,
-    *,
-    where: str,
     ints: DecodeHook | None = None,
     tensors: DecodeTensor | None = None,
     meshes: Meshes | None = None,
+) -> ContextDecoder:
+    """Return the decoder of the context and opaque attributes of a record.
+
+    ``meshes`` is one cache for all tensors that share meshes.
+    """
+    return ContextDecoder(_package(record.cls), ints, tensors, meshes or Meshes())
+
+
+def decode_context(
+    record: SubclassDesc, decoder: ContextDecoder | None = None, *, where: str
 ) -> object:
     """The context of a record, for ``__tensor_unflatten__``.
 
-    Args:
-        record: the record.
-        where: the path of the tensor, for errors.
-        ints: decodes symbolic integers.
-        tensors: makes a tensor in the context.
-        meshes: cache of decoded meshes, one for all tensors that share meshes.
+    Without a decoder of `context_decoder`, symbolic integers and tensors are refused.
 
     Raises:
         FormatError: the record is invalid.
@@ -358,17 +353,9 @@ def decode_context(
     """
     context = record.context
     at = f"{where}.context"
-    package = record.cls.partition(".")[0]
-    decode = partial(
-        decode_context_value,
-        where=at,
-        package=package,
-        ints=ints,
-        tensors=tensors,
-        mesh_cache=meshes,
-    )
+    decoder = decoder or context_decoder(record)
     if not (isinstance(context, OpaqueValue) and context.kind == _REGISTERED):
-        return decode(context)
+        return decoder.decode(context, at)
     registration = subclass_registry.find_class(record.cls)
     if registration is None or registration.decode is None:
         raise UnknownNameError(
@@ -377,33 +364,26 @@ def decode_context(
             fix=f"Call torch_fakeify.register_subclass({record.cls.rpartition('.')[2]}, "
             "encode_ctx=..., decode_ctx=...) first, as the writer did.",
         )
-    return registration.decode(decode(context.data))
+    return registration.decode(decoder.decode(context.data, at))
 
 
 def decode_opaques(
-    record: SubclassDesc,
-    *,
-    where: str,
-    ints: DecodeHook | None = None,
-    tensors: DecodeTensor | None = None,
-    meshes: Meshes | None = None,
+    record: SubclassDesc, decoder: ContextDecoder | None = None, *, where: str
 ) -> dict[str, object]:
     """The inner attributes of a record other than tensors, such as a ``DeviceMesh``.
 
-    The arguments are those of :func:`decode_context`.
+    The arguments are those of `decode_context`.
 
     Raises:
         FormatError: an attribute is invalid or occurs twice.
         UnknownNameError: a class is unknown or not allowed.
     """
     found: dict[str, object] = {}
-    package = record.cls.partition(".")[0]
+    decoder = decoder or context_decoder(record)
     taken = {attribute for attribute, _ in record.tensors}
     for attribute, v in record.opaques:
         at = f"{where}.{attribute}"
         if attribute in taken or attribute in found:
             raise FormatError("an inner attribute occurs twice", where=at)
-        found[attribute] = decode_context_value(
-            v, where=at, package=package, ints=ints, tensors=tensors, mesh_cache=meshes
-        )
+        found[attribute] = decoder.decode(v, at)
     return found

@@ -13,14 +13,12 @@ import enum
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, WrapperDescriptorType
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 from typing_extensions import assert_never
 
-from torch_fakeify.compat import torch_graphs
 from torch_fakeify.errors import (
     FormatError,
     LimitError,
@@ -82,20 +80,9 @@ shares its hash with up to eight others and some 33 floats."""
 
 _PLAIN = frozenset({type(None), bool, int})
 _SCALARS = _PLAIN | {float, str}
-_are_scalars = _SCALARS.issuperset
 
 _UNOWNED = frozenset({TupleValue, ListValue, DictValue})
 """Records that are not passed to hooks, except for their parts."""
-
-_CALLABLES = (
-    BuiltinFunctionType,
-    FunctionType,
-    MethodDescriptorType,
-    WrapperDescriptorType,
-    torch_graphs.OpOverload,
-    torch_graphs.OpOverloadPacket,
-    torch_graphs.HigherOrderOperator,
-)
 
 
 # --- encode ---------------------------------------------------------------------------------------
@@ -106,10 +93,7 @@ def encode_value(
 ) -> Value:
     """The record of a constant.
 
-    Args:
-        obj: the constant.
-        where: the path of ``obj``, for errors.
-        hook: called first for each part other than plain scalars, for additional types.
+    The hook is called first for each part other than plain scalars, for additional types.
 
     Raises:
         UnsupportedValueError: a part has no record; the error has its path.
@@ -131,14 +115,12 @@ def encode_value(
             where=where,
             expected=f"at most {MAX_DEPTH} levels",
         )
+
+    def part(item: object, suffix: str) -> Value:
+        return encode_value(item, where=where + suffix, hook=hook, _depth=_depth + 1)
+
     container = _CONTAINERS.get(kind)
-    if container is not None:
-
-        def part(item: object, suffix: str) -> Value:
-            return encode_value(item, where=where + suffix, hook=hook, _depth=_depth + 1)
-
-        return container(obj, part)
-    return _encode_atom(obj, where, hook, _depth)
+    return _encode_atom(obj, where, part) if container is None else container(obj, part)
 
 
 _Part: TypeAlias = Callable[[object, str], Value]
@@ -203,7 +185,7 @@ def _encode_float(obj: float) -> float | FloatValue:
     return FloatValue(text="nan" if math.isnan(obj) else "inf" if obj > 0 else "-inf")
 
 
-def _encode_atom(obj: object, where: str, hook: EncodeHook | None, depth: int) -> Value:
+def _encode_atom(obj: object, where: str, part: _Part) -> Value:
     if isinstance(obj, enum.Enum) or names.is_pybind_enum(type(obj)):
         return _encode_enum(obj, where)
     if type(obj) is complex:
@@ -216,10 +198,10 @@ def _encode_atom(obj: object, where: str, hook: EncodeHook | None, depth: int) -
     if const is not None:
         return const
     if isinstance(obj, tuple) and names.is_record_tuple(type(obj)):
-        return _encode_named_tuple(obj, where, hook, depth)
+        return _encode_named_tuple(obj, where, part)
     if isinstance(obj, type):
         return TypeValue(name=names.encode_class(obj, where=where))
-    if isinstance(obj, _CALLABLES):
+    if isinstance(obj, names.CALLABLES):
         return names.encode_function(obj, where=where)
     raise UnsupportedValueError(
         "a value has no record",
@@ -268,9 +250,7 @@ def _encode_torch_const(obj: object) -> TorchConstValue | None:
     return None
 
 
-def _encode_named_tuple(
-    obj: tuple[object, ...], where: str, hook: EncodeHook | None, depth: int
-) -> NamedTupleValue:
+def _encode_named_tuple(obj: tuple[object, ...], where: str, part: _Part) -> NamedTupleValue:
     cls = type(obj)
     extra: dict[str, object] = getattr(obj, "__dict__", {})
     if extra:
@@ -279,12 +259,7 @@ def _encode_named_tuple(
             where=where,
             found=f"{', '.join(sorted(extra))} on {class_name(cls)}",
         )
-    name = names.encode_class(cls, where=where)
-    items = tuple(
-        encode_value(item, where=f"{where}[{i}]", hook=hook, _depth=depth + 1)
-        for i, item in enumerate(obj)
-    )
-    return NamedTupleValue(cls=name, items=items)
+    return NamedTupleValue(cls=names.encode_class(cls, where=where), items=_items(obj, part))
 
 
 # --- decode ---------------------------------------------------------------------------------------
@@ -295,10 +270,7 @@ def decode_value(
 ) -> Any:
     """The constant of a record.
 
-    Args:
-        v: the record.
-        where: the path of ``v``, for errors.
-        hook: called first for each part that is a record, except tuples, lists and dictionaries.
+    The hook is called first for each part that is a record, except tuples, lists and dictionaries.
 
     Raises:
         FormatError: the record is invalid.
@@ -315,44 +287,23 @@ def decode_value(
         raise LimitError(
             "a constant is nested too deeply", where=where, expected=f"at most {MAX_DEPTH} levels"
         )
-    # The most frequent types of a graph first.
-    if type(v) is TupleValue:
-        return tuple(_parts(v.items, where, hook, _depth))
-    if type(v) is DictValue:
-        return _decode_dict(v, where, hook, _depth)
-    if type(v) is ListValue and not v.immutable:
-        return _parts(v.items, where, hook, _depth)
-    return _decode_rare(v, where, hook, _depth)
 
-
-def _parts(items: tuple[Value, ...], where: str, hook: DecodeHook | None, depth: int) -> list[Any]:
-    return [
-        item
-        if type(item) in _SCALARS
-        else decode_value(item, where=f"{where}.items[{i}]", hook=hook, _depth=depth + 1)
-        for i, item in enumerate(items)
-    ]
-
-
-def decode_dtype(name: str, where: str = "$.dtype") -> torch.dtype:
-    """Return the dtype of a name.
-
-    Raises:
-        UnknownNameError: torch has no such dtype.
-    """
-    dtype = decode_value(TorchConstValue(kind="dtype", name=name), where=where)
-    assert isinstance(dtype, torch.dtype)
-    return dtype
-
-
-def _decode_rare(v: Value, where: str, hook: DecodeHook | None, depth: int) -> Any:
     def part(item: Value, suffix: str) -> Any:
-        return decode_value(item, where=where + suffix, hook=hook, _depth=depth + 1)
+        return decode_value(item, where=where + suffix, hook=hook, _depth=_depth + 1)
 
     def parts(items: tuple[Value, ...]) -> list[Any]:
-        return _parts(items, where, hook, depth)
+        return [
+            item if type(item) in _SCALARS else part(item, f".items[{i}]")
+            for i, item in enumerate(items)
+        ]
 
-    match v:
+    match v:  # the most frequent types of a graph first
+        case TupleValue():
+            return tuple(parts(v.items))
+        case DictValue():
+            return _decode_dict(v, where, part)
+        case ListValue():
+            return immutable_list(parts(v.items)) if v.immutable else parts(v.items)
         case None | bool() | int() | float() | str():
             return v
         case FloatValue():
@@ -363,16 +314,10 @@ def _decode_rare(v: Value, where: str, hook: DecodeHook | None, depth: int) -> A
             return v.data
         case EllipsisValue():
             return ...
-        case TupleValue():
-            return tuple(parts(v.items))
-        case ListValue():
-            return immutable_list(parts(v.items)) if v.immutable else parts(v.items)
         case SizeValue():
             return _decode_size(parts(v.items), where)
         case SetValue():
             return _decode_set(v, parts(v.items), where)
-        case DictValue():
-            return _decode_dict(v, where, hook, depth)
         case SliceValue():
             return slice(part(v.start, ".start"), part(v.stop, ".stop"), part(v.step, ".step"))
         case RangeValue():
@@ -396,6 +341,17 @@ def _decode_rare(v: Value, where: str, hook: DecodeHook | None, depth: int) -> A
             )
         case _:
             assert_never(v)
+
+
+def decode_dtype(name: str, where: str = "$.dtype") -> torch.dtype:
+    """Return the dtype of a name.
+
+    Raises:
+        UnknownNameError: torch has no such dtype.
+    """
+    dtype = decode_value(TorchConstValue(kind="dtype", name=name), where=where)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
 
 
 def _decode_float(v: float | FloatValue) -> float:
@@ -445,26 +401,10 @@ def _decode_set(v: SetValue, items: list[Any], where: str) -> set[Any] | frozens
     return found if v.frozen else set(found)
 
 
-def _decode_dict(v: DictValue, where: str, hook: DecodeHook | None, depth: int) -> dict[Any, Any]:
-    def part(item: Value, i: int, side: int) -> Any:
-        path = f"{where}.items[{i}][{side}]"
-        return decode_value(item, where=path, hook=hook, _depth=depth + 1)
-
-    if all([type(key) is str for key, _ in v.items]):  # noqa: C419 - a list is faster
-        # Hashes of strings are randomized.
-        named = {
-            key: item
-            if type(item) in _SCALARS
-            else item.items  # as it is: all the same to a tuple of them
-            if type(item) is TupleValue
-            and depth < MAX_DEPTH
-            and _are_scalars(map(type, item.items))
-            else part(item, i, 1)
-            for i, (key, item) in enumerate(v.items)
-        }
-        if len(named) == len(v.items):
-            return immutable_dict(named) if v.immutable else named
-    keys = [k if type(k) in _SCALARS else part(k, i, 0) for i, (k, _) in enumerate(v.items)]
+def _decode_dict(v: DictValue, where: str, part: Callable[[Value, str], Any]) -> dict[Any, Any]:
+    keys = [
+        k if type(k) in _SCALARS else part(k, f".items[{i}][0]") for i, (k, _) in enumerate(v.items)
+    ]
     result: dict[Any, Any] = {}
     for i, (key, (_, item)) in enumerate(zip(keys, v.items, strict=True)):
         try:
@@ -475,7 +415,7 @@ def _decode_dict(v: DictValue, where: str, hook: DecodeHook | None, depth: int) 
             raise FormatError(f"not a key: {error}", where=f"{where}.items[{i}][0]") from error
         if is_repeated:
             raise FormatError("a key occurs twice in a dictionary", where=f"{where}.items[{i}][0]")
-        result[key] = item if type(item) in _SCALARS else part(item, i, 1)
+        result[key] = item if type(item) in _SCALARS else part(item, f".items[{i}][1]")
     return immutable_dict(result) if v.immutable else result
 
 

@@ -18,7 +18,7 @@ from torch_fakeify.compat import (
 )
 from torch_fakeify.convert.converter import MetaConverter
 from torch_fakeify.convert.validate import where_of
-from torch_fakeify.encoding.contexts import Contexts
+from torch_fakeify.encoding.contexts import decode_context
 from torch_fakeify.encoding.exprs import check_sym, decode_expr
 from torch_fakeify.encoding.fake_modes import make_fake_mode
 from torch_fakeify.encoding.meshes import Meshes
@@ -98,7 +98,6 @@ class Instance:
         self._guards = self._input_guards = None
         self.specialized: dict[str, float] = {}
         self._sources = DecodeMemo()
-        self._contexts = Contexts(self._sources)
         shape_env, original, fresh_env = None, None, None
         if desc.shape_env is not None and self._fresh:
             original = Instance(without_operations(desc), DeviceMap({}))
@@ -438,7 +437,7 @@ class Instance:
         if desc.tensor is None:
             return
         if desc.tensor.symbolic_context is not None:
-            context = self._contexts.make(desc.tensor.symbolic_context)
+            context = decode_context(desc.tensor.symbolic_context, memo=self._sources)
             fx_node._fakeify_context = context  # pyright: ignore[reportAttributeAccessIssue]
             self.tracing_context.tensor_to_context[value] = context
         marks = desc.tensor.marks

@@ -41,9 +41,8 @@ from .restoring import restore
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from torch_fakeify.encoding.sources import EncodeMemo
     from torch_fakeify.records.shape_env import LocationDesc
-    from torch_fakeify.records.tensor import ExprDesc, SourceDesc
+    from torch_fakeify.records.tensor import ExprDesc
 
 __all__ = ["ATTRIBUTES", "decode_stack", "encode_stack", "restore", "snapshot"]
 
@@ -85,7 +84,6 @@ class _Snapshot:
         self.env = env
         self._exprs: dict[int, ExprDesc] = {}
         self._shared: dict[ExprDesc, ExprDesc] = {}
-        self._sources: EncodeMemo = {}
         self._stacks: dict[int, Any] = {}
         self._alive: list[object] = []
 
@@ -144,7 +142,7 @@ class _Snapshot:
             ),
             specializations=tuple(map(self.specialization, env.specializations)),
             specialization_stacks=tuple(
-                (self.source(k), self._encoded_once(v, encode_stack))
+                (encode_source(k), self._encoded_once(v, encode_stack))
                 for k, v in env.specialization_stacks.items()
             ),
             shape_ids=self.named(env._shape_id_to_unbacked_symbol),
@@ -204,7 +202,7 @@ class _Snapshot:
         return SymbolDesc(
             name=record.name,
             assumptions=record.assumptions,
-            sources=tuple(map(self.source, env.var_to_sources.get(symbol, ()))),
+            sources=tuple(map(encode_source, env.var_to_sources.get(symbol, ()))),
             hint=None if hint is None else self.number(hint),
             hint_override=None
             if override is None
@@ -267,9 +265,6 @@ class _Snapshot:
     def named(self, table: Mapping[str, Any]) -> tuple[tuple[str, ExprDesc], ...]:
         return tuple((name, self.expr(value)) for name, value in table.items())
 
-    def source(self, source: Any) -> SourceDesc:
-        return encode_source(source, memo=self._sources)
-
     def _encoded_once(self, stack: Any, encode: Callable[[Any], _T]) -> _T:
         if id(stack) not in self._stacks:
             self._alive.append(stack)
@@ -288,7 +283,7 @@ class _Snapshot:
             symbol = found if isinstance(found, sympy.Symbol) else DIM
             condition = evaluate_condition(check_fn, symbol)
         return SpecializationDesc(
-            source=self.source(specialization.source),
+            source=encode_source(specialization.source),
             symbol=self.expr(symbol),
             condition=self.expr(condition),
         )

@@ -16,7 +16,7 @@ import torch
 from torch_fakeify.compat import torch_dispatch, torch_fakes, torch_symbols
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     _Exchange = Callable[[Any], Any]
 
@@ -73,37 +73,21 @@ def view_with_eager_strides(
         tensor: replaces tensors.
         stride: the recorded strides.
     """
-    arguments = _RecordedArguments()
-    made = view(arguments.by(symint), arguments.by(tensor))
-    if not hints_differ(made.stride(), stride):
-        return made
-    arguments.rewind()
-    with EagerViews():
-        return view(arguments.by(symint), arguments.by(tensor))
+    replaced: list[Any] = []
 
-
-class _RecordedArguments:
-    """Replacements of numbers and tensors, recorded to be returned once more."""
-
-    def __init__(self) -> None:
-        self._all: list[Any] = []
-        self._again: Iterator[Any] = iter(())
-
-    def rewind(self) -> None:
-        """Return the recorded replacements from now on, in the same order."""
-        self._again = iter(self._all)
-
-    def by(self, make: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """A function that calls ``make`` or, after ``rewind``, returns the recorded results."""
-
+    def noting(make: _Exchange) -> _Exchange:
         def replacement(value: Any) -> Any:
-            for recorded in self._again:
-                return recorded
-            made = make(value)
-            self._all.append(made)
-            return made
+            replaced.append(make(value))
+            return replaced[-1]
 
         return replacement
+
+    made = view(noting(symint), noting(tensor))
+    if not hints_differ(made.stride(), stride):
+        return made
+    again = iter(replaced)  # the same calls ask for them in the same order
+    with EagerViews():
+        return view(lambda _: next(again), lambda _: next(again))
 
 
 def hints_differ(found: Sequence[Any], expected: Sequence[Any]) -> bool:

@@ -7,7 +7,7 @@ make a symbol whose name depends on the order.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_fakeify.compat import torch_dispatch
 from torch_fakeify.encoding.names import decode_function
@@ -75,20 +75,13 @@ def replay_view_calls(
     return base
 
 
-class _Step:
+class _Step(NamedTuple):
     """One call, while its arguments are decoded."""
 
-    def __init__(
-        self,
-        op: OpOverload[..., Any],
-        arguments: list[BoundArgument],
-        output: int | None,
-        where: str,
-    ) -> None:
-        self.op = op
-        self.arguments = arguments
-        self.output = output
-        self.where = where
+    op: OpOverload[..., Any]
+    arguments: list[BoundArgument]
+    output: int | None
+    where: str
 
     def exchange(self, kind: str, decode: Callable[[Any, str], Any]) -> None:
         """Replace each argument of a kind by the result of ``decode``."""

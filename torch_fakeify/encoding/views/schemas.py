@@ -99,13 +99,7 @@ def bind(
     """The arguments of a call in the order of the schema.
 
     Torch omits arguments at their defaults. An omitted number is added, since the view function stores
-    it.
-
-    Args:
-        op: a view operator.
-        args: the positional arguments after the viewed tensor.
-        kwargs: the keyword arguments, by name.
-        where: of the call, for errors.
+    it. ``args`` are the positional arguments after the viewed tensor.
 
     Raises:
         FormatError: the arguments do not match the schema.

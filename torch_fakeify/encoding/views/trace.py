@@ -45,11 +45,8 @@ def trace_view_calls(
     such as ``t_`` do not change the view function, and operators of other packages have none: then an
     ``as_strided`` is appended, if it makes the tensor.
 
-    Args:
-        t: a view (``t._is_view()``), real or fake.
-        part: describes a tensor argument of the operators besides the base.
-        ints: encodes a symbolic number or a nested int.
-        where: of the tensor, for errors.
+    ``part`` describes a tensor argument besides the base, and ``ints`` encodes a symbolic number or a
+    nested int.
 
     Raises:
         UnsupportedTensorError: the tensor is not a view, or no view operators make it.

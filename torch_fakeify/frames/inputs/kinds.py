@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from torch_fakeify.compat.torch_symbols import make_nested_int
-from torch_fakeify.encoding.subclasses import decode_context, decode_opaques, unflatten
+from torch_fakeify.encoding.subclasses import (
+    context_decoder,
+    decode_context,
+    decode_opaques,
+    unflatten,
+)
 from torch_fakeify.encoding.views.replay import replay_view_calls
 from torch_fakeify.errors import CaptureError
 from torch_fakeify.records.tensor import NestedIntDesc, SymValue
@@ -111,10 +116,9 @@ def make_wrapper(maker: Maker, desc: MetaTensorDesc) -> torch.Tensor:
     def number(value: Value) -> Any:
         return maker.number(value.sym, where) if isinstance(value, SymValue) else NotImplemented
 
-    inner.update(decode_opaques(record, where=where, ints=number, meshes=maker.meshes))
-    context = decode_context(
-        record, where=where, ints=number, tensors=maker.make, meshes=maker.meshes
-    )
+    decoder = context_decoder(record, number, maker.make, maker.meshes)
+    inner.update(decode_opaques(record, decoder, where=where))
+    context = decode_context(record, decoder, where=where)
     size = tuple(_size(maker, n, where) for n in desc.size)
     stride = tuple(_size(maker, n, where) for n in desc.stride)
     return unflatten(record, inner, context, size, stride, where=where)
