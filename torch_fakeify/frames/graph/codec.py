@@ -9,6 +9,7 @@ Python source, so every one of them must be an identifier before it gets there.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import operator
 import re
@@ -398,23 +399,15 @@ class _Scope(NamedTuple):
     graphs: frozenset[str]
 
 
+@dataclasses.dataclass(eq=False)
 class _Decoder:
-    def __init__(
-        self,
-        convert: Callable[[MetaTensorDesc], torch.Tensor],
-        sym: Callable[[SymDesc], Any],
-        devices: Devices,
-        sources: DecodeMemo,
-        made: Mapping[int, torch.Tensor],
-        meshes: Meshes,
-    ) -> None:
-        self.meshes = meshes
-        self.sources = sources
-        self.made = made
-        self.convert = convert
-        self.sym = sym
-        self.devices = devices
-        self._functions: dict[tuple[str, str], Any] = {}
+    convert: Callable[[MetaTensorDesc], torch.Tensor]
+    sym: Callable[[SymDesc], Any]
+    devices: Devices
+    sources: DecodeMemo
+    made: Mapping[int, torch.Tensor]
+    meshes: Meshes
+    functions: dict[tuple[str, str], Any] = dataclasses.field(default_factory=dict)
 
     def decode(self, d: GraphModuleDesc, where: str, depth: int) -> torch.fx.GraphModule:
         if depth > MAX_NESTING:
@@ -535,10 +528,10 @@ class _Decoder:
         return fx_node
 
     def _decode_function(self, v: FunctionValue, where: str) -> Any:
-        function = self._functions.get((v.kind, v.name))
+        function = self.functions.get((v.kind, v.name))
         if function is None:
             function = names.decode_function(v, where=where)
-            self._functions[v.kind, v.name] = function
+            self.functions[v.kind, v.name] = function
         return function
 
     def _check_reference(self, desc: NodeDesc, scope: _Scope, where: str) -> None:
