@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from torch_fakeify.encoding.subclasses import register_subclass as register_subclass
     from torch_fakeify.fake_kernels.kernels import FakeKernel as FakeKernel
     from torch_fakeify.frames.captures import Capture as Capture
+    from torch_fakeify.frames.dynamo_recorder import Recording as Recording
+    from torch_fakeify.frames.dynamo_recorder import recording as recording
     from torch_fakeify.frames.instances import Instance as Instance
     from torch_fakeify.frames.notes import RecordWarning as RecordWarning
     from torch_fakeify.frames.notes import SettingsWarning as SettingsWarning
     from torch_fakeify.frames.record_backend import record as record
     from torch_fakeify.frames.recording import capture as capture
-    from torch_fakeify.frames.recording_block import Recording as Recording
-    from torch_fakeify.frames.recording_block import recording as recording
     from torch_fakeify.frames.trace_logs.log import from_trace_log as from_trace_log
     from torch_fakeify.records.shape_env import ShapeEnvDesc as ShapeEnvDesc
     from torch_fakeify.records.tensor import MetaStorageDesc as MetaStorageDesc
@@ -159,7 +159,7 @@ _HOME = {
     "MissingScriptError": "errors",
     "NotFailingError": "errors",
     "RecordWarning": "frames.notes",
-    "Recording": "frames.recording_block",
+    "Recording": "frames.dynamo_recorder",
     "ReplayReport": "tools.replaying",
     "ScriptError": "errors",
     "ScriptReport": "tools.run_script",
@@ -195,7 +195,7 @@ _HOME = {
     "loads": "serialization.document",
     "minify": "tools.minify.search",
     "record": "frames.record_backend",
-    "recording": "frames.recording_block",
+    "recording": "frames.dynamo_recorder",
     "refakeify": "transfer.refakeifier",
     "register_subclass": "encoding.subclasses",
     "replay_capture": "tools.replaying",

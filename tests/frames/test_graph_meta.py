@@ -20,8 +20,8 @@ from torch.fx.proxy import _COPY_META_FIELDS
 
 import torch_fakeify as tfk
 from torch_fakeify.describe.describer import MetaTensorDescriber
-from torch_fakeify.frames.graph import meta as graph_meta
 from torch_fakeify.frames.graph.codec import encode_graph
+from torch_fakeify.records import metadata_keys
 from torch_fakeify.records.metadata_keys import losses_of
 from torch_fakeify.records.tensor import (
     DictValue,
@@ -51,12 +51,12 @@ def test_every_metadata_key_of_torch_is_classified():
         for file in (root / folder).rglob("*.py"):
             found.update(pattern.findall(file.read_text()))
     known = {
-        *graph_meta.CARRIED, *graph_meta.DROPPED, *graph_meta.MODULE_CARRIED,
-        *graph_meta.MODULE_DROPPED, *graph_meta.PLAIN,
+        *metadata_keys.CARRIED, *metadata_keys.DROPPED, *metadata_keys.MODULE_CARRIED,
+        *metadata_keys.MODULE_DROPPED, *metadata_keys.PLAIN,
     }  # fmt: skip
     assert found - known - NOT_OF_NODES == set()
-    assert all(graph_meta.DROPPED.values())
-    assert not set(graph_meta.CARRIED) & set(graph_meta.DROPPED)
+    assert all(metadata_keys.DROPPED.values())
+    assert not set(metadata_keys.CARRIED) & set(metadata_keys.DROPPED)
 
 
 def traced():
@@ -152,12 +152,12 @@ def test_metadata_that_contains_itself_is_a_loss():
 def test_metadata_that_torch_remakes_is_no_loss():
     """Keys that torch remakes are neither recorded nor counted, for any values."""
     gm, relu = traced()
-    relu.meta.update(dict.fromkeys(graph_meta.DROPPED, 1))
-    gm.meta.update(dict.fromkeys(graph_meta.MODULE_DROPPED, 1))
+    relu.meta.update(dict.fromkeys(metadata_keys.DROPPED, 1))
+    gm.meta.update(dict.fromkeys(metadata_keys.MODULE_DROPPED, 1))
     desc = encode_graph(gm, MetaTensorDescriber())
     assert losses_of(desc) == ()
     recorded = {key for key, _ in (*desc.meta, *desc.nodes[1].meta)}
-    assert not recorded & {*graph_meta.DROPPED, *graph_meta.MODULE_DROPPED}
+    assert not recorded & {*metadata_keys.DROPPED, *metadata_keys.MODULE_DROPPED}
 
 
 def test_notes_of_compilers_come_back():
@@ -351,6 +351,7 @@ import sys, torch
 from torch_fakeify.serialization import document
 from torch_fakeify.describe.describer import MetaTensorDescriber
 from torch_fakeify.frames.graph.codec import encode_graph
+from torch_fakeify.records import metadata_keys
 from torch_fakeify.records.metadata_keys import losses_of
 junk = [torch.ones(1, requires_grad=True).sin() for _ in range(int(sys.argv[1]))]
 def backend(gm, _):

@@ -86,7 +86,7 @@ def test_a_field_of_another_torch_is_listed(tmp_path: Path) -> None:
     ],
 )
 def test_symbols_are_parsed(tmp_path: Path, text: str, expected: str) -> None:
-    """Sums and products of symbols and numbers are read token by token."""
+    """Sums and products of symbols and numbers are read."""
     (group,) = tfk.from_trace_log(write(tmp_path, *lines({"size": [text]}))).groups
     assert group.tensors[0].record is not None
     size = group.tensors[0].record.size[0]

@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 def choose_backend(desc: CaptureDesc, backend: str | Compiler | None) -> Compiler:
     """Return the requested backend of a frame, by default the one that it was recorded with.
 
-    Args:
-        desc: the frame.
-        backend: a name, ``MODULE:ATTR`` or a callable; ``None`` for the recorded one, or inductor if
-            there is none.
+    It is a name, ``MODULE:ATTR`` or a callable; ``None`` for the recorded one, or inductor if there is none.
 
     Raises:
         CaptureError: there is no such backend in this process.
@@ -52,10 +49,7 @@ def with_options(
 ) -> tuple[Compiler, tuple[NotSet, ...]]:
     """Return a backend that gets the recorded ``mode`` and ``options``, and those that it does not get.
 
-    Args:
-        desc: the frame.
-        backend: as for `choose_backend`.
-        trust: as for `options_to_pass`.
+    Arguments are those of `choose_backend` and `options_to_pass`.
 
     Raises:
         CaptureError: there is no such backend in this process.

@@ -11,33 +11,26 @@ compiled*.
 
 from __future__ import annotations
 
+import os
 import threading
-from typing import TYPE_CHECKING, Any, Literal
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from torch_fakeify.compat import torch_dynamo
+from torch_fakeify.serialization.container import VERSION
 
+from .capture_folders import CaptureFolder, make_folder
+from .capture_sequence import CaptureSequence
 from .record_backend import Recorder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
     from torch_fakeify.compat.backends import Compiled, Compiler
+    from torch_fakeify.records.frame import Constants, Paths
 
-_CAPTURING = ("torch._dynamo.convert_frame", "torch._dynamo.eval_frame")
-"""Modules of torch whose functions are used as a backend that only captures."""
-
-
-class DynamoRecorder(Recorder):
-    """A recorder that is called with the backend of each frame."""
-
-    def state_after(self, compiler_fn: Compiler, /) -> Literal["compiled", "not compiled"]:
-        """The state of a frame after its backend returned."""
-        return "not compiled" if only_captures(compiler_fn) else "compiled"
-
-
-def only_captures(compiler_fn: Any) -> bool:
-    """Whether a compiler function is Dynamo's own for capturing a graph."""
-    return getattr(compiler_fn, "__module__", "") in _CAPTURING
+    from .record_backend import Level, OnError
 
 
 class _RecordingProxy:
@@ -64,12 +57,14 @@ class _Hook:
         self._restore: Callable[[], None] | None = None
 
     def add(self, recorder: Recorder) -> None:
+        """Record every frame for which Dynamo calls a backend from now on, in any thread."""
         with self._lock:
             if self._restore is None:
                 self._restore = self._install()
             self._recorders = (*self._recorders, recorder)
 
     def remove(self, recorder: Recorder) -> None:
+        """Record no more frames; torch's functions are put back after the last recorder."""
         with self._lock:
             self._recorders = tuple(other for other in self._recorders if other is not recorder)
             if not self._recorders and self._restore is not None:
@@ -109,13 +104,90 @@ class _Hook:
 
 
 _HOOK = _Hook()
+start_recording, stop_recording = _HOOK.add, _HOOK.remove
 
 
-def start_recording(recorder: Recorder) -> None:
-    """Record every frame for which Dynamo calls a backend from now on, in any thread."""
-    _HOOK.add(recorder)
+# --- a block --------------------------------------------------------------------------------------
 
 
-def stop_recording(recorder: Recorder) -> None:
-    """Record no more frames; torch's functions are put back after the last recorder."""
-    _HOOK.remove(recorder)
+class Recording(CaptureSequence):
+    """The captures of a `recording` block so far, in the order in which their compilation began.
+
+    Each access reads the file.
+
+    Example:
+        >>> with tfk.recording("captures") as frames:
+        ...     y = torch.compile(torch.exp, backend="eager")(torch.zeros(2))
+        >>> frames.paths[0].name[:4], frames[0].desc.backend
+        ('000-', 'eager')
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._pid = os.getpid()
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files of the captures."""
+        frames = self._recorder.frames
+        return [f.path for f in frames if f.path is not None and f.pid == self._pid]
+
+    def __repr__(self) -> str:
+        return f"Recording({[path.name for path in self.paths]})"
+
+
+@contextmanager
+def recording(
+    directory: str | Path,
+    *,
+    constants: Constants = "none",
+    paths: Paths = "short",
+    version: int = VERSION,
+    on_error: OnError = "warn",
+    level: Level = "dynamo",
+) -> Generator[Recording]:
+    """Save a capture of every frame that is compiled in the block, with any backend.
+
+    Frames of all threads of the process are recorded. What was compiled before is not compiled again,
+    so it is not recorded. A process that is forked in the block writes into a folder ``PID`` in the
+    directory; its captures are not in the sequence. Blocks may be nested: each records the frame.
+
+    Args:
+        directory: for the files, which are named as by `record`; it is removed if it was made here and
+            stays empty.
+        constants: as for `capture`.
+        paths: as for `capture`.
+        version: of the files' format, as for `Capture.save`.
+        on_error: as for `record`.
+        level: as for `record`.
+
+    Yields:
+        The captures so far, a sequence that also has ``paths``.
+
+    Raises:
+        WriteError: the directory cannot be written, or there is no writer for the version.
+        CaptureError: an option has another value.
+
+    Example:
+        >>> with tfk.recording("captures") as frames:
+        ...     y = torch.compile(torch.cos, backend="eager")(torch.zeros(2))
+        >>> len(frames)
+        1
+    """
+    folder = make_folder(Path(directory))
+    try:
+        recorder = Recorder(
+            CaptureFolder(folder.path, owner=os.getpid()),
+            constants=constants,
+            paths=paths,
+            version=version,
+            on_error=on_error,
+            level=level,
+        )
+        start_recording(recorder)
+        try:
+            yield Recording(recorder)
+        finally:
+            stop_recording(recorder)
+    finally:
+        folder.remove_if_empty()

@@ -64,11 +64,7 @@ _NAME = re.compile(r"[\w\[\]'.(), :/-]*", re.ASCII)
 
 
 def describe_export(program: ExportedProgram, *, data: bool) -> ExportDesc:
-    """Return the record of what a program has beside its graph.
-
-    Args:
-        program: the program.
-        data: whether to record the data of small constants.
+    """Return the record of what a program has beside its graph; ``data``: with that of small constants.
 
     Raises:
         UnsupportedValueError: an input or output is an object of a custom class.
@@ -357,7 +353,7 @@ class _Values:
     def __init__(
         self, export: ExportDesc, records: Sequence[InputDesc], inputs: Sequence[Any]
     ) -> None:
-        self._export, self._rows = export, list(zip(export.inputs, records, inputs, strict=True))
+        self._rows = list(zip(export.inputs, records, inputs, strict=True))
         self._data = dict(export.constants)
 
     def of(self, chosen: Any, given: Mapping[str, Any] | None, name: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ Method: ``DeviceMesh._init_one_process_group`` and ``_process_group_name`` of to
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,12 +28,6 @@ _HASHED = 256
 """Most groups that a process is taken to have had when torch hashed their number into a name."""
 
 
-class _Dim(NamedTuple):
-    name: str
-    """The name of the group of the mesh's own rank."""
-    parts: Parts
-
-
 def meshes_in(record: Any) -> list[Any]:
     """The device meshes of a record, decoded at the rank that they are recorded with."""
     meshes = Meshes()
@@ -50,24 +44,23 @@ def families_of(meshes: Iterable[Any]) -> dict[str, Parts]:
     return found
 
 
-def _dims(mesh: Any) -> Iterator[_Dim]:
+def _dims(mesh: Any) -> Iterator[tuple[str, Parts]]:
+    """Yield the name of the group of the mesh's own rank, and its family, for each dim."""
     api = torch_distributed.device_meshes()
     names = getattr(mesh, "_dim_group_names", None) or ()
     for name, axis in zip(names, mesh._layout.axes, strict=False):
         rows = api.mesh_layout([axis]).remap_to_tensor(mesh._rank_map).tolist()
         parts = tuple(tuple(int(rank) for rank in row) for row in rows)
         if place_of(parts, mesh._rank) is not None:
-            yield _Dim(name, parts)
+            yield name, parts
 
 
 def live_families(names: set[str]) -> dict[str, Parts]:
     """The families of groups by the meshes that exist in this process.
 
     A graph may name a group of a mesh without having the mesh. A group does not refer to its mesh, and
-    torch has no list of meshes: they are found among the objects of the process.
-
-    Args:
-        names: of groups. The search is made only if one of them was made for a mesh.
+    torch has no list of meshes: they are found among the objects of the process, which are searched
+    only if a group of these names was made for a mesh.
     """
     descriptions = (getattr(find_group(name), "group_desc", "") for name in names)
     if not any(str(text).startswith("mesh_") for text in descriptions):
@@ -93,15 +86,10 @@ def place_of(parts: Parts, rank: int) -> int | None:
 
 
 def name_at(name: str, parts: Parts, here: int, there: int, *, rank: int | None) -> str:
-    """The name of another group of a family.
+    """The name of the group of a family at the position ``there``, by that of the group ``here``.
 
-    Args:
-        name: the name of the group at ``here``.
-        parts: the ranks of all groups.
-        here: position of a group in ``parts``.
-        there: position of the other.
-        rank: the rank of this process, if its own groups are meant: a group that has the ranks, but not
-            the name of torch's rule, is then found if it is the only one.
+    ``rank`` is that of this process, if its own groups are meant: a group that has the ranks, but not
+    the name of torch's rule, is then found if it is the only one.
     """
     named = _by_rule(name, parts, here, there)
     if rank is None or rank not in parts[there] or _ranks(find_group(named)) == parts[there]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -273,12 +273,11 @@ class Instance:
     @contextmanager
     def active(self) -> Generator[None, None, None]:
         """Set torch's global state as it is when Dynamo calls a backend for this frame."""
-        with ExitStack() as stack:
-            stack.enter_context(
-                torch_dynamo.compile_context(torch_dynamo.CompileContext(self._compile_id()))
-            )
-            stack.enter_context(torch_dynamo.tracing(self.tracing_context))
-            stack.enter_context(apply_modes(self.modes))
+        with (
+            torch_dynamo.compile_context(torch_dynamo.CompileContext(self._compile_id())),
+            torch_dynamo.tracing(self.tracing_context),
+            apply_modes(self.modes),
+        ):
             yield
 
     def compile(self, backend: str | Callable[..., Any] | None = None) -> Compiled:

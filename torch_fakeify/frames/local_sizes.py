@@ -44,10 +44,6 @@ _WHOLE = ("full_tensor",)
 class LocalSizes:
     """Rewrites DTensors from one rank to another.
 
-    Args:
-        old: the rank that the records have.
-        new: the rank that they get.
-
     Attributes:
         changed: ids of the DTensors whose local sizes differ between ranks.
     """
@@ -256,12 +252,7 @@ def renumbered(parts: tuple[Any, ...]) -> tuple[Any, ...]:
 def refuse_local_sizes_in_graph(
     inputs: Sequence[InputDesc], graph: GraphModuleDesc, changed: Set[int]
 ) -> None:
-    """Raise if another tensor of a frame has a size that depends on the rank.
-
-    Args:
-        inputs: of the frame.
-        graph: its graph.
-        changed: ids of the DTensors whose local sizes depend on the rank.
+    """Raise if a tensor of a frame other than the ``changed`` DTensors has a size that depends on the rank.
 
     Raises:
         CaptureError: the graph takes a local tensor out of such a DTensor, or makes one of a local tensor.

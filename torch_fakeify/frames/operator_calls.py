@@ -30,6 +30,8 @@ from torch_fakeify.records.tensor import (
     TupleValue,
 )
 
+from .inputs.symbol_values import integer_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
@@ -52,12 +54,7 @@ class OperatorCall(NamedTuple):
 
 
 def calls_of(graph: GraphModuleDesc, operator: str) -> list[OperatorCall]:
-    """Return the calls of an operator in a graph and its bodies, each kind once.
-
-    Args:
-        graph: the graph.
-        operator: its name without the overload, ``namespace.name``.
-    """
+    """Return the calls of an operator, ``namespace.name`` without overload, in a graph and its bodies."""
     return [call for each in graph.graphs() for call in _calls(each, operator)]
 
 
@@ -109,12 +106,7 @@ def fake_result(
 ) -> Any:
     """Return the fake result of a call, by the first recorded call that it is like.
 
-    Args:
-        schema: the operator's.
-        desc: the frame, for the ranges of unbacked symbols.
-        calls: the recorded calls.
-        args: fake arguments.
-        kwargs: fake arguments.
+    The frame has the ranges of unbacked symbols; the arguments are fake.
 
     Raises:
         StubError: no recorded call is like it, or its result is of a kind that a stub cannot make.
@@ -258,7 +250,6 @@ class _Result:
         self._schema = schema
         self._match = match
         self._given = given
-        self._unbacked: dict[Any, Any] = {}
 
     def make(self, value: Value) -> Any:
         """Make the result from the recorded one."""
@@ -338,9 +329,5 @@ def range_of(desc: CaptureDesc, name: str) -> tuple[int, int | None]:
     """Return the recorded range of an unbacked size."""
     for symbol in desc.symbols:
         if symbol.name == name:
-            ends: list[Any] = [
-                None if e is None else decode_expr(e) for e in (symbol.lower, symbol.upper)
-            ]
-            low, high = (int(end) if end is not None and end.is_Integer else None for end in ends)
-            return max(low or 0, 0), high
+            return max(integer_of(symbol.lower, 0), 0), integer_of(symbol.upper, None)
     return 0, None

@@ -37,9 +37,12 @@ MAX_GROUPS = 1024
 """Largest number of process groups in the world of a file."""
 
 
-def _is_initialized() -> bool:
+def this_rank() -> tuple[int, int] | None:
+    """The rank of this process and the size of its world; ``None`` without ``torch.distributed``."""
     distributed: Any = torch.distributed
-    return distributed.is_available() and distributed.is_initialized()
+    if not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return int(distributed.get_rank()), int(distributed.get_world_size())
 
 
 # --- describe -------------------------------------------------------------------------------------
@@ -51,20 +54,14 @@ def describe_world(
     """Describe the world of this process with the groups that a frame uses.
 
     A frame uses the groups of its meshes, groups that are inputs, and groups whose name is an argument
-    of a call in its graph, as for functional collectives.
-
-    Args:
-        graph: its graph.
-        inputs: its inputs.
-        rank_calls: as `WorldDesc.rank_calls`.
-
-    Returns:
-        The world; ``None`` if the frame uses no groups and its program does not ask for its rank.
+    of a call in its graph, as for functional collectives. ``None`` if it uses none and its program does
+    not ask for its rank (`WorldDesc.rank_calls`).
     """
-    if not _is_initialized():
+    here = this_rank()
+    if here is None:
         return None
+    rank, size = here
     distributed: Any = torch.distributed
-    rank, size = distributed.get_rank(), distributed.get_world_size()
     found: dict[str, tuple[int, ...]] = {}
     for name in sorted({*_names_in_values((graph, inputs)), *_names_in_calls(graph)}):
         group = find_group(name)
@@ -111,8 +108,10 @@ def _names_in_values(record: Any) -> Iterator[str]:
 # --- what a frame needs -----------------------------------------------------------------------------
 
 
-def needed_world(desc: CaptureDesc) -> WorldDesc | None:
+def needed_world(desc: CaptureDesc, *, grouped: bool = True) -> WorldDesc | None:
     """The world that a frame needs: the recorded one, or one with the ranks of its meshes, or ``None``.
+
+    If ``grouped``, meshes without process groups need none.
 
     Raises:
         FormatError: the record is contradictory; ``LimitError``: it has too many ranks.
@@ -120,8 +119,9 @@ def needed_world(desc: CaptureDesc) -> WorldDesc | None:
     world = desc.world
     if world is None:
         world = _world_of_meshes(desc)
-    if world is not None:
-        check_groups(world)
+        if world is None or (grouped and not world.groups):
+            return None
+    check_groups(world)
     return world
 
 
@@ -133,17 +133,17 @@ def meshes_of(desc: CaptureDesc) -> list[Any]:
 
 def _world_of_meshes(desc: CaptureDesc) -> WorldDesc | None:
     """Derive the world from meshes, for a file by an older release without one."""
+    meshes = meshes_of(desc)
+    if not meshes:
+        return None
     groups: dict[str, tuple[int, ...]] = {}
-    size, rank = 0, 0
-    for mesh in meshes_of(desc):
+    for mesh in meshes:
         for each in (mesh, *mesh._flatten_mapping.values()):
             groups.update(mesh_groups(each))
-        size = max(size, 1 + max(mesh._flatten_rank_map))
-        rank = mesh._rank
-    if not groups:
-        return None
+    rank = meshes[0]._rank
+    size = 1 + max(max(mesh._flatten_rank_map) for mesh in meshes)
     found = tuple(ProcessGroupDesc(name=name, ranks=groups[name]) for name in sorted(groups))
-    return WorldDesc(rank=rank, size=size, groups=found)
+    return WorldDesc(rank=rank, size=size if groups else max(size, rank + 1), groups=found)
 
 
 def check_groups(world: WorldDesc) -> None:
@@ -208,10 +208,10 @@ def has_world(world: WorldDesc) -> bool:
     Raises:
         CaptureError: it is initialized without these groups.
     """
-    if not _is_initialized():
+    here = this_rank()
+    if here is None:
         return False
     distributed: Any = torch.distributed
-    here = (distributed.get_rank(), distributed.get_world_size())
     if here != (world.rank, world.size):
         raise _unfit(world, f"rank {here[0]} of {here[1]}")
     for group in world.groups:
@@ -245,14 +245,12 @@ def _world_text(world: WorldDesc) -> str:
 def check_world(desc: CaptureDesc, error: Exception | None = None) -> None:
     """Raise if this process lacks the process groups of a frame.
 
-    Args:
-        desc: the frame.
-        error: how it went wrong; without it a process that has no process groups at all is fine.
+    Without an error that occurred, a process that has no process groups at all is fine.
 
     Raises:
         CaptureError: it lacks them; the error explains how to create them.
     """
-    if error is None and not _is_initialized():
+    if error is None and this_rank() is None:
         return
     world = needed_world(desc)
     if world is None or has_world(world) or error is None:

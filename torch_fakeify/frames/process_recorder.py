@@ -13,12 +13,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch_fakeify.compat import backends, torch_dynamo
+from torch_fakeify.compat import backends
 from torch_fakeify.errors import CaptureError, FakeifyError, WriteError
 
 from .capture_folders import CaptureFolder
-from .dynamo_recorder import DynamoRecorder, only_captures, start_recording
+from .dynamo_recorder import start_recording
 from .notes import Notes
+from .record_backend import Recorder, only_captures
 from .recording import traced_code
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ _REQUEST = f"{_DIRECTORY}_REQUEST"
 """For the children of ``run``: a JSON object with what `ProcessRecorder.start` takes."""
 
 
-class ProcessRecorder(DynamoRecorder):
+class ProcessRecorder(Recorder):
     """A recorder that reports to standard error, and to the process of ``run`` if there is one.
 
     Args:
@@ -105,7 +106,7 @@ class ProcessRecorder(DynamoRecorder):
     def _matches(self) -> bool:
         if self.pattern is None:
             return True
-        code = traced_code(torch_dynamo.TracingContext.try_get())
+        code = traced_code()
         place = "" if code is None else f"{code.co_filename}:{code.co_name}"
         return self.pattern.search(place) is not None
 
@@ -165,11 +166,7 @@ def record_process(request: Mapping[str, Any], *, owner: int | None = None) -> N
 
 
 def record_children(request: Mapping[str, Any]) -> None:
-    """Set the environment of this process so that its children record too, each in its own folder.
-
-    Args:
-        request: as for `record_process`.
-    """
+    """Set the environment of this process so that its children record too, each in its own folder."""
     os.environ[_DIRECTORY] = request["captures"]
     os.environ[_REQUEST] = json.dumps(request)
 

@@ -35,7 +35,7 @@ from torch_fakeify.records.tensor import (
 
 from .group_families import families_of, fitting, meshes_in, name_at, place_of
 from .local_sizes import LocalSizes, refuse_local_sizes_in_graph, renumbered
-from .process_groups import check_groups, meshes_of, needed_world, ranks_of
+from .process_groups import check_groups, needed_world, ranks_of, this_rank
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -66,14 +66,11 @@ _TORCH = str(Path(torch.__file__).parent)
 def without_rank(desc: CaptureDesc, local_calls: tuple[str, ...] = ()) -> CaptureDesc:
     """Return a frame as the lowest rank has it that can have it; the same frame if it is of one rank.
 
-    The result is equal for all ranks of a program that does the same on all of them.
-
-    Args:
-        desc: the frame, as this process has it.
-        local_calls: the functions by which its program may read the size of its part of a tensor, which
-            is a number of the rank if shards are uneven.
+    The result is equal for all ranks of a program that does the same on all of them. ``local_calls`` are
+    the functions by which the program may read the size of its part of a tensor, which is a number of the
+    rank if shards are uneven.
     """
-    world = _world_of(desc)
+    world = needed_world(desc, grouped=False)
     if world is None or world.rank_calls or _may_have_numbers_of_rank(desc.graph):
         return desc
     lowest = _lowest_rank(desc, world)
@@ -98,11 +95,9 @@ def without_rank(desc: CaptureDesc, local_calls: tuple[str, ...] = ()) -> Captur
 
 
 def calls_for_rank(codes: Iterable[CodeType]) -> tuple[str, ...]:
-    """Return the names, sorted, of functions in code by which a program asks for its rank.
+    """Return the names, sorted, of functions in traced code by which a program asks for its rank.
 
-    Args:
-        codes: of the functions that Dynamo traced. Of torch's own, only those count that put a number of
-            the rank into a graph.
+    Of torch's own code, only that counts which puts a number of the rank into a graph.
     """
     found: set[str] = set()
     for code in codes:
@@ -134,7 +129,7 @@ def _lowest_rank(desc: CaptureDesc, world: WorldDesc) -> int | None:
     members = set(range(world.size))
     for group in world.groups:
         members &= {rank for part in _parts(group, world) for rank in part}
-    for mesh in meshes_in(_parts_with_meshes(desc)):
+    for mesh in meshes_in((desc.inputs, desc.graph)):
         of_mesh = _members(mesh)
         if world.rank in of_mesh:
             members &= of_mesh
@@ -145,39 +140,29 @@ def _members(mesh: Any) -> set[int]:
     return set(mesh._layout.remap_to_tensor(mesh._rank_map).flatten().tolist())
 
 
-def _parts_with_meshes(desc: CaptureDesc) -> tuple[Any, ...]:
-    return desc.inputs, desc.graph
-
-
 # --- a frame at another rank ----------------------------------------------------------------------
 
 
 def running_rank(desc: CaptureDesc) -> int | None:
     """The rank of this process in a world of the size of a frame's; ``None`` without one."""
-    distributed: Any = torch.distributed
-    if not distributed.is_available() or not distributed.is_initialized():
-        return None
-    world = _world_of(desc)
-    if world is None or world.size != distributed.get_world_size():
-        return None  # compiling raises, with both sizes
-    return int(distributed.get_rank())
+    here = this_rank()
+    world = None if here is None else needed_world(desc, grouped=False)
+    if here is None or world is None or world.size != here[1]:
+        return None  # with another size compiling raises, with both sizes
+    return here[0]
 
 
 def at_rank(desc: CaptureDesc, rank: int, *, by_request: bool) -> CaptureDesc:
     """Return a frame as a rank of its world has it; the same object if nothing in it is of the rank.
 
-    Args:
-        desc: the frame, as any rank has it.
-        rank: the rank.
-        by_request: whether the user asked for this rank, and so knows that a graph of ATen operators is
-            the same for all.
+    If the user asked for this rank, a graph of ATen operators counts as the same for all.
 
     Raises:
         CaptureError: the world has no such rank, the rank is not in a mesh or a process group of the
             frame, or the frame is of the rank that recorded it.
         FormatError: the record is contradictory.
     """
-    world = _world_of(desc)
+    world = needed_world(desc, grouped=False)
     if world is None:
         check_integer(rank, "rank", CaptureError, least=0)
         return desc
@@ -217,21 +202,6 @@ def _moved(desc: CaptureDesc, world: WorldDesc, rank: int) -> tuple[CaptureDesc,
     return found, bool(change.sizes.changed)
 
 
-def _world_of(desc: CaptureDesc) -> WorldDesc | None:
-    """The world of a frame; that of its meshes if it is recorded without process groups."""
-    if desc.world is not None:
-        return needed_world(desc)
-    meshes = meshes_of(desc)
-    if not meshes:
-        return None
-    world = needed_world(desc)
-    if world is not None:
-        return world
-    size = 1 + max(max(mesh._flatten_rank_map) for mesh in meshes)
-    rank = meshes[0]._rank
-    return WorldDesc(rank=rank, size=max(size, rank + 1))
-
-
 def _refuse_numbers(desc: CaptureDesc, world: WorldDesc, rank: int, *, by_request: bool) -> None:
     if world.rank_calls:
         raise CaptureError(
@@ -251,7 +221,7 @@ def _refuse_numbers(desc: CaptureDesc, world: WorldDesc, rank: int, *, by_reques
 
 
 def _refuse_other_mesh(desc: CaptureDesc, world: WorldDesc, rank: int) -> None:
-    for mesh in meshes_in(_parts_with_meshes(desc)):
+    for mesh in meshes_in((desc.inputs, desc.graph)):
         of_mesh = _members(mesh)
         if world.rank in of_mesh and rank not in of_mesh:
             raise _not_member("a device mesh", of_mesh, rank)
@@ -276,7 +246,7 @@ def _groups_at(
     """The groups that a rank has in the place of those of a frame, and their names by the recorded ones."""
     known = {group.name: group for group in world.groups}
     missing = any(group.ranks and not group.parts for group in world.groups)
-    meshes = meshes_in(_parts_with_meshes(desc)) if missing or not known else []
+    meshes = meshes_in((desc.inputs, desc.graph)) if missing or not known else []
     for name, parts in families_of(meshes).items():
         here = place_of(parts, world.rank)
         found = known.get(name)
@@ -284,12 +254,7 @@ def _groups_at(
             known[name] = ProcessGroupDesc(name=name, ranks=parts[here], parts=parts)
         elif found is not None and found.ranks and not found.parts:
             known[name] = msgspec.structs.replace(found, parts=fitting(parts, found.ranks))
-    distributed: Any = torch.distributed
-    is_running = distributed.is_available() and distributed.is_initialized()
-    is_own = is_running and (rank, world.size) == (
-        distributed.get_rank(),
-        distributed.get_world_size(),
-    )
+    is_own = this_rank() == (rank, world.size)
     groups: list[ProcessGroupDesc] = []
     names: dict[str, str] = {}
     recorded = {group.name for group in world.groups}

@@ -57,6 +57,10 @@ OnError: TypeAlias = Literal["warn", "raise"]
 Level: TypeAlias = Literal["dynamo", "aot"]
 
 
+_CAPTURING = ("torch._dynamo.convert_frame", "torch._dynamo.eval_frame")
+"""Modules of torch whose functions are used as a backend that only captures."""
+
+
 class _Frame(NamedTuple):
     """What a backend is called with, or a graph that AOTAutograd makes of it."""
 
@@ -65,6 +69,10 @@ class _Frame(NamedTuple):
     inputs: Sequence[Any]
     kwargs: Mapping[str, Any]
     aot: AotGraph | None = None
+
+    def compile(self) -> Compiled:
+        """Call the backend."""
+        return self.compiler_fn(self.gm, self.inputs, **self.kwargs)
 
 
 class Recorder:
@@ -138,40 +146,30 @@ class Recorder:
         **kwargs: Any,
     ) -> Compiled:
         """Record one frame and compile it with a backend."""
-        with torch_dynamo.compile_lock():  # Dynamo holds it too: file numbers are unique
-            return self._call(compiler_fn, gm, example_inputs, **kwargs)
-
-    def _call(
-        self,
-        compiler_fn: Compiler,
-        gm: torch.fx.GraphModule,
-        example_inputs: Sequence[Any],
-        **kwargs: Any,
-    ) -> Compiled:
-        """Record one frame, or what AOTAutograd makes of it, and compile it."""
         frame = _Frame(compiler_fn, gm, example_inputs, kwargs)
-        report = self._new_report(compiler_fn)
+        with torch_dynamo.compile_lock():  # Dynamo holds it too: file numbers are unique
+            report = self._new_report(compiler_fn)
+            if self.level == "dynamo":
+                return self._recorded(frame, report, frame.compile)
+            return self._recorded_graphs(frame, report)
 
-        def compile_frame() -> Compiled:
-            return compiler_fn(gm, example_inputs, **kwargs)
-
-        if self.level == "dynamo":
-            return self._recorded(frame, report, compile_frame)
+    def _recorded_graphs(self, frame: _Frame, report: FrameReport) -> Compiled:
+        """Record what AOTAutograd makes of a frame, and compile it."""
         graphs: list[FrameReport] = []
 
         def watch(graph: AotGraph, compile_graph: Callable[[], Any]) -> Any:
             with torch_dynamo.compile_lock():  # a backward is compiled by its first call
-                below = self._new_report(compiler_fn)
+                below = self._new_report(frame.compiler_fn)
                 below.graph = graph.kind
                 if report.state == "not finished":  # else the call of the backward compiles it
                     below.line = report.line
                 graphs.append(below)
-                inside = _Frame(compiler_fn, flat_copy(graph.gm), graph.inputs, kwargs, graph)
+                inside = frame._replace(gm=flat_copy(graph.gm), inputs=graph.inputs, aot=graph)
                 return self._recorded(inside, below, compile_graph)
 
         try:
             with watch_aot_graphs(watch):
-                return self._recorded(frame, report, compile_frame)
+                return self._recorded(frame, report, frame.compile)
         finally:
             failed_below = any(below.failure is not None for below in graphs)
             all_recorded = all(below.problem is None for below in graphs)
@@ -180,8 +178,9 @@ class Recorder:
                 self.note(report)
 
     def _new_report(self, compiler_fn: Compiler) -> FrameReport:
+        name = backend_name(compiler_fn)
         return FrameReport(
-            backend=self._named(compiler_fn),
+            backend=name if self.path_style == "full" else short_message(name),
             backend_place=backend_place(compiler_fn),
             line=calling_line(),
         )
@@ -227,20 +226,20 @@ class Recorder:
             raise
         else:
             if os.getpid() == report.pid:  # false in a child that the backend forked
-                report.state = self.state_after(frame.compiler_fn)
+                is_compiled = not only_captures(frame.compiler_fn)
+                report.state = "compiled" if is_compiled else "not compiled"
                 if captured is not None:
-                    state = None if report.state == "compiled" else report.state
+                    state = None if is_compiled else "not compiled"
                     done = captured.with_state(state, seconds=_seconds_since(started))
-                    self._saved(done, report)
+                    try:
+                        self._save(done, report)
+                    except WriteError as error:  # the file exists, as *not finished*
+                        self._report_problem(report, error)
             return compiled
         finally:
             report.milliseconds = (time.perf_counter() - started) * 1e3
             if os.getpid() == report.pid:
                 self.note(report)
-
-    def state_after(self, _compiler_fn: Compiler, /) -> Literal["compiled", "not compiled"]:
-        """The state of a frame after its backend returned."""
-        return "compiled"
 
     def note(self, report: FrameReport) -> None:
         """Called with each report before and after its backend is called."""
@@ -295,7 +294,7 @@ class Recorder:
 
     def _try_capture(self, frame: _Frame, report: FrameReport) -> Capture | None:
         """Capture and save a frame; ``None`` if that failed and the frame is only compiled."""
-        code = traced_code(torch_dynamo.TracingContext.try_get())
+        code = traced_code()
         if code is not None:
             report.function = str(code.co_name)
             report.defined = code.co_filename, code.co_firstlineno
@@ -311,12 +310,6 @@ class Recorder:
             finally:
                 self.note(report)
             return None
-
-    def _saved(self, captured: Capture, report: FrameReport) -> None:
-        try:
-            self._save(captured, report)
-        except WriteError as error:  # the file exists, as *not finished*
-            self._report_problem(report, error)
 
     def _report_problem(self, report: FrameReport, error: Exception) -> None:
         """Raise the error that prevented a recording, or warn of it."""
@@ -342,10 +335,6 @@ class Recorder:
                 return
         report.bytes = captured.save(report.path, version=self.version, limits=Limits.none())
 
-    def _named(self, compiler_fn: Compiler) -> str:
-        name = backend_name(compiler_fn)
-        return name if self.path_style == "full" else short_message(name)
-
     def _remove_file(self, report: FrameReport) -> None:
         if report.path is not None:
             report.path.unlink(missing_ok=True)
@@ -370,6 +359,11 @@ class Recorder:
                 ) from error
             return path
         raise AssertionError("unreachable")
+
+
+def only_captures(compiler_fn: Any) -> bool:
+    """Whether a compiler function is Dynamo's own for capturing a graph."""
+    return getattr(compiler_fn, "__module__", "") in _CAPTURING
 
 
 def _seconds_since(started: float) -> float:

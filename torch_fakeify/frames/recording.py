@@ -116,10 +116,9 @@ def describe_frame(
     if example_inputs is None:
         example_inputs = traced_values(gm.graph.find_nodes(op="placeholder"))
     placeholders = placeholders_of(gm, example_inputs, CaptureError, fix=INPUTS_FIX)
-    code = traced_code(torch_dynamo.TracingContext.try_get())
+    codes = _traced_codes()
     fake_mode = torch_dynamo.detect_fake_mode(list(example_inputs))
     shape_env = None if fake_mode is None else fake_mode.shape_env
-    codes = _traced_codes()
     describer = MetaTensorDescriber(keep_nested_ints=True, keep_alive=True)
     try:
         inputs = describe_inputs(placeholders, example_inputs, describer, shape_env)
@@ -149,7 +148,7 @@ def describe_frame(
         operator_modules=operator_modules(gm),
         operators=describe_operators(gm, INFERRED),
         export=export,
-        frame=None if code is None else str(code.co_name),
+        frame=str(codes[0].co_name) if codes else None,
         world=describe_world(graph, inputs, calls_for_rank(codes)),
         surroundings=describe_surroundings(graph, inputs, paths=paths),
         state="not compiled",
@@ -193,8 +192,6 @@ def _snapshot(shape_env: Any, paths: Paths) -> ShapeEnvDesc:
     return msgspec.structs.replace(desc, co_fields=co_fields)
 
 
-def traced_code(tracing_context: Any | None) -> CodeType | None:
+def traced_code() -> CodeType | None:
     """Code of the function that Dynamo is tracing."""
-    if tracing_context is None or not tracing_context.traced_code:
-        return None
-    return tracing_context.traced_code[0]
+    return next(iter(_traced_codes()), None)

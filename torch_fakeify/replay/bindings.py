@@ -18,7 +18,7 @@ from torch_fakeify.compat.torch_symbols import SymT, symbol_is_type
 from .lowering import value_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from .lowering import ExprLowering, Operand
 
@@ -43,6 +43,22 @@ class Binding(NamedTuple):
     def is_flag(self) -> bool:
         """Whether the number is a boolean, as 0 or 1."""
         return bool(self.path) and self.path[-1] == ("as_int",)
+
+    def number(self, value: Any, divisor: Callable[[Any], Any]) -> Any:
+        """The number that the node's real value binds; ``None`` if there is none.
+
+        Args:
+            value: of the node.
+            divisor: evaluates a divisor in the path; ``None`` or 0 if it has no value.
+        """
+        found = follow(value, raw_path(self.path))
+        if isinstance(found, torch.Tensor):
+            found = found.item()
+        for entry in self.path:
+            if entry[0] == "divide" and found is not None:
+                by = divisor(sympy.sympify(entry[1], strict=True))
+                found = None if not by else int(found) // int(by)
+        return found
 
     @property
     def unconverted(self) -> Binding:

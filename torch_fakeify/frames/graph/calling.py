@@ -75,19 +75,13 @@ def encode_calling(graph: torch.fx.Graph, where: str) -> CallingDesc | None:
 def encode_structure(
     arguments: Sequence[str], in_spec: Any, out_spec: Any | None, where: str
 ) -> CallingDesc:
-    """Encode the structure of arguments and of a result.
-
-    Args:
-        arguments: names of the arguments.
-        in_spec: their ``TreeSpec``.
-        out_spec: that of the result; ``None`` if it is flat.
-        where: the path, for errors.
+    """Encode the names of arguments, their ``TreeSpec``, and that of a result; ``None`` if it is flat.
 
     Raises:
         UnsupportedValueError: a container, or a key of a dict, has no record.
     """
     for name in arguments:
-        _check_argument(name, where)
+        names.check_identifier(name, where=where)
     return CallingDesc(
         arguments=tuple(arguments),
         in_spec=_encode_spec(in_spec, where, 0),
@@ -117,7 +111,7 @@ def decode_structure(d: CallingDesc, where: str) -> tuple[list[str], Any, Any | 
         FormatError: a name is no identifier, or a structure is malformed.
     """
     for i, name in enumerate(d.arguments):
-        _check_argument(name, f"{where}.arguments[{i}]")
+        names.check_identifier(name, where=f"{where}.arguments[{i}]")
     if len(set(d.arguments)) != len(d.arguments):
         raise FormatError("two arguments have one name", where=f"{where}.arguments")
     out_spec = None
@@ -126,10 +120,6 @@ def decode_structure(d: CallingDesc, where: str) -> tuple[list[str], Any, Any | 
             raise FormatError("not a structure", where=f"{where}.out_spec")
         out_spec = _decode_spec(d.out_spec.items[0], f"{where}.out_spec", 0)
     return list(d.arguments), _decode_spec(d.in_spec, f"{where}.in_spec", 0), out_spec
-
-
-def _check_argument(name: str, where: str) -> None:
-    names.check_identifier(name, where=where)
 
 
 def _encode_spec(spec: Any, where: str, depth: int) -> Value:

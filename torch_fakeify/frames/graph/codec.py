@@ -9,6 +9,7 @@ Python source, so every one of them must be an identifier before it gets there.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import operator
 import re
@@ -40,6 +41,7 @@ from torch_fakeify.errors import (
     UnsupportedValueError,
 )
 from torch_fakeify.records.graph import GraphModuleDesc, NodeDesc
+from torch_fakeify.records.metadata_keys import MODULE_CARRIED, MODULE_DROPPED
 from torch_fakeify.records.tensor import (
     DictValue,
     ExprValue,
@@ -59,12 +61,11 @@ from torch_fakeify.records.tensor import (
     Value,
 )
 from torch_fakeify.render.text import user_line
+from torch_fakeify.replay.lowering import value_of
 
 from .calling import decode_calling, encode_calling
 from .devices import Devices
 from .meta import (
-    MODULE_CARRIED,
-    MODULE_DROPPED,
     MetaDecoder,
     MetaEncoder,
     SharedValues,
@@ -79,7 +80,7 @@ if TYPE_CHECKING:
 
     from torch_fakeify.describe.describer import MetaTensorDescriber
     from torch_fakeify.records.frame import Constants
-    from torch_fakeify.records.tensor import MetaTensorDesc, SourceDesc, SymDesc
+    from torch_fakeify.records.tensor import MetaTensorDesc, SymDesc
 
 _CLASS_NAME = re.compile(r"[A-Za-z_<][A-Za-z0-9_.<>]*")
 
@@ -128,16 +129,11 @@ def encode_graph(
     placeholders = gm.graph.find_nodes(op="placeholder")
     with describer.assume_unchanged():
         describer.register_inputs(
-            (traced_value(fx_node), value, d)
+            (value_of(fx_node), value, d)
             for fx_node, (value, d) in zip(placeholders, inputs)  # noqa: B905 - inputs may be empty
             if d is not None
         )
         return _Encoder(describer, constants, meta).encode(gm, "$", 0)
-
-
-def traced_value(fx_node: torch.fx.Node) -> Any:
-    """The value of a node when it was traced."""
-    return fx_node.meta.get("example_value", fx_node.meta.get("val"))
 
 
 def _first_seq_nr(gm: torch.fx.GraphModule) -> int:
@@ -158,9 +154,8 @@ class _Encoder:
         self.describer = describer
         self.constants = constants
         self.meta = meta
-        # By the id of a target or an annotation; the entry holds a reference to it.
+        # By the id of a target; the entry holds a reference to it.
         self._functions: dict[int, tuple[Any, Value]] = {}
-        self._types: dict[int, tuple[Any, tuple[Value, tuple[tuple[str, str], ...]]]] = {}
         self._tensors: dict[int, TensorValue] = {}
         self._alive: list[torch.Tensor] = []
         """The tensors whose ids are keys of ``_tensors``."""
@@ -177,7 +172,7 @@ class _Encoder:
         fx_nodes = tuple(gm.graph.nodes)
         self._describe_values(fx_nodes)
         calls = [
-            self._encode_call(fx_node, positions, hook, f"{where}.nodes[{i}]")
+            self._encode_call(fx_node, hook, f"{where}.nodes[{i}]")
             for i, fx_node in enumerate(fx_nodes)
         ]
         metas = [
@@ -196,7 +191,7 @@ class _Encoder:
             (name, self.encode(sub, f"{where}.submodules[{name!r}]", depth + 1))
             for name, sub in parts.graphs.items()
         )
-        data = read_tensors(parts.tensors) if self._records_data else {}
+        data = read_tensors(parts.tensors) if self.constants == "small" else {}
         function_name = vars(gm).get("__name__")
         return GraphModuleDesc(
             nodes=nodes,
@@ -208,7 +203,7 @@ class _Encoder:
             modules=tuple((n, m.training) for n, m in parts.modules.items()),
             submodules=submodules,
             submodule_aliases=tuple(parts.aliases.items()),
-            tensors=tuple((n, self._describe(t)) for n, t in parts.tensors.items()),
+            tensors=tuple((n, self.describer.describe_tensor(t)) for n, t in parts.tensors.items()),
             plain_tensors=tuple(parts.plain_tensors),
             transient_buffers=tuple(parts.transient_buffers),
             tensor_data=tuple(data.items()),
@@ -217,13 +212,6 @@ class _Encoder:
             dropped_meta=dropped,
             shared=shared.values,
         )
-
-    @property
-    def _records_data(self) -> bool:
-        return self.constants == "small"
-
-    def _describe(self, tensor: torch.Tensor) -> MetaTensorDesc:
-        return self.describer.describe_tensor(tensor)
 
     def _hook(self, positions: dict[torch.fx.Node, int]) -> Callable[[object], Value]:
         def hook(obj: object) -> Value:
@@ -237,7 +225,11 @@ class _Encoder:
                 return NodeValue(index=positions[obj])
             if isinstance(obj, torch.Tensor):
                 cached = self._tensors.get(id(obj))
-                return TensorValue(tensor=self._describe(obj)) if cached is None else cached
+                return (
+                    TensorValue(tensor=self.describer.describe_tensor(obj))
+                    if cached is None
+                    else cached
+                )
             if isinstance(obj, (torch.SymInt, torch.SymFloat, torch.SymBool)):
                 return SymValue(sym=encode_sym(obj))
             if isinstance(obj, sympy.Basic):
@@ -253,10 +245,10 @@ class _Encoder:
         """Describe the values of nodes; those that cannot be described raise where they are encoded."""
         cached = self._tensors
         for fx_node in fx_nodes:
-            value = traced_value(fx_node)
+            value = value_of(fx_node)
             if isinstance(value, torch.Tensor) and id(value) not in cached:
                 try:
-                    cached[id(value)] = TensorValue(tensor=self._describe(value))
+                    cached[id(value)] = TensorValue(tensor=self.describer.describe_tensor(value))
                 except (UnsupportedTensorError, UnsupportedValueError):
                     continue
                 self._alive.append(value)
@@ -264,12 +256,14 @@ class _Encoder:
     def _encode_call(
         self,
         fx_node: torch.fx.Node,
-        positions: dict[torch.fx.Node, int],
         hook: Callable[[object], Value],
         where: str,
     ) -> _Call:
         try:
-            args = self._encode_args(fx_node, positions, hook, where)
+            args = tuple([
+                encode_value(_thaw(arg), where=f"{where}.args[{i}]", hook=hook)
+                for i, arg in enumerate(fx_node.args)
+            ])  # fmt: skip
             kwargs = tuple([
                 (key, encode_value(_thaw(arg), where=f"{where}.kwargs[{key!r}]", hook=hook))
                 for key, arg in fx_node.kwargs.items()
@@ -301,7 +295,8 @@ class _Encoder:
         target, args, kwargs = call
         meta, dropped = encoded
         stack = self.meta.stack(fx_node.meta.get("stack_trace"))
-        node_type, lost_type = self._encode_type(fx_node.type)
+        source = source_of(fx_node)
+        node_type, lost_type = _encode_type(fx_node.type)
         return NodeDesc(
             op=fx_node.op,  # pyright: ignore[reportArgumentType]
             name=fx_node.name,
@@ -310,37 +305,11 @@ class _Encoder:
             kwargs=kwargs,
             type=node_type,
             users=_user_order(fx_node, positions),
-            source=_encode_source_of(fx_node),
+            source=None if source is None else encode_source(source),
             stack=stack if not isinstance(stack, str) else None,
             meta=meta,
             dropped_meta=dropped + lost_type,
         )
-
-    @staticmethod
-    def _encode_args(
-        fx_node: torch.fx.Node,
-        positions: dict[torch.fx.Node, int],
-        hook: Callable[[object], Value],
-        where: str,
-    ) -> tuple[Value, ...]:
-        args: list[Value] = []
-        for i, arg in enumerate(fx_node.args):
-            kind = type(arg)
-            if kind is torch.fx.Node and arg in positions:
-                args.append(NodeValue(index=positions[arg]))  # pyright: ignore[reportArgumentType]
-            elif kind in _PLAIN:
-                args.append(arg)  # pyright: ignore[reportArgumentType]
-            else:
-                args.append(encode_value(_thaw(arg), where=f"{where}.args[{i}]", hook=hook))
-        return tuple(args)
-
-    def _encode_type(self, annotation: Any) -> tuple[Value, tuple[tuple[str, str], ...]]:
-        if annotation is None:
-            return None, ()
-        entry = self._types.get(id(annotation))
-        if entry is None:
-            entry = self._types[id(annotation)] = annotation, _encode_type(annotation)
-        return entry[1]
 
     def _encode_target(self, fx_node: torch.fx.Node, where: str) -> Value:
         if fx_node.op != "call_function":
@@ -365,15 +334,12 @@ def _thaw(arg: Any) -> Any:
 
 
 def _encode_type(annotation: Any) -> tuple[Value, tuple[tuple[str, str], ...]]:
+    if annotation is None:
+        return None, ()
     if isinstance(annotation, type):
         with contextlib.suppress(UnsupportedValueError):
             return TypeValue(name=names.encode_class(annotation)), ()
     return None, (("type", "the annotation is no class that a reader could find"),)
-
-
-def _encode_source_of(fx_node: torch.fx.Node) -> SourceDesc | None:
-    source = source_of(fx_node)
-    return None if source is None else encode_source(source)
 
 
 def _user_order(
@@ -433,24 +399,15 @@ class _Scope(NamedTuple):
     graphs: frozenset[str]
 
 
+@dataclasses.dataclass(eq=False)
 class _Decoder:
-    def __init__(
-        self,
-        convert: Callable[[MetaTensorDesc], torch.Tensor],
-        sym: Callable[[SymDesc], Any],
-        devices: Devices,
-        sources: DecodeMemo,
-        made: Mapping[int, torch.Tensor],
-        meshes: Meshes,
-    ) -> None:
-        self.meshes = meshes
-        self.sources = sources
-        self.made = made
-        self.convert = convert
-        self.sym = sym
-        self.devices = devices
-        self._functions: dict[tuple[str, str], Any] = {}
-        self._types: dict[str, Any] = {}
+    convert: Callable[[MetaTensorDesc], torch.Tensor]
+    sym: Callable[[SymDesc], Any]
+    devices: Devices
+    sources: DecodeMemo
+    made: Mapping[int, torch.Tensor]
+    meshes: Meshes
+    functions: dict[tuple[str, str], Any] = dataclasses.field(default_factory=dict)
 
     def decode(self, d: GraphModuleDesc, where: str, depth: int) -> torch.fx.GraphModule:
         if depth > MAX_NESTING:
@@ -508,10 +465,8 @@ class _Decoder:
         for here, fx_node, desc in zip(places, scope.nodes, d.nodes, strict=True):
             earlier.append(fx_node)
             fx_node.meta.update(meta.decode(desc.meta, where=here, hook=hook))
-        for fx_node, desc in zip(scope.nodes, d.nodes, strict=True):
             if desc.stack is not None:
                 fx_node.meta["stack_trace"] = meta.stack(desc.stack)
-        for fx_node, desc in zip(scope.nodes, d.nodes, strict=True):
             if desc.source is not None:
                 source = decode_source(desc.source, memo=self.sources)
                 fx_node._dynamo_source = source  # pyright: ignore[reportAttributeAccessIssue]
@@ -556,7 +511,11 @@ class _Decoder:
         }
         if self.devices:
             target, args, kwargs = self.devices.move_call(desc.op, target, args, kwargs, where)
-        annotation = None if desc.type is None else self._decode_type(desc.type, f"{where}.type")
+        annotation: Any = (
+            None if desc.type is None else decode_value(desc.type, where=f"{where}.type")
+        )
+        if annotation is not None and not isinstance(annotation, type):
+            raise FormatError("not an annotation", where=f"{where}.type", found=repr(annotation))
         # Set the arguments later: `create_node` warns of symbolic scalars among them.
         fx_node = graph.create_node(desc.op, target, name=desc.name, type_expr=annotation)
         # `Node.__setattr__` would remove and reinsert the node in the graph's table of operators.
@@ -568,22 +527,11 @@ class _Decoder:
             _rename(graph, fx_node, desc.name)
         return fx_node
 
-    def _decode_type(self, v: Value, where: str) -> type | None:
-        name = v.name if type(v) is TypeValue else None
-        annotation = None if name is None else self._types.get(name)
-        if annotation is None:
-            annotation = decode_value(v, where=where)
-            if annotation is not None and not isinstance(annotation, type):
-                raise FormatError("not an annotation", where=where, found=repr(annotation))
-            if name is not None:
-                self._types[name] = annotation
-        return annotation
-
     def _decode_function(self, v: FunctionValue, where: str) -> Any:
-        function = self._functions.get((v.kind, v.name))
+        function = self.functions.get((v.kind, v.name))
         if function is None:
             function = names.decode_function(v, where=where)
-            self._functions[v.kind, v.name] = function
+            self.functions[v.kind, v.name] = function
         return function
 
     def _check_reference(self, desc: NodeDesc, scope: _Scope, where: str) -> None:

@@ -83,7 +83,10 @@ class Devices:
     def _move_any(self, value: Any, where: str, *, type_only: bool = False) -> Any:
         if type(value) is int:
             return self._move_index(value, where)
-        return self._move_text(value, where, type_only=type_only)
+        if not isinstance(value, str) or _DEVICE.fullmatch(value) is None:
+            return value
+        new = self.move(value, where)
+        return new.partition(":")[0] if type_only else new
 
     def _move_index(self, index: int, where: str) -> Any:
         """Map a bare index, which means a device of the accelerator."""
@@ -123,12 +126,6 @@ class Devices:
                 fix="Instantiate the frame on the recorded devices",
             )
         return moved
-
-    def _move_text(self, value: Any, where: str, *, type_only: bool = False) -> Any:
-        if not isinstance(value, str) or _DEVICE.fullmatch(value) is None:
-            return value
-        new = self.move(value, where)
-        return new.partition(":")[0] if type_only else new
 
     def _move_method(
         self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], where: str

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import re
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -32,9 +33,6 @@ from torch_fakeify.errors import (
 from torch_fakeify.records.metadata_keys import (
     CARRIED,
     DROPPED,
-    MODULE_CARRIED,
-    MODULE_DROPPED,
-    PLAIN,
     Types,
     is_plain,
 )
@@ -54,26 +52,10 @@ if TYPE_CHECKING:
 
     from torch_fakeify.encoding.values import DecodeHook, EncodeHook
 
-__all__ = [
-    "CARRIED",
-    "DROPPED",
-    "MODULE_CARRIED",
-    "MODULE_DROPPED",
-    "PLAIN",
-    "MetaDecoder",
-    "MetaEncoder",
-    "SharedValues",
-    "decode_meta_dataclass",
-    "encode_meta_dataclass",
-]
-
 _MODULE_STACKS = frozenset({"nn_module_stack", "fwd_nn_module_stack"})
 _FUNCTION_STACKS = frozenset({"source_fn_stack", "fwd_source_fn_stack"})
 _SHARED_KEYS = _MODULE_STACKS | _FUNCTION_STACKS | {"from_node", "output_stack_traces", "custom"}
 """Keys whose values are shared by many nodes."""
-
-_CHECKED = frozenset({"from_node", "custom", "unbacked_bindings"})
-"""Keys whose values are validated beyond their type."""
 
 _VALUES = frozenset({"example_value", "val"})
 """Keys of nearly every node; their values need no further checks."""
@@ -114,24 +96,15 @@ class MetaEncoder:
 
     def __init__(self, first_seq_nr: int, file_name: Callable[[str], str]) -> None:
         self._first_seq_nr = first_seq_nr
-        self._file_name = file_name
-        self._stacks: dict[str, StackDesc | str] = {}
+        self._parse_stack = functools.cache(lambda text: parse_stack(text, file_name))
         self._graphs: dict[int, int] = {}
         self._modules: dict[str, int] = {}
-        self._module_keys: dict[str, str] = {}
-        self._module_records: dict[tuple[str, type], Value] = {}
         # By the id of a function; the entry holds a reference to it.
         self._functions: dict[int, tuple[Any, Any]] = {}
-        # Whether values equal to the current one have the same record (1 equals True, but has another).
-        self._is_shareable = True
 
     def stack(self, text: object) -> StackDesc | str | None:
         """Parse ``meta["stack_trace"]``; returns the text if it has another form."""
-        if not isinstance(text, str):
-            return None
-        if text not in self._stacks:
-            self._stacks[text] = parse_stack(text, self._file_name)
-        return self._stacks[text]
+        return self._parse_stack(text) if isinstance(text, str) else None
 
     def encode(
         self,
@@ -145,13 +118,8 @@ class MetaEncoder:
     ) -> tuple[tuple[tuple[str, Value], ...], tuple[tuple[str, str], ...]]:
         """Encode metadata: the carried entries, and the dropped keys with the reasons.
 
-        Args:
-            meta: of a node or a module.
-            hook: as for `encode_value`.
-            shared: the table of shared values of the graph.
-            carried: keys, with the types of their values.
-            dropped: keys that are omitted without a reason in the record.
-            values: cached records of values, by the id of the value.
+        ``dropped`` are keys that are omitted without a reason in the record; ``values`` are cached
+        records of values, by the id of the value.
         """
         entries: list[tuple[str, Value]] = []
         lost: list[tuple[str, str]] = []
@@ -161,7 +129,6 @@ class MetaEncoder:
                 if key not in dropped:
                     self._encode_plain(key, value, entries, lost)
                 continue
-            memo: Any = None
             if key in _VALUES:
                 cached = values.get(id(value))
                 if cached is not None:
@@ -172,12 +139,7 @@ class MetaEncoder:
                 if isinstance(stack, str):  # frames are in `NodeDesc.stack`
                     entries.append((key, stack))
                 continue
-            elif key in _MODULE_STACKS:
-                memo = (key, *value, *value.values()) if isinstance(value, dict) else None
-            elif key in _FUNCTION_STACKS:
-                memo = (key, *value) if isinstance(value, list) else None
-            elif key == "tensor_dict" and isinstance(value, dict):
-                memo = (key, *value.items()) if value.keys() <= _TENSOR_ATTRIBUTES else None
+            memo = _memo_of(key, value)
             try:
                 pair = pairs.get(memo)
             except TypeError:
@@ -185,14 +147,13 @@ class MetaEncoder:
             if pair is not None:
                 entries.append(pair)
                 continue
-            self._is_shareable = True
             try:
                 record = self._encode_entry(key, value, hook, lost)
             except (UnsupportedValueError, UnsupportedTensorError) as error:
                 lost.append((key, _ADDRESS.sub("", str(error))))
                 continue
             pair = (key, shared.add(record) if key in _SHARED_KEYS else record)
-            if memo is not None and self._is_shareable:
+            if memo is not None:
                 pairs[memo] = pair
             entries.append(pair)
         return tuple(entries), tuple(lost)
@@ -251,58 +212,27 @@ class MetaEncoder:
                 for k in value
                 if k not in carried
             )
-        self._is_shareable = all(type(v) is str for v in carried.values())
         return encode_value(carried, where="meta['tensor_dict']", hook=hook)
 
     def _module_key(self, key: Any) -> Any:
         """The key of a module; addresses are replaced by numbers in order of first use."""
-        if not isinstance(key, str):
+        match = _ADDRESS_KEY.fullmatch(key) if isinstance(key, str) else None
+        if match is None:
             return key
-        stable = self._module_keys.get(key)
-        if stable is None:
-            match = _ADDRESS_KEY.fullmatch(key)
-            stable = key
-            if match is not None:
-                stable = f"{self._modules.setdefault(match[1], len(self._modules))}{match[2]}"
-            self._module_keys[key] = stable
-        return stable
+        return f"{self._modules.setdefault(match[1], len(self._modules))}{match[2]}"
 
     def _module_stack(self, value: dict[Any, Any], hook: EncodeHook) -> Value:
-        items: dict[str, Value] = {}
-        for key, entry in value.items():
-            record = self._module_records.get(entry) if _is_module(entry) else None
-            if record is None:
-                record = self._module(entry, hook)
-            stable = self._module_keys.get(key) or self._module_key(key)
-            if record is None or type(stable) is not str or not stable.isascii():
-                self._is_shareable = False
-                entries = {self._module_key(k): _module_entry(e) for k, e in value.items()}
-                return encode_value(entries, hook=hook)
-            items[stable] = record
-        return DictValue(items=tuple(items.items()))
-
-    def _module(self, entry: Any, hook: EncodeHook) -> Value:
-        """Encode a module's path and class; ``None`` for any other value."""
-        if not _is_module(entry):
-            return None
-        try:
-            record = _pair(_module_entry(entry), hook)
-        except UnsupportedValueError:
-            return None  # raised with a path when the whole stack is encoded
-        self._module_records[entry] = record
-        return record
+        entries = {self._module_key(k): _module_entry(e) for k, e in value.items()}
+        return encode_value(entries, hook=hook)
 
     def _source_fn(self, entry: Any, hook: EncodeHook) -> Value:
         if not (isinstance(entry, tuple) and len(entry) == 2):
-            self._is_shareable = False
             return encode_value(entry, hook=hook)
         name, fn = entry
-        if type(name) is not str or not (callable(fn) or type(fn) is str):
-            self._is_shareable = False
         cached = self._functions.get(id(fn))
         if cached is None:
             cached = self._functions[id(fn)] = (fn, _source_fn(fn))
-        return _pair((name, cached[1]), hook)
+        return encode_value((name, cached[1]), hook=hook)
 
     def _provenance(self, source: Any, depth: int = 0) -> OpaqueValue:
         if not isinstance(source, NodeSource) or depth > _MAX_PROVENANCE:
@@ -325,6 +255,27 @@ class MetaEncoder:
                 )
             ),
         )
+
+
+def _memo_of(key: str, value: Any) -> Any:
+    """A key that only equal entries with equal records share (1 equals True, but has another), or ``None``."""
+    items: Any = value.items() if isinstance(value, dict) else value
+    if key in _MODULE_STACKS and isinstance(value, dict):
+        is_shared = all(type(k) is str and _is_module(entry) for k, entry in items)
+    elif key in _FUNCTION_STACKS and isinstance(value, list):
+        is_shared = all(map(_is_named_function, items))
+    elif key == "tensor_dict" and isinstance(value, dict):
+        is_shared = all(k in _TENSOR_ATTRIBUTES and type(v) is str for k, v in items)
+    else:
+        is_shared = False
+    return (key, *items) if is_shared else None
+
+
+def _is_named_function(entry: Any) -> bool:
+    """Whether a value is a pair of a name and a function, or its text, as Dynamo makes it."""
+    if type(entry) is not tuple or len(entry) != 2 or type(entry[0]) is not str:
+        return False
+    return callable(entry[1]) or type(entry[1]) is str
 
 
 def _not_plain(value: Any) -> str | None:
@@ -411,10 +362,7 @@ def encode_meta_dataclass(obj: object, hook: EncodeHook) -> Value:
     cls = type(obj)
     if isinstance(obj, (OpaqueValue, FunctionValue)):
         return obj
-    if (
-        cls.__name__ not in torch_graphs.meta_dataclasses()
-        or torch_graphs.meta_dataclasses()[cls.__name__] is not cls
-    ):
+    if torch_graphs.meta_dataclasses().get(cls.__name__) is not cls:
         return None
     fields = tuple(
         (f.name, encode_value(getattr(obj, f.name), where=f"{cls.__name__}.{f.name}", hook=hook))
@@ -454,15 +402,6 @@ def _source_fn(fn: Any) -> Any:
         if isinstance(qualname, str):
             return f"{module}.{qualname}"
         return _ADDRESS.sub("", str(fn))
-
-
-def _pair(entry: tuple[Any, Any], hook: EncodeHook) -> Value:
-    """Encode a pair; fast for two texts, or a text and a function record."""
-    name, value = entry
-    plain = type(value) is FunctionValue or (type(value) is str and value.isascii())
-    if plain and type(name) is str and name.isascii():
-        return TupleValue(items=(name, value))
-    return encode_value(entry, hook=hook)
 
 
 # --- decode ---------------------------------------------------------------------------------------
@@ -548,8 +487,6 @@ class MetaDecoder:
             raise FormatError(
                 f"metadata {key!r} has the wrong type", where=where, found=type(value).__name__
             )
-        if key not in _CHECKED:
-            return value
         if key == "from_node" and not all(isinstance(s, NodeSource) for s in value):
             raise FormatError("not the provenance of a node", where=where)
         if key == "custom" and not all(isinstance(k, str) for k in value):

@@ -170,21 +170,28 @@ def attach(
     Raises:
         FormatError: a name is malformed, reserved or not unique; an alias has no graph.
     """
-    writer = _Writer(gm)
+    seen: set[str] = set()
+
+    def add(name: str, value: Any, where: str, table: str | None = None) -> torch.nn.Module:
+        """Add an attribute to the module that it belongs to, and return that."""
+        owner, last = _locate(gm, name, seen, where)
+        (vars(owner) if table is None else getattr(owner, table))[last] = value
+        return owner
+
     for i, (name, training) in enumerate(d.modules):
         module = torch.nn.Module()
         module.training = training
-        writer.add_module(name, module, f"{where}.modules[{i}]")
+        add(name, module, f"{where}.modules[{i}]", "_modules")
     graphs: dict[str, torch.fx.GraphModule] = {}
     for i, (name, sub) in enumerate(d.submodules):
         here = f"{where}.submodules[{i}]"
         graphs[name] = decode_graph(sub, here)
-        writer.add_module(name, graphs[name], here)
+        add(name, graphs[name], here, "_modules")
     for i, (name, other) in enumerate(d.submodule_aliases):
         here = f"{where}.submodule_aliases[{i}]"
         if other not in graphs:
             raise FormatError("no such submodule", where=here, found=repr(other))
-        writer.add_module(name, graphs[other], here)
+        add(name, graphs[other], here, "_modules")
     data = dict(d.tensor_data)
     real: dict[int, torch.Tensor] = {}
     for i, (name, desc) in enumerate(d.tensors):
@@ -194,66 +201,50 @@ def attach(
             if desc.id not in real:
                 real[desc.id] = fill(tensor, desc, data[name], here)
             tensor = real[desc.id]
-        writer.add_tensor(name, tensor, desc, d, here)
+        if name in d.plain_tensors:
+            add(name, tensor, here)
+        elif desc.is_parameter:
+            add(name, tensor, here, "_parameters")
+        else:
+            owner = add(name, tensor, here, "_buffers")
+            if name in d.transient_buffers:
+                owner._non_persistent_buffers_set.add(name.rpartition(".")[2])
     for _, desc in d.tensors:
         if desc.grad is not None and desc.id in real:
             # A gradient without data stays fake: it may be one of the frame's inputs.
             real[desc.id].grad = real[desc.grad.id] if desc.grad.id in real else convert(desc.grad)
     for i, (name, value) in enumerate(d.values):
         here = f"{where}.values[{i}]"
-        writer.add_attribute(name, decode_constant(value, here), here)
+        add(name, decode_constant(value, here), here)
 
 
-class _Writer:
-    def __init__(self, gm: torch.fx.GraphModule) -> None:
-        self.gm = gm
-        self.seen: set[str] = set()
+def _locate(
+    gm: torch.fx.GraphModule, name: str, seen: set[str], where: str
+) -> tuple[torch.nn.Module, str]:
+    """The module that a new attribute belongs to, and the last part of its name."""
+    names.check_path(name, where=where)
+    if name in seen:
+        raise FormatError("a name occurs twice", where=where, found=repr(name))
+    seen.add(name)
+    *path, last = name.split(".")
+    owner: torch.nn.Module = gm
+    for part in path:
+        if part not in owner._modules:
+            # The record has no module of this name: use an empty one.
+            _check_free(owner, part, name, where)
+            owner._modules[part] = torch.nn.Module()
+        child = owner._modules[part]
+        if child is None or isinstance(child, torch.fx.GraphModule):
+            raise FormatError("a name leads into a graph", where=where, found=repr(name))
+        owner = child
+    _check_free(owner, last, name, where)
+    return owner, last
 
-    def add_module(self, name: str, module: torch.nn.Module, where: str) -> None:
-        owner, last = self._locate(name, where)
-        owner._modules[last] = module
 
-    def add_tensor(
-        self, name: str, tensor: torch.Tensor, desc: MetaTensorDesc, d: GraphModuleDesc, where: str
-    ) -> None:
-        if name in d.plain_tensors:
-            self.add_attribute(name, tensor, where)
-            return
-        owner, last = self._locate(name, where)
-        if desc.is_parameter:
-            owner._parameters[last] = tensor  # pyright: ignore[reportArgumentType]
-            return
-        owner._buffers[last] = tensor
-        if name in d.transient_buffers:
-            owner._non_persistent_buffers_set.add(last)
-
-    def add_attribute(self, name: str, value: Any, where: str) -> None:
-        owner, last = self._locate(name, where)
-        vars(owner)[last] = value
-
-    def _locate(self, name: str, where: str) -> tuple[torch.nn.Module, str]:
-        names.check_path(name, where=where)
-        if name in self.seen:
-            raise FormatError("a name occurs twice", where=where, found=repr(name))
-        self.seen.add(name)
-        *path, last = name.split(".")
-        owner: torch.nn.Module = self.gm
-        for part in path:
-            if part not in owner._modules:
-                # The record has no module of this name: use an empty one.
-                self._check_free(owner, part, name, where)
-                owner._modules[part] = torch.nn.Module()
-            child = owner._modules[part]
-            if child is None or isinstance(child, torch.fx.GraphModule):
-                raise FormatError("a name leads into a graph", where=where, found=repr(name))
-            owner = child
-        self._check_free(owner, last, name, where)
-        return owner, last
-
-    def _check_free(self, owner: torch.nn.Module, part: str, name: str, where: str) -> None:
-        taken = (vars(owner), owner._parameters, owner._buffers, owner._modules)
-        if part in reserved() or any(part in found for found in taken):
-            raise FormatError("a name is taken", where=where, found=repr(name))
+def _check_free(owner: torch.nn.Module, part: str, name: str, where: str) -> None:
+    taken = (vars(owner), owner._parameters, owner._buffers, owner._modules)
+    if part in reserved() or any(part in found for found in taken):
+        raise FormatError("a name is taken", where=where, found=repr(name))
 
 
 def fill(tensor: torch.Tensor, desc: MetaTensorDesc, data: bytes, where: str) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from torch_fakeify.records.tensor import (
     TypeValue,
     Value,
 )
+from torch_fakeify.replay.lowering import value_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,26 +48,21 @@ def check_node(
     where: str,
 ) -> None:
     """Raise a ``FormatError`` if a part of a node cannot appear in generated code."""
-    if not names.is_identifier(name):
-        names.check_identifier(name, where=f"{where}.name")
-    if kwargs:
-        for key, _ in kwargs:
-            names.check_identifier(key, where=f"{where}.kwargs[{key!r}]")
-        if len({key for key, _ in kwargs}) != len(kwargs):
-            raise FormatError("a keyword occurs twice", where=f"{where}.kwargs")
+    names.check_identifier(name, where=f"{where}.name")
+    for key, _ in kwargs:
+        names.check_identifier(key, where=f"{where}.kwargs[{key!r}]")
+    if len({key for key, _ in kwargs}) != len(kwargs):
+        raise FormatError("a keyword occurs twice", where=f"{where}.kwargs")
     if op == "call_function":
         if not isinstance(target, FunctionValue):
             raise FormatError("not a function", where=f"{where}.target", found=repr(target))
-        if _takes_anything(target.kind, target.name):
-            return None
         return _check_call(target, args, kwargs, where)
     if not isinstance(target, str):
         raise FormatError("not a name", where=f"{where}.target", found=type(target).__name__)
     match op:
         case "placeholder":
-            argument = re.sub(r"^\*{1,2}", "", target) if target.startswith("*") else target
-            if not names.is_identifier(argument):
-                names.check_identifier(argument, where=f"{where}.target")
+            argument = re.sub(r"^\*{1,2}", "", target)
+            names.check_identifier(argument, where=f"{where}.target")
             if target == "self" or len(args) > 1 or kwargs:
                 raise FormatError("not a placeholder", where=where, found=repr(target))
         case "call_method":
@@ -80,18 +75,6 @@ def check_node(
         case _:
             names.check_path(target, where=f"{where}.target")
     return None
-
-
-@functools.lru_cache(maxsize=4096)
-def _takes_anything(kind: str, name: str) -> bool:
-    """Whether a function takes any arguments, so that `_check_call` has nothing to check."""
-    return not (
-        name in READS_ATTRIBUTE
-        or name in DENIED_KEYWORDS
-        or name in CALLS_ARGUMENTS
-        or kind == "hop"
-        or name.startswith("operator.")
-    )
 
 
 def _check_call(
@@ -153,8 +136,7 @@ def check_attributes(
 
 def _inner_names(owner: Any) -> Sequence[str]:
     """Names of the inner tensors of a node's value."""
-    meta = owner.meta
-    value: Any = meta.get("example_value", meta.get("val"))
+    value: Any = value_of(owner)
     if not (isinstance(value, torch.Tensor) and hasattr(type(value), "__tensor_flatten__")):
         return ()
     wrapper: Any = value

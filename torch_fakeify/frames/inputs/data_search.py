@@ -10,12 +10,12 @@ bounded.
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sympy
 import torch
 
-from torch_fakeify.encoding.exprs import decode_expr
 from torch_fakeify.encoding.modes import preserve_modes
 from torch_fakeify.errors import CaptureError
 from torch_fakeify.frames.graph.writing import may_write
@@ -29,12 +29,13 @@ from torch_fakeify.records.tensor import (
     TensorValue,
 )
 from torch_fakeify.render.code import node_stack
-from torch_fakeify.render.text import expr_text, user_line
-from torch_fakeify.replay.bindings import Binding, find_bindings, follow, raw_path
+from torch_fakeify.render.text import user_line
+from torch_fakeify.replay.bindings import Binding, find_bindings
 from torch_fakeify.replay.lowering import value_of
 
 from .data_moves import changed, fill
-from .requirements import asserts_of, data_symbols, guard_line
+from .requirements import Fact, asserts_of, data_symbols, guards_of, ranges_of
+from .symbol_values import substituted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -82,14 +83,18 @@ _MOVING = frozenset(
 def reads_data(desc: CaptureDesc, symbols: Symbols) -> list[str]:
     """Names of the FX nodes that check input data, index by it, or read a number from it."""
     nodes = desc.graph.nodes
-    roots: list[frozenset[int]] = []
+    is_from_whole: list[bool | None] = []
+    """Whether the input tensors that a node is computed from are of integers; ``None`` if there are none."""
     is_input_data: list[bool] = []
     """Whether the elements of a node are those of an input."""
     found: list[str] = []
     for at, fx_node in enumerate(nodes):
-        args = {v.index for v in walk((fx_node.args, fx_node.kwargs), NodeValue)}
-        args = {i for i in args if i < at}
-        roots.append(frozenset({at}) if fx_node.op == "placeholder" else _union(roots, args))
+        args = {v.index for v in walk((fx_node.args, fx_node.kwargs), NodeValue) if v.index < at}
+        tensors = [i for i in args if is_from_whole[i] is not None]
+        from_whole = all(is_from_whole[i] for i in tensors) if tensors else None
+        if fx_node.op == "placeholder" and any(isinstance(v, TensorValue) for _, v in fx_node.meta):
+            from_whole = _is_whole(fx_node)
+        is_from_whole.append(from_whole)
         name = _short_name(fx_node)
         moved = name in _MOVING and all(is_input_data[i] for i in args if _is_whole(nodes[i]))
         is_input_data.append(fx_node.op == "placeholder" or moved)
@@ -98,18 +103,13 @@ def reads_data(desc: CaptureDesc, symbols: Symbols) -> list[str]:
         binds = any(key == "unbacked_bindings" for key, _ in fx_node.meta)
         if binds or _is_assert(name):
             found.append(fx_node.name)
-        elif name in _INDEXING and any(_is_index(desc, roots, i) for i in args):
+        elif name in _INDEXING and any(is_from_whole[i] and _is_whole(nodes[i]) for i in args):
             direct = all(is_input_data[i] for i in args if _is_whole(nodes[i]))
-            if name == "one_hot" or not direct or _smallest(nodes, args, symbols) < 2:
+            sizes = [n for i in args if (t := _tensor_of(nodes[i])) for n in t.size]
+            smallest = min((_size(n, symbols) for n in sizes), default=2)
+            if name == "one_hot" or not direct or smallest < 2:
                 found.append(fx_node.name)
     return found
-
-
-def _union(roots: list[frozenset[int]], args: Iterable[int]) -> frozenset[int]:
-    made: frozenset[int] = frozenset()
-    for i in args:
-        made = made | roots[i] if made else roots[i]
-    return made
 
 
 def _short_name(fx_node: NodeDesc) -> str:
@@ -127,50 +127,23 @@ def _is_assert(name: str) -> bool:
 
 def _is_whole(fx_node: NodeDesc) -> bool:
     """Whether the value of a node is a tensor of integers or booleans."""
-    for key, value in fx_node.meta:
-        if key in ("example_value", "val") and isinstance(value, TensorValue):
-            return value.tensor.dtype.startswith(_WHOLE)
-    return False
+    tensor = _tensor_of(fx_node)
+    return tensor is not None and tensor.dtype.startswith(_WHOLE)
 
 
-def _is_index(desc: CaptureDesc, roots: list[frozenset[int]], at: int) -> bool:
-    """Whether a node is an integer tensor that is computed from integer inputs alone."""
-    nodes = desc.graph.nodes
-    if not _is_whole(nodes[at]) or not roots[at]:
-        return False
-    tensors = [i for i in roots[at] if any(_has_tensor(v) for _, v in nodes[i].meta)]
-    return bool(tensors) and all(_is_whole(nodes[i]) for i in tensors)
+def _tensor_of(fx_node: NodeDesc) -> MetaTensorDesc | None:
+    """The record of a node's value, if it is a tensor."""
+    values = (value for key, value in fx_node.meta if key in ("example_value", "val"))
+    return next((value.tensor for value in values if isinstance(value, TensorValue)), None)
 
 
-def _has_tensor(value: Any) -> bool:
-    return isinstance(value, TensorValue)
-
-
-def _smallest(nodes: tuple[NodeDesc, ...], args: Iterable[int], symbols: Symbols) -> int:
-    """The smallest size among a node's tensor arguments, at most 2."""
-    found = 2
-    for i in args:
-        for key, value in nodes[i].meta:
-            if key not in ("example_value", "val") or not isinstance(value, TensorValue):
-                continue
-            for n in value.tensor.size:
-                if isinstance(n, SymDesc):
-                    number = symbols.evaluate(n.expr)
-                    found = min(found, int(number) if number.is_Integer else 0)
-                else:
-                    found = min(found, n if isinstance(n, int) else 0)
-    return found
+def _size(n: Any, symbols: Symbols) -> int:
+    """Evaluate a size; 0 if it has no value."""
+    number = symbols.evaluate(n.expr) if isinstance(n, SymDesc) else n
+    return int(number) if isinstance(number, (int, sympy.Integer)) else 0
 
 
 # --- the search -----------------------------------------------------------------------------------
-
-
-class _Fact(NamedTuple):
-    """A condition on numbers that the graph reads from data."""
-
-    expr: Any
-    text: str
-    line: str | None
 
 
 class _Trial(NamedTuple):
@@ -182,7 +155,7 @@ class _Trial(NamedTuple):
     """The elements of changed inputs, by position."""
     values: dict[str, Any]
     """The numbers that the graph read, by symbol."""
-    violated: list[_Fact]
+    violated: list[Fact]
     blamed: list[torch.fx.Node]
     """The nodes at which a fact is violated or an operator raises."""
     error: Exception | None
@@ -191,13 +164,9 @@ class _Trial(NamedTuple):
 class DataSearch:
     """Searches data for the inputs of one frame.
 
-    Args:
-        desc: the frame.
-        symbols: the sizes.
-        chosen: preferred values of symbols from data; ``None`` if there are none.
-        make: makes the inputs at some positions on the CPU, deterministically; others are ``None``.
-        gm: the graph, on the CPU.
-        names: of the nodes to run, see `reads_data`.
+    ``chosen`` are preferred values of symbols from data. ``make`` makes the inputs at some positions on the
+    CPU, deterministically; others are ``None``. ``gm`` is the graph on the CPU, of which the nodes of
+    `reads_data` are run.
     """
 
     def __init__(
@@ -243,13 +212,8 @@ class DataSearch:
         for at in self._read:
             tensor = self._desc.inputs[at].tensor
             if tensor is not None:
-                total += math.prod(self._size(n) for n in tensor.size)
+                total += math.prod(_size(n, self._symbols) for n in tensor.size)
         return total
-
-    def _size(self, n: Any) -> int:
-        """Evaluate a size; 0 if it has no value."""
-        number = self._symbols.evaluate(n.expr) if isinstance(n, SymDesc) else n
-        return int(number) if isinstance(number, (int, sympy.Integer)) else 0
 
     def data(self) -> dict[int, torch.Tensor]:
         """Search data and return the elements of the inputs to change, by position.
@@ -361,7 +325,7 @@ class DataSearch:
         for entry, placeholder in zip(self._desc.inputs, self._placeholders, strict=True):
             if entry.tensor is not None and placeholder in _sources([fx_node]):
                 for n in entry.tensor.size:
-                    yield max(self._size(n) - 1, 0)
+                    yield max(_size(n, self._symbols) - 1, 0)
 
     def _variables(self, trial: _Trial) -> list[int]:
         """Positions of the inputs that the blamed nodes depend on, integers first."""
@@ -413,15 +377,8 @@ class DataSearch:
         """Store the numbers that a node binds."""
         for name, binding in self._bindings.items():
             if binding.fx_node is fx_node and name not in values:
-                found = follow(value, raw_path(binding.path))
-                if isinstance(found, torch.Tensor):
-                    found = found.item()
-                for entry in binding.path:
-                    if entry[0] == "divide" and found is not None:
-                        divisor = sympy.sympify(entry[1], strict=True).xreplace(
-                            _by_symbol(entry[1], self._symbol_values({}))
-                        )
-                        found = int(found) // int(divisor)
+                sizes = self._symbol_values({})
+                found = binding.number(value, lambda n, sizes=sizes: substituted(n, sizes))
                 if found is not None:
                     values[name] = int(found) if isinstance(found, bool) else found
 
@@ -434,7 +391,7 @@ class DataSearch:
         missing: int,
     ) -> _Trial:
         symbols = self._symbol_values(values)
-        violated: list[_Fact] = []
+        violated: list[Fact] = []
         blamed = list(failed)
         total = 0.0
         for fact, names in zip(self._facts, self._names, strict=True):
@@ -451,7 +408,7 @@ class DataSearch:
             records = {n.name: n for n in self._desc.graph.nodes}
             for fx_node in failed:
                 line = user_line(node_stack(records[fx_node.name])) or None
-                violated.append(_Fact(sympy.false, _assert_text(fx_node), line))
+                violated.append(Fact(sympy.false, _assert_text(fx_node), line))
         if error is not None:
             blamed.append(self._nodes[len(self._nodes) - missing])
         return _Trial((missing, total), data, values, violated, blamed, error)
@@ -487,24 +444,12 @@ class DataSearch:
 
 def _bindings(gm: torch.fx.GraphModule, data: Mapping[str, Any]) -> dict[str, Binding]:
     """The binding of each symbol from data."""
-    env = None
-    for fx_node in gm.graph.nodes:
-        for symbol in fx_node.meta.get("unbacked_bindings") or {}:
-            env = symbol
-    if env is None:
-        return {}
-    found = find_bindings(gm.graph, _NoRenamings, ())
+    env = SimpleNamespace(unbacked_renamings={})  # a recorded graph has no renamed symbols
     return {
         str(symbol): binding
-        for symbol, binding in found.items()
+        for symbol, binding in find_bindings(gm.graph, env, ()).items()
         if str(symbol) in data and binding.fx_node.op != "placeholder"
     }
-
-
-class _NoRenamings:
-    """The part of a ``ShapeEnv`` that `find_bindings` reads: a recorded graph has no renamed symbols."""
-
-    unbacked_renamings: Mapping[Any, Any] = {}
 
 
 def _needed(
@@ -616,21 +561,15 @@ def _symbols_of_sizes(desc: CaptureDesc) -> set[str]:
 
 def _facts(
     desc: CaptureDesc, data: Mapping[str, Any], requested: Mapping[str, int], free: Collection[str]
-) -> Iterator[_Fact]:
+) -> Iterator[Fact]:
     """The facts: requested values, runtime asserts, and ranges and guards of symbols from data."""
-    for guard in desc.guards:
-        if free and names_in(guard.expr) & set(free):
-            yield _Fact(decode_expr(guard.expr), expr_text(guard.expr), guard_line(guard))
+    for guard in guards_of(desc) if free else ():
+        if not {s.name for s in guard.expr.free_symbols}.isdisjoint(free):
+            yield guard
     for name, value in requested.items():
-        yield _Fact(sympy.Eq(sympy.Symbol(name, integer=True), value), f"{name} = {value}", None)
-    for each in asserts_of(desc):
-        yield _Fact(decode_expr(each.expr), expr_text(each.expr), each.line)
-    for name, symbol in ((s.name, s) for s in desc.symbols if s.name in data or s.name in free):
-        lone = sympy.Symbol(name, integer=True)
-        if symbol.lower is not None and (bound := decode_expr(symbol.lower)).is_finite:
-            yield _Fact(sympy.Ge(lone, bound), f"{name} >= {bound}", None)
-        if symbol.upper is not None and (bound := decode_expr(symbol.upper)).is_finite:
-            yield _Fact(sympy.Le(lone, bound), f"{name} <= {bound}", None)
+        yield Fact(sympy.Eq(sympy.Symbol(name, integer=True), value), f"{name} = {value}")
+    yield from asserts_of(desc)
+    yield from (fact for s, fact in ranges_of(desc) if s.name in data or s.name in free)
 
 
 def _number(value: Any) -> Any:
@@ -638,16 +577,10 @@ def _number(value: Any) -> Any:
     return sympy.Integer(value) if isinstance(value, int) else sympy.sympify(value, strict=True)
 
 
-def _by_symbol(expr: Any, by_name: Mapping[str, Any]) -> dict[Any, Any]:
-    symbols = sympy.sympify(expr, strict=True).free_symbols
-    return {s: by_name[s.name] for s in symbols if s.name in by_name}
-
-
 def _distance(expr: Any, by_name: Mapping[str, Any]) -> float:
     """Branch distance of a condition; 0 if it holds or has unbound symbols."""
     try:
-        values = _by_symbol(expr, by_name)
-        if expr.xreplace(values) != sympy.false:
+        if substituted(expr, by_name) != sympy.false:
             return 0.0
         if isinstance(expr, sympy.And):
             return sum(_distance(arg, by_name) for arg in expr.args)
@@ -655,7 +588,8 @@ def _distance(expr: Any, by_name: Mapping[str, Any]) -> float:
             return min(_distance(arg, by_name) for arg in expr.args)
         if getattr(expr, "is_Relational", False) and not isinstance(expr, sympy.Ne):
             sides: Any = expr
-            gap = abs(float(sides.lhs.xreplace(values)) - float(sides.rhs.xreplace(values)))
+            lhs, rhs = substituted(sides.lhs, by_name), substituted(sides.rhs, by_name)
+            gap = abs(float(lhs) - float(rhs))
             return gap if gap > 0 else 1.0
     except (ArithmeticError, AssertionError, TypeError, ValueError):  # torch asserts
         pass

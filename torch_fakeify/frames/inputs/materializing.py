@@ -16,6 +16,7 @@ from torch_fakeify.encoding.meshes import Meshes
 from torch_fakeify.encoding.opaque_values import decode_constant
 from torch_fakeify.encoding.values import decode_dtype
 from torch_fakeify.errors import CaptureError, wrap_torch_errors
+from torch_fakeify.records.rewrite import walk
 from torch_fakeify.records.tensor import MetaTensorDesc, NestedIntDesc
 from torch_fakeify.render.text import int_text
 
@@ -27,7 +28,7 @@ from .size_search import Chosen, choose_sizes, grows
 from .symbol_values import Symbols
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from torch_fakeify.records.frame import CaptureDesc, InputDesc
 
@@ -41,25 +42,13 @@ def materialize(
     max_bytes: int | None = None,
     rebuild: Callable[[], torch.fx.GraphModule] | None = None,
 ) -> list[Any]:
-    """Real inputs for a captured frame, in placeholder order.
+    """Real inputs for a captured frame, in placeholder order; arguments and errors as `Capture.materialize`.
 
     Floating point data of matrices is normal with variance ``1 / size[-1]``, of vectors uniform in
     [0, 1), so that sums, roots and logarithms stay finite; integers are 0 or 1, which are valid
     indices into every dim that torch did not specialize. If a runtime assert fails or an index is out
-    of bounds, `data_search` searches other data.
-
-    Args:
-        desc: the frame.
-        seed: of the random generator.
-        sizes: values by name, see `size_names`; other sizes change if guards require it. For an
-            unbacked symbol that the frame computes from data, data with that value is searched.
-        device: where to make the tensors; ``None`` means each one's recorded device.
-        max_bytes: of all tensors together; ``None`` means the memory of this machine.
-        rebuild: returns the graph on the CPU, for the search of data; ``None`` disables the search.
-
-    Raises:
-        CaptureError: unknown symbol, violated guard or range, missing device, more bytes than
-            ``max_bytes``, or no data was found with which the runtime asserts hold.
+    of bounds, `data_search` searches other data, in the graph on the CPU that ``rebuild`` returns; also
+    data with a requested value of an unbacked symbol that the frame computes from data.
     """
     with wrap_torch_errors("$.shape_env"):
         chosen = _chosen(desc, sizes)
@@ -156,34 +145,29 @@ class _Maker:
         recorded: dict[int, int] = {}
         others = 0
         self._plan_bases(inputs)
-        for entry in inputs:
-            for desc in _with_parts(entry.tensor):
-                if desc.nested_int is not None:
-                    self.offsets[desc.nested_int] = desc
-                if desc.subclass is not None:
-                    continue
-                if desc.layout != "strided":
-                    others += self._elements(desc) * decode_dtype(desc.dtype).itemsize
-                elif desc.storage is not None:
-                    storage_id, nbytes = desc.storage.id, desc.storage.nbytes
-                    needed = self._extent(desc)
-                    self.extents[storage_id] = max(self.extents.get(storage_id, 0), needed)
-                    recorded[storage_id] = nbytes if isinstance(nbytes, int) else 0
+        for desc in walk(inputs, MetaTensorDesc, inside=True):
+            if desc.nested_int is not None:
+                self.offsets[desc.nested_int] = desc
+            if desc.subclass is not None:
+                continue
+            if desc.layout != "strided":
+                size = [self.symbols.integer(n, f"tensor {desc.id}") for n in desc.size]
+                others += math.prod(size) * decode_dtype(desc.dtype).itemsize
+            elif desc.storage is not None:
+                storage_id, nbytes = desc.storage.id, desc.storage.nbytes
+                needed = self._extent(desc)
+                self.extents[storage_id] = max(self.extents.get(storage_id, 0), needed)
+                recorded[storage_id] = nbytes if isinstance(nbytes, int) else 0
         return others + sum(max(n, recorded[at]) for at, n in self.extents.items())
 
     def _plan_bases(self, inputs: tuple[InputDesc, ...]) -> None:
         """Compute how far bases of static sizes must extend for the sizes of their views."""
         own = {entry.tensor.id for entry in inputs if entry.tensor is not None}
-        for entry in inputs if self.symbols.chosen else ():
-            for view in _with_parts(entry.tensor):
-                base = view.base
-                if base is None or base.id in own or not grows(base) or not _is_strided(view, base):
-                    continue
-                self.ends[base.id] = max(self.ends.get(base.id, 0), self._extent(view))
-
-    def _elements(self, desc: MetaTensorDesc) -> int:
-        """Elements of a tensor without strides, which is made from a dense one."""
-        return math.prod(self.symbols.integer(n, f"tensor {desc.id}") for n in desc.size)
+        for view in walk(inputs if self.symbols.chosen else (), MetaTensorDesc, inside=True):
+            base = view.base
+            if base is None or base.id in own or not grows(base) or not _is_strided(view, base):
+                continue
+            self.ends[base.id] = max(self.ends.get(base.id, 0), self._extent(view))
 
     def _extent(self, desc: MetaTensorDesc) -> int:
         size, stride, offset = self._layout(desc)
@@ -415,16 +399,6 @@ def _with_history(tensor: torch.Tensor) -> torch.Tensor:
         origin = torch.empty(0, device=tensor.device, requires_grad=True)
         history: Any = _History.apply(tensor, origin)
     return history
-
-
-def _with_parts(desc: MetaTensorDesc | None) -> Iterator[MetaTensorDesc]:
-    if desc is None:
-        return
-    yield desc
-    yield from _with_parts(desc.base)
-    yield from _with_parts(desc.grad)
-    for _, part in () if desc.subclass is None else desc.subclass.tensors:
-        yield from _with_parts(part)
 
 
 def _end(size: list[int], stride: list[int], offset: int) -> int:

@@ -1,44 +1,68 @@
-"""Requirements on a frame's inputs: its runtime asserts, and its symbols that come from data."""
+"""Requirements on a frame's inputs: guards, ranges, runtime asserts, and symbols that come from data."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import sympy
+
+from torch_fakeify.encoding.exprs import decode_expr
 from torch_fakeify.records.rewrite import walk
 from torch_fakeify.records.symbol_names import lone_symbol, names_in
 from torch_fakeify.records.tensor import MetaTensorDesc
 from torch_fakeify.render.code import SourceLines, asserted_expr
-from torch_fakeify.render.text import user_line
+from torch_fakeify.render.text import expr_text, user_line
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch_fakeify.records.frame import CaptureDesc
     from torch_fakeify.records.shape_env import GuardDesc, SymbolDesc
     from torch_fakeify.records.tensor import ExprDesc
 
 
-class Assert(NamedTuple):
-    """A condition that the frame checks at runtime."""
+class Fact(NamedTuple):
+    """A condition on the symbols of a frame."""
 
-    expr: ExprDesc
-    line: str | None
+    expr: Any
+    text: str
+    line: str | None = None
     """The user's line that it comes from, if recorded."""
 
 
-def asserts_of(desc: CaptureDesc) -> list[Assert]:
+def guards_of(desc: CaptureDesc) -> list[Fact]:
+    """The guards of a frame."""
+    return [Fact(decode_expr(g.expr), expr_text(g.expr), _guard_line(g)) for g in desc.guards]
+
+
+def ranges_of(desc: CaptureDesc) -> Iterator[tuple[SymbolDesc, Fact]]:
+    """The ends of the ranges of a frame's symbols."""
+    for symbol in desc.symbols:
+        lone = sympy.Symbol(symbol.name, integer=True)
+        for end, relation, sign, location in (
+            (symbol.lower, sympy.Ge, ">=", symbol.lower_location),
+            (symbol.upper, sympy.Le, "<=", symbol.upper_location),
+        ):
+            if end is not None:
+                line = None if location is None else user_line(location.user) or None
+                text = f"{symbol.name} {sign} {expr_text(end)}"
+                yield symbol, Fact(relation(lone, decode_expr(end)), text, line)
+
+
+def asserts_of(desc: CaptureDesc) -> list[Fact]:
     """The runtime asserts of a frame: of its ``ShapeEnv`` and in its graph."""
-    env = desc.shape_env
-    if env is None:
+    if desc.shape_env is None:
         return []
     origins = SourceLines(desc.graph)
-    found = {
-        each.expr: Assert(each.expr, origins.find(each.expr) or user_line(each.stack) or None)
-        for each in env.runtime_asserts
+    lines: dict[ExprDesc, str | None] = {
+        each.expr: origins.find(each.expr) or user_line(each.stack) or None
+        for each in desc.runtime_asserts
     }
     for fx_node in desc.graph.nodes:
         expr = asserted_expr(fx_node, desc.graph)
-        if expr is not None:
-            found.setdefault(expr, Assert(expr, origins.find(expr)))
-    return list(found.values())
+        if expr is not None and expr not in lines:
+            lines[expr] = origins.find(expr)
+    return [Fact(decode_expr(expr), expr_text(expr), line) for expr, line in lines.items()]
 
 
 def data_symbols(desc: CaptureDesc) -> dict[str, SymbolDesc]:
@@ -69,9 +93,8 @@ def is_integer(symbol: SymbolDesc) -> bool:
     return dict(symbol.assumptions).get("integer") is True
 
 
-def guard_line(guard: GuardDesc | None) -> str | None:
-    """The user's line that a guard comes from; ``None`` if not recorded."""
-    stack = None if guard is None else guard.user_stack
+def _guard_line(guard: GuardDesc) -> str | None:
+    stack = guard.user_stack
     if stack is None or not stack.frames:
         return None
     frame = stack.frames[-1]

@@ -6,6 +6,7 @@ for an unknown name lists the names of the frame.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from dataclasses import dataclass
@@ -40,13 +41,7 @@ _OPEN = {"[": "]", "(": ")", "{": "}"}
 def parse_sizes(text: str) -> dict[str, int]:
     """Parse ``NAME=N,...``, or read the JSON file of ``fuzz --save``.
 
-    `requested_sizes` checks the names.
-
-    Args:
-        text: names and numbers; a comma inside brackets or quotes belongs to the name.
-
-    Returns:
-        The numbers by name, in the order of the text.
+    `requested_sizes` checks the names. A comma inside brackets or quotes belongs to the name.
 
     Raises:
         CaptureError: a part is not ``NAME=N``, a name has two values, or the file has no sizes.
@@ -70,12 +65,7 @@ def parse_sizes(text: str) -> dict[str, int]:
 
 
 def sizes_text(desc: CaptureDesc, sizes: Mapping[str, int]) -> str:
-    """Write sizes as `parse_sizes` reads them, by readable names where these are of one symbol.
-
-    Args:
-        desc: the frame.
-        sizes: by the names of symbols.
-    """
+    """Write sizes of symbols as `parse_sizes` reads them, by readable names where these are of one symbol."""
     words, names = ReadableNames(desc), size_names(desc)
     parts: list[str] = []
     for symbol, n in sizes.items():
@@ -230,20 +220,15 @@ def size_names(desc: CaptureDesc) -> dict[str, list[Any]]:
         for source in record.sources:
             _add(sources, source.name, expr)
             _add(words, readable_source(source.name), expr)
-    memo: dict[ExprDesc, Any] = {}
+    decode = functools.cache(decode_expr)
     for name, n in _dims(desc):
         if name in sources:
             continue  # the symbol itself, which may have a replacement
-        if isinstance(n, SymDesc) and n.expr not in memo:
-            memo[n.expr] = decode_expr(n.expr)
-        expr: Any = memo[n.expr] if isinstance(n, SymDesc) else sympy.Integer(n)
+        expr: Any = decode(n.expr) if isinstance(n, SymDesc) else sympy.Integer(n)
         _add(sources, name, expr)
         _add(words, readable_source(name), expr)
-    found = dict(symbols)
-    for table in (words, sources):
-        for name, exprs in table.items():
-            found.setdefault(name, exprs)
-    return found
+    ordered = symbols | words | sources
+    return ordered | words | symbols
 
 
 def symbol_of(record: SymbolDesc) -> Any:

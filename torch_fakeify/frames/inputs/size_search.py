@@ -13,6 +13,7 @@ searched together with the sizes, and `data_search` makes data that gives their 
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from functools import cached_property
@@ -28,18 +29,23 @@ from torch_fakeify.records.rewrite import walk
 from torch_fakeify.records.symbol_names import has_number
 from torch_fakeify.records.tensor import MetaTensorDesc, SymDesc
 from torch_fakeify.render.readable_names import readable_source
-from torch_fakeify.render.text import expr_text, user_line
 
-from .requirements import asserts_of, data_symbols, guard_line, is_integer
+from .requirements import (
+    Fact,
+    asserts_of,
+    data_symbols,
+    guards_of,
+    is_integer,
+    ranges_of,
+)
 from .size_names import requested_sizes
-from .symbol_values import Symbols, default_of
+from .symbol_values import Symbols, default_of, integer_of, substituted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from torch_fakeify.records.frame import CaptureDesc
-    from torch_fakeify.records.shape_env import ShapeEnvDesc, SymbolDesc
-    from torch_fakeify.records.tensor import ExprDesc
+    from torch_fakeify.records.shape_env import SymbolDesc
 
     from .size_names import RequestedSize
 
@@ -71,11 +77,7 @@ class Chosen(NamedTuple):
 
 
 def choose_sizes(desc: CaptureDesc, sizes: Mapping[str, int]) -> Chosen:
-    """Find sizes for a frame with some requested values; others stay as recorded if possible.
-
-    Args:
-        desc: the frame.
-        sizes: numbers by name, see `size_names.requested_sizes`.
+    """Find sizes for a frame with some requested values by name; others stay as recorded if possible.
 
     Raises:
         CaptureError: a name is unknown, or no sizes were found with which all facts hold; the error
@@ -85,12 +87,7 @@ def choose_sizes(desc: CaptureDesc, sizes: Mapping[str, int]) -> Chosen:
 
 
 class SizeSearch:
-    """Searches sizes of one frame that its guards and asserts admit.
-
-    Args:
-        desc: the frame.
-        elements: largest number of elements of an input; ``None`` for no limit.
-        seed: of the random choices.
+    """Searches sizes of one frame that its guards and asserts admit, with inputs of at most ``elements``.
 
     Attributes:
         example: the recorded values of the symbols that can be chosen.
@@ -150,37 +147,45 @@ class SizeSearch:
             yield chosen, self._random.choice(names)
 
     @cached_property
-    def _fact_list(self) -> list[_Fact]:
-        env = self._desc.shape_env
-        if env is None:
-            return []
-        names = self._symbols.keys() | self._data.keys()
-        substitute = _Substitution(env, self._replaced, names)
-        return _facts(self._desc, env, substitute) + _view_facts(
-            self._desc, substitute, self.example
-        )
+    def _guards(self) -> list[Fact]:
+        return guards_of(self._desc)
 
     @cached_property
-    def _facts(self) -> list[Any]:
-        return [fact.expr for fact in self._fact_list]
+    def _not_chosen(self) -> dict[str, Any]:
+        """The replacements, and the recorded values of symbols that cannot be chosen, by name."""
+        found = dict(self._replaced)
+        names = self._symbols.keys() | self._data.keys() | found.keys()
+        for symbol in self._desc.symbols:
+            if symbol.name not in names and has_number(symbol):
+                assert symbol.hint is not None
+                found[symbol.name] = decode_expr(symbol.hint)
+        for name, expr in self._replaced.items():
+            found[name] = substituted(expr, found)
+        return found
+
+    @cached_property
+    def _facts(self) -> list[Fact]:
+        """The guards, ranges and runtime asserts of the frame, over the symbols that are chosen."""
+        ranges = (fact for _, fact in ranges_of(self._desc))
+        found = [
+            fact._replace(expr=substituted(fact.expr, self._not_chosen))
+            for fact in (*self._guards, *ranges, *asserts_of(self._desc))
+        ]
+        found += _view_facts(self._desc, self._not_chosen, self.example)
+        return [fact for fact in found if fact.expr != sympy.true]
 
     @cached_property
     def _facts_of(self) -> dict[str, list[int]]:
         """Positions of the facts about each symbol."""
         found: dict[str, list[int]] = {name: [] for name in (*self._symbols, *self._data)}
         for i, fact in enumerate(self._facts):
-            for symbol in fact.free_symbols:
+            for symbol in fact.expr.free_symbols:
                 found.get(symbol.name, []).append(i)
         return found
 
-    @cached_property
-    def _checked(self) -> list[int]:
-        """Positions of the facts that `Symbols.check_guards` does not check."""
-        return [i for i, fact in enumerate(self._fact_list) if fact.is_checked]
-
     def _violated(self, chosen: dict[str, int], facts: Iterable[int]) -> set[int]:
         """Positions of the violated facts among ``facts``."""
-        return {i for i in facts if not self._holds(self._facts[i], chosen)}
+        return {i for i in facts if not self._holds(self._facts[i].expr, chosen)}
 
     def _holds(self, fact: Any, chosen: dict[str, int]) -> bool:
         self._left -= 1
@@ -193,7 +198,7 @@ class SizeSearch:
         for _ in range(_MOVES):
             if not violated or self._left <= 0:
                 break
-            fact = self._facts[min(violated)]
+            fact = self._facts[min(violated)].expr
             moves = [
                 (name, value)
                 for name in sorted(s.name for s in fact.free_symbols)
@@ -211,7 +216,7 @@ class SizeSearch:
     def _moved(self, fact: Any, name: str, chosen: dict[str, int]) -> list[int]:
         """Some values of a symbol with which a fact holds: near ones and a few far ones."""
         record = self._symbols.get(name) or self._of_data[name]
-        least = min(0, _bound(record.lower, 0))
+        least = min(0, integer_of(record.lower, 0))
 
         def holding(distances: tuple[int, ...]) -> Iterator[int]:
             for distance in distances:
@@ -226,7 +231,7 @@ class SizeSearch:
         """Return at most ``most`` sizes in which one value is smaller, in ascending order of their sum."""
         found: list[dict[str, int]] = []
         for name, symbol in self._symbols.items():
-            lower, size = max(_bound(symbol.lower, 0), 0), sizes[name]
+            lower, size = max(integer_of(symbol.lower, 0), 0), sizes[name]
             parts = [lower + (size - lower) * part // 8 for part in (1, 2, 4, 6)]
             values = {lower, lower + 1, lower + 2, lower + 4, *parts}
             values |= {size - step for step in (1, 2, 3, 4, 8)}
@@ -246,36 +251,25 @@ class SizeSearch:
         values = self._with_data(dict(chosen), data)
         if values is None:
             return None
-        numbers: dict[str, Any] = {n: sympy.Integer(value) for n, value in values.items()}
         for name, expr in self._replaced.items():
-            value = expr.xreplace(
-                {s: numbers[s.name] for s in expr.free_symbols if s.name in numbers}
-            )
+            value = substituted(expr, values)
             if getattr(value, "is_Float", False) or value.free_symbols:
                 continue  # a scalar of the program, or a ragged size
             if not getattr(value, "is_Integer", False):
                 return None
-            values[name], numbers[name] = int(value), value
+            values[name] = int(value)
         found = {n: value for n, value in values.items() if n not in self._of_data}
-        symbols = Symbols(self._desc.shape_env, values)
         try:
-            if values:
-                symbols.check_guards()
-            self._check_elements(symbols)
-        except (
-            CaptureError,
-            ArithmeticError,
-            AssertionError,
-            TypeError,
-            ValueError,
-        ):  # it has no value
-            return None
+            if self._elements is not None and self._most_elements(values) > self._elements:
+                return None
+        except (CaptureError, ArithmeticError, AssertionError, TypeError, ValueError):
+            return None  # a size has no value
         return Chosen(found, {n: value for n, value in values.items() if n in self._of_data})
 
     def _with_data(self, chosen: dict[str, int], data: Mapping[str, int]) -> dict[str, int] | None:
-        """Add values of symbols from data with which the runtime asserts hold; ``None`` if not found."""
+        """Add values of symbols from data with which the facts hold; ``None`` if not found."""
         full = {**chosen, **self._data, **data}
-        if not self._violated(full, self._checked):
+        if all(_holds(fact.expr, full) for fact in self._facts):
             return full
         left, self._left = self._left, _EFFORT
         fixed = {*chosen, *data}
@@ -283,16 +277,11 @@ class SizeSearch:
         self._left = left
         return found
 
-    def _check_elements(self, symbols: Symbols) -> None:
-        if self._elements is None:
-            return
-        for entry in self._desc.inputs:
-            if entry.tensor is not None:
-                total = 1
-                for n in entry.tensor.size:
-                    total *= n if isinstance(n, int) else symbols.integer(n, entry.name)
-                if total > self._elements:
-                    raise CaptureError("too many elements", where=entry.name)
+    def _most_elements(self, values: Mapping[str, int]) -> int:
+        """Number of elements of the largest input."""
+        symbols = Symbols(self._desc.shape_env, values)
+        sizes = [each.tensor.size for each in self._desc.inputs if each.tensor is not None]
+        return max((math.prod(symbols.integer(n, "") for n in size) for size in sizes), default=0)
 
     # --- requested sizes ---
 
@@ -316,20 +305,15 @@ class SizeSearch:
     def _fixed(self, requested: Sequence[RequestedSize]) -> dict[str, int]:
         """The values of requested symbols; a requested expression becomes a further fact."""
         fixed: dict[str, int] = {}
-        env = self._desc.shape_env
         for each in requested:
-            assert env is not None
-            record = next((s for s in env.symbols if s.name == str(each.expr)), None)
+            record = next((s for s in self._desc.symbols if s.name == str(each.expr)), None)
             if record is not None and record.name not in self._replaced:
                 if record.name not in self._symbols and record.name not in self._data:
                     self._admit(record, each.name)
                 if fixed.setdefault(record.name, each.value) != each.value:
                     raise _twice(each.name, fixed[record.name], each.value)
-        names = self._symbols.keys() | self._data.keys()
-        substitute = _Substitution(env, self._replaced, names) if env is not None else None
         for each in requested:
-            assert substitute is not None
-            expr = substitute(each.expr)
+            expr = substituted(each.expr, self._not_chosen)
             if expr.is_Symbol and fixed.setdefault(expr.name, each.value) == each.value:
                 continue
             if expr.is_Symbol:
@@ -344,9 +328,7 @@ class SizeSearch:
                 )
             if not expr.is_Integer:
                 fact = sympy.Eq(expr, each.value)
-                self._fact_list.append(
-                    _Fact(fact, f"{each.name} = {expr} = {each.value}", None, True)
-                )
+                self._facts.append(Fact(fact, f"{each.name} = {expr} = {each.value}"))
                 self._follow(fact, fixed, each.value)
         return fixed
 
@@ -365,7 +347,7 @@ class SizeSearch:
                 "a number of the program is not a size", where=name, found=record.name
             )
         self._symbols[record.name] = record
-        self.example[record.name] = _bound(record.hint, 0)
+        self.example[record.name] = integer_of(record.hint, 0)
 
     def _starts(
         self, start: dict[str, int], fixed: Mapping[str, int]
@@ -396,9 +378,9 @@ class SizeSearch:
         """The error for sizes that violate a fact; names the most relevant one."""
 
         def rank(at: int) -> tuple[int, bool, int]:
-            names = {s.name for s in self._facts[at].free_symbols}
+            names = {s.name for s in self._facts[at].expr.free_symbols}
             far = 0 if names <= fixed.keys() else 1 if names & fixed.keys() else 2
-            return far, self._fact_list[at].line is None, at
+            return far, self._facts[at].line is None, at
 
         violated = sorted(self._violated(start, range(len(self._facts))), key=rank)
         names = sorted(fixed) or sorted(start)
@@ -408,7 +390,7 @@ class SizeSearch:
             return CaptureError(
                 "no sizes were found that the frame was compiled for", found=requested
             )
-        fact = self._fact_list[violated[0]]
+        fact = self._facts[violated[0]]
         names = sorted({s.name for s in fact.expr.free_symbols} & start.keys())
         alone = rank(violated[0])[0] == 0
         return CaptureError(
@@ -423,8 +405,14 @@ class SizeSearch:
 
     def _candidates(self, symbol: SymbolDesc) -> list[int]:
         """Values to try for one symbol, error-prone ones first."""
-        lower, upper = _bound(symbol.lower, 0), _bound(symbol.upper, None)
-        named = self._named(symbol.name)
+        lower, upper = integer_of(symbol.lower, 0), integer_of(symbol.upper, None)
+        named = {
+            int(n)
+            for guard in self._guards
+            if symbol.name in {s.name for s in guard.expr.free_symbols}
+            for n in guard.expr.atoms(sympy.Integer)
+            if 0 <= n < 1 << 31
+        }
         near = [n + step for n in sorted(named) for step in (0, 1, -1)]
         ends = [lower, lower + 1, *([] if upper is None else [upper, upper - 1])]
         factors = [n for n in named if 1 < n <= _MOST]
@@ -433,38 +421,21 @@ class SizeSearch:
         most = max([_MOST, *near])
         return [n for n in found if lower <= n <= most and (upper is None or n <= upper)]
 
-    def _named(self, name: str) -> set[int]:
-        """The integers in guards on a symbol."""
-        env = self._desc.shape_env
-        found: set[int] = set()
-        for guard in env.guards if env is not None else ():
-            expr: Any = decode_expr(guard.expr)
-            if any(s.name == name for s in expr.free_symbols):
-                found |= {int(n) for n in expr.atoms(sympy.Integer) if 0 <= n < 1 << 31}
-        return found
-
 
 def _is_size(symbol: SymbolDesc) -> bool:
     """Whether a symbol is a size of an input or an integer input."""
     if symbol.hint is None:
         return is_integer(symbol)
-    return bool(symbol.sources) and _bound(symbol.hint, -1) >= 0
+    return bool(symbol.sources) and integer_of(symbol.hint, -1) >= 0
 
 
 def _example(symbol: SymbolDesc) -> int:
     """The hint of a symbol, or a default."""
-    return default_of(symbol) if symbol.hint is None else _bound(symbol.hint, -1)
+    return default_of(symbol) if symbol.hint is None else integer_of(symbol.hint, -1)
 
 
 def _twice(name: str, one: int, other: int) -> CaptureError:
     return CaptureError("a size has two values", where=name, found=f"{one}, {other}")
-
-
-def _bound(expr: ExprDesc | None, default: Any) -> Any:
-    if expr is None:
-        return default
-    value: Any = decode_expr(expr)
-    return int(value) if value.is_Integer else default
 
 
 def _replacements(desc: CaptureDesc) -> dict[str, Any]:
@@ -480,80 +451,26 @@ def _replacements(desc: CaptureDesc) -> dict[str, Any]:
     return found
 
 
-class _Fact(NamedTuple):
-    """A condition on the symbols without replacements."""
-
-    expr: Any
-    text: str
-    line: str | None
-    """The user's line, if recorded."""
-    is_checked: bool
-    """Whether `Symbols.check_guards` does not check it, as it does guards and ranges of sizes."""
-
-
-class _Substitution:
-    """Substitutes replacements and the recorded values of symbols that cannot be chosen."""
-
-    def __init__(
-        self, env: ShapeEnvDesc, replaced: Mapping[str, Any], names: Collection[str]
-    ) -> None:
-        self._values = dict(replaced)
-        for symbol in env.symbols:
-            if symbol.name not in names and symbol.name not in replaced and has_number(symbol):
-                assert symbol.hint is not None
-                self._values[symbol.name] = decode_expr(symbol.hint)
-        for name, expr in replaced.items():
-            values = {s: self._values[s.name] for s in expr.free_symbols if s.name in self._values}
-            self._values[name] = expr.xreplace(values)
-
-    def __call__(self, expr: Any) -> Any:
-        values = {s: self._values[s.name] for s in expr.free_symbols if s.name in self._values}
-        return expr.xreplace(values) if values else expr
-
-
-def _facts(desc: CaptureDesc, env: ShapeEnvDesc, substitute: _Substitution) -> list[_Fact]:
-    """The guards, ranges and runtime asserts of a frame."""
-    found = [
-        _Fact(substitute(decode_expr(g.expr)), expr_text(g.expr), guard_line(g), False)
-        for g in env.guards
-    ]
-    data = data_symbols(desc)
-    for symbol in env.symbols:
-        value = substitute(sympy.Symbol(symbol.name, integer=True))
-        for bound, relation in ((symbol.lower, sympy.Ge), (symbol.upper, sympy.Le)):
-            if bound is not None:
-                text = f"{symbol.name} {'>=' if relation is sympy.Ge else '<='} {expr_text(bound)}"
-                fact = relation(value, decode_expr(bound))
-                at = symbol.lower_location if relation is sympy.Ge else symbol.upper_location
-                line = None if at is None else user_line(at.user) or None
-                found.append(_Fact(fact, text, line, symbol.name in data))
-    found += [
-        _Fact(substitute(decode_expr(each.expr)), expr_text(each.expr), each.line, True)
-        for each in asserts_of(desc)
-    ]
-    return [fact for fact in found if getattr(fact.expr, "free_symbols", None)]
-
-
 def _view_facts(
-    desc: CaptureDesc, substitute: _Substitution, example: Mapping[str, int]
-) -> list[_Fact]:
+    desc: CaptureDesc, values: Mapping[str, Any], example: Mapping[str, int]
+) -> list[Fact]:
     """The facts that views lie inside their bases, if the example satisfies them.
 
     A base of static sizes that is not an input grows with its views, see `materialize`.
     """
-    found: list[_Fact] = []
+    found: list[Fact] = []
     inputs = {entry.tensor.id for entry in desc.inputs if entry.tensor is not None}
     for entry in desc.inputs:
         for view in walk(entry.tensor, MetaTensorDesc):
             if view.base is None or (grows(view.base) and view.base.id not in inputs):
                 continue
-            ends = (_end(view, substitute), _end(view.base, substitute))
+            ends = (_end(view, values), _end(view.base, values))
             if ends[0] is None or ends[1] is None:
                 continue
             fact = sympy.Le(*ends)
             text = f"`{entry.name}` lies inside its base: {fact}"
-            if getattr(fact, "free_symbols", None) and _holds(fact, dict(example)):
-                found.append(_Fact(fact, text, None, True))
+            if fact.free_symbols and _holds(fact, example):
+                found.append(Fact(fact, text))
     return found
 
 
@@ -562,7 +479,7 @@ def grows(base: MetaTensorDesc) -> bool:
     return all(isinstance(n, int) for n in (*base.size, *base.stride, base.storage_offset))
 
 
-def _end(tensor: MetaTensorDesc, substitute: _Substitution) -> Any:
+def _end(tensor: MetaTensorDesc, values: Mapping[str, Any]) -> Any:
     """Bytes from the start of the storage to the end of a nonempty tensor; ``None`` if not computable."""
     if tensor.layout != "strided" or tensor.subclass is not None:
         return None
@@ -576,14 +493,13 @@ def _end(tensor: MetaTensorDesc, substitute: _Substitution) -> Any:
     offset, *rest = exprs
     pairs: Any = zip(rest[: tensor.ndim], rest[tensor.ndim :], strict=True)
     end: Any = sum(((n - 1) * step for n, step in pairs), offset + 1)
-    return substitute(end * itemsize(tensor.dtype))
+    return substituted(end * itemsize(tensor.dtype), values)
 
 
-def _holds(fact: Any, chosen: dict[str, int]) -> bool:
+def _holds(fact: Any, chosen: Mapping[str, int]) -> bool:
     """Whether a fact is not false; an error in its evaluation counts as false."""
     try:
-        values = {s: sympy.Integer(chosen[s.name]) for s in fact.free_symbols if s.name in chosen}
-        return bool(fact.xreplace(values) != sympy.false)
+        return bool(substituted(fact, chosen) != sympy.false)
     except (ArithmeticError, AssertionError, TypeError, ValueError):
         return False
 
@@ -592,11 +508,10 @@ def _roots(fact: Any, name: str, chosen: dict[str, int], most: int = _MOST) -> l
     """Solutions of an equation for one symbol, by bisection between 1 and ``most``."""
 
     def sign(value: int) -> int:
-        values = {s: sympy.Integer({**chosen, name: value}[s.name]) for s in bound}
-        difference = fact.lhs.xreplace(values) - fact.rhs.xreplace(values)
+        values = {**chosen, name: value}
+        difference = substituted(fact.lhs, values) - substituted(fact.rhs, values)
         return int(sympy.sign(difference))
 
-    bound = [s for s in fact.free_symbols if s.name in chosen]
     low, high = 1, most
     try:
         at_low, at_high = sign(low), sign(high)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import functools
 from typing import TYPE_CHECKING, Any
 
 import sympy
@@ -12,12 +12,10 @@ from torch_fakeify.errors import CaptureError
 from torch_fakeify.records.tensor import ExprDesc, IntLike, NestedIntDesc, SymDesc
 from torch_fakeify.render.text import expr_text
 
-from .requirements import guard_line
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from torch_fakeify.records.shape_env import GuardDesc, ShapeEnvDesc, SymbolDesc
+    from torch_fakeify.records.shape_env import ShapeEnvDesc, SymbolDesc
 
 
 class Symbols:
@@ -29,11 +27,10 @@ class Symbols:
     """
 
     def __init__(self, env: ShapeEnvDesc | None, sizes: Mapping[str, int]) -> None:
-        self.env = env
         self.chosen = bool(sizes)
         self.values: dict[str, Any] = {}
         self.by_source: dict[str, str] = {}
-        self._exprs: dict[ExprDesc, Any] = {}
+        self._decode = functools.cache(decode_expr)
         for symbol in () if env is None else env.symbols:
             for source in symbol.sources:
                 self.by_source[source.name] = symbol.name
@@ -45,18 +42,9 @@ class Symbols:
             else:
                 self.values[symbol.name] = sympy.Integer(default_of(symbol))
 
-    def _decode(self, expr: ExprDesc) -> Any:
-        decoded = self._exprs.get(expr)
-        if decoded is None:
-            decoded = self._exprs[expr] = decode_expr(expr)
-        return decoded
-
     def evaluate(self, expr: ExprDesc) -> Any:
         """Replace each symbol in an expression by its value."""
-        decoded = self._decode(expr)
-        return decoded.xreplace(
-            {s: self.values[s.name] for s in decoded.free_symbols if s.name in self.values}
-        )
+        return substituted(self._decode(expr), self.values)
 
     def integer(self, value: IntLike, where: str) -> int:
         """Evaluate a size, stride, offset or number of bytes."""
@@ -82,38 +70,24 @@ class Symbols:
             return int(result)
         return float(result) if sym.kind == "float" else bool(result)
 
-    def check_guards(self) -> None:
-        """Raise if a value violates a range or a guard."""
-        assert self.env is not None
-        for symbol in self.env.symbols:
-            value = self.values[symbol.name]
-            for bound, text, holds in (
-                (symbol.lower, ">=", lambda b, v: v >= b),
-                (symbol.upper, "<=", lambda b, v: v <= b),
-            ):
-                if bound is not None and holds(self._decode(bound), value) == sympy.false:
-                    raise self._violation(f"{symbol.name} {text} {expr_text(bound)}", None)
-        for guard in self.env.guards:
-            if self.evaluate(guard.expr) == sympy.false:
-                raise self._violation(expr_text(guard.expr), guard)
-
-    def _violation(self, text: str, guard: GuardDesc | None) -> CaptureError:
-        names = set(re.findall(r"\w+", text))
-        values = ", ".join(f"{n}={v}" for n, v in sorted(self.values.items()) if n in names)
-        return CaptureError(
-            "the sizes violate what the frame was compiled for",
-            where=guard_line(guard),
-            expected=text,
-            found=values,
-            fix="Choose sizes that satisfy the guards; `torch-fakeify show FILE` lists them",
-        )
-
 
 def default_of(symbol: SymbolDesc) -> int:
     """A value for a symbol without a hint."""
     if symbol.hint_override is not None:
         return symbol.hint_override
-    lower: Any = None if symbol.lower is None else decode_expr(symbol.lower)
-    upper: Any = None if symbol.upper is None else decode_expr(symbol.upper)
-    value = max(2, int(lower)) if lower is not None and lower.is_Integer else 2
-    return min(value, int(upper)) if upper is not None and upper.is_Integer else value
+    value, upper = max(2, integer_of(symbol.lower, 2)), integer_of(symbol.upper, None)
+    return value if upper is None else min(value, upper)
+
+
+def integer_of(expr: ExprDesc | None, default: Any) -> Any:
+    """The integer that an expression is; ``default`` for another expression or none."""
+    value: Any = None if expr is None else decode_expr(expr)
+    return int(value) if value is not None and value.is_Integer else default
+
+
+def substituted(expr: Any, values: Mapping[str, Any]) -> Any:
+    """Replace the symbols of an expression by numbers or expressions, by name."""
+    names = {s: s.name for s in expr.free_symbols}
+    return expr.xreplace(
+        {s: sympy.sympify(values[n], strict=True) for s, n in names.items() if n in values}
+    )

@@ -213,14 +213,8 @@ def tensor_record(
 ) -> tuple[MetaTensorDesc | None, tuple[MissingField, ...]]:
     """Convert the event of a tensor; also returns the missing fields.
 
-    Args:
-        e: the event.
-        tensor: the record of another tensor by field and id, ``None`` if it has none.
-        storage: the record of a storage by id, ``None`` if it has none.
-        where: names the event in errors.
-
-    Returns:
-        ``None`` for the record if something is lacking without which there is none.
+    The record is ``None`` if something is lacking without which there is none, as are those of other
+    tensors, by field and id, and of storages.
 
     Raises:
         FormatError: the event contradicts itself, or a dtype, device or the like is not written as

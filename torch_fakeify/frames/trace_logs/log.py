@@ -187,11 +187,7 @@ def _open(path: str | os.PathLike[str]) -> Generator[BinaryIO]:
     with Path(path).open("rb") as file:
         is_packed = file.read(2) == b"\x1f\x8b"
         file.seek(0)
-        if not is_packed:
-            yield file
-            return
-        with gzip.GzipFile(fileobj=file) as unpacked:
-            yield unpacked  # type: ignore[misc]
+        yield gzip.GzipFile(fileobj=file) if is_packed else file  # type: ignore[misc]
 
 
 def _lines(file: BinaryIO, where: str, limits: TraceLimits) -> Iterator[tuple[int, bytes, bool]]:

@@ -9,7 +9,7 @@ import sympy
 import torch
 
 from torch_fakeify.compat import torch_dispatch, torch_fakes, torch_graphs
-from torch_fakeify.replay.bindings import canonical_symbol, expr_of, follow, raw_path
+from torch_fakeify.replay.bindings import canonical_symbol, expr_of
 
 from .replies import Parted
 
@@ -87,13 +87,7 @@ class Numbers:
     def bind(self, bindings: Iterable[tuple[Any, Binding]], real: Any) -> Iterator[Parted]:
         """Take the values of the symbols that a node binds; yield the facts that they violate."""
         for symbol, binding in bindings:
-            value = follow(real, raw_path(binding.path))
-            if isinstance(value, torch.Tensor):
-                value = value.item()
-            for entry in binding.path:
-                if entry[0] == "divide" and value is not None:
-                    divisor = self._evaluated(sympy.sympify(entry[1], strict=True))
-                    value = None if not divisor else int(value) // int(divisor)
+            value = binding.number(real, self._evaluated)
             if not isinstance(value, (int, float)):
                 continue
             number = int(value) if isinstance(value, bool) else value
