@@ -58,21 +58,32 @@ def assumed_facts(env: Any) -> list[Fact]:
 
 
 def _ranges(env: Any) -> Iterator[Fact]:
-    for symbol, bounds in env.var_to_range.items():
-        lower, upper = bounds.lower, bounds.upper
-        if symbol in env.replacements:
-            implied = env.bound_sympy(env.replace(symbol))
-            if implied.issubset(bounds):
-                continue
-        locations = env.var_to_range_sloc.get(symbol)
-        if lower not in (-sympy.oo, -int_oo):
-            location = None if locations is None else locations.lower
-            expr = sympy.Ge(symbol, lower, evaluate=False)
-            yield Fact("range", expr, location, symbol)
-        if upper not in (sympy.oo, int_oo, _NO_LIMIT):
-            location = None if locations is None else locations.upper
-            expr = sympy.Le(symbol, upper, evaluate=False)
-            yield Fact("range", expr, location, symbol)
+    for symbol in env.var_to_range:
+        bounds = stated_bounds(symbol, env)
+        if bounds is not None:
+            yield from range_facts(symbol, bounds, env)
+
+
+def stated_bounds(symbol: sympy.Symbol, env: Any) -> Any | None:
+    """The range of a symbol; ``None`` if it has none, or one that follows from its replacement."""
+    bounds = env.var_to_range.get(symbol)
+    if bounds is not None and symbol in env.replacements:
+        implied = env.bound_sympy(env.replace(symbol))
+        return None if implied.issubset(bounds) else bounds
+    return bounds
+
+
+def range_facts(symbol: sympy.Symbol, bounds: Any, env: Any) -> Iterator[Fact]:
+    """The finite bounds of a symbol's range as facts."""
+    locations = env.var_to_range_sloc.get(symbol)
+    if bounds.lower not in (-sympy.oo, -int_oo):
+        location = None if locations is None else locations.lower
+        expr = sympy.Ge(symbol, bounds.lower, evaluate=False)
+        yield Fact("range", expr, location, symbol)
+    if bounds.upper not in (sympy.oo, int_oo, _NO_LIMIT):
+        location = None if locations is None else locations.upper
+        expr = sympy.Le(symbol, bounds.upper, evaluate=False)
+        yield Fact("range", expr, location, symbol)
 
 
 def _replacements(env: Any) -> Iterator[Fact]:
@@ -124,17 +135,18 @@ def _excludes_old_sizes() -> bool:
     return config.automatic_dynamic_exclusion_guard and not config.enable_compiler_collectives
 
 
+def runtime_asserts(env: Any) -> list[Any]:
+    """The deferred runtime asserts of a ``ShapeEnv``, of all symbols."""
+    return [one for group in env.deferred_runtime_asserts.values() for one in group]
+
+
 # --- redundancy -----------------------------------------------------------------------------------
 
 
 def needed_facts(facts: Sequence[Fact], env: Any) -> tuple[list[Fact], list[Fact]]:
-    """Split facts into those that do not follow from the others, and those that do.
+    """Split facts, in the order of `assumed_facts`, into those that are needed and those that follow.
 
     A condition on an unbacked symbol is always needed: no guard can replace it later.
-
-    Args:
-        facts: in the order of `assumed_facts`.
-        env: their environment.
     """
     removable = [_backed(fact, env) for fact in facts]
     implied = redundant(
