@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import types
 from typing import TYPE_CHECKING, Any
@@ -48,7 +49,7 @@ class Check:
         sources: int | None = 1,
         arguments: type = types.NoneType,
     ) -> None:
-        self._ask = ask
+        self.ask = ask
         self._text = text
         self._sources = sources
         self._arguments = arguments
@@ -58,15 +59,8 @@ class Check:
     ) -> Callable[[Any], bool]:
         """Return a function that is true for a scope whose values have the answer."""
         is_like = self.comparison(expected)
-        ask = self._ask if argument is None else self._with(argument)
-        if len(readers) == 1:
-            (read,) = readers
-            return lambda scope: is_like(ask(read(scope)))
+        ask = self.ask if argument is None else functools.partial(self.ask, argument=argument)
         return lambda scope: is_like(ask(*[read(scope) for read in readers]))
-
-    def _with(self, argument: Any) -> Callable[..., Any]:
-        ask = self._ask
-        return lambda *values: ask(*values, argument=argument)
 
     def comparison(self, expected: Any) -> Callable[[Any], bool]:
         """Return a function that is true for an answer like the expected one."""
@@ -209,11 +203,7 @@ class _Tree(Check):
 
     @override
     def decode(self, record: Value, where: str) -> Any:
-        if not isinstance(record, TupleValue) or len(record.items) != 2:
-            raise FormatError(
-                "a structure is its text and its record", where=where, found=type(record).__name__
-            )
-        return record
+        return _pair(record, "a structure is its text and its record", where)
 
 
 class _Flatten(Check):
@@ -236,25 +226,18 @@ class _Flatten(Check):
 
     @override
     def decode(self, record: Value, where: str) -> Any:
-        if not isinstance(record, TupleValue) or len(record.items) != 2:
+        pair = _pair(record, "a flattened tensor is its attributes and its context", where)
+        if not isinstance(pair.items[0], ListValue):
             raise FormatError(
-                "a flattened tensor is its attributes and its context",
-                where=where,
-                found=type(record).__name__,
+                "attributes are a list", where=where, found=type(pair.items[0]).__name__
             )
-        if not isinstance(record.items[0], ListValue):
-            raise FormatError(
-                "attributes are a list", where=where, found=type(record.items[0]).__name__
-            )
-        return record
+        return pair
 
 
-class _Flag(Check):
-    """A property of a tensor that is true or false."""
-
-    @override
-    def comparison(self, expected: Any) -> Callable[[Any], bool]:
-        return lambda found: found is expected
+def _pair(record: Value, what: str, where: str) -> TupleValue:
+    if not isinstance(record, TupleValue) or len(record.items) != 2:
+        raise FormatError(what, where=where, found=type(record).__name__)
+    return record
 
 
 class _Holds(Check):
@@ -413,10 +396,10 @@ CHECKS: Mapping[str, Check] = types.MappingProxyType(
         "device": Check(lambda t: t.device, "{0}.device == {expected}"),
         "layout": Check(lambda t: t.layout, "{0}.layout == {expected}"),
         "ndim": Check(lambda t: t.ndim, "{0}.ndim == {expected}"),
-        "requires_grad": _Flag(lambda t: t.requires_grad, "{0}.requires_grad is {expected}"),
-        "is_inference": _Flag(torch.Tensor.is_inference, "{0}.is_inference() is {expected}"),
-        "is_conj": _Flag(torch.Tensor.is_conj, "{0}.is_conj() is {expected}"),
-        "is_neg": _Flag(torch.Tensor.is_neg, "{0}.is_neg() is {expected}"),
+        "requires_grad": Check(lambda t: t.requires_grad, "{0}.requires_grad is {expected}"),
+        "is_inference": Check(torch.Tensor.is_inference, "{0}.is_inference() is {expected}"),
+        "is_conj": Check(torch.Tensor.is_conj, "{0}.is_conj() is {expected}"),
+        "is_neg": Check(torch.Tensor.is_neg, "{0}.is_neg() is {expected}"),
         "sparse_dim": Check(torch.Tensor.sparse_dim, "{0}.sparse_dim() == {expected}"),
         "dense_dim": Check(torch.Tensor.dense_dim, "{0}.dense_dim() == {expected}"),
         "flatten": _Flatten(flattened, "{0}.__tensor_flatten__() == {expected}"),
