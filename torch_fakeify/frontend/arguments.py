@@ -141,10 +141,6 @@ def _fix_of(value: Any, otherwise: str) -> str:
 def parts_of(value: Any, where: str = "a value") -> list[tuple[tuple[Access, ...], Any]] | None:
     """The contents of a container with their paths; ``None`` for a value that is no container.
 
-    Args:
-        value: the value.
-        where: its name, for errors.
-
     Raises:
         UnsupportedValueError: torch cannot flatten it, no path leads to a tensor in it, or it is a
             TorchScript module.
@@ -190,10 +186,6 @@ def replaced(scope: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, A
 
     Containers are copied. The copy of a module shares everything but its parameters, buffers and
     submodules with the original. Shared containers and modules remain shared.
-
-    Args:
-        scope: is not changed.
-        values: the new values by the names of sources.
     """
     made: dict[int, Any] = {}
     return {
@@ -280,11 +272,7 @@ def _constants_in(value: Any, where: str) -> Iterator[tuple[tuple[Access, ...], 
 
 
 def written(before: Mapping[str, Part], now: Mapping[str, Part]) -> tuple[list[Any], list[Any]]:
-    """The sources at which a function has changed values of its arguments, and the new values.
-
-    Args:
-        before: `places` of the scope before the call.
-        now: `places` of the scope after the call.
+    """The sources at which a call has changed the `places` of its scope, and the new values.
 
     Raises:
         UnsupportedValueError: the function has added or removed parts of an argument.
@@ -322,24 +310,12 @@ def _changed(name: str, found: str) -> UnsupportedValueError:
 # --- results --------------------------------------------------------------------------------------
 
 
-class Structure(NamedTuple):
-    """The structure of a function's result without its tensors and symbolic numbers."""
-
-    build: Callable[[Sequence[Any]], Any]
-
-    def filled(self, leaves: Sequence[Any]) -> Any:
-        """The result with other leaves."""
-        return self.build(leaves)
-
-
 def flatten(
     value: Any, check: Callable[[torch.Tensor, str], None] | None = None
-) -> tuple[list[Any], Structure]:
-    """The tensors and symbolic numbers of a result, each once, and its structure.
+) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
+    """The tensors and symbolic numbers of a result, each once, and a function that sets others.
 
-    Args:
-        value: the result.
-        check: called with each tensor and its place.
+    Each tensor is checked with its place.
 
     Raises:
         UnsupportedValueError: a part of it is neither a tensor nor a number, a constant, a list, a
@@ -347,8 +323,8 @@ def flatten(
     """
     leaves: dict[int, Any] = {}
     build = _builder(value, leaves, "the result", (), check)
-    numbers = {key: i for i, key in enumerate(leaves)}
-    return list(leaves.values()), Structure(lambda new: build(dict(zip(numbers, new, strict=True))))
+    keys = list(leaves)
+    return list(leaves.values()), lambda new: build(dict(zip(keys, new, strict=True)))
 
 
 def _builder(
@@ -388,12 +364,8 @@ def _paths_of_result(
         return None
     if cls in (list, tuple, torch.Size):
         return [(f"[{i}]", part) for i, part in enumerate(value)], cls
-    if _is_named_tuple(value) or type(value) in _DICTS:
-        parts = parts_of(value, where) or []
-        return [(access_text(path), part) for path, part in parts], lambda new: _remade(
-            value, new, where
-        )
-    found = children_of(value, where)
+    is_builtin = _is_named_tuple(value) or cls in _DICTS
+    found = None if is_builtin else children_of(value, where)
     if found is not None:
         children, spec = found
         return [(f"[{i}]", part) for i, part in enumerate(children)], _unflattener(value, spec)

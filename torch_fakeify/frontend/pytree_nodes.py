@@ -109,10 +109,6 @@ class Node(NamedTuple):
 def node_of(value: Any, where: str) -> Node | None:
     """The parts of a value, or ``None`` if its class is not registered.
 
-    Args:
-        value: the value.
-        where: its name, for errors.
-
     Raises:
         UnsupportedValueError: no path leads to a tensor in it, or it cannot be flattened.
     """
@@ -307,12 +303,7 @@ def set_part(value: Any, access: Access, part: Any) -> None:
 
 
 def copy_constants(made: Any, constants: Iterable[tuple[str, Any]]) -> None:
-    """Set the constant attributes that unflattening a value has not restored.
-
-    Args:
-        made: the unflattened value.
-        constants: the `plain_attributes` of the original.
-    """
+    """Set the constants (`plain_attributes` of the original) that unflattening has not restored."""
     has = dict(plain_attributes(made))
     for name, held in constants:
         if name not in has or has[name] != held:

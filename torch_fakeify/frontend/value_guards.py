@@ -16,15 +16,10 @@ from .arguments import after, parts_of
 from .pytree_nodes import flattened, node_of, plain_attributes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Set
+    from collections.abc import Iterator, Set
 
 _CONFIGURES = (bool, int, float, str, type(None))
 """Types of a module's attributes that are guarded as its configuration."""
-
-
-def scope_guard(scope: Mapping[str, Any]) -> Guard:
-    """A guard on the names of a scope, in any order."""
-    return check_guard("names", [], sorted(scope))
 
 
 def value_guards(source: Any, value: Any) -> Iterator[Guard]:
