@@ -34,7 +34,7 @@ class Check:
     """What is asked of values, and its text.
 
     Args:
-        ask: the answer from the values of the sources.
+        ask: the answer from the argument, if there is one, and the values of the sources.
         text: the condition as Python text: ``{0}`` is the name of the first source, ``{names}`` are
             all of them, ``{expected}`` is the answer and ``{argument}`` the argument.
         sources: how many sources it has; ``None`` for any number.
@@ -59,7 +59,7 @@ class Check:
     ) -> Callable[[Any], bool]:
         """Return a function that is true for a scope whose values have the answer."""
         is_like = self.comparison(expected)
-        ask = self.ask if argument is None else functools.partial(self.ask, argument=argument)
+        ask = self.ask if argument is None else functools.partial(self.ask, argument)
         return lambda scope: is_like(ask(*[read(scope) for read in readers]))
 
     def comparison(self, expected: Any) -> Callable[[Any], bool]:
@@ -347,10 +347,10 @@ def storage_of(t: torch.Tensor) -> int:
     return t.untyped_storage()._cdata
 
 
-def _no_overlap(*tensors: torch.Tensor, argument: int) -> bool:
-    """Return whether no tensor after the first ``argument`` ones overlaps with another one."""
+def _no_overlap(first: int, *tensors: torch.Tensor) -> bool:
+    """Return whether no tensor after the first ones, by their count, overlaps with another one."""
     found = torch_symbols.compute_overlapping_tensors(list(tensors), symbolic=False)
-    return all(i < argument for i in found)
+    return all(i < first for i in found)
 
 
 class _Overlap(_Holds):
@@ -363,14 +363,6 @@ class _Overlap(_Holds):
     def text(self, names: Sequence[str], argument: Any, expected: Any) -> str:
         one, other = ", ".join(names[:argument]), ", ".join(names[argument:])
         return f"check_overlapping(overlapping=[{one}], non_overlapping=[{other}])"
-
-
-def _autocast(*, argument: str) -> bool:
-    return torch.is_autocast_enabled(argument)
-
-
-def _autocast_dtype(*, argument: str) -> torch.dtype:
-    return torch.get_autocast_dtype(argument)
 
 
 def _state(ask: Callable[..., Any], text: str, arguments: type = types.NoneType) -> Check:
@@ -431,8 +423,8 @@ CHECKS: Mapping[str, Check] = types.MappingProxyType(
         "matmul precision": _state(
             torch.get_float32_matmul_precision, "get_float32_matmul_precision()"
         ),
-        "autocast": _state(_autocast, "is_autocast_enabled({argument!r})", str),
-        "autocast dtype": _state(_autocast_dtype, "get_autocast_dtype({argument!r})", str),
+        "autocast": _state(torch.is_autocast_enabled, "is_autocast_enabled({argument!r})", str),
+        "autocast dtype": _state(torch.get_autocast_dtype, "get_autocast_dtype({argument!r})", str),
     }
 )
 """All checks by their names in records."""

@@ -167,7 +167,8 @@ class _Writer:
         expr: Any = fact.expr
         if not self._can_read(expr):
             expr = self._env.replace(expr)
-        if expr == sympy.true or self._is_jagged(fact) or _is_trivial(expr):
+        is_trivial = expr == sympy.true or (isinstance(expr, sympy.Eq) and expr.lhs == expr.rhs)
+        if is_trivial or self._is_jagged(fact):
             return
         if not self._can_read(expr):
             if fact.what == "range":
@@ -249,10 +250,6 @@ def decode_size_guard(desc: SizeGuardDesc, where: str) -> Guard:
         )
     named = {symbol: sources[symbol.name] for symbol in expr.free_symbols}  # type: ignore[attr-defined]
     return _size_guard(expr, named, decode_location(desc.location))
-
-
-def _is_trivial(expr: sympy.Basic) -> bool:
-    return isinstance(expr, sympy.Eq) and expr.args[0] == expr.args[1]
 
 
 def _user_location(location: Any) -> Any | None:

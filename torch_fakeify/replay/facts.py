@@ -122,17 +122,15 @@ def _is_open(env: Any, guard: Any) -> bool:
 
 def _exclusions(env: Any) -> Iterator[Fact]:
     pairs = [(s, n) for s, n in env.exclusion_constraints if env.var_to_sources.get(s)]
-    if not pairs or not _excludes_old_sizes():
+    if not pairs:
+        return
+    config: Any = torch_dynamo.dynamo().config
+    if not config.automatic_dynamic_exclusion_guard or config.enable_compiler_collectives:
         return
     if all(env.backed_var_to_val.get(symbol) == n for symbol, n in pairs):
         return  # the inputs themselves are excluded: torch omits the guard
     differs: list[Any] = [sympy.Ne(symbol, n, evaluate=False) for symbol, n in pairs]
     yield Fact("exclusion", sympy.Or(*differs))
-
-
-def _excludes_old_sizes() -> bool:
-    config: Any = torch_dynamo.dynamo().config
-    return config.automatic_dynamic_exclusion_guard and not config.enable_compiler_collectives
 
 
 def runtime_asserts(env: Any) -> list[Any]:
@@ -148,7 +146,7 @@ def needed_facts(facts: Sequence[Fact], env: Any) -> tuple[list[Fact], list[Fact
 
     A condition on an unbacked symbol is always needed: no guard can replace it later.
     """
-    removable = [_backed(fact, env) for fact in facts]
+    removable = [fact.expr.free_symbols <= env.backed_var_to_val.keys() for fact in facts]
     implied = redundant(
         [fact.expr for fact in facts],
         removable=removable,
@@ -187,7 +185,3 @@ def _is_derived(
     factor = difference.coeff(symbol)
     rest = difference - factor * symbol
     return abs(factor) == 1 and not rest.has(symbol) and bool(symbol.is_integer and rest.is_integer)
-
-
-def _backed(fact: Fact, env: Any) -> bool:
-    return fact.expr.free_symbols <= env.backed_var_to_val.keys()

@@ -40,6 +40,9 @@ _MEMOS = tuple(
     if isinstance(value, torch_fakes.SymNumberMemoDescriptor) and name != "nested_int_memo"
 )
 
+_SLOTS = [f"_{memo}{end}" for memo in _MEMOS for end in ("", "_vc", "_epoch")]
+"""The attributes that hold memos, the versions of the data and the epochs."""
+
 
 class AllocationLog(NamedTuple):
     """The numbers that a run of an operator allocated, to replay it in an equal environment."""
@@ -79,10 +82,7 @@ class Memos:
 
     def __init__(self, values: Any) -> None:
         self._tensors = list(_fakes_in(values))
-        self._saved = [
-            [(n, getattr(t, n, None)) for memo in _MEMOS for n in _slots(memo)]
-            for t in self._tensors
-        ]
+        self._saved = [[(n, getattr(t, n, None)) for n in _SLOTS] for t in self._tensors]
 
     def restore(self) -> None:
         """Restore the memos that the tensors had at first."""
@@ -100,10 +100,6 @@ class Memos:
                 expr = expr_of(memo)
                 if expr is not None and (symbols is None or symbols & expr.free_symbols):
                     setattr(t, name, None)
-
-
-def _slots(memo: str) -> tuple[str, str, str]:
-    return f"_{memo}", f"_{memo}_vc", f"_{memo}_epoch"
 
 
 def _fakes_in(values: Any) -> Generator[Any, None, None]:
