@@ -244,15 +244,11 @@ def plain_attributes(value: Any) -> list[tuple[str, Any]]:
     return [(name, held) for name, held in attributes_of(value) if isinstance(held, PLAIN)]
 
 
-def tensors_in(value: Any) -> Iterator[tuple[tuple[Access, ...], torch.Tensor]]:
-    """Every tensor inside an object that is no module, with the first path to it."""
-    yield from _tensors(value, (), set())
-
-
-def _tensors(
-    value: Any, path: tuple[Access, ...], seen: set[int]
+def tensors_in(
+    value: Any, path: tuple[Access, ...] = (), seen: set[int] | None = None
 ) -> Iterator[tuple[tuple[Access, ...], torch.Tensor]]:
-    """Every tensor inside an object with its path, skipping objects in ``seen``."""
+    """Every tensor inside an object that is no module, with the first path to it."""
+    seen = set() if seen is None else seen
     if isinstance(value, torch.Tensor):
         yield path, value
         return
@@ -270,7 +266,7 @@ def _tensors(
     else:
         inside = ((("attr", name), part) for name, part in attributes_of(value))
     for access, part in inside:
-        yield from _tensors(part, (*path, access), seen)
+        yield from tensors_in(part, (*path, access), seen)
 
 
 def _get(value: Any, access: Access) -> Any:

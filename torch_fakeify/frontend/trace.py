@@ -35,10 +35,19 @@ from torch_fakeify.replay.assert_nodes import insert_runtime_asserts
 from torch_fakeify.serialization.document import Serializable
 from torch_fakeify.transfer.dynamo_handoff import fresh_backend_state
 
-from .arguments import flatten, is_leaf, is_of_module, places, replaced, walk, writer_of, written
+from .arguments import (
+    flatten,
+    is_leaf,
+    is_of_module,
+    places,
+    replaced,
+    value_guards,
+    walk,
+    writer_of,
+    written,
+)
 from .closed_over import closed_over_error, refuse_real
 from .policy import Dim, Policy, context_of, scalar_dim
-from .value_guards import value_guards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence, Set
