@@ -219,6 +219,14 @@ def test_a_real_tensor_in_the_result_is_refused() -> None:
         Jit(lambda x: (x, {"w": WEIGHT}), DYNAMIC, "eager")(grown(3))
 
 
+def test_a_result_with_keys_of_another_class_is_refused() -> None:
+    """The error names the place and says which keys a dictionary may have."""
+    with pytest.raises(
+        tfk.UnsupportedValueError, match=r"^the result\[0\].*or use keys that are texts or numbers"
+    ):
+        Jit(lambda x: [{frozenset("a"): x}], DYNAMIC, "eager")(grown(3))
+
+
 def test_the_error_for_a_tensor_without_a_name_describes_it() -> None:
     """The error contains its sizes, dtype and device."""
     trace = frontend.Trace(frontend.describe({"x": grown(3)}))

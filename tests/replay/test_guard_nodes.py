@@ -321,6 +321,17 @@ def graph_of(value: Any, dtype: type) -> torch.fx.GraphModule:
     return torch.fx.GraphModule({}, graph)
 
 
+def test_a_number_that_is_two_inputs_is_equated() -> None:
+    """The second input is asserted to equal the first one, though no tensor has the symbol."""
+    env = ShapeEnv()
+    symbol = env.create_symbol(8, LocalSource("n"), DimDynamic.DYNAMIC)
+    number = env.create_symintnode(symbol, hint=8)
+    gm = graph_of(number, int)
+    with gm.graph.inserting_before(gm.graph.output_node()):
+        gm.graph.placeholder("m", int).meta["val"] = number
+    assert tfk.insert_guards(gm, env).inserted == ("n >= 2", "m == n")
+
+
 def test_guards_on_booleans_are_asserted() -> None:
     """A boolean input is asserted as 0 or 1, as Dynamo's symbol for it is."""
     env = ShapeEnv()

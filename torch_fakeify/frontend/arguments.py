@@ -17,7 +17,9 @@ import torch
 from torch_fakeify.compat import torch_dynamo, torch_graphs
 from torch_fakeify.encoding.values import encode_value
 from torch_fakeify.errors import UnsupportedValueError, class_name
+from torch_fakeify.guards.conditions import Guard, check_guard
 from torch_fakeify.guards.scope import Scope, reader_of
+from torch_fakeify.guards.tensor_guards import constant_guard, type_guard
 
 from .pytree_nodes import (
     PLAIN,
@@ -25,13 +27,14 @@ from .pytree_nodes import (
     attributes_of,
     children_of,
     copy_constants,
+    flattened,
     node_of,
     plain_attributes,
     set_part,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
     from .pytree_nodes import Access
 
@@ -45,6 +48,9 @@ _KEYS = (str, int, bool, float, bytes, type(None), torch.dtype)
 _SINGLE = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, *PLAIN)
 
 _DICTS = (dict, OrderedDict, defaultdict)
+
+_CONFIGURES = (bool, int, float, str, type(None))
+"""Types of a module's attributes that are guarded as its configuration."""
 
 _FIXES = {
     "numpy": "Give torch.from_numpy of it",
@@ -141,10 +147,6 @@ def _fix_of(value: Any, otherwise: str) -> str:
 def parts_of(value: Any, where: str = "a value") -> list[tuple[tuple[Access, ...], Any]] | None:
     """The contents of a container with their paths; ``None`` for a value that is no container.
 
-    Args:
-        value: the value.
-        where: its name, for errors.
-
     Raises:
         UnsupportedValueError: torch cannot flatten it, no path leads to a tensor in it, or it is a
             TorchScript module.
@@ -190,10 +192,6 @@ def replaced(scope: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, A
 
     Containers are copied. The copy of a module shares everything but its parameters, buffers and
     submodules with the original. Shared containers and modules remain shared.
-
-    Args:
-        scope: is not changed.
-        values: the new values by the names of sources.
     """
     made: dict[int, Any] = {}
     return {
@@ -280,11 +278,7 @@ def _constants_in(value: Any, where: str) -> Iterator[tuple[tuple[Access, ...], 
 
 
 def written(before: Mapping[str, Part], now: Mapping[str, Part]) -> tuple[list[Any], list[Any]]:
-    """The sources at which a function has changed values of its arguments, and the new values.
-
-    Args:
-        before: `places` of the scope before the call.
-        now: `places` of the scope after the call.
+    """The sources at which a call has changed the `places` of its scope, and the new values.
 
     Raises:
         UnsupportedValueError: the function has added or removed parts of an argument.
@@ -322,24 +316,12 @@ def _changed(name: str, found: str) -> UnsupportedValueError:
 # --- results --------------------------------------------------------------------------------------
 
 
-class Structure(NamedTuple):
-    """The structure of a function's result without its tensors and symbolic numbers."""
-
-    build: Callable[[Sequence[Any]], Any]
-
-    def filled(self, leaves: Sequence[Any]) -> Any:
-        """The result with other leaves."""
-        return self.build(leaves)
-
-
 def flatten(
     value: Any, check: Callable[[torch.Tensor, str], None] | None = None
-) -> tuple[list[Any], Structure]:
-    """The tensors and symbolic numbers of a result, each once, and its structure.
+) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
+    """The tensors and symbolic numbers of a result, each once, and a function that sets others.
 
-    Args:
-        value: the result.
-        check: called with each tensor and its place.
+    Each tensor is checked with its place.
 
     Raises:
         UnsupportedValueError: a part of it is neither a tensor nor a number, a constant, a list, a
@@ -347,8 +329,8 @@ def flatten(
     """
     leaves: dict[int, Any] = {}
     build = _builder(value, leaves, "the result", (), check)
-    numbers = {key: i for i, key in enumerate(leaves)}
-    return list(leaves.values()), Structure(lambda new: build(dict(zip(numbers, new, strict=True))))
+    keys = list(leaves)
+    return list(leaves.values()), lambda new: build(dict(zip(keys, new, strict=True)))
 
 
 def _builder(
@@ -388,12 +370,8 @@ def _paths_of_result(
         return None
     if cls in (list, tuple, torch.Size):
         return [(f"[{i}]", part) for i, part in enumerate(value)], cls
-    if _is_named_tuple(value) or type(value) in _DICTS:
-        parts = parts_of(value, where) or []
-        return [(access_text(path), part) for path, part in parts], lambda new: _remade(
-            value, new, where
-        )
-    found = children_of(value, where)
+    is_builtin = _is_named_tuple(value) or cls in _DICTS
+    found = None if is_builtin else children_of(value, where)
     if found is not None:
         children, spec = found
         return [(f"[{i}]", part) for i, part in enumerate(children)], _unflattener(value, spec)
@@ -432,3 +410,76 @@ def _check_result(value: Any, where: str) -> None:
         raise UnsupportedValueError(
             error.what, where=error.where, expected=error.expected, found=error.found, fix=fix
         ) from error
+
+
+# --- guards on values -----------------------------------------------------------------------------
+
+
+def value_guards(source: Any, value: Any) -> Iterator[Guard]:
+    """Guards on a constant or container, without its contents."""
+    parts = parts_of(value, source.name)
+    if parts is None:
+        yield constant_guard(source, value)
+        return
+    yield type_guard(source, value)
+    if isinstance(value, torch.nn.Module):
+        yield from _module_guards(source, value)
+        return
+    if isinstance(value, dict):
+        yield check_guard("keys", [source], list(value))
+    elif type(value) in (list, tuple):
+        yield check_guard("length", [source], len(value))
+    if not isinstance(value, tuple):
+        yield from _attribute_guards(source, value, {path[0][1] for path, _ in parts})
+    if type(value) not in _BUILT_IN and not hasattr(value, "_fields"):
+        yield from _node_guards(source, value)
+
+
+_BUILT_IN = (list, tuple, dict, OrderedDict)
+
+
+def _attribute_guards(source: Any, value: Any, parts: Set[Any]) -> Iterator[Guard]:
+    """Guards on the constant attributes of an object, except its parts."""
+    attr_source = torch_dynamo.dynamo_source().AttrSource
+    for name, held in plain_attributes(value):
+        if name not in parts:
+            yield constant_guard(attr_source(source, name), held)
+
+
+def _node_guards(source: Any, value: Any) -> Iterator[Guard]:
+    """Guards on the structure of a value whose class is registered with torch's pytree.
+
+    They cover its ``TreeSpec`` and the objects on the paths to its parts.
+    """
+    node = node_of(value, source.name)
+    if node is None:
+        return
+    for path, part in node.between:
+        inner = after(source, path)
+        yield type_guard(inner, part)
+        if isinstance(part, dict):
+            yield check_guard("keys", [inner], list(part))
+        elif isinstance(part, (list, tuple)):
+            yield check_guard("length", [inner], len(part))
+        else:
+            yield from _attribute_guards(inner, part, set())
+    name = source.name
+    leaves, spec = flattened(value, name)
+    yield check_guard("tree", [source], spec)
+    if not node.is_whole:
+        constants = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
+        for constant in constants:
+            encode_value(constant, where=name)
+        yield check_guard("tree constants", [source], repr(constants))
+
+
+def _module_guards(source: Any, module: torch.nn.Module) -> Iterator[Guard]:
+    """Guards on the configuration of a module and the names of its parameters and submodules."""
+    attr_source = torch_dynamo.dynamo_source().AttrSource
+    for name, value in vars(module).items():
+        if type(value) in _CONFIGURES:
+            yield constant_guard(attr_source(source, name), value)
+    for table in _TABLES:
+        part = attr_source(source, table)
+        names = list(getattr(module, table))
+        yield check_guard("keys", [part], names)

@@ -30,12 +30,7 @@ _FAKE_TENSOR = sys.modules[torch_fakes.FakeTensorMode.__module__].__file__
 def closed_over_error(
     error: BaseException | None, trace: TracebackType | None
 ) -> UnsupportedValueError | None:
-    """The error to raise for an error of the fake mode about a real tensor; else ``None``.
-
-    Args:
-        error: the raised error.
-        trace: its traceback.
-    """
+    """The error to raise for an error of the fake mode about a real tensor; else ``None``."""
     if not isinstance(error, AssertionError):
         return None
     frames = [frame for frame, _ in traceback.walk_tb(trace)]
@@ -101,10 +96,7 @@ def _names(t: torch.Tensor, frames: list[FrameType]) -> Iterator[tuple[str, str]
 def _path_to(t: torch.Tensor, value: Any, read: Iterable[str]) -> str | None:
     """The path from a value to a tensor as Python text; ``None`` if there is none.
 
-    Args:
-        t: the tensor.
-        value: the value.
-        read: names of the attributes that the code reads, including class attributes.
+    Class attributes are found by the names of the attributes that the code reads.
     """
     if isinstance(value, torch.nn.Module):
         for name, module in value.named_modules():

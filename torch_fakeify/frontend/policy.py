@@ -175,12 +175,7 @@ def context_of(
 ) -> Any:
     """The symbolic context of a tensor, with those of its base and its inner tensors.
 
-    Args:
-        t: the tensor.
-        source: its source in the scope.
-        policy: the policy of the frontend.
-        in_module: whether it is a parameter or buffer of a module.
-        spec: the entry for the wrapper subclass that contains it.
+    The policy's entry for a wrapper subclass, ``spec``, also applies to its inner tensors.
 
     Raises:
         ShapeEnvError: the policy names a dim that the tensor does not have.

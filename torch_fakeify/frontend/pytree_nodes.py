@@ -109,10 +109,6 @@ class Node(NamedTuple):
 def node_of(value: Any, where: str) -> Node | None:
     """The parts of a value, or ``None`` if its class is not registered.
 
-    Args:
-        value: the value.
-        where: its name, for errors.
-
     Raises:
         UnsupportedValueError: no path leads to a tensor in it, or it cannot be flattened.
     """
@@ -248,15 +244,11 @@ def plain_attributes(value: Any) -> list[tuple[str, Any]]:
     return [(name, held) for name, held in attributes_of(value) if isinstance(held, PLAIN)]
 
 
-def tensors_in(value: Any) -> Iterator[tuple[tuple[Access, ...], torch.Tensor]]:
-    """Every tensor inside an object that is no module, with the first path to it."""
-    yield from _tensors(value, (), set())
-
-
-def _tensors(
-    value: Any, path: tuple[Access, ...], seen: set[int]
+def tensors_in(
+    value: Any, path: tuple[Access, ...] = (), seen: set[int] | None = None
 ) -> Iterator[tuple[tuple[Access, ...], torch.Tensor]]:
-    """Every tensor inside an object with its path, skipping objects in ``seen``."""
+    """Every tensor inside an object that is no module, with the first path to it."""
+    seen = set() if seen is None else seen
     if isinstance(value, torch.Tensor):
         yield path, value
         return
@@ -274,7 +266,7 @@ def _tensors(
     else:
         inside = ((("attr", name), part) for name, part in attributes_of(value))
     for access, part in inside:
-        yield from _tensors(part, (*path, access), seen)
+        yield from tensors_in(part, (*path, access), seen)
 
 
 def _get(value: Any, access: Access) -> Any:
@@ -307,12 +299,7 @@ def set_part(value: Any, access: Access, part: Any) -> None:
 
 
 def copy_constants(made: Any, constants: Iterable[tuple[str, Any]]) -> None:
-    """Set the constant attributes that unflattening a value has not restored.
-
-    Args:
-        made: the unflattened value.
-        constants: the `plain_attributes` of the original.
-    """
+    """Set the constants (`plain_attributes` of the original) that unflattening has not restored."""
     has = dict(plain_attributes(made))
     for name, held in constants:
         if name not in has or has[name] != held:

@@ -17,6 +17,7 @@ from torch_fakeify.encoding.contexts import decode_context
 from torch_fakeify.encoding.exprs import encode_sym
 from torch_fakeify.encoding.sources import decode_source, encode_source
 from torch_fakeify.errors import CaptureError, FormatError, ShapeEnvError
+from torch_fakeify.guards.conditions import check_guard
 from torch_fakeify.guards.guard_list import Guards
 from torch_fakeify.guards.scope import Scope, reader_of
 from torch_fakeify.guards.size_guards import Number, numbers_of, shape_guards
@@ -34,18 +35,25 @@ from torch_fakeify.replay.assert_nodes import insert_runtime_asserts
 from torch_fakeify.serialization.document import Serializable
 from torch_fakeify.transfer.dynamo_handoff import fresh_backend_state
 
-from .arguments import flatten, is_leaf, is_of_module, places, replaced, walk, writer_of, written
+from .arguments import (
+    flatten,
+    is_leaf,
+    is_of_module,
+    places,
+    replaced,
+    value_guards,
+    walk,
+    writer_of,
+    written,
+)
 from .closed_over import closed_over_error, refuse_real
 from .policy import Dim, Policy, context_of, scalar_dim
-from .value_guards import scope_guard, value_guards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence, Set
     from types import TracebackType
 
     from torch_fakeify.records.tensor import ContextDesc, MetaTensorDesc
-
-    from .arguments import Structure
 
 # --- describe -------------------------------------------------------------------------------------
 
@@ -165,7 +173,7 @@ def describe(scope: Mapping[str, Any], policy: Policy | None = None) -> Inputs:
     """
     policy = policy or Policy()
     describer = MetaTensorDescriber()
-    guards = [*mode_guards(), scope_guard(scope)]
+    guards = [*mode_guards(), check_guard("names", [], sorted(scope))]
     places: dict[str, int] = {}
     positions: dict[int, int] = {}
     inputs: list[_Input] = []
@@ -195,7 +203,8 @@ def describe(scope: Mapping[str, Any], policy: Policy | None = None) -> Inputs:
                 guards.append(type_guard(source, value))
                 places[source.name] = len(inputs)
                 inputs.append(_input(source, None, value, dim))
-    policy.refuse_unknown(names | _inner_names_of(inputs))
+    inner = {name for one in inputs for name in _inner_names(one.source.name, one.record.tensor)}
+    policy.refuse_unknown(names | inner)
     return Inputs(inputs, places, Guards((*guards, *alias_guards(tensors))), policy)
 
 
@@ -205,16 +214,10 @@ def _input(source: Any, tensor: Any, value: Any, dim: Dim | None) -> _Input:
     return _Input(source, InputDesc(name=name, tensor=tensor, value=value, source=desc), dim)
 
 
-def _inner_names_of(inputs: Sequence[_Input]) -> set[str]:
-    """The source names of bases and inner tensors, which a policy may name."""
-    found: set[str] = set()
-    for one in inputs:
-        if one.record.tensor is not None:
-            found |= set(_inner_names(one.source.name, one.record.tensor))
-    return found
-
-
-def _inner_names(name: str, desc: MetaTensorDesc) -> Generator[str, None, None]:
+def _inner_names(name: str, desc: MetaTensorDesc | None) -> Generator[str, None, None]:
+    """The source names of a tensor's base and inner tensors, which a policy may name."""
+    if desc is None:
+        return
     if desc.base is not None:
         yield f"{name}._base"
     for attribute, inner in () if desc.subclass is None else desc.subclass.tensors:
@@ -277,7 +280,7 @@ class Trace:
         self._sources = [part.source for part in (*self._sizes, *inputs)]
         self._readers = list(map(reader_of, self._sources))
         self._context: Any = torch_dynamo.TracingContext(self.fake_mode)
-        self._structure: Structure | None = None
+        self._rebuild: Callable[[Sequence[Any]], Any] | None = None
         self._writes: list[Any] = []
         self._asserted: dict[Any, int] | None = None
         self._active: list[ExitStack] = []
@@ -381,10 +384,10 @@ class Trace:
             filled = self._described.filled(scope, described)
             before = places(filled)
             result = call(dict(filled))
-            leaves, self._structure = flatten(result, refuse_real)
+            leaves, self._rebuild = flatten(result, refuse_real)
             self._writes, new = written(before, places(filled))
             if new:
-                leaves, self._structure = flatten((result, new), refuse_real)
+                leaves, self._rebuild = flatten((result, new), refuse_real)
             return tuple(leaves)
 
         return run
@@ -448,17 +451,17 @@ class Trace:
         compiler = backends.resolve_backend(backend)
         with self.handoff(gm) as (graph, inputs):
             compiled = compiler(graph, inputs)
-        structure, readers = self._structure, self._readers
+        rebuild, readers = self._rebuild, self._readers
         writers = [writer_of(source) for source in self._writes]
 
         def run(scope: Mapping[str, Any]) -> Any:
             found = Scope(scope)
             result = compiled(*[read(found) for read in readers])
-            if structure is None:
+            if rebuild is None:
                 return result
             if not writers:
-                return structure.filled(result)
-            result, new = structure.filled(result)
+                return rebuild(result)
+            result, new = rebuild(result)
             for write, value in zip(writers, new, strict=True):
                 write(scope, value)
             return result
@@ -485,13 +488,10 @@ class Trace:
                 found=str(len(placeholders)),
                 fix="Trace a function of trace.inputs, such as trace.flat(call, scope)",
             )
-        names = [record.name for record in self._records]
-        for fx_node, name in zip(placeholders, names, strict=True):
-            fx_node._rename(name)  # asserts contain these names
+        rows = zip(placeholders, self._records, self._sources, self._initial_inputs(), strict=True)
+        for fx_node, record, source, value in rows:
+            fx_node._rename(record.name)  # asserts contain these names
             fx_node.target = fx_node.name
-        for fx_node, source, value in zip(
-            placeholders, self._sources, self._initial_inputs(), strict=True
-        ):
             fx_node._dynamo_source = source
             fx_node.meta["val"] = value
         gm.recompile()

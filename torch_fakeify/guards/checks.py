@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import types
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,7 @@ class Check:
     """What is asked of values, and its text.
 
     Args:
-        ask: the answer from the values of the sources.
+        ask: the answer from the argument, if there is one, and the values of the sources.
         text: the condition as Python text: ``{0}`` is the name of the first source, ``{names}`` are
             all of them, ``{expected}`` is the answer and ``{argument}`` the argument.
         sources: how many sources it has; ``None`` for any number.
@@ -48,7 +49,7 @@ class Check:
         sources: int | None = 1,
         arguments: type = types.NoneType,
     ) -> None:
-        self._ask = ask
+        self.ask = ask
         self._text = text
         self._sources = sources
         self._arguments = arguments
@@ -58,15 +59,8 @@ class Check:
     ) -> Callable[[Any], bool]:
         """Return a function that is true for a scope whose values have the answer."""
         is_like = self.comparison(expected)
-        ask = self._ask if argument is None else self._with(argument)
-        if len(readers) == 1:
-            (read,) = readers
-            return lambda scope: is_like(ask(read(scope)))
+        ask = self.ask if argument is None else functools.partial(self.ask, argument)
         return lambda scope: is_like(ask(*[read(scope) for read in readers]))
-
-    def _with(self, argument: Any) -> Callable[..., Any]:
-        ask = self._ask
-        return lambda *values: ask(*values, argument=argument)
 
     def comparison(self, expected: Any) -> Callable[[Any], bool]:
         """Return a function that is true for an answer like the expected one."""
@@ -209,11 +203,7 @@ class _Tree(Check):
 
     @override
     def decode(self, record: Value, where: str) -> Any:
-        if not isinstance(record, TupleValue) or len(record.items) != 2:
-            raise FormatError(
-                "a structure is its text and its record", where=where, found=type(record).__name__
-            )
-        return record
+        return _pair(record, "a structure is its text and its record", where)
 
 
 class _Flatten(Check):
@@ -236,25 +226,18 @@ class _Flatten(Check):
 
     @override
     def decode(self, record: Value, where: str) -> Any:
-        if not isinstance(record, TupleValue) or len(record.items) != 2:
+        pair = _pair(record, "a flattened tensor is its attributes and its context", where)
+        if not isinstance(pair.items[0], ListValue):
             raise FormatError(
-                "a flattened tensor is its attributes and its context",
-                where=where,
-                found=type(record).__name__,
+                "attributes are a list", where=where, found=type(pair.items[0]).__name__
             )
-        if not isinstance(record.items[0], ListValue):
-            raise FormatError(
-                "attributes are a list", where=where, found=type(record.items[0]).__name__
-            )
-        return record
+        return pair
 
 
-class _Flag(Check):
-    """A property of a tensor that is true or false."""
-
-    @override
-    def comparison(self, expected: Any) -> Callable[[Any], bool]:
-        return lambda found: found is expected
+def _pair(record: Value, what: str, where: str) -> TupleValue:
+    if not isinstance(record, TupleValue) or len(record.items) != 2:
+        raise FormatError(what, where=where, found=type(record).__name__)
+    return record
 
 
 class _Holds(Check):
@@ -364,10 +347,10 @@ def storage_of(t: torch.Tensor) -> int:
     return t.untyped_storage()._cdata
 
 
-def _no_overlap(*tensors: torch.Tensor, argument: int) -> bool:
-    """Return whether no tensor after the first ``argument`` ones overlaps with another one."""
+def _no_overlap(first: int, *tensors: torch.Tensor) -> bool:
+    """Return whether no tensor after the first ones, by their count, overlaps with another one."""
     found = torch_symbols.compute_overlapping_tensors(list(tensors), symbolic=False)
-    return all(i < argument for i in found)
+    return all(i < first for i in found)
 
 
 class _Overlap(_Holds):
@@ -380,14 +363,6 @@ class _Overlap(_Holds):
     def text(self, names: Sequence[str], argument: Any, expected: Any) -> str:
         one, other = ", ".join(names[:argument]), ", ".join(names[argument:])
         return f"check_overlapping(overlapping=[{one}], non_overlapping=[{other}])"
-
-
-def _autocast(*, argument: str) -> bool:
-    return torch.is_autocast_enabled(argument)
-
-
-def _autocast_dtype(*, argument: str) -> torch.dtype:
-    return torch.get_autocast_dtype(argument)
 
 
 def _state(ask: Callable[..., Any], text: str, arguments: type = types.NoneType) -> Check:
@@ -413,10 +388,10 @@ CHECKS: Mapping[str, Check] = types.MappingProxyType(
         "device": Check(lambda t: t.device, "{0}.device == {expected}"),
         "layout": Check(lambda t: t.layout, "{0}.layout == {expected}"),
         "ndim": Check(lambda t: t.ndim, "{0}.ndim == {expected}"),
-        "requires_grad": _Flag(lambda t: t.requires_grad, "{0}.requires_grad is {expected}"),
-        "is_inference": _Flag(torch.Tensor.is_inference, "{0}.is_inference() is {expected}"),
-        "is_conj": _Flag(torch.Tensor.is_conj, "{0}.is_conj() is {expected}"),
-        "is_neg": _Flag(torch.Tensor.is_neg, "{0}.is_neg() is {expected}"),
+        "requires_grad": Check(lambda t: t.requires_grad, "{0}.requires_grad is {expected}"),
+        "is_inference": Check(torch.Tensor.is_inference, "{0}.is_inference() is {expected}"),
+        "is_conj": Check(torch.Tensor.is_conj, "{0}.is_conj() is {expected}"),
+        "is_neg": Check(torch.Tensor.is_neg, "{0}.is_neg() is {expected}"),
         "sparse_dim": Check(torch.Tensor.sparse_dim, "{0}.sparse_dim() == {expected}"),
         "dense_dim": Check(torch.Tensor.dense_dim, "{0}.dense_dim() == {expected}"),
         "flatten": _Flatten(flattened, "{0}.__tensor_flatten__() == {expected}"),
@@ -448,8 +423,8 @@ CHECKS: Mapping[str, Check] = types.MappingProxyType(
         "matmul precision": _state(
             torch.get_float32_matmul_precision, "get_float32_matmul_precision()"
         ),
-        "autocast": _state(_autocast, "is_autocast_enabled({argument!r})", str),
-        "autocast dtype": _state(_autocast_dtype, "get_autocast_dtype({argument!r})", str),
+        "autocast": _state(torch.is_autocast_enabled, "is_autocast_enabled({argument!r})", str),
+        "autocast dtype": _state(torch.get_autocast_dtype, "get_autocast_dtype({argument!r})", str),
     }
 )
 """All checks by their names in records."""

@@ -64,13 +64,7 @@ class Guard(NamedTuple):
 def check_guard(
     name: CheckName, sources: Sequence[Any], expected: Any, argument: Any = None
 ) -> Guard:
-    """Return the guard that a named check has an answer.
-
-    Args:
-        name: the name of the check.
-        sources: the sources of the values that it is asked about.
-        expected: the answer.
-        argument: what the check needs besides values.
+    """Return the guard that a named check has the expected answer for the values of sources.
 
     Raises:
         UnsupportedValueError: a source leads to no argument.
@@ -92,11 +86,7 @@ def check_guard(
 
 
 def decode_check(desc: CheckDesc, where: str) -> Guard:
-    """Return the guard of a record.
-
-    Args:
-        desc: the record.
-        where: its path, for errors.
+    """Return the guard of the record at a path.
 
     Raises:
         FormatError: it cannot be decoded.

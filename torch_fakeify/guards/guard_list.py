@@ -129,9 +129,6 @@ class Guards(Sequence[Guard], Serializable[GuardsDesc]):
         """
         made: list[Guard] = []
         for i, each in enumerate(desc.guards):
-            where = f"$.guards[{i}]"
-            if isinstance(each, CheckDesc):
-                made.append(decode_check(each, where))
-            else:
-                made.append(decode_size_guard(each, where))
+            decode: Any = decode_check if isinstance(each, CheckDesc) else decode_size_guard
+            made.append(decode(each, f"$.guards[{i}]"))
         return cls(made)

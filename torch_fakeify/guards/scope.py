@@ -27,11 +27,9 @@ _FIX_OF_MODULE = (
 
 
 class Scope(dict[str, Any]):
-    """The arguments of one call by name, and the parts that were read of them; ``L`` in guards.
+    """The arguments of one call by name (``L`` in guards) and the parts that were read of them.
 
-    Args:
-        arguments: the arguments by name.
-        globals: the globals of the function's module by name; ``G`` in guards.
+    It has the globals of the function's module too (``G`` in guards).
 
     Raises:
         CaptureError: one of them is no mapping.
@@ -54,13 +52,7 @@ class Scope(dict[str, Any]):
         self._parts: dict[str, Any] = {}
 
     def part(self, name: str, base: Reader, access: Callable[[Any], Any]) -> Any:
-        """Return a part of a value, which is read once.
-
-        Args:
-            name: the name of the part's source.
-            base: reads the value.
-            access: reads the part of the value.
-        """
+        """Return the part of a value that has a source's name; it is read once."""
         parts = self._parts
         if name not in parts:
             parts[name] = access(base(self))
@@ -132,7 +124,7 @@ def reader_of(source: Any) -> Reader:
             return operator.itemgetter(name)
         case sources.GlobalSource():
             name = source.global_name
-            return lambda scope: _globals(scope)[name]
+            return lambda scope: (scope.globals or {})[name]
         case sources.NNModuleSource() | sources.OptimizerSource() | sources.SkipGuardSource():
             return reader_of(source.base)
         case _:
@@ -149,15 +141,12 @@ def reader_of(source: Any) -> Reader:
     return lambda scope: scope.part(name, base, access)
 
 
-def _globals(scope: Scope) -> Mapping[str, Any]:
-    return {} if scope.globals is None else scope.globals
-
-
 def _access(source: Any, sources: Any) -> Callable[[Any], Any] | None:
     """Return how a source reads its base; ``None`` if it does not, or by a call of other code."""
     match source:
         case sources.TensorPropertySource():
-            return _property(source.prop.name, source.idx)
+            dim = [] if source.idx is None else [source.idx]
+            return operator.methodcaller(source.prop.name.lower(), *dim)
         case sources.DictGetItemSource() | sources.DictSubclassGetItemSource():
             index = source.index
             if isinstance(index, sources.ConstDictKeySource):
@@ -191,7 +180,7 @@ def _access(source: Any, sources: Any) -> Callable[[Any], Any] | None:
         case sources.CallFunctionNoArgsSource():
             return None
         case sources.WeakRefCallSource():
-            return _referent
+            return lambda found: found() if isinstance(found, weakref.ref) else found
         case _:
             return _converted(source, sources)
 
@@ -219,19 +208,3 @@ def _as_tensor(number: Any) -> torch.Tensor:
         return number  # refused by the guard on its type
     is_float = isinstance(number, float)
     return torch.tensor(number, dtype=torch.float64 if is_float else torch.int64)
-
-
-def _referent(reference: Any) -> Any:
-    return reference() if isinstance(reference, weakref.ref) else reference
-
-
-def _property(name: str, dim: int | None) -> Callable[[torch.Tensor], Any]:
-    match name:
-        case "SIZE":
-            assert dim is not None
-            return lambda t: t.size(dim)
-        case "STRIDE":
-            assert dim is not None
-            return lambda t: t.stride(dim)
-        case _:
-            return torch.Tensor.storage_offset

@@ -19,6 +19,7 @@ from torch_fakeify.encoding.sources import decode_source, encode_source
 from torch_fakeify.encoding.stacks import decode_location, encode_location
 from torch_fakeify.errors import FormatError, ShapeEnvError, wrap_torch_errors
 from torch_fakeify.records.guards import SizeGuardDesc
+from torch_fakeify.replay.bindings import expr_of, tensor_numbers
 from torch_fakeify.replay.facts import Fact, assumed_facts
 from torch_fakeify.replay.lowering import function_of
 from torch_fakeify.serialization.limits import check_exponents
@@ -39,17 +40,13 @@ class Number(NamedTuple):
 
 
 def numbers_of(source: Any, value: Any) -> Iterator[Number]:
-    """All numbers of an input: itself, or its sizes, strides, offset and ``item()``.
-
-    Args:
-        source: the source of the input.
-        value: a fake tensor as at the start of the trace, or a symbolic number.
-    """
+    """All numbers of an input at the start of the trace: itself, or its sizes, strides, offset, ``item()``."""
     sources = torch_dynamo.dynamo_source()
+    expr: Any = expr_of(value)
     if isinstance(value, torch.SymBool):
-        yield Number(sources.ConvertIntSource(source), _expr(value).args[0])
+        yield Number(sources.ConvertIntSource(source), expr.args[0])
     elif not isinstance(value, torch.Tensor):
-        yield Number(source, _expr(value))
+        yield Number(source, expr)
     else:
         yield from _tensor_numbers(source, value)
         base = value._base if value._is_view() else None
@@ -57,30 +54,21 @@ def numbers_of(source: Any, value: Any) -> Iterator[Number]:
             numbers = _tensor_numbers(sources.AttrSource(source, "_base"), base)
             yield from (number for number in numbers if number.expr.free_symbols)
         if isinstance(value, torch_fakes.FakeTensor) and value.item_memo is not None:
-            yield Number(sources.CallMethodItemSource(source), _expr(value.item_memo))
+            memo: Any = expr_of(value.item_memo)
+            yield Number(sources.CallMethodItemSource(source), memo)
 
 
 def _tensor_numbers(source: Any, t: torch.Tensor) -> Iterator[Number]:
     sources = torch_dynamo.dynamo_source()
-    prop, make = sources.TensorProperty, sources.TensorPropertySource
-    found: list[tuple[Any, Any]] = [(make(source, prop.SIZE, i), n) for i, n in enumerate(t.size())]
-    if t.layout is torch.strided:
-        found += [(make(source, prop.STRIDE, i), n) for i, n in enumerate(t.stride())]
-        found.append((make(source, prop.STORAGE_OFFSET), t.storage_offset()))
-    for part, n in found:
-        if not isinstance(n, torch.SymInt) or isinstance(n.node, torch_symbols.SymNode):
-            yield Number(part, _expr(n))
-    if torch_fakes.is_traceable_wrapper_subclass(t):
-        wrapper: Any = t
-        for name in wrapper.__tensor_flatten__()[0]:
-            inner = getattr(wrapper, name)
-            if isinstance(inner, torch.Tensor):
-                yield from _tensor_numbers(sources.AttrSource(source, name), inner)
-
-
-def _expr(number: Any) -> Any:
-    sym_node = getattr(number, "node", None)
-    return sympy.sympify(number, strict=True) if sym_node is None else sym_node._expr
+    for (*inner, (prop, *dim)), n in tensor_numbers(t):
+        expr = expr_of(n)
+        if expr is None or prop == "getattr":
+            continue  # a nested int, or no number of a tensor
+        tensor = source
+        for _, name in inner:
+            tensor = sources.AttrSource(tensor, name)
+        kind = sources.TensorProperty[prop.upper()]
+        yield Number(sources.TensorPropertySource(tensor, kind, *dim), expr)
 
 
 def shape_guards(
@@ -161,13 +149,7 @@ class _Writer:
         yield from self._unless_done(_size_guard(equal, {**self._named, name: source}, location))
 
     def _solve(self, expr: Any, name: sympy.Symbol, source: Any) -> None:
-        """Express a dim of ``torch.export`` that no input holds, as in sizes of ``2*half``, by this number.
-
-        Args:
-            expr: the expression of the number.
-            name: the symbol that is named as its source.
-            source: the source.
-        """
+        """Express a dim of ``torch.export`` that no input holds, as in sizes of ``2*half``, by this number."""
         unknown = expr.free_symbols - self._names.keys()
         symbol: Any = next(iter(unknown), None)
         if len(unknown) != 1 or not all(map(_is_dim, self._env.var_to_sources.get(symbol, [None]))):
@@ -185,7 +167,8 @@ class _Writer:
         expr: Any = fact.expr
         if not self._can_read(expr):
             expr = self._env.replace(expr)
-        if expr == sympy.true or self._is_jagged(fact) or _is_trivial(expr):
+        is_trivial = expr == sympy.true or (isinstance(expr, sympy.Eq) and expr.lhs == expr.rhs)
+        if is_trivial or self._is_jagged(fact):
             return
         if not self._can_read(expr):
             if fact.what == "range":
@@ -225,13 +208,7 @@ class _Writer:
 
 
 def _size_guard(expr: Any, sources: Mapping[sympy.Basic, Any], location: Any) -> Guard:
-    """Return the guard that a condition holds.
-
-    Args:
-        expr: the condition.
-        sources: the source of each of its symbols, whose name the symbol has.
-        location: the ``SLoc`` that caused it.
-    """
+    """Return the guard that a condition holds, whose symbols have the names of their sources."""
     used = sorted(expr.free_symbols, key=str)
     compute = function_of(expr, {symbol: reader_of(sources[symbol]) for symbol in used})
     printer: Any = torch_symbols.ShapeGuardPrinter(
@@ -253,11 +230,7 @@ def _size_guard(expr: Any, sources: Mapping[sympy.Basic, Any], location: Any) ->
 
 
 def decode_size_guard(desc: SizeGuardDesc, where: str) -> Guard:
-    """Return the guard of a record.
-
-    Args:
-        desc: the record.
-        where: its path, for errors.
+    """Return the guard of the record at a path.
 
     Raises:
         FormatError: it cannot be decoded, or a symbol has no source.
@@ -277,10 +250,6 @@ def decode_size_guard(desc: SizeGuardDesc, where: str) -> Guard:
         )
     named = {symbol: sources[symbol.name] for symbol in expr.free_symbols}  # type: ignore[attr-defined]
     return _size_guard(expr, named, decode_location(desc.location))
-
-
-def _is_trivial(expr: sympy.Basic) -> bool:
-    return isinstance(expr, sympy.Eq) and expr.args[0] == expr.args[1]
 
 
 def _user_location(location: Any) -> Any | None:

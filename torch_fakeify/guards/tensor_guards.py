@@ -9,7 +9,7 @@ import torch
 from torch_fakeify.compat import torch_dynamo, torch_fakes
 from torch_fakeify.describe import tensor_state
 
-from .checks import flattened, storage_of
+from .checks import CHECKS, flattened, storage_of
 from .conditions import Guard, check_guard
 
 if TYPE_CHECKING:
@@ -36,26 +36,20 @@ def tensor_guards(
 ) -> Iterator[Guard]:
     """Return guards on a tensor and its inner tensors, except sizes, strides and offsets.
 
-    Args:
-        source: its source.
-        t: the tensor.
-        desc: its record, for a fake tensor: fake tensors are no inference tensors. Dynamo hides from
-            backends that a tensor is one, so that only a record that says so has a guard.
+    A fake tensor has a record: fake tensors are no inference tensors. Dynamo hides from backends that a
+    tensor is one, so that only a record that says so has a guard.
     """
     yield type_guard(source, t)
-    yield check_guard("dtype", [source], t.dtype)
-    yield check_guard("device", [source], t.device)
-    yield check_guard("layout", [source], t.layout)
-    yield check_guard("ndim", [source], t.ndim)
-    yield check_guard("requires_grad", [source], t.requires_grad)
+    for name in ("dtype", "device", "layout", "ndim", "requires_grad"):
+        yield check_guard(name, [source], CHECKS[name].ask(t))
     if desc is None or desc.is_inference:
         is_inference = t.is_inference() if desc is None else True
         yield check_guard("is_inference", [source], is_inference)
-    yield check_guard("is_conj", [source], t.is_conj())
-    yield check_guard("is_neg", [source], t.is_neg())
+    for name in ("is_conj", "is_neg"):
+        yield check_guard(name, [source], CHECKS[name].ask(t))
     if t.is_sparse or tensor_state.is_sparse_compressed(t.layout):
-        yield check_guard("sparse_dim", [source], t.sparse_dim())
-        yield check_guard("dense_dim", [source], t.dense_dim())
+        for name in ("sparse_dim", "dense_dim"):
+            yield check_guard(name, [source], CHECKS[name].ask(t))
     if torch_fakes.is_traceable_wrapper_subclass(t):
         yield from _subclass_guards(source, t, desc)
 
@@ -87,12 +81,7 @@ share, of which the graph reads one; it matters what shares no storage if the gr
 def alias_guards(
     tensors: Sequence[tuple[Any, torch.Tensor]], assumed: Aliasing = "objects"
 ) -> Iterator[Guard]:
-    """Return guards on which sources are the same tensor, and which tensors share a storage.
-
-    Args:
-        tensors: all tensors of a scope with their sources, including repeated ones.
-        assumed: what the graph assumes of them.
-    """
+    """Return guards on which of all tensors of a scope are the same, and which share a storage."""
     first: dict[int, Any] = {}
     distinct: list[tuple[Any, torch.Tensor]] = []
     for source, t in tensors:
@@ -153,9 +142,8 @@ def mode_guards(*, hidden: bool = False) -> Iterator[Guard]:
     yield check_guard("grad mode", [], torch.is_grad_enabled())
     if torch.is_inference_mode_enabled() or not hidden:
         yield check_guard("inference mode", [], torch.is_inference_mode_enabled())
-    yield check_guard("default dtype", [], torch.get_default_dtype())
-    yield check_guard("deterministic", [], torch.are_deterministic_algorithms_enabled())
-    yield check_guard("matmul precision", [], torch.get_float32_matmul_precision())
+    for name in ("default dtype", "deterministic", "matmul precision"):
+        yield check_guard(name, [], CHECKS[name].ask())
     for kind in ("cpu", "cuda"):
         yield check_guard("autocast", [], torch.is_autocast_enabled(kind), argument=kind)
         if torch.is_autocast_enabled(kind):

@@ -21,7 +21,6 @@ import sympy
 import torch
 
 from torch_fakeify.compat.arguments import check_graph, check_shape_env
-from torch_fakeify.compat.torch_symbols import int_oo
 from torch_fakeify.encoding.stacks import encode_stack, location_text, stack_text
 from torch_fakeify.errors import ShapeEnvError
 from torch_fakeify.records.redact_paths import short_path
@@ -33,14 +32,16 @@ from .bindings import (
     find_bindings,
     is_flag,
     is_unbacked,
-    read_binding,
+    path_text,
+    read_path,
 )
 from .existing_asserts import asserted_by, condition_keys
-from .input_sites import Site, SiteReader, find_sites
+from .facts import range_facts, runtime_asserts, stated_bounds
+from .input_sites import Site, find_sites, site_texts
 from .lowering import ASSERT_SCALAR, ASSERTS, ExprLowering, bodies, set_mark, strip_marked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from .existing_asserts import Key
 
@@ -49,10 +50,6 @@ _SIZE = _aten.sym_constrain_range_for_size.default
 
 # A message of torch that only names the line of torch which added the assert.
 _PLACE = re.compile(r"(|[^\n]+\.(?:py|cpp|cc|cu|h)):(\d+)")
-
-_NO_LOWER = (-sympy.oo, -int_oo, -sys.maxsize - 1)
-_NO_UPPER = (sympy.oo, int_oo, sys.maxsize - 1, sys.maxsize)
-"""Bounds that are no limits. Torch gives ``sys.maxsize - 1`` to the sizes of `nonzero`."""
 
 
 class InsertedAsserts(NamedTuple):
@@ -105,11 +102,7 @@ def insert_runtime_asserts(gm: torch.fx.GraphModule, shape_env: Any) -> Inserted
     check_graph(gm)
     check_shape_env(shape_env)
     strip_marked(gm, ASSERTS.__contains__)
-    asserts = [
-        _Assert(ra.expr, ra.msg, ra.stack)
-        for group in shape_env.deferred_runtime_asserts.values()
-        for ra in group
-    ]
+    asserts = [_Assert(one.expr, one.msg, one.stack) for one in runtime_asserts(shape_env)]
     done = _Done([], [], [])
     left = _insert(gm, shape_env, asserts, done, outermost=True)
     return InsertedAsserts(
@@ -157,26 +150,18 @@ def _insert(
     gm: torch.fx.GraphModule, env: Any, asserts: list[_Assert], done: _Done, *, outermost: bool
 ) -> list[_Assert]:
     """Insert assertions into a graph and its bodies; returns those that have no place there."""
-    placer = _placer(gm.graph, env, asserts, done, outermost=outermost)
-    if placer is None:
-        return asserts
+    try:
+        placer = _Placer(gm.graph, env, asserts, done)
+    except ShapeEnvError:
+        if outermost:
+            raise
+        return asserts  # a body without values, or with values of another trace
     left = placer.plan(asserts, outermost=outermost)
     if placer.insert():
         gm.recompile()
     for body in bodies(gm):
         left = _insert(body, env, left, done, outermost=False)
     return left
-
-
-def _placer(
-    graph: torch.fx.Graph, env: Any, asserts: list[_Assert], done: _Done, *, outermost: bool
-) -> _Placer | None:
-    try:
-        return _Placer(graph, env, asserts, done)
-    except ShapeEnvError:
-        if outermost:
-            raise
-        return None  # a body without values, or with values of another trace
 
 
 class _Placer:
@@ -210,25 +195,19 @@ class _Placer:
         self._order = {fx_node: i for i, fx_node in enumerate(graph.nodes)}
         self._limited: dict[Any, Any] = {}
         self._numbers: set[Any] = set()
-        self._cached_keys: dict[sympy.Basic, tuple[Key, ...]] = {}
+        self._keys = functools.cache(lambda expr: condition_keys(expr, env))
         self._plan: defaultdict[int, _Place] = defaultdict(lambda: _Place([], [], []))
 
     def _find_sites(self) -> dict[Any, Site]:
         """The first input that holds each symbol."""
+        sites = [s for s in find_sites(self.graph, self.env) if isinstance(s.expr, sympy.Symbol)]
+        # An unbacked `item()` is a memo: the node that calls it binds the symbol.
+        sites = [s for s in sites if s.prop != "item" or not is_unbacked(s.expr)]
+        for symbol, text in site_texts(sites).items():
+            self.lowering.name(symbol, text)
         found: dict[Any, Site] = {}
-        texts: dict[Any, str] = {}
-        for site in find_sites(self.graph, self.env):
-            symbol = site.expr
-            if not isinstance(symbol, sympy.Symbol):
-                continue
-            if site.prop == "item" and is_unbacked(symbol):
-                continue  # a memo: the node that calls `item()` binds it
-            found.setdefault(symbol, site)
-            if site.prop not in ("value", "as_int"):
-                # Dynamo names a scalar input after its symbol; the size is a better name.
-                texts.setdefault(symbol, site.text)
-        for symbol, site in found.items():
-            self.lowering.name(symbol, texts.get(symbol, site.text))
+        for site in sites:
+            found.setdefault(site.expr, site)
         return found
 
     # --- placement --------------------------------------------------------------------------------
@@ -244,8 +223,8 @@ class _Placer:
         for symbol in (*inputs, *self._bindings):
             place = self._plan[self._position(symbol)]
             for limit in self._limits(symbol):
-                same = (causes[key] for key in self._keys(limit) if key in causes)
-                item, expr = next(same, (self._range(symbol, limit), limit))
+                same = (causes[key] for key in self._keys(limit.expr) if key in causes)
+                item, expr = next(same, (limit, limit.expr))
                 if self._is_new(expr):
                     place.limits.append((item, expr))
             if symbol in self._bindings and self._needs_size(symbol):
@@ -262,7 +241,7 @@ class _Placer:
     def _text(self, expr: Any) -> str:
         binding = self._bindings.get(expr.args[0]) if is_flag(expr) else None
         if binding is not None and binding.is_flag:
-            return binding.unconverted.text
+            return path_text(binding.fx_node.name, binding.path[:-1])
         return self.lowering.text(expr)
 
     def _position(self, symbol: Any) -> int:
@@ -272,35 +251,22 @@ class _Placer:
             return -1
         return self._order[binding.fx_node]
 
-    def _limits(self, symbol: Any) -> Iterator[sympy.Basic]:
-        """The finite bounds of a symbol's range as conditions."""
-        bounds = self.env.var_to_range.get(symbol)
+    def _limits(self, symbol: Any) -> list[_Assert]:
+        """The bounds of a symbol's range, unless they say nothing."""
+        bounds = stated_bounds(symbol, self.env)
         if bounds is None:
-            return
-        if symbol in self.env.replacements:
-            implied = self.env.bound_sympy(self.env.replace(symbol))
-            if implied.issubset(bounds):
-                return  # it follows from the assertion that made the replacement
+            return []
         self._limited[symbol] = bounds
         binding = self._bindings.get(symbol)
         is_flag = binding is not None and binding.is_flag
-        if bounds.lower not in _NO_LOWER and not (is_flag and bounds.lower == 0):
-            yield sympy.Ge(symbol, bounds.lower, evaluate=False)
-        if bounds.upper not in _NO_UPPER and not (is_flag and bounds.upper == 1):
-            yield sympy.Le(symbol, bounds.upper, evaluate=False)
-
-    def _range(self, symbol: Any, limit: sympy.Basic) -> _Assert:
-        locations = self.env.var_to_range_sloc.get(symbol)
-        if locations is None:
-            return _Assert(limit)
-        is_lower = isinstance(limit, sympy.Ge)
-        return _Assert(limit, location=locations.lower if is_lower else locations.upper)
-
-    def _keys(self, expr: sympy.Basic) -> tuple[Key, ...]:
-        cached = self._cached_keys.get(expr)
-        if cached is None:
-            cached = self._cached_keys[expr] = condition_keys(expr, self.env)
-        return cached
+        limits = [(-sys.maxsize - 1, sys.maxsize), *([(0, 1)] if is_flag else [])]
+        trivial = [sympy.Ge(symbol, low, evaluate=False) for low, _ in limits]
+        trivial += [sympy.Le(symbol, high, evaluate=False) for _, high in limits]
+        return [
+            _Assert(fact.expr, location=fact.location)
+            for fact in range_facts(symbol, bounds, self.env)
+            if fact.expr not in trivial
+        ]
 
     def _is_new(self, expr: sympy.Basic, *, limited: bool = False) -> bool:
         """Whether a condition is not asserted yet nor, if ``limited``, implied by a range."""
@@ -385,7 +351,7 @@ class _Placer:
             return False
         fx_nodes = list(self.graph.nodes)
         start = sum(fx_node.op == "placeholder" for fx_node in fx_nodes)
-        reader = SiteReader(self.lowering)
+        reads: dict[Any, torch.fx.Node] = {}
         needed = self._needed(planned.values())
         by_place: defaultdict[int, list[Any]] = defaultdict(list)
         for symbol in self._bindings:
@@ -395,7 +361,9 @@ class _Placer:
             with self.graph.inserting_before(fx_nodes[at + 1 if at >= 0 else start]):
                 self.lowering.stack_trace = None
                 for symbol in (s for s in self._sites if at < 0 and s in needed):
-                    self.lowering.bind(symbol, reader.read(self._sites[symbol]))
+                    site = self._sites[symbol]
+                    operand = read_path(self.lowering, site.placeholder, site.path, reads)
+                    self.lowering.bind(symbol, operand)
                 for symbol in by_place[at]:
                     self._read(symbol)
                 if at in planned:
@@ -406,10 +374,11 @@ class _Placer:
     def _read(self, symbol: Any) -> None:
         binding = self._bindings[symbol]
         if binding.is_flag:  # a ShapeEnv derives more facts from the boolean itself
-            operand = read_binding(self.lowering, binding.unconverted)
-            self.lowering.bind_expr(sympy.Eq(symbol, 1), operand)
+            operand = read_path(self.lowering, binding.fx_node, binding.path[:-1], {})
+            self.lowering.bind(sympy.Eq(symbol, 1), operand)
         if not binding.is_flag or symbol in self._numbers:
-            self.lowering.bind(symbol, read_binding(self.lowering, binding))
+            operand = read_path(self.lowering, binding.fx_node, binding.path, {})
+            self.lowering.bind(symbol, operand)
 
     def _needed(self, places: Iterable[_Place]) -> set[Any]:
         """The symbols whose numbers must be read."""

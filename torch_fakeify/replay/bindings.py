@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import sympy
 import torch
+from torch.types import py_sym_types
 
 from torch_fakeify.compat import torch_fakes, torch_graphs
 from torch_fakeify.compat.torch_symbols import SymT, symbol_is_type
@@ -60,11 +61,6 @@ class Binding(NamedTuple):
                 found = None if not by else int(found) // int(by)
         return found
 
-    @property
-    def unconverted(self) -> Binding:
-        """The binding of the boolean itself."""
-        return self._replace(path=self.path[:-1])
-
 
 def is_unbacked(symbol: Any) -> bool:
     """Whether a symbol is unbacked: its value depends on data."""
@@ -85,18 +81,12 @@ def find_bindings(
 ) -> dict[sympy.Symbol, Binding]:
     """The binding sites of a graph by symbol, in the order of the nodes.
 
-    Args:
-        graph: with fake values in ``meta``.
-        env: the ``ShapeEnv`` of these values.
-        requested: symbols to look for in the values of nodes if no metadata has their binding.
+    The ``requested`` symbols are looked for in the values of nodes if no metadata has their binding.
     """
     found: dict[sympy.Symbol, Binding] = {}
     for fx_node in graph.nodes:
-        notes: Mapping[Any, Any] = fx_node.meta.get("unbacked_bindings") or {}
-        for symbol, torch_path in notes.items():
-            path = decode_path(torch_path)
-            if path is not None:
-                found.setdefault(canonical_symbol(symbol, env), Binding(fx_node, path))
+        for symbol, binding in noted_bindings(fx_node, env):
+            found.setdefault(symbol, binding)
     missing = set(requested) - found.keys()
     if not missing:
         return found
@@ -113,6 +103,15 @@ def find_bindings(
     return dict(sorted(found.items(), key=lambda item: order[item[1].fx_node]))
 
 
+def noted_bindings(fx_node: torch.fx.Node, env: Any) -> Iterator[tuple[sympy.Symbol, Binding]]:
+    """The binding sites in the metadata of a node, with their symbols."""
+    notes: Mapping[Any, Any] = fx_node.meta.get("unbacked_bindings") or {}
+    for symbol, torch_path in notes.items():
+        path = decode_path(torch_path)
+        if path is not None:
+            yield canonical_symbol(symbol, env), Binding(fx_node, path)
+
+
 def _may_bind(fx_node: torch.fx.Node, symbol: sympy.Symbol, env: Any) -> bool:
     """Whether the first node with a symbol in its value can be the one that binds it.
 
@@ -121,10 +120,8 @@ def _may_bind(fx_node: torch.fx.Node, symbol: sympy.Symbol, env: Any) -> bool:
     """
     if symbol not in env.replacements:
         return True
-    value = value_of(fx_node)
-    numbers = (torch.SymInt, torch.SymFloat, torch.SymBool)
-    return isinstance(value, numbers) and not any(
-        isinstance(value_of(arg), numbers) for arg in fx_node.all_input_nodes
+    return isinstance(value_of(fx_node), py_sym_types) and not any(
+        isinstance(value_of(arg), py_sym_types) for arg in fx_node.all_input_nodes
     )
 
 
@@ -148,16 +145,12 @@ def decode_path(torch_path: Iterable[Any]) -> tuple[PathEntry, ...] | None:
             case "ConvertIntKey":
                 path.append(("as_int",))
             case "DivideByKey":
-                path.append(("divide", _divisor(key.divisor)))
+                n = key.divisor
+                path.append(("divide", n.node.expr if isinstance(n, torch.SymInt) else n))
             case _:
                 return None
     is_valid = all(entry[0] in _NAMES and entry not in (("size",), ("stride",)) for entry in path)
     return tuple(path) if is_valid else None
-
-
-def _divisor(n: Any) -> Any:
-    """A symbolic divisor as its expression."""
-    return n.node.expr if isinstance(n, torch.SymInt) else n
 
 
 _NAMES = frozenset({"size", "stride", "storage_offset", "getitem", "getattr", "as_int", "divide"})
@@ -170,9 +163,11 @@ def visible_symbols(value: Any) -> Iterator[tuple[sympy.Symbol, tuple[PathEntry,
             for symbol, path in visible_symbols(part):
                 yield symbol, (("getitem", i), *path)
     elif isinstance(value, torch.Tensor):
-        yield from _visible_in_tensor(value)
-    elif isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        expr = getattr(value.node, "_expr", None)
+        for path, n in tensor_numbers(value):
+            for symbol, rest in visible_symbols(n):
+                yield symbol, (*path, *rest)
+    elif isinstance(value, py_sym_types):
+        expr = expr_of(value)
         if is_flag(expr):
             yield expr.args[0], (("as_int",),)  # type: ignore[union-attr]
         elif isinstance(expr, sympy.Symbol) and is_unbacked(expr):
@@ -189,21 +184,6 @@ def is_flag(expr: Any) -> bool:
     )
 
 
-def _visible_in_tensor(t: torch.Tensor) -> Iterator[tuple[sympy.Symbol, tuple[PathEntry, ...]]]:
-    sized: list[tuple[PathEntry, Any]] = [(("size", i), n) for i, n in enumerate(t.size())]
-    if t.layout is torch.strided:
-        sized += [(("stride", i), n) for i, n in enumerate(t.stride())]
-        sized.append((("storage_offset",), t.storage_offset()))
-    for entry, n in sized:
-        for symbol, path in visible_symbols(n):
-            yield symbol, (entry, *path)
-    if torch_fakes.is_traceable_wrapper_subclass(t):
-        wrapper: Any = t
-        for name in wrapper.__tensor_flatten__()[0]:
-            for symbol, path in visible_symbols(getattr(wrapper, name)):
-                yield symbol, (("getattr", name), *path)
-
-
 # --- numbers of values ------------------------------------------------------------------------------
 
 
@@ -211,23 +191,28 @@ def env_of(graph: torch.fx.Graph) -> Any:
     """The ``ShapeEnv`` of the values of a graph; ``None`` if no value has one."""
     for fx_node in graph.nodes:
         for leaf in torch_graphs.tree_leaves(value_of(fx_node)):
-            if isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-                env = getattr(leaf.node, "shape_env", None)
-            elif isinstance(leaf, torch.Tensor):
-                mode = torch_fakes.maybe_get_fake_mode(leaf)
-                env = None if mode is None else mode.shape_env
-            else:
-                continue
+            env = env_or_none(leaf)
             if env is not None:
                 return env
     return None
+
+
+def env_or_none(value: Any) -> Any:
+    """The ``ShapeEnv`` of a symbolic number or a fake tensor; ``None`` for other values."""
+    owner = value.node if isinstance(value, py_sym_types) else mode_or_none(value)
+    return getattr(owner, "shape_env", None)
+
+
+def mode_or_none(value: Any) -> Any:
+    """The ``FakeTensorMode`` of a tensor; ``None`` for other values."""
+    return torch_fakes.maybe_get_fake_mode(value) if isinstance(value, torch.Tensor) else None
 
 
 def expr_of(n: Any) -> sympy.Basic | None:
     """A number as an expression, without replacements; ``None`` for nested ints and other values."""
     if isinstance(n, (bool, int, float)):
         return sympy.sympify(n, strict=True)
-    if not isinstance(n, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+    if not isinstance(n, py_sym_types):
         return None
     expr = getattr(n.node, "_expr", None)
     return expr if isinstance(expr, sympy.Basic) else None
@@ -287,40 +272,61 @@ def symbols_in(value: Any) -> set[sympy.Symbol]:
     """All unbacked symbols that occur in the numbers of a value, without replacements."""
     found: set[Any] = set()
     for leaf in torch_graphs.tree_leaves(value):
-        numbers = _numbers_of(leaf) if isinstance(leaf, torch.Tensor) else (leaf,)
-        for n in numbers:
+        numbers = tensor_numbers(leaf) if isinstance(leaf, torch.Tensor) else [((), leaf)]
+        for _, n in numbers:
             expr = expr_of(n) if not isinstance(n, (int, float)) else None
             if expr is not None:
                 found.update(s for s in expr.free_symbols if is_unbacked(s))
     return found
 
 
-def _numbers_of(t: torch.Tensor) -> Iterator[Any]:
-    yield from t.size()
+def canonical_symbols_in(value: Any, env: Any) -> set[Any]:
+    """The canonical symbols (`canonical_symbol`) of the unbacked symbols in a value."""
+    return {canonical_symbol(symbol, env) for symbol in symbols_in(value)}
+
+
+def tensor_numbers(t: torch.Tensor) -> Iterator[tuple[tuple[PathEntry, ...], Any]]:
+    """The sizes, strides and offset of a tensor and its inner tensors, with their paths.
+
+    An attribute of a wrapper subclass that is no tensor is given as it is.
+    """
+    for i, n in enumerate(t.size()):
+        yield (("size", i),), n
     if t.layout is torch.strided:
-        yield from t.stride()
-        yield t.storage_offset()
+        for i, n in enumerate(t.stride()):
+            yield (("stride", i),), n
+        yield (("storage_offset",),), t.storage_offset()
     if torch_fakes.is_traceable_wrapper_subclass(t):
         wrapper: Any = t
         for name in wrapper.__tensor_flatten__()[0]:
             inner = getattr(wrapper, name)
-            if isinstance(inner, torch.Tensor):
-                yield from _numbers_of(inner)
-            else:
-                yield inner
+            parts = tensor_numbers(inner) if isinstance(inner, torch.Tensor) else [((), inner)]
+            for path, n in parts:
+                yield (("getattr", name), *path), n
 
 
 # --- nodes ----------------------------------------------------------------------------------------
 
 
-def read_binding(lowering: ExprLowering, binding: Binding) -> Operand:
-    """Insert the nodes that read a binding; a divisor must be computable at the insertion point."""
-    operand: Operand = binding.fx_node
-    text = binding.fx_node.name
-    for entry in binding.path:
-        text = _access_text(text, entry)
-        target, args = _call_of(lowering, entry)
-        operand = lowering.call(target, (operand, *args), {"what": "compute", "expr": text})
+def read_path(
+    lowering: ExprLowering,
+    fx_node: torch.fx.Node,
+    path: tuple[PathEntry, ...],
+    made: dict[tuple[torch.fx.Node, tuple[PathEntry, ...]], torch.fx.Node],
+) -> Operand:
+    """Insert the nodes that read the part of a node's value at a path; returns the last one.
+
+    The nodes that read parts already are ``made``, by node and path; the new ones are added. The
+    lowering must be able to compute the divisors in the path.
+    """
+    operand = fx_node
+    for end, entry in enumerate(path, 1):
+        key = (fx_node, path[:end])
+        if key not in made:
+            target, args = _call_of(lowering, entry)
+            mark = {"what": "compute", "expr": path_text(fx_node.name, path[:end])}
+            made[key] = lowering.call(target, (operand, *args), mark)
+        operand = made[key]
     return operand
 
 
@@ -339,6 +345,8 @@ def _call_of(lowering: ExprLowering, entry: PathEntry) -> tuple[Any, tuple[Any, 
             return _aten.sym_stride.int, (dim,)
         case ("storage_offset",):
             return _aten.sym_storage_offset.default, ()
+        case ("item",):
+            return _aten._local_scalar_dense.default, ()
         case ("getitem", index):
             return operator.getitem, (index,)
         case ("getattr", name):
@@ -355,21 +363,17 @@ def _call_of(lowering: ExprLowering, entry: PathEntry) -> tuple[Any, tuple[Any, 
 def path_text(text: str, path: Iterable[PathEntry]) -> str:
     """The part of a value at a path, as Python."""
     for entry in path:
-        text = _access_text(text, entry)
+        match entry:
+            case ("size" | "stride" as name, dim):
+                text = f"{text}.{name}({dim})"
+            case ("storage_offset" | "item" as name,):
+                text = f"{text}.{name}()"
+            case ("getitem", index):
+                text = f"{text}[{index!r}]"
+            case ("getattr", name):
+                text = f"{text}.{name}"
+            case ("as_int",):
+                text = f"int({text})"
+            case _:
+                text = f"({text} // {entry[1]})"
     return text
-
-
-def _access_text(text: str, entry: PathEntry) -> str:
-    match entry:
-        case ("size" | "stride" as name, dim):
-            return f"{text}.{name}({dim})"
-        case ("storage_offset",):
-            return f"{text}.storage_offset()"
-        case ("getitem", index):
-            return f"{text}[{index!r}]"
-        case ("getattr", name):
-            return f"{text}.{name}"
-        case ("as_int",):
-            return f"int({text})"
-        case _:
-            return f"({text} // {entry[1]})"

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import sympy
 import torch
+from torch.types import py_sym_types
 
 from torch_fakeify.compat import torch_symbols
 from torch_fakeify.compat.torch_symbols import canonicalize_bool_expr
 
-from .bindings import canonical_symbol, is_flag
+from .bindings import canonical_symbol, expr_of, is_flag
 from .lowering import value_of
 
 if TYPE_CHECKING:
@@ -181,9 +182,7 @@ class _SymbolicEvaluator:
     def expr(self, operand: Any) -> sympy.Basic | None:
         """The expression of an operand; ``None`` if it is not a symbolic number."""
         value = self.value(operand)
-        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            return cast("Any", value.node).expr
-        return None
+        return value.node.expr if isinstance(value, py_sym_types) else None
 
     def value(self, operand: Any) -> Any:
         """The value of an operand in the scratch environment; ``None`` if it is not a number."""
@@ -213,10 +212,10 @@ class _SymbolicEvaluator:
         return self._leaf(value_of(fx_node))
 
     def _leaf(self, value: Any) -> Any:
-        if not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        if not isinstance(value, py_sym_types):
             return value if isinstance(value, (int, float)) else None
-        expr = getattr(value.node, "_expr", None)  # a nested int has none
-        if not isinstance(expr, sympy.Basic):
+        expr = expr_of(value)
+        if expr is None:
             return None
         renamings = {s: canonical_symbol(s, self._env) for s in expr.free_symbols}
         return self._make(value, expr.xreplace(renamings))
@@ -233,5 +232,4 @@ class _SymbolicEvaluator:
         return value
 
     def _make(self, value: Any, expr: sympy.Basic) -> Any:
-        kind = {torch.SymInt: "int", torch.SymFloat: "float", torch.SymBool: "bool"}[type(value)]
-        return torch_symbols.make_sym(kind, expr, self._scratch, None)
+        return torch_symbols.make_sym(value.node.pytype.__name__, expr, self._scratch, None)

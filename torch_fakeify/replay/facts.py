@@ -58,21 +58,32 @@ def assumed_facts(env: Any) -> list[Fact]:
 
 
 def _ranges(env: Any) -> Iterator[Fact]:
-    for symbol, bounds in env.var_to_range.items():
-        lower, upper = bounds.lower, bounds.upper
-        if symbol in env.replacements:
-            implied = env.bound_sympy(env.replace(symbol))
-            if implied.issubset(bounds):
-                continue
-        locations = env.var_to_range_sloc.get(symbol)
-        if lower not in (-sympy.oo, -int_oo):
-            location = None if locations is None else locations.lower
-            expr = sympy.Ge(symbol, lower, evaluate=False)
-            yield Fact("range", expr, location, symbol)
-        if upper not in (sympy.oo, int_oo, _NO_LIMIT):
-            location = None if locations is None else locations.upper
-            expr = sympy.Le(symbol, upper, evaluate=False)
-            yield Fact("range", expr, location, symbol)
+    for symbol in env.var_to_range:
+        bounds = stated_bounds(symbol, env)
+        if bounds is not None:
+            yield from range_facts(symbol, bounds, env)
+
+
+def stated_bounds(symbol: sympy.Symbol, env: Any) -> Any | None:
+    """The range of a symbol; ``None`` if it has none, or one that follows from its replacement."""
+    bounds = env.var_to_range.get(symbol)
+    if bounds is not None and symbol in env.replacements:
+        implied = env.bound_sympy(env.replace(symbol))
+        return None if implied.issubset(bounds) else bounds
+    return bounds
+
+
+def range_facts(symbol: sympy.Symbol, bounds: Any, env: Any) -> Iterator[Fact]:
+    """The finite bounds of a symbol's range as facts."""
+    locations = env.var_to_range_sloc.get(symbol)
+    if bounds.lower not in (-sympy.oo, -int_oo):
+        location = None if locations is None else locations.lower
+        expr = sympy.Ge(symbol, bounds.lower, evaluate=False)
+        yield Fact("range", expr, location, symbol)
+    if bounds.upper not in (sympy.oo, int_oo, _NO_LIMIT):
+        location = None if locations is None else locations.upper
+        expr = sympy.Le(symbol, bounds.upper, evaluate=False)
+        yield Fact("range", expr, location, symbol)
 
 
 def _replacements(env: Any) -> Iterator[Fact]:
@@ -111,7 +122,10 @@ def _is_open(env: Any, guard: Any) -> bool:
 
 def _exclusions(env: Any) -> Iterator[Fact]:
     pairs = [(s, n) for s, n in env.exclusion_constraints if env.var_to_sources.get(s)]
-    if not pairs or not _excludes_old_sizes():
+    if not pairs:
+        return
+    config: Any = torch_dynamo.dynamo().config
+    if not config.automatic_dynamic_exclusion_guard or config.enable_compiler_collectives:
         return
     if all(env.backed_var_to_val.get(symbol) == n for symbol, n in pairs):
         return  # the inputs themselves are excluded: torch omits the guard
@@ -119,24 +133,20 @@ def _exclusions(env: Any) -> Iterator[Fact]:
     yield Fact("exclusion", sympy.Or(*differs))
 
 
-def _excludes_old_sizes() -> bool:
-    config: Any = torch_dynamo.dynamo().config
-    return config.automatic_dynamic_exclusion_guard and not config.enable_compiler_collectives
+def runtime_asserts(env: Any) -> list[Any]:
+    """The deferred runtime asserts of a ``ShapeEnv``, of all symbols."""
+    return [one for group in env.deferred_runtime_asserts.values() for one in group]
 
 
 # --- redundancy -----------------------------------------------------------------------------------
 
 
 def needed_facts(facts: Sequence[Fact], env: Any) -> tuple[list[Fact], list[Fact]]:
-    """Split facts into those that do not follow from the others, and those that do.
+    """Split facts, in the order of `assumed_facts`, into those that are needed and those that follow.
 
     A condition on an unbacked symbol is always needed: no guard can replace it later.
-
-    Args:
-        facts: in the order of `assumed_facts`.
-        env: their environment.
     """
-    removable = [_backed(fact, env) for fact in facts]
+    removable = [fact.expr.free_symbols <= env.backed_var_to_val.keys() for fact in facts]
     implied = redundant(
         [fact.expr for fact in facts],
         removable=removable,
@@ -175,7 +185,3 @@ def _is_derived(
     factor = difference.coeff(symbol)
     rest = difference - factor * symbol
     return abs(factor) == 1 and not rest.has(symbol) and bool(symbol.is_integer and rest.is_integer)
-
-
-def _backed(fact: Fact, env: Any) -> bool:
-    return fact.expr.free_symbols <= env.backed_var_to_val.keys()

@@ -16,15 +16,16 @@ import sympy
 import torch
 from torch.fx.node import map_arg
 
-from torch_fakeify.compat import torch_dynamo, torch_fakes
+from torch_fakeify.compat import torch_dynamo
 from torch_fakeify.compat.arguments import check_graph, check_shape_env, placeholders_of
 from torch_fakeify.encoding.stacks import decode_stack, location_text, parse_stack
 from torch_fakeify.errors import ShapeEnvError, UnsupportedValueError
 from torch_fakeify.prover.implication import conflict
 from torch_fakeify.records.tensor import StackDesc
 
-from .facts import Fact, assumed_facts, needed_facts
-from .input_sites import Site, SiteReader, find_sites
+from .bindings import env_or_none, mode_or_none, read_path
+from .facts import Fact, assumed_facts, needed_facts, runtime_asserts
+from .input_sites import Site, find_sites, site_texts
 from .lowering import ASSERT_SCALAR, ASSERTS, ExprLowering, mark_of, strip_marked, value_of
 
 if TYPE_CHECKING:
@@ -95,11 +96,13 @@ def insert_guards(
         ]
         reachable = [fact for fact in facts if inserter.can_reach(fact)]
         needed, implied = needed_facts(reachable, shape_env) if minimal else (reachable, [])
-        ranges = [fact for fact in needed if fact.what == "range"]
-        inserter.facts(ranges)
+        ranges = sum(fact.what == "range" for fact in needed)  # they come first
+        for fact in needed[:ranges]:
+            inserter.state(fact)
         inserter.equalities(others, static=static)
-        inserter.facts([fact for fact in needed if fact.what != "range"])
-    inserter.reader.drop_unused()
+        for fact in needed[ranges:]:
+            inserter.state(fact)
+    inserter.drop_unused()
     gm.recompile()
     inserted = set(map(id, inserter.done))
     return InsertedGuards(
@@ -127,13 +130,13 @@ class _Inserter:
 
     def __init__(self, lowering: ExprLowering, env: Any) -> None:
         self.lowering = lowering
-        self.reader = SiteReader(lowering)
         self.env = env
         self.done: list[Fact] = []
         self.texts: list[str] = []
         self._first: dict[sympy.Basic, Site] = {}
         self._rank: dict[sympy.Basic, int] = {}
         self._texts: dict[sympy.Basic, str] = {}
+        self._reads: dict[Any, torch.fx.Node] = {}
 
     def bind(self, sites: Sequence[Site]) -> list[Site]:
         """Assign each symbol the first site that holds it; returns the other sites."""
@@ -143,9 +146,7 @@ class _Inserter:
                 self._hold(site.expr, site)
             else:
                 others.append(site)
-            if site.prop not in ("value", "as_int"):
-                # Dynamo names a scalar input after its symbol; the size is a better name.
-                self._texts.setdefault(site.expr, site.text)
+        self._texts = site_texts(sites)
         return others
 
     def _hold(self, symbol: sympy.Symbol, site: Site) -> None:
@@ -173,10 +174,6 @@ class _Inserter:
             and symbol not in self.env.backed_var_to_val
             for symbol in fact.expr.free_symbols
         )
-
-    def facts(self, facts: Sequence[Fact]) -> None:
-        for fact in facts:
-            self.state(fact)
 
     def equalities(self, sites: Sequence[Site], *, static: bool) -> None:
         """State for each site that binds no symbol the expression that it equals."""
@@ -225,9 +222,17 @@ class _Inserter:
 
     def _read(self, symbol: Any) -> None:
         site = self._first[symbol]
-        self.lowering.bind(symbol, self.reader.read(site), self._texts.get(symbol, site.text))
+        operand = read_path(self.lowering, site.placeholder, site.path, self._reads)
+        self.lowering.bind(symbol, operand)
+        self.lowering.name(symbol, self._texts.get(symbol, site.text))
         if site.prop == "as_int":  # a ShapeEnv derives more facts from the boolean itself
-            self.lowering.bind_expr(sympy.Eq(symbol, 1), site.placeholder)
+            self.lowering.bind(sympy.Eq(symbol, 1), site.placeholder)
+
+    def drop_unused(self) -> None:
+        """Remove the nodes that read sites for conditions that could not be computed."""
+        for fx_node in reversed(self._reads.values()):
+            if not fx_node.users:
+                self.lowering.graph.erase_node(fx_node)
 
 
 def _is_evaluated(fact: Fact) -> bool:
@@ -288,16 +293,10 @@ def learn(gm: torch.fx.GraphModule, fake_inputs: Sequence[Any]) -> int:
 
 def _home_of(inputs: Sequence[Any]) -> tuple[Any | None, Any | None]:
     """The ``FakeTensorMode`` and the ``ShapeEnv`` of some inputs."""
-    modes: dict[int, Any] = {}
-    envs: dict[int, Any] = {}
-    for value in inputs:
-        mode = torch_fakes.maybe_get_fake_mode(value) if isinstance(value, torch.Tensor) else None
-        env = getattr(getattr(value, "node", None), "shape_env", None)
-        if mode is not None:
-            modes[id(mode)] = mode
-            env = mode.shape_env
-        if env is not None:
-            envs[id(env)] = env
+    modes, envs = (
+        {id(owner): owner for owner in map(owner_of, inputs) if owner is not None}
+        for owner_of in (mode_or_none, env_or_none)
+    )
     if len(modes) > 1 or len(envs) > 1:
         raise ShapeEnvError(
             "the inputs are of several fake modes",
@@ -353,8 +352,7 @@ class _Learner:
         facts: list[tuple[sympy.Basic, str]] = list(self._stated)
         if self.env is not None:
             facts += [(fact.expr, str(fact.expr)) for fact in assumed_facts(self.env)]
-            groups = self.env.deferred_runtime_asserts.values()
-            facts += [(one.expr, str(one.expr)) for group in groups for one in group]
+            facts += [(one.expr, str(one.expr)) for one in runtime_asserts(self.env)]
         culprits = conflict([fact for fact, _ in facts], expr) if facts else None
         return [facts[i][1] for i in culprits or ()]
 

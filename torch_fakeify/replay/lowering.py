@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import sympy
 import torch
 from sympy.functions.elementary.piecewise import ExprCondPair
+from torch.types import py_sym_types
 
 from torch_fakeify.compat import torch_symbols
 from torch_fakeify.compat.torch_symbols import is_dense_and_non_overlapping
@@ -36,7 +37,7 @@ from torch_fakeify.records.tensor import (
 from torch_fakeify.render.text import expr_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
 Operand: TypeAlias = torch.fx.Node | int | float | bool
 
@@ -72,26 +73,30 @@ def bodies(gm: torch.fx.GraphModule) -> list[torch.fx.GraphModule]:
     """The bodies of a graph's higher-order operators, each one once."""
     found: dict[int, torch.fx.GraphModule] = {}
     for fx_node in gm.graph.find_nodes(op="get_attr"):
-        value: Any = gm
-        for name in str(fx_node.target).split("."):
-            value = getattr(value, name, None)
+        value = attribute_of(gm, str(fx_node.target))
         if isinstance(value, torch.fx.GraphModule):
             found[id(value)] = value
     return list(found.values())
 
 
+def graphs_of(gm: torch.fx.GraphModule) -> Iterator[torch.fx.Graph]:
+    """A graph and those of the bodies of its higher-order operators, at any depth."""
+    yield gm.graph
+    for body in bodies(gm):
+        yield from graphs_of(body)
+
+
+def attribute_of(module: Any, target: str) -> Any:
+    """The attribute at a dotted path; ``None`` if it is missing."""
+    for name in target.split("."):
+        module = getattr(module, name, None)
+    return module
+
+
 def strip_marked(gm: torch.fx.GraphModule, drop: Callable[[str], bool]) -> int:
-    """Remove marked nodes, also from the bodies of higher-order operators.
+    """Remove the nodes whose ``what`` is to be dropped, also from bodies; returns how many.
 
     A node with users remains; a ``compute`` node is removed when its last user is.
-
-    Args:
-        gm: the graph.
-        drop: whether to remove nodes of a kind, by the ``what`` of their mark; not called for
-            ``compute``.
-
-    Returns:
-        How many nodes were removed.
     """
     count = sum(strip_marked(body, drop) for body in bodies(gm))
     stripped = 0
@@ -122,12 +127,6 @@ def value_of(operand: Any) -> Any:
     return meta["example_value"] if "example_value" in meta else meta.get("val")
 
 
-def _example(value: Any) -> Any:
-    """The number that the example inputs give to a symbolic scalar; any other value itself."""
-    is_symbolic = isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
-    return value.node.hint if is_symbolic else value
-
-
 @contextmanager
 def keeping_axioms(shape_env: Any) -> Generator[None, None, None]:
     """Evaluate expressions inside without changing which axioms count as simplified.
@@ -144,11 +143,8 @@ def keeping_axioms(shape_env: Any) -> Generator[None, None, None]:
 class ExprLowering:
     """Inserts nodes that compute expressions at the insertion point of a graph.
 
-    Computed expressions are cached: later insertion points must come after earlier ones.
-
-    Args:
-        graph: the graph to insert into.
-        shape_env: the environment of the symbols; no guard is added to it.
+    Computed expressions are cached: later insertion points must come after earlier ones. No guard is
+    added to the environment.
     """
 
     def __init__(self, graph: torch.fx.Graph, shape_env: Any) -> None:
@@ -161,21 +157,15 @@ class ExprLowering:
         self.stack_trace: str | None = None
         """``meta["stack_trace"]`` of new nodes: the user's line that caused them."""
 
-    def bind(self, symbol: sympy.Symbol, operand: Operand, text: str | None = None) -> None:
-        """Set the operand that holds the value of a symbol, and optionally its readable name."""
-        self._cached[symbol] = operand
-        if text is not None:
-            self.name(symbol, text)
+    def bind(self, expr: sympy.Basic, operand: Operand) -> None:
+        """Set the operand that holds the value of an expression."""
+        self._cached[expr] = operand
 
     def name(self, symbol: sympy.Symbol, text: str) -> None:
         """Set the readable name of a symbol."""
         if self._names.get(symbol.name) != text:
             self._names[symbol.name] = text
             self._texts.clear()
-
-    def bind_expr(self, expr: sympy.Basic, operand: Operand) -> None:
-        """Set the operand that holds the value of an expression."""
-        self._cached[expr] = operand
 
     def is_bound(self, symbol: sympy.Basic) -> bool:
         """Whether an operand holds the value of a symbol."""
@@ -187,10 +177,6 @@ class ExprLowering:
         if text is None:
             text = self._texts[expr] = expr_text(_arranged(encode_expr(expr), self._names))
         return text
-
-    def in_order(self, args: Sequence[sympy.Basic]) -> list[sympy.Basic]:
-        """Arguments of a commutative function, sorted by their texts instead of symbol names."""
-        return sorted(args, key=self.text)
 
     def call(self, target: Any, args: tuple[Any, ...], mark: Mapping[str, str]) -> torch.fx.Node:
         """Insert a node that calls a function, with a mark and its fake value."""
@@ -227,7 +213,8 @@ class ExprLowering:
         Torch's operations would evaluate it anew, which takes most of their time. They run where the
         example inputs give the node no number.
         """
-        numbers = [_example(value_of(arg)) for arg in fx_node.args]
+        values: list[Any] = [value_of(arg) for arg in fx_node.args]
+        numbers = [n.node.hint if isinstance(n, py_sym_types) else n for n in values]
         target: Any = fx_node.target
         is_known = all(isinstance(number, (int, float)) for number in numbers)
         number = target(*numbers) if is_known else None
@@ -269,7 +256,7 @@ class ExprLowering:
         mark = {"what": "compute", "expr": self.text(expr)}
         emitter = _NodeEmitter(self, mark, is_evaluated=is_evaluated)
         if type(expr) in _COMMUTATIVE:
-            args = self.in_order(args)
+            args = sorted(args, key=self.text)  # not by symbol names
         found = self._cached[expr] = _table()[type(expr)](emitter, expr, args)
         for fx_node in emitter.inserted:
             if is_evaluated and fx_node is found:
@@ -473,11 +460,7 @@ def _table() -> Mapping[type, _Entry]:
 def function_of(
     expr: sympy.Basic, readers: Mapping[sympy.Basic, Callable[[Any], Any]]
 ) -> Callable[[Any], Any]:
-    """A Python function that computes an expression.
-
-    Args:
-        expr: the expression.
-        readers: for each symbol, a function from the argument to the symbol's value.
+    """A Python function that computes an expression by functions that read its symbols' values.
 
     Raises:
         UnsupportedValueError: no function of the table computes it.

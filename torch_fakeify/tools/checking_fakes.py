@@ -26,13 +26,12 @@ from torch_fakeify.frames.recording import capture as capture_graph
 from torch_fakeify.records.tensor import FunctionValue
 from torch_fakeify.render.code import node_stack, statement
 from torch_fakeify.render.text import clip, count_text, user_line
-from torch_fakeify.replay.lowering import value_of
+from torch_fakeify.replay.lowering import attribute_of, value_of
 from torch_fakeify.tools.capture_files import path_of
 from torch_fakeify.tools.minify.repro_script import CheckedScript
 from torch_fakeify.tools.operator_script import script_of_call, write_operator_script
 from torch_fakeify.tools.size_runs import SizeRuns, SizesReport, extent, size_runs
 from torch_fakeify.tools.worker.replies import FakesChecked, OperatorCall, Parted, indented
-from torch_fakeify.unbacked.fx_runs import attribute_of
 from torch_fakeify.unbacked.repropagation import repropagate
 
 if TYPE_CHECKING:

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import sympy
 
 from torch_fakeify.compat.torch_symbols import ValueRangesSLoc, narrow_range
+from torch_fakeify.encoding.stacks import copy_stack
 from torch_fakeify.errors import ShapeEnvError
 
 from .fresh_env import caused_by, defer_assert, specialization_over
@@ -135,7 +136,9 @@ class _Propagation:
         for key, group in self._env.deferred_runtime_asserts.items():
             for one in group[self._before.asserts.get(key, 0) :]:
                 expr = self._to_original(one.expr)
-                if expr is not None and not defer_assert(self._original, expr, one):
+                if expr is None:
+                    continue
+                if not defer_assert(self._original, expr, one.msg, copy_stack(one.stack)):
                     raise _wrong(one.expr)
 
     def ranges(self) -> None:

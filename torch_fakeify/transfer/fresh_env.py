@@ -56,7 +56,7 @@ from torch_fakeify.errors import ShapeEnvError
 from torch_fakeify.records.rename import rename_symbols
 from torch_fakeify.records.tensor import SymbolNode
 from torch_fakeify.replay.assert_nodes import insert_runtime_asserts
-from torch_fakeify.replay.facts import Fact, assumed_facts
+from torch_fakeify.replay.facts import Fact, assumed_facts, runtime_asserts
 from torch_fakeify.replay.guard_nodes import insert_guards, learn
 from torch_fakeify.replay.lowering import ASSERTS, mark_of, strip_marked
 
@@ -308,13 +308,14 @@ def specialization_over(specialization: Any, over: Callable[[Any], Any]) -> Any:
     return torch_symbols.Specialization(specialization.source, check_fn)
 
 
-def defer_assert(env: Any, expr: Any, one: Any) -> bool:
-    """State a runtime assert of another environment, with its message and stack.
+def defer_assert(env: Any, expr: Any, message: str, stack: Any | None) -> bool:
+    """State a runtime assert with a message and a stack.
 
     Args:
         env: the environment.
         expr: the condition, over its symbols.
-        one: the ``RuntimeAssert`` of the other environment.
+        message: the message of the assertion.
+        stack: the ``CapturedTraceback`` of its cause; ``None`` leaves it to torch.
 
     Returns:
         False if the condition cannot hold.
@@ -322,10 +323,10 @@ def defer_assert(env: Any, expr: Any, one: Any) -> bool:
     groups = env.deferred_runtime_asserts
     keys = (None, *expr.free_symbols)  # one of them it is filed under
     before = {key: len(groups.get(key, ())) for key in keys}
-    holds = env.guard_or_defer_runtime_assert(expr, one.msg)
+    holds = env.guard_or_defer_runtime_assert(expr, message)
     for key, count in before.items():
-        if key in groups and len(groups[key]) > count:
-            groups[key][-1] = dataclasses.replace(groups[key][-1], stack=copy_stack(one.stack))
+        if stack is not None and key in groups and len(groups[key]) > count:
+            groups[key][-1] = dataclasses.replace(groups[key][-1], stack=stack)
     return bool(holds)
 
 
@@ -399,9 +400,8 @@ class _Facts:
 
     def asserts(self) -> None:
         """State the deferred runtime asserts, with their messages and stacks."""
-        for group in self._original.deferred_runtime_asserts.values():
-            for one in group:
-                defer_assert(self._env, self._new(one.expr), one)
+        for one in runtime_asserts(self._original):
+            defer_assert(self._env, self._new(one.expr), one.msg, copy_stack(one.stack))
 
     def computed_ranges(self) -> None:
         """State the ranges of unbacked symbols, which no guard can check."""

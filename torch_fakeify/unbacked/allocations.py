@@ -11,9 +11,12 @@ rolled back, and in a second run it allocates the requested numbers in the same 
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+import sympy
 import torch
+from torch.types import py_sym_types
 
 from torch_fakeify.compat import torch_fakes, torch_graphs, torch_symbols
 from torch_fakeify.replay.bindings import (
@@ -27,9 +30,8 @@ from torch_fakeify.replay.bindings import (
 from torch_fakeify.shape_env.rollback import Checkpoint, checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
-
-    import sympy
+    from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Set
+    from contextlib import AbstractContextManager
 
 _MAKERS = ("create_unbacked_symint", "create_unbacked_symfloat", "create_unbacked_symbool")
 _MEMOS = tuple(
@@ -37,6 +39,9 @@ _MEMOS = tuple(
     for name, value in vars(torch_fakes.FakeTensor).items()
     if isinstance(value, torch_fakes.SymNumberMemoDescriptor) and name != "nested_int_memo"
 )
+
+_SLOTS = [f"_{memo}{end}" for memo in _MEMOS for end in ("", "_vc", "_epoch")]
+"""The attributes that hold memos, the versions of the data and the epochs."""
 
 
 class AllocationLog(NamedTuple):
@@ -73,23 +78,11 @@ class RequestedSymbols(NamedTuple):
 
 
 class Memos:
-    """The memos of fake tensors for unbacked symbols (``nonzero_memo`` and others).
-
-    Args:
-        values: a pytree of tensors, such as the arguments of an operator.
-    """
+    """The memos of a pytree of fake tensors for unbacked symbols (``nonzero_memo`` and others)."""
 
     def __init__(self, values: Any) -> None:
         self._tensors = list(_fakes_in(values))
-        self._saved = [
-            [(n, getattr(t, n, None)) for memo in _MEMOS for n in _slots(memo)]
-            for t in self._tensors
-        ]
-
-    @property
-    def any(self) -> bool:
-        """Whether any tensor has a memo."""
-        return any(getattr(t, n, None) is not None for t in self._tensors for n in _MEMOS)
+        self._saved = [[(n, getattr(t, n, None)) for n in _SLOTS] for t in self._tensors]
 
     def restore(self) -> None:
         """Restore the memos that the tensors had at first."""
@@ -97,28 +90,16 @@ class Memos:
             for name, value in saved:
                 setattr(t, name, value)
 
-    def clear(self) -> None:
-        """Drop all unbacked memos."""
-        self._drop(lambda _: True)
-
-    def drop(self, symbols: Iterable[sympy.Symbol]) -> None:
-        """Drop the memos that contain certain symbols."""
-        dropped = set(symbols)
-        self._drop(lambda expr: not dropped.isdisjoint(expr.free_symbols))
-
-    def _drop(self, is_dropped: Callable[[sympy.Basic], bool]) -> None:
+    def drop(self, symbols: Set[sympy.Symbol] | None = None) -> None:
+        """Drop all unbacked memos, or those that contain certain symbols."""
         for t in self._tensors:
             for name in _MEMOS:
                 memo = getattr(t, f"_{name}", None)
-                if not isinstance(memo, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+                if not isinstance(memo, py_sym_types) or memo.node.hint is not None:
                     continue
                 expr = expr_of(memo)
-                if memo.node.hint is None and expr is not None and is_dropped(expr):
+                if expr is not None and (symbols is None or symbols & expr.free_symbols):
                     setattr(t, name, None)
-
-
-def _slots(memo: str) -> tuple[str, str, str]:
-    return f"_{memo}", f"_{memo}_vc", f"_{memo}_epoch"
 
 
 def _fakes_in(values: Any) -> Generator[Any, None, None]:
@@ -141,14 +122,9 @@ def run_with_symbols(
 ) -> RunResult:
     """Run an operator so that its result has the requested symbols.
 
-    New symbols that do not occur in the result are dropped, since no node can bind them.
-
-    Args:
-        env: the ``ShapeEnv`` of the fake tensors.
-        call: runs the operator, under the fake mode.
-        args: its arguments, whose memos are used.
-        request: returns the symbols that a result should have; ``None`` if it has the right ones.
-            Without it any result is accepted.
+    New symbols that do not occur in the result are dropped, since no node can bind them. The memos of
+    the arguments are used. ``request`` returns the symbols that a result should have, ``None`` if it
+    has the right ones; without it any result is accepted.
     """
     memos = Memos(args)
     if request is None:
@@ -176,7 +152,7 @@ def _run_as_requested(
     # A run without memos makes a symbol at each place.
     before.rollback()
     memos.restore()
-    memos.clear()
+    memos.drop()
     numbers: list[_Number] = []
     with _recorded(env, numbers):
         value = call()
@@ -190,7 +166,7 @@ def _run_as_requested(
     del value
     before.rollback()
     memos.restore()
-    memos.clear()
+    memos.drop()
     with _replayed_allocations(env, log, requested.binds):
         result = _run(env, call, memos)
     return result._replace(log=result.log._replace(clears_memos=True))
@@ -205,16 +181,11 @@ def run_again(
 ) -> RunResult:
     """Replay a run of an operator, in an environment that was rolled back to the state before it.
 
-    Args:
-        env: the ``ShapeEnv``.
-        call: runs the operator.
-        args: its arguments.
-        log: the allocations of that run.
-        bound_inside: symbols that the body of the operator bound during the run.
+    The symbols ``bound_inside`` are those that the body of the operator binds during the run.
     """
     memos = Memos(args)
     if log.clears_memos:
-        memos.clear()
+        memos.drop()
     numbers = [
         None if number is None else torch_symbols.make_sym(number[0], number[1], env, None)
         for number in log.numbers
@@ -253,8 +224,7 @@ class _Number(NamedTuple):
 
     @property
     def entry(self) -> tuple[str, Any] | None:
-        kinds = {torch.SymInt: "int", torch.SymFloat: "float", torch.SymBool: "bool"}
-        return None if self.is_new else (kinds[type(self.value)], expr_of(self.value))
+        return None if self.is_new else (self.value.node.pytype.__name__, expr_of(self.value))
 
 
 def _bound(
@@ -267,68 +237,61 @@ def _bound(
     if not pending:
         return {}
     found = torch_symbols.free_unbacked_symbols_with_path(value, (), shape_env=env, pending=pending)
-    bound: dict[sympy.Symbol, tuple[tuple[PathEntry, ...], Any]] = {}
-    for symbol, torch_path in found.items():
-        path = decode_path(torch_path)
-        if path is not None:
-            bound[symbol] = (path, torch_path)
-    return bound
+    paths = {symbol: (decode_path(torch_path), torch_path) for symbol, torch_path in found.items()}
+    return {symbol: (path, raw) for symbol, (path, raw) in paths.items() if path is not None}
 
 
-@contextmanager
-def _recorded(env: Any, numbers: list[_Number]) -> Generator[None, None, None]:
+def _recorded(env: Any, numbers: list[_Number]) -> AbstractContextManager[None]:
     """Record the unbacked numbers that the environment allocates, in order, and which are new."""
 
-    def recording(make: Callable[..., Any]) -> Callable[..., Any]:
-        def maker(*args: Any, **kwargs: Any) -> Any:
-            before = len(env.var_to_range)
-            number = make(*args, **kwargs)
-            numbers.append(_Number(number, len(env.var_to_range) > before))
-            return number
+    def record(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        before = len(env.var_to_range)
+        number = make(*args, **kwargs)
+        numbers.append(_Number(number, len(env.var_to_range) > before))
+        return number
 
-        return maker
-
-    with _replaced(env, {name: recording(getattr(env, name)) for name in _MAKERS}):
-        yield
+    return _allocating_by(env, record)
 
 
-@contextmanager
 def _replayed_allocations(
-    env: Any, log: Sequence[Any], binds: Collection[sympy.Symbol]
-) -> Generator[None, None, None]:
+    env: Any, log: Iterable[Any], binds: Collection[sympy.Symbol]
+) -> AbstractContextManager[None]:
     """Let the environment allocate certain numbers instead of new ones, in order.
 
-    Args:
-        env: the ``ShapeEnv``.
-        log: symbolic numbers; for ``None``, and after the last, a new one is made.
-        binds: symbols that count as pending when they are allocated.
+    For ``None``, and after the last, a new one is made. The symbols in ``binds`` count as pending when
+    they are allocated.
     """
     left = iter(log)
 
-    def replaying(make: Callable[..., Any]) -> Callable[..., Any]:
-        def maker(*args: Any, **kwargs: Any) -> Any:
-            number = next(left, None)
-            if number is None:
-                return make(*args, **kwargs)
-            env.pending_fresh_unbacked_symbols.extend(symbols_in(number) & set(binds))
-            return number
+    def replay(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        number = next(left, None)
+        if number is None:
+            return make(*args, **kwargs)
+        env.pending_fresh_unbacked_symbols.extend(symbols_in(number) & set(binds))
+        return number
 
-        return maker
-
-    with _replaced(env, {name: replaying(getattr(env, name)) for name in _MAKERS}):
-        yield
+    return _allocating_by(env, replay)
 
 
 @contextmanager
-def _replaced(env: Any, methods: Mapping[str, Any]) -> Generator[None, None, None]:
-    before = {name: vars(env)[name] for name in methods if name in vars(env)}
-    vars(env).update(methods)
+def _allocating_by(env: Any, allocate: Callable[..., Any]) -> Generator[None, None, None]:
+    """Call a function for each unbacked number, with the method that makes it and its arguments."""
+    before = {name: vars(env)[name] for name in _MAKERS if name in vars(env)}
+    vars(env).update({name: partial(allocate, getattr(env, name)) for name in _MAKERS})
     try:
         yield
     finally:
-        for name in methods:
+        for name in _MAKERS:
             del vars(env)[name]
         vars(env).update(before)
+
+
+def number_like(like: Any, expr: Any, env: Any) -> Any:
+    """A symbolic number of an expression, of the kind of another one: a boolean is that it is 1."""
+    if isinstance(like, torch.SymBool):
+        return torch_symbols.make_sym("bool", sympy.Eq(expr, 1), env, None)
+    kind = "float" if isinstance(like, torch.SymFloat) else "int"
+    return torch_symbols.make_sym(kind, expr, env, None)
 
 
 # --- unbound symbols ------------------------------------------------------------------------------
@@ -355,14 +318,19 @@ def drop_symbols(env: Any, symbols: Iterable[sympy.Symbol], memos: Memos) -> Non
         table: dict[Any, Any] = getattr(env, name, {})
         for symbol in dropped & table.keys():
             del table[symbol]
-    for key, group in list(env.deferred_runtime_asserts.items()):
-        left = [one for one in group if dropped.isdisjoint(one.expr.free_symbols)]
-        if len(left) != len(group):
-            env.deferred_runtime_asserts[key] = left
-            env.num_deferred_runtime_asserts -= len(group) - len(left)
-    for condition in [c for c in env.axioms if not dropped.isdisjoint(c.free_symbols)]:
-        del env.axioms[condition]
     env.size_like.difference_update(dropped)
     env.divisible.difference_update([d for d in env.divisible if d.free_symbols & dropped])
     memos.drop(dropped)
+    drop_asserts(env, dropped, lambda one: not dropped.isdisjoint(one.expr.free_symbols))
+
+
+def drop_asserts(env: Any, symbols: Set[sympy.Symbol], is_dropped: Callable[[Any], bool]) -> None:
+    """Remove runtime asserts from a ``ShapeEnv``, and the axioms about symbols, which rest on them."""
+    for key, group in list(env.deferred_runtime_asserts.items()):
+        left = [one for one in group if not is_dropped(one)]
+        if len(left) != len(group):
+            env.deferred_runtime_asserts[key] = left
+            env.num_deferred_runtime_asserts -= len(group) - len(left)
+    for condition in [c for c in env.axioms if not symbols.isdisjoint(c.free_symbols)]:
+        del env.axioms[condition]
     env._update_version_counter()

@@ -16,6 +16,7 @@ from torch_fakeify.compat.torch_graphs import OpOverload
 from torch_fakeify.errors import ShapeEnvError
 from torch_fakeify.replay.bindings import (
     canonical_symbol,
+    canonical_symbols_in,
     decode_path,
     env_of,
     expr_of,
@@ -23,10 +24,10 @@ from torch_fakeify.replay.bindings import (
     is_unbacked,
     path_text,
     raw_path,
-    symbols_in,
     visible_symbols,
 )
-from torch_fakeify.replay.lowering import bodies, value_of
+from torch_fakeify.replay.facts import runtime_asserts
+from torch_fakeify.replay.lowering import attribute_of, value_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -103,20 +104,14 @@ class _Checker:
         self._done: set[int] = set()
 
     def graph(self, gm: torch.fx.GraphModule, outer: frozenset[sympy.Symbol]) -> None:
-        """Check one graph.
-
-        Args:
-            gm: the graph.
-            outer: the symbols that are bound around it.
-        """
+        """Check one graph, with the symbols that are bound around it."""
         self._done.add(id(gm))
         bound = {*outer, *map(self._name, self._env.unbacked_inputs)}
         binders: dict[sympy.Symbol, str] = {}
         later = self._binders(gm.graph)
-        inner = {id(body): body for body in bodies(gm)}
         for fx_node in gm.graph.nodes:
             if fx_node.op == "placeholder":
-                bound |= self._symbols(value_of(fx_node))
+                bound |= canonical_symbols_in(value_of(fx_node), self._env)
                 continue
             for symbol in self._notes(fx_node):
                 if symbol in binders:
@@ -124,38 +119,26 @@ class _Checker:
                 binders.setdefault(symbol, fx_node.name)
                 bound.add(symbol)
             self._uses(fx_node, bound, later)
-            for body in self._bodies_of(gm, fx_node, inner):
-                self.graph(body, frozenset(bound))
+            for arg in fx_node.all_input_nodes:
+                body = attribute_of(gm, str(arg.target)) if arg.op == "get_attr" else None
+                if isinstance(body, torch.fx.GraphModule) and id(body) not in self._done:
+                    self.graph(body, frozenset(bound))
         self._everywhere |= bound
 
     def asserts(self) -> None:
         """Check the deferred runtime asserts."""
-        for group in self._env.deferred_runtime_asserts.values():
-            for one in group:
-                for symbol in sorted(self._unbound(one.expr, self._everywhere), key=str):
-                    if symbol not in self._reported:
-                        self._reported.add(symbol)
-                        what = f"is bound nowhere: nothing can check {one.expr}"
-                        self.faults.append(BindingFault("", str(symbol), what))
+        for one in runtime_asserts(self._env):
+            for symbol in sorted(self._unbound(one.expr, self._everywhere), key=str):
+                if symbol not in self._reported:
+                    self._reported.add(symbol)
+                    what = f"is bound nowhere: nothing can check {one.expr}"
+                    self.faults.append(BindingFault("", str(symbol), what))
 
     def _name(self, symbol: Any) -> Any:
         return canonical_symbol(symbol, self._env)
 
-    def _symbols(self, value: Any) -> set[Any]:
-        return {self._name(symbol) for symbol in symbols_in(value)}
-
     def _fault(self, fx_node: torch.fx.Node, symbol: Any, what: str) -> None:
         self.faults.append(BindingFault(fx_node.name, str(symbol), what))
-
-    def _bodies_of(self, gm: Any, fx_node: Any, inner: dict[int, Any]) -> Iterator[Any]:
-        for arg in fx_node.all_input_nodes:
-            if arg.op != "get_attr":
-                continue
-            body: Any = gm
-            for name in str(arg.target).split("."):
-                body = getattr(body, name, None)
-            if id(body) in inner and id(body) not in self._done:
-                yield body
 
     # --- notes ------------------------------------------------------------------------------------
 
@@ -200,7 +183,7 @@ class _Checker:
         if fx_node.op in ("output", "get_attr"):
             return
         value = value_of(fx_node)
-        for symbol in sorted(self._symbols(value), key=str):
+        for symbol in sorted(canonical_symbols_in(value, self._env), key=str):
             if symbol in self._reported or not self._unbound(symbol, bound):
                 continue
             self._reported.add(symbol)

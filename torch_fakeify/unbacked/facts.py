@@ -7,7 +7,6 @@ torch does not record an assert that a range implies.
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,8 @@ from torch_fakeify.errors import ShapeEnvError
 from torch_fakeify.records.rename import rename_symbols
 from torch_fakeify.records.tensor import SymbolNode
 from torch_fakeify.replay.bindings import canonical_symbol, is_unbacked
+from torch_fakeify.replay.facts import runtime_asserts
+from torch_fakeify.transfer.fresh_env import defer_assert
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -38,6 +39,11 @@ def substitute(expr: Any, symbols: Mapping[sympy.Symbol, sympy.Basic]) -> Any:
     return expr.xreplace(used)
 
 
+def canonical_expr(expr: Any, env: Any) -> Any:
+    """An expression over the canonical symbols of an environment (`canonical_symbol`)."""
+    return substitute(expr, {s: canonical_symbol(s, env) for s in expr.free_symbols})
+
+
 def _record(symbol: Any) -> SymbolNode:
     record = encode_expr(symbol).nodes[0]
     assert isinstance(record, SymbolNode)
@@ -55,23 +61,15 @@ def state_assert(
 ) -> None:
     """State a condition in a ``ShapeEnv``: as a deferred assert, or as a guard if about inputs alone.
 
-    Args:
-        env: the ``ShapeEnv`` of the symbols.
-        expr: the condition.
-        message: the message of the assertion.
-        stack: the ``CapturedTraceback`` of its cause; ``None`` leaves it to torch.
-        was: the original condition, for the error.
-        now: the replacements of its symbols, for the error.
+    The stack is as for `defer_assert`. The error names the original condition (``was``) and the
+    replacements of its symbols (``now``).
 
     Raises:
         ShapeEnvError: the condition does not hold.
     """
     hints = {s: env.backed_var_to_val[s] for s in expr.free_symbols & env.backed_var_to_val.keys()}
-    groups = env.deferred_runtime_asserts
-    keys = (None, *expr.free_symbols)  # one of them it is filed under
-    before = {key: len(groups.get(key, ())) for key in keys}
     if expr.xreplace(hints) == sympy.false or not (
-        expr == sympy.true or env.guard_or_defer_runtime_assert(expr, message)
+        expr == sympy.true or defer_assert(env, expr, message, stack)
     ):
         raise ShapeEnvError(
             "a runtime assert does not hold any more",
@@ -80,17 +78,10 @@ def state_assert(
             found=", ".join(f"{s} is {n}" for s, n in sorted({**now, **hints}.items(), key=str)),
             fix="Replace the symbol by a number for which the graph's assumptions hold",
         )
-    for key, count in before.items():
-        if stack is not None and key in groups and len(groups[key]) > count:
-            groups[key][-1] = dataclasses.replace(groups[key][-1], stack=stack)
 
 
 class DeferredFacts:
-    """The facts of one ``ShapeEnv``, stated in another one once their symbols have counterparts.
-
-    Args:
-        original: the environment with the facts; ``None`` if there are none.
-        env: the environment in which they are stated.
+    """The facts of one ``ShapeEnv``, if any, stated in another one once their symbols have counterparts.
 
     Attributes:
         symbols: the counterparts of canonical symbols (`canonical_symbol`).
@@ -105,9 +96,7 @@ class DeferredFacts:
         self._equalities: dict[sympy.Symbol, Any] = {}
         if original is None:
             return
-        self._asserts = [
-            one for group in original.deferred_runtime_asserts.values() for one in group
-        ]
+        self._asserts = runtime_asserts(original)
         self._equalities = {
             symbol: expr
             for symbol, expr in original.replacements.items()
@@ -121,12 +110,8 @@ class DeferredFacts:
 
     def to_fresh(self, expr: Any) -> Any:
         """An expression over the counterparts of its symbols; ``None`` if one is missing."""
-        expr = self._plain(expr)
+        expr = canonical_expr(expr, self._original)
         return substitute(expr, self.symbols) if expr.free_symbols <= self.symbols.keys() else None
-
-    def _plain(self, expr: Any) -> Any:
-        changes = {s: canonical_symbol(s, self._original) for s in expr.free_symbols}
-        return substitute(expr, changes)
 
     def state(self) -> None:
         """State all facts whose symbols have counterparts by now.
@@ -147,7 +132,7 @@ class DeferredFacts:
         """State the remaining asserts after replacements; returns the texts of those left over."""
         left: list[Any] = []
         for one in self._asserts:
-            expr = self._original.replace(self._plain(one.expr))
+            expr = self._original.replace(canonical_expr(one.expr, self._original))
             # A replacement rests on the asserts that it makes trivial: they are not lost.
             if expr == sympy.true or not self._stated(one, expr):
                 left.append(one)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx.passes.shape_prop import _extract_tensor_metadata
 
-from torch_fakeify.compat import torch_fakes, torch_graphs
+from torch_fakeify.compat import torch_dispatch, torch_dynamo, torch_fakes, torch_graphs
+from torch_fakeify.encoding.modes import preserve_modes
 from torch_fakeify.errors import ShapeEnvError
+from torch_fakeify.replay.bindings import mode_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -39,21 +42,9 @@ def mode_of(values: Any) -> Any:
     return next(iter(modes.values()), None)
 
 
-def mode_or_none(value: Any) -> Any:
-    """The ``FakeTensorMode`` of a tensor; ``None`` for other values."""
-    return torch_fakes.maybe_get_fake_mode(value) if isinstance(value, torch.Tensor) else None
-
-
 def is_lifted(fx_node: torch.fx.Node) -> bool:
     """Whether a ``get_attr`` node reads a lifted constant of the trace."""
     return bool(fx_node.users) and all(user.target in LIFTS for user in fx_node.users)
-
-
-def attribute_of(module: Any, target: str) -> Any:
-    """The attribute at a dotted path; ``None`` if it is missing."""
-    for name in target.split("."):
-        module = getattr(module, name, None)
-    return module
 
 
 def set_attribute(module: Any, target: str, value: Any) -> None:
@@ -71,6 +62,18 @@ def tensor_metadata(value: Any) -> Any:
         return _extract_tensor_metadata(leaf) if isinstance(leaf, torch.Tensor) else None
 
     return torch_graphs.tree_map(of_leaf, value)
+
+
+@contextmanager
+def running_in(mode: Any) -> Generator[None, None, None]:
+    """Activate a fake mode in a new epoch, which invalidates the memos of earlier runs.
+
+    Holds the compile lock: torch's state for the running node is global.
+    """
+    with torch_dynamo.compiling(), preserve_modes():
+        mode.epoch += 1
+        with mode, torch_dispatch.enable_python_dispatcher():
+            yield
 
 
 @contextmanager
@@ -99,20 +102,11 @@ def calls_of(
     """Record the arguments of the first call of each graph, by the graph's ``id``."""
     called: dict[int, tuple[Any, ...]] = {}
 
-    def noting(body: torch.fx.GraphModule, forward: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            called.setdefault(id(body), args)
-            return forward(*args, **kwargs)
+    def note(body: torch.fx.GraphModule, args: tuple[Any, ...]) -> None:
+        called.setdefault(id(body), args)
 
-        return run
-
-    for body in bodies:
-        vars(body)["forward"] = noting(body, body.forward)
-    try:
+    with running_as(bodies, note):
         yield called
-    finally:
-        for body in bodies:
-            vars(body).pop("forward", None)
 
 
 @contextmanager
@@ -121,15 +115,12 @@ def running_as(
 ) -> Generator[None, None, None]:
     """Run graphs by a function inside; if it returns ``None``, their own forward runs."""
 
-    def running(body: torch.fx.GraphModule, forward: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            result = run(body, args)
-            return forward(*args, **kwargs) if result is None else result
-
-        return call
+    def call(body: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        result = run(body, args)
+        return forward(*args, **kwargs) if result is None else result
 
     for body in bodies:
-        vars(body)["forward"] = running(body, body.forward)
+        vars(body)["forward"] = partial(call, body, body.forward)
     try:
         yield
     finally:

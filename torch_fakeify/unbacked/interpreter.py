@@ -4,37 +4,36 @@ from __future__ import annotations
 
 import copy
 import warnings
-from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import sympy
 import torch
 from torch.fx.node import map_aggregate
+from torch.types import py_sym_types
 
 from torch_fakeify.compat import (
-    torch_dispatch,
-    torch_dynamo,
     torch_fakes,
     torch_graphs,
     torch_symbols,
 )
-from torch_fakeify.encoding.modes import preserve_modes
 from torch_fakeify.errors import ShapeEnvError
 from torch_fakeify.replay.bindings import (
     Binding,
     PathEntry,
     atom_of,
     canonical_symbol,
+    canonical_symbols_in,
     expr_of,
     find_bindings,
     follow,
     is_flag,
+    mode_or_none,
     path_text,
     raw_path,
     symbols_in,
     visible_symbols,
 )
-from torch_fakeify.replay.lowering import value_key, value_of
+from torch_fakeify.replay.lowering import attribute_of, value_key, value_of
 from torch_fakeify.transfer.refakeifier import refakeify
 
 from .allocations import (
@@ -42,16 +41,15 @@ from .allocations import (
     Memos,
     RequestedSymbols,
     RunResult,
+    number_like,
     run_again,
     run_with_symbols,
 )
 from .facts import DeferredFacts
 from .fx_runs import (
-    attribute_of,
     calls_of,
     fake_cache,
     is_lifted,
-    mode_or_none,
     running_as,
     set_attribute,
     snapshot,
@@ -59,9 +57,7 @@ from .fx_runs import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping, Sequence
-
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+    from collections.abc import Iterator, Mapping, Sequence
 
 
 def _copied(
@@ -123,22 +119,6 @@ class RetraceRun:
         self._done: set[int] = set()
         self._attributes: dict[int, tuple[Any, Any]] = {}
 
-    @contextmanager
-    def running(self) -> Generator[None, None, None]:
-        """Activate the fake mode in a new epoch, which invalidates the memos of earlier runs.
-
-        Holds the compile lock: torch's state for the running node is global.
-        """
-        mode = self.mode
-        with ExitStack() as stack:
-            stack.enter_context(torch_dynamo.compiling())
-            stack.enter_context(preserve_modes())
-            mode.epoch += 1
-            mode.reset_nt_tensor_id_counter()
-            stack.enter_context(mode)
-            stack.enter_context(torch_dispatch.enable_python_dispatcher())
-            yield
-
     def copied(self, gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
         """A copy of the graph to run, whose nodes get new values."""
         done: dict[int, torch.fx.GraphModule] = {}
@@ -185,10 +165,10 @@ class RetraceRun:
         A specialized one becomes its constant, since a copied input has no memo.
         """
         memo, old_memo = (getattr(t, "_item_memo", None) for t in (value, old))
-        if memo is None and isinstance(old_memo, _SYMBOLIC) and old_memo.node.hint is not None:
+        if memo is None and isinstance(old_memo, py_sym_types) and old_memo.node.hint is not None:
             final: Any = old_memo.node.expr
             memo = old_memo.node.pytype(final) if final.is_number else None
-        if not isinstance(memo, _SYMBOLIC) or memo.node.hint is not None:
+        if not isinstance(memo, py_sym_types) or memo.node.hint is not None:
             value.item_memo = memo
 
     def _input(self, placeholder: torch.fx.Node, old: sympy.Symbol, new: sympy.Basic) -> None:
@@ -212,14 +192,11 @@ class RetraceRun:
         """The binding sites of a graph by node; its nodes must have their old values."""
         if self.original is None:
             return {}
-        requested: set[Any] = set()
-        for fx_node in graph.nodes:
-            names = map(self.name, symbols_in(value_of(fx_node)))
-            requested.update(s for s in names if s not in self.original.replacements)
+        values = [value_of(fx_node) for fx_node in graph.nodes]
+        known = self.original.replacements.keys() | self.inputs.keys()
+        requested = canonical_symbols_in(values, self.original) - known
         sites: dict[torch.fx.Node, dict[Any, Binding]] = {}
-        for symbol, site in find_bindings(
-            graph, self.original, requested - self.inputs.keys()
-        ).items():
+        for symbol, site in find_bindings(graph, self.original, requested).items():
             if site.fx_node.op != "placeholder" and symbol not in self.facts.symbols:
                 sites.setdefault(site.fx_node, {})[symbol] = site
         return sites
@@ -254,14 +231,6 @@ class RetraceRun:
         self.gone[old] = expr
         self.facts.bind(old, expr)
 
-    def number(self, old: Any, like: Any) -> Any:
-        """The new number for an old symbol, of the same kind as an old number."""
-        expr = self.facts.symbols[old]
-        if isinstance(like, torch.SymBool):
-            return torch_symbols.make_sym("bool", sympy.Eq(expr, 1), self.env, None)
-        kind = "float" if isinstance(like, torch.SymFloat) else "int"
-        return torch_symbols.make_sym(kind, expr, self.env, None)
-
     # --- values of the old environment ------------------------------------------------------------
 
     def scalar(self, n: Any) -> Any:
@@ -272,17 +241,15 @@ class RetraceRun:
         new = self.facts.to_fresh(expr)
         if new is None:
             return None
+        python_type = n.node.pytype
         if not new.free_symbols:
-            kinds: Any = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
-            return kinds[type(n)](new)
-        kind = {torch.SymInt: "int", torch.SymFloat: "float", torch.SymBool: "bool"}[type(n)]
+            return python_type(new)
         hints = self.env.backed_var_to_val
         backed = new.free_symbols <= hints.keys()
-        hint = new.xreplace({s: hints[s] for s in new.free_symbols}) if backed else None
-        casts = {"int": int, "float": float, "bool": bool}
-        return torch_symbols.make_sym(
-            kind, new, self.env, None if hint is None else casts[kind](hint)
+        hint = (
+            python_type(new.xreplace({s: hints[s] for s in new.free_symbols})) if backed else None
         )
+        return torch_symbols.make_sym(python_type.__name__, new, self.env, hint)
 
     def attribute(self, value: Any) -> Any:
         """Convert an attribute of a module: a tensor becomes a fake one, each one once."""
@@ -300,12 +267,7 @@ class RetraceRun:
     # --- bodies of higher-order operators ---------------------------------------------------------
 
     def body(self, body: torch.fx.GraphModule, args: Sequence[Any] | None) -> None:
-        """Run a body as in its operator, and store the new values in its nodes.
-
-        Args:
-            body: the graph.
-            args: the arguments of its operator's call; ``None`` if it was not called.
-        """
+        """Run a body on the arguments of its operator's call, if any, and store the new values in it."""
         if id(body) in self._done:
             return
         placeholders = body.graph.find_nodes(op="placeholder")
@@ -329,14 +291,17 @@ class RetraceRun:
 
     def _body_input(self, placeholder: torch.fx.Node, arg: Any, *, called: bool) -> Any:
         old = value_of(placeholder)
-        if isinstance(old, _SYMBOLIC):
+        if isinstance(old, py_sym_types):
             return self._body_scalar(placeholder, old)
         if called and (not isinstance(arg, torch.Tensor) or mode_or_none(arg) is self.mode):
             return arg
         if not isinstance(old, torch.Tensor):
             return old
         size, stride = [
-            [self._body_scalar(placeholder, n) if isinstance(n, _SYMBOLIC) else n for n in numbers]
+            [
+                self._body_scalar(placeholder, n) if isinstance(n, py_sym_types) else n
+                for n in numbers
+            ]
             for numbers in (old.size(), old.stride())
         ]
         if torch_fakes.is_traceable_wrapper_subclass(old) or old.layout is not torch.strided:
@@ -371,7 +336,7 @@ def _pairs(old: Any, new: Any) -> Iterator[tuple[sympy.Basic, sympy.Basic]]:
             yield from _pairs(tuple(old.stride()), tuple(new.stride()))
             yield from _pairs(old.storage_offset(), new.storage_offset())
         memo, other = (getattr(t, "_item_memo", None) for t in (old, new))
-        if isinstance(memo, _SYMBOLIC) and memo.node.hint is not None:
+        if isinstance(memo, py_sym_types) and memo.node.hint is not None:
             yield from _pairs(memo, other)
         if torch_fakes.is_traceable_wrapper_subclass(old) and type(old) is type(new):
             wrappers: tuple[Any, Any] = (old, new)
@@ -381,7 +346,7 @@ def _pairs(old: Any, new: Any) -> Iterator[tuple[sympy.Basic, sympy.Basic]]:
         items: Any = zip(old, new, strict=False)  # pyright: ignore[reportUnknownArgumentType]
         for pair in items:
             yield from _pairs(*pair)
-    elif isinstance(old, _SYMBOLIC):
+    elif isinstance(old, py_sym_types):
         left, right = expr_of(old), expr_of(new)
         if left is None or right is None:
             return
@@ -410,11 +375,8 @@ class _Run(torch.fx.Interpreter):
         with self._set_current_node(n):
             args, kwargs = self.fetch_args_kwargs_from_env(n)
             args, kwargs = map_aggregate((args, kwargs), self._constant)
-            if n.op == "placeholder":
-                result = self.placeholder(n.target, args, kwargs)
-                self._note(n, result, None)
-            elif n.op == "output":
-                result = self.output(n.target, args, kwargs)
+            if n.op in ("placeholder", "output"):
+                result = getattr(self, n.op)(n.target, args, kwargs)
                 self._note(n, result, None)
             elif n.op == "get_attr":
                 result = self._attribute(n)
@@ -424,7 +386,7 @@ class _Run(torch.fx.Interpreter):
         return result
 
     def _constant(self, value: Any) -> Any:
-        if not isinstance(value, _SYMBOLIC):
+        if not isinstance(value, py_sym_types):
             return value
         new = self._owner.scalar(value)
         if new is None:
@@ -436,7 +398,7 @@ class _Run(torch.fx.Interpreter):
     def _replace_constants(self, n: torch.fx.Node) -> None:
         """Convert symbolic numbers among the arguments of a node, in place."""
         leaves = [
-            a for a in torch_graphs.tree_leaves((n.args, n.kwargs)) if isinstance(a, _SYMBOLIC)
+            a for a in torch_graphs.tree_leaves((n.args, n.kwargs)) if isinstance(a, py_sym_types)
         ]
         if leaves:
             n.args, n.kwargs = map_aggregate((n.args, n.kwargs), self._constant)
@@ -467,14 +429,10 @@ class _Run(torch.fx.Interpreter):
         if owner.earlier is not None:
             log = owner.earlier.get(key)
             if log is None:
-                result = RunResult(target(), {}, {}, AllocationLog())
-            else:
-                with (
-                    running_as(bodies, owner.body_run),
-                    torch_graphs.preserve_node_meta(not bodies),
-                ):
-                    result = run_again(owner.env, target, (args, kwargs), log, owner.bindings)
-                self._bind(n, result)
+                return target()
+            with running_as(bodies, owner.body_run), torch_graphs.preserve_node_meta(not bodies):
+                result = run_again(owner.env, target, (args, kwargs), log, owner.bindings)
+            self._bind(n, result)
             return result.value
         with calls_of(bodies) as called:
             request = (lambda result: self._requested_symbols(n, result)) if checked else None
@@ -514,7 +472,9 @@ class _Run(torch.fx.Interpreter):
             name = owner.name(symbol)
             if name not in sites and owner.is_in_scope(name):
                 place = raw_path(path)
-                requested[place] = owner.number(name, follow(old, place))
+                requested[place] = number_like(
+                    follow(old, place), owner.facts.symbols[name], owner.env
+                )
         bound = {raw_path(path) for path in result.bound.values()}
         expected = {raw_path(site.path) for site in sites.values()}
         if requested.keys() & bound:
@@ -611,13 +571,13 @@ class _Run(torch.fx.Interpreter):
     def _is_old(self, value: Any) -> bool:
         return any(
             leaf.node.shape_env is self._owner.original
-            if isinstance(leaf, _SYMBOLIC) and hasattr(leaf.node, "shape_env")
+            if isinstance(leaf, py_sym_types) and hasattr(leaf.node, "shape_env")
             else mode_or_none(leaf) not in (None, self._owner.mode)
             for leaf in torch_graphs.tree_leaves(value)
         )
 
     def _to_fresh(self, leaf: Any) -> Any:
-        if isinstance(leaf, _SYMBOLIC):
+        if isinstance(leaf, py_sym_types):
             new = self._owner.scalar(leaf)
             return leaf if new is None else new
         return leaf

@@ -9,39 +9,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import sympy
 import torch
 from torch.fx.node import map_aggregate
 
-from torch_fakeify.compat import (
-    torch_dispatch,
-    torch_dynamo,
-    torch_fakes,
-    torch_graphs,
-    torch_symbols,
-)
+from torch_fakeify.compat import torch_fakes, torch_graphs
 from torch_fakeify.compat.arguments import check_graph, check_mode
-from torch_fakeify.encoding.modes import preserve_modes
 from torch_fakeify.errors import ShapeEnvError
 from torch_fakeify.replay.bindings import (
     PathEntry,
-    canonical_symbol,
-    decode_path,
     expr_of,
     follow,
-    path_text,
+    noted_bindings,
     raw_path,
     visible_symbols,
 )
-from torch_fakeify.replay.lowering import value_key, value_of
+from torch_fakeify.replay.lowering import attribute_of, value_key, value_of
 
-from .allocations import RequestedSymbols, RunResult, run_with_symbols
+from .allocations import RequestedSymbols, RunResult, number_like, run_with_symbols
 from .fx_runs import (
-    attribute_of,
     calls_of,
     fake_cache,
     is_lifted,
     mode_of,
+    running_in,
     snapshot,
     tensor_metadata,
 )
@@ -90,14 +80,7 @@ def repropagate(
     if mode.shape_env is None:
         raise ShapeEnvError("the mode has no ShapeEnv", fix="Make a FakeTensorMode with one")
     updater = _Updater(gm, mode, set(changed))
-    with (
-        torch_dynamo.compiling(),
-        preserve_modes(),
-        mode,
-        torch_dispatch.enable_python_dispatcher(),
-        fake_cache(mode, on=False),
-    ):
-        mode.epoch += 1
+    with running_in(mode), fake_cache(mode, on=False):
         updater.run()
     return tuple(updater.updated)
 
@@ -110,13 +93,6 @@ class _Updater:
         self._key = value_key(gm.graph)
         self._changed = changed
         self._differs: set[torch.fx.Node] = set()
-        self._sites: dict[torch.fx.Node, dict[Any, tuple[PathEntry, ...]]] = {}
-        for fx_node in gm.graph.nodes:
-            for symbol, torch_path in (fx_node.meta.get("unbacked_bindings") or {}).items():
-                path = decode_path(torch_path)
-                if fx_node.op != "placeholder" and path is not None:
-                    name = canonical_symbol(symbol, self._env)
-                    self._sites.setdefault(fx_node, {})[name] = path
         self.updated: list[torch.fx.Node] = []
 
     def run(self) -> None:
@@ -204,29 +180,22 @@ class _Updater:
         for _, path in visible_symbols(old):
             place = raw_path(path)
             numbers[place] = follow(old, place)
-        sites = self._sites.get(fx_node, {})
-        for symbol, path in sites.items():
-            place = raw_path(path)
-            like = follow(old, place)
-            numbers[place] = self._number(symbol, like)
+        sites = dict(noted_bindings(fx_node, self._env))
+        for symbol, site in sites.items():
+            place = raw_path(site.path)
+            numbers[place] = number_like(follow(old, place), symbol, self._env)
         made = {raw_path(path) for path in result.bound.values()}
         return RequestedSymbols(numbers, frozenset(sites)) if made & numbers.keys() else None
 
-    def _number(self, symbol: Any, like: Any) -> Any:
-        if isinstance(like, torch.SymBool):
-            return torch_symbols.make_sym("bool", sympy.Eq(symbol, 1), self._env, None)
-        kind = "float" if isinstance(like, torch.SymFloat) else "int"
-        return torch_symbols.make_sym(kind, symbol, self._env, None)
-
     def _check(self, fx_node: torch.fx.Node, result: RunResult) -> None:
         """Check that a node binds the symbols that it bound before."""
-        for symbol, path in self._sites.get(fx_node, {}).items():
+        for symbol, site in noted_bindings(fx_node, self._env):
             if symbol in result.bound:
                 continue
-            found = expr_of(follow(result.value, raw_path(path)))
+            found = expr_of(follow(result.value, raw_path(site.path)))
             raise ShapeEnvError(
                 "a binding site is gone",
-                where=path_text(fx_node.name, path),
+                where=site.text,
                 expected=f"the unbacked symbol {symbol}",
                 found="nothing" if found is None else str(found),
                 fix="Insert a new node for it, and transplant the old one to that",

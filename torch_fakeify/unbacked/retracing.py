@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from torch_fakeify.compat import torch_graphs
 from torch_fakeify.compat.arguments import check_mode, placeholders_of
 from torch_fakeify.errors import ShapeEnvError
 from torch_fakeify.replay.bindings import env_of
-from torch_fakeify.replay.lowering import bodies
+from torch_fakeify.replay.facts import runtime_asserts
+from torch_fakeify.replay.lowering import attribute_of, graphs_of
 from torch_fakeify.shape_env.rollback import checkpoint
 
-from .decompositions import TraceTarget, decomposed
-from .fx_runs import attribute_of, is_lifted, mode_of
+from .fx_runs import is_lifted, mode_of, running_in, set_attribute
 from .interpreter import RetraceRun
 
 if TYPE_CHECKING:
@@ -111,41 +112,67 @@ def retrace(
         before = None if decompositions is None else checkpoint(mode.shape_env)
         if before is not None:
             stack.callback(before.commit)
-        with run.running():
+        with running_in(mode):
+            mode.reset_nt_tensor_id_counter()
             run.graph(made, inputs)
         if before is not None:
             before.rollback()
             run = RetraceRun(original, mode, allow_gone=allow_gone, logs=run.logs)
-            with run.running():
-                made = decomposed(made, _traced(run, run.copied(gm)), inputs, decompositions or {})
+            with running_in(mode):
+                mode.reset_nt_tensor_id_counter()
+                made = _decomposed(made, run, run.copied(gm), inputs, decompositions or {})
     unplaced = run.facts.finish()
     if decompositions is not None:  # the tracer merges equal numbers
-        bound = _bound_symbols(made)
+        fx_nodes = [fx_node for graph in graphs_of(made) for fx_node in graph.nodes]
+        bound = {s for n in fx_nodes for s in n.meta.get("unbacked_bindings") or {}}
         lost = {new for new in run.bound.values() if new not in bound and new not in run.loops}
         run.bound = {old: new for old, new in run.bound.items() if new not in lost}
-        unplaced += _asserts_about(mode.shape_env, lost)
+        unplaced += tuple(
+            str(one.expr)
+            for one in runtime_asserts(mode.shape_env)
+            if not lost.isdisjoint(one.expr.free_symbols)
+        )
     return Retraced(made, run.bound, run.inputs, run.gone, unplaced)
 
 
-def _traced(run: RetraceRun, gm: torch.fx.GraphModule) -> TraceTarget:
+def _decomposed(
+    original: torch.fx.GraphModule,
+    run: RetraceRun,
+    gm: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    decompositions: Mapping[Any, Callable[..., Any]],
+) -> torch.fx.GraphModule:
+    """Trace a copy of a graph with decompositions, as ``make_fx`` does, while a run executes it."""
     tensors = {
         str(n.target): run.attribute(attribute_of(gm, str(n.target)))
         for n in gm.graph.find_nodes(op="get_attr")
         if isinstance(attribute_of(gm, str(n.target)), torch.Tensor) and not is_lifted(n)
     }
-    return TraceTarget(lambda values: run.graph(gm, values), tensors)
-
-
-def _bound_symbols(gm: torch.fx.GraphModule) -> set[Any]:
-    """All symbols that the nodes of a graph and its bodies bind."""
-    found = {s for n in gm.graph.nodes for s in n.meta.get("unbacked_bindings") or {}}
-    return found.union(*map(_bound_symbols, bodies(gm)))
-
-
-def _asserts_about(env: Any, symbols: set[Any]) -> tuple[str, ...]:
-    return tuple(
-        str(one.expr)
-        for group in env.deferred_runtime_asserts.values()
-        for one in group
-        if not symbols.isdisjoint(one.expr.free_symbols)
-    )
+    table: Any = dict(decompositions)
+    with torch_graphs.preserve_node_meta():
+        # Tensors of the module become inputs: the tracer would take the fakes for constants.
+        trace = torch_graphs.make_fx(
+            lambda *args: run.graph(gm, args[: len(inputs)]), decomposition_table=table
+        )
+        made = trace(*inputs, *tensors.values())
+    extra = made.graph.find_nodes(op="placeholder")[len(inputs) :]
+    for placeholder, name in zip(extra, tensors, strict=True):
+        path, _, _ = name.rpartition(".")
+        if path:
+            made.add_submodule(path, torch.nn.Module())
+        set_attribute(made, name, attribute_of(original, name))
+        with made.graph.inserting_before(placeholder):
+            fx_node = made.graph.get_attr(name)
+        fx_node.meta = placeholder.meta
+        placeholder.replace_all_uses_with(fx_node)
+        made.graph.erase_node(placeholder)
+    pairs = [gm.graph.find_nodes(op="placeholder") for gm in (made, original)]
+    for new, old in zip(*pairs, strict=True):
+        metadata = {k: v for k, v in old.meta.items() if k not in ("example_value", "val")}
+        with made.graph.inserting_before(new):
+            fx_node = made.graph.placeholder(str(old.target))
+        fx_node.meta = {**metadata, **new.meta}
+        new.replace_all_uses_with(fx_node)
+        made.graph.erase_node(new)
+    made.recompile()
+    return made

@@ -18,22 +18,24 @@ from torch_fakeify.replay.assert_nodes import insert_runtime_asserts
 from torch_fakeify.replay.bindings import (
     Binding,
     canonical_symbol,
-    decode_path,
+    canonical_symbols_in,
     env_of,
     expr_of,
     find_bindings,
     follow,
     is_flag,
+    noted_bindings,
     raw_path,
     symbols_in,
     visible_symbols,
 )
-from torch_fakeify.replay.lowering import bodies, value_of
+from torch_fakeify.replay.facts import runtime_asserts
+from torch_fakeify.replay.lowering import graphs_of, value_of
 from torch_fakeify.shape_env.rollback import checkpoint
 
-from .allocations import Memos, drop_symbols
+from .allocations import Memos, drop_asserts, drop_symbols
 from .binding_checks import finds_numbers
-from .facts import limits_of, move_range, state_assert, substitute
+from .facts import canonical_expr, limits_of, move_range, state_assert, substitute
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,17 +110,15 @@ def transplant(
             fix="repropagate(gm, [node]) gives it one",
         )
     new_bindings = _new_bindings(gm, old_fx_node, new_fx_node, env)
-    mover = _Mover(env)
     binders = {
         s: binder
         for s, _ in sites
         if (binder := _replacement_binder(gm, s, old_fx_node, new_fx_node, env))
     }
+    mover = _Mover(env, new_fx_node, new_bindings)
     with checkpoint(env):
         for symbol, site in sites:
-            mover.symbol(
-                symbol, site, new_fx_node, value, new_bindings, has_binder=symbol in binders
-            )
+            mover.symbol(symbol, site, has_binder=symbol in binders)
     for symbol, binder in binders.items():
         _note(binder, symbol, env)
     old_fx_node.meta.pop("unbacked_bindings", None)
@@ -132,26 +132,14 @@ def transplant(
 # --- the two nodes --------------------------------------------------------------------------------
 
 
-def _graphs(gm: torch.fx.GraphModule) -> Iterator[torch.fx.Graph]:
-    yield gm.graph
-    for body in bodies(gm):
-        yield from _graphs(body)
-
-
 def _sites_of(
     gm: torch.fx.GraphModule, fx_node: torch.fx.Node, env: Any
 ) -> Iterator[tuple[Any, Binding]]:
     """The symbols that a node binds, by metadata or by its value; it may have been erased."""
-    notes = fx_node.meta.get("unbacked_bindings")
-    if notes:
-        for raw, torch_path in notes.items():
-            path = decode_path(torch_path)
-            if path is not None:
-                yield canonical_symbol(raw, env), Binding(fx_node, path)
+    if fx_node.meta.get("unbacked_bindings"):
+        yield from noted_bindings(fx_node, env)
         return
-    requested = {canonical_symbol(s, env) for s in symbols_in(value_of(fx_node))} - _bound(
-        gm, fx_node, env
-    )
+    requested = canonical_symbols_in(value_of(fx_node), env) - _bound(gm, fx_node, env)
     alone = torch.fx.Graph()
     copy = alone.call_function(lambda: None)
     copy.meta = dict(fx_node.meta)
@@ -162,10 +150,10 @@ def _sites_of(
 def _bound(gm: torch.fx.GraphModule, but: torch.fx.Node, env: Any) -> set[Any]:
     """The symbols that inputs and all other nodes bind."""
     found: set[Any] = set(env.unbacked_inputs)
-    for graph in _graphs(gm):
+    for graph in graphs_of(gm):
         for fx_node in graph.nodes:
             if fx_node.op == "placeholder":
-                found |= {canonical_symbol(s, env) for s in symbols_in(value_of(fx_node))}
+                found |= canonical_symbols_in(value_of(fx_node), env)
             elif fx_node is not but:
                 found |= {
                     canonical_symbol(s, env) for s in fx_node.meta.get("unbacked_bindings") or {}
@@ -193,7 +181,7 @@ def _replacement_binder(
 ) -> torch.fx.Node | None:
     """The first other node that computes the number itself, from the same tensor."""
     old_inputs = set(old.all_input_nodes)  # empty for an erased node
-    for graph in _graphs(gm):
+    for graph in graphs_of(gm):
         for fx_node in graph.nodes:
             inputs = set(fx_node.all_input_nodes)
             if fx_node in (old, new) or not inputs.isdisjoint((old, new)):
@@ -204,9 +192,7 @@ def _replacement_binder(
                 canonical_symbol(s, env) for s, _ in visible_symbols(value_of(fx_node))
             }:
                 continue
-            from_inputs = {
-                canonical_symbol(s, env) for n in inputs for s in symbols_in(value_of(n))
-            }
+            from_inputs = canonical_symbols_in(list(map(value_of, inputs)), env)
             if symbol not in from_inputs and finds_numbers(fx_node):
                 return fx_node
     return None
@@ -242,8 +228,7 @@ def _remove(env: Any, sites: list[tuple[Any, Binding]], old: torch.fx.Node) -> N
 def _asserts_about(env: Any, symbol: Any) -> list[Any]:
     return [
         one
-        for group in env.deferred_runtime_asserts.values()
-        for one in group
+        for one in runtime_asserts(env)
         if symbol in {canonical_symbol(s, env) for s in one.expr.free_symbols}
     ]
 
@@ -254,98 +239,64 @@ def _asserts_about(env: Any, symbol: Any) -> list[Any]:
 class _Mover:
     """Moves facts, one symbol at a time."""
 
-    def __init__(self, env: Any) -> None:
+    def __init__(self, env: Any, new: torch.fx.Node, new_bindings: dict[Any, Any]) -> None:
         self._env = env
+        self._new = new
+        self._new_bindings = new_bindings
         self.moved: dict[Any, Any] = {}
         self.replaced: dict[Any, Any] = {}
         self.checks: list[str] = []
         self.needs_nodes = False
 
-    def symbol(
-        self,
-        symbol: Any,
-        site: Binding,
-        new: torch.fx.Node,
-        value: Any,
-        new_bindings: dict[Any, Any],
-        *,
-        has_binder: bool,
-    ) -> None:
+    def symbol(self, symbol: Any, site: Binding, *, has_binder: bool) -> None:
         """Move the facts about one symbol; copy them if another node binds the symbol."""
         env = self._env
-        there = Binding(new, site.path)
+        value = value_of(self._new)
         expr = _read(follow(value, raw_path(site.path)), site)
         if expr is None:
             raise ShapeEnvError(
                 "the node that takes another one's place has no number there",
-                where=there.text,
+                where=Binding(self._new, site.path).text,
                 expected=f"the number that was {symbol}, {site.text}",
                 found=f"a {type(value).__name__}",
             )
         if env.replace(expr) == env.replace(symbol) and symbol not in env.replacements:
             return  # the number is the same
         asserts = _asserts_about(env, symbol)
-        if isinstance(expr, sympy.Symbol) and expr in new_bindings:
+        if not has_binder:
+            ids = set(map(id, asserts))
+            drop_asserts(env, {symbol}, lambda one: id(one) in ids)
+        if isinstance(expr, sympy.Symbol) and expr in self._new_bindings:
             self.moved[symbol] = expr
             if not has_binder:
-                self._cut(symbol, asserts)
                 env.unbacked_renamings[symbol] = expr
             self._state(symbol, expr, asserts)
             move_range(env, symbol, env, expr)
         else:
             self.replaced[symbol] = expr
             limits = list(limits_of(expr, env.var_to_range[symbol]))
-            if not has_binder:
-                self._cut(symbol, asserts)
-            before = _size(env)
+            guards, deferred = len(env.guards), env.num_deferred_runtime_asserts
             self._state(symbol, expr, asserts)
             for limit in limits:
                 now = {symbol: expr}
                 state_assert(env, limit, "", None, was=f"the range of {symbol}", now=now)
-            self._note_checks(expr, asserts, symbol, limits, before)
+            needs_nodes = env.num_deferred_runtime_asserts > deferred
+            if len(env.guards) > guards or needs_nodes:
+                texts = [str(substitute(one.expr, {symbol: expr})) for one in asserts]
+                texts += [str(limit) for limit in limits]
+                self.checks += [t for t in dict.fromkeys(texts) if t != "True"]
+            self.needs_nodes |= needs_nodes
         if env.replace(symbol) == symbol and not has_binder:
             final = env.replace(expr)
-            env.var_to_range[symbol] = env.bound_sympy(
-                final
-            )  # another name has no range of its own
+            env.var_to_range[symbol] = env.bound_sympy(final)  # an alias has no range of its own
             env._set_replacement(symbol, final, "transplant")
-
-    def _cut(self, symbol: Any, asserts: list[Any]) -> None:
-        """Remove the asserts about a symbol from the environment."""
-        env = self._env
-        ids = set(map(id, asserts))
-        for key, group in list(env.deferred_runtime_asserts.items()):
-            left = [one for one in group if id(one) not in ids]
-            if len(left) != len(group):
-                env.deferred_runtime_asserts[key] = left
-        env.num_deferred_runtime_asserts -= len(asserts)
-        for condition in [c for c in env.axioms if symbol in c.free_symbols]:
-            del env.axioms[condition]
-        env._update_version_counter()
 
     def _state(self, symbol: Any, expr: Any, asserts: list[Any]) -> None:
         env = self._env
         for one in asserts:
-            names = {s: canonical_symbol(s, env) for s in one.expr.free_symbols}
-            moved = substitute(substitute(one.expr, names), {symbol: expr})
+            moved = substitute(canonical_expr(one.expr, env), {symbol: expr})
             now = {symbol: expr}
             state_assert(env, moved, one.msg, one.stack, was=str(one.expr), now=now)
-
-    def _note_checks(
-        self, expr: Any, asserts: list[Any], symbol: Any, limits: list[Any], before: Any
-    ) -> None:
-        env = self._env
-        guards, deferred = before
-        if len(env.guards) > guards or env.num_deferred_runtime_asserts > deferred:
-            texts = [str(substitute(one.expr, {symbol: expr})) for one in asserts]
-            texts += [str(limit) for limit in limits]
-            self.checks += [t for t in dict.fromkeys(texts) if t != "True"]
-        if env.num_deferred_runtime_asserts > deferred:
-            self.needs_nodes = True
-
-
-def _size(env: Any) -> tuple[int, int]:
-    return len(env.guards), env.num_deferred_runtime_asserts
 
 
 def _read(found: Any, site: Binding) -> Any:

@@ -27,6 +27,7 @@ from torch_fakeify.records.tensor import (
     TensorValue,
     TupleValue,
 )
+from torch_fakeify.replay.lowering import attribute_of
 from torch_fakeify.tools.graph_edits import leaf_tensor, resolve_shared
 from torch_fakeify.tools.size_edits import is_strided_base, used_symbols
 from torch_fakeify.tools.value_code import (
@@ -37,7 +38,6 @@ from torch_fakeify.tools.value_code import (
     tuple_code,
     unsupported,
 )
-from torch_fakeify.unbacked.fx_runs import attribute_of
 
 from .script_code import RESERVED, InputCode, filled, is_row_major
 

@@ -28,10 +28,10 @@ from torch_fakeify.frames.backend_choice import recorded_name
 from torch_fakeify.frames.captures import Capture
 from torch_fakeify.records.tensor import FunctionValue, SymDesc
 from torch_fakeify.render.text import clip, escape, expr_text
+from torch_fakeify.replay.lowering import attribute_of
 from torch_fakeify.tools.value_code import ValueCode
 from torch_fakeify.tools.worker.client import import_path, run_limited, without_recording
 from torch_fakeify.tools.worker.replies import Ended
-from torch_fakeify.unbacked.fx_runs import attribute_of
 
 from .direct_script import DirectScript, member, read_attributes
 from .failures import Outcome, masked_line, normalized_message
