@@ -31,6 +31,7 @@ from .polynomials import (
     either,
     freeze,
     multiply,
+    rows_of,
 )
 from .simplex import Mono, Number, Row, solve, useful_rows
 
@@ -120,20 +121,8 @@ class Refuter:
         rows, choices = _sorted_out(self._replaced(list(dict.fromkeys(parts))))
         if FALSE[0] in rows:
             return True
-        rows = useful_rows(rows, self._possible(rows, choices))
         more, more_choices = Lemmas(self.table, rows, choices).collect()
         return self._search([*rows, *more], [*choices, *more_choices])
-
-    def _possible(self, rows: Sequence[Row], choices: Sequence[Either]) -> list[Row]:
-        """The rows of choices, and placeholders for the rows that lemmas may add."""
-        others = [row for choice in choices for row in all_rows(choice)]
-        queue = [mono for row in (*rows, *others) for mono, _ in row.coeffs]
-        inner: dict[Mono, None] = {}
-        while queue:
-            fresh = [mono for mono in self.table.inside(queue.pop()) if mono not in inner]
-            inner.update(dict.fromkeys(fresh))
-            queue.extend(fresh)
-        return [*others, *(Row(((mono, sign),), 0) for mono in inner for sign in (1, -1))]
 
     # --- equalities ----------------------------------------------------------------------------
 
@@ -335,19 +324,9 @@ def _implied_by_bounds(parts: Iterable[Part], bounds: _Bounds) -> bool:
 
 
 def _sorted_out(parts: Iterable[Part]) -> tuple[list[Row], list[Either]]:
-    rows: list[Row] = []
-    choices: list[Either] = []
-    for part in parts:
-        match part:
-            case Row():
-                rows.append(part)
-            case Equal():
-                rows.extend(part.rows())
-            case Either():
-                choices.append(part)
-            case _:
-                assert_never(part)
-    return rows, choices
+    parts = tuple(parts)
+    rows = [row for part in parts for row in rows_of(part)]
+    return rows, [part for part in parts if isinstance(part, Either)]
 
 
 def _holds(parts: Iterable[Part], point: Mapping[Mono, Number], moved: AbstractSet[Mono]) -> bool:
