@@ -16,7 +16,7 @@ from torch.utils._sympy.functions import FloorDiv, Max, PythonMod
 
 import torch_fakeify as tfk
 from torch_fakeify.discharge.abduction import weakest_checks
-from torch_fakeify.discharge.wording import condition_text
+from torch_fakeify.discharge.known_facts import condition_text
 from torch_fakeify.prover.implication import implied
 from torch_fakeify.render.data_dependent import known_in
 

@@ -46,14 +46,7 @@ def operator_facts(env: Any) -> Iterator[sympy.Basic]:
 
 
 def state_facts_of(env: Any, operator: Any, args: Sequence[Any], result: Any) -> None:
-    """State the facts that an operator guarantees about its result.
-
-    Args:
-        env: the ``ShapeEnv`` of the sizes.
-        operator: the ``OpOverload``.
-        args: its positional arguments; further ones have no influence on the facts.
-        result: what its fake kernel returned.
-    """
+    """State the facts that an operator guarantees about its result; keywords have no influence on them."""
     for fact in SIZE_FACTS[operator](args, result):
         state_operator_fact(env, fact)
 
