@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch_fakeify.compat.torch_library import full_name
 from torch_fakeify.errors import FakeKernelError
 from torch_fakeify.records import fake_kernel as fk
 
-from .evaluating import Evaluation, NoValueError, value_text
+from .evaluating import Evaluation, NoValueError, is_same_strides, result_of, value_text
 from .exploring import Exploration
 from .fitting import NoFitError, fit_results
 from .kernels import FakeKernel, KernelReport
-from .observed import Row, TensorFacts
-from .predicting import holds, predicted, same_results
+from .observed import TensorFacts
 from .requirements import requirements
-from .source import condition_text
+from .source import formula_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -239,17 +239,13 @@ def _fitted(
     limits: tuple[fk.Check, ...],
     samples: Sequence[Tried],
 ) -> fk.FakeKernelDesc:
-    """Return a kernel that agrees with the chosen calls.
-
-    Raises:
-        NoFitError: there is none.
-    """
+    """Return a kernel that agrees with the chosen calls; `NoFitError` if there is none."""
     accepted = [
         each for each in seen if each.outcome.results is not None and _is_within(limits, each)
     ]
     _check_schema(name, schema, accepted)
     found, sizes = fit_results(
-        [Row(each.outcome.args) for each in chosen], [each.outcome.results or [] for each in chosen]
+        [each.outcome.args for each in chosen], [each.outcome.results or [] for each in chosen]
     )
     refused = [
         each
@@ -257,10 +253,10 @@ def _fitted(
         if each.outcome.results is None and each.outcome.args and _is_within(limits, each)
     ]
     checks = requirements(
-        [Row(each.outcome.args) for each in accepted],
-        [Row(each.outcome.args) for each in refused],
+        [each.outcome.args for each in accepted],
+        [each.outcome.args for each in refused],
         [each.outcome.error for each in refused],
-        [Row(each.outcome.args) for each in samples],
+        [each.outcome.args for each in samples],
     )
     return fk.FakeKernelDesc(
         operator=name,
@@ -341,8 +337,11 @@ def _report(kernel: fk.FakeKernelDesc, exploration: Exploration) -> KernelReport
         with contextlib.suppress(NoValueError):
             predicted(kernel, each.outcome.args, None)
             unexplained[each.outcome.error] += 1
-    counts = (f"at most {_bound_text(each)}" for each in kernel.sizes if each.upper is not None)
-    guesses = [f"a size that depends on data is {text}" for text in counts]
+    guesses = [
+        f"a size that depends on data is at most {formula_text(each.upper)}"
+        for each in kernel.sizes
+        if each.upper is not None
+    ]
     if exploration.has_stopped:
         guesses.append("few calls were made, as the operator did not survive several")
     return KernelReport(
@@ -351,13 +350,100 @@ def _report(kernel: fk.FakeKernelDesc, exploration: Exploration) -> KernelReport
         refused=len(refused),
         unexplained=tuple(f"{text} ({count})" for text, count in unexplained.most_common()),
         guesses=tuple(guesses),
-        limits=tuple(condition_text(each.condition) for each in kernel.checks if not each.message),
+        limits=tuple(formula_text(each.condition) for each in kernel.checks if not each.message),
         is_random=exploration.is_random,
         ended=tuple(dict.fromkeys(e.outcome.error for e in seen if not e.outcome.has_survived)),
     )
 
 
-def _bound_text(size: fk.MadeSize) -> str:
-    return condition_text(fk.Compared("<=", fk.Integer(0), size.upper or fk.Integer(0))).partition(
-        " <= "
-    )[2]
+# --- prediction -------------------------------------------------------------------------------------
+
+
+class _Unknown:
+    """A size that depends on data, before it is known."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+
+def predicted(
+    kernel: fk.FakeKernelDesc, args: dict[str, Any], actual: Sequence[Any] | None
+) -> list[Any]:
+    """Return the results of a call by a kernel; `NoValueError` if the kernel refuses it.
+
+    Args:
+        kernel: the kernel.
+        args: the observed arguments.
+        actual: what the call gave, for the sizes that depend on data; ``None`` if it raised.
+    """
+    sizes: list[Any] = [0] * len(kernel.sizes)
+    if kernel.sizes and actual is not None:
+        sizes = _bound(kernel, args, actual)
+    evaluation = Evaluation(args, None, sizes)
+    for check in kernel.checks:
+        if not holds(check, evaluation):
+            raise NoValueError(f"not {formula_text(check.condition)}")
+    return [result_of(part, evaluation, _facts) for part in kernel.results]
+
+
+def holds(check: fk.Check, evaluation: Evaluation) -> bool:
+    """Return whether a check holds, also because there is no such tensor or number in this call."""
+    try:
+        return bool(evaluation.feature(check.condition))
+    except NoValueError:
+        return True
+
+
+def _bound(kernel: fk.FakeKernelDesc, args: dict[str, Any], actual: Sequence[Any]) -> list[Any]:
+    """Return the sizes that depend on data, from where they stand alone in a result."""
+    sizes: list[Any] = [_Unknown(at) for at in range(len(kernel.sizes))]
+    evaluation = Evaluation(args, None, sizes)
+    for part, value in zip(kernel.results, actual, strict=True):
+        try:
+            expected = result_of(part, evaluation, partial(_facts, has_strides=False))
+        except (NoValueError, TypeError, AssertionError):  # torch refuses what is no number
+            continue
+        if isinstance(expected, _Unknown):
+            sizes[expected.at] = value
+        if isinstance(expected, TensorFacts) and isinstance(value, TensorFacts):
+            for size, number in zip(expected.size, value.size, strict=False):
+                if isinstance(size, _Unknown):
+                    sizes[size.at] = number
+    return [0 if isinstance(each, _Unknown) else each for each in sizes]
+
+
+def _facts(part: Any, evaluation: Evaluation, *, has_strides: bool = True) -> TensorFacts:
+    """Return the metadata of a new tensor, a view or an argument itself."""
+    if isinstance(part, fk.NewTensor):
+        sizes = evaluation.ints(part.size)
+        if has_strides and any(each < 0 for each in sizes):
+            raise NoValueError("a negative size")
+        stride = evaluation.strides(part.layout, sizes) if has_strides else ()
+        dtype, device = evaluation.dtype(part.dtype), evaluation.device(part.device)
+        return TensorFacts(sizes, stride, 0, dtype, device)
+    found = evaluation.tensor(part.of)
+    size, stride, offset = found.size, found.stride, found.offset
+    if isinstance(part, fk.View):
+        size, stride = evaluation.ints(part.size), evaluation.ints(part.stride)
+        offset = evaluation.int(part.offset)
+    return TensorFacts(
+        size, stride, offset, found.dtype, found.device,
+        shares=(part.of.name, part.of.item), is_argument=isinstance(part, fk.SameTensor),
+    )  # fmt: skip
+
+
+def same_results(expected: Any, found: Any) -> bool:
+    """Return whether two results have the same metadata."""
+    if isinstance(expected, TensorFacts) and isinstance(found, TensorFacts):
+        return (
+            tuple(expected.size) == tuple(found.size)
+            and is_same_strides(found.size, expected.stride, found.stride)
+            and expected.dtype == found.dtype
+            and expected.device == found.device
+            and expected.layout == found.layout
+            and expected.shares == found.shares
+            and (expected.shares is None or expected.offset == found.offset)
+        )
+    if isinstance(expected, (list, tuple)) and isinstance(found, (list, tuple)):
+        return len(expected) == len(found) and all(map(same_results, expected, found))
+    return type(expected) is type(found) and expected == found
