@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import sympy
 import torch
+from fact_values import implied
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_operator_facts import fake_of
@@ -14,7 +15,6 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy.functions import IntTrueDiv
 
 import torch_fakeify as tfk
-from torch_fakeify.prover.implication import implied
 
 if TYPE_CHECKING:
     from collections.abc import Callable

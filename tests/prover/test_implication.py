@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import sympy
 import z3
-from fact_values import NAMES, SYMBOLS, Point, conditions, truth
+from fact_values import NAMES, SYMBOLS, Point, conditions, implied, truth
 from guard_z3 import Z3Terms
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
@@ -27,7 +27,7 @@ from torch.utils._sympy.functions import (
     PythonMod,
 )
 
-from torch_fakeify.prover.implication import FactIndex, WorkCounter, conflict, implied, redundant
+from torch_fakeify.prover.implication import FactIndex, WorkCounter, conflict, redundant
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

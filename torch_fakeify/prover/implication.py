@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .polynomials import Part, Poly
     from .simplex import Mono, Number
 
-__all__ = ["FactIndex", "WorkCounter", "conflict", "implied", "redundant"]
+__all__ = ["FactIndex", "WorkCounter", "conflict", "redundant"]
 
 MAX_NEIGHBOURS = 20
 """The most facts of several variables that one question uses; bounds of one variable are extra."""
@@ -92,18 +92,6 @@ def redundant(
             left.remove(at)
             removed[at] = reasons
     return dict(reversed(removed.items()))
-
-
-def implied(
-    premises: Sequence[sympy.Basic], conclusion: sympy.Basic, *, work: WorkCounter | None = None
-) -> bool:
-    """Whether a condition follows from others; False if that is undecided.
-
-    Only premises that share variables with the conclusion, directly or through others, are used: a
-    contradiction among unrelated premises is not found.
-    """
-    index = FactIndex(premises, work or WorkCounter())
-    return index.implies(index.table.condition(conclusion), without=None)
 
 
 def conflict(
