@@ -8,8 +8,7 @@ an error must not decide a branch.
 from __future__ import annotations
 
 import weakref
-from functools import reduce
-from operator import mul
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import sympy
@@ -61,7 +60,7 @@ def size_expr(size: Any) -> Any:
 
 def element_count(tensor: torch.Tensor) -> Any:
     """Return the number of elements as an expression."""
-    return reduce(mul, (size_expr(size) for size in tensor.shape), sympy.Integer(1))
+    return prod(map(size_expr, tensor.shape), start=sympy.Integer(1))
 
 
 def _nonzero(args: Sequence[Any], result: torch.Tensor) -> Iterator[Any]:

@@ -325,6 +325,13 @@ class Evaluation:
             case _:
                 raise NoValueError(f"{type(part).__name__} is no feature")
 
+    def allows(self, condition: Any) -> bool:
+        """Return whether a condition holds, also because there is no such tensor, dim or number here."""
+        try:
+            return bool(self.feature(condition))
+        except NoValueError:
+            return True
+
     def _list(self, name: str) -> Sequence[Any]:
         value = self.args.get(name)
         if not isinstance(value, (list, tuple)):

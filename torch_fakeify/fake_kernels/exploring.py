@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13)
 _MOST_DIMS = 2
+"""Most dims of tensors of which still other numbers of dims are tried."""
 _STARTS = 12
 """Accepted calls near which others are tried."""
 _MOST_ENDED = 8
@@ -120,7 +121,8 @@ class Exploration:
                 is_new = all(other != start for start, _ in self._starts)
                 if is_new and self.call(other).results is not None:
                     self._starts.append((other, self._find_moves(other)))
-                    ranks += self._other_ranks(other) if _is_small(other) else ()
+                    if all(len(each.size) <= _MOST_DIMS for each in _tensors(other)):
+                        ranks += self._other_ranks(other)
 
     @staticmethod
     def _other_ranks(sample: CallSpec) -> Iterator[CallSpec]:
@@ -384,11 +386,6 @@ class Exploration:
             return each
 
         return _mapped(spec, other)
-
-
-def _is_small(spec: CallSpec) -> bool:
-    """Return whether tensors of still other numbers of dims are worth a try: those of few dims."""
-    return all(len(each.size) <= _MOST_DIMS for each in _tensors(spec))
 
 
 def _filled(spec: CallSpec, fill: float) -> CallSpec:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from functools import partial
+from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any
 
 from torch_fakeify.compat.torch_library import full_name
@@ -16,7 +17,7 @@ from .exploring import Exploration
 from .fitting import NoFitError, fit_results
 from .kernels import FakeKernel, KernelReport
 from .observed import TensorFacts
-from .requirements import requirements
+from .requirements import rank_limits, requirements
 from .source import formula_text
 
 if TYPE_CHECKING:
@@ -58,25 +59,24 @@ def infer(
     Raises:
         FakeKernelError: no sample is accepted, the results fit no formula, or the operator breaks its schema.
     """
-    name = full_name(schema)
     exploration = Exploration(run, samples, sizes=sizes, seed=seed)
     exploration.begin()
-    if not any(each.outcome.results is not None for each in exploration.seen):
+    accepted = [each for each in exploration.seen if each.outcome.results is not None]
+    if not accepted:
         reasons = dict.fromkeys(each.outcome.error for each in exploration.seen)
         raise FakeKernelError(
-            f"the operator {name} refuses every sample",
+            f"the operator {full_name(schema)} refuses every sample",
             expected="at least one call that works",
             found="; ".join(list(reasons)[:3]) or "no samples",
         )
-    accepted = [each for each in exploration.seen if each.outcome.results is not None]
     given = [each for each in accepted if each.spec in samples]
     exploration.draw(_CALLS)
-    kernel = _surviving(name, schema, exploration, given)
+    kernel = _surviving(schema, exploration, given)
     return FakeKernel(kernel, _report(kernel, exploration), schema)
 
 
 def _surviving(
-    name: str, schema: Any, exploration: Exploration, samples: Sequence[Tried]
+    schema: Any, exploration: Exploration, samples: Sequence[Tried]
 ) -> fk.FakeKernelDesc:
     """Return a kernel that agrees with all calls, also with those that are drawn to refute it.
 
@@ -92,7 +92,7 @@ def _surviving(
         if not chosen:
             chosen, rounds = _varied(seen, limits), 0
         try:
-            kernel = _fitted(name, schema, seen, list(chosen.values()), limits, samples)
+            kernel = _fitted(schema, seen, list(chosen.values()), limits, samples)
         except NoFitError as error:
             reason = error
         else:
@@ -116,7 +116,7 @@ def _surviving(
             break
         limits, chosen = narrower, {}
     raise FakeKernelError(
-        f"no fake kernel can be inferred for the operator {name}",
+        f"no fake kernel can be inferred for the operator {full_name(schema)}",
         expected="results whose sizes, strides and dtypes follow from those of the arguments",
         found=f"{reason}, in {len(chosen)} calls",
         fix="Write one with torch.library.register_fake, or give more samples",
@@ -158,7 +158,8 @@ def _narrower(
         "size": [
             limit
             for of, facts in tensors.items()
-            for limit in _rank_limits(of, {len(each.size) for each in facts})
+            for ranks in [{len(each.size) for each in facts}]
+            for limit in rank_limits(of, min(ranks), max(ranks))
         ]
         + [
             fk.Compared("==", fk.Length(name), fk.Integer(*n))
@@ -175,19 +176,10 @@ def _narrower(
     return None
 
 
-def _rank_limits(of: fk.Arg, ranks: set[int]) -> list[fk.Compared]:
-    if len(ranks) == 1:
-        return [fk.Compared("==", fk.Ndim(of), fk.Integer(*ranks))]
-    return [
-        fk.Compared(">=", fk.Ndim(of), fk.Integer(min(ranks))),
-        fk.Compared("<=", fk.Ndim(of), fk.Integer(max(ranks))),
-    ]
-
-
 def _is_within(limits: Sequence[fk.Check], each: Tried) -> bool:
     """Return whether a call is one that a kernel with limits has to know."""
     evaluation = Evaluation(each.outcome.args)
-    return all(holds(limit, evaluation) for limit in limits)
+    return all(evaluation.allows(limit.condition) for limit in limits)
 
 
 def _varied(seen: Sequence[Tried], limits: Sequence[fk.Check]) -> dict[int, Tried]:
@@ -196,12 +188,11 @@ def _varied(seen: Sequence[Tried], limits: Sequence[fk.Check]) -> dict[int, Trie
     for at, each in enumerate(seen):
         if each.outcome.results is not None and _is_within(limits, each):
             groups.setdefault(_look(each.outcome.args), []).append(at)
-    chosen: dict[int, Tried] = {}
-    for turn in range(_FIRST_ROWS):
-        for positions in groups.values():
-            if turn < len(positions) and len(chosen) < _FIRST_ROWS:
-                chosen[positions[turn]] = seen[positions[turn]]
-    return chosen
+    in_turn = chain.from_iterable(
+        zip_longest(*groups.values())
+    )  # one of each group, again and again
+    chosen = [at for at in in_turn if at is not None]
+    return {at: seen[at] for at in chosen[:_FIRST_ROWS]}
 
 
 def _look(value: Any) -> Any:
@@ -232,7 +223,6 @@ def _disagreeing(
 
 
 def _fitted(
-    name: str,
     schema: Any,
     seen: Sequence[Tried],
     chosen: Sequence[Tried],
@@ -243,7 +233,7 @@ def _fitted(
     accepted = [
         each for each in seen if each.outcome.results is not None and _is_within(limits, each)
     ]
-    _check_schema(name, schema, accepted)
+    _check_schema(schema, accepted)
     found, sizes = fit_results(
         [each.outcome.args for each in chosen], [each.outcome.results or [] for each in chosen]
     )
@@ -259,7 +249,7 @@ def _fitted(
         [each.outcome.args for each in samples],
     )
     return fk.FakeKernelDesc(
-        operator=name,
+        operator=full_name(schema),
         arguments=tuple(each.name for each in schema.arguments),
         keywords=sum(each.kwarg_only for each in schema.arguments),
         checks=(*limits, *_only_values(accepted), *checks),
@@ -306,13 +296,13 @@ def _agrees(kernel: fk.FakeKernelDesc, seen: Tried) -> bool:
     return same_results(expected, seen.outcome.results)
 
 
-def _check_schema(name: str, schema: Any, accepted: Sequence[Tried]) -> None:
+def _check_schema(schema: Any, accepted: Sequence[Tried]) -> None:
     """Check that no call wrote into an argument, or returned a view, that the schema does not name."""
     aliased = {each.name for each in schema.arguments if each.alias_info is not None}
     for each in accepted:
         if each.outcome.written:
             raise FakeKernelError(
-                f"the operator {name} breaks its schema",
+                f"the operator {full_name(schema)} breaks its schema",
                 expected=f"no write into {', '.join(each.outcome.written)}: {schema}",
                 found="its data changed",
                 fix="Name it in mutates_args, or write Tensor(a!) in the schema",
@@ -322,7 +312,7 @@ def _check_schema(name: str, schema: Any, accepted: Sequence[Tried]) -> None:
                 shares = getattr(part, "shares", None)
                 if shares is not None and shares[0] not in aliased:
                     raise FakeKernelError(
-                        f"the operator {name} breaks its schema",
+                        f"the operator {full_name(schema)} breaks its schema",
                         expected=f"results with a storage of their own: {schema}",
                         found=f"a result shares the storage of {shares[0]}",
                         fix="Return a clone, or write Tensor(a) in the schema",
@@ -381,17 +371,9 @@ def predicted(
         sizes = _bound(kernel, args, actual)
     evaluation = Evaluation(args, None, sizes)
     for check in kernel.checks:
-        if not holds(check, evaluation):
+        if not evaluation.allows(check.condition):
             raise NoValueError(f"not {formula_text(check.condition)}")
     return [result_of(part, evaluation, _facts) for part in kernel.results]
-
-
-def holds(check: fk.Check, evaluation: Evaluation) -> bool:
-    """Return whether a check holds, also because there is no such tensor or number in this call."""
-    try:
-        return bool(evaluation.feature(check.condition))
-    except NoValueError:
-        return True
 
 
 def _bound(kernel: fk.FakeKernelDesc, args: dict[str, Any], actual: Sequence[Any]) -> list[Any]:

@@ -116,7 +116,7 @@ class IntegerSearch:
         best: dict[bytes, tuple[float, fk.Int]] = {}
         stacked = np.stack([values for _, values in leaves])
         divisors = np.where(stacked > 0, stacked, 1)
-        is_positive = (stacked > 0).all(axis=1)
+        is_positive: Any = (stacked > 0).all(axis=1)
         for at, (a, x) in enumerate(leaves):
             for op, (_, apply) in _OPERATIONS.items():
                 matrix = apply(x, divisors if op in _DIVISIONS else stacked)

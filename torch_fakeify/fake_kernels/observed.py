@@ -74,5 +74,6 @@ def item_of(args: dict[str, Observed], name: str, item: int | None) -> Observed:
     value = args.get(name)
     if item is None:
         return value
-    has_item = isinstance(value, (list, tuple)) and -len(value) <= item < len(value)
-    return value[item] if has_item else None
+    if not isinstance(value, (list, tuple)) or not -len(value) <= item < len(value):
+        return None
+    return value[item]

@@ -53,7 +53,7 @@ def requirements(
             continue
         if not holds or not _is_supported(condition, arguments.rows):
             continue
-        violated = {at for at, each in enumerate(others) if _is_violated(condition, each)}
+        violated = {at for at, each in enumerate(others) if not each.allows(condition)}
         if condition in fixed:
             named = sum(_names(errors[at], fixed[condition]) for at in violated)
             if 2 * named < len(violated):
@@ -83,23 +83,11 @@ def _is_supported(condition: Any, accepted: Sequence[Evaluation]) -> bool:
             return True
 
 
-def _is_violated(condition: Any, evaluation: Evaluation) -> bool:
-    """Return whether a condition does not hold; a kernel refuses what has no such dim all the same."""
-    try:
-        return not evaluation.feature(condition)
-    except NoValueError:
-        return False
-
-
 def _candidates(arguments: Arguments) -> Iterator[fk.Compared | fk.SameDtype | fk.DtypeIn]:
     tensors = arguments.tensors[:6]
     ranks = {of: arguments.rank(of) for of in tensors}
     for of, (low, high) in ranks.items():
-        if low == high:
-            yield fk.Compared("==", fk.Ndim(of), fk.Integer(low))
-        else:
-            yield fk.Compared(">=", fk.Ndim(of), fk.Integer(low))
-            yield fk.Compared("<=", fk.Ndim(of), fk.Integer(high))
+        yield from rank_limits(of, low, high)
         dtypes = {each.tensor(of).dtype for each in arguments.rows}
         yield fk.DtypeIn(of, tuple(sorted(dtypes)))
     for left, right in combinations(tensors, 2):
@@ -139,6 +127,16 @@ def _candidates(arguments: Arguments) -> Iterator[fk.Compared | fk.SameDtype | f
         yield fk.Compared(">=", each, fk.Integer(1))
     if not arguments.numbers:
         yield from dict(_multiples(arguments))
+
+
+def rank_limits(of: fk.Arg, low: int, high: int) -> list[fk.Compared]:
+    """Return that the number of dims of a tensor is between two."""
+    if low == high:
+        return [fk.Compared("==", fk.Ndim(of), fk.Integer(low))]
+    return [
+        fk.Compared(">=", fk.Ndim(of), fk.Integer(low)),
+        fk.Compared("<=", fk.Ndim(of), fk.Integer(high)),
+    ]
 
 
 def _dims(arguments: Arguments) -> list[fk.Size]:

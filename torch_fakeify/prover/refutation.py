@@ -262,29 +262,28 @@ class Refuter:
         return self._search([*rows, *more], [*choices, *more_choices])
 
 
+_Bounds: TypeAlias = "dict[tuple[tuple[Mono, int], ...], tuple[Number, bool]]"
+"""The tightest bound of each linear combination, and whether it is not strict."""
+
+
 def _propagated(rows: list[Row], choices: list[Either]) -> tuple[list[Row], list[Either]] | None:
     """Rows and disjunctions after options that a single row refutes are removed.
 
-    A disjunction with one option left is replaced by it, one that a row implies is removed. ``None``:
-    a disjunction has no option left.
+    A disjunction with one option left is replaced by it. ``None``: a disjunction has no option left.
     """
-    bounds: dict[tuple[tuple[Mono, int], ...], tuple[Number, bool]] = {}
+    bounds: _Bounds = {}
     changed = bool(choices)
     while changed:
         changed = False
         for row in rows:
-            found = bounds.get(row.coeffs)
-            bounds[row.coeffs] = min(
-                found or (row.bound, not row.strict), (row.bound, not row.strict)
-            )
+            bound = row.bound, not row.strict
+            bounds[row.coeffs] = min(bounds.get(row.coeffs, bound), bound)
         left: list[Either] = []
         for choice in choices:
             options = [o for o in choice.options if not _refuted_by_bounds(o, bounds)]
             if not options:
                 return None
-            if any(_implied_by_bounds(option, bounds) for option in options):
-                changed = True
-            elif len(options) == 1:
+            if len(options) == 1:
                 changed = True
                 more, more_choices = _sorted_out(options[0])
                 rows = [*rows, *more]
@@ -293,10 +292,6 @@ def _propagated(rows: list[Row], choices: list[Either]) -> tuple[list[Row], list
                 left.append(Either(tuple(options)))
         choices = left
     return rows, choices
-
-
-_Bounds: TypeAlias = "Mapping[tuple[tuple[Mono, int], ...], tuple[Number, bool]]"
-"""The tightest bound of each linear combination, and whether it is not strict."""
 
 
 def _refuted_by_bounds(parts: Iterable[Part], bounds: _Bounds) -> bool:
@@ -311,16 +306,6 @@ def _refuted_by_bounds(parts: Iterable[Part], bounds: _Bounds) -> bool:
             if sum_ < 0 or (sum_ == 0 and (row.strict or not opposite[1])):
                 return True
     return any(all(_refuted_by_bounds(o, bounds) for o in c.options) for c in choices)
-
-
-def _implied_by_bounds(parts: Iterable[Part], bounds: _Bounds) -> bool:
-    """Whether bounds of the same combinations imply each part of a conjunction."""
-    rows, choices = _sorted_out(parts)
-    for row in rows:
-        found = bounds.get(row.coeffs)
-        if found is None or found > (row.bound, not row.strict):
-            return False
-    return all(any(_implied_by_bounds(o, bounds) for o in c.options) for c in choices)
 
 
 def _sorted_out(parts: Iterable[Part]) -> tuple[list[Row], list[Either]]:
