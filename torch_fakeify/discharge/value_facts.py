@@ -190,14 +190,6 @@ def _nonzero(call: Call) -> Range:
     return _below(sympy_functions.Max(*sizes) if len(sizes) > 1 else sizes[0])
 
 
-def _searchsorted(call: Call) -> Range:
-    return _insertion(call.result, size_expr(call.args[0].shape[-1]))
-
-
-def _bucketize(call: Call) -> Range:
-    return _insertion(call.result, element_count(call.args[1]))
-
-
 def _count_nonzero(call: Call) -> Range:
     tensor = call.args[0]
     dims = call.argument(1, "dim", None)
@@ -224,10 +216,6 @@ def _unique(call: Call) -> tuple[Range, ...]:
     """The values, their positions, and how often each is there."""
     counts = _up_to(element_count(call.args[0]))
     return _UNKNOWN, _below(size_expr(call.result[0].shape[0])), counts
-
-
-def _randperm(call: Call) -> Range:
-    return _below(size_expr(call.args[0]))
 
 
 def _randint(call: Call) -> Range:
@@ -379,14 +367,20 @@ VALUE_RANGES: dict[Any, Callable[[Call], Any]] = {
     ),
     **dict.fromkeys((_aten.topk.default, _aten.kthvalue.default), partial(_picked, dim_at=2)),
     _aten.nonzero.default: _nonzero,
-    **dict.fromkeys((_aten.searchsorted.Tensor, _aten.searchsorted.Scalar), _searchsorted),
-    **dict.fromkeys((_aten.bucketize.Tensor, _aten.bucketize.Scalar), _bucketize),
+    **dict.fromkeys(
+        (_aten.searchsorted.Tensor, _aten.searchsorted.Scalar),
+        lambda call: _insertion(call.result, size_expr(call.args[0].shape[-1])),
+    ),
+    **dict.fromkeys(
+        (_aten.bucketize.Tensor, _aten.bucketize.Scalar),
+        lambda call: _insertion(call.result, element_count(call.args[1])),
+    ),
     **dict.fromkeys((_aten.count_nonzero.default, _aten.count_nonzero.dim_IntList), _count_nonzero),
     **dict.fromkeys((_aten.sum.default, _aten.sum.dim_IntList), _sum),
     _aten.cumsum.default: _cumsum,
     _aten.bincount.default: _bincount,
     **dict.fromkeys((_aten._unique.default, _aten._unique2.default), _unique),
-    _aten.randperm.default: _randperm,
+    _aten.randperm.default: lambda call: _below(size_expr(call.args[0])),
     **dict.fromkeys((_aten.randint.default, _aten.randint.low), _randint),
     _aten.clamp.default: _clamp,
     _aten.remainder.Scalar: _remainder,

@@ -11,6 +11,8 @@ from functools import cached_property
 from itertools import combinations, permutations
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from torch_fakeify.records import fake_kernel as fk
 
 from .evaluating import Evaluation, NoValueError, is_same_strides
@@ -19,7 +21,7 @@ from .lists import Arguments, Formulas
 from .observed import NamedValue, TensorFacts, is_integer, is_tensor_list
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 _DEPTH = 3
 """Most features on the way to a formula."""
@@ -160,9 +162,9 @@ def _data_sizes(
     calls: Sequence[dict[str, Any]], results: Sequence[Sequence[Any]]
 ) -> tuple[list[tuple[int, ...]], tuple[fk.MadeSize, ...]]:
     """Return the sizes of each row that differ between calls whose arguments have equal metadata."""
-    equal: dict[Hashable, list[int]] = defaultdict(list)
+    equal: dict[bytes, list[int]] = defaultdict(list)
     for at, args in enumerate(calls):
-        equal[_key(args)].append(at)
+        equal[msgspec.msgpack.encode(args)].append(at)
     leaves = [dict(_leaves(each)) for each in results]
     names = sorted({name for each in leaves for name in each})
     vectors: dict[tuple[int, ...], str] = {}
@@ -215,14 +217,6 @@ def _leaves(results: Sequence[Any]) -> Iterator[tuple[str, Any]]:
                     yield f"{where}.shape[{dim}]", size
             elif is_integer(each):
                 yield where, each
-
-
-def _key(value: Any) -> Hashable:
-    if isinstance(value, dict):
-        return tuple((name, _key(each)) for name, each in value.items())
-    if isinstance(value, (list, tuple)):
-        return ("list", *map(_key, value))
-    return type(value).__name__, value
 
 
 # --- results -------------------------------------------------------------------------------------------
