@@ -112,7 +112,7 @@ class Intervals:
             for atom in dict.fromkeys(mono):
                 factors = times(factors, self._of_power(atom, mono.count(atom)))
             found = tighter(found, factors)
-        else:
+        elif mono:
             found = tighter(found, self._of_function(mono[0]))
         self._found[mono] = found
         return found
