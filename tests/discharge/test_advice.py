@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import sympy
 import torch
+from fact_values import implied
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sympy import And, Eq, Ne, Not
@@ -16,8 +17,7 @@ from torch.utils._sympy.functions import FloorDiv, Max, PythonMod
 
 import torch_fakeify as tfk
 from torch_fakeify.discharge.abduction import weakest_checks
-from torch_fakeify.discharge.wording import condition_text
-from torch_fakeify.prover.implication import implied
+from torch_fakeify.discharge.known_facts import condition_text
 from torch_fakeify.render.data_dependent import known_in
 
 if TYPE_CHECKING:

@@ -47,9 +47,9 @@ CALLS: dict[str, tuple[Any, Callable[[torch.Tensor], Any]]] = {
 }
 
 
-def fake_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ShapeEnv]:
-    """Return a fake tensor with dynamic sizes, and its environment."""
-    env = ShapeEnv()
+def fake_of(tensor: torch.Tensor, env: ShapeEnv | None = None) -> tuple[torch.Tensor, ShapeEnv]:
+    """Return a fake tensor with dynamic sizes, and its environment, which is a new one by default."""
+    env = env or ShapeEnv()
     mode = FakeTensorMode(shape_env=env)
     context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * tensor.dim())
     fake = mode.from_tensor(tensor, source=ConstantSource("x"), symbolic_context=context)

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import sympy
 import torch
+from fact_values import implied
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch._dynamo.source import ConstantSource
-from torch._subclasses import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from test_operator_facts import fake_of
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy.functions import IntTrueDiv
 
 import torch_fakeify as tfk
-from torch_fakeify.prover.implication import implied
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,12 +27,7 @@ def unbacked(env: ShapeEnv, count: int) -> list[Any]:
 
 def sizes(env: ShapeEnv, *shape: int) -> list[Any]:
     """Return the sizes of a fake tensor whose dims are dynamic and distinct."""
-    context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * len(shape))
-    mode = FakeTensorMode(shape_env=env)
-    fake = mode.from_tensor(
-        torch.empty(shape), source=ConstantSource("x"), symbolic_context=context
-    )
-    return list(fake.shape)
+    return list(fake_of(torch.empty(shape), env)[0].shape)
 
 
 def facts_of(env: ShapeEnv, condition: Any) -> list[tuple[str, str]]:

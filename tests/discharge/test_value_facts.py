@@ -167,17 +167,20 @@ def test_each_operator_has_a_case() -> None:
     }
 
 
-class Writes(HigherOrderOperator):
-    """An operator that may write to its argument."""
+class OfOneTensor(HigherOrderOperator):
+    """An operator of higher order with one argument."""
 
     def __call__(self, tensor: torch.Tensor) -> Any:
-        """Do nothing with fake tensors."""
+        """Call it."""
         return super().__call__(tensor)
 
 
-writes = Writes("torch_fakeify_tests_writes")
-writes.py_impl(FakeTensorMode)(lambda mode, tensor: None)
-writes.fallthrough(torch._C.DispatchKey.AutogradCPU)
+def operator_by(name: str, fake: Callable[[torch.Tensor], Any]) -> OfOneTensor:
+    """Return an operator of higher order by what it does with a fake tensor."""
+    made = OfOneTensor(name)
+    made.py_impl(FakeTensorMode)(lambda mode, tensor: fake(tensor))
+    made.fallthrough(torch._C.DispatchKey.AutogradCPU)
+    return made
 
 
 def _by_data(at: torch.Tensor) -> None:
@@ -193,7 +196,7 @@ WRITES: dict[str, Callable[[torch.Tensor], Any]] = {
     "index": lambda at: at.view(1).__setitem__(0, 90),
     "data": _by_data,
     "bits": lambda at: at.view(1).view(torch.int32),
-    "operator of higher order": writes,
+    "operator of higher order": operator_by("torch_fakeify_tests_writes", lambda at: None),
 }
 
 
@@ -208,22 +211,10 @@ def test_what_is_written_to_has_no_range(name: str) -> None:
         assert tfk.entails(env, written.item() < fake.shape[0]) is None
 
 
-class Chooses(HigherOrderOperator):
-    """An operator whose body is run once for all."""
-
-    def __call__(self, tensor: torch.Tensor) -> Any:
-        """Return a position."""
-        return super().__call__(tensor)
-
-
-chooses = Chooses("torch_fakeify_tests_chooses")
-chooses.py_impl(FakeTensorMode)(lambda mode, tensor: tensor.argmax())
-chooses.fallthrough(torch._C.DispatchKey.AutogradCPU)
-
-
 def test_the_result_of_a_body_has_no_range() -> None:
     """What an operator of higher order returns may come from another branch or iteration."""
     fake, env = fake_of(torch.arange(5))
+    chooses = operator_by("torch_fakeify_tests_chooses", torch.argmax)
     with tfk.entailment(), fake.fake_mode:
         assert tfk.entails(env, chooses(fake).item() < fake.shape[0]) is None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from fractions import Fraction
 from functools import reduce
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import sympy
 from hypothesis import strategies as st
@@ -21,6 +21,11 @@ from torch.utils._sympy.functions import (
     PowByNatural,
     PythonMod,
 )
+
+from torch_fakeify.prover.implication import FactIndex, WorkCounter
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Point: TypeAlias = dict[str, Any]
 """Values of symbols by name."""
@@ -57,6 +62,12 @@ _FUNCTIONS: dict[type, Any] = {
     sympy.Add: lambda *args: sum(args),
     sympy.Mul: lambda *args: reduce(operator.mul, args),
 }
+
+
+def implied(premises: Sequence[Any], conclusion: Any) -> bool:
+    """Return whether the prover finds that a condition follows from others."""
+    index = FactIndex(premises, WorkCounter())
+    return index.implies(index.table.condition(conclusion), without=None)
 
 
 def value(expr: Any, point: Point) -> Any:

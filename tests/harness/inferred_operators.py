@@ -23,9 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch_fakeify.errors import FakeKernelError
 from torch_fakeify.fake_kernels.evaluating import NoValueError, bound
 from torch_fakeify.fake_kernels.exploring import Exploration
-from torch_fakeify.fake_kernels.inferring import infer
+from torch_fakeify.fake_kernels.inferring import infer, predicted, same_results
 from torch_fakeify.fake_kernels.observed import NamedValue, TensorFacts
-from torch_fakeify.fake_kernels.predicting import predicted, same_results
 from torch_fakeify.fake_kernels.specs import CallSpec, TensorSpec, facts_of, spec_of, tensors_of
 from torch_fakeify.tools.operator_process import OperatorProcess
 

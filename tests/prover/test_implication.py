@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import sympy
 import z3
-from fact_values import NAMES, SYMBOLS, Point, conditions, truth
+from fact_values import NAMES, SYMBOLS, Point, conditions, implied, truth
+from guard_z3 import Z3Terms
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 from sympy import And, Eq, Ne, Not, Or
@@ -26,7 +27,7 @@ from torch.utils._sympy.functions import (
     PythonMod,
 )
 
-from torch_fakeify.prover.implication import FactIndex, WorkCounter, conflict, implied, redundant
+from torch_fakeify.prover.implication import FactIndex, WorkCounter, conflict, redundant
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -268,60 +269,18 @@ def differences(symbols: Sequence[Any], span: int) -> st.SearchStrategy[Any]:
     )
 
 
-def to_z3(expr: Any, number: Callable[[str], Any]) -> Any:
-    """Translate a condition or an expression for z3; ``number`` makes its variables."""
-    args = [to_z3(arg, number) for arg in expr.args]
-    match expr:
-        case sympy.Symbol():
-            return number(expr.name)
-        case sympy.Integer():
-            return z3.IntVal(int(expr))
-        case sympy.logic.boolalg.BooleanTrue() | sympy.logic.boolalg.BooleanFalse():
-            return z3.BoolVal(bool(expr))
-        case sympy.Add():
-            return sum(args)
-        case sympy.Mul() | sympy.Pow():
-            parts = args if isinstance(expr, sympy.Mul) else [args[0]] * int(expr.args[1])
-            return z3.Product(*parts)
-        case FloorDiv():
-            return args[0] / args[1]
-        case CeilDiv():
-            return -(-args[0] / args[1])
-        case Mod() | PythonMod():
-            return args[0] % args[1]
-        case ModularIndexing():
-            return args[0] / args[1] % args[2]
-        case Max() | Min():
-            found = args[0]
-            for arg in args[1:]:
-                first = found >= arg if isinstance(expr, Max) else found <= arg
-                found = z3.If(first, found, arg)
-            return found
-        case sympy.And() | sympy.Or() | sympy.Not():
-            return getattr(z3, type(expr).__name__)(*args)
-        case _:
-            return expr.func(*args) if not args else _compared(expr, *args)
-
-
-def _compared(expr: Any, left: Any, right: Any) -> Any:
-    relations: dict[type, Any] = {
-        Eq: left == right,
-        Ne: left != right,
-        sympy.Lt: left < right,
-        sympy.Le: left <= right,
-        sympy.Gt: left > right,
-        sympy.Ge: left >= right,
-    }
-    return relations[type(expr)]
-
-
-def z3_verdict(premises: Sequence[Any], conclusion: Any, number: Callable[[str], Any]) -> Any:
+def z3_verdict(premises: Sequence[Any], conclusion: Any) -> Any:
     """Return ``unsat`` if the conclusion follows."""
-    solver = z3.Solver()
+    terms, solver = Z3Terms(real_floats=True), z3.Solver()
     solver.set("rlimit", 1_000_000)  # steps, not time: the same answer on a busy machine
-    solver.add(*(to_z3(fact, number) for fact in premises))
-    solver.add(z3.Not(to_z3(conclusion, number)))
+    solver.add(*map(terms.fact, premises), terms.fact(sympy.Not(conclusion)))
     return solver.check()
+
+
+def over_the_rationals(facts: Sequence[Any]) -> list[Any]:
+    """Return facts about integers as facts about real numbers of the same names."""
+    reals = {s: sympy.Symbol(s.name, real=True) for fact in facts for s in fact.free_symbols}
+    return [fact.xreplace(reals) for fact in facts]
 
 
 def remaining_facts_are_equivalent(facts: list[Any]) -> None:
@@ -339,7 +298,7 @@ def dropped_follows_by_z3(facts: list[Any]) -> None:
     removed = [*redundant(facts)]
     left = [fact for at, fact in enumerate(facts) if at not in removed]
     for at in removed:
-        verdict = z3_verdict(left, facts[at], z3.Int)
+        verdict = z3_verdict(left, facts[at])
         event(str(verdict))
         assert verdict != z3.sat
 
@@ -349,7 +308,7 @@ def linear_dropped_follows(facts: list[Any]) -> None:
     removed = [*redundant(facts)]
     left = [fact for at, fact in enumerate(facts) if at not in removed]
     event(f"dropped {len(removed)} of {len(facts)}")
-    assert all(z3_verdict(left, facts[at], z3.Int) == z3.unsat for at in removed)
+    assert all(z3_verdict(left, facts[at]) == z3.unsat for at in removed)
 
 
 def linear_left_is_minimal(facts: list[Any]) -> None:
@@ -357,11 +316,11 @@ def linear_left_is_minimal(facts: list[Any]) -> None:
 
     Of facts that contradict each other everything follows, also what has nothing to do with them.
     """
-    assume(z3_verdict(facts, sympy.false, z3.Real) == z3.sat)
+    assume(z3_verdict(over_the_rationals(facts), sympy.false) == z3.sat)
     removed = [*redundant(facts)]
-    left = [fact for at, fact in enumerate(facts) if at not in removed]
+    left = over_the_rationals([fact for at, fact in enumerate(facts) if at not in removed])
     for at, fact in enumerate(left):
-        assert z3_verdict([*left[:at], *left[at + 1 :]], fact, z3.Real) == z3.sat
+        assert z3_verdict([*left[:at], *left[at + 1 :]], fact) == z3.sat
 
 
 DROPPED: dict[str, tuple[list[Any], list[int]]] = {

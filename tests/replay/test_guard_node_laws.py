@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import sympy
 import torch
+from fact_values import implied
 from guard_equivalence import assert_equivalent
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
@@ -45,7 +46,6 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._sympy.functions import FloorDiv
 
 import torch_fakeify as tfk
-from torch_fakeify.prover.implication import implied
 
 if TYPE_CHECKING:
     from collections.abc import Callable

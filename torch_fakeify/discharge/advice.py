@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import sympy
 import torch
@@ -16,9 +16,8 @@ from torch_fakeify.render.data_dependent import KnownOf
 from torch_fakeify.render.readable_names import readable_source
 
 from .abduction import weakest_checks
-from .known_facts import KnownFact, is_provable, knowledge_of
+from .known_facts import KnownFact, condition_text, is_provable, knowledge_of
 from .lines import current_line
-from .wording import condition_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -27,41 +26,6 @@ MAX_SHOWN = 12
 """The most facts that a message shows."""
 
 _SIZE = re.compile(r"\.(size|stride)\((\d+)\)")
-
-
-class Advice(NamedTuple):
-    """What is known about the symbols of a condition that does not follow."""
-
-    condition: Any
-    known: tuple[KnownFact, ...]
-    """The facts about its symbols."""
-    checks: tuple[Any, ...]
-    """Checks from which the condition follows; empty if it cannot hold."""
-    opposite: tuple[Any, ...]
-    """Checks from which its negation follows."""
-
-
-def advice_on(env: Any, condition: Any) -> Advice:
-    """Return the facts about the symbols of a condition, and the weakest checks that decide it.
-
-    Args:
-        env: the ``ShapeEnv``.
-        condition: a sympy condition that is not known.
-    """
-    knowledge = knowledge_of(env)
-    near = knowledge.around(env, condition)
-    facts = [fact.expr for fact in near]
-    hints = {
-        symbol: env.backed_var_to_val[symbol]
-        for fact in (condition, *facts)
-        for symbol in fact.free_symbols & env.backed_var_to_val.keys()
-    }
-    return Advice(
-        condition,
-        tuple(_distinct(f for f in near if f.expr.free_symbols & condition.free_symbols)),
-        weakest_checks(facts, condition, hints),
-        weakest_checks(facts, sympy.Not(condition), hints),
-    )
 
 
 def _distinct(facts: Iterable[KnownFact]) -> Iterator[KnownFact]:
@@ -78,21 +42,29 @@ def advice_text(env: Any, condition: Any) -> str:
     """Return what is added to the message of a data-dependent error; empty if there is nothing to say."""
     if not isinstance(condition, sympy.logic.boolalg.Boolean) or not is_provable(env, condition):
         return ""
-    advice = advice_on(env, condition)
+    near = knowledge_of(env).around(env, condition)
+    facts = [fact.expr for fact in near]
+    hints = {
+        symbol: env.backed_var_to_val[symbol]
+        for fact in (condition, *facts)
+        for symbol in fact.free_symbols & env.backed_var_to_val.keys()
+    }
+    known = [*_distinct(f for f in near if f.expr.free_symbols & condition.free_symbols)]
     names = SymbolNames(env, traced_locals() or calling_locals())
     line = current_line()
     place = "" if line is None else f"  # at {_short(line)}"
 
-    def calls(checks: Iterable[Any]) -> tuple[str, ...]:
+    def calls(wanted: Any) -> tuple[str, ...]:
+        checks = weakest_checks(facts, wanted, hints)
         return tuple(f"torch._check({condition_text(check, names)}){place}" for check in checks)
 
     symbols: list[Any] = sorted(condition.free_symbols, key=str)
     return KnownOf(
-        known=tuple(_fact_text(fact, names) for fact in advice.known[:MAX_SHOWN]),
-        more=max(0, len(advice.known) - MAX_SHOWN),
-        nothing="" if advice.known else ", ".join(map(names, symbols)),
-        checks=calls(advice.checks),
-        opposite=calls(advice.opposite),
+        known=tuple(_fact_text(fact, names) for fact in known[:MAX_SHOWN]),
+        more=max(0, len(known) - MAX_SHOWN),
+        nothing="" if known else ", ".join(map(names, symbols)),
+        checks=calls(condition),
+        opposite=calls(sympy.Not(condition)),
         unnamed=", ".join(str(s) for s in symbols if names(s) == str(s)),
     ).text()
 
@@ -109,12 +81,7 @@ def _short(line: str) -> str:
 
 
 class SymbolNames:
-    """The user's names of symbols: variables that hold them, else sources of inputs.
-
-    Args:
-        env: the ``ShapeEnv`` of the symbols.
-        variables: local variables by name.
-    """
+    """The user's names of symbols: local variables that hold them, else sources of inputs."""
 
     def __init__(self, env: Any, variables: Mapping[str, Any]) -> None:
         self._env = env

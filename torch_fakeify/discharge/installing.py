@@ -12,7 +12,7 @@ import functools
 import threading
 from contextlib import contextmanager
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import sympy
 from sympy.logic.boolalg import Boolean
@@ -40,15 +40,6 @@ MAX_PARTS = 500
 """The most operations, symbols and numbers of a condition that the prover is asked about."""
 
 _CACHE_METHODS = ("cache_clear", "cache_info", "cumulative_cache_info")
-
-
-class _Wrapped(NamedTuple):
-    """A method that is wrapped."""
-
-    owner: type[Any]
-    name: str
-    original: Any
-    """Torch's method."""
 
 
 class Entailment:
@@ -86,7 +77,8 @@ class Entailment:
         self._lock = fork_safe_lock()
         self._blocks = 0
         self._is_permanent = False
-        self._wrapped: list[_Wrapped] = []
+        self._originals: dict[tuple[type[Any], str], Any] = {}
+        """Torch's methods while they are wrapped."""
 
     @contextmanager
     def __call__(self) -> Generator[None, None, None]:
@@ -107,7 +99,7 @@ class Entailment:
 
     def is_installed(self) -> bool:
         """Return whether the prover is asked now."""
-        return bool(self._wrapped)
+        return bool(self._originals)
 
     def _change(self, *, blocks: int = 0, permanent: bool | None = None) -> None:
         with self._lock:
@@ -115,23 +107,22 @@ class Entailment:
             if permanent is not None:
                 self._is_permanent = permanent
             is_wanted = self._is_permanent or self._blocks > 0
-            if is_wanted and not self._wrapped:
+            if is_wanted and not self._originals:
                 self._wrap()
-            elif not is_wanted and self._wrapped:
+            elif not is_wanted and self._originals:
                 self._unwrap()
 
     def _wrap(self) -> None:
         uninteresting_files().add(__file__)
         for (owner, name), wrapper in _WRAPPERS.items():
-            original = vars(owner)[name]
-            self._wrapped.append(_Wrapped(owner, name, original))
+            original = self._originals[owner, name] = vars(owner)[name]
             setattr(owner, name, _around(original, wrapper))
         clear_method_caches(ShapeEnv)
 
     def _unwrap(self) -> None:
-        while self._wrapped:
-            wrapped = self._wrapped.pop()
-            setattr(wrapped.owner, wrapped.name, wrapped.original)
+        for (owner, name), original in self._originals.items():
+            setattr(owner, name, original)
+        self._originals.clear()
         uninteresting_files().discard(__file__)
         clear_method_caches(ShapeEnv)  # they hold answers of the prover
 
@@ -164,13 +155,24 @@ class _Busy(threading.local):
 _busy = _Busy()
 
 
-def _asking(original: Any) -> Any:
-    def _maybe_evaluate_static(self: Any, expr: Any, **options: Any) -> Any:
+def _without_asking(original: Any) -> Any:
+    """Have torch's own questions inside a method remain its own."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         _busy.depth += 1
         try:
-            answer = original(self, expr, **options)
+            return original(self, *args, **kwargs)
         finally:
             _busy.depth -= 1
+
+    return method
+
+
+def _asking(original: Any) -> Any:
+    alone = _without_asking(original)
+
+    def _maybe_evaluate_static(self: Any, expr: Any, **options: Any) -> Any:
+        answer = alone(self, expr, **options)
         if answer is not None or _busy.depth or not _may_ask(self, expr, **options):
             return answer
         found = _answer(self, expr)
@@ -242,17 +244,6 @@ def _learning(original: Any) -> Any:
     return _evaluate_expr
 
 
-def _simplifying(original: Any) -> Any:
-    def simplify(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _busy.depth += 1
-        try:
-            return original(self, *args, **kwargs)
-        finally:
-            _busy.depth -= 1
-
-    return simplify
-
-
 def _noting_lines(original: Any) -> Any:
     def guard_or_defer_runtime_assert(self: Any, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
         before = self.num_deferred_runtime_asserts
@@ -304,7 +295,7 @@ def _forgetting_values(original: Any) -> Any:
 _WRAPPERS: dict[tuple[type[Any], str], Callable[[Any], Any]] = {
     (ShapeEnv, "_maybe_evaluate_static"): _asking,
     (ShapeEnv, "_evaluate_expr"): _learning,
-    (ShapeEnv, "simplify"): _simplifying,
+    (ShapeEnv, "simplify"): _without_asking,
     (ShapeEnv, "guard_or_defer_runtime_assert"): _noting_lines,
     (ShapeEnv, "_make_data_dependent_error"): _advising,
     (FakeTensorMode, "dispatch"): _stating_facts,

@@ -18,16 +18,16 @@ from operator import is_
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import sympy
+from sympy.printing.str import StrPrinter
 
-from torch_fakeify.compat.torch_symbols import SingletonInt, int_oo
+from torch_fakeify.compat.torch_symbols import PythonPrinter, SingletonInt, int_oo
 from torch_fakeify.prover.implication import FactIndex, WorkCounter
 
 from .lines import line_of, stated_line
 from .operator_facts import operator_facts
-from .wording import condition_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 Origin: TypeAlias = Literal[
     "range", "replacement", "divisible", "guard", "runtime assert", "operator"
@@ -49,6 +49,31 @@ MAX_FOUND = 20_000
 
 MAX_AROUND = 40
 """The most facts that `Knowledge.around` returns."""
+
+
+class _Printer(PythonPrinter):
+    """Torch's printer of Python code, with names for symbols."""
+
+    def __init__(self, name: Callable[[sympy.Symbol], str]) -> None:
+        super().__init__()
+        self._name = name
+
+    def _print_Symbol(self, expr: sympy.Symbol) -> str:  # noqa: N802
+        return self._name(expr)
+
+    def _print_Add(self, expr: Any, order: Any = None) -> str:  # noqa: N802
+        return StrPrinter._print_Add(self, expr, order)  # with minus signs, numbers last
+
+    def _print_Relational(self, expr: Any) -> str:  # noqa: N802
+        return f"{self._print(expr.lhs)} {expr.rel_op} {self._print(expr.rhs)}"
+
+    def _print_Equality(self, expr: Any) -> str:  # noqa: N802
+        return self._print_Relational(expr)
+
+
+def condition_text(expr: Any, name: Callable[[sympy.Symbol], str] = str) -> str:
+    """Return a sympy condition as Python code; ``name`` gives the text of a symbol."""
+    return _Printer(name).doprint(expr)
 
 
 class KnownFact(NamedTuple):
@@ -80,8 +105,8 @@ class KnownFact(NamedTuple):
         return f"{self.text}  ({self.origin}){where}"
 
 
-_Key: TypeAlias = tuple[Any, ...]
-"""Of a range: symbol, whether lower, bound. Of others: origin, condition (of a replacement: both sides)."""
+_Key: TypeAlias = tuple[Origin, sympy.Basic]
+"""A fact: where an environment holds it, and the condition."""
 
 _found: dict[tuple[tuple[_Key, ...], sympy.Basic], bool | None] = {}
 """The answers to conditions, each with the facts in their order."""
@@ -121,13 +146,14 @@ def _keys(env: Any) -> dict[_Key, Any]:
             continue
         place = places.get(symbol)
         if bounds.lower not in _ENDLESS:
-            keys[symbol, True, bounds.lower] = place and place.lower
+            keys["range", _compared(sympy.Ge, symbol, bounds.lower)] = place and place.lower
         if bounds.upper not in _ENDLESS:
-            keys[symbol, False, bounds.upper] = place and place.upper
+            keys["range", _compared(sympy.Le, symbol, bounds.upper)] = place and place.upper
     for symbol, expr in env.replacements.items():
-        keys["replacement", symbol, expr] = env.replacements_slocs.get(symbol)
+        location = env.replacements_slocs.get(symbol)
+        keys["replacement", _compared(sympy.Eq, symbol, expr)] = location
     for expr in env.divisible:
-        keys["divisible", expr] = None
+        keys["divisible", _compared(sympy.Eq, expr, sympy.S.Zero)] = None
     for guard in env.guards:
         keys.setdefault(("guard", guard.expr), guard.sloc)
     for group in env.deferred_runtime_asserts.values():
@@ -136,6 +162,11 @@ def _keys(env: Any) -> dict[_Key, Any]:
     for expr in operator_facts(env):
         keys["operator", expr] = None
     return keys
+
+
+@lru_cache(maxsize=1 << 16)
+def _compared(relation: Any, left: Any, right: Any) -> Any:
+    return relation(left, right, evaluate=False)
 
 
 def _state(env: Any) -> list[Any]:
@@ -150,27 +181,6 @@ def _state(env: Any) -> list[Any]:
         *chain.from_iterable(env.deferred_runtime_asserts.values()),
         *operator_facts(env),
     ]
-
-
-def _condition(key: _Key) -> Any:
-    match key:
-        case ("replacement", symbol, expr):
-            return sympy.Eq(symbol, expr, evaluate=False)
-        case ("divisible", expr):
-            return sympy.Eq(expr, 0, evaluate=False)
-        case ("guard" | "runtime assert" | "operator", expr):
-            return expr
-        case (symbol, True, bound):
-            return sympy.Ge(symbol, bound, evaluate=False)
-        case (symbol, _, bound):
-            return sympy.Le(symbol, bound, evaluate=False)
-        case _:
-            raise AssertionError(key)
-
-
-def _origin(key: _Key) -> Origin:
-    first: Origin | sympy.Symbol = key[0]
-    return first if isinstance(first, str) else "range"
 
 
 class Knowledge:
@@ -198,7 +208,7 @@ class Knowledge:
     def _fresh_index(self) -> None:
         self._index = FactIndex((), self.work)
         self._positions: dict[_Key, int] = {}
-        self._key_at: dict[int, _Key] = {}
+        self._key_at: list[_Key] = []
 
     def update(self, env: Any) -> dict[_Key, Any]:
         """Note the facts that the environment holds now; returns their keys with their locations."""
@@ -219,7 +229,7 @@ class Knowledge:
     def _is_used(self, env: Any, key: _Key) -> bool:
         if key in self._used or key in self._unused:
             return key in self._used
-        expr = _condition(key)
+        _, expr = key
         is_used = is_provable(env, expr) and not (
             self._inputs_only and not expr.free_symbols <= env.backed_var_to_val.keys()
         )
@@ -238,8 +248,8 @@ class Knowledge:
             self._fresh_index()
         for key in self._used:  # in the order of the environment
             if key not in self._positions:
-                at = self._positions[key] = self._index.add(_condition(key))
-                self._key_at[at] = key
+                self._positions[key] = self._index.add(key[1])
+                self._key_at.append(key)
         return self._index
 
     def answer(self, env: Any, expr: Any, example: bool | None = None) -> bool | None:
@@ -297,19 +307,14 @@ class Knowledge:
         In the order of the environment, at most `MAX_AROUND`.
         """
         keys = self.update(env)
-        conditions = {key: _condition(key) for key in keys if key in self._used}
         symbols, taken = set(expr.free_symbols), dict[_Key, None]()
         grows = True
         while grows and len(taken) < MAX_AROUND:
-            new = [
-                key
-                for key, condition in conditions.items()
-                if key not in taken and condition.free_symbols & symbols
-            ]
+            new = [k for k in self._used if k not in taken and k[1].free_symbols & symbols]
             grows = bool(new)
             for key in new:
                 taken[key] = None
-                symbols |= conditions[key].free_symbols
+                symbols |= key[1].free_symbols
         chosen = set(list(taken)[:MAX_AROUND])
         return [_known(key, keys[key], env) for key in keys if key in chosen]
 
@@ -330,24 +335,16 @@ def _possible(env: Any, expr: Any) -> Iterator[bool]:
 
 
 def _known(key: _Key, location: Any, env: Any) -> KnownFact:
-    expr = _condition(key)
-    line = stated_line(env, expr) or line_of(location)
-    return KnownFact(_origin(key), expr, line)
+    origin, expr = key
+    return KnownFact(origin, expr, stated_line(env, expr) or line_of(location))
 
 
-_known_to: weakref.WeakKeyDictionary[Any, Knowledge] = weakref.WeakKeyDictionary()
-_known_of_inputs: weakref.WeakKeyDictionary[Any, Knowledge] = weakref.WeakKeyDictionary()
+_knowledge: weakref.WeakKeyDictionary[Any, dict[bool, Knowledge]] = weakref.WeakKeyDictionary()
 
 
 def knowledge_of(env: Any, *, inputs_only: bool = False) -> Knowledge:
-    """Return the indexed facts of an environment; one index lives as long as its environment.
-
-    Args:
-        env: the ``ShapeEnv``.
-        inputs_only: only the facts about backed symbols.
-    """
-    table = _known_of_inputs if inputs_only else _known_to
-    found = table.get(env)
-    if found is None:
-        found = table[env] = Knowledge(inputs_only=inputs_only)
-    return found
+    """Return the indexed facts of an environment, or those about backed symbols alone; they live as long as it."""
+    found = _knowledge.setdefault(env, {})
+    if inputs_only not in found:
+        found[inputs_only] = Knowledge(inputs_only=inputs_only)
+    return found[inputs_only]

@@ -8,8 +8,7 @@ an error must not decide a branch.
 from __future__ import annotations
 
 import weakref
-from functools import reduce
-from operator import mul
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import sympy
@@ -46,14 +45,7 @@ def operator_facts(env: Any) -> Iterator[sympy.Basic]:
 
 
 def state_facts_of(env: Any, operator: Any, args: Sequence[Any], result: Any) -> None:
-    """State the facts that an operator guarantees about its result.
-
-    Args:
-        env: the ``ShapeEnv`` of the sizes.
-        operator: the ``OpOverload``.
-        args: its positional arguments; further ones have no influence on the facts.
-        result: what its fake kernel returned.
-    """
+    """State the facts that an operator guarantees about its result; keywords have no influence on them."""
     for fact in SIZE_FACTS[operator](args, result):
         state_operator_fact(env, fact)
 
@@ -68,7 +60,7 @@ def size_expr(size: Any) -> Any:
 
 def element_count(tensor: torch.Tensor) -> Any:
     """Return the number of elements as an expression."""
-    return reduce(mul, (size_expr(size) for size in tensor.shape), sympy.Integer(1))
+    return prod(map(size_expr, tensor.shape), start=sympy.Integer(1))
 
 
 def _nonzero(args: Sequence[Any], result: torch.Tensor) -> Iterator[Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 import weakref
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,7 +27,7 @@ from torch_fakeify.compat.torch_symbols import sympy_functions
 from .operator_facts import element_count, size_expr, state_operator_fact
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 MAX_COUNT = 2**52
 """More elements than an operator reads or makes: it would take hours."""
@@ -77,15 +77,7 @@ _ranges: weakref.WeakKeyDictionary[Any, dict[StorageWeakRef, Noted]] = weakref.W
 def note_values(
     env: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
 ) -> None:
-    """Note the ranges of the numbers in a result, and state the range of a number that is read.
-
-    Args:
-        env: the ``ShapeEnv`` of the sizes.
-        func: the ``OpOverload``.
-        args: its positional arguments.
-        kwargs: its other arguments.
-        result: what its fake kernel returned.
-    """
+    """Note the ranges of the numbers in an operator's result, and state the range of a number that is read."""
     known = _ranges.get(env)
     if func is _aten._local_scalar_dense.default:
         if known and isinstance(result, torch.SymInt):
@@ -93,7 +85,9 @@ def note_values(
     elif known and _changes_numbers(func):
         forget_values((args, kwargs, result))
     elif func in VALUE_RANGES and (known or func not in _CARRY):
-        for tensor, range_ in VALUE_RANGES[func](Call(env, args, kwargs, result)):
+        found = VALUE_RANGES[func](Call(env, args, kwargs, result))
+        pairs = [(result, found)] if isinstance(found, Range) else zip(result, found, strict=False)
+        for tensor, range_ in pairs:
             _note(env, tensor, range_)
 
 
@@ -128,7 +122,9 @@ def _note(env: Any, tensor: Any, range_: Range) -> None:
         for storage in [storage for storage in tuple(known) if storage.expired()]:
             del known[storage]
         graph = traced_graph()
-        known[_storage(tensor)] = Noted(range_, _no_graph if graph is None else weakref.ref(graph))
+        known[_storage(tensor)] = Noted(
+            range_, (lambda: None) if graph is None else weakref.ref(graph)
+        )
 
 
 def _fits(dtype: torch.dtype, most: int | None) -> bool:
@@ -143,10 +139,6 @@ def _range_of(env: Any, tensor: Any) -> Range:
         return _UNKNOWN
     noted = _ranges.get(env, {}).get(_storage(tensor))
     return _UNKNOWN if noted is None or noted.graph() is not traced_graph() else noted.range
-
-
-def _no_graph() -> None:
-    """Stand for no graph."""
 
 
 def _storage(tensor: torch.Tensor) -> StorageWeakRef:
@@ -186,130 +178,88 @@ def _length(tensor: torch.Tensor, dim: int | None) -> Any:
     return size_expr(tensor.shape[dim])
 
 
-def _positions(at: int | None, *, dim_at: int, dim: int | None) -> Callable[[Call], Any]:
-    """Positions along a dimension: the result, or one of several.
-
-    Args:
-        at: which result, ``None`` if there is one.
-        dim_at: the position of the argument ``dim``.
-        dim: its default.
-    """
-
-    def ranges(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
-        tensor = call.args[0]
-        along = call.argument(dim_at, "dim", dim)
-        yield call.result if at is None else call.result[at], _below(_length(tensor, along))
-
-    return ranges
+def _position(call: Call, *, dim_at: int, dim: int | None) -> Range:
+    """Positions along the argument ``dim``, which is at a position and has a default."""
+    return _below(_length(call.args[0], call.argument(dim_at, "dim", dim)))
 
 
-def _nonzero(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
+def _nonzero(call: Call) -> Range:
     sizes = [size_expr(size) for size in call.args[0].shape]
-    if sizes:
-        yield call.result, _below(sympy_functions.Max(*sizes) if len(sizes) > 1 else sizes[0])
+    if not sizes:
+        return _UNKNOWN
+    return _below(sympy_functions.Max(*sizes) if len(sizes) > 1 else sizes[0])
 
 
-def _searchsorted(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
-    yield call.result, _insertion(call.result, size_expr(call.args[0].shape[-1]))
-
-
-def _bucketize(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
-    yield call.result, _insertion(call.result, element_count(call.args[1]))
-
-
-def _counted(call: Call) -> Any:
-    """The number of elements that one number of a reduction is made of."""
+def _count_nonzero(call: Call) -> Range:
     tensor = call.args[0]
     dims = call.argument(1, "dim", None)
     if dims is None or dims == [] or tensor.dim() == 0:
-        return element_count(tensor)
-    count = sympy.Integer(1)
-    for dim in dims:
-        count *= size_expr(tensor.shape[dim])
-    return count
+        return _up_to(element_count(tensor))
+    return _up_to(prod((size_expr(tensor.shape[dim]) for dim in dims), start=sympy.Integer(1)))
 
 
-def _count_nonzero(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
-    yield call.result, _up_to(_counted(call))
+def _sum(call: Call) -> Range:
+    return _count_nonzero(call) if call.args[0].dtype is torch.bool else _UNKNOWN
 
 
-def _sum(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
-    if call.args[0].dtype is torch.bool:
-        yield call.result, _up_to(_counted(call))
+def _cumsum(call: Call) -> Range:
+    is_count = call.args[0].dtype is torch.bool
+    return _up_to(_length(call.args[0], call.args[1])) if is_count else _UNKNOWN
 
 
-def _cumsum(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
-    if call.args[0].dtype is torch.bool:
-        yield call.result, _up_to(_length(call.args[0], call.args[1]))
+def _bincount(call: Call) -> Range:
+    has_weights = call.argument(1, "weights", None) is not None
+    return _UNKNOWN if has_weights else _up_to(element_count(call.args[0]))
 
 
-def _bincount(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
-    if call.argument(1, "weights", None) is None:
-        yield call.result, _up_to(element_count(call.args[0]))
+def _unique(call: Call) -> tuple[Range, ...]:
+    """The values, their positions, and how often each is there."""
+    counts = _up_to(element_count(call.args[0]))
+    return _UNKNOWN, _below(size_expr(call.result[0].shape[0])), counts
 
 
-def _unique(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
-    found, inverse, *counts = call.result
-    yield inverse, _below(size_expr(found.shape[0]))
-    for tensor in counts:
-        yield tensor, _up_to(element_count(call.args[0]))
-
-
-def _randperm(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
-    yield call.result, _below(size_expr(call.args[0]))
-
-
-def _randint(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
+def _randint(call: Call) -> Range:
     low, high = (0, call.args[0]) if len(call.args) < 3 else call.args[:2]
-    yield call.result, _between(size_expr(low), size_expr(high) - 1)
+    return _between(size_expr(low), size_expr(high) - 1)
 
 
-def _remainder(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
+def _remainder(call: Call) -> Range:
     divisor = call.args[1]
     if isinstance(divisor, (int, torch.SymInt)) and not isinstance(divisor, bool):
         number = size_expr(divisor)
         if number.is_positive:  # a GPU does not refuse to divide by zero
-            yield call.result, _between(sympy.Integer(0), number - 1)
+            return _between(sympy.Integer(0), number - 1)
+    return _UNKNOWN
 
 
 # --- what keeps, joins or moves values --------------------------------------------------------------
 
 
-def _kept(at: int | None = None) -> Callable[[Call], Any]:
-    """Values of the first argument alone: the result, or one of several.
-
-    Those of an int64 are in an int32 only if they fit.
-    """
-
-    def ranges(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
-        result = call.result if at is None else call.result[at]
-        yield result, _range_of(call.env, call.args[0])
-
-    return ranges
+def _kept(call: Call) -> Range:
+    """Values of the first argument alone; those of an int64 are in an int32 only if they fit."""
+    return _range_of(call.env, call.args[0])
 
 
-def _both(*parts: Callable[[Call], Any]) -> Callable[[Call], Any]:
-    def ranges(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
-        for part in parts:
-            yield from part(call)
-
-    return ranges
+def _picked(call: Call, *, dim_at: int) -> tuple[Range, Range]:
+    """Values of the first argument, and their positions."""
+    return _kept(call), _position(call, dim_at=dim_at, dim=-1)
 
 
-def _clamp(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
-    range_ = _range_of(call.env, call.args[0])
+def _clamp(call: Call) -> Range:
+    range_ = _kept(call)
     low, high = (call.argument(at, name, None) for at, name in ((1, "min"), (2, "max")))
-    if all(limit is None or isinstance(limit, (int, torch.SymInt)) for limit in (low, high)):
-        limits = [size_expr(limit) for limit in (low, high) if limit is not None]
-        mosts = [abs(int(limit)) if limit.is_Integer else None for limit in limits]
-        most = _most(max, *mosts) if len(limits) == 2 else _most(max, *mosts, range_.most)
-        if low is not None:
-            low = size_expr(low)
-            range_ = Range(low, _of_both(sympy_functions.Max, low, range_.high))
-        if high is not None:  # it wins where the limits contradict each other
-            high = size_expr(high)
-            range_ = Range(_of_both(sympy_functions.Min, high, range_.low), high)
-        yield call.result, range_._replace(most=most)
+    if not all(limit is None or isinstance(limit, (int, torch.SymInt)) for limit in (low, high)):
+        return _UNKNOWN
+    limits = [size_expr(limit) for limit in (low, high) if limit is not None]
+    mosts = [abs(int(limit)) if limit.is_Integer else None for limit in limits]
+    most = _most(max, *mosts) if len(limits) == 2 else _most(max, *mosts, range_.most)
+    if low is not None:
+        low = size_expr(low)
+        range_ = Range(low, _of_both(sympy_functions.Max, low, range_.high))
+    if high is not None:  # it wins where the limits contradict each other
+        high = size_expr(high)
+        range_ = Range(_of_both(sympy_functions.Min, high, range_.low), high)
+    return range_._replace(most=most)
 
 
 @lru_cache(maxsize=4096)
@@ -322,56 +272,51 @@ def _most(function: Any, *mosts: int | None) -> int | None:
     return None if len(known) < len(mosts) else function(known)
 
 
-def _cat(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
+def _cat(call: Call) -> Range:
     ranges = [_range_of(call.env, tensor) for tensor in call.args[0]]
     low, high, most = ranges[0]
     for other in ranges[1:]:
         low = _of_both(sympy_functions.Min, low, other.low)
         high = _of_both(sympy_functions.Max, high, other.high)
         most = _most(max, most, other.most)
-    yield call.result, Range(low, high, most)
+    return Range(low, high, most)
 
 
-def _operands(call: Call) -> tuple[Range, Range] | None:
+def _operands(call: Call) -> tuple[Range, Range]:
     """The ranges of two operands, of which the second may be an integer."""
     first, second = call.args[:2]
     if call.argument(2, "alpha", 1) != 1:
-        return None
+        return _UNKNOWN, _UNKNOWN
     if type(second) is int:
         number = sympy.Integer(second)
         return _range_of(call.env, first), _between(number, number)
     return _range_of(call.env, first), _range_of(call.env, second)
 
 
-def _computed(call: Call, low: Any, high: Any, most: int | None) -> Iterator[Any]:
-    """The result, if no number in it has wrapped around."""
-    if most is not None and most <= LARGEST.get(call.result.dtype, -1):
-        yield call.result, Range(low, high, most)
+def _computed(call: Call, low: Any, high: Any, most: int | None) -> Range:
+    """The range of the result, if no number in it has wrapped around."""
+    is_exact = most is not None and most <= LARGEST.get(call.result.dtype, -1)
+    return Range(low, high, most) if is_exact else _UNKNOWN
 
 
-def _add(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
-    operands = _operands(call)
-    if operands is not None:
-        a, b = operands
-        low, high = (_of_both(operator.add, *ends) for ends in ((a.low, b.low), (a.high, b.high)))
-        yield from _computed(call, low, high, _most(sum, a.most, b.most))
+def _add(call: Call) -> Range:
+    a, b = _operands(call)
+    low, high = (_of_both(operator.add, *ends) for ends in ((a.low, b.low), (a.high, b.high)))
+    return _computed(call, low, high, _most(sum, a.most, b.most))
 
 
-def _sub(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
-    operands = _operands(call)
-    if operands is not None:
-        a, b = operands
-        low, high = (_of_both(operator.sub, *ends) for ends in ((a.low, b.high), (a.high, b.low)))
-        yield from _computed(call, low, high, _most(sum, a.most, b.most))
+def _sub(call: Call) -> Range:
+    a, b = _operands(call)
+    low, high = (_of_both(operator.sub, *ends) for ends in ((a.low, b.high), (a.high, b.low)))
+    return _computed(call, low, high, _most(sum, a.most, b.most))
 
 
-def _mul(call: Call) -> Iterator[tuple[torch.Tensor, Range]]:
-    operands = _operands(call)
-    if operands is not None and all(r.low is not None and r.low.is_nonnegative for r in operands):
-        a, b = operands
-        yield from _computed(
-            call, a.low * b.low, _of_both(operator.mul, a.high, b.high), _most(prod, a.most, b.most)
-        )
+def _mul(call: Call) -> Range:
+    a, b = operands = _operands(call)
+    if not all(each.low is not None and each.low.is_nonnegative for each in operands):
+        return _UNKNOWN
+    high = _of_both(operator.mul, a.high, b.high)
+    return _computed(call, a.low * b.low, high, _most(prod, a.most, b.most))
 
 
 _aten = torch.ops.aten
@@ -395,7 +340,7 @@ _CARRY: dict[Any, Callable[[Call], Any]] = {
             _aten.amax.default,
             _aten.amin.default,
         ),
-        _kept(),
+        _kept,
     ),
     _aten.cat.default: _cat,
     _aten.stack.default: _cat,
@@ -407,7 +352,7 @@ _CARRY: dict[Any, Callable[[Call], Any]] = {
 
 VALUE_RANGES: dict[Any, Callable[[Call], Any]] = {
     **dict.fromkeys(
-        (_aten.argmax.default, _aten.argmin.default), _positions(None, dim_at=1, dim=None)
+        (_aten.argmax.default, _aten.argmin.default), partial(_position, dim_at=1, dim=None)
     ),
     **dict.fromkeys(
         (
@@ -418,24 +363,27 @@ VALUE_RANGES: dict[Any, Callable[[Call], Any]] = {
             _aten.sort.default,
             _aten.sort.stable,
         ),
-        _both(_kept(0), _positions(1, dim_at=1, dim=-1)),
+        partial(_picked, dim_at=1),
+    ),
+    **dict.fromkeys((_aten.topk.default, _aten.kthvalue.default), partial(_picked, dim_at=2)),
+    _aten.nonzero.default: _nonzero,
+    **dict.fromkeys(
+        (_aten.searchsorted.Tensor, _aten.searchsorted.Scalar),
+        lambda call: _insertion(call.result, size_expr(call.args[0].shape[-1])),
     ),
     **dict.fromkeys(
-        (_aten.topk.default, _aten.kthvalue.default),
-        _both(_kept(0), _positions(1, dim_at=2, dim=-1)),
+        (_aten.bucketize.Tensor, _aten.bucketize.Scalar),
+        lambda call: _insertion(call.result, element_count(call.args[1])),
     ),
-    _aten.nonzero.default: _nonzero,
-    **dict.fromkeys((_aten.searchsorted.Tensor, _aten.searchsorted.Scalar), _searchsorted),
-    **dict.fromkeys((_aten.bucketize.Tensor, _aten.bucketize.Scalar), _bucketize),
     **dict.fromkeys((_aten.count_nonzero.default, _aten.count_nonzero.dim_IntList), _count_nonzero),
     **dict.fromkeys((_aten.sum.default, _aten.sum.dim_IntList), _sum),
     _aten.cumsum.default: _cumsum,
     _aten.bincount.default: _bincount,
     **dict.fromkeys((_aten._unique.default, _aten._unique2.default), _unique),
-    _aten.randperm.default: _randperm,
+    _aten.randperm.default: lambda call: _below(size_expr(call.args[0])),
     **dict.fromkeys((_aten.randint.default, _aten.randint.low), _randint),
     _aten.clamp.default: _clamp,
     _aten.remainder.Scalar: _remainder,
     **_CARRY,
 }
-"""By operator the ranges of the numbers in its results."""
+"""By operator the range of the numbers in its result, or a range for each of its results."""

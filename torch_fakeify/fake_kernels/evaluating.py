@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,16 +12,27 @@ from torch_fakeify.encoding.operators import bound_arguments
 from torch_fakeify.errors import FakeKernelError
 from torch_fakeify.records import fake_kernel as fk
 
-from .observed import NamedValue, TensorFacts, tensor_of
+from .observed import NamedValue, TensorFacts, is_integer, item_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
 
 _LAST = {4: (torch.channels_last, (0, 2, 3, 1)), 5: (torch.channels_last_3d, (0, 2, 3, 4, 1))}
 """Memory formats by number of dims, with the dims from the outermost to the innermost in memory."""
 _MOST_RESULTS = 10_000
 """Most tensors in a result that is a list."""
+_OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "min": torch.sym_min,
+    "max": torch.sym_max,
+    "//": operator.floordiv,
+    "%": operator.mod,
+    "ceil": lambda left, right: -(-left // right),
+}
+_COMPARISONS = {"==": operator.eq, "!=": operator.ne, "<=": operator.le, ">=": operator.ge}
+_NOT_FOUND = object()
 
 
 class NoValueError(Exception):
@@ -28,7 +40,7 @@ class NoValueError(Exception):
 
 
 class Evaluation:
-    """The values of formulas for one call.
+    """The values of formulas for one call; `NoValueError` is raised where a formula has none.
 
     Args:
         args: the arguments by name.
@@ -45,31 +57,35 @@ class Evaluation:
         tensors: Mapping[tuple[str, int | None], torch.Tensor] | None = None,
     ) -> None:
         self.args = args
-        self._index = index
-        self._sizes = sizes
+        self.index = index
+        self.sizes = sizes
         self._tensors_here = tensors
+        self._known: dict[Any, Any] = {}
 
     def at(self, index: int) -> Evaluation:
         """Return the same for a position in a list."""
-        return Evaluation(self.args, index, self._sizes, self._tensors_here)
+        return Evaluation(self.args, index, self.sizes, self._tensors_here)
+
+    def known(self, evaluate: Callable[[Any], Any], part: Any) -> Any:
+        """Return the value of a formula by `int` or `ints`, evaluated once; ``None`` if it has none."""
+        found = self._known.get(part, _NOT_FOUND)
+        if found is _NOT_FOUND:
+            try:
+                found = evaluate(part)
+            except NoValueError:
+                found = None
+            self._known[part] = found
+        return found
 
     def tensor(self, of: fk.Arg) -> TensorFacts:
-        """Return the metadata of a tensor.
-
-        Raises:
-            NoValueError: there is no such tensor.
-        """
-        found = tensor_of(self.args, of.name, of.item)
-        if found is None:
+        """Return the metadata of a tensor."""
+        found = item_of(self.args, of.name, of.item)
+        if not isinstance(found, TensorFacts):
             raise NoValueError(f"{of.name} is no tensor")
         return found
 
     def int(self, part: Any) -> Any:
-        """Return the value of a formula of an integer.
-
-        Raises:
-            NoValueError: it has none for these arguments.
-        """
+        """Return the value of a formula of an integer."""
         match part:
             case fk.Integer(value=value):
                 return value
@@ -100,24 +116,23 @@ class Evaluation:
                 at = self.int(dim)
                 return sum(_item(each.size, at) for each in self._tensors(name))
             case fk.Binary(op=op, left=left, right=right):
-                return _operate(op, self.int(left), self.int(right))
+                a, b = self.int(left), self.int(right)
+                if op in ("//", "%", "ceil") and isinstance(b, int) and b == 0:
+                    raise NoValueError("a division by zero")
+                return _OPERATIONS[op](a, b)
             case fk.Index():
-                if self._index is None:
+                if self.index is None:
                     raise NoValueError("not in a list")
-                return self._index
+                return self.index
             case fk.DataSize(at=at):
-                return _item(self._sizes, at)
+                return _item(self.sizes, at)
             case fk.Case():
                 return self.int(self.chosen(part))
             case _:
                 raise NoValueError(f"{type(part).__name__} is no integer")
 
     def ints(self, part: Any) -> tuple[Any, ...]:
-        """Return the value of a formula of a list of integers.
-
-        Raises:
-            NoValueError: it has none for these arguments.
-        """
+        """Return the value of a formula of a list of integers."""
         match part:
             case fk.Items(items=items):
                 return tuple([self.int(each) for each in items])
@@ -262,19 +277,18 @@ class Evaluation:
         return torch.empty_strided(found.size, found.stride, device="meta")
 
     def chosen(self, part: fk.Case) -> Any:
-        """Return the formula for the value that the feature has here.
-
-        Raises:
-            NoValueError: the value was not seen.
-        """
+        """Return the formula for the value that the feature has here."""
         value = self.feature(part.feature)
+        if isinstance(value, torch.SymBool):
+            value = bool(value)
         for seen, found in part.cases:
             if type(seen) is type(value) and seen == value:
                 return found
-        raise NoValueError(f"{feature_text(part.feature)} is {value}, which was not seen")
+        words = _FEATURES.get(type(part.feature), "a comparison of sizes").format(part.feature)
+        raise NoValueError(f"{words} is {value}, which was not seen")
 
     def feature(self, part: Any) -> Any:
-        """Return the value of a feature."""
+        """Return the value of a feature; a comparison of symbols is one of them."""
         match part:
             case fk.IsNone(name=name):
                 return self.args.get(name) is None
@@ -307,22 +321,16 @@ class Evaluation:
             case fk.DtypeIn(of=of, names=names):
                 return self.tensor(of).dtype in names
             case fk.Compared(op=op, left=left, right=right):
-                return bool(self.holds(op, self.int(left), self.int(right)))
+                return _COMPARISONS[op](self.int(left), self.int(right))
             case _:
                 raise NoValueError(f"{type(part).__name__} is no feature")
 
-    @staticmethod
-    def holds(op: str, left: Any, right: Any) -> Any:
-        """Compare two integers."""
-        match op:
-            case "==":
-                return left == right
-            case "!=":
-                return left != right
-            case "<=":
-                return left <= right
-            case _:
-                return left >= right
+    def allows(self, condition: Any) -> bool:
+        """Return whether a condition holds, also because there is no such tensor, dim or number here."""
+        try:
+            return bool(self.feature(condition))
+        except NoValueError:
+            return True
 
     def _list(self, name: str) -> Sequence[Any]:
         value = self.args.get(name)
@@ -349,7 +357,7 @@ class Evaluation:
         value = self.args.get(of.name)
         if of.item is not None:
             value = _item(self._list(of.name), of.item)
-        if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
+        if not is_integer(value) and not isinstance(value, torch.SymInt):
             raise NoValueError(f"{of.name} is no integer")
         return value
 
@@ -363,7 +371,7 @@ class Evaluation:
         return value + length if value < 0 else value
 
     def _reduced(self, sizes: tuple[Any, ...], dims: Any, *, keep: bool) -> tuple[Any, ...]:
-        given = [dims] if isinstance(dims, int) and not isinstance(dims, bool) else dims
+        given = [dims] if is_integer(dims) else dims
         if given is not None and not isinstance(given, (list, tuple)):
             raise NoValueError("the dims are no integers")
         if not given:
@@ -378,8 +386,8 @@ class Evaluation:
 
     def _sample(self, of: fk.Arg) -> Any:
         """Return what ``torch.result_type`` takes: a tensor on the device ``meta``, or a number."""
-        found = tensor_of(self.args, of.name, of.item)
-        if found is not None:
+        found = item_of(self.args, of.name, of.item)
+        if isinstance(found, TensorFacts):
             dtype = dtype_named(found.dtype)
             return torch.empty([1] * len(found.size), dtype=dtype, device="meta")
         value = self.args.get(of.name)
@@ -399,9 +407,6 @@ def result_of(part: Any, evaluation: Evaluation, make: Callable[[Any, Evaluation
         part: the formula.
         evaluation: of the call.
         make: makes a new tensor, a view or an argument itself.
-
-    Raises:
-        NoValueError: the formula has no value for these arguments.
     """
     match part:
         case fk.NewTensor() | fk.View() | fk.SameTensor():
@@ -439,11 +444,7 @@ _FEATURES: dict[type, str] = {
     fk.IsContiguous: "whether {0.of.name} is contiguous",
     fk.Length: "the length of {0.name}",
 }
-
-
-def feature_text(part: Any) -> str:
-    """Return a feature in words."""
-    return _FEATURES.get(type(part), "a comparison of sizes").format(part)
+"""Features in words."""
 
 
 def contiguous_strides(size: Sequence[Any]) -> tuple[Any, ...]:
@@ -477,30 +478,6 @@ def _item(values: Sequence[Any], at: Any) -> Any:
     return values[at]
 
 
-def _operate(op: str, left: Any, right: Any) -> Any:
-    match op:
-        case "+":
-            return left + right
-        case "-":
-            return left - right
-        case "*":
-            return left * right
-        case "min":
-            return torch.sym_min(left, right)
-        case "max":
-            return torch.sym_max(left, right)
-        case _:
-            if isinstance(right, int) and right == 0:
-                raise NoValueError("a division by zero")
-    match op:
-        case "//":
-            return left // right
-        case "%":
-            return left % right
-        case _:
-            return -(-left // right)
-
-
 def _broadcast(shapes: list[tuple[Any, ...]]) -> tuple[Any, ...]:
     try:
         return tuple(torch.broadcast_shapes(*shapes))
@@ -509,11 +486,7 @@ def _broadcast(shapes: list[tuple[Any, ...]]) -> tuple[Any, ...]:
 
 
 def dtype_named(name: str) -> torch.dtype:
-    """Return a dtype by its name.
-
-    Raises:
-        NoValueError: torch has no such dtype.
-    """
+    """Return a dtype by its name; `NoValueError` if torch has none."""
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
         raise NoValueError(f"{name} is no dtype")
@@ -523,16 +496,6 @@ def dtype_named(name: str) -> torch.dtype:
 def torch_name(constant: torch.dtype | torch.layout | torch.memory_format) -> str:
     """Return the name of a constant of torch, without ``torch.``."""
     return str(constant).removeprefix("torch.")
-
-
-def refuse(operator: str, error: Exception) -> FakeKernelError:
-    """Return the error of a kernel that was not seen at such arguments."""
-    return FakeKernelError(
-        f"the inferred fake kernel of {operator} has no result for this call",
-        expected="arguments like those of the samples",
-        found=str(error),
-        fix="Give infer_fake a sample like it",
-    )
 
 
 def bound(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from .observed import NamedValue
+from .observed import NamedValue, is_integer, item_of
 from .specs import CallSpec, TensorSpec
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13)
 _MOST_DIMS = 2
+"""Most dims of tensors of which still other numbers of dims are tried."""
 _STARTS = 12
 """Accepted calls near which others are tried."""
 _MOST_ENDED = 8
@@ -79,8 +80,8 @@ class Exploration:
         self.seen: list[Tried] = []
         self._known: dict[bytes, Outcome] = {}
         self.samples = samples
-        self._moves: list[list[_Move]] = []
-        self._accepted: list[CallSpec] = []
+        self._starts: list[tuple[CallSpec, list[_Move]]] = []
+        """Accepted calls from which others are drawn, and which integers of each may change."""
         self._share = 0.6
         """The share of sizes and numbers that a random call changes."""
         self._ended = 0
@@ -113,17 +114,15 @@ class Exploration:
                 self.call(CallSpec(sample.args, seed))
             for fill in (0.0, 1.0):
                 self.call(_filled(sample, fill))
-            self._accept(sample)
+            self._starts.append((sample, self._find_moves(sample)))
             ranks = [*self._other_ranks(sample)]
-            while ranks and len(self._accepted) < _MOST_SAMPLES:
+            while ranks and len(self._starts) < _MOST_SAMPLES:
                 other = ranks.pop(0)
-                if other not in self._accepted and self.call(other).results is not None:
-                    self._accept(other)
-                    ranks += self._other_ranks(other) if _is_small(other) else ()
-
-    def _accept(self, sample: CallSpec) -> None:
-        self._accepted.append(sample)
-        self._moves.append(self._find_moves(sample))
+                is_new = all(other != start for start, _ in self._starts)
+                if is_new and self.call(other).results is not None:
+                    self._starts.append((other, self._find_moves(other)))
+                    if all(len(each.size) <= _MOST_DIMS for each in _tensors(other)):
+                        ranks += self._other_ranks(other)
 
     @staticmethod
     def _other_ranks(sample: CallSpec) -> Iterator[CallSpec]:
@@ -148,14 +147,12 @@ class Exploration:
 
     def draw(self, count: int) -> None:
         """Run that many random calls."""
-        if not self._accepted:
+        if not self._starts:
             return
         for at in range(count):
             if self.has_stopped:
                 return
-            sample = self._accepted[at % len(self._accepted)]
-            moves = self._moves[at % len(self._accepted)]
-            spec = self._drawn(sample, moves)
+            spec = self._drawn(*self._starts[at % len(self._starts)])
             outcome = self.call(spec)
             # Fewer changes at a time where most calls are refused.
             self._share = (
@@ -178,8 +175,7 @@ class Exploration:
         Args:
             parts: the integers: argument, position in a list, dim.
         """
-        starts = [*zip(self._accepted, self._moves, strict=True)]
-        for sample, moves in [*starts, *self._of_ones(starts)]:
+        for sample, moves in [*self._starts, *self._of_ones()]:
             for slot in _slots_of(sample, parts):
                 together = next((move.slots for move in moves if slot in move.slots), (slot,))
                 for value in (0, 1, 2, 3, 5, 8, 12, 17):
@@ -191,10 +187,8 @@ class Exploration:
                 for step in (-2, -1, 1, 2):
                     self.call(_changed(spec, [(slot, max(_get(spec, slot) + step, 1))]))
 
-    def _of_ones(
-        self, starts: Sequence[tuple[CallSpec, list[_Move]]]
-    ) -> Iterator[tuple[CallSpec, list[_Move]]]:
-        for sample, moves in starts:
+    def _of_ones(self) -> Iterator[tuple[CallSpec, list[_Move]]]:
+        for sample, moves in self._starts:
             numbers = [slot for slot in _slots(sample) if slot.dim is None]
             ones = [(slot, 1) for slot in numbers if _get(sample, slot) > 1]
             if ones and self._works(sample, ones):
@@ -257,22 +251,20 @@ class Exploration:
     def _scaled(self, sample: CallSpec, slots: list[_Slot]) -> Iterator[_Move]:
         """Yield pairs of integers of different values that may be multiplied together."""
         everything = _slots(sample)
+
+        def may_double(group: Sequence[_Slot]) -> bool:
+            return self._works(sample, [(slot, 2 * _get(sample, slot)) for slot in group])
+
         for at, first in enumerate(slots):
-            pairs = [slot for slot in everything if slot not in slots[: at + 1]]
-            for other in pairs:
-                if self._works(
-                    sample,
-                    [(first, 2 * _get(sample, first)), (other, 2 * _get(sample, other))],
-                ):
+            for other in everything:
+                if other not in slots[: at + 1] and may_double((first, other)):
                     yield _Move((first, other), is_scaled=True)
                     break
             else:
                 shapes = [
                     slot for slot in everything if slot.dim == first.dim and first.dim is not None
                 ]
-                if len(shapes) > 2 and self._works(
-                    sample, [(slot, 2 * _get(sample, slot)) for slot in shapes]
-                ):
+                if len(shapes) > 2 and may_double(shapes):
                     yield _Move(tuple(shapes), is_scaled=True)
 
     def _works(self, sample: CallSpec, changes: list[tuple[_Slot, int]]) -> bool:
@@ -283,53 +275,36 @@ class Exploration:
     def _drawn(self, sample: CallSpec, moves: Sequence[_Move]) -> CallSpec:
         draw = self._random
         spec = sample
-        if len(self._accepted) > 1 and draw.random() < 0.15:
+        if len(self._starts) > 1 and draw.random() < 0.15:
             spec = self._crossed(spec)
         for move in moves:
             if draw.random() > self._share:
                 continue
+            slots = [slot for slot in move.slots if _has(spec, slot)]
             if move.is_scaled:
                 factor = draw.choice((2, 3, 4))
-                spec = _changed(
-                    spec,
-                    [(slot, factor * _get(spec, slot)) for slot in move.slots if _has(spec, slot)],
-                )
+                changes = [(slot, factor * _get(spec, slot)) for slot in slots]
             else:
-                spec = _changed(
-                    spec,
-                    [
-                        (slot, value)
-                        for value in [self._value(spec, move)]
-                        for slot in move.slots
-                        if _has(spec, slot)
-                    ],
-                )
-        if draw.random() < 0.15:
-            spec = self._one_size(spec)
-        if draw.random() < 0.2:
-            spec = self._lengths(spec)
-        if draw.random() < 0.4:
-            spec = self._flags(spec)
-        if draw.random() < 0.35:
-            spec = self._layouts(spec)
-        if draw.random() < 0.35:
-            spec = self._dtypes(spec)
+                value = self._value(spec, slots)
+                changes = [(slot, value) for slot in slots]
+            spec = _changed(spec, changes)
+        for share, change in (
+            (0.15, self._one_size),
+            (0.2, self._lengths),
+            (0.4, self._flags),
+            (0.35, self._layouts),
+            (0.35, self._dtypes),
+        ):
+            if draw.random() < share:
+                spec = change(spec)
         return CallSpec(spec.args, draw.randrange(1 << 30))
 
-    def _value(self, spec: CallSpec, move: _Move) -> int:
-        slots = [slot for slot in move.slots if _has(spec, slot)]
+    def _value(self, spec: CallSpec, slots: Sequence[_Slot]) -> int:
         if any(slot.dim is not None for slot in slots):
             return 0 if self._random.random() < 0.04 else self._random.choice(self._sizes)
         value = _get(spec, slots[0]) if slots else 1
-        ranks = [len(each.size) for each in _tensors(spec)]
-        small = [
-            *range(-max(ranks, default=1), max(ranks, default=1) + 1),
-            value + 1,
-            2 * value,
-            value + 2,
-            5,
-        ]
-        return self._random.choice(small)
+        rank = max((len(each.size) for each in _tensors(spec)), default=1)
+        return self._random.choice([*range(-rank, rank + 1), value + 1, 2 * value, value + 2, 5])
 
     def _one_size(self, spec: CallSpec) -> CallSpec:
         """Change one size alone: to 1, for broadcasting, or to another one, which may be refused."""
@@ -344,7 +319,7 @@ class Exploration:
         for name, value in args.items():
             if isinstance(value, bool) and self._random.random() < 0.5:
                 args[name] = not value
-            choices = [each.args[name] for each in self._accepted if name in each.args]
+            choices = [each.args[name] for each, _ in self._starts if name in each.args]
             is_word = isinstance(value, (str, NamedValue)) or value is None
             if is_word and choices and self._random.random() < 0.5:
                 args[name] = self._random.choice(choices)
@@ -363,13 +338,12 @@ class Exploration:
             items.pop()
         else:
             last = items[-1]
-            is_number = isinstance(last, int) and not isinstance(last, bool)
-            items.append(last + self._random.choice((0, 1, 2)) if is_number else last)
+            items.append(last + self._random.choice((0, 1, 2)) if is_integer(last) else last)
         return CallSpec({**spec.args, name: items}, spec.seed)
 
     def _crossed(self, spec: CallSpec) -> CallSpec:
         """Take some arguments that are no tensors from another sample."""
-        other = self._random.choice(self._accepted)
+        other, _ = self._random.choice(self._starts)
         args = dict(spec.args)
         for name in args:
             value = other.args.get(name, args[name])
@@ -414,11 +388,6 @@ class Exploration:
         return _mapped(spec, other)
 
 
-def _is_small(spec: CallSpec) -> bool:
-    """Return whether tensors of still other numbers of dims are worth a try: those of few dims."""
-    return all(len(each.size) <= _MOST_DIMS for each in _tensors(spec))
-
-
 def _filled(spec: CallSpec, fill: float) -> CallSpec:
     return _mapped(spec, lambda each: msgspec.structs.replace(each, fill=fill))
 
@@ -449,19 +418,15 @@ def _slots(spec: CallSpec) -> list[_Slot]:
         for item, each in items:
             if isinstance(each, TensorSpec):
                 found += [_Slot(name, item, dim) for dim in range(len(each.size))]
-            elif isinstance(each, int) and not isinstance(each, bool):
+            elif is_integer(each):
                 found.append(_Slot(name, item, None))
     return found
 
 
 def _has(spec: CallSpec, slot: _Slot) -> bool:
-    value = spec.args.get(slot.name)
-    if slot.item is not None:
-        if not isinstance(value, (list, tuple)) or slot.item >= len(value):
-            return False
-        value = value[slot.item]
+    value = item_of(spec.args, slot.name, slot.item)
     if slot.dim is None:
-        return isinstance(value, int) and not isinstance(value, bool)
+        return is_integer(value)
     return isinstance(value, TensorSpec) and 0 <= slot.dim < len(value.size)
 
 
@@ -470,41 +435,30 @@ def _slots_of(
 ) -> Iterator[_Slot]:
     """Yield the integers of a call that are named, with dims counted from the first."""
     for slot in [_Slot(*part) for part in parts]:
-        if slot.dim is not None and slot.dim < 0:
-            slot = slot._replace(dim=slot.dim + _rank(spec, slot))
+        value = item_of(spec.args, slot.name, slot.item)
+        if slot.dim is not None and slot.dim < 0 and isinstance(value, TensorSpec):
+            slot = slot._replace(dim=slot.dim + len(value.size))
         if _has(spec, slot):
             yield slot
 
 
-def _rank(spec: CallSpec, slot: _Slot) -> int:
-    value = spec.args.get(slot.name)
-    if slot.item is not None and isinstance(value, (list, tuple)) and slot.item < len(value):
-        value = value[slot.item]
-    return len(value.size) if isinstance(value, TensorSpec) else 0
-
-
 def _get(spec: CallSpec, slot: _Slot) -> int:
-    value = spec.args[slot.name]
-    if slot.item is not None:
-        value = value[slot.item]
+    value = item_of(spec.args, slot.name, slot.item)
     return value if slot.dim is None else value.size[slot.dim]
 
 
 def _changed(spec: CallSpec, changes: Sequence[tuple[_Slot, int]]) -> CallSpec:
     args = dict(spec.args)
     for slot, number in changes:
-        whole = args[slot.name]
-        value = whole if slot.item is None else whole[slot.item]
-        if slot.dim is None:
-            new: Any = number
-        else:
-            size = list(value.size)
+        value: Any = number
+        if slot.dim is not None:
+            tensor = item_of(args, slot.name, slot.item)
+            size = list(tensor.size)
             size[slot.dim] = number
-            new = msgspec.structs.replace(value, size=tuple(size))
-        if slot.item is None:
-            args[slot.name] = new
-        else:
-            items = list(whole)
-            items[slot.item] = new
-            args[slot.name] = items
+            value = msgspec.structs.replace(tensor, size=tuple(size))
+        if slot.item is not None:
+            items = list(args[slot.name])
+            items[slot.item] = value
+            value = items
+        args[slot.name] = value
     return CallSpec(args, spec.seed)

@@ -7,17 +7,21 @@ number of dims, whether an argument is ``None``), and each part has a formula of
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import cached_property
+from itertools import combinations, permutations
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from torch_fakeify.records import fake_kernel as fk
 
 from .evaluating import Evaluation, NoValueError, is_same_strides
 from .integers import cost_of
-from .lists import Arguments, Formulas, Values
-from .observed import NamedValue, Row, TensorFacts, is_tensor_list
+from .lists import Arguments, Formulas
+from .observed import NamedValue, TensorFacts, is_integer, is_tensor_list
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 _DEPTH = 3
 """Most features on the way to a formula."""
@@ -42,36 +46,22 @@ class NoFitError(Exception):
         self.kind = kind
 
 
-class _Group:
-    """Some rows with the sizes that depend on data; it finds formulas over their arguments."""
+class _Group(Arguments):
+    """Some calls; it finds formulas over their arguments."""
 
-    def __init__(
-        self,
-        rows: Sequence[Row],
-        sizes: Sequence[tuple[int, ...]],
-        values: Values | None = None,
-        positions: Sequence[int] | None = None,
-    ) -> None:
-        self.rows = rows
-        self.sizes = sizes
-        self.arguments = Arguments(rows, sizes, values, positions)
-        self._formulas: dict[bool, Formulas] = {}
+    def __init__(self, rows: Sequence[Evaluation]) -> None:
+        super().__init__(rows)
         self._parts: dict[Any, list[tuple[Any, list[int], _Group]]] = {}
 
-    def formulas(self, *, strides: bool = False) -> Formulas:
-        """Return the formulas over the arguments of the rows."""
-        if strides not in self._formulas:
-            self._formulas[strides] = Formulas(self.arguments, strides=strides)
-        return self._formulas[strides]
+    @cached_property
+    def formulas(self) -> Formulas:
+        """The formulas over the arguments."""
+        return Formulas(self)
 
-    def part(self, positions: list[int]) -> _Group:
-        """Return the group of some of its rows."""
-        return _Group(
-            [self.rows[at] for at in positions],
-            [self.sizes[at] for at in positions],
-            self.arguments.all_values,
-            [self.arguments.positions[at] for at in positions],
-        )
+    @cached_property
+    def view_formulas(self) -> Formulas:
+        """The same, with strides and offsets."""
+        return Formulas(self, strides=True)
 
     def split(self, feature: Any) -> list[tuple[Any, list[int], _Group]]:
         """Return the groups of the rows for each value of a feature; none if it does not divide them."""
@@ -82,8 +72,8 @@ class _Group:
     def _divided(self, feature: Any) -> list[tuple[Any, list[int], _Group]]:
         found: dict[Any, list[int]] = defaultdict(list)
         try:
-            for at, each in enumerate(self.arguments.evaluations):
-                found[each.feature(feature)].append(at)
+            for at, row in enumerate(self.rows):
+                found[row.feature(feature)].append(at)
         except NoValueError:
             return []
         if not 1 < len(found) <= _MOST_CASES:
@@ -91,7 +81,9 @@ class _Group:
         if any(len(positions) < _FEWEST for positions in found.values()):
             return []
         order = sorted(found, key=lambda value: (str(type(value)), value))
-        return [(value, found[value], self.part(found[value])) for value in order]
+        return [
+            (value, found[value], _Group([self.rows[at] for at in found[value]])) for value in order
+        ]
 
     def features(self, kinds: Iterable[str]) -> Iterator[Any]:
         """Yield the features that may divide the rows."""
@@ -105,14 +97,11 @@ class _Group:
             missing = sum(value is None for value in values)
             if 0 < missing < len(values):
                 yield fk.IsNone(name)
-            if all(isinstance(value, bool) for value in values) and len(set(values)) > 1:
-                yield fk.Flag(name)
-            if all(isinstance(value, str) for value in values) and len(set(values)) > 1:
-                yield fk.Flag(name)
-            if all(isinstance(value, NamedValue) for value in values) and len(set(values)) > 1:
-                yield fk.Named(name)
-        for of in self.arguments.tensors:
-            low, high = self.arguments.rank(of)
+            for kind, feature in ((bool, fk.Flag), (str, fk.Flag), (NamedValue, fk.Named)):
+                if all(isinstance(value, kind) for value in values) and len(set(values)) > 1:
+                    yield feature(name)
+        for of in self.tensors:
+            low, high = self.rank(of)
             if low != high:
                 yield fk.Rank(of)
         for name in first:
@@ -120,47 +109,42 @@ class _Group:
             if len(lists) == len(self.rows) and len(set(map(len, lists))) > 1:
                 yield fk.Length(name)
         if "dtype" in kinds:
-            for of in self.arguments.tensors:
+            for of in self.tensors:
                 yield fk.DtypeIs(of)
         if "size" in kinds:
-            for of in self.arguments.numbers:
+            for of in self.numbers:
                 for value in (0, 1, 2, -1):
                     yield fk.Compared("==", fk.Number(of), fk.Integer(value))
                 yield fk.Compared(">=", fk.Number(of), fk.Integer(0))
-            for of in self.arguments.tensors[:3]:
-                low, _ = self.arguments.rank(of)
+            for of in self.tensors[:3]:
+                low, _ = self.rank(of)
                 for dim in range(min(low, 4)):
                     yield fk.Compared("==", fk.Size(of, dim), fk.Integer(1))
                 yield fk.Compared("==", fk.Product(fk.Shape(of)), fk.Integer(0))
-                for number in self.arguments.numbers:
-                    if number.item is None:
-                        yield fk.Compared("==", fk.SizeAt(of, fk.Number(number)), fk.Integer(1))
-            for left in self.arguments.tensors[:2]:
-                for right in self.arguments.tensors[:2]:
-                    if left != right:
-                        for dim in range(
-                            min(self.arguments.rank(left)[0], self.arguments.rank(right)[0], 3)
-                        ):
-                            yield fk.Compared("<=", fk.Size(left, dim), fk.Size(right, dim))
+                for number in self.plain_numbers:
+                    yield fk.Compared("==", fk.SizeAt(of, fk.Number(number)), fk.Integer(1))
+            for left, right in permutations(self.tensors[:2], 2):
+                for dim in range(min(self.rank(left)[0], self.rank(right)[0], 3)):
+                    yield fk.Compared("<=", fk.Size(left, dim), fk.Size(right, dim))
         if "layout" in kinds:
-            for of in self.arguments.tensors:
+            for of in self.tensors:
                 yield fk.IsContiguous(of)
 
 
 def fit_results(
-    rows: Sequence[Row], results: Sequence[Sequence[Any]]
+    calls: Sequence[dict[str, Any]], results: Sequence[Sequence[Any]]
 ) -> tuple[tuple[Any, ...], tuple[fk.MadeSize, ...]]:
     """Return formulas for the results of an operator, and the sizes that depend on data.
 
     Args:
-        rows: observed calls.
-        results: what each returned, one for each item of the schema's returns.
+        calls: observed arguments.
+        results: what each call returned, one for each item of the schema's returns.
 
     Raises:
         NoFitError: no formula fits.
     """
-    sizes, made = _data_sizes(rows, results)
-    group = _Group(rows, sizes)
+    sizes, made = _data_sizes(calls, results)
+    group = _Group([Evaluation(args, None, each) for args, each in zip(calls, sizes, strict=True)])
     count = len(results[0]) if results else 0
     found = tuple(
         _result(
@@ -175,21 +159,17 @@ def fit_results(
 
 
 def _data_sizes(
-    rows: Sequence[Row], results: Sequence[Sequence[Any]]
+    calls: Sequence[dict[str, Any]], results: Sequence[Sequence[Any]]
 ) -> tuple[list[tuple[int, ...]], tuple[fk.MadeSize, ...]]:
-    """Return the sizes of each row that differ between calls whose arguments have equal metadata.
-
-    Raises:
-        NoFitError: the number of dims depends on data.
-    """
-    calls: dict[Hashable, list[int]] = defaultdict(list)
-    for at, row in enumerate(rows):
-        calls[_key(row.args)].append(at)
+    """Return the sizes of each row that differ between calls whose arguments have equal metadata."""
+    equal: dict[bytes, list[int]] = defaultdict(list)
+    for at, args in enumerate(calls):
+        equal[msgspec.msgpack.encode(args)].append(at)
     leaves = [dict(_leaves(each)) for each in results]
     names = sorted({name for each in leaves for name in each})
     vectors: dict[tuple[int, ...], str] = {}
     for name in names:
-        for positions in calls.values():
+        for positions in equal.values():
             seen = {leaves[at].get(name) for at in positions}
             if len(seen) > 1:
                 break
@@ -203,21 +183,20 @@ def _data_sizes(
                 else "the number of dims or of results depends on data"
             )
         vectors.setdefault(tuple(values), name)  # type: ignore[arg-type]
-    sizes = [tuple(each) for each in zip(*vectors, strict=True)] if vectors else [()] * len(rows)
-    group = _Group(rows, [()] * len(rows))
+    sizes = [tuple(each) for each in zip(*vectors, strict=True)] if vectors else [()] * len(calls)
+    group = _Group([Evaluation(args) for args in calls])
     return sizes, tuple(_made_size(values, group) for values in vectors)
 
 
 def _made_size(values: tuple[int, ...], group: _Group) -> fk.MadeSize:
     """Return a size that depends on data, with the smallest bound that all rows respect and one reaches."""
-    arguments = group.arguments
     found: list[tuple[int, float, Any]] = []
-    for of in arguments.tensors:
+    for of in group.tensors:
         for part in (
-            *(fk.Size(of, dim) for dim in range(arguments.rank(of)[0])),
+            *(fk.Size(of, dim) for dim in range(group.rank(of)[0])),
             fk.Product(fk.Shape(of)),
         ):
-            bounds = arguments.values(part)
+            bounds = group.values(part)
             if bounds is None or bool((bounds < values).any()):
                 continue
             reached = int((bounds == values).sum())
@@ -236,16 +215,8 @@ def _leaves(results: Sequence[Any]) -> Iterator[tuple[str, Any]]:
             if isinstance(each, TensorFacts):
                 for dim, size in enumerate(each.size):
                     yield f"{where}.shape[{dim}]", size
-            elif isinstance(each, int) and not isinstance(each, bool):
+            elif is_integer(each):
                 yield where, each
-
-
-def _key(value: Any) -> Hashable:
-    if isinstance(value, dict):
-        return tuple((name, _key(each)) for name, each in value.items())
-    if isinstance(value, (list, tuple)):
-        return ("list", *map(_key, value))
-    return type(value).__name__, value
 
 
 # --- results -------------------------------------------------------------------------------------------
@@ -258,9 +229,7 @@ def _kind(value: Any) -> str:
         return "tensor" if value.shares is None else f"view of {value.shares}"
     if isinstance(value, (list, tuple)):
         return "list"
-    if isinstance(value, int) and not isinstance(value, bool):
-        return "int"
-    return "constant"
+    return "int" if is_integer(value) else "constant"
 
 
 def _result(values: list[Any], group: _Group, where: str, depth: int = _DEPTH) -> Any:
@@ -297,18 +266,18 @@ def _of_kind(values: list[Any], group: _Group, where: str) -> Any:
     if isinstance(first, (list, tuple)):
         return _list(values, group, where)
     if _kind(first) == "int":
-        return fk.IntResult(_fitted(values, group, _fit_int, ("size",), f"the value of {where}"))
+        return fk.IntResult(_fitted(values, group, _fit_int, f"the value of {where}"))
     if any(type(value) is not type(first) or value != first for value in values):
-        return _fitted(values, group, _fit_constant, ("size",), f"the value of {where}")
+        return _fitted(values, group, _fit_constant, f"the value of {where}")
     return fk.ConstantResult(first)
 
 
 def _new_tensor(values: list[TensorFacts], group: _Group, where: str) -> fk.NewTensor:
     return fk.NewTensor(
-        size=_fitted([v.size for v in values], group, _fit_ints, ("size",), f"the shape of {where}"),
-        layout=_fitted(values, group, _fit_layout, ("layout", "size"), f"the strides of {where}"),
-        dtype=_fitted([v.dtype for v in values], group, _fit_dtype, ("dtype",), f"the dtype of {where}"),
-        device=_fitted([v.device for v in values], group, _fit_device, (), f"the device of {where}"),
+        size=_fitted([v.size for v in values], group, _fit_ints, f"the shape of {where}"),
+        layout=_fitted(values, group, _fit_layout, f"the strides of {where}", ("layout", "size")),
+        dtype=_fitted([v.dtype for v in values], group, _fit_dtype, f"the dtype of {where}", ("dtype",)),
+        device=_fitted([v.device for v in values], group, _fit_device, f"the device of {where}", ()),
     )  # fmt: skip
 
 
@@ -316,30 +285,27 @@ def _view(values: list[TensorFacts], group: _Group, where: str) -> fk.View:
     shares = values[0].shares
     assert shares is not None
     of = fk.Arg(*shares)
-    dtypes = [each.dtype(fk.DtypeOf(of)) for each in group.arguments.evaluations]
+    dtypes = [each.dtype(fk.DtypeOf(of)) for each in group.rows]
     if any(value.dtype != dtype for value, dtype in zip(values, dtypes, strict=True)):
         raise NoFitError(f"{where} is a view of another dtype")
     return fk.View(
         of=of,
-        size=_fitted([v.size for v in values], group, _fit_ints, ("size",), f"the shape of {where}"),
-        stride=_fitted(values, group, _fit_view_strides, ("size",), f"the strides of {where}"),
-        offset=_fitted([v.offset for v in values], group, _fit_offset, ("size",), f"the offset of {where}"),
+        size=_fitted([v.size for v in values], group, _fit_ints, f"the shape of {where}"),
+        stride=_fitted([v.stride for v in values], group, _fit_view_strides, f"the strides of {where}"),
+        offset=_fitted([v.offset for v in values], group, _fit_offset, f"the offset of {where}"),
     )  # fmt: skip
 
 
 def _list(values: list[list[Any]], group: _Group, where: str) -> Any:
     lengths = [len(value) for value in values]
-    rows = [
-        Row(row.args, at) for row, n in zip(group.rows, lengths, strict=True) for at in range(n)
-    ]
-    sizes = [each for each, n in zip(group.sizes, lengths, strict=True) for _ in range(n)]
+    rows = [row.at(at) for row, n in zip(group.rows, lengths, strict=True) for at in range(n)]
     items = [item for value in values for item in value]
     reason: NoFitError | None = None
     is_fixed = len(set(lengths)) == 1
     if rows and not (is_fixed and lengths[0] == 1):
         try:
-            item = _result(items, _Group(rows, sizes), f"an item of {where}")
-            count = _fitted(lengths, group, _fit_int, ("size",), f"the length of {where}")
+            item = _result(items, _Group(rows), f"an item of {where}")
+            count = _fitted(lengths, group, _fit_int, f"the length of {where}")
             return fk.ListResult(count, item)
         except NoFitError as error:
             reason = error
@@ -353,13 +319,6 @@ def _list(values: list[list[Any]], group: _Group, where: str) -> Any:
     raise reason or NoFitError(f"the length of {where} fits no formula")
 
 
-class _Budget:
-    """How many more parts of the rows may be tried."""
-
-    def __init__(self, fits: int) -> None:
-        self.fits = fits
-
-
 # --- one formula, or one for each case ------------------------------------------------------------------
 
 
@@ -367,65 +326,55 @@ def _fitted(
     targets: list[Any],
     group: _Group,
     fit: Callable[[list[Any], _Group], Any],
-    kinds: Sequence[str],
     where: str,
+    kinds: Sequence[str] = ("size",),
 ) -> Any:
-    """Return a formula that has the targets as its values, with cases if it must.
+    """Return a formula that has the targets as its values, with cases if it must."""
+    fits_left = _MOST_FITS
 
-    Raises:
-        NoFitError: there is none.
-    """
-    left = _Budget(_MOST_FITS)
+    def cases(targets: list[Any], group: _Group, depth: int) -> Any:
+        nonlocal fits_left
+        fits_left -= 1
+        whole = fit(targets, group) if fits_left >= 0 else None
+        if whole is not None or depth == 0 or fits_left < 0:
+            return whole
+        best: Any = None
+        for feature in group.features(kinds):
+            found: list[tuple[Any, Any]] = []
+            for value, positions, part in group.split(feature):
+                each = cases([targets[at] for at in positions], part, depth - 1)
+                if each is None:
+                    break
+                found.append((value, each))
+            else:
+                if found:
+                    made = fk.Case(feature, tuple(found))
+                    if best is None or cost_of(made) < cost_of(best):
+                        best = made
+        return best
+
     for depth in range(_DEPTH + 1):
-        found = _cases(targets, group, fit, kinds, depth, left)
+        found = cases(targets, group, depth)
         if found is not None:
             return found
     raise NoFitError(f"no formula fits {where}", kinds[0] if kinds else "")
 
 
-def _cases(
-    targets: list[Any],
-    group: _Group,
-    fit: Callable[[list[Any], _Group], Any],
-    kinds: Sequence[str],
-    depth: int,
-    left: _Budget,
-) -> Any:
-    left.fits -= 1
-    whole = fit(targets, group) if left.fits >= 0 else None
-    if whole is not None or depth == 0 or left.fits < 0:
-        return whole
-    best: Any = None
-    for feature in group.features(kinds):
-        cases: list[tuple[Any, Any]] = []
-        for value, positions, part in group.split(feature):
-            found = _cases([targets[at] for at in positions], part, fit, kinds, depth - 1, left)
-            if found is None:
-                break
-            cases.append((value, found))
-        else:
-            if cases:
-                made = fk.Case(feature, tuple(cases))
-                if best is None or cost_of(made) < cost_of(best):
-                    best = made
-    return best
-
-
 def _fit_int(targets: list[int], group: _Group) -> Any:
-    return group.formulas().integer(targets)
+    return group.formulas.integer(targets)
 
 
 def _fit_offset(targets: list[int], group: _Group) -> Any:
-    return group.formulas(strides=True).integer(targets)
+    return group.view_formulas.integer(targets)
 
 
 def _fit_ints(targets: list[tuple[int, ...]], group: _Group) -> Any:
-    return group.formulas().list_of(targets)
+    return group.formulas.list_of(targets)
 
 
-def _fit_view_strides(values: list[TensorFacts], group: _Group) -> Any:
+def _fit_view_strides(targets: list[tuple[int, ...]], group: _Group) -> Any:
     """Strides of dims of size 1 do not matter, but formulas are sought with those that torch gives."""
-    return group.formulas(strides=True).list_of([each.stride for each in values])
+    return group.view_formulas.list_of(targets)
 
 
 def _fit_constant(targets: list[Any], _group: _Group) -> Any:
@@ -435,14 +384,13 @@ def _fit_constant(targets: list[Any], _group: _Group) -> Any:
 
 
 def _fit_layout(values: list[TensorFacts], group: _Group) -> Any:
-    tensors = group.arguments.tensors
+    tensors = group.tensors
     candidates: list[Any] = [fk.Contiguous()]
     candidates += map(fk.LikeStrides, tensors)
     candidates += [fk.FormatOf((of,)) for of in tensors]
     if len(tensors) > 1:
         candidates.append(fk.FormatOf(tuple(tensors[:2])))
-    for at, left in enumerate(tensors[:4]):
-        candidates += [fk.Elementwise((left, right)) for right in tensors[at + 1 : 4]]
+    candidates += map(fk.Elementwise, combinations(tensors[:4], 2))
     if len(tensors) > 2:
         candidates.append(fk.Elementwise(tuple(tensors[:4])))
     ranks = {len(value.size) for value in values}
@@ -450,7 +398,7 @@ def _fit_layout(values: list[TensorFacts], group: _Group) -> Any:
         order = _order(values)
         if order is not None:
             candidates.append(fk.Ordered(order))
-    candidates += [fk.GivenStrides(fk.Numbers(name)) for name in group.arguments.lists]
+    candidates += [fk.GivenStrides(fk.Numbers(name)) for name in group.lists]
     for part in candidates:
         if _has_strides(part, values, group):
             return part
@@ -458,9 +406,9 @@ def _fit_layout(values: list[TensorFacts], group: _Group) -> Any:
 
 
 def _has_strides(part: Any, values: list[TensorFacts], group: _Group) -> bool:
-    for value, evaluation in zip(values, group.arguments.evaluations, strict=True):
+    for value, row in zip(values, group.rows, strict=True):
         try:
-            strides = evaluation.strides(part, value.size)
+            strides = row.strides(part, value.size)
         except NoValueError:
             return False
         if not is_same_strides(value.size, strides, value.stride):
@@ -481,25 +429,22 @@ def _order(values: list[TensorFacts]) -> tuple[int, ...] | None:
 
 
 def _fit_dtype(targets: list[str], group: _Group) -> Any:
-    arguments = group.arguments
-    tensors = arguments.tensors
-    dtypes = arguments.names(lambda value: isinstance(value, NamedValue) and value.kind == "dtype")
+    tensors = group.tensors
+    dtypes = group.names(lambda value: isinstance(value, NamedValue) and value.kind == "dtype")
     candidates: list[Any] = [fk.DtypeOf(of) for of in tensors]
     candidates += map(fk.DtypeArg, dtypes)
     if len(set(targets)) == 1:
-        varied = any(
-            len({each.tensor(of).dtype for each in arguments.evaluations}) > 1 for of in tensors
-        )
+        varied = any(len({row.tensor(of).dtype for row in group.rows}) > 1 for of in tensors)
         constant = fk.ConstantDtype(targets[0])
         candidates.insert(0 if varied or not tensors else len(candidates), constant)
     numbers = [
         fk.Arg(name)
-        for name in arguments.names(lambda value: isinstance(value, (bool, int, float, complex)))
+        for name in group.names(lambda value: isinstance(value, (bool, int, float, complex)))
     ]
     operands = [*tensors[:4], *numbers[:3]]
     for at, left in enumerate(operands):
         candidates += [fk.Promoted(left, right) for right in operands[at + 1 :] if left in tensors]
-    whole = [fk.Arg(name) for name in arguments.names(is_tensor_list)]
+    whole = [fk.Arg(name) for name in group.names(is_tensor_list)]
     candidates += [fk.PromotedTypes((each,)) for each in whole]
     if len(tensors) > 2:
         candidates += [fk.PromotedTypes(tuple(tensors[:3])), fk.PromotedTypes(tuple(tensors[:6]))]
@@ -507,12 +452,12 @@ def _fit_dtype(targets: list[str], group: _Group) -> Any:
         fk.Floating(part) for part in candidates if not isinstance(part, fk.ConstantDtype)
     ]
     for part in candidates:
-        if _all(lambda e, part=part: e.dtype(part), targets, arguments):
+        if _all(lambda row, part=part: row.dtype(part), targets, group):
             return part
     for of in tensors:
         table: dict[str, str] = {}
-        for evaluation, target in zip(arguments.evaluations, targets, strict=True):
-            if table.setdefault(evaluation.tensor(of).dtype, target) != target:
+        for row, target in zip(group.rows, targets, strict=True):
+            if table.setdefault(row.tensor(of).dtype, target) != target:
                 break
         else:
             return fk.DtypeTable(of, tuple(sorted(table.items())))
@@ -520,19 +465,16 @@ def _fit_dtype(targets: list[str], group: _Group) -> Any:
 
 
 def _fit_device(targets: list[str], group: _Group) -> Any:
-    candidates: list[Any] = [fk.DeviceOf(of) for of in group.arguments.tensors]
+    candidates: list[Any] = [fk.DeviceOf(of) for of in group.tensors]
     candidates.append(fk.ConstantDevice(targets[0]))
     for part in candidates:
-        if _all(lambda e, part=part: e.device(part), targets, group.arguments):
+        if _all(lambda row, part=part: row.device(part), targets, group):
             return part
     return None
 
 
-def _all(value: Callable[[Evaluation], Any], targets: list[Any], arguments: Arguments) -> bool:
+def _all(value: Callable[[Evaluation], Any], targets: list[Any], group: _Group) -> bool:
     try:
-        return all(
-            value(each) == target
-            for each, target in zip(arguments.evaluations, targets, strict=True)
-        )
+        return all(value(row) == target for row, target in zip(group.rows, targets, strict=True))
     except NoValueError:
         return False

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
+from functools import partial
+from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any
 
 from torch_fakeify.compat.torch_library import full_name
 from torch_fakeify.errors import FakeKernelError
 from torch_fakeify.records import fake_kernel as fk
 
-from .evaluating import Evaluation, NoValueError, value_text
+from .evaluating import Evaluation, NoValueError, is_same_strides, result_of, value_text
 from .exploring import Exploration
 from .fitting import NoFitError, fit_results
 from .kernels import FakeKernel, KernelReport
-from .observed import Row, TensorFacts
-from .predicting import holds, predicted, same_results
-from .requirements import requirements
-from .source import condition_text
+from .observed import TensorFacts
+from .requirements import rank_limits, requirements
+from .source import formula_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -58,25 +59,24 @@ def infer(
     Raises:
         FakeKernelError: no sample is accepted, the results fit no formula, or the operator breaks its schema.
     """
-    name = full_name(schema)
     exploration = Exploration(run, samples, sizes=sizes, seed=seed)
     exploration.begin()
-    if not any(each.outcome.results is not None for each in exploration.seen):
+    accepted = [each for each in exploration.seen if each.outcome.results is not None]
+    if not accepted:
         reasons = dict.fromkeys(each.outcome.error for each in exploration.seen)
         raise FakeKernelError(
-            f"the operator {name} refuses every sample",
+            f"the operator {full_name(schema)} refuses every sample",
             expected="at least one call that works",
             found="; ".join(list(reasons)[:3]) or "no samples",
         )
-    accepted = [each for each in exploration.seen if each.outcome.results is not None]
     given = [each for each in accepted if each.spec in samples]
     exploration.draw(_CALLS)
-    kernel = _surviving(name, schema, exploration, given)
+    kernel = _surviving(schema, exploration, given)
     return FakeKernel(kernel, _report(kernel, exploration), schema)
 
 
 def _surviving(
-    name: str, schema: Any, exploration: Exploration, samples: Sequence[Tried]
+    schema: Any, exploration: Exploration, samples: Sequence[Tried]
 ) -> fk.FakeKernelDesc:
     """Return a kernel that agrees with all calls, also with those that are drawn to refute it.
 
@@ -92,7 +92,7 @@ def _surviving(
         if not chosen:
             chosen, rounds = _varied(seen, limits), 0
         try:
-            kernel = _fitted(name, schema, seen, list(chosen.values()), limits, samples)
+            kernel = _fitted(schema, seen, list(chosen.values()), limits, samples)
         except NoFitError as error:
             reason = error
         else:
@@ -116,7 +116,7 @@ def _surviving(
             break
         limits, chosen = narrower, {}
     raise FakeKernelError(
-        f"no fake kernel can be inferred for the operator {name}",
+        f"no fake kernel can be inferred for the operator {full_name(schema)}",
         expected="results whose sizes, strides and dtypes follow from those of the arguments",
         found=f"{reason}, in {len(chosen)} calls",
         fix="Write one with torch.library.register_fake, or give more samples",
@@ -158,7 +158,8 @@ def _narrower(
         "size": [
             limit
             for of, facts in tensors.items()
-            for limit in _rank_limits(of, {len(each.size) for each in facts})
+            for ranks in [{len(each.size) for each in facts}]
+            for limit in rank_limits(of, min(ranks), max(ranks))
         ]
         + [
             fk.Compared("==", fk.Length(name), fk.Integer(*n))
@@ -175,19 +176,10 @@ def _narrower(
     return None
 
 
-def _rank_limits(of: fk.Arg, ranks: set[int]) -> list[fk.Compared]:
-    if len(ranks) == 1:
-        return [fk.Compared("==", fk.Ndim(of), fk.Integer(*ranks))]
-    return [
-        fk.Compared(">=", fk.Ndim(of), fk.Integer(min(ranks))),
-        fk.Compared("<=", fk.Ndim(of), fk.Integer(max(ranks))),
-    ]
-
-
 def _is_within(limits: Sequence[fk.Check], each: Tried) -> bool:
     """Return whether a call is one that a kernel with limits has to know."""
     evaluation = Evaluation(each.outcome.args)
-    return all(holds(limit, evaluation) for limit in limits)
+    return all(evaluation.allows(limit.condition) for limit in limits)
 
 
 def _varied(seen: Sequence[Tried], limits: Sequence[fk.Check]) -> dict[int, Tried]:
@@ -196,12 +188,11 @@ def _varied(seen: Sequence[Tried], limits: Sequence[fk.Check]) -> dict[int, Trie
     for at, each in enumerate(seen):
         if each.outcome.results is not None and _is_within(limits, each):
             groups.setdefault(_look(each.outcome.args), []).append(at)
-    chosen: dict[int, Tried] = {}
-    for turn in range(_FIRST_ROWS):
-        for positions in groups.values():
-            if turn < len(positions) and len(chosen) < _FIRST_ROWS:
-                chosen[positions[turn]] = seen[positions[turn]]
-    return chosen
+    in_turn = chain.from_iterable(
+        zip_longest(*groups.values())
+    )  # one of each group, again and again
+    chosen = [at for at in in_turn if at is not None]
+    return {at: seen[at] for at in chosen[:_FIRST_ROWS]}
 
 
 def _look(value: Any) -> Any:
@@ -232,24 +223,19 @@ def _disagreeing(
 
 
 def _fitted(
-    name: str,
     schema: Any,
     seen: Sequence[Tried],
     chosen: Sequence[Tried],
     limits: tuple[fk.Check, ...],
     samples: Sequence[Tried],
 ) -> fk.FakeKernelDesc:
-    """Return a kernel that agrees with the chosen calls.
-
-    Raises:
-        NoFitError: there is none.
-    """
+    """Return a kernel that agrees with the chosen calls; `NoFitError` if there is none."""
     accepted = [
         each for each in seen if each.outcome.results is not None and _is_within(limits, each)
     ]
-    _check_schema(name, schema, accepted)
+    _check_schema(schema, accepted)
     found, sizes = fit_results(
-        [Row(each.outcome.args) for each in chosen], [each.outcome.results or [] for each in chosen]
+        [each.outcome.args for each in chosen], [each.outcome.results or [] for each in chosen]
     )
     refused = [
         each
@@ -257,13 +243,13 @@ def _fitted(
         if each.outcome.results is None and each.outcome.args and _is_within(limits, each)
     ]
     checks = requirements(
-        [Row(each.outcome.args) for each in accepted],
-        [Row(each.outcome.args) for each in refused],
+        [each.outcome.args for each in accepted],
+        [each.outcome.args for each in refused],
         [each.outcome.error for each in refused],
-        [Row(each.outcome.args) for each in samples],
+        [each.outcome.args for each in samples],
     )
     return fk.FakeKernelDesc(
-        operator=name,
+        operator=full_name(schema),
         arguments=tuple(each.name for each in schema.arguments),
         keywords=sum(each.kwarg_only for each in schema.arguments),
         checks=(*limits, *_only_values(accepted), *checks),
@@ -310,13 +296,13 @@ def _agrees(kernel: fk.FakeKernelDesc, seen: Tried) -> bool:
     return same_results(expected, seen.outcome.results)
 
 
-def _check_schema(name: str, schema: Any, accepted: Sequence[Tried]) -> None:
+def _check_schema(schema: Any, accepted: Sequence[Tried]) -> None:
     """Check that no call wrote into an argument, or returned a view, that the schema does not name."""
     aliased = {each.name for each in schema.arguments if each.alias_info is not None}
     for each in accepted:
         if each.outcome.written:
             raise FakeKernelError(
-                f"the operator {name} breaks its schema",
+                f"the operator {full_name(schema)} breaks its schema",
                 expected=f"no write into {', '.join(each.outcome.written)}: {schema}",
                 found="its data changed",
                 fix="Name it in mutates_args, or write Tensor(a!) in the schema",
@@ -326,7 +312,7 @@ def _check_schema(name: str, schema: Any, accepted: Sequence[Tried]) -> None:
                 shares = getattr(part, "shares", None)
                 if shares is not None and shares[0] not in aliased:
                     raise FakeKernelError(
-                        f"the operator {name} breaks its schema",
+                        f"the operator {full_name(schema)} breaks its schema",
                         expected=f"results with a storage of their own: {schema}",
                         found=f"a result shares the storage of {shares[0]}",
                         fix="Return a clone, or write Tensor(a) in the schema",
@@ -341,8 +327,11 @@ def _report(kernel: fk.FakeKernelDesc, exploration: Exploration) -> KernelReport
         with contextlib.suppress(NoValueError):
             predicted(kernel, each.outcome.args, None)
             unexplained[each.outcome.error] += 1
-    counts = (f"at most {_bound_text(each)}" for each in kernel.sizes if each.upper is not None)
-    guesses = [f"a size that depends on data is {text}" for text in counts]
+    guesses = [
+        f"a size that depends on data is at most {formula_text(each.upper)}"
+        for each in kernel.sizes
+        if each.upper is not None
+    ]
     if exploration.has_stopped:
         guesses.append("few calls were made, as the operator did not survive several")
     return KernelReport(
@@ -351,13 +340,92 @@ def _report(kernel: fk.FakeKernelDesc, exploration: Exploration) -> KernelReport
         refused=len(refused),
         unexplained=tuple(f"{text} ({count})" for text, count in unexplained.most_common()),
         guesses=tuple(guesses),
-        limits=tuple(condition_text(each.condition) for each in kernel.checks if not each.message),
+        limits=tuple(formula_text(each.condition) for each in kernel.checks if not each.message),
         is_random=exploration.is_random,
         ended=tuple(dict.fromkeys(e.outcome.error for e in seen if not e.outcome.has_survived)),
     )
 
 
-def _bound_text(size: fk.MadeSize) -> str:
-    return condition_text(fk.Compared("<=", fk.Integer(0), size.upper or fk.Integer(0))).partition(
-        " <= "
-    )[2]
+# --- prediction -------------------------------------------------------------------------------------
+
+
+class _Unknown:
+    """A size that depends on data, before it is known."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+
+def predicted(
+    kernel: fk.FakeKernelDesc, args: dict[str, Any], actual: Sequence[Any] | None
+) -> list[Any]:
+    """Return the results of a call by a kernel; `NoValueError` if the kernel refuses it.
+
+    Args:
+        kernel: the kernel.
+        args: the observed arguments.
+        actual: what the call gave, for the sizes that depend on data; ``None`` if it raised.
+    """
+    sizes: list[Any] = [0] * len(kernel.sizes)
+    if kernel.sizes and actual is not None:
+        sizes = _bound(kernel, args, actual)
+    evaluation = Evaluation(args, None, sizes)
+    for check in kernel.checks:
+        if not evaluation.allows(check.condition):
+            raise NoValueError(f"not {formula_text(check.condition)}")
+    return [result_of(part, evaluation, _facts) for part in kernel.results]
+
+
+def _bound(kernel: fk.FakeKernelDesc, args: dict[str, Any], actual: Sequence[Any]) -> list[Any]:
+    """Return the sizes that depend on data, from where they stand alone in a result."""
+    sizes: list[Any] = [_Unknown(at) for at in range(len(kernel.sizes))]
+    evaluation = Evaluation(args, None, sizes)
+    for part, value in zip(kernel.results, actual, strict=True):
+        try:
+            expected = result_of(part, evaluation, partial(_facts, has_strides=False))
+        except (NoValueError, TypeError, AssertionError):  # torch refuses what is no number
+            continue
+        if isinstance(expected, _Unknown):
+            sizes[expected.at] = value
+        if isinstance(expected, TensorFacts) and isinstance(value, TensorFacts):
+            for size, number in zip(expected.size, value.size, strict=False):
+                if isinstance(size, _Unknown):
+                    sizes[size.at] = number
+    return [0 if isinstance(each, _Unknown) else each for each in sizes]
+
+
+def _facts(part: Any, evaluation: Evaluation, *, has_strides: bool = True) -> TensorFacts:
+    """Return the metadata of a new tensor, a view or an argument itself."""
+    if isinstance(part, fk.NewTensor):
+        sizes = evaluation.ints(part.size)
+        if has_strides and any(each < 0 for each in sizes):
+            raise NoValueError("a negative size")
+        stride = evaluation.strides(part.layout, sizes) if has_strides else ()
+        dtype, device = evaluation.dtype(part.dtype), evaluation.device(part.device)
+        return TensorFacts(sizes, stride, 0, dtype, device)
+    found = evaluation.tensor(part.of)
+    size, stride, offset = found.size, found.stride, found.offset
+    if isinstance(part, fk.View):
+        size, stride = evaluation.ints(part.size), evaluation.ints(part.stride)
+        offset = evaluation.int(part.offset)
+    return TensorFacts(
+        size, stride, offset, found.dtype, found.device,
+        shares=(part.of.name, part.of.item), is_argument=isinstance(part, fk.SameTensor),
+    )  # fmt: skip
+
+
+def same_results(expected: Any, found: Any) -> bool:
+    """Return whether two results have the same metadata."""
+    if isinstance(expected, TensorFacts) and isinstance(found, TensorFacts):
+        return (
+            tuple(expected.size) == tuple(found.size)
+            and is_same_strides(found.size, expected.stride, found.stride)
+            and expected.dtype == found.dtype
+            and expected.device == found.device
+            and expected.layout == found.layout
+            and expected.shares == found.shares
+            and (expected.shares is None or expected.offset == found.offset)
+        )
+    if isinstance(expected, (list, tuple)) and isinstance(found, (list, tuple)):
+        return len(expected) == len(found) and all(map(same_results, expected, found))
+    return type(expected) is type(found) and expected == found

@@ -16,7 +16,7 @@ import numpy as np
 from torch_fakeify.records import fake_kernel as fk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -47,21 +47,22 @@ _WEIGHTS = {
     "SizeAt": 0.5, "Case": 3.0, "IsContiguous": 3.0, "Compared": 1.5,
 }  # fmt: skip
 _DIVISIONS = ("//", "ceil", "%")
-_OPERATIONS = {
-    "+": 0.0,
-    "-": 0.0,
-    "*": 0.0,
-    "//": 0.2,
-    "ceil": 0.6,
-    "%": 0.6,
-    "min": 0.5,
-    "max": 0.5,
+_OPERATIONS: dict[str, tuple[float, Callable[[Values, Values], Values]]] = {
+    "+": (0.0, np.add),
+    "-": (0.0, np.subtract),
+    "*": (0.0, np.multiply),
+    "//": (0.2, np.floor_divide),
+    "ceil": (0.6, lambda left, right: -(-left // right)),
+    "%": (0.6, np.remainder),
+    "min": (0.5, np.minimum),
+    "max": (0.5, np.maximum),
 }
+"""The weight of each operation, and how its values are computed; divisors are positive."""
 
 
 def _operation_weight(op: str, left: fk.Int) -> float:
     """Return the weight of an operation; constants are better on its right."""
-    return _OPERATIONS[op] + (0.3 if isinstance(left, fk.Integer) else 0.0)
+    return _OPERATIONS[op][0] + (0.3 if isinstance(left, fk.Integer) else 0.0)
 
 
 class IntegerSearch:
@@ -78,7 +79,7 @@ class IntegerSearch:
         self,
         atoms: Iterable[tuple[fk.Int, Values]],
         rows: int,
-        windows: tuple[Sequence[fk.Int], Sequence[fk.Int]] = ((), ()),
+        windows: tuple[Sequence[fk.Int], Sequence[fk.Int]],
     ) -> None:
         self._rows = rows
         self._atoms: dict[bytes, tuple[fk.Int, Values]] = {}
@@ -86,15 +87,10 @@ class IntegerSearch:
             self._atoms.setdefault(values.tobytes(), (part, values))
             if len(self._atoms) >= _MOST_ATOMS:
                 break
-        self._constants = [
-            (fk.Integer(value), np.full(rows, value, np.int64)) for value in _CONSTANTS
-        ]
+        constants = [(fk.Integer(value), np.full(rows, value, np.int64)) for value in _CONSTANTS]
+        self._leaves: list[tuple[fk.Int, Values]] = [*self._atoms.values(), *constants]
         self._values = dict(self._atoms.values())
         self._windows = windows
-        self._is_positive = [bool((values > 0).all()) for _, values in self._leaves()]
-        self._pairs: dict[bytes, fk.Int] | None = None
-        self._matrix: Values = np.zeros((0, rows), np.int64)
-        self._parts: list[fk.Int] = []
 
     def find(self, target: Values) -> fk.Int | None:
         """Return the simplest formula with these values, or ``None``."""
@@ -105,93 +101,78 @@ class IntegerSearch:
         key = target.tobytes()
         if key in self._atoms:
             return self._atoms[key][0]
-        pairs = self._all_pairs()
-        if key in pairs:
-            return pairs[key]
+        if key in self._pairs:
+            return self._pairs[key]
         found = [*self._of_three(target), *self._of_windows(target)]
         if not found:
             found = list(self._of_four(target))
         return min(found, key=cost_of, default=None)
 
-    def _leaves(self) -> list[tuple[fk.Int, Values]]:
-        return [*self._atoms.values(), *self._constants]
-
-    def _all_pairs(self) -> dict[bytes, fk.Int]:
-        """Return the formulas with one operation."""
-        if self._pairs is not None:
-            return self._pairs
-        leaves = self._leaves()
+    @functools.cached_property
+    def _pairs(self) -> dict[bytes, fk.Int]:
+        """The formulas with one operation."""
+        leaves = self._leaves
         costs = [cost_of(part) for part, _ in leaves]
-        best: dict[bytes, tuple[float, str, int, int]] = {}
-        rows: dict[bytes, Values] = {}
+        best: dict[bytes, tuple[float, fk.Int]] = {}
         stacked = np.stack([values for _, values in leaves])
+        divisors = np.where(stacked > 0, stacked, 1)
+        is_positive: Any = (stacked > 0).all(axis=1)
         for at, (a, x) in enumerate(leaves):
-            for op, matrix in _operations(x, stacked):
+            for op, (_, apply) in _OPERATIONS.items():
+                matrix = apply(x, divisors if op in _DIVISIONS else stacked)
                 for other, values in enumerate(matrix):
                     b = leaves[other][0]
                     if not _is_worth(op, a, b, is_ordered=at <= other):
                         continue
-                    if op in _DIVISIONS and not self._is_positive[other]:
+                    if op in _DIVISIONS and not is_positive[other]:
                         continue
                     key = values.tobytes()
                     if key in self._atoms:
                         continue
                     cost = costs[at] + costs[other] + 1.0 + _operation_weight(op, a)
                     if key not in best or cost < best[key][0]:
-                        best[key] = cost, op, at, other
-                        rows[key] = values
-        made: dict[bytes, fk.Int] = {
-            key: fk.Binary(op, leaves[at][0], leaves[other][0])  # type: ignore[arg-type]
-            for key, (_, op, at, other) in best.items()
-        }
-        self._pairs = made
-        self._parts = list(made.values())
-        if made:
-            self._matrix = np.stack([rows[key] for key in made])
-        return made
+                        best[key] = cost, fk.Binary(op, a, b)  # type: ignore[arg-type]
+        return {key: part for key, (_, part) in best.items()}
+
+    @functools.cached_property
+    def _matrix(self) -> Values:
+        """The values of `_pairs`, in their order."""
+        return np.frombuffer(b"".join(self._pairs), np.int64).reshape(-1, self._rows)
 
     def _of_three(self, target: Values) -> Iterable[fk.Int]:
         """Yield formulas with two operations."""
-        pairs = self._all_pairs()
-        matrix, parts = self._matrix, self._parts
-        probe = _probe(target)
-        for leaf, values in self._leaves():
+        pairs, matrix = self._pairs, self._matrix
+        parts = list(pairs.values())
+        for leaf, values in self._leaves:
             for op, other, is_left in _inverses(target, values):
                 found = pairs.get(other.tobytes())
                 if found is not None:
                     made = (found, leaf) if is_left else (leaf, found)
                     yield fk.Binary(op, *made)  # type: ignore[arg-type]
-            if not len(matrix):
-                continue
-            short, few = matrix[:, probe], values[probe]
             for op in (*_DIVISIONS, "min", "max"):
                 if op in _DIVISIONS and not ((values > 0).all() and (values > 1).any()):
                     continue
-                hits = (_applied(op, short, few) == target[probe]).all(axis=1)
+                hits = (_OPERATIONS[op][1](matrix, values) == target).all(axis=1)
                 for at in np.flatnonzero(hits)[:200]:
-                    if bool((_applied(op, matrix[at], values) == target).all()):
-                        yield fk.Binary(op, parts[at], leaf)  # type: ignore[arg-type]
+                    yield fk.Binary(op, parts[at], leaf)  # type: ignore[arg-type]
 
     def _of_four(self, target: Values) -> Iterable[fk.Int]:
         """Yield formulas that add, subtract or multiply two formulas with one operation each."""
-        pairs = self._all_pairs()
-        if not len(self._matrix):
-            return
-        for at, rest in enumerate(target - self._matrix):
+        pairs, matrix = self._pairs, self._matrix
+        parts = list(pairs.values())
+        for part, rest in zip(parts, target - matrix, strict=True):
             found = pairs.get(rest.tobytes())
             if found is not None:
-                yield fk.Binary("+", self._parts[at], found)
-        for at, rest in enumerate(target + self._matrix):
+                yield fk.Binary("+", part, found)
+        for part, rest in zip(parts, target + matrix, strict=True):
             found = pairs.get(rest.tobytes())
             if found is not None:
-                yield fk.Binary("-", found, self._parts[at])
-        usable = (self._matrix != 0).all(axis=1)
-        for at in np.flatnonzero(usable):
-            values = self._matrix[at]
-            if bool((target % values == 0).all()):
-                found = pairs.get((target // values).tobytes())
+                yield fk.Binary("-", found, part)
+        for at in np.flatnonzero((matrix != 0).all(axis=1)):
+            if bool((target % matrix[at] == 0).all()):
+                found = pairs.get((target // matrix[at]).tobytes())
                 if found is not None:
-                    yield fk.Binary("*", self._parts[at], found)
+                    yield fk.Binary("*", parts[at], found)
 
     def _of_windows(self, target: Values) -> Iterable[fk.Int]:
         """Yield the formulas of windows with a step: forwards as of pooling, and transposed."""
@@ -235,36 +216,21 @@ class _Windows:
         yield from self._transposed(target)
 
     def _forwards(self, target: Values) -> Iterable[fk.Int]:
-        known, probe = self._known, _probe(target)
-        wanted = target[probe]
+        known = self._known
         outer = np.stack([known[size] + 2 * known[pad] for size, pad in self._padded])
-        inner = np.stack([known[size] + known[pad] for size, pad in self._padded])[:, probe]
-        short = outer[:, probe]
+        inner = np.stack([known[size] + known[pad] for size, pad in self._padded])
         steps = [step for step in self._steps if bool((known[step] > 0).all())]
         for gap, width in self._spans:
-            span = known[gap] * (known[width] - 1)
-            room = short - span[probe] - 1
+            room = outer - known[gap] * (known[width] - 1) - 1
             for step in steps:
-                by = known[step][probe]
+                by = known[step]
                 up = -(-room // by) + 1
                 inside = np.minimum(up, -(-inner // by))
                 for op, found in (("//", room // by + 1), ("ceil", up), ("min", inside)):
-                    for at in np.flatnonzero((found == wanted).all(axis=1)):
+                    for at in np.flatnonzero((found == target).all(axis=1)):
                         size, pad = self._padded[at]
-                        if size == width:
-                            continue
-                        whole = outer[at] - span - 1
-                        if bool((self._whole(op, whole, size, pad, step) == target).all()):
+                        if size != width:
                             yield _window(op, size, pad, gap, width, step)
-
-    def _whole(self, op: str, room: Values, size: fk.Int, pad: fk.Int, step: fk.Int) -> Values:
-        by = self._known[step]
-        if op == "//":
-            return room // by + 1
-        up = -(-room // by) + 1
-        if op == "ceil":
-            return up
-        return np.minimum(up, -(-(self._known[size] + self._known[pad]) // by))
 
     def _transposed(self, target: Values) -> Iterable[fk.Int]:
         known = self._known
@@ -314,34 +280,6 @@ def _window(op: str, size: fk.Int, pad: fk.Int, gap: fk.Int, width: fk.Int, step
     return fk.Binary("min", count, fk.Binary("ceil", begin, step))
 
 
-def _operations(x: Values, others: Values) -> Iterable[tuple[str, Values]]:
-    """Yield the values of an integer and each of some others, by operation."""
-    safe = np.where(others > 0, others, 1)
-    for op in _OPERATIONS:
-        yield op, _applied(op, x, safe if op in _DIVISIONS else others)
-
-
-def _applied(op: str, left: Values, right: Values) -> Values:
-    """Return the values of an operation; its divisors are positive."""
-    match op:
-        case "+":
-            return left + right
-        case "-":
-            return left - right
-        case "*":
-            return left * right
-        case "min":
-            return np.minimum(left, right)
-        case "max":
-            return np.maximum(left, right)
-        case "//":
-            return left // right
-        case "%":
-            return left % right
-        case _:
-            return -(-left // right)
-
-
 def _inverses(target: Values, values: Values) -> Iterable[tuple[str, Values, bool]]:
     """Yield what a formula must be, to the left or right of an operation with these values."""
     yield "+", target - values, True
@@ -360,9 +298,3 @@ def _is_worth(op: str, a: fk.Int, b: fk.Int, *, is_ordered: bool) -> bool:
     if b.value == 0:
         return op in ("max", "min")
     return b.value > 0 and not (b.value == 1 and op in ("*", "//", "ceil", "%"))
-
-
-def _probe(target: Values) -> Values:
-    """Return a few rows with different values, to test many formulas quickly."""
-    _, first = np.unique(target, return_index=True)
-    return np.sort(first[:8]).astype(np.int64)

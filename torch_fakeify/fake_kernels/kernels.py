@@ -12,8 +12,8 @@ from torch_fakeify.compat import torch_library
 from torch_fakeify.errors import FakeKernelError
 from torch_fakeify.records import fake_kernel as fk
 
-from .evaluating import Evaluation, NoValueError, bound, dtype_named, refuse, result_of
-from .source import condition_text, kernel_source
+from .evaluating import Evaluation, NoValueError, bound, dtype_named, result_of
+from .source import formula_text, kernel_source
 from .specs import facts_of, tensors_of
 
 if TYPE_CHECKING:
@@ -139,17 +139,7 @@ class FakeKernel:
 def fake_results(
     desc: fk.FakeKernelDesc, schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
-    """Return the results of a call with fake tensors.
-
-    Args:
-        desc: the kernel.
-        schema: of the operator.
-        args: positional arguments.
-        kwargs: keyword arguments.
-
-    Raises:
-        FakeKernelError: the kernel has no formula for such arguments.
-    """
+    """Return the results of a call with fake tensors; `FakeKernelError` if there is no formula for it."""
     given = bound(schema, args, kwargs)
     tensors = dict(tensors_of(given))
     facts = {name: facts_of(value) for name, value in given.items()}
@@ -161,7 +151,12 @@ def fake_results(
         evaluation = Evaluation(facts, None, sizes, tensors)
         results = [result_of(part, evaluation, _made) for part in desc.results]
     except (NoValueError, OverflowError) as error:
-        raise refuse(desc.operator, error) from error
+        raise FakeKernelError(
+            f"the inferred fake kernel of {desc.operator} has no result for this call",
+            expected="arguments like those of the samples",
+            found=str(error),
+            fix="Give infer_fake a sample like it",
+        ) from error
     return None if not results else results[0] if len(results) == 1 else tuple(results)
 
 
@@ -169,14 +164,10 @@ def _check(check: fk.Check, evaluation: Evaluation) -> None:
     """Check what the operator requires; what the call has no tensor or number for holds."""
     condition = check.condition
     try:
-        if isinstance(condition, fk.Compared):
-            left, right = evaluation.int(condition.left), evaluation.int(condition.right)
-            holds = evaluation.holds(condition.op, left, right)
-        else:
-            holds = evaluation.feature(condition)
+        holds = evaluation.feature(condition)
     except NoValueError:
         return
-    text = condition_text(condition)
+    text = formula_text(condition)
     if isinstance(condition, fk.Compared) and check.message:
         torch._check(holds, lambda: f"{text}: {check.message}")
     elif not holds:

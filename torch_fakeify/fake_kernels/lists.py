@@ -7,21 +7,22 @@ one: ``[*x.shape[:-1], weight.shape[0]]``.
 from __future__ import annotations
 
 from functools import cached_property
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from torch_fakeify.records import fake_kernel as fk
 
-from .evaluating import Evaluation, NoValueError
 from .integers import IntegerSearch, cost_of
-from .observed import Row, TensorFacts, is_tensor_list
+from .observed import TensorFacts, is_integer, is_integer_list, is_tensor_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
+    from .evaluating import Evaluation
 
 _MOST_ITEMS = 6
 """Most items of a list that are used one by one."""
@@ -31,70 +32,11 @@ _MOST_TRIED = 60
 _LARGEST = 1 << 40
 
 
-class Values:
-    """The values of formulas in each row, computed once.
-
-    Args:
-        rows: observed calls.
-        sizes: of each row the sizes that depend on data.
-    """
-
-    def __init__(self, rows: Sequence[Row], sizes: Sequence[Sequence[int]]) -> None:
-        self.evaluations = [
-            Evaluation(row.args, row.index, each) for row, each in zip(rows, sizes, strict=True)
-        ]
-        self._lists: dict[fk.Ints, dict[int, tuple[int, ...] | None]] = {}
-        self._numbers: dict[fk.Int, dict[int, int | None]] = {}
-
-    def list_at(self, part: fk.Ints, at: int) -> tuple[int, ...] | None:
-        """Return the value of a list in a row; ``None`` if it has none."""
-        known = self._lists.setdefault(part, {})
-        if at not in known:
-            try:
-                known[at] = tuple(self.evaluations[at].ints(part))
-            except NoValueError:
-                known[at] = None
-        return known[at]
-
-    def numbers(self, part: fk.Int, positions: Sequence[int]) -> list[int] | None:
-        """Return the values of an integer in some rows; ``None`` if one has none."""
-        known = self._numbers.setdefault(part, {})
-        found: list[int] = []
-        for at in positions:
-            if at not in known:
-                try:
-                    known[at] = self.evaluations[at].int(part)
-                except NoValueError:
-                    known[at] = None
-            value = known[at]
-            if value is None or not -_LARGEST < value < _LARGEST:
-                return None
-            found.append(value)
-        return found
-
-
 class Arguments:
-    """What some rows have in common: which arguments are tensors, integers, lists.
+    """What some observed calls have in common: which arguments are tensors, integers, lists."""
 
-    Args:
-        rows: observed calls.
-        sizes: of each row the sizes that depend on data.
-        values: of formulas, for all rows from which these are chosen; ``None`` if these are all.
-        positions: of the rows among all.
-    """
-
-    def __init__(
-        self,
-        rows: Sequence[Row],
-        sizes: Sequence[Sequence[int]],
-        values: Values | None = None,
-        positions: Sequence[int] | None = None,
-    ) -> None:
+    def __init__(self, rows: Sequence[Evaluation]) -> None:
         self.rows = rows
-        self.all_values = Values(rows, sizes) if values is None else values
-        self.positions = range(len(rows)) if positions is None else positions
-        self.evaluations = [self.all_values.evaluations[at] for at in self.positions]
-        self.data_sizes = min(map(len, sizes), default=0)
 
     def names(self, is_wanted: Callable[[Any], bool]) -> list[str]:
         """Return the arguments of which all rows have a value of some kind."""
@@ -115,41 +57,40 @@ class Arguments:
     @cached_property
     def lists(self) -> list[str]:
         """The arguments that are lists of integers."""
-        return self.names(
-            lambda value: (
-                isinstance(value, (list, tuple))
-                and all(isinstance(each, int) and not isinstance(each, bool) for each in value)
-            )
-        )
+        return self.names(is_integer_list)
 
     @cached_property
     def numbers(self) -> list[fk.Arg]:
         """The integers among the arguments, those of lists by position."""
-        is_int = lambda value: isinstance(value, int) and not isinstance(value, bool)  # noqa: E731
-        found = [fk.Arg(name) for name in self.names(is_int)]
+        found = [fk.Arg(name) for name in self.names(is_integer)]
         for name in self.lists:
             shortest = min(len(row.args[name]) for row in self.rows)
             found += [fk.Arg(name, at) for at in range(min(shortest, _MOST_ITEMS))]
         return found
 
+    @property
+    def plain_numbers(self) -> list[fk.Arg]:
+        """The integers among the arguments that are no items of lists."""
+        return [number for number in self.numbers if number.item is None]
+
     def rank(self, of: fk.Arg) -> tuple[int, int]:
         """Return the smallest and largest number of dims of a tensor."""
-        ranks = [len(each.tensor(of).size) for each in self.evaluations]
+        ranks = [len(row.tensor(of).size) for row in self.rows]
         return min(ranks), max(ranks)
 
     def values(self, part: fk.Int) -> NDArray[np.int64] | None:
         """Return the values of a formula; ``None`` if a row has none."""
-        found = self.all_values.numbers(part, self.positions)
-        return None if found is None else np.array(found, np.int64)
+        found: list[int] = []
+        for row in self.rows:
+            value = row.known(row.int, part)
+            if value is None or not -_LARGEST < value < _LARGEST:
+                return None
+            found.append(value)
+        return np.array(found, np.int64)
 
 
 class Formulas:
-    """The formulas over the arguments of some rows.
-
-    Args:
-        arguments: of the rows.
-        strides: whether strides and offsets are among them, as for views.
-    """
+    """The formulas over the arguments of some rows, with strides and offsets if they are for views."""
 
     def __init__(self, arguments: Arguments, *, strides: bool = False) -> None:
         self._arguments = arguments
@@ -223,11 +164,10 @@ class Formulas:
     ) -> list[tuple[fk.Ints, list[tuple[int, ...]]]]:
         """Return the lists that all targets begin or end with, of equal ones the simplest."""
         found: dict[tuple[tuple[int, ...], ...], fk.Ints] = {}
-        value_at, positions = self._arguments.all_values.list_at, self._arguments.positions
         for part in self._lists:
             lists: list[tuple[int, ...]] = []
-            for whole, at in zip(target, positions, strict=True):
-                each = value_at(part, at)
+            for whole, row in zip(target, self._arguments.rows, strict=True):
+                each = row.known(row.ints, part)
                 if each is None or len(each) > len(whole):
                     break
                 if (whole[: len(each)] if is_head else whole[len(whole) - len(each) :]) != each:
@@ -262,18 +202,13 @@ class Formulas:
                 yield fk.Picked(part, whole)
         ranks = {of: known.rank(of) for of in tensors}
         some = tensors[:4]
-        for at, left in enumerate(some):
-            for right in some[at + 1 :]:
-                yield fk.Broadcast((fk.Shape(left), fk.Shape(right)))
-                for keep in (1, 2):
-                    if ranks[left][0] >= keep or ranks[right][0] >= keep:
-                        end = fk.Integer(-keep)
-                        yield fk.Broadcast(
-                            (
-                                fk.Slice(fk.Shape(left), None, end),
-                                fk.Slice(fk.Shape(right), None, end),
-                            )
-                        )
+        for left, right in combinations(some, 2):
+            yield fk.Broadcast((fk.Shape(left), fk.Shape(right)))
+            for keep in (1, 2):
+                if ranks[left][0] >= keep or ranks[right][0] >= keep:
+                    end = fk.Integer(-keep)
+                    parts = (fk.Shape(left), fk.Shape(right))
+                    yield fk.Broadcast(tuple(fk.Slice(part, None, end) for part in parts))
         if len(some) > 2:
             yield fk.Broadcast(tuple(map(fk.Shape, some)))
         for name in known.names(_is_dims):
@@ -287,10 +222,9 @@ class Formulas:
             if other != of and self._arguments.rank(other)[0] != self._arguments.rank(other)[1]:
                 yield fk.Slice(part, fk.Ndim(other), None)
                 yield fk.Slice(part, None, fk.Ndim(other))
-        plain = [number for number in self._arguments.numbers if number.item is None]
-        for at, first in enumerate(plain[:4]):
-            for second in plain[at + 1 : 4]:
-                yield fk.Swapped(part, fk.Number(first), fk.Number(second))
+        plain = self._arguments.plain_numbers
+        for first, second in combinations(map(fk.Number, plain[:4]), 2):
+            yield fk.Swapped(part, first, second)
         for at in range(1, min(high, 4) + 1):
             yield fk.Slice(part, None, fk.Integer(-at))
             yield fk.Slice(part, fk.Integer(at), None)
@@ -317,32 +251,21 @@ class Formulas:
         ]
         sizes = [part for part, _ in atoms if isinstance(part, fk.Size)][:10]
         numbers = [part for part, _ in atoms if isinstance(part, fk.Number)][:16]
-        unique: dict[bytes, fk.Int] = {}
-        for part, values in atoms:
-            unique.setdefault(values.tobytes(), part)
-        distinct = set(unique.values())
-        windows = (
-            [part for part in sizes if part in distinct],
-            [part for part in numbers if part in distinct],
-        )
-        return IntegerSearch(atoms, len(known.rows), windows)
+        return IntegerSearch(atoms, len(known.rows), (sizes, numbers))
 
     def _positions(self) -> Iterator[fk.Int]:
         """Yield what depends on the position in a list: the items there, and what is left of a size."""
         known = self._arguments
         yield fk.Index()
-        for number in known.numbers:
-            if number.item is None:
-                yield fk.Binary("*", fk.Index(), fk.Number(number))
+        for number in known.plain_numbers:
+            yield fk.Binary("*", fk.Index(), fk.Number(number))
         for name in known.lists:
             yield fk.ItemAt(name, fk.Index())
             yield fk.Total(fk.Slice(fk.Numbers(name), None, fk.Index()))
         for of in known.tensors:
             low, _ = known.rank(of)
             dims: list[fk.Int] = [fk.Size(of, dim) for dim in range(low)]
-            dims += [
-                fk.SizeAt(of, fk.Number(number)) for number in known.numbers if number.item is None
-            ]
+            dims += [fk.SizeAt(of, fk.Number(number)) for number in known.plain_numbers]
             for size in dims:
                 for number in known.numbers:
                     if number.item is None:
@@ -352,7 +275,7 @@ class Formulas:
         known = self._arguments
         if any(row.index is not None for row in known.rows):
             yield from self._positions()
-        for at in range(known.data_sizes):
+        for at in range(min((len(row.sizes) for row in known.rows), default=0)):
             yield fk.DataSize(at)
         yield from map(fk.Number, known.numbers)
         for of in known.tensors:
@@ -366,15 +289,13 @@ class Formulas:
             yield fk.Length(name)
         for of in known.tensors:
             low, high = known.rank(of)
-            for number in known.numbers:
-                if number.item is None or low == high:
-                    yield fk.SizeAt(of, fk.Number(number))
+            for number in known.numbers if low == high else known.plain_numbers:
+                yield fk.SizeAt(of, fk.Number(number))
             if self._has_strides:
                 for dim in range(low):
                     yield fk.Stride(of, dim)
-                for number in known.numbers:
-                    if number.item is None:
-                        yield _stride_at(of, number)
+                for number in known.plain_numbers:
+                    yield _stride_at(of, number)
                 yield fk.Offset(of)
             if low != high:
                 yield fk.Ndim(of)
@@ -385,9 +306,8 @@ class Formulas:
                     yield fk.Product(fk.Slice(fk.Shape(of), None, fk.Integer(-at)))
                     yield fk.Product(fk.Slice(fk.Shape(of), fk.Integer(at), None))
         for name in known.names(is_tensor_list):
-            for number in known.numbers:
-                if number.item is None:
-                    yield fk.SizesTotal(name, fk.Number(number))
+            for number in known.plain_numbers:
+                yield fk.SizesTotal(name, fk.Number(number))
             for dim in (0, 1, 2, -1):
                 yield fk.SizesTotal(name, fk.Integer(dim))
         for name in known.lists:
@@ -403,13 +323,7 @@ def _stride_at(of: fk.Arg, number: fk.Arg) -> fk.Int:
 
 
 def _is_dims(value: Any) -> bool:
-    if isinstance(value, bool):
-        return False
-    if value is None or isinstance(value, int):
-        return True
-    return isinstance(value, (list, tuple)) and all(
-        isinstance(each, int) and not isinstance(each, bool) for each in value
-    )
+    return value is None or is_integer(value) or is_integer_list(value)
 
 
 def _concat(head: fk.Ints, middle: Sequence[fk.Int], tail: fk.Ints) -> fk.Ints:

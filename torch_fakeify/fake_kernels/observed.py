@@ -50,11 +50,14 @@ class Outcome(msgspec.Struct, frozen=True):
     """A digest of the data of the results."""
 
 
-class Row(msgspec.Struct, frozen=True):
-    """One observed call; ``index`` is the position of a tensor in a result that is a list."""
+def is_integer(value: Observed) -> bool:
+    """Return whether an observed argument is an integer, and no bool."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
-    args: dict[str, Observed]
-    index: int | None = None
+
+def is_integer_list(value: Observed) -> bool:
+    """Return whether an observed argument is a list of integers."""
+    return isinstance(value, (list, tuple)) and all(map(is_integer, value))
 
 
 def is_tensor_list(value: Observed) -> bool:
@@ -66,11 +69,11 @@ def is_tensor_list(value: Observed) -> bool:
     )
 
 
-def tensor_of(args: dict[str, Observed], name: str, item: int | None) -> TensorFacts | None:
-    """Return a tensor among the arguments; ``None`` if there is no such tensor."""
+def item_of(args: dict[str, Observed], name: str, item: int | None) -> Observed:
+    """Return an argument, or an item of one that is a list; ``None`` if there is none."""
     value = args.get(name)
-    if item is not None:
-        if not isinstance(value, (list, tuple)) or not -len(value) <= item < len(value):
-            return None
-        value = value[item]
-    return value if isinstance(value, TensorFacts) else None
+    if item is None:
+        return value
+    if not isinstance(value, (list, tuple)) or not -len(value) <= item < len(value):
+        return None
+    return value[item]

@@ -16,7 +16,7 @@ from .observed import is_tensor_list
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from .observed import Row
+    _Call = dict[str, Any]
 
 _MOST = 12
 _FEWEST_VALUES = 3
@@ -25,34 +25,35 @@ _FEWEST = 12
 
 
 def requirements(
-    accepted: Sequence[Row], refused: Sequence[Row], errors: Sequence[str], samples: Sequence[Row]
+    accepted: Sequence[_Call],
+    refused: Sequence[_Call],
+    errors: Sequence[str],
+    samples: Sequence[_Call],
 ) -> tuple[fk.Check, ...]:
     """Return the simplest conditions that hold in all accepted calls, and that refused ones violate.
 
     Args:
-        accepted: calls that the operator accepted.
-        refused: calls that it refused.
+        accepted: arguments that the operator accepted.
+        refused: those that it refused.
         errors: what it raised in these.
-        samples: the calls that were given.
+        samples: the arguments that were given.
     """
     if len(accepted) < _FEWEST or not refused:
         return ()
-    arguments = Arguments(accepted, [()] * len(accepted))
-    others = Arguments(refused, [()] * len(refused))
+    arguments = Arguments(list(map(Evaluation, accepted)))
+    others = list(map(Evaluation, refused))
     found: list[tuple[Any, set[int]]] = []
     fixed = dict(_fixed_sizes(samples))
     if arguments.numbers:  # a multiple of one of them may be one of a constant by chance
         fixed.update(_multiples(arguments))
     for condition in (*_candidates(arguments), *fixed):
         try:
-            holds = all(each.feature(condition) for each in arguments.evaluations)
+            holds = all(each.feature(condition) for each in arguments.rows)
         except NoValueError:
             continue
-        if not holds or not _is_supported(condition, arguments.evaluations):
+        if not holds or not _is_supported(condition, arguments.rows):
             continue
-        violated = {
-            at for at, each in enumerate(others.evaluations) if _is_violated(condition, each)
-        }
+        violated = {at for at, each in enumerate(others) if not each.allows(condition)}
         if condition in fixed:
             named = sum(_names(errors[at], fixed[condition]) for at in violated)
             if 2 * named < len(violated):
@@ -82,24 +83,12 @@ def _is_supported(condition: Any, accepted: Sequence[Evaluation]) -> bool:
             return True
 
 
-def _is_violated(condition: Any, evaluation: Evaluation) -> bool:
-    """Return whether a condition does not hold; a kernel refuses what has no such dim all the same."""
-    try:
-        return not evaluation.feature(condition)
-    except NoValueError:
-        return False
-
-
 def _candidates(arguments: Arguments) -> Iterator[fk.Compared | fk.SameDtype | fk.DtypeIn]:
     tensors = arguments.tensors[:6]
     ranks = {of: arguments.rank(of) for of in tensors}
     for of, (low, high) in ranks.items():
-        if low == high:
-            yield fk.Compared("==", fk.Ndim(of), fk.Integer(low))
-        else:
-            yield fk.Compared(">=", fk.Ndim(of), fk.Integer(low))
-            yield fk.Compared("<=", fk.Ndim(of), fk.Integer(high))
-        dtypes = {each.tensor(of).dtype for each in arguments.evaluations}
+        yield from rank_limits(of, low, high)
+        dtypes = {each.tensor(of).dtype for each in arguments.rows}
         yield fk.DtypeIn(of, tuple(sorted(dtypes)))
     for left, right in combinations(tensors, 2):
         yield fk.Compared("==", fk.Ndim(left), fk.Ndim(right))
@@ -140,6 +129,16 @@ def _candidates(arguments: Arguments) -> Iterator[fk.Compared | fk.SameDtype | f
         yield from dict(_multiples(arguments))
 
 
+def rank_limits(of: fk.Arg, low: int, high: int) -> list[fk.Compared]:
+    """Return that the number of dims of a tensor is between two."""
+    if low == high:
+        return [fk.Compared("==", fk.Ndim(of), fk.Integer(low))]
+    return [
+        fk.Compared(">=", fk.Ndim(of), fk.Integer(low)),
+        fk.Compared("<=", fk.Ndim(of), fk.Integer(high)),
+    ]
+
+
 def _dims(arguments: Arguments) -> list[fk.Size]:
     """Return the sizes that have several values in accepted calls."""
     found: list[fk.Size] = []
@@ -158,14 +157,14 @@ def _multiples(arguments: Arguments) -> Iterator[tuple[fk.Compared, int]]:
             yield fk.Compared("==", fk.Binary("%", size, fk.Integer(n)), fk.Integer(0)), n
 
 
-def _fixed_sizes(samples: Sequence[Row]) -> Iterator[tuple[fk.Compared, int]]:
+def _fixed_sizes(samples: Sequence[_Call]) -> Iterator[tuple[fk.Compared, int]]:
     """Yield each size that is one number in all samples, and the number, of tensors whose other sizes differ."""
     if len(samples) < 2:  # all sizes of one sample are one number
         return
-    given = Arguments(samples, [()] * len(samples))
+    given = Arguments(list(map(Evaluation, samples)))
     for of in given.tensors[:6]:
         low, high = given.rank(of)
-        sizes = [each.tensor(of).size for each in given.evaluations]
+        sizes = [each.tensor(of).size for each in given.rows]
         if low == high and len(set(sizes)) > 1:
             for dim, values in enumerate(zip(*sizes, strict=True)):
                 if len(set(values)) == 1:

@@ -34,6 +34,7 @@ _TEXTS: dict[type, str] = {
     fk.Numbers: "{name}",
     fk.Broadcast: "torch.broadcast_shapes({of})",
     fk.Picked: "[{of}[dim] for dim in {at}]",
+    fk.Compared: "{left} {op} {right}",
     fk.SameDtype: "{left}.dtype == {right}.dtype",
     fk.ConstantDtype: "torch.{name}",
     fk.DtypeOf: "{of}.dtype",
@@ -65,21 +66,16 @@ _VARIABLES: tuple[tuple[Any, str], ...] = (
 
 
 def kernel_source(kernel: fk.FakeKernelDesc, schema: Any) -> str:
-    """Return the source of a fake kernel, which registers it.
-
-    Args:
-        kernel: the kernel.
-        schema: of the operator.
-    """
+    """Return the source of a fake kernel, which registers it."""
     given = schema.arguments
     defaults = {each.name: default_of(each) for each in given if each.has_default_value()}
     lists = {each.name for each in given if str(each.type).startswith("List[Tensor")}
     return _Writer(kernel, defaults, lists).text()
 
 
-def condition_text(condition: Any) -> str:
-    """Return the condition of a check as Python."""
-    return _Writer(fk.FakeKernelDesc(operator="", arguments=()), {}, set()).condition(condition)
+def formula_text(part: Any) -> str:
+    """Return the condition of a check, or a size, as Python."""
+    return _Writer(fk.FakeKernelDesc(operator="", arguments=()), {}, set())._feature(part, True)
 
 
 class _Writer:
@@ -102,7 +98,7 @@ class _Writer:
         """Return the whole module."""
         for check in self._kernel.checks:
             self._write(f"# else {check.message or 'no formula was found'}")
-            self._write(f"torch._check({self.condition(check.condition)})")
+            self._write(f"torch._check({self._feature(check.condition, True)})")
         if self._kernel.sizes:
             context = self._name("ctx")
             self._write(f"{context} = torch.library.get_ctx()")
@@ -196,25 +192,8 @@ class _Writer:
             case fk.IsContiguous(of=of):
                 return f"{'' if value else 'not '}{_of(of)}.is_contiguous()"
             case _:
-                text = self.condition(part)
+                text = self._expr(part)
                 return text if value else f"not {text}"
-
-    def condition(self, part: Any) -> str:
-        """Print a condition."""
-        match part:
-            case fk.Seen(name=name, value=value):
-                by = "is" if value in ("None", "True", "False") else "=="
-                return f"{_argument(name)} {by} {value}"
-            case fk.SameDtype():
-                return self._expr(part)
-            case fk.DtypeIn(of=of, names=names):
-                if len(names) == 1:
-                    return f"{_of(of)}.dtype == torch.{names[0]}"
-                return f"{_of(of)}.dtype in ({', '.join(f'torch.{name}' for name in names)})"
-            case fk.Compared(op=op, left=left, right=right):
-                return f"{self._expr(left)} {op} {self._expr(right)}"
-            case _:
-                return self._feature(part, True)
 
     # --- expressions ---
 
@@ -225,6 +204,13 @@ class _Writer:
                 return self._cases(part)
             case fk.Binary():
                 return self._binary(part, level)
+            case fk.Seen(name=name, value=value):
+                by = "is" if value in ("None", "True", "False") else "=="
+                return f"{_argument(name)} {by} {value}"
+            case fk.DtypeIn(of=of, names=names):
+                if len(names) == 1:
+                    return f"{_of(of)}.dtype == torch.{names[0]}"
+                return f"{_of(of)}.dtype in ({', '.join(f'torch.{name}' for name in names)})"
             case fk.Product(of=fk.Shape(of=of)):
                 return f"{_of(of)}.numel()"
             case fk.Product(of=of):

@@ -60,15 +60,16 @@ class Counterexamples:
         self._table = table
         self._work = work
         self._facts = facts
-        self._start = _Point(table, {})
         self._of_symbol: dict[int, list[int]] = {}
         for at, fact in enumerate(facts):
             for symbol in _symbols_of(table, fact):
                 self._of_symbol.setdefault(symbol, []).append(at)
+        known: dict[int, Number] = {}
         for symbol in self._of_symbol:
             value = values.get(table.atoms[symbol].head)
             if isinstance(value, int) or getattr(value, "is_Integer", False):
-                self._start.moved[symbol] = int(value)  # pyright: ignore[reportArgumentType]
+                known[symbol] = int(value)  # pyright: ignore[reportArgumentType]
+        self._start = _Point(table, known, {})
         self._is_usable = all(self._start.satisfies(fact) is not False for fact in facts)
 
     def violates(self, at: int, others: Collection[int]) -> bool:
@@ -146,21 +147,19 @@ class Counterexamples:
 
 
 class _Point:
-    """Integers for the symbols of facts; moved symbols are relative to another point."""
+    """Integers for the symbols of facts: those of the start, but for symbols that were moved."""
 
     def __init__(
-        self, table: AtomTable, moved: dict[int, Number], base: _Point | None = None
+        self, table: AtomTable, start: Mapping[int, Number], moved: Mapping[int, Number]
     ) -> None:
         self._table = table
-        self._base = base
+        self._start = start
         self.moved = moved
         self._found: dict[int, Number | None] = {}
 
     def with_value(self, symbol: int, value: Number) -> _Point:
         """The point with another value of one symbol."""
-        base = self._base or self
-        moved = {symbol: value} if base is self else {**self.moved, symbol: value}
-        return _Point(self._table, moved, base)
+        return _Point(self._table, self._start, {**self.moved, symbol: value})
 
     def satisfies(self, parts: Iterable[Part]) -> bool | None:
         """Whether a condition holds; ``None``: it has a symbol without a value."""
@@ -201,25 +200,18 @@ class _Point:
 
     def value(self, at: int) -> Number | None:
         """The value of an atom."""
-        found = self.moved.get(at)
-        if found is not None:
-            return found
-        atom = self._table.atoms[at]
-        if self._base is not None and atom.symbols.isdisjoint(self.moved):
-            return self._base.value(at)
         if at not in self._found:
-            self._found[at] = self._of_function(at)
+            value = self.moved.get(at, self._start.get(at))
+            self._found[at] = self._of_function(at) if value is None else value
         return self._found[at]
 
     def _of_function(self, at: int) -> Number | None:
         atom = self._table.atoms[at]
         args = [self.sum(arg) for arg in atom.args]
         known = [arg for arg in args if arg is not None]
-        if len(known) < len(args):
-            return None
-        if atom.head is MAX:
+        if len(known) == len(args) and atom.head is MAX:
             return max(known)
-        if atom.head is FLOOR and known[1]:
+        if len(known) == len(args) and atom.head is FLOOR and known[1]:
             return known[0] // known[1]
         return None
 

@@ -14,23 +14,23 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from fractions import Fraction
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .counterexamples import Counterexamples
 from .intervals import Interval, Intervals
-from .polynomials import FALSE, AtomTable, Either, all_rows, options_of
+from .polynomials import FALSE, AtomTable, Either, all_rows, options_of, rows_of
 from .refutation import Refuter, WorkCounter, opposite
 from .simplex import Row
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
     import sympy
 
     from .polynomials import Part, Poly
     from .simplex import Mono, Number
 
-__all__ = ["FactIndex", "WorkCounter", "conflict", "implied", "redundant"]
+__all__ = ["FactIndex", "WorkCounter", "conflict", "redundant"]
 
 MAX_NEIGHBOURS = 20
 """The most facts of several variables that one question uses; bounds of one variable are extra."""
@@ -81,29 +81,17 @@ def redundant(
             continue
         if counterexamples.violates(at, left):
             continue
-        reasons = None
+        reasons, parts = None, index.parts[at]
         if is_range is not None and is_range[at]:
-            reasons = index.bounding(index.parts[at], without=at)
+            reasons = index.bounding(parts[0], at, is_solved=True) if len(parts) == 1 else None
             follows = reasons is not None
         else:
-            follows = index.implies(index.parts[at], without=at)
+            follows = index.implies(parts, without=at)
         if follows:
             index.remove(at)
             left.remove(at)
             removed[at] = reasons
     return dict(reversed(removed.items()))
-
-
-def implied(
-    premises: Sequence[sympy.Basic], conclusion: sympy.Basic, *, work: WorkCounter | None = None
-) -> bool:
-    """Whether a condition follows from others; False if that is undecided.
-
-    Only premises that share variables with the conclusion, directly or through others, are used: a
-    contradiction among unrelated premises is not found.
-    """
-    index = FactIndex(premises, work or WorkCounter())
-    return index.implies(index.table.condition(conclusion), without=None)
 
 
 def conflict(
@@ -117,23 +105,27 @@ def conflict(
     parts = index.table.condition(new)
     for limit in (MAX_NEIGHBOURS, MAX_NEIGHBOURS * WIDER_SEARCH_FACTOR):
         found = index.near(parts, None, limit)
-        index.refuter.begin_question()
-        if index.refuter.contradicts([*parts, *(part for _, part in found)]):
-            return tuple(sorted(_needed(index.refuter, parts, found)))
+
+        def suffices(used: Container[int], found: Any = found) -> bool:
+            index.refuter.begin_question()
+            return index.refuter.contradicts([*parts, *(part for at, part in found if at in used)])
+
+        positions = dict.fromkeys(at for at, _ in found)
+        if suffices(positions):
+            return _minimal(reversed(positions), suffices)
     return None
 
 
-def _needed(
-    refuter: Refuter, parts: Sequence[Part], found: list[tuple[int, Part]]
-) -> dict[int, None]:
-    """A minimal contradicting subset of the found facts; the farthest are removed first."""
-    needed = dict.fromkeys(at for at, _ in found)
-    for at in reversed(needed.copy()):
-        left = [part for other, part in found if other in needed and other != at]
-        refuter.begin_question()
-        if refuter.contradicts([*parts, *left]):
-            del needed[at]
-    return needed
+def _minimal(
+    positions: Iterable[int], suffices: Callable[[Container[int]], bool]
+) -> tuple[int, ...]:
+    """The sorted positions that are left when each, in turn, is removed if the others suffice."""
+    order = list(positions)
+    needed = set(order)
+    for at in order:
+        if suffices(needed - {at}):
+            needed.remove(at)
+    return tuple(sorted(needed))
 
 
 class _Entry(NamedTuple):
@@ -168,24 +160,21 @@ class FactIndex:
         if FALSE[0] in parts:
             self._never[at] = None
         for number, part in enumerate(parts):
-            self._insert(at, number, part)
+            for row in rows_of(part):
+                entry = _Entry(row.bound, not row.strict, at, number)
+                insort(self._tightest.setdefault(row.coeffs, []), entry)
+                if len(row.coeffs) > 1:
+                    for mono, c in row.coeffs:
+                        self._directions.setdefault((mono, c > 0), {})[row.coeffs] = None
+            for symbol in self._deep_symbols(part):
+                self._of_symbol.setdefault(symbol, {})[at, number] = None
         return at
-
-    def _insert(self, at: int, number: int, part: Part) -> None:
-        for row in _rows(part):
-            entry = _Entry(row.bound, not row.strict, at, number)
-            insort(self._tightest.setdefault(row.coeffs, []), entry)
-            if len(row.coeffs) > 1:
-                for mono, c in row.coeffs:
-                    self._directions.setdefault((mono, c > 0), {})[row.coeffs] = None
-        for symbol in self._deep_symbols(part):
-            self._of_symbol.setdefault(symbol, {})[at, number] = None
 
     def remove(self, at: int) -> None:
         """Remove a fact from the index."""
         self._never.pop(at, None)
         for number, part in enumerate(self.parts[at]):
-            for row in _rows(part):
+            for row in rows_of(part):
                 entries = self._tightest[row.coeffs]
                 del entries[bisect_left(entries, _Entry(row.bound, not row.strict, at, number))]
                 if not entries:
@@ -204,22 +193,22 @@ class FactIndex:
 
     def implies_by_bounds(self, parts: Sequence[Part]) -> bool:
         """Whether a condition follows from the bounds of its variables alone, by interval arithmetic."""
-        return self._is_within(parts, lambda _: True, {})
+        return self._is_within(parts, range(len(self.parts)), {})
 
     def _is_within(
-        self, parts: Sequence[Part], may_use: Callable[[int], bool], used: dict[int, None]
+        self, parts: Sequence[Part], usable: Container[int], used: dict[int, None]
     ) -> bool:
         """Whether a condition follows from bounds.
 
         Args:
             parts: the condition.
-            may_use: whether the fact at a position may be used.
+            usable: positions of the facts that may be used.
             used: gets the positions of the facts whose bounds were looked at.
         """
 
         def bound(coeffs: tuple[tuple[Mono, int], ...]) -> Number | None:
             for entry in self._tightest.get(coeffs, ()):
-                if may_use(entry.at):
+                if entry.at in usable:
                     used[entry.at] = None
                     return entry.bound
             return None
@@ -233,39 +222,29 @@ class FactIndex:
 
     def _reasons_by_bounds(self, parts: Sequence[Part]) -> tuple[int, ...] | None:
         """Positions of a minimal set of facts whose bounds imply a condition; ``None``: they do not."""
-        needed: dict[int, None] = {}
-        if not self._is_within(parts, lambda _: True, needed):
+        used: dict[int, None] = {}
+        if not self._is_within(parts, range(len(self.parts)), used):
             return None
-        for at in list(needed):
-            fewer = needed.keys() - {at}
-            if self._is_within(parts, fewer.__contains__, {}):
-                del needed[at]
-        return tuple(sorted(needed))
+        return _minimal(used, lambda fewer: self._is_within(parts, fewer, {}))
 
     def implies(self, parts: Sequence[Part], *, without: int | None) -> bool:
         """Whether a condition follows from the facts except the one at position ``without``."""
         self.refuter.begin_question()
         for part in parts:
-            if self._bounding(part, without) is not None:
+            if self.bounding(part, without) is not None:
                 continue
             wrong = opposite(self.table, [part])
             if not self._refuted(wrong, self.near(wrong, without, MAX_NEIGHBOURS)):
                 return False
         return True
 
-    def bounding(self, parts: Sequence[Part], without: int | None) -> tuple[int, ...] | None:
-        """Positions of one fact, and of bounds of its other variables, that give a bound of a variable.
-
-        The fact has the variable with the factor 1 or -1.
-        """
-        return self._bounding(parts[0], without, is_solved=True) if len(parts) == 1 else None
-
-    def _bounding(
+    def bounding(
         self, part: Part, without: int | None, *, is_solved: bool = False
     ) -> tuple[int, ...] | None:
-        """As `bounding`, with any factor unless ``is_solved``.
+        """Positions of one fact, and of bounds of its other variables, that give a bound of a variable.
 
-        Most ranges that a ``ShapeEnv`` derives from guards follow so, without a linear program.
+        The fact has the variable with any factor, or with 1 or -1 if ``is_solved``. Most ranges that a
+        ``ShapeEnv`` derives from guards follow so, without a linear program.
         """
         if not isinstance(part, Row) or len(part.coeffs) != 1:
             return None
@@ -277,7 +256,7 @@ class FactIndex:
                 ((other, -1 if c > 0 else 1),): abs(c) for other, c in coeffs if other != mono
             }
             self.work.neighbours += 1
-            entries = [(self._first(key, without), factor) for key, factor in factors.items()]
+            entries = [(self.tightest(key, without), factor) for key, factor in factors.items()]
             known = [(entry, factor) for entry, factor in entries if entry is not None]
             if len(known) < len(entries):
                 continue
@@ -303,17 +282,17 @@ class FactIndex:
             near = self.near(wrong, None, MAX_NEIGHBOURS)
             if self._refuted(wrong, near):
                 asked.append((wrong, near))
-            elif (found := self._bounding(part, None)) is not None:
+            elif (found := self.bounding(part, None)) is not None:
                 bounding.update(found)
             else:
                 return self._reasons_by_bounds(parts)
-        needed = dict.fromkeys(at for _, near in asked for at, _ in near)
-        for at in reversed(needed.copy()):
-            fewer = needed.keys() - {at}
+
+        def suffices(used: Container[int]) -> bool:
             self.refuter.begin_question()
-            if all(self._refuted(w, [n for n in near if n[0] in fewer]) for w, near in asked):
-                del needed[at]
-        return tuple(sorted(bounding.union(needed)))
+            return all(self._refuted(w, [n for n in near if n[0] in used]) for w, near in asked)
+
+        positions = dict.fromkeys(at for _, near in asked for at, _ in near)
+        return tuple(sorted(bounding.union(_minimal(reversed(positions), suffices))))
 
     def _refuted(self, wrong: tuple[Part, ...], near: Iterable[tuple[int, Part]]) -> bool:
         """Whether a condition contradicts facts."""
@@ -339,14 +318,8 @@ class FactIndex:
         self.work.neighbours += search.looked_at
         return search.found
 
-    def tightest(
-        self, coeffs: tuple[tuple[Mono, int], ...], without: int | None
-    ) -> tuple[int, int] | None:
-        """Positions of the fact, and of its part, with the tightest bound on a linear combination."""
-        entry = self._first(coeffs, without)
-        return None if entry is None else (entry.at, entry.part)
-
-    def _first(self, coeffs: tuple[tuple[Mono, int], ...], without: int | None) -> _Entry | None:
+    def tightest(self, coeffs: tuple[tuple[Mono, int], ...], without: int | None) -> _Entry | None:
+        """The tightest bound on a linear combination."""
         entries = self._tightest.get(coeffs, ())
         return next((entry for entry in entries if entry.at != without), None)
 
@@ -404,17 +377,17 @@ class _Search:
                 self._request_inside(mono)
 
     def _bound(self, mono: Mono, positive: bool) -> None:
-        key = self.facts.tightest(((mono, 1 if positive else -1),), self.without)
-        if key is not None and key not in self._taken:
-            self._taken.add(key)
-            self.found.append((key[0], self.facts.parts[key[0]][key[1]]))
+        entry = self.facts.tightest(((mono, 1 if positive else -1),), self.without)
+        if entry is not None and (entry.at, entry.part) not in self._taken:
+            self._taken.add((entry.at, entry.part))
+            self.found.append((entry.at, self.facts.parts[entry.at][entry.part]))
 
     def _around(self, mono: Mono, positive: bool) -> Iterator[tuple[int, int]]:
         for coeffs in self.facts.with_variable(mono, positive):
             self.looked_at += 1
-            key = self.facts.tightest(coeffs, self.without)
-            if key is not None and key not in self._taken:
-                yield key
+            entry = self.facts.tightest(coeffs, self.without)
+            if entry is not None and (entry.at, entry.part) not in self._taken:
+                yield entry.at, entry.part
         self._request_inside(mono)
         for symbol in sorted(self.table.symbols_of([(mono, 1)]) - self._symbols):
             self._symbols.add(symbol)
@@ -443,11 +416,6 @@ class _Search:
         self._taken.add((at, number))
         self.found.append((at, part))
         self.reach(part)
-
-
-def _rows(part: Part) -> tuple[Row, ...]:
-    """The inequalities that a part is equivalent to; none for a disjunction."""
-    return () if isinstance(part, Either) else tuple(all_rows(part))
 
 
 def _cancelling(part: Part) -> list[tuple[Mono, bool]]:

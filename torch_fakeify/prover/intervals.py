@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 Interval = tuple["Number | None", "Number | None"]
 """Lower and upper bound; ``None``: unbounded."""
 
-MAX_DEPTH = 8
-"""The most functions inside of one another whose arguments are looked at."""
-
 
 def times(a: Interval, b: Interval) -> Interval:
     """Return the bounds of a product from the bounds of its two factors."""
@@ -84,28 +81,28 @@ class Intervals:
         self._known = known
         self._found: dict[Mono, Interval] = {}
 
-    def refutes(self, parts: Iterable[Part], depth: int = 0) -> bool:
+    def refutes(self, parts: Iterable[Part]) -> bool:
         """Return whether one of some conditions is false for all values within the bounds."""
         for part in parts:
             match part:
                 case Row(coeffs, bound, strict):
-                    low, _ = self.of(dict(coeffs), depth)
+                    low, _ = self.of(dict(coeffs))
                     if low is not None and (low > bound or (strict and low == bound)):
                         return True
                 case Equal(coeffs, bound):
-                    low, high = self.of(dict(coeffs), depth)
+                    low, high = self.of(dict(coeffs))
                     if (low is not None and low > bound) or (high is not None and high < bound):
                         return True
                 case Either(options):
-                    if all(self.refutes(option, depth) for option in options):
+                    if all(self.refutes(option) for option in options):
                         return True
         return False
 
-    def of(self, poly: Mapping[Mono, Number], depth: int = 0) -> Interval:
+    def of(self, poly: Mapping[Mono, Number]) -> Interval:
         """Return the bounds of a polynomial."""
-        return of_polynomial(poly, lambda mono: self._of_product(mono, depth))
+        return of_polynomial(poly, self._of_product)
 
-    def _of_product(self, mono: Mono, depth: int) -> Interval:
+    def _of_product(self, mono: Mono) -> Interval:
         found = self._found.get(mono)
         if found is not None:
             return found
@@ -113,16 +110,15 @@ class Intervals:
         if len(mono) > 1:
             factors: Interval = (1, 1)
             for atom in dict.fromkeys(mono):
-                factors = times(factors, self._of_power(atom, mono.count(atom), depth))
+                factors = times(factors, self._of_power(atom, mono.count(atom)))
             found = tighter(found, factors)
-        elif mono and depth < MAX_DEPTH:
-            (atom,) = mono
-            found = tighter(found, self._of_function(atom, depth + 1))
+        elif mono:
+            found = tighter(found, self._of_function(mono[0]))
         self._found[mono] = found
         return found
 
-    def _of_power(self, atom: int, exponent: int, depth: int) -> Interval:
-        low, high = one = self._of_product((atom,), depth)
+    def _of_power(self, atom: int, exponent: int) -> Interval:
+        low, high = one = self._of_product((atom,))
         if low is not None and low >= 0:
             return low**exponent, None if high is None else high**exponent
         found: Interval = (1, 1)
@@ -130,15 +126,15 @@ class Intervals:
             found = times(found, one)
         return found if exponent % 2 else tighter(found, (0, None))
 
-    def _of_function(self, at: int, depth: int) -> Interval:
+    def _of_function(self, at: int) -> Interval:
         atom = self._table.atoms[at]
         if atom.head is MAX:
-            bounds = [self.of(dict(arg), depth) for arg in atom.args]
+            bounds = [self.of(dict(arg)) for arg in atom.args]
             lows = [low for low, _ in bounds if low is not None]
             highs = [high for _, high in bounds]
             known = [high for high in highs if high is not None]
             return max(lows, default=None), max(known) if len(known) == len(highs) else None
         if atom.head is FLOOR:
-            numerator, divisor = (self.of(dict(arg), depth) for arg in atom.args)
+            numerator, divisor = (self.of(dict(arg)) for arg in atom.args)
             return of_quotient(numerator, divisor)
         return None, None

@@ -13,6 +13,7 @@ Semantics: integer symbols are integers, all others are real numbers (no roundin
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import reduce
 from math import floor, gcd, lcm
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -77,13 +78,6 @@ class Equal(NamedTuple):
 
     coeffs: tuple[tuple[Mono, int], ...]
     bound: Number
-
-    def rows(self) -> tuple[Row, Row]:
-        """The two inequalities."""
-        return (
-            Row(self.coeffs, self.bound),
-            Row(tuple((m, -c) for m, c in self.coeffs), -self.bound),
-        )
 
 
 class Either(NamedTuple):
@@ -275,10 +269,7 @@ class AtomTable:
         """``base ** exponent``, multiplied out."""
         if exponent > MAX_DEGREE:
             raise TooLargeError
-        total: Poly = {(): 1}
-        for _ in range(exponent):
-            total = multiply(total, base)
-        return total
+        return reduce(multiply, [base] * exponent, {(): 1})
 
     # --- rewriting -----------------------------------------------------------------------------
 
@@ -330,16 +321,10 @@ class AtomTable:
                 _constant(expr) if expr.is_Rational or expr.is_Float else self.atom(expr, (), False)
             )
         if expr.is_Add:
-            total: Poly = {}
-            for arg in expr.args:
-                total = add(total, self.read(arg))
-            return total
-        args: list[Any] = list(expr.args)
+            return reduce(add, map(self.read, expr.args), {})
         if expr.is_Mul:
-            total = {(): 1}
-            for arg in args:
-                total = multiply(total, self.read(arg))
-            return total
+            return reduce(multiply, map(self.read, expr.args), {(): 1})
+        args: list[Any] = list(expr.args)
         match expr:
             case sympy.Pow() | functions.PowByNatural() if args[1].is_Integer and args[1] >= 0:
                 return self.power(self.read(args[0]), int(args[1]))
@@ -448,19 +433,26 @@ class AtomTable:
         return (Equal(coeffs, bound),)
 
 
-def all_rows(part: Part) -> Iterator[Row]:
-    """The rows of a part; for a disjunction those of all its options."""
+def rows_of(part: Part) -> tuple[Row, ...]:
+    """The inequalities that a part is equivalent to; none for a disjunction."""
     match part:
         case Row():
-            yield part
-        case Equal():
-            yield from part.rows()
-        case Either(options):
-            for option in options:
-                for inner in option:
-                    yield from all_rows(inner)
+            return (part,)
+        case Equal(coeffs, bound):
+            return (Row(coeffs, bound), Row(tuple((m, -c) for m, c in coeffs), -bound))
+        case Either():
+            return ()
         case _:
             assert_never(part)
+
+
+def all_rows(part: Part) -> Iterator[Row]:
+    """The rows of a part; for a disjunction those of all its options."""
+    yield from rows_of(part)
+    if isinstance(part, Either):
+        for option in part.options:
+            for inner in option:
+                yield from all_rows(inner)
 
 
 def either(options: list[tuple[Part, ...]]) -> tuple[Part, ...]:
@@ -507,9 +499,6 @@ def _primitive(poly: Mapping[Mono, Number]) -> tuple[tuple[tuple[Mono, int], ...
     factors = [c for m, c in poly.items() if m]
     if not factors:
         return (), 1
-    whole = [c for c in factors if type(c) is int]
-    if len(whole) == len(factors) and gcd(*whole) == 1:  # the common case
-        return tuple(sorted((m, int(c)) for m, c in poly.items() if m)), 1
     common = lcm(*(c.denominator for c in factors))
     shared = gcd(*(int(c * common) for c in factors))
     scale = 1 if common == shared else Fraction(common, shared)

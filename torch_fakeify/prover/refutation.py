@@ -31,6 +31,7 @@ from .polynomials import (
     either,
     freeze,
     multiply,
+    rows_of,
 )
 from .simplex import Mono, Number, Row, solve, useful_rows
 
@@ -120,20 +121,8 @@ class Refuter:
         rows, choices = _sorted_out(self._replaced(list(dict.fromkeys(parts))))
         if FALSE[0] in rows:
             return True
-        rows = useful_rows(rows, self._possible(rows, choices))
         more, more_choices = Lemmas(self.table, rows, choices).collect()
         return self._search([*rows, *more], [*choices, *more_choices])
-
-    def _possible(self, rows: Sequence[Row], choices: Sequence[Either]) -> list[Row]:
-        """The rows of choices, and placeholders for the rows that lemmas may add."""
-        others = [row for choice in choices for row in all_rows(choice)]
-        queue = [mono for row in (*rows, *others) for mono, _ in row.coeffs]
-        inner: dict[Mono, None] = {}
-        while queue:
-            fresh = [mono for mono in self.table.inside(queue.pop()) if mono not in inner]
-            inner.update(dict.fromkeys(fresh))
-            queue.extend(fresh)
-        return [*others, *(Row(((mono, sign),), 0) for mono in inner for sign in (1, -1))]
 
     # --- equalities ----------------------------------------------------------------------------
 
@@ -273,29 +262,28 @@ class Refuter:
         return self._search([*rows, *more], [*choices, *more_choices])
 
 
+_Bounds: TypeAlias = "dict[tuple[tuple[Mono, int], ...], tuple[Number, bool]]"
+"""The tightest bound of each linear combination, and whether it is not strict."""
+
+
 def _propagated(rows: list[Row], choices: list[Either]) -> tuple[list[Row], list[Either]] | None:
     """Rows and disjunctions after options that a single row refutes are removed.
 
-    A disjunction with one option left is replaced by it, one that a row implies is removed. ``None``:
-    a disjunction has no option left.
+    A disjunction with one option left is replaced by it. ``None``: a disjunction has no option left.
     """
-    bounds: dict[tuple[tuple[Mono, int], ...], tuple[Number, bool]] = {}
+    bounds: _Bounds = {}
     changed = bool(choices)
     while changed:
         changed = False
         for row in rows:
-            found = bounds.get(row.coeffs)
-            bounds[row.coeffs] = min(
-                found or (row.bound, not row.strict), (row.bound, not row.strict)
-            )
+            bound = row.bound, not row.strict
+            bounds[row.coeffs] = min(bounds.get(row.coeffs, bound), bound)
         left: list[Either] = []
         for choice in choices:
             options = [o for o in choice.options if not _refuted_by_bounds(o, bounds)]
             if not options:
                 return None
-            if any(_implied_by_bounds(option, bounds) for option in options):
-                changed = True
-            elif len(options) == 1:
+            if len(options) == 1:
                 changed = True
                 more, more_choices = _sorted_out(options[0])
                 rows = [*rows, *more]
@@ -304,10 +292,6 @@ def _propagated(rows: list[Row], choices: list[Either]) -> tuple[list[Row], list
                 left.append(Either(tuple(options)))
         choices = left
     return rows, choices
-
-
-_Bounds: TypeAlias = "Mapping[tuple[tuple[Mono, int], ...], tuple[Number, bool]]"
-"""The tightest bound of each linear combination, and whether it is not strict."""
 
 
 def _refuted_by_bounds(parts: Iterable[Part], bounds: _Bounds) -> bool:
@@ -324,30 +308,10 @@ def _refuted_by_bounds(parts: Iterable[Part], bounds: _Bounds) -> bool:
     return any(all(_refuted_by_bounds(o, bounds) for o in c.options) for c in choices)
 
 
-def _implied_by_bounds(parts: Iterable[Part], bounds: _Bounds) -> bool:
-    """Whether bounds of the same combinations imply each part of a conjunction."""
-    rows, choices = _sorted_out(parts)
-    for row in rows:
-        found = bounds.get(row.coeffs)
-        if found is None or found > (row.bound, not row.strict):
-            return False
-    return all(any(_implied_by_bounds(o, bounds) for o in c.options) for c in choices)
-
-
 def _sorted_out(parts: Iterable[Part]) -> tuple[list[Row], list[Either]]:
-    rows: list[Row] = []
-    choices: list[Either] = []
-    for part in parts:
-        match part:
-            case Row():
-                rows.append(part)
-            case Equal():
-                rows.extend(part.rows())
-            case Either():
-                choices.append(part)
-            case _:
-                assert_never(part)
-    return rows, choices
+    parts = tuple(parts)
+    rows = [row for part in parts for row in rows_of(part)]
+    return rows, [part for part in parts if isinstance(part, Either)]
 
 
 def _holds(parts: Iterable[Part], point: Mapping[Mono, Number], moved: AbstractSet[Mono]) -> bool:

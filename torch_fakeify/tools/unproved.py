@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_fakeify.discharge.advice import SymbolNames
-from torch_fakeify.discharge.known_facts import is_provable
-from torch_fakeify.discharge.wording import condition_text
+from torch_fakeify.discharge.known_facts import condition_text, is_provable
 from torch_fakeify.prover.implication import redundant
 from torch_fakeify.render.data_dependent import advice_in, failed_condition
 from torch_fakeify.render.report.conditions import UNKNOWN, Conditions
