@@ -20,9 +20,8 @@ from hypothesis import strategies as st
 from places import GOLDEN
 
 import torch_fakeify as tfk
-from torch_fakeify.corpus.junit import junit_xml
-from torch_fakeify.corpus.progress import progress
-from torch_fakeify.corpus.results import ResultFile, Row, compare, read_rows
+from torch_fakeify.corpus.command import progress
+from torch_fakeify.corpus.results import ResultFile, Row, compare, junit_xml, read_rows
 from torch_fakeify.corpus.runner import frame_key
 from torch_fakeify.records.frame import FailureDesc
 from torch_fakeify.serialization.capture_file import read_capture

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from torch_fakeify._atomic_write import check_not_input, is_same_file, write_atomic
 from torch_fakeify.errors import FakeifyError, WriteError
@@ -17,13 +18,12 @@ from torch_fakeify.tools.found_captures import find_captures
 
 from .dask_cluster import dask_cluster
 from .jobs import local_executor
-from .junit import junit_xml
-from .progress import progress
-from .results import ResultFile, Row, compare, read_rows
+from .results import ResultFile, Row, compare, junit_xml, read_rows
 from .runner import check_backend, replay_all
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Generator, Iterable, Sequence
+    from contextlib import AbstractContextManager
 
     from .jobs import Job
     from .results import Comparison
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 _AHEAD = 2
 """Captures submitted for each local job, so that a worker need not wait for the next one."""
 _WIDEST = 160
+_PARTS = 10
+"""How often progress is printed where there is no bar."""
 
 
 @dataclass(frozen=True)
@@ -201,3 +203,52 @@ def _rows_to_resume(outputs: Outputs) -> dict[str, Row]:
     if not outputs.resume or outputs.jsonl is None or not Path(outputs.jsonl).exists():
         return {}
     return {row.file: row for row in read_rows(outputs.jsonl, whole=False)}
+
+
+# --- progress ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def progress(total: int, stream: TextIO | None = None) -> Generator[Callable[[bool], None]]:
+    """Show the progress of a long run within the block, by default on standard error.
+
+    On a terminal it is a bar, which needs the extra ``rich``; else a line for each tenth, without control
+    characters. Yields a function to call with each finished item, with whether it holds.
+    """
+    out: TextIO = sys.stderr if stream is None else stream
+    bar = _bar(total, out) if out.isatty() else None
+    done = wrong = 0
+    with bar or nullcontext(lambda done, text: _print_tenth(done, total, text, out)) as show:
+
+        def step(holds: bool) -> None:
+            nonlocal done, wrong
+            done, wrong = done + 1, wrong + (not holds)
+            show(done, _text(done, total, wrong))
+
+        yield step
+
+
+def _print_tenth(done: int, total: int, text: str, stream: TextIO) -> None:
+    if done * _PARTS // total != (done - 1) * _PARTS // total:
+        print(text, file=stream, flush=True)
+
+
+def _text(done: int, total: int, wrong: int) -> str:
+    return f"{done} of {total}, {wrong} do not hold"
+
+
+def _bar(total: int, stream: TextIO) -> AbstractContextManager[Callable[[int, str], None]] | None:
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    except ImportError:
+        return None
+
+    @contextmanager
+    def bar() -> Generator[Callable[[int, str], None]]:
+        columns = (BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+        with Progress(*columns, console=Console(file=stream), transient=True) as shown:
+            task = shown.add_task(_text(0, total, 0), total=total)
+            yield lambda done, text: shown.update(task, completed=done, description=text)
+
+    return bar()

@@ -39,10 +39,8 @@ def dask_cluster(address: str) -> Generator[Cluster]:
     """Connect to a cluster.
 
     Jobs of a worker that is killed begin again on another one; a job that `distributed` has seen kill
-    several (``distributed.scheduler.allowed-failures``) ends with ``KilledWorker``.
-
-    Args:
-        address: of the scheduler, as ``tcp://host:8786``.
+    several (``distributed.scheduler.allowed-failures``) ends with ``KilledWorker``. The address is that of
+    the scheduler, as ``tcp://host:8786``.
 
     Raises:
         FakeifyError: `distributed` is not installed, no scheduler answers at the address, or there are no workers.

@@ -37,11 +37,7 @@ class Listing(NamedTuple):
 
 
 def list_captures(directory: str, *, limits: Limits | None = None) -> Listing:
-    """Read every capture in a directory and below.
-
-    Args:
-        directory: where; its files ``*.fkf`` count.
-        limits: what a file may ask for.
+    """Read every capture in a directory and below: the files ``*.fkf``.
 
     Raises:
         FormatError: the directory cannot be read, or there is no capture in it.

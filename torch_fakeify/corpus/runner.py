@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Future, wait
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -46,12 +46,7 @@ class FrameKey:
 
 
 def frame_key(desc: CaptureDesc, backend: str | None) -> FrameKey:
-    """Return what all captures of a frame that are compiled with one backend have in common.
-
-    Args:
-        desc: the frame, with its settings.
-        backend: that compiles it; ``None`` for the recorded one.
-    """
+    """Return what all captures of a frame that are compiled with one backend, or the recorded one, share."""
     return FrameKey(
         compile_key(desc, "structure"), _failure_key(desc), backend or desc.backend_name
     )
@@ -76,11 +71,7 @@ def read_keyed(
 
 
 def check_backend(executor: Executor, job: Job) -> None:
-    """Check once, on a worker, that the backend exists.
-
-    Args:
-        executor: runs `carry_out`.
-        job: only its backend matters.
+    """Check once, on a worker, that the backend of a job exists.
 
     Raises:
         FakeifyError: there is no such backend, or the worker cannot compile captures.
@@ -233,32 +224,18 @@ def _stopped(error: BaseException) -> FakeifyError:
 
 
 def result_row(name: str, desc: CaptureDesc, key: FrameKey, job: Job, done: Done) -> Row:
-    """Build the row of a capture that was compiled.
-
-    Args:
-        name: of the capture.
-        desc: its record.
-        key: of its frame.
-        job: how it was compiled.
-        done: the result.
-    """
-    row = msgspec.structs.replace(
-        _row_of(name, desc, key, job),
-        torch=done.answer.torch,
-        seconds=round(done.seconds, 3),
-    )
+    """Build the row of a capture that was compiled."""
+    changes: dict[str, Any] = {"torch": done.answer.torch, "seconds": round(done.seconds, 3)}
     if isinstance(outcome := done.answer.outcome, Compiled):
         took = None if outcome.run is None else round(outcome.run, 4)
-        row = msgspec.structs.replace(row, compile_ms=round(outcome.milliseconds, 1), run_ms=took)
+        changes.update(compile_ms=round(outcome.milliseconds, 1), run_ms=took)
     try:
-        verdict = judge(desc, done.answer, timeout=job.timeout, memory=done.memory)
+        found = judge(desc, done.answer, timeout=job.timeout, memory=done.memory)
+        details = tuple(_utf8(line) for line in found.details)
+        changes.update(verdict=found.verdict, holds=found.holds, details=details)
     except FakeifyError as error:
-        details = tuple(str(error).splitlines())
-        return msgspec.structs.replace(row, verdict=NOT_REBUILT, details=details)
-    details = tuple(_utf8(line) for line in verdict.details)
-    return msgspec.structs.replace(
-        row, verdict=verdict.verdict, holds=verdict.holds, details=details
-    )
+        changes.update(verdict=NOT_REBUILT, details=tuple(str(error).splitlines()))
+    return msgspec.structs.replace(_row_of(name, desc, key, job), **changes)
 
 
 def bad_file_row(name: str, error: FormatError | OSError, job: Job) -> Row:

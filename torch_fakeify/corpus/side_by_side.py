@@ -104,13 +104,7 @@ def replay_side_by_side(
 ) -> SideBySide:
     """Compile every capture of a corpus with each interpreter, one interpreter after the other.
 
-    Args:
-        paths: capture files, and directories of them.
-        job: backend, device, limits, and whether to time the compiled code.
-        interpreters: at least one.
-        jobs: how many captures are compiled at a time.
-        every: compile each capture, even if its frame was compiled for another one.
-        tolerance: the largest accepted ratio of a time to that of the first interpreter.
+    The arguments are as for `replay_corpus`, and ``tolerance`` is that of the result.
 
     Raises:
         FormatError: there are no captures.
