@@ -34,11 +34,7 @@ _WORDS = (
 
 
 def call_of(fx_node: torch.fx.Node, values: Mapping[torch.fx.Node, Any]) -> OperatorCall:
-    """Return the call of a node.
-
-    Args:
-        fx_node: a node that calls a function or a method.
-        values: real values of its arguments.
+    """Return the call of a node that calls a function or a method, for real values of its arguments.
 
     Raises:
         UnsupportedValueError: the function or an argument has no text.

@@ -82,12 +82,9 @@ def ask(
 def run_limited(
     started: Callable[[], subprocess.Popen[bytes]], *, timeout: float, memory: int | None = None
 ) -> tuple[Ending, int]:
-    """Start a process and wait for it; return how it ended, and its exit status.
+    """Start a process in a new session and wait for it; return how it ended, and its exit status.
 
-    Args:
-        started: starts the process, in a new session.
-        timeout: seconds until it and its descendants are killed.
-        memory: bytes that they may hold together; ``None`` for no limit.
+    The limits are as for `ask`.
     """
     child = None
 
@@ -207,26 +204,13 @@ def start(
     python: str | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start ``tools.worker.main`` in a new session, without core dumps.
+    """Start ``tools.worker.main`` in a new session.
 
-    Args:
-        arguments: of the worker.
-        stdin: as of ``subprocess.Popen``.
-        stdout: as of ``subprocess.Popen``.
-        stderr: as of ``subprocess.Popen``.
-        cwd: its working directory.
-        python: the executable of another interpreter; ``None`` for this one.
-        environment: variables of the child beside those of this process.
+    ``python`` is the executable of another interpreter; ``environment`` is added to that of this process.
     """
-    child = subprocess.Popen(
-        [
-            python or sys.executable,
-            "-X",
-            "faulthandler",
-            "-m",
-            "torch_fakeify.tools.worker.main",
-            *arguments,
-        ],
+    options = ("-X", "faulthandler", "-m", "torch_fakeify.tools.worker.main")
+    return subprocess.Popen(
+        [python or sys.executable, *options, *arguments],
         env={**_environment(python), **(environment or {})},
         start_new_session=True,
         stdin=stdin,
@@ -234,8 +218,6 @@ def start(
         stderr=stderr,
         cwd=cwd,
     )
-    forbid_core_dumps(child.pid)
-    return child
 
 
 def answer_of(ending: Ending, status: int, exchange: Exchange) -> Answer:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 from torch_fakeify.errors import CaptureError, FakeifyError, VersionError
+from torch_fakeify.render.surroundings import machine_differences, setting_differences
 from torch_fakeify.serialization.container import Limits
 
 from .replies import (
@@ -32,6 +33,7 @@ from .replies import (
     Failed,
     FakesChecked,
     Found,
+    Here,
     Raised,
     Ran,
     Refused,
@@ -45,18 +47,23 @@ try:
 
     from torch_fakeify.compat.backends import import_modules, resolve_backend
     from torch_fakeify.compat.torch_configs import settings_set
+    from torch_fakeify.compat.torch_dynamo import torch_version
+    from torch_fakeify.encoding.operators import other_schemas
+    from torch_fakeify.encoding.surroundings import describe_surroundings
     from torch_fakeify.frames.backend_choice import recorded_name, with_options
     from torch_fakeify.frames.captures import Capture
 
     from .exceptions import failed, thrown
-    from .surroundings import here_of
 except VersionError as error:
     if __name__ != "__main__":
         raise
     sys.exit(answer_refusal(error, sys.argv[1:]))
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from torch_fakeify.encoding.settings import NotSet
+    from torch_fakeify.records.frame import CaptureDesc, OperatorDesc
 
 _WORLDS = ExitStack()
 """Fake process groups, active until the process exits."""
@@ -86,10 +93,50 @@ def _load(request: Mapping[str, Any]) -> tuple[Capture, Callable[..., Any]]:
     not_set = (*_SETTINGS.enter_context(capture.settings(trust=trust)), *not_passed)
     if "here" in request:
         backend = recorded_name(capture.desc, request["backend"])
-        device = request.get("device")
-        here = here_of(capture.desc, not_set, stubs, backend=backend, device=device)
+        here = _here_of(capture.desc, not_set, stubs, backend, request.get("device"))
         Path(request["here"]).write_bytes(msgspec.json.encode(here))
     return capture, compiler_fn
+
+
+def _here_of(
+    desc: CaptureDesc,
+    not_set: Iterable[NotSet],
+    stubs: Iterable[OperatorDesc],
+    backend: str,
+    device: str | None,
+) -> Here:
+    """Compare the surroundings of a frame with those of this process, in which its settings are set.
+
+    ``backend`` compiles it here, and ``device`` is to where it is moved.
+    """
+    reasons = {each.setting: each.text for each in not_set}
+    recorded = desc.surroundings
+    differs: list[str] = []
+    if desc.backend not in (None, backend):
+        differs.append(_differing("backend", desc.backend or "", backend))
+    if recorded is None:
+        running = torch_version()
+        if desc.torch_version not in ("", running):
+            differs.append(_differing("torch", desc.torch_version, running))
+        differs.append("the file has no settings, environment and devices on record")
+    else:
+        here = describe_surroundings(desc.graph, desc.inputs, start_devices=device is None)
+        others = (*setting_differences(recorded, here), *machine_differences(recorded, here))
+        options = {f"options.{name}" for name, _ in recorded.options} | {"mode"}
+        differs += [_differing(*each) for each in others if each.what not in {*reasons, *options}]
+    if device is not None:
+        differs.append(f"the device: moved to {device}")
+    differs += other_schemas(desc.operators)
+    return Here(tuple(reasons.values()), tuple(differs), tuple(map(_stub_line, stubs)))
+
+
+def _stub_line(stub: OperatorDesc) -> str:
+    gradient = "; its gradient is a stub too" if stub.autograd in ("formula", "composite") else ""
+    return f"{stub.schema}{gradient}"
+
+
+def _differing(what: str, recorded: str, here: str) -> str:
+    return f"{what}: {recorded} recorded, {here} here"
 
 
 def compile_capture(request: Mapping[str, Any]) -> Reply:
@@ -175,8 +222,7 @@ def _run_once(
 ) -> dict[str, Any]:
     """Run a frame at some sizes; the difference is over outputs and inputs, since it may write into them."""
     inputs = [capture.materialize(seed=0, sizes=sizes) for _ in range(3)]
-    modes = torch.set_grad_enabled(capture.desc.modes.grad_enabled)
-    with modes:
+    with torch.set_grad_enabled(capture.desc.modes.grad_enabled):
         expected, eager_time = _timed(eager, inputs[0])
         found, first_time = _timed(compiled, inputs[1])
         _, next_time = _timed(compiled, inputs[2])
