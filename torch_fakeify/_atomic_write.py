@@ -36,10 +36,6 @@ def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
     An existing file is replaced, with its permissions. The target of a symbolic link is written, not
     the link. A device or a pipe is refused.
 
-    Args:
-        path: the file.
-        data: its content.
-
     Raises:
         WriteError: the file cannot be written; an existing file is unchanged.
     """
@@ -77,10 +73,6 @@ def _wrap_os_errors(path: str | os.PathLike[str]) -> Generator[None]:
 
 def check_not_input(output: str | os.PathLike[str], *inputs: str | os.PathLike[str]) -> None:
     """Refuse an output that is an input, also through a symbolic or hard link.
-
-    Args:
-        output: the file to write.
-        inputs: the files that the command reads.
 
     Raises:
         WriteError: the output is one of the inputs.

@@ -76,11 +76,7 @@ class _ModuleOfRun(argparse.Action):
 
 
 def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
-    """Make the parser of all commands.
-
-    Args:
-        commands: what each command calls with its arguments.
-    """
+    """Make the parser of all commands, with what each of them calls with its arguments."""
     parser = argparse.ArgumentParser(
         prog="torch-fakeify",
         description="Record a torch.compile frame in one small file, and rebuild it anywhere.",
@@ -125,16 +121,9 @@ def _add(
     statuses: str,
     **options: Any,
 ) -> argparse.ArgumentParser:
-    """Add a command.
+    """Add a command: its help has a sentence, more about it, and examples without the name of the program.
 
-    Args:
-        commands: of the parser.
-        name: of the command.
-        sentence: what it does, for the list of commands.
-        more: about it, for its own help.
-        examples: command lines, without the name of the program.
-        statuses: the meaning of exit statuses 0 and 1, and of 2 where it is special.
-        options: of the parser.
+    ``statuses`` is the meaning of exit statuses 0 and 1, and of 2 where it is special.
     """
     lines = [f"  torch-fakeify {example}" for example in examples]
     title = "Example:" if len(lines) == 1 else "Examples:"

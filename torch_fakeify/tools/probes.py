@@ -42,15 +42,12 @@ def package_version(name: str) -> str | None:
 def probe_all(*, refused: str | None) -> tuple[Support, ...]:
     """Run all probes, in the order in which they are printed; takes seconds.
 
-    Args:
-        refused: why torch cannot be used; ``None`` if it can.
+    ``refused`` says why torch cannot be used; ``None`` if it can.
     """
-    found: list[Support] = []
-    for name, probe in _WITH_TORCH.items():
-        if refused is not None:
-            found.append(Support(name, False, refused))
-        else:
-            found.append(_tried(name, probe))
+    found = [
+        _tried(name, probe) if refused is None else Support(name, False, refused)
+        for name, probe in _WITH_TORCH.items()
+    ]
     return (*found, *(_tried(name, probe) for name, probe in _WITHOUT_TORCH.items()))
 
 
