@@ -6,7 +6,7 @@ by target. Frames with different fingerprints have at least one difference.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from torch_fakeify.records.frame import CaptureDesc, InputDesc, WorldDesc
     from torch_fakeify.records.graph import GraphModuleDesc, NodeDesc
     from torch_fakeify.records.tensor import ExprDesc, IntLike, MetaTensorDesc
+
+T = TypeVar("T")
 
 _MOST = 8
 """Most differences of a part that are shown; the others are counted."""
@@ -99,6 +101,31 @@ def difference_lines(found: Sequence[Difference]) -> list[str]:
         if len(texts) > _MOST:
             lines.append(f"  ... and {len(texts) - _MOST} more")
     return lines
+
+
+def recompilations(
+    frames: Iterable[tuple[T, CaptureDesc]],
+) -> Iterator[tuple[tuple[T, CaptureDesc], tuple[T, CaptureDesc]]]:
+    """Yield each frame of a function that was compiled before, after the one before it.
+
+    The frames come in the order in which they were compiled, with anything that names them.
+    """
+    last: dict[tuple[object, ...], tuple[T, CaptureDesc]] = {}
+    for frame in frames:
+        key = _function_key(frame[1])
+        if key in last:
+            yield last[key], frame
+        last[key] = frame
+
+
+def _function_key(desc: CaptureDesc) -> tuple[object, ...]:
+    """Return what frames of one code object, and of one graph that AOTAutograd makes of it, share."""
+    fields = {} if desc.shape_env is None else dict(desc.shape_env.co_fields)
+    return (
+        desc.frame,
+        desc.aot and desc.aot.kind,
+        *(fields.get(name) for name in ("co_name", "co_filename", "co_firstlineno")),
+    )
 
 
 _Names = tuple["ReadableNames", "ReadableNames"]

@@ -19,7 +19,7 @@ from torch_fakeify.versions import TorchVersionWarning, support_status, supporte
 from .probes import Support, package_version, probe_all
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from torch_fakeify.compat.census import Census
 
@@ -116,15 +116,13 @@ class Diagnosis(InNotebook):
         return f"Torch {torch} has what this release does not know, see the census below."
 
     def _of_torch(self) -> Iterator[str]:
-        match self.torch:
-            case "known":
-                yield f"known: this release is made for {supported_torch_text()}"
-            case "unknown":
-                yield f"not known: this release is made for {supported_torch_text()}"
-            case "older":
-                yield f"older than {supported_torch_text()}"
-            case "missing":
-                yield "there is none that can be imported"
+        supported = supported_torch_text()
+        yield {
+            "known": f"known: this release is made for {supported}",
+            "unknown": f"not known: this release is made for {supported}",
+            "older": f"older than {supported}",
+            "missing": "there is none that can be imported",
+        }[self.torch]
         yield "it is used" if self.refused is None else f"refused: {self.refused}"
 
     def _of_census(self) -> Iterator[str]:
@@ -165,7 +163,7 @@ def doctor() -> Diagnosis:
         **{name: package_version(name) or _NOT_INSTALLED for name in _REQUIRED},
     }
     refused = missing if running is None else _refusal()
-    census, sites = (None, ()) if running is None else (_census(), _sites())
+    census, sites = (None, ()) if running is None else _census_and_sites()
     return Diagnosis(
         versions=versions,
         optional={name: package_version(name) or _NOT_INSTALLED for name in _OPTIONAL},
@@ -204,19 +202,14 @@ def _refusal() -> str | None:
     return None
 
 
-def _census() -> Census:
+def _census_and_sites() -> tuple[Census, tuple[DropinSite, ...]]:
     from torch_fakeify.compat.census import take_census
-
-    return take_census()
-
-
-def _sites() -> tuple[DropinSite, ...]:
     from torch_fakeify.compat.private_names import DROPIN_SITES, name_exists
 
-    return tuple(DropinSite(name, name_exists(name)) for name in DROPIN_SITES)
+    return take_census(), tuple(DropinSite(name, name_exists(name)) for name in DROPIN_SITES)
 
 
-def _table(title: str, rows: Any) -> list[str]:
-    found = [(name, text) for name, text in rows]
-    width = max((len(name) for name, _ in found), default=0)
-    return [title, *(f"  {name:{width}}  {text}" for name, text in found or [("none", "")])]
+def _table(title: str, rows: Iterable[tuple[str, str]]) -> list[str]:
+    found = [*rows] or [("none", "")]
+    width = max(len(name) for name, _ in found)
+    return [title, *(f"  {name:{width}}  {text}" for name, text in found)]

@@ -31,9 +31,8 @@ from torch_fakeify.frames.notes import FrameReport, Notes
 from torch_fakeify.records.frame import FailureDesc
 from torch_fakeify.records.redact_paths import short_paths
 from torch_fakeify.records.tensor import FrameDesc, StackDesc
-from torch_fakeify.render.diff import difference_lines, differences
+from torch_fakeify.render.diff import difference_lines, differences, recompilations
 from torch_fakeify.render.notebook import InNotebook
-from torch_fakeify.render.recompiles import recompilations
 from torch_fakeify.render.tables import FRAME_COLUMNS, fitted_table, frame_row
 from torch_fakeify.render.text import count_text, death_text, stack_lines
 from torch_fakeify.serialization.capture_file import read_capture, write_capture

@@ -41,12 +41,7 @@ class Conditions(NamedTuple):
 
 
 def conditions_section(desc: CaptureDesc, found: Conditions | None) -> Section | None:
-    """Return the section; ``None`` of a frame without such conditions.
-
-    Args:
-        desc: the frame.
-        found: its runtime asserts.
-    """
+    """Return the section on a frame and its runtime asserts; ``None`` without such conditions."""
     parts = [*_failed(desc), *([] if found is None else _checked(found))]
     return Section("from-data", "Conditions from data", None, joined(parts)) if parts else None
 

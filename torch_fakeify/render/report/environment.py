@@ -13,7 +13,7 @@ from torch_fakeify.render.code import SourceLines
 from torch_fakeify.render.readable_names import ReadableNames
 from torch_fakeify.render.show import hint_text, range_text
 from torch_fakeify.render.summary import constant_symbols, is_float
-from torch_fakeify.render.text import clip, count_text, expr_text, place_text, user_frame
+from torch_fakeify.render.text import clip, count_text, expr_text, user_frame, user_line
 
 from .html import Html, joined, tag
 from .lines import LONGEST, NodesOfLines, node_id
@@ -58,12 +58,9 @@ class _Condition(NamedTuple):
 
 
 class EnvironmentSections:
-    """The sections of a frame on its shape environment, with links to the graph and back.
+    """The sections of a frame with torch's names on its shape environment, with links to the graph and back.
 
-    Args:
-        desc: the frame, with torch's names.
-        graphs: its graphs with the names that are shown.
-        stacks: the stacks of the page.
+    The ``graphs`` have the names that are shown.
     """
 
     def __init__(self, desc: CaptureDesc, graphs: Sequence[NamedGraph], stacks: Stacks) -> None:
@@ -278,18 +275,11 @@ class EnvironmentSections:
         frame = user_frame(stack)
         return Html() if frame is None else self._stacks.unfolding(frame, stack, *more)
 
-    def _name(self, node: NodeAt) -> str:
-        return self._graphs[node.graph].graph.nodes[node.position].name
-
     def _node_links(self, nodes: Sequence[NodeAt]) -> Html:
-        links = [
-            tag(
-                "a",
-                tag("code", clip(self._name(node), LONGEST)),
-                href=f"#{node_id(node)}",
-            )
-            for node in nodes[:_MENTIONED]
-        ]
+        links: list[Html] = []
+        for node in nodes[:_MENTIONED]:
+            name = self._graphs[node.graph].graph.nodes[node.position].name
+            links.append(tag("a", tag("code", clip(name, LONGEST)), href=f"#{node_id(node)}"))
         count = "1 node comes" if len(nodes) == 1 else f"{len(nodes)} nodes come"
         more = f" and {len(nodes) - _MENTIONED} more" if len(nodes) > _MENTIONED else ""
         return tag("p", f"{count} from this line: ", joined(links, ", "), more)
@@ -302,6 +292,4 @@ def _label(name: str) -> str:
 def _framework(location: LocationDesc | None) -> str:
     if location is None:
         return ""
-    frame = user_frame(location.framework)
-    text = place_text(frame) if frame is not None else location.framework_text or ""
-    return clip(text, LONGEST)
+    return clip(user_line(location.framework) or location.framework_text or "", LONGEST)

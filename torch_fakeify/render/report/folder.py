@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from torch_fakeify.render.diff import difference_lines, differences
+from torch_fakeify.render.diff import difference_lines, differences, recompilations
 from torch_fakeify.render.readable_names import ReadableNames, readable_frame
-from torch_fakeify.render.recompiles import recompilations
 from torch_fakeify.render.show import input_text
 from torch_fakeify.render.summary import capture_row
 from torch_fakeify.render.tables import FRAME_COLUMNS
@@ -48,10 +47,7 @@ def folder_page(
 ) -> str:
     """Return the page of a directory of captures as self-contained HTML.
 
-    Args:
-        name: of the directory.
-        frames: its captures, in the order in which they were made.
-        errors: file and error of each that cannot be read.
+    The frames are in the order in which they were made; the errors are of the files that cannot be read.
     """
     numbers = {frame.file: number for number, frame in enumerate(frames)}
     found = [

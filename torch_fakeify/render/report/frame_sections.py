@@ -11,12 +11,7 @@ from torch_fakeify.render.failing_nodes import find_failing_nodes
 from torch_fakeify.render.nested_graphs import NodeAt, all_graphs
 from torch_fakeify.render.readable_names import readable_frame, readable_source
 from torch_fakeify.render.show import input_text, mode_rows, operator_rows
-from torch_fakeify.render.summary import (
-    fact_rows,
-    is_of_script,
-    is_plain_input,
-    next_commands,
-)
+from torch_fakeify.render.summary import fact_rows, is_of_script, next_commands, plain_inputs
 from torch_fakeify.render.surroundings import surrounding_rows
 from torch_fakeify.render.text import (
     clip,
@@ -62,14 +57,9 @@ _MESSAGE = 200_000
 
 
 class FrameSections:
-    """The parts of a report on one frame.
+    """The parts of a report on one frame; the arguments are as for `page.html_page`.
 
-    Args:
-        desc: the frame.
-        file: name of its file, for the commands that come next.
-        stages: how the frame was compiled here, for a section of its own.
-        conditions: its runtime asserts, for the section on conditions from data.
-        most: most nodes that are shown.
+    At most ``most`` nodes are shown.
     """
 
     def __init__(
@@ -176,8 +166,8 @@ class FrameSections:
             [fx_node.name for fx_node in each.graph.nodes] for each in all_graphs(self._desc.graph)
         ]
         page = Page(self._stacks, self._environment.badges, torch_names, failing, self._most)
-        inputs = zip(self._placeholders, self._shown.inputs, strict=False)
-        hidden = [at for at, entry in inputs if not is_plain_input(entry, self._shown)]
+        inputs = zip(self._placeholders, plain_inputs(self._shown), strict=False)
+        hidden = [at for at, is_plain in inputs if not is_plain]
         data = picture_data(self._graphs, hidden=set(hidden), failing=failing, most=self._most)
         rows = tag("div", graphs_html(self._graphs, page), class_="rows")
         return joined([TOOLS, tag("div", picture_html(data), rows, class_="beside")])

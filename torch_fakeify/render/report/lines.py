@@ -58,11 +58,10 @@ class Stacks:
         if number is None:
             number = self._numbers[id(stack)] = len(self._stacks)
             self._alive.append(stack)
-            self._stacks.append([self._frame(frame) for frame in stack.frames[-_FRAMES:]])
+            numbers = self._frames
+            frames = stack.frames[-_FRAMES:]
+            self._stacks.append([numbers.setdefault(frame, len(numbers)) for frame in frames])
         return number
-
-    def _frame(self, frame: FrameDesc) -> int:
-        return self._frames.setdefault(frame, len(self._frames))
 
 
 class NodesOfLines:

@@ -51,12 +51,7 @@ def html_page(
 
 
 def document(title: str, *body: Html) -> str:
-    """Return an HTML document with the style and the script of a report, which permits no other.
-
-    Args:
-        title: of the document.
-        body: its elements.
-    """
+    """Return an HTML document with the style and the script of a report, which permits no other."""
     style, script = _part("report.css"), "\n".join(map(_part, _SCRIPTS))
     policy = (
         f"default-src 'none'; script-src '{digest(script)}'; style-src '{digest(style)}'; "

@@ -60,20 +60,15 @@ def picture_data(
     failing: Sequence[NodeAt],
     most: int,
 ) -> dict[str, Any]:
-    """Return what the script needs to draw the graphs.
+    """Return what the script needs to draw at most ``most`` nodes of the graphs of a frame.
 
-    Args:
-        graphs: the graph of the frame and its nested graphs.
-        hidden: positions of the placeholders of the frame's graph that are not drawn.
-        failing: the nodes at which the backend failed.
-        most: most nodes of all graphs together.
+    The placeholders at ``hidden`` positions of the first graph are not drawn.
     """
     operators: dict[str, int] = {}
     found: list[dict[str, Any]] = []
-    left = most
     for number, each in enumerate(graphs):
-        found.append(_graph(each, () if number else hidden, operators, max(left, 0)))
-        left -= len(each.graph.nodes)
+        found.append(_graph(each, () if number else hidden, operators, max(most, 0)))
+        most -= len(each.graph.nodes)
     return {
         "operators": list(operators),
         "graphs": found,
