@@ -174,21 +174,15 @@ def _stem(target: Path) -> str:
 
 
 def _lock_new(file: BinaryIO) -> bool:
-    """Lock a new file; return ``False`` if another writer removed it before it was locked."""
-    return _lock(file.fileno()) and os.fstat(file.fileno()).st_nlink != 0
-
-
-def _lock(handle: int) -> bool:
-    """Lock an open file for this process; return ``False`` if another one has the lock."""
-    if fcntl is None:
-        return True
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True  # a file system without locks
-    return True
+    """Lock a new file; return ``False`` if another writer has locked or removed it before."""
+    if fcntl is not None:
+        try:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:  # a file system without locks
+            pass
+    return os.fstat(file.fileno()).st_nlink != 0
 
 
 def _remove_leftovers(target: Path) -> None:

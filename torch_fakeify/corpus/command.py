@@ -14,7 +14,7 @@ from torch_fakeify._atomic_write import check_not_input, is_same_file, write_ato
 from torch_fakeify.errors import FakeifyError, WriteError
 from torch_fakeify.render.tables import fitted_table
 from torch_fakeify.render.text import clip, count_text
-from torch_fakeify.tools.found_captures import find_captures
+from torch_fakeify.tools.capture_files import find_captures
 
 from .dask_cluster import dask_cluster
 from .jobs import local_executor

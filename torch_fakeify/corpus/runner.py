@@ -15,7 +15,6 @@ from torch_fakeify.errors import CaptureError, FakeifyError, FormatError
 from torch_fakeify.records.fingerprint import compile_key
 from torch_fakeify.render.text import class_text
 from torch_fakeify.serialization.capture_file import read_capture
-from torch_fakeify.serialization.container import Limits
 from torch_fakeify.tools.replaying import judge, masked, recorded_result
 from torch_fakeify.tools.worker.replies import Compiled, Ended, Found, Raised, Refused
 
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from torch_fakeify.records.frame import CaptureDesc
-    from torch_fakeify.tools.found_captures import CorpusFile
+    from torch_fakeify.tools.capture_files import CorpusFile
 
     from .jobs import Done
 
@@ -58,16 +57,14 @@ def _failure_key(desc: CaptureDesc) -> tuple[str, str] | None:
     return (desc.state, "") if desc.state == "not finished" else None
 
 
-def read_keyed(
-    path: Path, backend: str | None, *, limits: Limits | None = None
-) -> tuple[CaptureDesc, FrameKey]:
-    """Read a capture and compute the key of its frame, see `frame_key`.
+def read_keyed(path: Path, job: Job) -> tuple[CaptureDesc, FrameKey]:
+    """Read a capture for a job and compute the key of its frame, see `frame_key`.
 
     Raises:
         FormatError: as of `read_capture`.
     """
-    desc = read_capture(path, limits=limits)
-    return desc, frame_key(desc, backend)
+    desc = read_capture(path, limits=job.limits)
+    return desc, frame_key(desc, job.backend)
 
 
 def check_backend(executor: Executor, job: Job) -> None:
@@ -164,9 +161,8 @@ class _Run:
                 future.cancel()
 
     def _begin(self, file: CorpusFile) -> Iterator[Row]:
-        limits = Limits.none() if self.job.trust else None
         try:
-            desc, key = read_keyed(file.path, self.job.backend, limits=limits)
+            desc, key = read_keyed(file.path, self.job)
             data = file.path.read_bytes() if self.send_files else str(file.path)
         except (FormatError, OSError) as error:
             yield bad_file_row(file.name, error, self.job)

@@ -16,8 +16,7 @@ from torch_fakeify.render.report.page import html_page
 from torch_fakeify.serialization.capture_file import read_capture
 from torch_fakeify.serialization.container import Limits
 
-from .capture_files import as_file, output_beside, path_of
-from .found_captures import read_captures
+from .capture_files import as_file, output_beside, path_of, read_captures
 from .worker.limits import check_bounds
 
 if TYPE_CHECKING:

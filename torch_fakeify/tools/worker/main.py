@@ -228,11 +228,6 @@ def _run_once(
         _, next_time = _timed(compiled, inputs[2])
     pairs = zip([*expected, *inputs[0]], [*found, *inputs[1]], strict=True)
     return {
-        "shapes": {
-            entry.name: list(value.shape)
-            for entry, value in zip(capture.desc.inputs, inputs[0], strict=True)
-            if isinstance(value, torch.Tensor)
-        },
         "outputs": [list(value.shape) for value in expected if isinstance(value, torch.Tensor)],
         "eager": eager_time,
         "first": first_time,

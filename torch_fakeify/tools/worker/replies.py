@@ -94,8 +94,8 @@ class Ran(msgspec.Struct, frozen=True, tag="ran"):
     """Milliseconds, as is ``compile``."""
     compile: float
     runs: list[dict[str, Any]]
-    """For each of the sizes: ``shapes`` of the inputs, ``outputs``, milliseconds of ``eager``, of the
-    ``first`` and the ``next`` compiled call, and ``difference``, the largest absolute one."""
+    """For each of the sizes: shapes of the ``outputs``, milliseconds of ``eager``, of the ``first`` and the
+    ``next`` compiled call, and ``difference``, the largest absolute one."""
 
 
 class Parted(msgspec.Struct, frozen=True):
