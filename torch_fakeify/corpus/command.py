@@ -70,11 +70,7 @@ class CorpusReport:
         return [c.after for c in self.comparison.newly_fails if c.after is not None]
 
     def lines(self, columns: int | None = None) -> list[str]:
-        """Format the captures that do not hold, the comparison, and the counts by verdict.
-
-        Args:
-            columns: width of the terminal; ``None`` for no limit.
-        """
+        """Format the captures that do not hold, the comparison, and the counts by verdict, for a terminal."""
         lines: list[str] = []
         bad = [row for row in self.rows if not row.holds]
         if bad:

@@ -134,11 +134,7 @@ def _line(row: Row) -> bytes:
 
 
 def read_rows(path: str | Path, *, whole: bool = True) -> list[Row]:
-    """Read a result file.
-
-    Args:
-        path: JSON lines.
-        whole: raise for a truncated last line; otherwise ignore it.
+    """Read a result file; unless it is ``whole``, a truncated last line is ignored.
 
     Raises:
         FormatError: the file cannot be read, or a line is not a row.

@@ -14,7 +14,7 @@ from torch_fakeify.records.fingerprint import canonical_form
 from torch_fakeify.records.tensor import SymDesc
 
 from .alignment import align
-from .code import node_stack, statement
+from .code import argument_texts, node_stack, statement
 from .nested_graphs import used_nodes
 from .readable_names import ReadableNames, readable_name, readable_source
 from .show import location_text
@@ -376,13 +376,20 @@ def _graphs(a: GraphModuleDesc, b: GraphModuleDesc, where: str) -> Iterator[str]
     pairs = {of_a[i]: of_b[j] for i, j in matched.pairs}
     back = {j: i for i, j in pairs.items()}
     names_a, names_b = _names(a), _names(b)
+
+    def is_other(x: int, y: int) -> bool:
+        """Return whether operands in one position differ; the absence of an unpaired one is reported itself."""
+        inputs = a.nodes[x].op == "placeholder", b.nodes[y].op == "placeholder"
+        if all(inputs):
+            return names_a[x] != names_b[y]
+        if any(inputs):
+            return x in pairs or y in back
+        return x in pairs and y in back and pairs[x] != y
+
     found = list(_unpaired(of_a, of_b, pairs))
     for i, j in pairs.items():
         taken = zip(used_nodes(a.nodes[i]), used_nodes(b.nodes[j]), strict=False)
-        if any(
-            _is_other(_Operand(a, x, names_a), _Operand(b, y, names_b), pairs, back)
-            for x, y in taken
-        ):
+        if any(is_other(x, y) for x, y in taken):
             found.append(([i], [j]))
     if any(matched.unsearched):
         left = " and ".join(
@@ -417,46 +424,13 @@ def _unpaired(
 def _keys(graph: GraphModuleDesc, of: Sequence[int]) -> list[str]:
     """Return a key for each node: its call with constants, other nodes as ``_``."""
     names = ("_",) * len(graph.nodes)
-    return [_key(graph.nodes[i], names) for i in of]
-
-
-def _key(fx_node: NodeDesc, names: tuple[str, ...]) -> str:
-    parts = [value_text(arg, names=names) for arg in fx_node.args]
-    parts += [f"{key}={value_text(value, names=names)}" for key, value in fx_node.kwargs]
-    return f"{fx_node.op} {_called(fx_node)} {parts}"
+    called = (graph.nodes[i] for i in of)
+    return [f"{n.op} {_called(n)} {argument_texts(n, names)}" for n in called]
 
 
 def _names(graph: GraphModuleDesc) -> tuple[str, ...]:
     """Return the names of the nodes, with inputs by source."""
     return tuple([_called(n) if n.op == "placeholder" else n.name for n in graph.nodes])
-
-
-class _Operand(NamedTuple):
-    """A node that is an argument of another one, in the graph of one side."""
-
-    graph: GraphModuleDesc
-    position: int
-    names: tuple[str, ...]
-
-    @property
-    def is_input(self) -> bool:
-        """Whether it is an input of its graph."""
-        return self.graph.nodes[self.position].op == "placeholder"
-
-
-def _is_other(
-    first: _Operand, second: _Operand, pairs: dict[int, int], back: dict[int, int]
-) -> bool:
-    """Return whether operands in the same position differ.
-
-    An unpaired operand does not count: its own absence is reported.
-    """
-    x, y = first.position, second.position
-    if first.is_input and second.is_input:
-        return first.names[x] != second.names[y]
-    if first.is_input or second.is_input:
-        return x in pairs or y in back
-    return x in pairs and y in back and pairs[x] != y
 
 
 def _called(fx_node: NodeDesc) -> str:

@@ -166,12 +166,9 @@ def _sorted_args(node: ApplyNode, texts: list[str]) -> tuple[int, ...]:
 
 
 class InputNames:
-    """Readable names of the placeholders of a frame.
+    """Readable names of the placeholders of a frame, but those that are reserved.
 
-    Args:
-        desc: the frame.
-        identifiers: make valid identifiers of Python: ``self_fc_weight`` for ``self.fc.weight``.
-        reserved: names that are not given.
+    As ``identifiers`` they are valid in Python: ``self_fc_weight`` for ``self.fc.weight``.
     """
 
     def __init__(

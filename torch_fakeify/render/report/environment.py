@@ -182,11 +182,10 @@ class EnvironmentSections:
         return found
 
     def _assert_conditions(self, desc: CaptureDesc) -> list[_Condition]:
-        found: list[_Condition] = []
-        for at, entry in enumerate(desc.runtime_asserts[:ROWS], 1):
-            stack = self._lines.stack(entry.expr) or entry.stack
-            found.append(_Condition(f"a{at}", entry.expr, stack, entry.msg, "", ()))
-        return found
+        return [
+            _Condition(f"a{at}", e.expr, self._lines.stack(e.expr) or e.stack, e.msg, "", ())
+            for at, e in enumerate(desc.runtime_asserts[:ROWS], 1)
+        ]
 
     def _mentioned_by(self, conditions: Sequence[_Condition]) -> dict[str, list[str]]:
         """Return the ids of the conditions that contain each symbol."""

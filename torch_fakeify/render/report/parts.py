@@ -132,10 +132,7 @@ def folded_table(
 def plain_table(rows: Sequence[Sequence[Html]], labels: Sequence[str], title: str) -> Html:
     """Return a table, shown as cards on a narrow screen; ARIA roles preserve the table.
 
-    Args:
-        rows: its cells.
-        labels: of its columns.
-        title: id of the element that names it.
+    ``title`` is the id of the element that names it.
     """
     head = tag("tr", *[tag("th", label, scope="col", role="columnheader") for label in labels],
                role="row")  # fmt: skip

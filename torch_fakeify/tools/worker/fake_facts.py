@@ -251,8 +251,7 @@ def _chosen(numbers: Iterable[Any], counts: Iterable[bool]) -> list[Any]:
 
 def _same_number(a: Any, b: Any) -> bool:
     if isinstance(a, float) or isinstance(b, float):
-        both_nan = a != a and b != b
-        return both_nan or a == b or math.isclose(a, b, rel_tol=_RELATIVE)
+        return (a != a and b != b) or math.isclose(a, b, rel_tol=_RELATIVE)
     return bool(a == b)
 
 

@@ -237,11 +237,7 @@ def _run_once(
 
 
 def run_sizes(request: Mapping[str, Any]) -> Reply:
-    """Compile a frame once, run it at several sizes, and compare it with eager.
-
-    Args:
-        request: ``file``, ``backend``, ``seed``; ``sizes``: a list of maps from symbol name to value.
-    """
+    """Compile a frame once, run it at several ``sizes`` by symbol name, and compare it with eager."""
     from .trials import EagerComparison  # lazy: replay does not need it
 
     capture, compiler_fn = _load(request)
@@ -292,11 +288,7 @@ def _milliseconds(started: float) -> float:
 
 
 def find_backend(request: Mapping[str, Any]) -> Reply:
-    """Check that a backend exists; an unknown name is refused.
-
-    Args:
-        request: ``backend``, its name, or ``None`` for the recorded one of each frame.
-    """
+    """Check that a backend exists, unless it is the recorded one of each frame; an unknown name is refused."""
     if request["backend"] is not None:
         resolve_backend(request["backend"])
     return Found()
