@@ -328,7 +328,7 @@ def _replay_corpus(args: argparse.Namespace) -> int:
 
 
 def _replay_side_by_side(args: argparse.Namespace) -> int:
-    from torch_fakeify.corpus.side_by_side import replay_side_by_side
+    from torch_fakeify.corpus.command import replay_side_by_side
     from torch_fakeify.tools.worker.interpreters import find_interpreter
 
     for name in ("jsonl", "junit", "against", "resume", "dask"):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from torch_fakeify._atomic_write import check_not_input, check_writable, write_atomic
 from torch_fakeify.errors import FakeifyError
 from torch_fakeify.render.notebook import InNotebook
-from torch_fakeify.render.report.conditions import Conditions
+from torch_fakeify.render.report.environment import Conditions
 from torch_fakeify.render.report.folder import ListedFrame, folder_page
 from torch_fakeify.render.report.page import html_page
 from torch_fakeify.serialization.capture_file import read_capture

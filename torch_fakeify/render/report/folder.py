@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from torch_fakeify.records.frame import CaptureDesc
 
-    from .conditions import Conditions
+    from .environment import Conditions
 
 _FRAMES = 200
 """Most frames that are shown whole; the index has all."""

@@ -1,4 +1,4 @@
-"""The sections of a report on one frame."""
+"""The sections of a report on one frame. The aliasing diagram has its storages with their tensors, to scale."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ from torch_fakeify.render.surroundings import surrounding_rows
 from torch_fakeify.render.text import (
     clip,
     failure_text,
+    int_text,
     place_text,
     result_text,
     stack_lines,
+    sym_text,
+    tensor_text,
     user_frame,
     world_text,
 )
 
-from .conditions import conditions_section
-from .environment import EnvironmentSections
+from .environment import EnvironmentSections, conditions_section
 from .graph import MOST_NODES, Page, graphs_html
 from .html import Html, joined, lines, tag
 from .lines import LONGEST, Stacks, node_id
@@ -42,18 +44,27 @@ from .parts import (
 )
 from .picture import picture_data, picture_html
 from .stages import stages_html
-from .storage import aliasing_html
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
+    from torch_fakeify.records.aliasing import StorageGroup, StorageRange, TensorPlacement
     from torch_fakeify.records.frame import CaptureDesc, FailureDesc, InputDesc
 
-    from .conditions import Conditions
+    from .environment import Conditions
     from .stages import Stages
 
 _MESSAGE = 200_000
 """Most characters of an exception's message."""
+_WIDTH = 1000
+"""Units of an aliasing diagram, which the browser scales."""
+_DRAWN = 200
+"""Most storages that are drawn, and most tensors of one."""
+_UNFOLDED = 12
+"""Most storages with a single tensor whose list is unfolded."""
+_LISTED = 10_000
+"""Most storages with a single tensor."""
 
 
 class FrameSections:
@@ -141,7 +152,7 @@ class FrameSections:
             pairs_table("summary", "Summary", ("What", "Value"), facts, is_counted=False),
             *self._environment.sections(),
             table("inputs", "Inputs", ("Input", "Value", "From"), inputs, len(desc.inputs)),
-            Section("storages", "Storages", len(found), aliasing_html(found)) if found else None,
+            Section("storages", "Storages", len(found), _aliasing(found)) if found else None,
             pairs_table("modes", "Modes", ("Mode", "Value"), mode_rows(desc.modes)),
             pairs_table("surroundings", "Surroundings", ("What", "Value"), surrounding_rows(desc)),
             pairs_table(
@@ -208,3 +219,122 @@ class FrameSections:
         what = tag("code", clip(input_text(entry), LONGEST))
         source = "" if theirs.source is None else clip(theirs.source.name, LONGEST)
         return [name, what, with_torch_name(clip(readable_source(source), LONGEST), source)]
+
+
+# --- the aliasing diagram ---------------------------------------------------------------------------
+
+
+def _aliasing(found: Sequence[StorageGroup]) -> Html:
+    """Return the HTML of shared storages, then of storages with a single tensor."""
+    drawn = [shared for shared in found if not shared.is_plain]
+    plain = [shared for shared in found if shared.is_plain]
+    parts = [_storage(shared) for shared in drawn[:_DRAWN]]
+    if len(drawn) > _DRAWN:
+        parts.append(tag("p", f"and {len(drawn) - _DRAWN} more such storages", class_="note"))
+    if not drawn:
+        parts.append(tag("p", "No two tensors share a storage, and none is a view.", class_="note"))
+    if plain:
+        parts.append(_plain_storages(plain))
+    return joined(parts)
+
+
+def _bytes(nbytes: int | None) -> str:
+    """Return a number of bytes as text."""
+    if nbytes is None:
+        return "an unknown number of bytes"
+    return "1 byte" if nbytes == 1 else f"{_digits(nbytes)} bytes"
+
+
+def _digits(n: int) -> str:
+    return f"{n:,}" if n.bit_length() < 128 else int_text(n)
+
+
+def _storage(shared: StorageGroup) -> Html:
+    symbolic = not isinstance(shared.storage.nbytes, int)
+    caption = [
+        tag("strong", f"Storage {shared.storage.id}"),
+        f", {_bytes(shared.nbytes)}",
+        f" at the hints: {clip(sym_text(shared.storage.nbytes), LONGEST)}" if symbolic else "",
+    ]
+    most = [each.place.end for each in shared.tensors if each.place is not None]
+    total = max([shared.nbytes or 0, *most, 1])
+    rows = [_placed(each, total) for each in shared.tensors[:_DRAWN]]
+    if len(shared.tensors) > _DRAWN:
+        rows.append(tag("li", f"and {len(shared.tensors) - _DRAWN} more tensors", class_="note"))
+    scale = tag(
+        "div",
+        tag("span", "byte 0"),
+        tag("span", _digits(total)),
+        class_="scale",
+        aria_hidden="true",
+    )
+    return tag("figure", tag("figcaption", *caption), tag("ul", *rows), scale)
+
+
+def _placed(each: TensorPlacement, total: int) -> Html:
+    names = clip(" = ".join(each.names), LONGEST)
+    notes = [clip(tensor_text(each.tensor), LONGEST)]
+    if len(each.names) > 1:
+        notes.append("one tensor")
+    if each.base is not None:
+        notes.append(f"view of {clip(each.base, LONGEST)}")
+    words = [
+        tag("code", names, class_="name"),
+        tag("span", "; ".join(notes), class_="m"),
+        tag("span", _where(each.place), class_="where"),
+    ]
+    picture = [] if each.place is None else [_bar(each, each.place, total)]
+    return tag("li", *words, *picture, class_=f"depth{min(each.depth, 4)}")
+
+
+def _where(place: StorageRange | None) -> str:
+    if place is None:
+        return "not drawn: a size has no hint"
+    if place.begin == place.end:
+        return "no element"
+    text = f"bytes {_digits(place.begin)} to {_digits(place.end)}"
+    if not place.whole:
+        return f"{text}, with gaps"
+    return text if len(place.runs) == 1 else f"{text}, in {len(place.runs)} runs"
+
+
+def _bar(each: TensorPlacement, place: StorageRange, total: int) -> Html:
+    kind = "base" if each.depth == 0 else "view"
+    if not place.whole:
+        kind += " gaps"
+    marks = [tag("rect", class_="storage", x=0, y=4, width=_WIDTH, height=12)]
+    for begin, end in place.runs:
+        x, right = _scaled(begin, total), _scaled(end, total)
+        width = max(right - x, 2.0)  # also a byte of a gigabyte is seen
+        x = min(x, _WIDTH - width)
+        marks.append(tag("rect", class_=kind, x=f"{x:g}", y=0, width=f"{width:g}", height=20))
+    return tag(
+        "svg",
+        *marks,
+        viewBox=f"0 0 {_WIDTH} 20",
+        preserveAspectRatio="none",
+        role="img",
+        aria_label=f"{_where(place)} of {_digits(total)}",
+    )
+
+
+def _scaled(at: int, total: int) -> float:
+    return round(at * _WIDTH * 100 // total / 100, 2)
+
+
+def _plain_storages(plain: Sequence[StorageGroup]) -> Html:
+    rows = [
+        tag(
+            "li",
+            tag("code", clip(shared.tensors[0].names[0], LONGEST), class_="s"),
+            tag("span", _bytes(shared.nbytes), class_="t"),
+            class_="r",
+        )
+        for shared in plain[:_LISTED]
+    ]
+    if len(plain) > _LISTED:
+        rows.append(tag("li", f"and {len(plain) - _LISTED} more", class_="note"))
+    count = len(plain)
+    words = "1 storage of one tensor" if count == 1 else f"{count} storages of one tensor each"
+    summary = tag("summary", words)
+    return tag("details", summary, tag("ul", *rows), class_="plain", open=count <= _UNFOLDED)

@@ -18,7 +18,7 @@ from .html import Html, data_block, digest, tag
 if TYPE_CHECKING:
     from torch_fakeify.records.frame import CaptureDesc
 
-    from .conditions import Conditions
+    from .environment import Conditions
     from .stages import Stages
 
 _SCRIPTS = ("report.js", "picture.js")
