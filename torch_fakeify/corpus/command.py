@@ -138,8 +138,7 @@ def replay_corpus(
             jobs = min(jobs, len(files))
             executor, window, share = stack.enter_context(local_executor(jobs)), _AHEAD * jobs, jobs
         else:
-            cluster = stack.enter_context(dask_cluster(dask))
-            executor, window, share = cluster.executor, cluster.window, cluster.share
+            executor, window, share = stack.enter_context(dask_cluster(dask))
         job = replace(job, share=share)
         check_backend(executor, job)
         rows = replay_all(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_fakeify.errors import FakeifyError
 
@@ -23,8 +22,7 @@ _LEAST = 64
 """Smallest number of submitted jobs: workers may join later."""
 
 
-@dataclass(frozen=True)
-class Cluster:
+class Cluster(NamedTuple):
     """A connected cluster."""
 
     executor: Executor

@@ -27,7 +27,7 @@ from torch_fakeify.render.text import (
 )
 
 from .environment import EnvironmentSections, conditions_section
-from .graph import MOST_NODES, Page, graphs_html
+from .graph import MOST_NODES, Page, graphs_html, picture_data, picture_html
 from .html import Html, joined, lines, tag
 from .lines import LONGEST, Stacks, node_id
 from .parts import (
@@ -42,7 +42,6 @@ from .parts import (
     titled,
     with_torch_name,
 )
-from .picture import picture_data, picture_html
 from .stages import stages_html
 
 if TYPE_CHECKING:

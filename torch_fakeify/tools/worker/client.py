@@ -60,8 +60,7 @@ def ask(
         environment: variables of the child beside those of this process.
     """
     with tempfile.TemporaryDirectory(prefix="torch-fakeify-") as name:
-        exchange = Exchange(Path(name))
-        exchange.write_request(request)
+        exchange = Exchange(Path(name), request)
         with exchange.log.open("wb") as output:
             ending, status = run_limited(
                 lambda: start(
@@ -167,16 +166,13 @@ def deferred_interrupts() -> Generator[None]:
 
 
 class Exchange:
-    """The files of one request: the request, the reply and the child's log."""
+    """The files of one request: the request, which is written, the reply and the child's log."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, request: Mapping[str, Any]) -> None:
         self.directory = directory
         self.request, self.reply, self.log, self.here = (
             directory / part for part in ("request", "reply", "log", "here")
         )
-
-    def write_request(self, request: Mapping[str, Any]) -> None:
-        """Write the request."""
         text = json.dumps({**request, "here": str(self.here)})
         self.request.write_text(text, encoding="utf-8")
 

@@ -49,10 +49,9 @@ class ForkServer:
         The time is counted from the fork; the start of the interpreter does not count.
         """
         with self._lock, tempfile.TemporaryDirectory(prefix="torch-fakeify-") as name:
-            exchange = Exchange(Path(name))
+            exchange = Exchange(Path(name), request)
             if self._stopped:
                 return Answer(Ended("crashes", -signal.SIGKILL))
-            exchange.write_request(request)
             server = self._started(request)
             job = None
             try:
