@@ -165,7 +165,14 @@ class _Run:
             desc, key = read_keyed(file.path, self.job)
             data = file.path.read_bytes() if self.send_files else str(file.path)
         except (FormatError, OSError) as error:
-            yield bad_file_row(file.name, error, self.job)
+            yield Row(
+                file=file.name,
+                verdict=BAD_FILE,
+                holds=False,
+                backend=self.job.backend or "recorded",
+                device=self.job.device,
+                details=tuple(str(error).splitlines()),
+            )
             return
         row = _row_of(file.name, desc, key, self.job)
         frame = None if self.every else self.frames.get(key)
@@ -232,18 +239,6 @@ def result_row(name: str, desc: CaptureDesc, key: FrameKey, job: Job, done: Done
     except FakeifyError as error:
         changes.update(verdict=NOT_REBUILT, details=tuple(str(error).splitlines()))
     return msgspec.structs.replace(_row_of(name, desc, key, job), **changes)
-
-
-def bad_file_row(name: str, error: FormatError | OSError, job: Job) -> Row:
-    """Build the row of a file that is not a capture or cannot be read."""
-    return Row(
-        file=name,
-        verdict=BAD_FILE,
-        holds=False,
-        backend=job.backend or "recorded",
-        device=job.device,
-        details=tuple(str(error).splitlines()),
-    )
 
 
 def _row_of(name: str, desc: CaptureDesc, key: FrameKey, job: Job) -> Row:

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from torch_fakeify.records.frame import CaptureDesc
     from torch_fakeify.records.shape_env import (
-        LocationDesc,
         ReplacementDesc,
         ShapeEnvDesc,
         SymbolDesc,
@@ -187,10 +186,11 @@ class EnvironmentSections:
         for at, guard in enumerate(desc.guards[:ROWS], 1):
             place = guard.location
             notes = ("size-oblivious",) if guard.size_oblivious else ()
-            text = "" if place is None else place.user_text or ""
-            found.append(
-                _Condition(f"g{at}", guard.expr, guard.user_stack, text, _framework(place), notes)
-            )
+            text = torchs = ""
+            if place is not None:
+                text = place.user_text or ""
+                torchs = clip(user_line(place.framework) or place.framework_text or "", LONGEST)
+            found.append(_Condition(f"g{at}", guard.expr, guard.user_stack, text, torchs, notes))
         return found
 
     def _assert_conditions(self, desc: CaptureDesc) -> list[_Condition]:
@@ -298,12 +298,6 @@ class EnvironmentSections:
 
 def _label(name: str) -> str:
     return f"{'guard' if name.startswith('g') else 'assert'} {name[1:]}"
-
-
-def _framework(location: LocationDesc | None) -> str:
-    if location is None:
-        return ""
-    return clip(user_line(location.framework) or location.framework_text or "", LONGEST)
 
 
 # --- conditions from data: what failed, and what is left to run time ---------------------------------

@@ -241,26 +241,19 @@ class _Rows:
 
     def _linked(self, text: str, fx_node: NodeDesc) -> Iterator[str]:
         """Yield a statement, with links for the names of other nodes and graphs."""
-        for part in _split(text):
-            if isinstance(part, int) and part < len(self.names):
-                title = self.titles[part]
-                yield tag("a", self.names[part], href=self._href(part), title=title)
-            else:
-                yield str(part)
+        for number, part in enumerate(_MARK.split(text)):
+            if number % 2:
+                at = int(part)
+                yield tag("a", self.names[at], href=self._href(at), title=self.titles[at])
+            elif part:
+                yield part
         if fx_node.op in ("get_attr", "call_module") and isinstance(fx_node.target, str):
-            number = self.inner.get(fx_node.target)
-            if number is not None:
-                yield joined([" ", tag("a", "its graph", class_="badge", href=f"#graph{number}")])
+            inner = self.inner.get(fx_node.target)
+            if inner is not None:
+                yield joined([" ", tag("a", "its graph", class_="badge", href=f"#graph{inner}")])
 
     def _href(self, at: int) -> str:
         return f"#{node_id(NodeAt(self.number, at))}"
-
-
-def _split(text: str) -> Iterator[str | int]:
-    """Split a text at the marks of nodes: yield texts and positions of nodes."""
-    for at, part in enumerate(_MARK.split(text)):
-        if part:
-            yield int(part) if at % 2 else part
 
 
 # --- the picture: which nodes use which, by module, as data that the page's script draws ----------------

@@ -91,12 +91,10 @@ class Numbers:
                 continue
             number = int(value) if isinstance(value, bool) else value
             self._values[self._name(symbol)] = sympy.sympify(number, strict=True)
-            yield from self._violations(symbol, number)
-
-    def _violations(self, symbol: Any, value: float) -> Iterator[Parted]:
-        bounds = self._env.var_to_range.get(symbol)
-        if bounds is not None and math.isfinite(value) and value not in bounds:
-            yield Parted("", f"range of {symbol}", f"{bounds.lower} to {bounds.upper}", str(value))
+            bounds = self._env.var_to_range.get(symbol)
+            if bounds is not None and math.isfinite(number) and number not in bounds:
+                known = f"{bounds.lower} to {bounds.upper}"
+                yield Parted("", f"range of {symbol}", known, str(number))
 
 
 class Comparison:
