@@ -17,14 +17,16 @@ from torch_fakeify.render.summary import constant_symbols, is_float
 from torch_fakeify.render.text import clip, count_text, expr_text, user_frame, user_line
 
 from .html import Html, joined, lines, tag
-from .lines import LONGEST, NodesOfLines, node_id
 from .outline import stack_key
 from .parts import (
+    LONGEST,
     ROWS,
+    NodesOfLines,
     Section,
     box,
     copied_list,
     folded_table,
+    node_id,
     plain_table,
     some,
     with_torch_name,
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
     from torch_fakeify.records.tensor import StackDesc
     from torch_fakeify.render.nested_graphs import NamedGraph, NodeAt
 
-    from .lines import Stacks
+    from .parts import Stacks
 
 UNKNOWN = "Record it with TORCH_FAKEIFY_ENTAILMENT=1 to see what is known and which check would do"
 """What is said of a condition without facts."""

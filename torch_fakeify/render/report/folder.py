@@ -14,9 +14,8 @@ from torch_fakeify.render.text import clip
 from .frame_sections import FrameSections
 from .graph import MOST_NODES
 from .html import Html, data_block, joined, lines, prefixed, tag
-from .lines import LONGEST
 from .page import document
-from .parts import Section, plain_table, section_html
+from .parts import LONGEST, Section, plain_table, section_html
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -29,13 +29,15 @@ from torch_fakeify.render.text import (
 from .environment import EnvironmentSections, conditions_section
 from .graph import MOST_NODES, Page, graphs_html, picture_data, picture_html
 from .html import Html, joined, lines, tag
-from .lines import LONGEST, Stacks, node_id
 from .parts import (
+    LONGEST,
     ROWS,
     TOOLS,
     Section,
+    Stacks,
     box,
     copied_list,
+    node_id,
     pairs_table,
     section_html,
     table,

@@ -11,8 +11,8 @@ from torch_fakeify.render.readable_names import readable_module, readable_source
 from torch_fakeify.render.text import clip, code_line, count_text, tensor_text, value_text
 
 from .html import Html, data_block, joined, tag
-from .lines import LONGEST, node_id
 from .outline import Group, outline, outline_lines
+from .parts import LONGEST, node_id
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from torch_fakeify.records.graph import NodeDesc
     from torch_fakeify.render.nested_graphs import NamedGraph
 
-    from .lines import Stacks
     from .outline import Line
+    from .parts import Stacks
 
 MOST_NODES = 60_000
 """Most nodes of a report; ``show`` prints all."""
