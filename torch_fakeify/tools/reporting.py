@@ -11,8 +11,7 @@ from torch_fakeify._atomic_write import check_not_input, check_writable, write_a
 from torch_fakeify.errors import FakeifyError
 from torch_fakeify.render.notebook import InNotebook
 from torch_fakeify.render.report.environment import Conditions
-from torch_fakeify.render.report.folder import ListedFrame, folder_page
-from torch_fakeify.render.report.page import html_page
+from torch_fakeify.render.report.page import ListedFrame, folder_page, html_page
 from torch_fakeify.serialization.capture_file import read_capture
 from torch_fakeify.serialization.container import Limits
 
