@@ -165,10 +165,9 @@ def fact_rows(desc: CaptureDesc) -> Iterator[tuple[str, str]]:
 
 
 def _tensors_text(desc: CaptureDesc) -> str:
-    tensors = [e for e in desc.inputs if e.tensor is not None and not _is_constant(e)]
-    kinds = Counter(_kind_of(entry, ()) for entry in tensors)
+    kinds = Counter(_kind_of(entry, ()) for entry in desc.inputs if entry.tensor is not None)
     others = kinds.pop("", 0)
-    words = [count_text(n, kind) for kind, n in kinds.items()]
+    words = [count_text(n, kind) for kind, n in kinds.items() if kind != _CONSTANT]
     if others:
         words.append(f"{others} other" if words else count_text(others, "tensor"))
     found = storages(desc)
@@ -378,15 +377,14 @@ def _facts(title: str, facts: Sequence[_Fact]) -> list[str]:
 # --- inputs -------------------------------------------------------------------------------------
 
 
-def _is_constant(entry: InputDesc) -> bool:
-    """Return whether an input is a float attribute of the program, which Dynamo passes as a tensor."""
-    tensor = entry.tensor
-    is_scalar = tensor is not None and tensor.dtype == "float64" and not tensor.size
-    return is_scalar and _ATTRIBUTE.search(entry.name) is not None
+_CONSTANT = "float constant"
 
 
 def _kind_of(entry: InputDesc, symbols: Collection[str]) -> str:
-    """Return the kind of an input that the program does not pass; empty for one that it passes."""
+    """Return the kind of an input that the program does not pass; empty for one that it passes.
+
+    A constant is a float attribute of the program, which Dynamo passes as a tensor.
+    """
     tensor = entry.tensor
     if tensor is None:
         return "symbol" if entry.sym is not None and entry.name in symbols else ""
@@ -394,7 +392,8 @@ def _kind_of(entry: InputDesc, symbols: Collection[str]) -> str:
         return "parameter"
     if tensor.is_buffer:
         return "buffer"
-    return "float constant" if _is_constant(entry) else ""
+    is_number = tensor.dtype == "float64" and not tensor.size
+    return _CONSTANT if is_number and _ATTRIBUTE.search(entry.name) else ""
 
 
 def plain_inputs(desc: CaptureDesc) -> list[bool]:
