@@ -25,7 +25,7 @@ from .parts import (
     Section,
     box,
     copied_list,
-    folded_table,
+    folded,
     node_id,
     plain_table,
     some,
@@ -137,7 +137,7 @@ class EnvironmentSections:
         ):
             if rows:
                 summary = f"{count_text(len(rows), what)}{how}"
-                parts.append(folded_table(rows, _COLUMNS, title, summary))
+                parts.append(folded(summary, plain_table(rows, _COLUMNS, title)))
         if len(env.symbols) > ROWS:
             parts.append(tag("p", f"and {len(env.symbols) - ROWS} more", class_="note"))
         return Section("symbols", "Symbols", len(env.symbols), joined(parts))

@@ -128,15 +128,12 @@ def table(
     shown = count if is_counted else None
     if count <= _UNFOLDED:
         return Section(name, title, shown, joined([made, *note]))
-    summary = tag("summary", f"All {count}")
-    return Section(name, title, shown, tag("details", summary, made, *note, class_="long"))
+    return Section(name, title, shown, folded(f"All {count}", made, *note))
 
 
-def folded_table(
-    rows: Sequence[Sequence[Html]], labels: Sequence[str], title: str, summary: str
-) -> Html:
-    """Return a table that is folded under a line of text."""
-    return tag("details", tag("summary", summary), plain_table(rows, labels, title), class_="long")
+def folded(summary: str, *content: Html) -> Html:
+    """Return a long table that is folded under a line of text."""
+    return tag("details", tag("summary", summary), *content, class_="long")
 
 
 def plain_table(rows: Sequence[Sequence[Html]], labels: Sequence[str], title: str) -> Html:

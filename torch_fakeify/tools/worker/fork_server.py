@@ -73,7 +73,7 @@ class ForkServer:
         with self._lock:
             if self._server is not None and self._server.poll() is None:
                 return
-        self.ask({"task": "none", **(imports or {})}, timeout=_READY)
+        self.ask({"task": "backend", "backend": None, **(imports or {})}, timeout=_READY)
 
     def stop(self) -> None:
         """Stop the server for good, from any thread.

@@ -76,13 +76,14 @@ def _load(request: Mapping[str, Any]) -> tuple[Capture, Callable[..., Any]]:
     """Load the capture of a request and find its backend.
 
     For the rest of the process the recorded settings are set, and the frame has the fake process groups
-    that it needs, and stubs for operators that are not here. How this process differs from the recorded one is written to a file at once, as the
-    process may crash.
+    that it needs, and stubs for operators that are not here. How this process differs from the recorded
+    one is written to a file at once, as the process may crash.
 
     Args:
-        request: ``file``, ``backend``; ``here``, the file to write; ``trust`` lifts the limits on the file, and unless ``trust_settings`` says
-            otherwise sets also what could run or write something; ``device`` is named if it is another one; ``stubs``: whether operators
-            that are not here get stubs, for frames that are compiled only.
+        request: ``file``, ``backend``; ``here``, the file to write; ``trust`` lifts the limits on the file,
+            and unless ``trust_settings`` says otherwise sets also what could run or write something;
+            ``device`` is named if it is another one; ``stubs``: whether operators that are not here get
+            stubs, for frames that are compiled only.
     """
     trust = bool(request.get("trust_settings", request.get("trust")))
     limits = Limits.none() if request.get("trust") else None
@@ -92,23 +93,19 @@ def _load(request: Mapping[str, Any]) -> tuple[Capture, Callable[..., Any]]:
     stubs = _SETTINGS.enter_context(capture.operator_stubs()) if request.get("stubs") else ()
     not_set = (*_SETTINGS.enter_context(capture.settings(trust=trust)), *not_passed)
     if "here" in request:
-        backend = recorded_name(capture.desc, request["backend"])
-        here = _here_of(capture.desc, not_set, stubs, backend, request.get("device"))
+        here = _here_of(request, capture.desc, not_set, stubs)
         Path(request["here"]).write_bytes(msgspec.json.encode(here))
     return capture, compiler_fn
 
 
 def _here_of(
+    request: Mapping[str, Any],
     desc: CaptureDesc,
     not_set: Iterable[NotSet],
     stubs: Iterable[OperatorDesc],
-    backend: str,
-    device: str | None,
 ) -> Here:
-    """Compare the surroundings of a frame with those of this process, in which its settings are set.
-
-    ``backend`` compiles it here, and ``device`` is to where it is moved.
-    """
+    """Compare the surroundings of a frame with those of this process, in which its settings are set."""
+    backend, device = recorded_name(desc, request["backend"]), request.get("device")
     reasons = {each.setting: each.text for each in not_set}
     recorded = desc.surroundings
     differs: list[str] = []
@@ -327,7 +324,6 @@ def _import(directory: str | None, modules: Sequence[str]) -> None:
 
 
 _TASKS: Mapping[str, Callable[[Mapping[str, Any]], Reply]] = {
-    "none": lambda _: Found(),
     "backend": find_backend,
     "compile": compile_capture,
     "run": run_capture,
