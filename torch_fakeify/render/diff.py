@@ -17,7 +17,7 @@ from .alignment import align
 from .code import argument_texts, node_stack, statement
 from .nested_graphs import used_nodes
 from .readable_names import ReadableNames, readable_name, readable_source
-from .show import location_text
+from .show import location_text, range_text
 from .surroundings import Other, machine_differences, setting_differences
 from .text import clip, level_text, result_text, tensor_text, user_line, value_text
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from torch_fakeify.records.frame import CaptureDesc, InputDesc, WorldDesc
     from torch_fakeify.records.graph import GraphModuleDesc, NodeDesc
-    from torch_fakeify.records.tensor import ExprDesc, IntLike, MetaTensorDesc
+    from torch_fakeify.records.tensor import IntLike, MetaTensorDesc
 
 T = TypeVar("T")
 
@@ -308,14 +308,8 @@ def _hints_of(side: _Side) -> dict[str, str]:
 
 
 def _ranges_of(side: _Side) -> dict[str, str]:
-    return {
-        side.names.symbol(s.name): f"[{_end(s.lower, side.names)}, {_end(s.upper, side.names)}]"
-        for s in side.desc.symbols
-    }
-
-
-def _end(end: ExprDesc | None, names: ReadableNames) -> str:
-    return "?" if end is None else names.expr(end)
+    names = side.names
+    return {names.symbol(s.name): range_text(s, names.expr) for s in side.desc.symbols}
 
 
 def _guards_of(side: _Side) -> dict[str, str]:

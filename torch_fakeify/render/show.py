@@ -32,7 +32,7 @@ from .text import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from torch_fakeify.records.frame import CaptureDesc, FailureDesc, InputDesc, ModesDesc
     from torch_fakeify.records.graph import GraphModuleDesc
@@ -215,11 +215,10 @@ def hint_text(symbol: SymbolDesc) -> str:
     return "unbacked"
 
 
-def range_text(symbol: SymbolDesc) -> str:
+def range_text(symbol: SymbolDesc, text_of: Callable[[ExprDesc], str] = _expr) -> str:
     """Return a symbol's value range as text, both ends inclusive."""
-    lower = "?" if symbol.lower is None else _expr(symbol.lower)
-    upper = "?" if symbol.upper is None else _expr(symbol.upper)
-    return f"[{lower}, {upper}]"
+    ends = ("?" if end is None else text_of(end) for end in (symbol.lower, symbol.upper))
+    return f"[{', '.join(ends)}]"
 
 
 def location_text(location: LocationDesc | None) -> str:
