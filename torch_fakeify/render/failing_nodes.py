@@ -15,7 +15,7 @@ from torch_fakeify.records.tensor import FunctionValue
 from .code import node_stack, statement
 from .data_dependent import without_known
 from .nested_graphs import NodeAt, all_graphs
-from .text import clip, place_text, user_frame
+from .text import clip, user_line
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -97,9 +97,8 @@ def failing_lines(desc: CaptureDesc, shown: CaptureDesc) -> list[str]:
         graph = graphs[node.graph].graph
         fx_node = graph.nodes[node.position]
         names = tuple([each.name for each in graph.nodes])
-        place = user_frame(node_stack(fx_node))
-        where = "" if place is None else f"; {place_text(place)}"
-        lines.append(f"{clip(statement(fx_node, names), _LONGEST)}  ({found.reason}{where})")
+        reason = "; ".join(filter(None, [found.reason, user_line(node_stack(fx_node))]))
+        lines.append(f"{clip(statement(fx_node, names), _LONGEST)}  ({reason})")
     return lines
 
 

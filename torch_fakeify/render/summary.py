@@ -29,9 +29,7 @@ from .text import (
     expr_text,
     failure_text,
     level_text,
-    place_text,
     result_text,
-    user_frame,
     user_line,
     world_text,
 )
@@ -120,12 +118,12 @@ def _failure_rows(
     more = [("", line.strip()) for line in rest[: _MESSAGE - 1]]
     if len(rest) >= _MESSAGE:
         more.append(("", f"and {len(rest) - _MESSAGE + 1} more lines"))
-    raised = user_frame(failure.stack)
+    raised = user_line(failure.stack)
     return [
         ("failed", f"{kind}: {first}" if first else kind),
         *more,
         *(("at node", line) for line in failing_lines(desc, shown)),
-        *([] if raised is None else [("raised in", place_text(raised))]),
+        *([("raised in", raised)] if raised else []),
         ("backend", backend_text(desc)),
     ]
 

@@ -17,12 +17,11 @@ from torch_fakeify.render.text import (
     clip,
     failure_text,
     int_text,
-    place_text,
     result_text,
     stack_lines,
     sym_text,
     tensor_text,
-    user_frame,
+    user_line,
     world_text,
 )
 
@@ -206,8 +205,8 @@ class FrameSections:
         for node in found.nodes:
             fx_node = self._graphs[node.graph].graph.nodes[node.position]
             name = tag("code", clip(fx_node.name, LONGEST))
-            place = user_frame(node_stack(fx_node))
-            where = [] if place is None else ["; ", tag("code", clip(place_text(place), LONGEST))]
+            place = user_line(node_stack(fx_node))
+            where = ["; ", tag("code", clip(place, LONGEST))] if place else []
             link = tag("a", name, href=f"#{node_id(node)}")
             rows.append(tag("p", "at node ", link, f", {found.reason}", *where))
         return rows
