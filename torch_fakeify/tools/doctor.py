@@ -181,7 +181,7 @@ def doctor() -> Diagnosis:
         **{name: package_version(name) or _NOT_INSTALLED for name in _REQUIRED},
     }
     refused = missing if running is None else _refusal()
-    census, sites = (None, ()) if running is None else _census_and_sites()
+    census, sites = (None, ()) if running is None else (_census(), _sites())
     return Diagnosis(
         versions=versions,
         optional={name: package_version(name) or _NOT_INSTALLED for name in _OPTIONAL},
@@ -220,11 +220,16 @@ def _refusal() -> str | None:
     return None
 
 
-def _census_and_sites() -> tuple[Census, tuple[DropinSite, ...]]:
+def _census() -> Census:
     from torch_fakeify.compat.census import take_census
+
+    return take_census()
+
+
+def _sites() -> tuple[DropinSite, ...]:
     from torch_fakeify.compat.private_names import DROPIN_SITES, name_exists
 
-    return take_census(), tuple(DropinSite(name, name_exists(name)) for name in DROPIN_SITES)
+    return tuple(DropinSite(name, name_exists(name)) for name in DROPIN_SITES)
 
 
 def _table(title: str, rows: Iterable[tuple[str, str]]) -> list[str]:
