@@ -36,10 +36,6 @@ def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
     An existing file is replaced, with its permissions. The target of a symbolic link is written, not
     the link. A device or a pipe is refused.
 
-    Args:
-        path: the file.
-        data: its content.
-
     Raises:
         WriteError: the file cannot be written; an existing file is unchanged.
     """
@@ -77,10 +73,6 @@ def _wrap_os_errors(path: str | os.PathLike[str]) -> Generator[None]:
 
 def check_not_input(output: str | os.PathLike[str], *inputs: str | os.PathLike[str]) -> None:
     """Refuse an output that is an input, also through a symbolic or hard link.
-
-    Args:
-        output: the file to write.
-        inputs: the files that the command reads.
 
     Raises:
         WriteError: the output is one of the inputs.
@@ -182,21 +174,15 @@ def _stem(target: Path) -> str:
 
 
 def _lock_new(file: BinaryIO) -> bool:
-    """Lock a new file; return ``False`` if another writer removed it before it was locked."""
-    return _lock(file.fileno()) and os.fstat(file.fileno()).st_nlink != 0
-
-
-def _lock(handle: int) -> bool:
-    """Lock an open file for this process; return ``False`` if another one has the lock."""
-    if fcntl is None:
-        return True
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True  # a file system without locks
-    return True
+    """Lock a new file; return ``False`` if another writer has locked or removed it before."""
+    if fcntl is not None:
+        try:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:  # a file system without locks
+            pass
+    return os.fstat(file.fileno()).st_nlink != 0
 
 
 def _remove_leftovers(target: Path) -> None:

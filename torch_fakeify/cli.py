@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from torch_fakeify.corpus.jobs import Job
-    from torch_fakeify.records.frame import CaptureDesc
     from torch_fakeify.render.show import Part
     from torch_fakeify.tools.minify.results import Progress
     from torch_fakeify.tools.run_script import ScriptReport
@@ -203,7 +202,7 @@ def _show(args: argparse.Namespace) -> int:
 
     if Path(args.file).is_dir() and not (args.json or args.privacy):
         return _show_directory(args)
-    desc = _read(args.file, args)
+    desc = read_capture(args.file, limits=Limits.none() if args.trust else None)
     parts: list[Part] = [part for part in PARTS if getattr(args, part)]
     if args.json:
         print(_escape_json(dumps(desc).decode("utf-8")))
@@ -232,10 +231,6 @@ def _show_directory(args: argparse.Namespace) -> int:
     listing = list_captures(args.file, limits=Limits.none() if args.trust else None)
     print_lines(listing.lines(terminal_columns()))
     return BAD if listing.errors else DONE
-
-
-def _read(path: str, args: argparse.Namespace) -> CaptureDesc:
-    return read_capture(path, limits=Limits.none() if args.trust else None)
 
 
 def _escape_json(text: str) -> str:
@@ -328,7 +323,7 @@ def _replay_corpus(args: argparse.Namespace) -> int:
 
 
 def _replay_side_by_side(args: argparse.Namespace) -> int:
-    from torch_fakeify.corpus.side_by_side import replay_side_by_side
+    from torch_fakeify.corpus.command import replay_side_by_side
     from torch_fakeify.tools.worker.interpreters import find_interpreter
 
     for name in ("jsonl", "junit", "against", "resume", "dask"):

@@ -92,7 +92,7 @@ class _Corpus:
         for file in files:
             if str(file) not in self.keys:
                 try:
-                    key = repr(read_keyed(file, self.job.backend, limits=_limits(self.job))[1])
+                    key = repr(read_keyed(file, self.job)[1])
                 except FormatError:
                     key = ""
                 self.keys[str(file)] = key
@@ -108,7 +108,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not option.fakeify_corpus:
         return
     from torch_fakeify.corpus.jobs import Job
-    from torch_fakeify.tools.found_captures import find_captures
+    from torch_fakeify.tools.capture_files import find_captures
 
     from .errors import FormatError
 
@@ -227,7 +227,7 @@ class CaptureItem(pytest.Item):
 
         problem = ""
         try:
-            self._desc = read_capture(self.path, limits=_limits(self.config.stash[_CORPUS].job))
+            self._desc = read_capture(self.path, limits=self.config.stash[_CORPUS].job.limits)
         except FormatError as error:
             problem = str(error)
         if problem:
@@ -254,9 +254,3 @@ class CaptureItem(pytest.Item):
         """Return the location of the capture."""
         place = self.nodeid.removesuffix(f"::{self.name}")
         return self.path, 0, f"{place} with {self.name}"
-
-
-def _limits(job: Job) -> Any:
-    from torch_fakeify.serialization.container import Limits
-
-    return Limits.none() if job.trust else None

@@ -32,7 +32,7 @@ from torch_fakeify.corpus import check_backend, replay_all
 from torch_fakeify.corpus import command as corpus_run
 from torch_fakeify.corpus.jobs import Done, Job, local_executor
 from torch_fakeify.corpus.results import ResultFile, Row, read_rows
-from torch_fakeify.tools.found_captures import CorpusFile, find_captures
+from torch_fakeify.tools.capture_files import CorpusFile, find_captures
 from torch_fakeify.tools.worker.replies import Answer, Compiled, Failed, Found, Thrown
 
 if TYPE_CHECKING:

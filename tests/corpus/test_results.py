@@ -20,13 +20,12 @@ from hypothesis import strategies as st
 from places import GOLDEN
 
 import torch_fakeify as tfk
-from torch_fakeify.corpus.junit import junit_xml
-from torch_fakeify.corpus.progress import progress
-from torch_fakeify.corpus.results import ResultFile, Row, compare, read_rows
+from torch_fakeify.corpus.command import progress
+from torch_fakeify.corpus.results import ResultFile, Row, compare, junit_xml, read_rows
 from torch_fakeify.corpus.runner import frame_key
 from torch_fakeify.records.frame import FailureDesc
 from torch_fakeify.serialization.capture_file import read_capture
-from torch_fakeify.tools.found_captures import CorpusFile, find_captures
+from torch_fakeify.tools.capture_files import CorpusFile, find_captures
 from torch_fakeify.tools.run_script import same_frames
 
 
@@ -330,10 +329,11 @@ def test_reading_and_comparing_results_imports_no_torch(tmp_path: Path) -> None:
 import sys
 from torch_fakeify import pytest_plugin
 from torch_fakeify.corpus import command
+from torch_fakeify.corpus.jobs import Job
 from torch_fakeify.corpus.runner import read_keyed
-from torch_fakeify.tools.found_captures import find_captures
+from torch_fakeify.tools.capture_files import find_captures
 for file in find_captures([{str(tmp_path)!r}]):
-    read_keyed(file.path, None)
+    read_keyed(file.path, Job("compile", None))
 print(sorted({{"torch", "sympy", "numpy", "distributed", "rich"}} & set(sys.modules)))
 """
     done = subprocess.run(

@@ -21,8 +21,7 @@ from hostile_mutator import CANARY
 
 import torch_fakeify as tfk
 from torch_fakeify.cli import _escape_json
-from torch_fakeify.render.report.folder import ListedFrame, folder_page
-from torch_fakeify.render.report.page import html_page
+from torch_fakeify.render.report.page import ListedFrame, folder_page, html_page
 from torch_fakeify.render.show import show_lines
 from torch_fakeify.render.summary import summary_lines
 from torch_fakeify.serialization.document import dumps

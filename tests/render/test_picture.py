@@ -12,7 +12,7 @@ from write_golden import ROOT
 from torch_fakeify.records.graph import NodeDesc
 from torch_fakeify.records.tensor import ListValue, NodeValue
 from torch_fakeify.render.nested_graphs import NodeAt, all_graphs, used_nodes
-from torch_fakeify.render.report.picture import picture_data
+from torch_fakeify.render.report.graph import picture_data
 from torch_fakeify.serialization.capture_file import read_capture
 
 if TYPE_CHECKING:

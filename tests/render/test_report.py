@@ -29,9 +29,9 @@ from torch_fakeify.records.tensor import FrameDesc, MetaStorageDesc, MetaTensorD
 from torch_fakeify.render.nested_graphs import all_graphs
 from torch_fakeify.render.report.frame_sections import FrameSections
 from torch_fakeify.render.report.html import Html, data_block, digest, lines, tag
-from torch_fakeify.render.report.lines import NodesOfLines
 from torch_fakeify.render.report.outline import Group, Line, outline, outline_lines
 from torch_fakeify.render.report.page import html_page
+from torch_fakeify.render.report.parts import NodesOfLines
 from torch_fakeify.serialization.capture_file import read_capture, write_capture
 
 if TYPE_CHECKING:

@@ -150,6 +150,21 @@ def test_many_constants_are_counted() -> None:
     assert sum("eps ==" in line for line in lines) <= 1
 
 
+def test_parameters_of_one_number_are_counted_as_parameters() -> None:
+    """A float attribute is passed as such a tensor too, but is no parameter."""
+    desc = frame("decoder")
+    inputs = list(desc.inputs)
+    parameters = [
+        at for at, e in enumerate(inputs) if e.tensor is not None and e.tensor.is_parameter
+    ]
+    for at in parameters:
+        number = msgspec.structs.replace(inputs[at].tensor, dtype="float64", size=(), stride=())
+        inputs[at] = msgspec.structs.replace(inputs[at], tensor=number)
+    lines = summary_lines(msgspec.structs.replace(desc, inputs=tuple(inputs)))
+    (tensors,) = [line for line in lines if line.startswith("tensors")]
+    assert f" {len(parameters)} parameters" in tensors
+
+
 # --- the terminal ---------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ from torch_fakeify import cli, dropin
 from torch_fakeify.compat import private_names
 from torch_fakeify.compat.attribute_policies import SYM_NODE_ATTRIBUTES
 from torch_fakeify.compat.private_names import DROPIN_SITES
-from torch_fakeify.tools import doctor, probes
+from torch_fakeify.tools import doctor
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_the_compiler_is_tried(
         path.write_text(f"#!/bin/sh\n{compiler}\n")
         path.chmod(0o755)
     monkeypatch.setenv("CXX", "no-such-compiler" if compiler is None else str(path))
-    assert probes._compiler() == (works, note)
+    assert doctor._compiler() == (works, note)
 
 
 def test_a_probe_that_raises_does_not_end_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,9 +95,9 @@ def test_a_probe_that_raises_does_not_end_the_others(monkeypatch: pytest.MonkeyP
     def fails() -> tuple[bool, str]:
         raise RuntimeError("first\nsecond")
 
-    monkeypatch.setitem(probes._WITH_TORCH, "CUDA", fails)
-    found = {entry.name: entry for entry in probes.probe_all(refused=None)}
-    assert found["CUDA"] == probes.Support("CUDA", False, "RuntimeError: first second")
+    monkeypatch.setitem(doctor._WITH_TORCH, "CUDA", fails)
+    found = {entry.name: entry for entry in doctor.probe_all(refused=None)}
+    assert found["CUDA"] == doctor.Support("CUDA", False, "RuntimeError: first second")
     assert found["strided tensors"].works
 
 

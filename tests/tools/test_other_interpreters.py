@@ -156,8 +156,8 @@ def test_bad_usage(
 
 def test_a_time_is_slower_by_the_tolerance() -> None:
     """Times are compared with those of the first interpreter; what failed has none."""
+    from torch_fakeify.corpus.command import SideBySide
     from torch_fakeify.corpus.results import Row
-    from torch_fakeify.corpus.side_by_side import SideBySide
 
     def row(compile_ms: float | None, run_ms: float | None) -> Row:
         return Row(

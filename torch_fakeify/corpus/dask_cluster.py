@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_fakeify.errors import FakeifyError
 
@@ -23,8 +22,7 @@ _LEAST = 64
 """Smallest number of submitted jobs: workers may join later."""
 
 
-@dataclass(frozen=True)
-class Cluster:
+class Cluster(NamedTuple):
     """A connected cluster."""
 
     executor: Executor
@@ -39,10 +37,8 @@ def dask_cluster(address: str) -> Generator[Cluster]:
     """Connect to a cluster.
 
     Jobs of a worker that is killed begin again on another one; a job that `distributed` has seen kill
-    several (``distributed.scheduler.allowed-failures``) ends with ``KilledWorker``.
-
-    Args:
-        address: of the scheduler, as ``tcp://host:8786``.
+    several (``distributed.scheduler.allowed-failures``) ends with ``KilledWorker``. The address is that of
+    the scheduler, as ``tcp://host:8786``.
 
     Raises:
         FakeifyError: `distributed` is not installed, no scheduler answers at the address, or there are no workers.

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from torch_fakeify.serialization.container import Limits
 from torch_fakeify.tools.replaying import allowed_memory
 from torch_fakeify.tools.worker.client import backend_request
 from torch_fakeify.tools.worker.fork_server import ForkServer
@@ -51,6 +52,11 @@ class Job:
     """The executable of another interpreter that compiles."""
     time: bool = False
     """Whether to time the compiled code."""
+
+    @property
+    def limits(self) -> Limits | None:
+        """What the file may ask for; ``None`` for the default."""
+        return Limits.none() if self.trust else None
 
     @classmethod
     def compiling(cls, backend: str | None, imports: Sequence[str] = (), **options: Any) -> Job:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch_fakeify.render.summary import capture_row
 from torch_fakeify.render.tables import FRAME_COLUMNS, fitted_lines, fitted_table
 from torch_fakeify.render.text import clip, escape
-from torch_fakeify.tools.found_captures import read_captures
+from torch_fakeify.tools.capture_files import read_captures
 
 if TYPE_CHECKING:
     from torch_fakeify.serialization.container import Limits
@@ -37,11 +37,7 @@ class Listing(NamedTuple):
 
 
 def list_captures(directory: str, *, limits: Limits | None = None) -> Listing:
-    """Read every capture in a directory and below.
-
-    Args:
-        directory: where; its files ``*.fkf`` count.
-        limits: what a file may ask for.
+    """Read every capture in a directory and below: the files ``*.fkf``.
 
     Raises:
         FormatError: the directory cannot be read, or there is no capture in it.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Future, wait
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -15,7 +15,6 @@ from torch_fakeify.errors import CaptureError, FakeifyError, FormatError
 from torch_fakeify.records.fingerprint import compile_key
 from torch_fakeify.render.text import class_text
 from torch_fakeify.serialization.capture_file import read_capture
-from torch_fakeify.serialization.container import Limits
 from torch_fakeify.tools.replaying import judge, masked, recorded_result
 from torch_fakeify.tools.worker.replies import Compiled, Ended, Found, Raised, Refused
 
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from torch_fakeify.records.frame import CaptureDesc
-    from torch_fakeify.tools.found_captures import CorpusFile
+    from torch_fakeify.tools.capture_files import CorpusFile
 
     from .jobs import Done
 
@@ -46,12 +45,7 @@ class FrameKey:
 
 
 def frame_key(desc: CaptureDesc, backend: str | None) -> FrameKey:
-    """Return what all captures of a frame that are compiled with one backend have in common.
-
-    Args:
-        desc: the frame, with its settings.
-        backend: that compiles it; ``None`` for the recorded one.
-    """
+    """Return what all captures of a frame that are compiled with one backend, or the recorded one, share."""
     return FrameKey(
         compile_key(desc, "structure"), _failure_key(desc), backend or desc.backend_name
     )
@@ -63,24 +57,18 @@ def _failure_key(desc: CaptureDesc) -> tuple[str, str] | None:
     return (desc.state, "") if desc.state == "not finished" else None
 
 
-def read_keyed(
-    path: Path, backend: str | None, *, limits: Limits | None = None
-) -> tuple[CaptureDesc, FrameKey]:
-    """Read a capture and compute the key of its frame, see `frame_key`.
+def read_keyed(path: Path, job: Job) -> tuple[CaptureDesc, FrameKey]:
+    """Read a capture for a job and compute the key of its frame, see `frame_key`.
 
     Raises:
         FormatError: as of `read_capture`.
     """
-    desc = read_capture(path, limits=limits)
-    return desc, frame_key(desc, backend)
+    desc = read_capture(path, limits=job.limits)
+    return desc, frame_key(desc, job.backend)
 
 
 def check_backend(executor: Executor, job: Job) -> None:
-    """Check once, on a worker, that the backend exists.
-
-    Args:
-        executor: runs `carry_out`.
-        job: only its backend matters.
+    """Check once, on a worker, that the backend of a job exists.
 
     Raises:
         FakeifyError: there is no such backend, or the worker cannot compile captures.
@@ -173,12 +161,18 @@ class _Run:
                 future.cancel()
 
     def _begin(self, file: CorpusFile) -> Iterator[Row]:
-        limits = Limits.none() if self.job.trust else None
         try:
-            desc, key = read_keyed(file.path, self.job.backend, limits=limits)
+            desc, key = read_keyed(file.path, self.job)
             data = file.path.read_bytes() if self.send_files else str(file.path)
         except (FormatError, OSError) as error:
-            yield bad_file_row(file.name, error, self.job)
+            yield Row(
+                file=file.name,
+                verdict=BAD_FILE,
+                holds=False,
+                backend=self.job.backend or "recorded",
+                device=self.job.device,
+                details=tuple(str(error).splitlines()),
+            )
             return
         row = _row_of(file.name, desc, key, self.job)
         frame = None if self.every else self.frames.get(key)
@@ -233,44 +227,18 @@ def _stopped(error: BaseException) -> FakeifyError:
 
 
 def result_row(name: str, desc: CaptureDesc, key: FrameKey, job: Job, done: Done) -> Row:
-    """Build the row of a capture that was compiled.
-
-    Args:
-        name: of the capture.
-        desc: its record.
-        key: of its frame.
-        job: how it was compiled.
-        done: the result.
-    """
-    row = msgspec.structs.replace(
-        _row_of(name, desc, key, job),
-        torch=done.answer.torch,
-        seconds=round(done.seconds, 3),
-    )
+    """Build the row of a capture that was compiled."""
+    changes: dict[str, Any] = {"torch": done.answer.torch, "seconds": round(done.seconds, 3)}
     if isinstance(outcome := done.answer.outcome, Compiled):
         took = None if outcome.run is None else round(outcome.run, 4)
-        row = msgspec.structs.replace(row, compile_ms=round(outcome.milliseconds, 1), run_ms=took)
+        changes.update(compile_ms=round(outcome.milliseconds, 1), run_ms=took)
     try:
-        verdict = judge(desc, done.answer, timeout=job.timeout, memory=done.memory)
+        found = judge(desc, done.answer, timeout=job.timeout, memory=done.memory)
+        details = tuple(_utf8(line) for line in found.details)
+        changes.update(verdict=found.verdict, holds=found.holds, details=details)
     except FakeifyError as error:
-        details = tuple(str(error).splitlines())
-        return msgspec.structs.replace(row, verdict=NOT_REBUILT, details=details)
-    details = tuple(_utf8(line) for line in verdict.details)
-    return msgspec.structs.replace(
-        row, verdict=verdict.verdict, holds=verdict.holds, details=details
-    )
-
-
-def bad_file_row(name: str, error: FormatError | OSError, job: Job) -> Row:
-    """Build the row of a file that is not a capture or cannot be read."""
-    return Row(
-        file=name,
-        verdict=BAD_FILE,
-        holds=False,
-        backend=job.backend or "recorded",
-        device=job.device,
-        details=tuple(str(error).splitlines()),
-    )
+        changes.update(verdict=NOT_REBUILT, details=tuple(str(error).splitlines()))
+    return msgspec.structs.replace(_row_of(name, desc, key, job), **changes)
 
 
 def _row_of(name: str, desc: CaptureDesc, key: FrameKey, job: Job) -> Row:

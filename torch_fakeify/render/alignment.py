@@ -43,14 +43,9 @@ class _Range(NamedTuple):
 
 
 def align(a: Sequence[Hashable], b: Sequence[Hashable], *, steps: int | None = None) -> Alignment:
-    """Find a long common subsequence of two sequences.
+    """Find a long common subsequence of two sequences in at most about ``steps`` steps.
 
     It is a longest one if at most `MOST_EDITS` items that occur on both sides have no partner.
-
-    Args:
-        a: a sequence.
-        b: the other sequence.
-        steps: most steps of the search.
     """
     common = set(a).intersection(b)
     numbers = {key: i for i, key in enumerate(common)}

@@ -172,29 +172,32 @@ def _signature(name: str, inputs: Sequence[str]) -> list[str]:
 
 def statement(fx_node: NodeDesc, names: tuple[str, ...]) -> str:
     """Return a node as a line of code, with other nodes by name."""
-    args = [value_text(arg, names=names) for arg in fx_node.args]
-    kwargs = [f"{key}={value_text(value, names=names)}" for key, value in fx_node.kwargs]
+    args = argument_texts(fx_node, names)
     target = fx_node.target.name if isinstance(fx_node.target, FunctionValue) else fx_node.target
     target = target if isinstance(target, str) else value_text(target)
     match fx_node.op:
         case "output":
-            return f"return {args[0] if args else ''}".rstrip()
+            return f"return {args[0] if fx_node.args else ''}".rstrip()
         case "get_attr":
             result = f"self.{target}"
-        case "call_method" if args:
-            result = f"{args[0]}.{target}({', '.join([*args[1:], *kwargs])})"
+        case "call_method" if fx_node.args:
+            result = f"{args[0]}.{target}({', '.join(args[1:])})"
         case "call_module":
-            result = f"self.{target}({', '.join([*args, *kwargs])})"
+            result = f"self.{target}({', '.join(args)})"
         case _:
-            result = _call(fx_node, target, args, kwargs, names)
+            result = _call(fx_node, target, args, names)
     return f"{fx_node.name} = {result}"
 
 
-def _call(
-    fx_node: NodeDesc, target: str, args: list[str], kwargs: list[str], names: tuple[str, ...]
-) -> str:
+def argument_texts(fx_node: NodeDesc, names: tuple[str, ...]) -> list[str]:
+    """Return the arguments of a node as code, then its keywords."""
+    args = [value_text(arg, names=names) for arg in fx_node.args]
+    return args + [f"{key}={value_text(value, names=names)}" for key, value in fx_node.kwargs]
+
+
+def _call(fx_node: NodeDesc, target: str, args: list[str], names: tuple[str, ...]) -> str:
     name = target.removeprefix("operator.").removeprefix("_operator.")
-    if name != target and len(args) == 2 and not kwargs:
+    if name != target and len(args) == 2 and not fx_node.kwargs:
         if name == "getitem":
             return f"{args[0]}[{_index_text(fx_node.args[1], names)}]"
         if name in _OPERATORS:
@@ -204,7 +207,7 @@ def _call(
         target = f"torch.ops.{target}"
     elif kind == "hop":
         target = f"torch.ops.higher_order.{target}"
-    return f"{target}({', '.join([*args, *kwargs])})"
+    return f"{target}({', '.join(args)})"
 
 
 def _index_text(value: Value, names: tuple[str, ...]) -> str:

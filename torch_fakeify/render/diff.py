@@ -6,7 +6,7 @@ by target. Frames with different fingerprints have at least one difference.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -14,10 +14,10 @@ from torch_fakeify.records.fingerprint import canonical_form
 from torch_fakeify.records.tensor import SymDesc
 
 from .alignment import align
-from .code import node_stack, statement
+from .code import argument_texts, node_stack, statement
 from .nested_graphs import used_nodes
 from .readable_names import ReadableNames, readable_name, readable_source
-from .show import location_text
+from .show import location_text, range_text
 from .surroundings import Other, machine_differences, setting_differences
 from .text import clip, level_text, result_text, tensor_text, user_line, value_text
 
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
     from torch_fakeify.records.frame import CaptureDesc, InputDesc, WorldDesc
     from torch_fakeify.records.graph import GraphModuleDesc, NodeDesc
-    from torch_fakeify.records.tensor import ExprDesc, IntLike, MetaTensorDesc
+    from torch_fakeify.records.tensor import IntLike, MetaTensorDesc
+
+T = TypeVar("T")
 
 _MOST = 8
 """Most differences of a part that are shown; the others are counted."""
@@ -99,6 +101,31 @@ def difference_lines(found: Sequence[Difference]) -> list[str]:
         if len(texts) > _MOST:
             lines.append(f"  ... and {len(texts) - _MOST} more")
     return lines
+
+
+def recompilations(
+    frames: Iterable[tuple[T, CaptureDesc]],
+) -> Iterator[tuple[tuple[T, CaptureDesc], tuple[T, CaptureDesc]]]:
+    """Yield each frame of a function that was compiled before, after the one before it.
+
+    The frames come in the order in which they were compiled, with anything that names them.
+    """
+    last: dict[tuple[object, ...], tuple[T, CaptureDesc]] = {}
+    for frame in frames:
+        key = _function_key(frame[1])
+        if key in last:
+            yield last[key], frame
+        last[key] = frame
+
+
+def _function_key(desc: CaptureDesc) -> tuple[object, ...]:
+    """Return what frames of one code object, and of one graph that AOTAutograd makes of it, share."""
+    fields = {} if desc.shape_env is None else dict(desc.shape_env.co_fields)
+    return (
+        desc.frame,
+        desc.aot and desc.aot.kind,
+        *(fields.get(name) for name in ("co_name", "co_filename", "co_firstlineno")),
+    )
 
 
 _Names = tuple["ReadableNames", "ReadableNames"]
@@ -281,14 +308,8 @@ def _hints_of(side: _Side) -> dict[str, str]:
 
 
 def _ranges_of(side: _Side) -> dict[str, str]:
-    return {
-        side.names.symbol(s.name): f"[{_end(s.lower, side.names)}, {_end(s.upper, side.names)}]"
-        for s in side.desc.symbols
-    }
-
-
-def _end(end: ExprDesc | None, names: ReadableNames) -> str:
-    return "?" if end is None else names.expr(end)
+    names = side.names
+    return {names.symbol(s.name): range_text(s, names.expr) for s in side.desc.symbols}
 
 
 def _guards_of(side: _Side) -> dict[str, str]:
@@ -349,13 +370,20 @@ def _graphs(a: GraphModuleDesc, b: GraphModuleDesc, where: str) -> Iterator[str]
     pairs = {of_a[i]: of_b[j] for i, j in matched.pairs}
     back = {j: i for i, j in pairs.items()}
     names_a, names_b = _names(a), _names(b)
+
+    def is_other(x: int, y: int) -> bool:
+        """Return whether operands in one position differ; the absence of an unpaired one is reported itself."""
+        inputs = a.nodes[x].op == "placeholder", b.nodes[y].op == "placeholder"
+        if all(inputs):
+            return names_a[x] != names_b[y]
+        if any(inputs):
+            return x in pairs or y in back
+        return x in pairs and y in back and pairs[x] != y
+
     found = list(_unpaired(of_a, of_b, pairs))
     for i, j in pairs.items():
         taken = zip(used_nodes(a.nodes[i]), used_nodes(b.nodes[j]), strict=False)
-        if any(
-            _is_other(_Operand(a, x, names_a), _Operand(b, y, names_b), pairs, back)
-            for x, y in taken
-        ):
+        if any(is_other(x, y) for x, y in taken):
             found.append(([i], [j]))
     if any(matched.unsearched):
         left = " and ".join(
@@ -390,46 +418,13 @@ def _unpaired(
 def _keys(graph: GraphModuleDesc, of: Sequence[int]) -> list[str]:
     """Return a key for each node: its call with constants, other nodes as ``_``."""
     names = ("_",) * len(graph.nodes)
-    return [_key(graph.nodes[i], names) for i in of]
-
-
-def _key(fx_node: NodeDesc, names: tuple[str, ...]) -> str:
-    parts = [value_text(arg, names=names) for arg in fx_node.args]
-    parts += [f"{key}={value_text(value, names=names)}" for key, value in fx_node.kwargs]
-    return f"{fx_node.op} {_called(fx_node)} {parts}"
+    called = (graph.nodes[i] for i in of)
+    return [f"{n.op} {_called(n)} {argument_texts(n, names)}" for n in called]
 
 
 def _names(graph: GraphModuleDesc) -> tuple[str, ...]:
     """Return the names of the nodes, with inputs by source."""
     return tuple([_called(n) if n.op == "placeholder" else n.name for n in graph.nodes])
-
-
-class _Operand(NamedTuple):
-    """A node that is an argument of another one, in the graph of one side."""
-
-    graph: GraphModuleDesc
-    position: int
-    names: tuple[str, ...]
-
-    @property
-    def is_input(self) -> bool:
-        """Whether it is an input of its graph."""
-        return self.graph.nodes[self.position].op == "placeholder"
-
-
-def _is_other(
-    first: _Operand, second: _Operand, pairs: dict[int, int], back: dict[int, int]
-) -> bool:
-    """Return whether operands in the same position differ.
-
-    An unpaired operand does not count: its own absence is reported.
-    """
-    x, y = first.position, second.position
-    if first.is_input and second.is_input:
-        return first.names[x] != second.names[y]
-    if first.is_input or second.is_input:
-        return x in pairs or y in back
-    return x in pairs and y in back and pairs[x] != y
 
 
 def _called(fx_node: NodeDesc) -> str:

@@ -15,10 +15,10 @@ from torch_fakeify.records.tensor import FunctionValue
 from .code import node_stack, statement
 from .data_dependent import without_known
 from .nested_graphs import NodeAt, all_graphs
-from .text import clip, place_text, user_frame
+from .text import clip, user_line
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection
 
     from torch_fakeify.records.frame import CaptureDesc
     from torch_fakeify.records.graph import NodeDesc
@@ -86,9 +86,7 @@ def find_failing_nodes(desc: CaptureDesc) -> FailingNodes | None:
 def failing_lines(desc: CaptureDesc, shown: CaptureDesc) -> list[str]:
     """Return each failing node as code, with how it was found and its line, for the terminal.
 
-    Args:
-        desc: the frame.
-        shown: the same frame with the names to print.
+    ``shown`` is the same frame with the names to print.
     """
     found = find_failing_nodes(desc)
     if found is None:
@@ -99,9 +97,8 @@ def failing_lines(desc: CaptureDesc, shown: CaptureDesc) -> list[str]:
         graph = graphs[node.graph].graph
         fx_node = graph.nodes[node.position]
         names = tuple([each.name for each in graph.nodes])
-        place = user_frame(node_stack(fx_node))
-        where = "" if place is None else f"; {place_text(place)}"
-        lines.append(f"{clip(statement(fx_node, names), _LONGEST)}  ({found.reason}{where})")
+        reason = "; ".join(filter(None, [found.reason, user_line(node_stack(fx_node))]))
+        lines.append(f"{clip(statement(fx_node, names), _LONGEST)}  ({reason})")
     return lines
 
 
@@ -153,27 +150,19 @@ def _target(fx_node: NodeDesc) -> str:
 
 def _on_line(message: str, nodes: _Nodes) -> list[NodeAt]:
     """Return the nodes of the last line in the message that is a line of any node."""
-    said = [(file or other, int(line or number)) for file, line, other, number in _lines(message)]
+    said = [found.groups(default="") for found in _LINE.finditer(message)]
     if not said:
         return []
     of_line = _nodes_by_line(nodes)
-    for file, line in reversed(said):
-        base = file.replace("\\", "/").rpartition("/")[2]
-        found = [
-            node
-            for path, node in of_line.get((base, line), ())
-            if _is_same_file(path, file.replace("\\", "/"))
-        ]
+    for file, line, other, number in reversed(said):
+        path = (file or other).replace("\\", "/")
+        if len(line or number) >= 10:  # that is no line
+            continue
+        at_line = of_line.get((path.rpartition("/")[2], int(line or number)), ())
+        found = [node for recorded, node in at_line if _is_same_file(recorded, path)]
         if found:
             return found
     return []
-
-
-def _lines(message: str) -> Iterator[tuple[str, str, str, str]]:
-    for found in _LINE.finditer(message):
-        file, line, other, number = found.groups(default="")
-        if len(line or number) < 10:
-            yield file, line, other, number
 
 
 def _nodes_by_line(nodes: _Nodes) -> dict[tuple[str, int], list[tuple[str, NodeAt]]]:
@@ -195,7 +184,7 @@ def _is_same_file(a: str, b: str) -> bool:
 def _targets(message: str, *, is_loose: bool) -> set[str]:
     """Return the names of operators in a message; the loose ones without overload and namespace, too."""
     found: set[str] = set()
-    for each in [each for one in (_TARGET, _MISSING, _DOTTED) for each in one.findall(message)]:
+    for each in (each for one in (_TARGET, _MISSING, _DOTTED) for each in one.findall(message)):
         name = each.replace("::", ".").rstrip(".").removeprefix("torch.ops.")
         base = name.rpartition(".")[0]
         found |= {name, base}

@@ -16,7 +16,7 @@ _LONGEST = 1000
 
 
 class InNotebook:
-    """A result that is printed by its ``lines``: ``str()`` of it, and its HTML."""
+    """A result that is printed by its ``lines``: ``str()`` of it, of which the HTML is made."""
 
     __slots__ = ()
 
@@ -28,7 +28,7 @@ class InNotebook:
         return "\n".join(self.lines())
 
     def _repr_html_(self) -> str:
-        return html_block(self.lines())
+        return html_block(str(self).splitlines())
 
 
 def html_block(texts: Sequence[str]) -> Html:

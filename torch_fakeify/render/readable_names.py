@@ -166,12 +166,9 @@ def _sorted_args(node: ApplyNode, texts: list[str]) -> tuple[int, ...]:
 
 
 class InputNames:
-    """Readable names of the placeholders of a frame.
+    """Readable names of the placeholders of a frame, but those that are reserved.
 
-    Args:
-        desc: the frame.
-        identifiers: make valid identifiers of Python: ``self_fc_weight`` for ``self.fc.weight``.
-        reserved: names that are not given.
+    As ``identifiers`` they are valid in Python: ``self_fc_weight`` for ``self.fc.weight``.
     """
 
     def __init__(
@@ -232,12 +229,9 @@ def readable_text(text: str, desc: CaptureDesc) -> str:
 
 
 def _readable_text(text: str, symbols: ReadableNames, inputs: InputNames) -> str:
-
-    def named(found: re.Match[str]) -> str:
-        name = found[0]
-        return inputs.by_torch_name.get(name) or symbols.symbol(name)
-
-    return _TORCH_NAME.sub(named, text)
+    return _TORCH_NAME.sub(
+        lambda found: inputs.by_torch_name.get(found[0]) or symbols.symbol(found[0]), text
+    )
 
 
 def readable_frame(desc: CaptureDesc) -> CaptureDesc:
@@ -255,16 +249,18 @@ def readable_frame(desc: CaptureDesc) -> CaptureDesc:
                 made = renamed_symbols(part, words.symbol)
                 return part if made == part else made
             case SymbolDesc():
-                return _symbol(part, words)
+                sources = tuple(
+                    msgspec.structs.replace(s, name=readable_source(clip(s.name, 4 * _LONGEST)))
+                    for s in part.sources
+                )
+                return msgspec.structs.replace(part, name=words.symbol(part.name), sources=sources)
             case GraphModuleDesc():
                 names = inputs.of(part)
-                nodes = tuple(
-                    [
-                        node if node.name == name else msgspec.structs.replace(node, name=name)
-                        for node, name in zip(part.nodes, names, strict=True)
-                    ]
-                )
-                return msgspec.structs.replace(part, nodes=nodes)
+                nodes = [
+                    node if node.name == name else msgspec.structs.replace(node, name=name)
+                    for node, name in zip(part.nodes, names, strict=True)
+                ]
+                return msgspec.structs.replace(part, nodes=tuple(nodes))
             case InputDesc() if part.source is not None:
                 name = inputs.by_torch_name[part.name]
                 return msgspec.structs.replace(part, name=name, source=None)
@@ -275,11 +271,3 @@ def readable_frame(desc: CaptureDesc) -> CaptureDesc:
                 return part
 
     return Rewriter(changed)(desc)
-
-
-def _symbol(symbol: SymbolDesc, words: ReadableNames) -> SymbolDesc:
-    sources = tuple(
-        msgspec.structs.replace(source, name=readable_source(clip(source.name, 4 * _LONGEST)))
-        for source in symbol.sources
-    )
-    return msgspec.structs.replace(symbol, name=words.symbol(symbol.name), sources=sources)

@@ -32,14 +32,11 @@ from .text import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from torch_fakeify.records.frame import CaptureDesc, FailureDesc, InputDesc, ModesDesc
     from torch_fakeify.records.graph import GraphModuleDesc
-    from torch_fakeify.records.shape_env import (
-        LocationDesc,
-        SymbolDesc,
-    )
+    from torch_fakeify.records.shape_env import LocationDesc, SymbolDesc
     from torch_fakeify.records.tensor import ExprDesc, MetaTensorDesc
 
 Part = Literal["inputs", "guards", "code"]
@@ -54,9 +51,7 @@ _WIDEST = 2000
 def show_lines(desc: CaptureDesc, *, torch_names: bool = False) -> list[str]:
     """Return all that a capture holds, as lines that are safe to print.
 
-    Args:
-        desc: the frame.
-        torch_names: name symbols and inputs as torch does, not as the program does.
+    With ``torch_names`` symbols and inputs are named as torch does, not as the program does.
     """
     shown = desc if torch_names else readable_frame(desc)
     sections = [
@@ -76,13 +71,7 @@ def show_lines(desc: CaptureDesc, *, torch_names: bool = False) -> list[str]:
 def section_lines(
     desc: CaptureDesc, sections: Collection[Part], *, torch_names: bool = False
 ) -> list[str]:
-    """Return some sections of a capture in full, as lines that are safe to print.
-
-    Args:
-        desc: the frame.
-        sections: which.
-        torch_names: as for `show_lines`.
-    """
+    """Return some sections of a capture in full, as lines that are safe to print; names as for `show_lines`."""
     shown = desc if torch_names else readable_frame(desc)
     lines: list[list[str]] = []
     if "inputs" in sections:
@@ -103,7 +92,7 @@ def _joined(sections: Iterable[list[str]]) -> list[str]:
 
 def _input_sections(desc: CaptureDesc) -> list[list[str]]:
     return [
-        _section("inputs", _input_rows(desc.inputs), len(desc.inputs)),
+        _section("inputs", _input_rows(desc.inputs), is_counted=True),
         _section("aliasing", _aliasing_rows(desc.inputs)),
     ]
 
@@ -112,12 +101,10 @@ def _code_section(desc: CaptureDesc) -> list[str]:
     return _section("code", [(line,) for line in code_lines(desc.graph)])
 
 
-def _section(title: str, rows: Iterable[Sequence[str]], count: int | None = None) -> list[str]:
+def _section(title: str, rows: Iterable[Sequence[str]], *, is_counted: bool = False) -> list[str]:
     rows = list(rows)
-    if not rows:
-        return []
-    head = title if count is None else f"{title} ({count})"
-    return [head, *(f"  {line}" for line in table_lines(rows))]
+    head = f"{title} ({len(rows)})" if is_counted else title
+    return [head, *(f"  {line}" for line in table_lines(rows))] if rows else []
 
 
 def _expr(expr: ExprDesc) -> str:
@@ -199,16 +186,13 @@ def _environment_sections(desc: CaptureDesc) -> list[list[str]]:
         (_expr(each.expr), source_lines.find(each.expr, each.stack) or each.msg)
         for each in env.runtime_asserts
     ]
+    replacements = [(_expr(r.symbol), f"= {_expr(r.expr)}") for r in env.replacements]
     return [
-        _section("symbols", symbols, len(env.symbols)),
-        _section(
-            "replacements",
-            [(_expr(r.symbol), f"= {_expr(r.expr)}") for r in env.replacements],
-            len(env.replacements),
-        ),
+        _section("symbols", symbols, is_counted=True),
+        _section("replacements", replacements, is_counted=True),
         _section("divisible", [(f"{_expr(expr)} == 0",) for expr in env.divisible]),
-        _section("guards", guards, len(env.guards)),
-        _section("runtime asserts", asserts, len(env.runtime_asserts)),
+        _section("guards", guards, is_counted=True),
+        _section("runtime asserts", asserts, is_counted=True),
     ]
 
 
@@ -231,11 +215,10 @@ def hint_text(symbol: SymbolDesc) -> str:
     return "unbacked"
 
 
-def range_text(symbol: SymbolDesc) -> str:
+def range_text(symbol: SymbolDesc, text_of: Callable[[ExprDesc], str] = _expr) -> str:
     """Return a symbol's value range as text, both ends inclusive."""
-    lower = "?" if symbol.lower is None else _expr(symbol.lower)
-    upper = "?" if symbol.upper is None else _expr(symbol.upper)
-    return f"[{lower}, {upper}]"
+    ends = ("?" if end is None else text_of(end) for end in (symbol.lower, symbol.upper))
+    return f"[{', '.join(ends)}]"
 
 
 def location_text(location: LocationDesc | None) -> str:
@@ -290,13 +273,9 @@ def _loss_rows(graph: GraphModuleDesc) -> Iterable[tuple[str, str, str]]:
 def backend_text(desc: CaptureDesc) -> str:
     """Return the name of the recorded backend, and where it is defined."""
     name, place = desc.backend or "?", desc.backend_place
-    return (
-        name
-        if place is None
-        else f"{name}, which is {place}"
-        if ":" in place
-        else f"{name} of {place}"
-    )
+    if place is None:
+        return name
+    return f"{name}, which is {place}" if ":" in place else f"{name} of {place}"
 
 
 def failure_lines(failure: FailureDesc, *, qualified: bool = False) -> list[str]:

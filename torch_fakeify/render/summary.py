@@ -29,15 +29,13 @@ from .text import (
     expr_text,
     failure_text,
     level_text,
-    place_text,
     result_text,
-    user_frame,
     user_line,
     world_text,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from torch_fakeify.records.frame import (
         AotGraphDesc,
@@ -69,22 +67,15 @@ def summary_lines(
     columns: int | None = None,
     torch_names: bool = False,
 ) -> list[str]:
-    """Return the first page of a capture, as lines that are safe to print.
+    """Return the first page of a capture in the width of a terminal, as lines that are safe to print.
 
-    Args:
-        desc: the frame.
-        file: its path, for the commands that come next; without one there are none.
-        columns: width of the terminal; ``None`` for no limit.
-        torch_names: as for `show_lines`.
+    The commands that come next need the ``file`` of the capture; names are as for `show_lines`.
     """
     shown = desc if torch_names else readable_frame(desc)
-    sections = [
-        [] if shown.failure is None else _failure_rows(shown.failure, desc, shown),
-        [*fact_rows(shown)],
-    ]
     lines: list[str] = []
-    for rows in filter(None, sections):
-        lines += [*([""] if lines else []), *_pairs(rows, columns)]
+    if shown.failure is not None:
+        lines += [*_pairs(_failure_rows(shown.failure, desc, shown), columns), ""]
+    lines += _pairs([*fact_rows(shown)], columns)
     for section in (_symbols(shown), _guards(shown), _inputs(shown)):
         if section:
             lines += ["", *(escape(line) for line in section)]
@@ -127,12 +118,12 @@ def _failure_rows(
     more = [("", line.strip()) for line in rest[: _MESSAGE - 1]]
     if len(rest) >= _MESSAGE:
         more.append(("", f"and {len(rest) - _MESSAGE + 1} more lines"))
-    raised = user_frame(failure.stack)
+    raised = user_line(failure.stack)
     return [
         ("failed", f"{kind}: {first}" if first else kind),
         *more,
         *(("at node", line) for line in failing_lines(desc, shown)),
-        *([] if raised is None else [("raised in", place_text(raised))]),
+        *([("raised in", raised)] if raised else []),
         ("backend", backend_text(desc)),
     ]
 
@@ -172,14 +163,11 @@ def fact_rows(desc: CaptureDesc) -> Iterator[tuple[str, str]]:
 
 
 def _tensors_text(desc: CaptureDesc) -> str:
-    kinds = Counter(
-        "parameter" if e.tensor.is_parameter else "buffer" if e.tensor.is_buffer else "other"
-        for e in desc.inputs
-        if e.tensor is not None and not _is_constant(e)
-    )
-    words = [count_text(n, kind) for kind, n in kinds.items() if kind != "other"]
-    if kinds["other"]:
-        words.append(f"{kinds['other']} other" if words else count_text(kinds["other"], "tensor"))
+    kinds = Counter(_kind_of(entry, ()) for entry in desc.inputs if entry.tensor is not None)
+    others = kinds.pop("", 0)
+    words = [count_text(n, kind) for kind, n in kinds.items() if kind != _CONSTANT]
+    if others:
+        words.append(f"{others} other" if words else count_text(others, "tensor"))
     found = storages(desc)
     known = [group.nbytes for group in found if group.nbytes is not None]
     size = [f"{bytes_text(sum(known))} in {count_text(len(found), 'storage')}"] if found else []
@@ -241,20 +229,14 @@ def _of_aot(desc: CaptureDesc, aot: AotGraphDesc) -> Iterator[tuple[str, str]]:
     tangents = sum(each.name.startswith("tangents_") for each in desc.inputs)
     first = "value" if aot.kind == "backward" else "argument"
     saved = " saved by the forward graph" if aot.kind == "backward" else ""
-    text = f"{count_text(len(desc.inputs) - tangents, first)}{saved}"
-    yield (
-        "inputs",
-        text + (f", then {count_text(tangents, 'gradient')} of results" if tangents else ""),
-    )
+    then = f", then {count_text(tangents, 'gradient')} of results" if tangents else ""
+    yield "inputs", f"{count_text(len(desc.inputs) - tangents, first)}{saved}{then}"
     last = desc.graph.nodes[-1]
     returned = last.args[0] if last.op == "output" and last.args else None
     if aot.kind == "joint" and isinstance(returned, (TupleValue, ListValue)):
-        gradients = len(returned.items) - aot.forward_outputs
         forward = count_text(aot.forward_outputs, "result")
-        yield (
-            "outputs",
-            f"{forward} of the forward graph, then {count_text(gradients, 'gradient')} of arguments",
-        )
+        gradients = count_text(len(returned.items) - aot.forward_outputs, "gradient")
+        yield "outputs", f"{forward} of the forward graph, then {gradients} of arguments"
 
 
 # --- symbols ------------------------------------------------------------------------------------
@@ -262,11 +244,11 @@ def _of_aot(desc: CaptureDesc, aot: AotGraphDesc) -> Iterator[tuple[str, str]]:
 
 def constant_symbols(desc: CaptureDesc) -> dict[str, str]:
     """Return the symbols that can only be one number, with it."""
-    found: dict[str, str] = {}
-    for symbol in desc.symbols:
-        if symbol.lower is not None and symbol.lower == symbol.upper:
-            found[symbol.name] = expr_text(symbol.lower)
-    return found
+    return {
+        symbol.name: expr_text(symbol.lower)
+        for symbol in desc.symbols
+        if symbol.lower is not None and symbol.lower == symbol.upper
+    }
 
 
 def is_float(symbol: SymbolDesc) -> bool:
@@ -393,45 +375,48 @@ def _facts(title: str, facts: Sequence[_Fact]) -> list[str]:
 # --- inputs -------------------------------------------------------------------------------------
 
 
-def _is_constant(entry: InputDesc) -> bool:
-    """Return whether an input is a float attribute of the program, which Dynamo passes as a tensor."""
-    tensor = entry.tensor
-    is_scalar = tensor is not None and tensor.dtype == "float64" and not tensor.size
-    return is_scalar and _ATTRIBUTE.search(entry.name) is not None
+_CONSTANT = "float constant"
 
 
-def is_plain_input(entry: InputDesc, desc: CaptureDesc) -> bool:
-    """Return whether an input is neither a parameter, a buffer, a constant nor a size."""
+def _kind_of(entry: InputDesc, symbols: Collection[str]) -> str:
+    """Return the kind of an input that the program does not pass; empty for one that it passes.
+
+    A constant is a float attribute of the program, which Dynamo passes as a tensor.
+    """
     tensor = entry.tensor
-    if tensor is not None:
-        return not (tensor.is_parameter or tensor.is_buffer or _is_constant(entry))
-    return entry.sym is None or all(entry.name != symbol.name for symbol in desc.symbols)
+    if tensor is None:
+        return "symbol" if entry.sym is not None and entry.name in symbols else ""
+    if tensor.is_parameter:
+        return "parameter"
+    if tensor.is_buffer:
+        return "buffer"
+    is_number = tensor.dtype == "float64" and not tensor.size
+    return _CONSTANT if is_number and _ATTRIBUTE.search(entry.name) else ""
+
+
+def plain_inputs(desc: CaptureDesc) -> list[bool]:
+    """Return whether each input is neither a parameter, a buffer, a constant nor a size."""
+    symbols = {symbol.name for symbol in desc.symbols}
+    return [not _kind_of(entry, symbols) for entry in desc.inputs]
 
 
 def _inputs(desc: CaptureDesc) -> list[str]:
     """Return the inputs that are neither parameters nor constants nor sizes, and count the others."""
     if not desc.inputs:
         return []
-    counts = Counter[str]()
-    rows: list[tuple[str, str]] = []
-    symbols = [s.name for s in desc.symbols]
-    for entry in desc.inputs:
-        tensor = entry.tensor
-        if tensor is not None and (tensor.is_parameter or tensor.is_buffer):
-            counts["parameter" if tensor.is_parameter else "buffer"] += 1
-        elif _is_constant(entry):
-            counts["float constant"] += 1
-        elif entry.sym is not None and entry.name in symbols:
-            counts["symbol"] += 1
-        else:
-            rows.append((entry.name, clip(input_text(entry), _LONGEST)))
+    symbols = {symbol.name for symbol in desc.symbols}
+    kinds = [_kind_of(entry, symbols) for entry in desc.inputs]
+    rows = [
+        (entry.name, clip(input_text(entry), _LONGEST))
+        for entry, kind in zip(desc.inputs, kinds, strict=True)
+        if not kind
+    ]
+    counts = Counter(filter(None, kinds))
     others = ", ".join(count_text(n, kind) for kind, n in counts.items())
     title = f"inputs ({len(desc.inputs)})"
     if others:
         title += f": {others}{', and' if rows else ''}"
-    lines = (
-        [title, *(f"  {line}" for line in fitted_table(rows[:_ROWS], None))] if rows else [title]
-    )
+    lines = [title, *(f"  {line}" for line in fitted_table(rows[:_ROWS], None))]
     return [*lines, f"  and {len(rows) - _ROWS} more"] if len(rows) > _ROWS else lines
 
 
@@ -458,8 +443,7 @@ def is_of_script(place: str | None) -> bool:
 def named_backend(place: str | None) -> tuple[str | None, str | None]:
     """Return how a command names a recorded backend: as ``MODULE:ATTR``, else by the module to import.
 
-    Args:
-        place: ``CaptureDesc.backend_place``; ``MODULE`` stands for that of a backend of the script itself.
+    ``MODULE`` stands for that of a backend of the script itself.
     """
     module, _, attribute = (place or "").partition(":")
     if is_of_script(place):
@@ -493,13 +477,8 @@ def command_line(
 def next_commands(desc: CaptureDesc, file: str, *, is_found: bool = False) -> list[Command]:
     """Return the commands that come next, the first one first.
 
-    A backend outside of torch is named by its module. One of the recorded script itself, which no command
-    can import, is ``MODULE:ATTR``.
-
-    Args:
-        desc: the frame.
-        file: the path of its file.
-        is_found: whether the backend is found here by its recorded name, so that no option names it.
+    A backend outside of torch is named by its module, unless it ``is_found`` here by its recorded name. One
+    of the recorded script itself, which no command can import, is ``MODULE:ATTR``.
     """
     backend, module = named_backend(None if is_found else desc.backend_place)
 

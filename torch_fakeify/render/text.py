@@ -242,12 +242,9 @@ def sym_text(sym: IntLike | float | None) -> str:
 
 
 def value_text(value: Value, *, names: tuple[str, ...] = (), depth: int = 0) -> str:
-    """Return a constant as Python-like text.
+    """Return a constant as Python-like text, ``...`` where it is nested in more than 40 others.
 
-    Args:
-        value: the record.
-        names: names of the FX nodes of the enclosing graph, by position.
-        depth: nesting of the value; below 40 levels the text is ``...``.
+    ``names`` are those of the FX nodes of the enclosing graph, by position.
     """
     if depth > _DEPTH:
         return "..."
@@ -451,11 +448,7 @@ def compiler_text(
 ) -> str:
     """Return which backend, torch and devices a result is of, in one line.
 
-    Args:
-        desc: the frame.
-        torch: the version of torch that compiled it, if it is known.
-        backend: the requested backend; ``None`` for the recorded one.
-        device: the requested device.
+    ``torch`` is the version that compiled the frame; backend and device are those that were requested.
     """
     version = "" if torch is None else f", torch {torch.partition('+')[0]}"
     devices = ", ".join(devices_of(desc, device)) or "no device"
@@ -470,9 +463,7 @@ def class_text(qualified: str) -> str:
 def failure_text(failure: FailureDesc, *, qualified: bool = False) -> str:
     """Return how a backend failed: the exception's class, or how its process ended.
 
-    Args:
-        failure: as recorded.
-        qualified: print a class of Python itself with its module, too.
+    If it is ``qualified``, a class of Python itself has its module, too.
     """
     if failure.kind == "raises":
         return failure.type if qualified else class_text(failure.type)

@@ -5,21 +5,27 @@ It also runs without torch, or with a torch that is refused.
 
 from __future__ import annotations
 
+import os
 import platform
+import shutil
+import subprocess
+import sys
+import tempfile
 import warnings
 from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch_fakeify._version import __version__
 from torch_fakeify.errors import FakeifyError
 from torch_fakeify.render.notebook import InNotebook
 from torch_fakeify.serialization.container import VERSION
+from torch_fakeify.tools.worker.limits import can_count_memory
 from torch_fakeify.versions import TorchVersionWarning, support_status, supported_torch_text
 
-from .probes import Support, package_version, probe_all
-
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from torch_fakeify.compat.census import Census
 
@@ -27,6 +33,18 @@ _REQUIRED = ("sympy", "numpy", "msgspec")
 _OPTIONAL = ("distributed", "pytest", "rich", "safetensors", "torchao", "transformers", "diffusers", "triton")  # fmt: skip
 """Packages that are used if they are installed."""
 _NOT_INSTALLED = "not installed"
+_COMPILING = 60.0
+"""Seconds for a run of the C++ compiler."""
+
+
+@dataclass(frozen=True)
+class Support:
+    """Whether one feature works here."""
+
+    name: str
+    works: bool
+    note: str
+    """A version, a device, or why the feature does not work."""
 
 
 @dataclass(frozen=True)
@@ -116,15 +134,13 @@ class Diagnosis(InNotebook):
         return f"Torch {torch} has what this release does not know, see the census below."
 
     def _of_torch(self) -> Iterator[str]:
-        match self.torch:
-            case "known":
-                yield f"known: this release is made for {supported_torch_text()}"
-            case "unknown":
-                yield f"not known: this release is made for {supported_torch_text()}"
-            case "older":
-                yield f"older than {supported_torch_text()}"
-            case "missing":
-                yield "there is none that can be imported"
+        supported = supported_torch_text()
+        yield {
+            "known": f"known: this release is made for {supported}",
+            "unknown": f"not known: this release is made for {supported}",
+            "older": f"older than {supported}",
+            "missing": "there is none that can be imported",
+        }[self.torch]
         yield "it is used" if self.refused is None else f"refused: {self.refused}"
 
     def _of_census(self) -> Iterator[str]:
@@ -216,7 +232,189 @@ def _sites() -> tuple[DropinSite, ...]:
     return tuple(DropinSite(name, name_exists(name)) for name in DROPIN_SITES)
 
 
-def _table(title: str, rows: Any) -> list[str]:
-    found = [(name, text) for name, text in rows]
-    width = max((len(name) for name, _ in found), default=0)
-    return [title, *(f"  {name:{width}}  {text}" for name, text in found or [("none", "")])]
+def _table(title: str, rows: Iterable[tuple[str, str]]) -> list[str]:
+    found = [*rows] or [("none", "")]
+    width = max(len(name) for name, _ in found)
+    return [title, *(f"  {name:{width}}  {text}" for name, text in found)]
+
+
+# --- probes of what works here: each tries the feature itself on a small case ----------------------------
+
+
+def package_version(name: str) -> str | None:
+    """The version of an installed distribution, without importing it; ``None`` if it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def probe_all(*, refused: str | None) -> tuple[Support, ...]:
+    """Run all probes, in the order in which they are printed; takes seconds.
+
+    ``refused`` says why torch cannot be used; ``None`` if it can.
+    """
+    found = [
+        _tried(name, probe) if refused is None else Support(name, False, refused)
+        for name, probe in _WITH_TORCH.items()
+    ]
+    return (*found, *(_tried(name, probe) for name, probe in _WITHOUT_TORCH.items()))
+
+
+def _tried(name: str, probe: Callable[[], tuple[bool, str]]) -> Support:
+    try:
+        return Support(name, *probe())
+    except Exception as error:  # noqa: BLE001 - any exception is a result
+        return Support(name, False, _one_line(f"{type(error).__name__}: {error}"))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+# --- with torch ------------------------------------------------------------------------------------
+
+
+def _rebuilt(kind: str) -> tuple[bool, str]:
+    """Rebuild a tensor as a fake tensor from the bytes of its record."""
+    import torch
+
+    from torch_fakeify.compat import torch_fakes, torch_symbols
+    from torch_fakeify.convert.converter import MetaConverter
+    from torch_fakeify.describe.describer import describe_tensor
+    from torch_fakeify.serialization.document import dumps, loads
+
+    match kind:
+        case "sparse":
+            t = torch.ones(2, 3).to_sparse()
+        case "jagged":
+            t = torch.nested.nested_tensor(
+                [torch.ones(1, 2), torch.ones(2, 2)], layout=torch.jagged
+            )
+        case _:
+            t = torch.ones(2, 3).t()
+    (record,) = loads(dumps([describe_tensor(t)]))
+    fake = MetaConverter(torch_fakes.FakeTensorMode(shape_env=torch_symbols.ShapeEnv())).from_desc(
+        record
+    )
+    works = fake.dtype == t.dtype and fake.ndim == t.ndim and fake.layout == t.layout
+    return works, "described, serialized, read and rebuilt"
+
+
+def _distributed() -> tuple[bool, str]:
+    import torch
+
+    distributed: Any = torch.distributed
+    if not distributed.is_available():
+        return False, "this build of torch has none"
+    backends = [
+        name for name in ("gloo", "nccl", "mpi") if getattr(distributed, f"is_{name}_available")()
+    ]
+    return True, ", ".join(backends) or "no backend"
+
+
+def _cuda() -> tuple[bool, str]:
+    import torch
+
+    if torch.cuda.is_available():
+        names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        return True, ", ".join(names)
+    built: Any = torch.version
+    build = f"CUDA {built.cuda}" if built.cuda else built.hip and f"ROCm {built.hip}"
+    return False, f"no device; torch is built for {build}" if build else "torch is built without"
+
+
+def _triton() -> tuple[bool, str]:
+    import torch
+
+    found = package_version("triton") or package_version("pytorch-triton-xpu")
+    there = torch.cuda.is_available() or torch.xpu.is_available()
+    text = "triton is not installed" if found is None else f"triton {found}"
+    return found is not None and there, text if there else f"{text}, no device"
+
+
+def _other_accelerator() -> tuple[bool, str]:
+    import torch
+
+    device = torch.accelerator.current_accelerator(check_available=True)
+    return device is not None and device.type != "cuda", "none" if device is None else device.type
+
+
+def _drop_in() -> tuple[bool, str]:
+    from torch_fakeify import dropin
+
+    count = len({place for place in dropin.replaced() if place.module.startswith("torch.")})
+    state = "installed" if dropin.is_installed() else "not installed"
+    return count > 0, f"{count} classes in modules of torch; {state}"
+
+
+_WITH_TORCH: Mapping[str, Callable[[], tuple[bool, str]]] = {
+    "strided tensors": lambda: _rebuilt("strided"),
+    "sparse tensors": lambda: _rebuilt("sparse"),
+    "jagged tensors": lambda: _rebuilt("jagged"),
+    "drop-in": _drop_in,
+    "torch.distributed": _distributed,
+    "CUDA": _cuda,
+    "inductor on a GPU": _triton,
+    "other accelerator": _other_accelerator,
+}
+
+# --- without ---------------------------------------------------------------------------------------
+
+
+def _compiler() -> tuple[bool, str]:
+    """Build a file with inductor's C++ compiler: ``CXX``, else the platform's default."""
+    default = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
+    name = os.environ.get("CXX") or default
+    path = shutil.which(name)
+    if path is None:
+        return False, f"there is no {name}; set CXX to another compiler"
+    name = Path(path).name  # the folder is this machine's
+    if Path(path).stem.lower() == "cl":
+        return True, name
+    with tempfile.TemporaryDirectory(prefix="torch-fakeify-") as folder:
+        source = Path(folder) / "probe.cpp"
+        source.write_text("#include <cmath>\ndouble f(double x) { return std::exp(x); }\n")
+        done = subprocess.run(
+            [path, "-shared", "-fPIC", "-o", str(source.with_suffix(".so")), str(source)],
+            capture_output=True,
+            text=True,
+            timeout=_COMPILING,
+            check=False,
+        )
+    if done.returncode:
+        return False, _one_line(f"{name} fails: {done.stderr or f'status {done.returncode}'}")
+    shown = subprocess.run(
+        [path, "--version"], capture_output=True, text=True, timeout=_COMPILING, check=False
+    )
+    return True, _one_line(shown.stdout.partition("\n")[0]) or name
+
+
+def _installed(package: str, extra: str | None = None) -> Callable[[], tuple[bool, str]]:
+    def probe() -> tuple[bool, str]:
+        found = package_version(package)
+        if found is not None:
+            return True, f"{package} {found}"
+        hint = f"; pip install 'torch_fakeify[{extra}]'" if extra else ""
+        return False, f"{package} is not installed{hint}"
+
+    return probe
+
+
+def _works(works: bool, yes: str, no: str) -> tuple[bool, str]:
+    return works, yes if works else no
+
+
+_WITHOUT_TORCH: Mapping[str, Callable[[], tuple[bool, str]]] = {
+    "inductor on the CPU": _compiler,
+    "replay of a corpus": lambda: _works(
+        hasattr(os, "fork"), "os.fork is there", "there is no os.fork"
+    ),
+    "replay --memory": lambda: _works(
+        can_count_memory(), "/proc is there", "the memory of a process is counted on Linux alone"
+    ),
+    "replay --dask": _installed("distributed", "dask"),
+    "colours, progress bars": _installed("rich", "rich"),
+    "shell completion": _installed("shtab", "completion"),
+    "pytest plugin": _installed("pytest", "pytest"),
+}

@@ -19,6 +19,7 @@ from torch_fakeify.render.surroundings import surrounding_rows
 from torch_fakeify.render.text import clip, escape
 from torch_fakeify.serialization.capture_file import read_capture
 from torch_fakeify.serialization.container import Limits
+from torch_fakeify.tools.doctor import package_version
 from torch_fakeify.tools.minify.failures import Failure, failure_in
 from torch_fakeify.tools.minify.repro_script import (
     START,
@@ -29,7 +30,6 @@ from torch_fakeify.tools.minify.repro_script import (
     run_folder,
     write_checked_script,
 )
-from torch_fakeify.tools.probes import package_version
 from torch_fakeify.tools.worker.limits import check_bounds
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import textwrap
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from torch_fakeify._version import __version__
 from torch_fakeify.errors import FakeifyError
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     Command = Callable[[argparse.Namespace], int]
+    _Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _SHELLS = ("bash", "zsh", "tcsh")
 _ALWAYS = "2 bad usage or a bad file; 130 interrupted."
@@ -34,12 +35,6 @@ class _Help(argparse.HelpFormatter):
             line if line.startswith("  ") else textwrap.fill(line, width)
             for line in text.splitlines()
         )
-
-
-class _Commands(Protocol):
-    choices: dict[str, argparse.ArgumentParser]
-
-    def add_parser(self, name: str, **options: Any) -> argparse.ArgumentParser: ...
 
 
 class _Completion(argparse.Action):
@@ -76,11 +71,7 @@ class _ModuleOfRun(argparse.Action):
 
 
 def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
-    """Make the parser of all commands.
-
-    Args:
-        commands: what each command calls with its arguments.
-    """
+    """Make the parser of all commands, with what each of them calls with its arguments."""
     parser = argparse.ArgumentParser(
         prog="torch-fakeify",
         description="Record a torch.compile frame in one small file, and rebuild it anywhere.",
@@ -97,7 +88,7 @@ def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
         metavar="SHELL",
         help=f"print the completion script of {', '.join(_SHELLS)}, which the shell then reads",
     )
-    found: _Commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    found = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for add in (
         _add_run, _add_show, _add_replay, _add_minify, _add_report, _add_issue, _add_fuzz,
         _add_fakes, _add_diff, _add_bisect, _add_doctor, _add_demo,
@@ -125,16 +116,9 @@ def _add(
     statuses: str,
     **options: Any,
 ) -> argparse.ArgumentParser:
-    """Add a command.
+    """Add a command: its help has a sentence, more about it, and examples without the name of the program.
 
-    Args:
-        commands: of the parser.
-        name: of the command.
-        sentence: what it does, for the list of commands.
-        more: about it, for its own help.
-        examples: command lines, without the name of the program.
-        statuses: the meaning of exit statuses 0 and 1, and of 2 where it is special.
-        options: of the parser.
+    ``statuses`` is the meaning of exit statuses 0 and 1, and of 2 where it is special.
     """
     lines = [f"  torch-fakeify {example}" for example in examples]
     title = "Example:" if len(lines) == 1 else "Examples:"

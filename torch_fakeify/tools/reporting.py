@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING
 from torch_fakeify._atomic_write import check_not_input, check_writable, write_atomic
 from torch_fakeify.errors import FakeifyError
 from torch_fakeify.render.notebook import InNotebook
-from torch_fakeify.render.report.conditions import Conditions
-from torch_fakeify.render.report.folder import ListedFrame, folder_page
-from torch_fakeify.render.report.page import html_page
+from torch_fakeify.render.report.environment import Conditions
+from torch_fakeify.render.report.page import ListedFrame, folder_page, html_page
 from torch_fakeify.serialization.capture_file import read_capture
 from torch_fakeify.serialization.container import Limits
 
-from .capture_files import as_file, output_beside, path_of
-from .found_captures import read_captures
+from .capture_files import as_file, output_beside, path_of, read_captures
 from .worker.limits import check_bounds
 
 if TYPE_CHECKING:

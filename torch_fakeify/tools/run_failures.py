@@ -39,15 +39,9 @@ class HowCompiled(NamedTuple):
 
 
 def failure_lines(frames: Sequence[FrameReport], folder: Path, how: HowCompiled) -> list[str]:
-    """Format the first frame that failed, with the command that makes it small.
+    """Format the first frame of a run that failed, with the command that makes it small.
 
-    Args:
-        frames: of the run.
-        folder: of the run.
-        how: the options of the run.
-
-    Returns:
-        No lines if no recorded frame failed.
+    There are no lines if no recorded frame failed.
     """
     failed = failed_frames(frames)
     if not failed:
@@ -80,10 +74,7 @@ def untraced_lines(
 ) -> list[str]:
     """Format a failure of Dynamo before it called a backend, which no capture has.
 
-    Args:
-        found: the note of the process, see `script_process`.
-        frames: of the run.
-        folder: of the run.
+    ``found`` is the note of the process, see `script_process`.
     """
     count = sum(frame.path is not None for frame in frames)
     captures = f"{count_text(count, 'capture')} in {folder}" if count else "nothing"

@@ -31,9 +31,8 @@ from torch_fakeify.frames.notes import FrameReport, Notes
 from torch_fakeify.records.frame import FailureDesc
 from torch_fakeify.records.redact_paths import short_paths
 from torch_fakeify.records.tensor import FrameDesc, StackDesc
-from torch_fakeify.render.diff import difference_lines, differences
-from torch_fakeify.render.notebook import InNotebook, html_block
-from torch_fakeify.render.recompiles import recompilations
+from torch_fakeify.render.diff import difference_lines, differences, recompilations
+from torch_fakeify.render.notebook import InNotebook
 from torch_fakeify.render.tables import FRAME_COLUMNS, fitted_table, frame_row
 from torch_fakeify.render.text import count_text, death_text, stack_lines
 from torch_fakeify.serialization.capture_file import read_capture, write_capture
@@ -146,9 +145,6 @@ class ScriptReport(InNotebook, CaptureSequence):
         ]
         return "\n".join(parts)
 
-    def _repr_html_(self) -> str:
-        return html_block(str(self).splitlines())
-
     def _ended(self) -> str:
         return self.summary() or "the script finished"
 
@@ -236,12 +232,9 @@ class ScriptReport(InNotebook, CaptureSequence):
             found = self._bad_frames()
             return found and f"{found}; the script finished, exit status 0"
         how = f"was {death_text(self.cause)}" if self.ending == "killed" else self.ending
-        during = (
-            ""
-            if self.during is None
-            else f" while {short_name(self.during, self.folder)} was compiled"
-        )
-        return f"the script {how}{during}, exit status {self.status}"
+        if self.during is not None:
+            how += f" while {short_name(self.during, self.folder)} was compiled"
+        return f"the script {how}, exit status {self.status}"
 
     def _bad_frames(self) -> str:
         counts = {
@@ -339,12 +332,7 @@ def _folder_name(script: str | Path | None, module: str | None) -> str:
 
 
 def _run_and_report(request: dict[str, Any], script: str) -> ScriptReport:
-    """Run the process of a request.
-
-    Args:
-        request: without the folder of this call.
-        script: its name for errors.
-    """
+    """Run the process of a request; errors name the script."""
     with tempfile.TemporaryDirectory(prefix="torch-fakeify-") as name, _blocked_signals() as mask:
         folder = Path(name)
         notes = Notes(folder / NOTES)
@@ -378,13 +366,7 @@ def _run_and_report(request: dict[str, Any], script: str) -> ScriptReport:
 
 
 def _row(report: FrameReport, same: Mapping[Path, Path], folder: Path) -> tuple[str, ...]:
-    """Format a frame as a row of the table.
-
-    Args:
-        report: of the frame.
-        same: the earlier capture of the same frame, by path.
-        folder: of the run.
-    """
+    """Format a frame as a row of the table, with the earlier capture of the same frame, by path."""
     result = report.state if report.failure is None else f"{report.state}: {_error_class(report)}"
     result += report.of_record
     if report.path is not None and report.path in same:
@@ -403,11 +385,7 @@ def _error_class(report: FrameReport) -> str:
 
 
 def _recompile_lines(paths: Sequence[Path]) -> list[str]:
-    """Format, for each frame of a function that was compiled before, its difference from the previous one.
-
-    Args:
-        paths: captures in the order in which they were made.
-    """
+    """Format, for each frame of a function that was compiled before, its difference from the previous one."""
     lines: list[str] = []
     found = [*recompilations(_readable(paths))]
     for (before, earlier), (after, later) in found[:_RECOMPILES]:
@@ -427,11 +405,7 @@ def _readable(paths: Sequence[Path]) -> Iterator[tuple[Path, CaptureDesc]]:
 
 
 def same_frames(recorded: Mapping[Path, str]) -> dict[Path, Path]:
-    """Map each capture of an already recorded frame to the first capture of that frame.
-
-    Args:
-        recorded: `compile_key` by file, in the order in which the files were made.
-    """
+    """Map each capture of an already recorded frame to the first of that frame, from `compile_key` by file."""
     first: dict[str, Path] = {}
     firsts = {path: first.setdefault(key, path) for path, key in recorded.items()}
     return {path: other for path, other in firsts.items() if other != path}
@@ -536,11 +510,7 @@ def _report(status: int, read: NotesRead, script: str, *, stopped: bool) -> Scri
 def _record_cause(
     report: ScriptReport, pid: int, *, paths: str, version: int
 ) -> FrameReport | None:
-    """Record in the unfinished frames and their captures what ended the process.
-
-    Returns:
-        The frame that the process was compiling.
-    """
+    """Record in the unfinished frames and their captures what ended the process; return what it was compiling."""
     during = None
     unfinished = [frame for frame in report.frames if frame.state == "not finished"]
     for frame in unfinished:
@@ -556,11 +526,10 @@ def _record_cause(
         if report.ending == "interrupted" or report.at_its_end:
             continue
         frame.state = "failed"
+        killed = report.ending == "killed"
         failure = FailureDesc(
             type=how,
-            message=signal.strsignal(report.status - 128) or ""
-            if report.ending == "killed"
-            else "",
+            message=(signal.strsignal(report.status - 128) or "") if killed else "",
             stack=report.stack,
             backend=frame.backend,
             kind="crashes",

@@ -22,7 +22,7 @@ from torch_fakeify.frames.notes import Notes
 from torch_fakeify.render.data_dependent import advice_in
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from types import TracebackType
 
 __all__ = ["FAKES", "FAULTS", "NOTES", "REQUEST", "main"]
@@ -47,9 +47,16 @@ def main(folder: str) -> None:
     args, mask = request.pop("args"), request.pop("mask")
     infers_fakes = request.pop("infer_fakes")
     try:
-        _start_recording(request)
+        # Each import raises if this torch is refused.
+        from torch_fakeify.frames.process_recorder import record_children, record_process
+
+        record_process(request, owner=os.getpid())
+        record_children(request)
         if infers_fakes:
-            _infer_fakes(Path(request["captures"]), notes)
+            from .infer_fakes import infer_fakes_of_process
+
+            kernels = Path(request["captures"]) / FAKES
+            infer_fakes_of_process(kernels, lambda lines: notes.write("fakes", lines))
     except FakeifyError as error:
         parts = ("what", "where", "expected", "found", "fix")
         content = {part: getattr(error, part) for part in parts}
@@ -61,22 +68,6 @@ def main(folder: str) -> None:
     notes.write("started", os.getpid())
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     _run(script, module, notes)
-
-
-def _start_recording(request: Mapping[str, Any]) -> None:
-    from torch_fakeify.frames.process_recorder import (  # raises if this torch is refused
-        record_children,
-        record_process,
-    )
-
-    record_process(request, owner=os.getpid())
-    record_children(request)
-
-
-def _infer_fakes(folder: Path, notes: Notes) -> None:
-    from .infer_fakes import infer_fakes_of_process  # torch is imported by now
-
-    infer_fakes_of_process(folder / FAKES, lambda lines: notes.write("fakes", lines))
 
 
 def _set_program(script: Path | None, args: Sequence[str]) -> None:

@@ -34,9 +34,7 @@ _LEAST = 0.001
 def compile_stages(path: str | Path, **options: Any) -> Stages:
     """Compile a capture in a fresh interpreter, and return what torch logged of each stage.
 
-    Args:
-        path: the capture file.
-        options: as of `replay_capture`.
+    The options are as of `replay_capture`.
 
     Raises:
         FormatError: the file is no capture.

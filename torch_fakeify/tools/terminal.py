@@ -103,15 +103,8 @@ def _console(out: TextIO) -> Any:
 def status(text: str, stream: TextIO | None = None) -> Generator[Callable[[str], None]]:
     """Show in the last line of a terminal what is going on, and since how many seconds.
 
-    It has no control sequences, and is removed at the end. Nothing is shown where the stream is no
-    terminal, nor in the first second.
-
-    Args:
-        text: what is going on.
-        stream: by default standard error.
-
-    Yields:
-        A function that replaces the text.
+    It has no control sequences, and is removed at the end. Nothing is shown where the stream, by default
+    standard error, is no terminal, nor in the first second. Yields a function that replaces the text.
     """
     out: TextIO = sys.stderr if stream is None else stream
     if not out.isatty() or os.environ.get("TERM") == "dumb":

@@ -8,7 +8,7 @@ from torch_fakeify.discharge.advice import SymbolNames
 from torch_fakeify.discharge.known_facts import condition_text, is_provable
 from torch_fakeify.prover.implication import redundant
 from torch_fakeify.render.data_dependent import advice_in, failed_condition
-from torch_fakeify.render.report.conditions import UNKNOWN, Conditions
+from torch_fakeify.render.report.environment import UNKNOWN, Conditions
 from torch_fakeify.replay.facts import assumed_facts
 from torch_fakeify.shape_env.restoring import restore
 

@@ -1,4 +1,4 @@
-"""The sections of a report on the shape environment: symbols, guards, runtime asserts.
+"""The sections of a report on the shape environment: symbols, guards, runtime asserts, conditions from data.
 
 What there is many of is folded: constants, and symbols that can only be one number. Guards and runtime
 asserts stand under the user's line that made them, in the order in which the lines were traced.
@@ -10,22 +10,33 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch_fakeify.records.tensor import ExprDesc, SymbolNode
 from torch_fakeify.render.code import SourceLines
-from torch_fakeify.render.readable_names import ReadableNames
+from torch_fakeify.render.data_dependent import failed_condition, known_in
+from torch_fakeify.render.readable_names import ReadableNames, readable_text
 from torch_fakeify.render.show import hint_text, range_text
 from torch_fakeify.render.summary import constant_symbols, is_float
-from torch_fakeify.render.text import clip, count_text, expr_text, place_text, user_frame
+from torch_fakeify.render.text import clip, count_text, expr_text, user_frame, user_line
 
-from .html import Html, joined, tag
-from .lines import LONGEST, NodesOfLines, node_id
+from .html import Html, joined, lines, tag
 from .outline import stack_key
-from .parts import ROWS, Section, folded_table, plain_table, some, with_torch_name
+from .parts import (
+    LONGEST,
+    ROWS,
+    NodesOfLines,
+    Section,
+    box,
+    copied_list,
+    folded,
+    node_id,
+    plain_table,
+    some,
+    with_torch_name,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch_fakeify.records.frame import CaptureDesc
     from torch_fakeify.records.shape_env import (
-        LocationDesc,
         ReplacementDesc,
         ShapeEnvDesc,
         SymbolDesc,
@@ -33,8 +44,10 @@ if TYPE_CHECKING:
     from torch_fakeify.records.tensor import StackDesc
     from torch_fakeify.render.nested_graphs import NamedGraph, NodeAt
 
-    from .lines import Stacks
+    from .parts import Stacks
 
+UNKNOWN = "Record it with TORCH_FAKEIFY_ENTAILMENT=1 to see what is known and which check would do"
+"""What is said of a condition without facts."""
 _CHARACTERS = 4_000_000
 """Most characters of the conditions of a table; each may have at least 200."""
 _MENTIONED = 40
@@ -58,12 +71,9 @@ class _Condition(NamedTuple):
 
 
 class EnvironmentSections:
-    """The sections of a frame on its shape environment, with links to the graph and back.
+    """The sections of a frame with torch's names on its shape environment, with links to the graph and back.
 
-    Args:
-        desc: the frame, with torch's names.
-        graphs: its graphs with the names that are shown.
-        stacks: the stacks of the page.
+    The ``graphs`` have the names that are shown.
     """
 
     def __init__(self, desc: CaptureDesc, graphs: Sequence[NamedGraph], stacks: Stacks) -> None:
@@ -127,7 +137,7 @@ class EnvironmentSections:
         ):
             if rows:
                 summary = f"{count_text(len(rows), what)}{how}"
-                parts.append(folded_table(rows, _COLUMNS, title, summary))
+                parts.append(folded(summary, plain_table(rows, _COLUMNS, title)))
         if len(env.symbols) > ROWS:
             parts.append(tag("p", f"and {len(env.symbols) - ROWS} more", class_="note"))
         return Section("symbols", "Symbols", len(env.symbols), joined(parts))
@@ -178,18 +188,18 @@ class EnvironmentSections:
         for at, guard in enumerate(desc.guards[:ROWS], 1):
             place = guard.location
             notes = ("size-oblivious",) if guard.size_oblivious else ()
-            text = "" if place is None else place.user_text or ""
-            found.append(
-                _Condition(f"g{at}", guard.expr, guard.user_stack, text, _framework(place), notes)
-            )
+            text = torchs = ""
+            if place is not None:
+                text = place.user_text or ""
+                torchs = clip(user_line(place.framework) or place.framework_text or "", LONGEST)
+            found.append(_Condition(f"g{at}", guard.expr, guard.user_stack, text, torchs, notes))
         return found
 
     def _assert_conditions(self, desc: CaptureDesc) -> list[_Condition]:
-        found: list[_Condition] = []
-        for at, entry in enumerate(desc.runtime_asserts[:ROWS], 1):
-            stack = self._lines.stack(entry.expr) or entry.stack
-            found.append(_Condition(f"a{at}", entry.expr, stack, entry.msg, "", ()))
-        return found
+        return [
+            _Condition(f"a{at}", e.expr, self._lines.stack(e.expr) or e.stack, e.msg, "", ())
+            for at, e in enumerate(desc.runtime_asserts[:ROWS], 1)
+        ]
 
     def _mentioned_by(self, conditions: Sequence[_Condition]) -> dict[str, list[str]]:
         """Return the ids of the conditions that contain each symbol."""
@@ -278,18 +288,11 @@ class EnvironmentSections:
         frame = user_frame(stack)
         return Html() if frame is None else self._stacks.unfolding(frame, stack, *more)
 
-    def _name(self, node: NodeAt) -> str:
-        return self._graphs[node.graph].graph.nodes[node.position].name
-
     def _node_links(self, nodes: Sequence[NodeAt]) -> Html:
-        links = [
-            tag(
-                "a",
-                tag("code", clip(self._name(node), LONGEST)),
-                href=f"#{node_id(node)}",
-            )
-            for node in nodes[:_MENTIONED]
-        ]
+        links: list[Html] = []
+        for node in nodes[:_MENTIONED]:
+            name = self._graphs[node.graph].graph.nodes[node.position].name
+            links.append(tag("a", tag("code", clip(name, LONGEST)), href=f"#{node_id(node)}"))
         count = "1 node comes" if len(nodes) == 1 else f"{len(nodes)} nodes come"
         more = f" and {len(nodes) - _MENTIONED} more" if len(nodes) > _MENTIONED else ""
         return tag("p", f"{count} from this line: ", joined(links, ", "), more)
@@ -299,9 +302,74 @@ def _label(name: str) -> str:
     return f"{'guard' if name.startswith('g') else 'assert'} {name[1:]}"
 
 
-def _framework(location: LocationDesc | None) -> str:
-    if location is None:
-        return ""
-    frame = user_frame(location.framework)
-    text = place_text(frame) if frame is not None else location.framework_text or ""
-    return clip(text, LONGEST)
+# --- conditions from data: what failed, and what is left to run time ---------------------------------
+
+
+class Conditions(NamedTuple):
+    """The runtime asserts of a frame, as Python code."""
+
+    open: tuple[str, ...] = ()
+    """The conditions that only a check at run time decides."""
+    proved: tuple[str, ...] = ()
+    """Those that follow from the guards and the other asserts."""
+    error: str | None = None
+    """Why it was not found out which of them follow."""
+
+    def titled(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Return the conditions of each kind, of which there are any, under a title."""
+        kinds = (
+            ("Checked at run time, as the other facts do not give them", self.open),
+            ("Checked at run time, although they follow from the other facts", self.proved),
+        )
+        return [(title, texts) for title, texts in kinds if texts]
+
+
+def conditions_section(desc: CaptureDesc, found: Conditions | None) -> Section | None:
+    """Return the section on a frame and its runtime asserts; ``None`` without such conditions."""
+    parts = [*_failed(desc), *([] if found is None else _checked(found))]
+    return Section("from-data", "Conditions from data", None, joined(parts)) if parts else None
+
+
+def _failed(desc: CaptureDesc) -> Iterator[Html]:
+    """The condition on which torch could not guard, the facts, and the checks that would do."""
+    message = "" if desc.failure is None else desc.failure.message
+    condition = failed_condition(message)
+    if condition is None:
+        return
+    text = with_torch_name(clip(readable_text(condition, desc), LONGEST), clip(condition, LONGEST))
+    yield tag("p", "It failed on a condition that does not follow: ", text)
+    known = known_in(message)
+    if known is None:
+        yield tag("p", UNKNOWN, class_="note")
+        return
+    if known.known:
+        more = [f"and {known.more} more"] if known.more else []
+        yield tag("p", "Known:")
+        yield _listed("known", (*known.known, *more))
+    if known.nothing:
+        yield tag("p", f"Nothing is known of {clip(known.nothing, LONGEST)}.")
+    for title, checks in known.suggestions():
+        yield tag("p", title)
+        yield copied_list([(check, "") for check in checks[:ROWS]])
+    if known.unnamed:
+        names = clip(known.unnamed, LONGEST)
+        yield tag("p", f"{names}: torch's symbols, for which no variable was found.", class_="note")
+
+
+def _checked(found: Conditions) -> Iterator[Html]:
+    for title, texts in found.titled():
+        yield tag("p", f"{title}:")
+        yield _listed(title, texts)
+    if found.error is not None:
+        yield tag(
+            "p",
+            f"Which runtime asserts follow from the other facts was not found out: "
+            f"{clip(found.error, LONGEST)}",
+            class_="note",
+        )
+
+
+def _listed(label: str, texts: tuple[str, ...]) -> Html:
+    shown = [clip(text, LONGEST) for text in texts[:ROWS]]
+    more = [f"and {len(texts) - len(shown)} more"] if len(texts) > len(shown) else []
+    return box(label, lines("\n".join([*shown, *more])))

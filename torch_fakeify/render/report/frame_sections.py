@@ -1,4 +1,4 @@
-"""The sections of a report on one frame."""
+"""The sections of a report on one frame. The aliasing diagram has its storages with their tensors, to scale."""
 
 from __future__ import annotations
 
@@ -11,65 +11,66 @@ from torch_fakeify.render.failing_nodes import find_failing_nodes
 from torch_fakeify.render.nested_graphs import NodeAt, all_graphs
 from torch_fakeify.render.readable_names import readable_frame, readable_source
 from torch_fakeify.render.show import input_text, mode_rows, operator_rows
-from torch_fakeify.render.summary import (
-    fact_rows,
-    is_of_script,
-    is_plain_input,
-    next_commands,
-)
+from torch_fakeify.render.summary import fact_rows, is_of_script, next_commands, plain_inputs
 from torch_fakeify.render.surroundings import surrounding_rows
 from torch_fakeify.render.text import (
     clip,
     failure_text,
-    place_text,
+    int_text,
     result_text,
     stack_lines,
-    user_frame,
+    sym_text,
+    tensor_text,
+    user_line,
     world_text,
 )
 
-from .conditions import conditions_section
-from .environment import EnvironmentSections
-from .graph import MOST_NODES, Page, graphs_html
+from .environment import EnvironmentSections, conditions_section
+from .graph import MOST_NODES, Page, graphs_html, picture_data, picture_html
 from .html import Html, joined, lines, tag
-from .lines import LONGEST, Stacks, node_id
 from .parts import (
+    LONGEST,
     ROWS,
     TOOLS,
     Section,
+    Stacks,
     box,
     copied_list,
+    node_id,
     pairs_table,
     section_html,
     table,
     titled,
     with_torch_name,
 )
-from .picture import picture_data, picture_html
 from .stages import stages_html
-from .storage import aliasing_html
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
+    from torch_fakeify.records.aliasing import StorageGroup, StorageRange, TensorPlacement
     from torch_fakeify.records.frame import CaptureDesc, FailureDesc, InputDesc
 
-    from .conditions import Conditions
+    from .environment import Conditions
     from .stages import Stages
 
 _MESSAGE = 200_000
 """Most characters of an exception's message."""
+_WIDTH = 1000
+"""Units of an aliasing diagram, which the browser scales."""
+_DRAWN = 200
+"""Most storages that are drawn, and most tensors of one."""
+_UNFOLDED = 12
+"""Most storages with a single tensor whose list is unfolded."""
+_LISTED = 10_000
+"""Most storages with a single tensor."""
 
 
 class FrameSections:
-    """The parts of a report on one frame.
+    """The parts of a report on one frame; the arguments are as for `page.html_page`.
 
-    Args:
-        desc: the frame.
-        file: name of its file, for the commands that come next.
-        stages: how the frame was compiled here, for a section of its own.
-        conditions: its runtime asserts, for the section on conditions from data.
-        most: most nodes that are shown.
+    At most ``most`` nodes are shown.
     """
 
     def __init__(
@@ -151,7 +152,7 @@ class FrameSections:
             pairs_table("summary", "Summary", ("What", "Value"), facts, is_counted=False),
             *self._environment.sections(),
             table("inputs", "Inputs", ("Input", "Value", "From"), inputs, len(desc.inputs)),
-            Section("storages", "Storages", len(found), aliasing_html(found)) if found else None,
+            Section("storages", "Storages", len(found), _aliasing(found)) if found else None,
             pairs_table("modes", "Modes", ("Mode", "Value"), mode_rows(desc.modes)),
             pairs_table("surroundings", "Surroundings", ("What", "Value"), surrounding_rows(desc)),
             pairs_table(
@@ -176,8 +177,8 @@ class FrameSections:
             [fx_node.name for fx_node in each.graph.nodes] for each in all_graphs(self._desc.graph)
         ]
         page = Page(self._stacks, self._environment.badges, torch_names, failing, self._most)
-        inputs = zip(self._placeholders, self._shown.inputs, strict=False)
-        hidden = [at for at, entry in inputs if not is_plain_input(entry, self._shown)]
+        inputs = zip(self._placeholders, plain_inputs(self._shown), strict=False)
+        hidden = [at for at, is_plain in inputs if not is_plain]
         data = picture_data(self._graphs, hidden=set(hidden), failing=failing, most=self._most)
         rows = tag("div", graphs_html(self._graphs, page), class_="rows")
         return joined([TOOLS, tag("div", picture_html(data), rows, class_="beside")])
@@ -204,8 +205,8 @@ class FrameSections:
         for node in found.nodes:
             fx_node = self._graphs[node.graph].graph.nodes[node.position]
             name = tag("code", clip(fx_node.name, LONGEST))
-            place = user_frame(node_stack(fx_node))
-            where = [] if place is None else ["; ", tag("code", clip(place_text(place), LONGEST))]
+            place = user_line(node_stack(fx_node))
+            where = ["; ", tag("code", clip(place, LONGEST))] if place else []
             link = tag("a", name, href=f"#{node_id(node)}")
             rows.append(tag("p", "at node ", link, f", {found.reason}", *where))
         return rows
@@ -218,3 +219,122 @@ class FrameSections:
         what = tag("code", clip(input_text(entry), LONGEST))
         source = "" if theirs.source is None else clip(theirs.source.name, LONGEST)
         return [name, what, with_torch_name(clip(readable_source(source), LONGEST), source)]
+
+
+# --- the aliasing diagram ---------------------------------------------------------------------------
+
+
+def _aliasing(found: Sequence[StorageGroup]) -> Html:
+    """Return the HTML of shared storages, then of storages with a single tensor."""
+    drawn = [shared for shared in found if not shared.is_plain]
+    plain = [shared for shared in found if shared.is_plain]
+    parts = [_storage(shared) for shared in drawn[:_DRAWN]]
+    if len(drawn) > _DRAWN:
+        parts.append(tag("p", f"and {len(drawn) - _DRAWN} more such storages", class_="note"))
+    if not drawn:
+        parts.append(tag("p", "No two tensors share a storage, and none is a view.", class_="note"))
+    if plain:
+        parts.append(_plain_storages(plain))
+    return joined(parts)
+
+
+def _bytes(nbytes: int | None) -> str:
+    """Return a number of bytes as text."""
+    if nbytes is None:
+        return "an unknown number of bytes"
+    return "1 byte" if nbytes == 1 else f"{_digits(nbytes)} bytes"
+
+
+def _digits(n: int) -> str:
+    return f"{n:,}" if n.bit_length() < 128 else int_text(n)
+
+
+def _storage(shared: StorageGroup) -> Html:
+    symbolic = not isinstance(shared.storage.nbytes, int)
+    caption = [
+        tag("strong", f"Storage {shared.storage.id}"),
+        f", {_bytes(shared.nbytes)}",
+        f" at the hints: {clip(sym_text(shared.storage.nbytes), LONGEST)}" if symbolic else "",
+    ]
+    most = [each.place.end for each in shared.tensors if each.place is not None]
+    total = max([shared.nbytes or 0, *most, 1])
+    rows = [_placed(each, total) for each in shared.tensors[:_DRAWN]]
+    if len(shared.tensors) > _DRAWN:
+        rows.append(tag("li", f"and {len(shared.tensors) - _DRAWN} more tensors", class_="note"))
+    scale = tag(
+        "div",
+        tag("span", "byte 0"),
+        tag("span", _digits(total)),
+        class_="scale",
+        aria_hidden="true",
+    )
+    return tag("figure", tag("figcaption", *caption), tag("ul", *rows), scale)
+
+
+def _placed(each: TensorPlacement, total: int) -> Html:
+    names = clip(" = ".join(each.names), LONGEST)
+    notes = [clip(tensor_text(each.tensor), LONGEST)]
+    if len(each.names) > 1:
+        notes.append("one tensor")
+    if each.base is not None:
+        notes.append(f"view of {clip(each.base, LONGEST)}")
+    words = [
+        tag("code", names, class_="name"),
+        tag("span", "; ".join(notes), class_="m"),
+        tag("span", _where(each.place), class_="where"),
+    ]
+    picture = [] if each.place is None else [_bar(each, each.place, total)]
+    return tag("li", *words, *picture, class_=f"depth{min(each.depth, 4)}")
+
+
+def _where(place: StorageRange | None) -> str:
+    if place is None:
+        return "not drawn: a size has no hint"
+    if place.begin == place.end:
+        return "no element"
+    text = f"bytes {_digits(place.begin)} to {_digits(place.end)}"
+    if not place.whole:
+        return f"{text}, with gaps"
+    return text if len(place.runs) == 1 else f"{text}, in {len(place.runs)} runs"
+
+
+def _bar(each: TensorPlacement, place: StorageRange, total: int) -> Html:
+    kind = "base" if each.depth == 0 else "view"
+    if not place.whole:
+        kind += " gaps"
+    marks = [tag("rect", class_="storage", x=0, y=4, width=_WIDTH, height=12)]
+    for begin, end in place.runs:
+        x, right = _scaled(begin, total), _scaled(end, total)
+        width = max(right - x, 2.0)  # also a byte of a gigabyte is seen
+        x = min(x, _WIDTH - width)
+        marks.append(tag("rect", class_=kind, x=f"{x:g}", y=0, width=f"{width:g}", height=20))
+    return tag(
+        "svg",
+        *marks,
+        viewBox=f"0 0 {_WIDTH} 20",
+        preserveAspectRatio="none",
+        role="img",
+        aria_label=f"{_where(place)} of {_digits(total)}",
+    )
+
+
+def _scaled(at: int, total: int) -> float:
+    return round(at * _WIDTH * 100 // total / 100, 2)
+
+
+def _plain_storages(plain: Sequence[StorageGroup]) -> Html:
+    rows = [
+        tag(
+            "li",
+            tag("code", clip(shared.tensors[0].names[0], LONGEST), class_="s"),
+            tag("span", _bytes(shared.nbytes), class_="t"),
+            class_="r",
+        )
+        for shared in plain[:_LISTED]
+    ]
+    if len(plain) > _LISTED:
+        rows.append(tag("li", f"and {len(plain) - _LISTED} more", class_="note"))
+    count = len(plain)
+    words = "1 storage of one tensor" if count == 1 else f"{count} storages of one tensor each"
+    summary = tag("summary", words)
+    return tag("details", summary, tag("ul", *rows), class_="plain", open=count <= _UNFOLDED)

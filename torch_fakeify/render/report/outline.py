@@ -122,12 +122,8 @@ def stack_key(stack: StackDesc | None) -> tuple[tuple[str, int, str], ...]:
 
 
 def _common(a: Sequence[_Module], b: Sequence[_Module]) -> int:
-    count = 0
-    for first, second in zip(a, b, strict=False):
-        if first != second:
-            break
-        count += 1
-    return count
+    pairs = zip(a, b, strict=False)
+    return next((at for at, (x, y) in enumerate(pairs) if x != y), min(len(a), len(b)))
 
 
 def _module_stacks(graph: GraphModuleDesc) -> list[Sequence[_Module]]:

@@ -60,8 +60,7 @@ def ask(
         environment: variables of the child beside those of this process.
     """
     with tempfile.TemporaryDirectory(prefix="torch-fakeify-") as name:
-        exchange = Exchange(Path(name))
-        exchange.write_request(request)
+        exchange = Exchange(Path(name), request)
         with exchange.log.open("wb") as output:
             ending, status = run_limited(
                 lambda: start(
@@ -82,12 +81,9 @@ def ask(
 def run_limited(
     started: Callable[[], subprocess.Popen[bytes]], *, timeout: float, memory: int | None = None
 ) -> tuple[Ending, int]:
-    """Start a process and wait for it; return how it ended, and its exit status.
+    """Start a process in a new session and wait for it; return how it ended, and its exit status.
 
-    Args:
-        started: starts the process, in a new session.
-        timeout: seconds until it and its descendants are killed.
-        memory: bytes that they may hold together; ``None`` for no limit.
+    The limits are as for `ask`.
     """
     child = None
 
@@ -170,16 +166,13 @@ def deferred_interrupts() -> Generator[None]:
 
 
 class Exchange:
-    """The files of one request: the request, the reply and the child's log."""
+    """The files of one request: the request, which is written, the reply and the child's log."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, request: Mapping[str, Any]) -> None:
         self.directory = directory
         self.request, self.reply, self.log, self.here = (
             directory / part for part in ("request", "reply", "log", "here")
         )
-
-    def write_request(self, request: Mapping[str, Any]) -> None:
-        """Write the request."""
         text = json.dumps({**request, "here": str(self.here)})
         self.request.write_text(text, encoding="utf-8")
 
@@ -207,26 +200,13 @@ def start(
     python: str | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start ``tools.worker.main`` in a new session, without core dumps.
+    """Start ``tools.worker.main`` in a new session.
 
-    Args:
-        arguments: of the worker.
-        stdin: as of ``subprocess.Popen``.
-        stdout: as of ``subprocess.Popen``.
-        stderr: as of ``subprocess.Popen``.
-        cwd: its working directory.
-        python: the executable of another interpreter; ``None`` for this one.
-        environment: variables of the child beside those of this process.
+    ``python`` is the executable of another interpreter; ``environment`` is added to that of this process.
     """
-    child = subprocess.Popen(
-        [
-            python or sys.executable,
-            "-X",
-            "faulthandler",
-            "-m",
-            "torch_fakeify.tools.worker.main",
-            *arguments,
-        ],
+    options = ("-X", "faulthandler", "-m", "torch_fakeify.tools.worker.main")
+    return subprocess.Popen(
+        [python or sys.executable, *options, *arguments],
         env={**_environment(python), **(environment or {})},
         start_new_session=True,
         stdin=stdin,
@@ -234,8 +214,6 @@ def start(
         stderr=stderr,
         cwd=cwd,
     )
-    forbid_core_dumps(child.pid)
-    return child
 
 
 def answer_of(ending: Ending, status: int, exchange: Exchange) -> Answer:

@@ -24,12 +24,9 @@ causes less, an element from a wrong position more."""
 def first_mismatch(
     found: Sequence[Any], expected: Sequence[Any], names: Sequence[str] | None = None
 ) -> str | None:
-    """Describe the first difference of two lists of results; ``None`` if they are equal.
+    """Describe the first difference of two lists of tensors and numbers; ``None`` if they are equal.
 
-    Args:
-        found: tensors and numbers.
-        expected: the correct ones.
-        names: of the results, for the text; ``result 0`` and so on by default.
+    The text has the ``names`` of the results, by default ``result 0`` and so on.
     """
     if len(found) != len(expected):
         return f"{len(found)} results, not {len(expected)}"

@@ -8,10 +8,13 @@ arguments differ from their fake values is not compared: what it returns follows
 from __future__ import annotations
 
 import json
+import keyword
+import re
 from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, Any
 
 import torch
+from torch.fx.node import map_aggregate, map_arg
 
 from torch_fakeify.compat.torch_graphs import OpOverload
 from torch_fakeify.encoding.modes import apply_modes
@@ -24,11 +27,11 @@ from torch_fakeify.render.readable_names import readable_name
 from torch_fakeify.render.text import user_line
 from torch_fakeify.replay.bindings import find_bindings
 from torch_fakeify.replay.lowering import value_of
+from torch_fakeify.tools.value_code import ValueCode, unsupported
 
-from .call_texts import call_of
 from .exceptions import first_line
 from .fake_facts import Comparison, Numbers, storages_of
-from .replies import NodeDifference, OperatorCall, Parted, SizeChecked
+from .replies import NodeDifference, OperatorCall, Parted, SizeChecked, TensorArgument
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -55,15 +58,20 @@ _KNOWN: Mapping[str, str] = MappingProxyType(
     }
 )
 """What no backend has to care for of torch's own operators and their fake kernels, by the name of the function."""
+_MOST = 64
+"""Most whole numbers of a tensor that are written out in a call."""
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_WORDS = frozenset(
+    ["torch", "call", "arguments", "facts", "inputs", "mode", "fakes", "sys", "operator", "math"]
+)
+"""Names that a script of a call has."""
+_NO_TEXT = "a call that a script cannot write"
 
 
 class FakeChecks:
     """Compares the nodes of a frame with their fake values, at given sizes.
 
-    Args:
-        frame: the frame.
-        seed: of the inputs' data.
-        device: where to put what was on an accelerator.
+    The arguments are as for `trials.EagerComparison`.
 
     Raises:
         CaptureError: the graph has tensors whose data was not recorded.
@@ -80,28 +88,26 @@ class FakeChecks:
         self._seed = seed
         self._device = device
         instance = frame.instantiate(device)
-        self._gm = instance.gm
+        self.gm = instance.gm
         self._env = instance.shape_env
-        self._nodes = list(self._gm.graph.nodes)
-        fakes: dict[torch.fx.Node, Any] = {n: value_of(n) for n in self._nodes}
-        placeholders = self._gm.graph.find_nodes(op="placeholder")
-        for fx_node, value in zip(placeholders, instance.inputs, strict=True):
+        self.nodes = list(self.gm.graph.nodes)
+        self.placeholders = self.gm.graph.find_nodes(op="placeholder")
+        fakes: dict[torch.fx.Node, Any] = {n: value_of(n) for n in self.nodes}
+        for fx_node, value in zip(self.placeholders, instance.inputs, strict=True):
             if fakes[fx_node] is None:  # the fake tensor of the trace shares its storage with views
                 fakes[fx_node] = value
-        self._fakes = fakes
-        self._writes = LastWrites(self._nodes, lambda n: storages_of(fakes.get(n)))
-        self._bindings: dict[torch.fx.Node, list[tuple[Any, Any]]] = {}
+        self.fakes = fakes
+        self.writes = LastWrites(self.nodes, lambda n: storages_of(fakes.get(n)))
+        self.bindings: dict[torch.fx.Node, list[tuple[Any, Any]]] = {}
+        """Symbols that a node binds, each with where its value is in the result."""
         if self._env is not None:
-            for symbol, binding in find_bindings(self._gm.graph, self._env, ()).items():
-                self._bindings.setdefault(binding.fx_node, []).append((symbol, binding))
+            for symbol, binding in find_bindings(self.gm.graph, self._env, ()).items():
+                self.bindings.setdefault(binding.fx_node, []).append((symbol, binding))
 
     def run(self, sizes: Mapping[str, int], at: int, running: IO[bytes]) -> SizeChecked:
-        """Run the nodes at some sizes, until one raises.
+        """Run the nodes at some sizes, by symbol name, until one raises.
 
-        Args:
-            sizes: by symbol name.
-            at: position of the sizes in the request.
-            running: the file to which the node that runs is written.
+        The node that runs is written to a file, with the position of the sizes in the request.
         """
         _write_running(running, at, "")
         try:
@@ -110,11 +116,11 @@ class FakeChecks:
             return SizeChecked(0, not_compared=f"no inputs: {first_line(error)}")
         numbers = Numbers(self._env, Symbols(self._frame.desc.shape_env, sizes).values)
         note = ""
-        run = _Run(self._gm, self._fakes, numbers, self._writes, self._bindings)
+        run = _Run(self, numbers)
         torch.manual_seed(self._seed)
         with apply_modes(self._frame.desc.modes):
-            run.placeholders(inputs, [*map(readable_name, self._frame.desc.inputs)])
-            for fx_node in self._nodes:
+            run.bind_inputs(inputs, [*map(readable_name, self._frame.desc.inputs)])
+            for fx_node in self.nodes:
                 if fx_node.op in ("placeholder", "output"):
                     continue
                 _write_running(running, at, fx_node.name)
@@ -130,76 +136,64 @@ class FakeChecks:
         try:
             return self._frame.materialize(seed=self._seed, sizes=sizes, device=self._device)
         except CaptureError as error:
-            if not self._bindings or not self._is_of_fake(error):
+            if not self.bindings or not self._is_of_fake(error):
                 raise
         return materialize(self._frame.desc, seed=self._seed, sizes=sizes, device=self._device)
 
     def _is_of_fake(self, unmet: CaptureError) -> bool:
         """Return whether a runtime assert is that of a fake kernel, not of the program: it has the line of the call."""
         nodes = self._frame.desc.graph.nodes
-        lines = {user_line(node_stack(nodes[self._nodes.index(n)])) for n in self._bindings}
+        lines = {user_line(node_stack(nodes[self.nodes.index(n)])) for n in self.bindings}
         return unmet.where is None or unmet.where in lines
 
 
 class _Run:
     """One run of a graph."""
 
-    def __init__(
-        self,
-        gm: torch.fx.GraphModule,
-        fakes: Mapping[torch.fx.Node, Any],
-        numbers: Numbers,
-        writes: LastWrites,
-        bindings: Mapping[torch.fx.Node, Sequence[tuple[Any, Any]]],
-    ) -> None:
-        self._nodes = list(gm.graph.nodes)
-        self._positions = {n: at for at, n in enumerate(self._nodes)}
-        self._fakes = fakes
+    def __init__(self, checks: FakeChecks, numbers: Numbers) -> None:
+        self._checks = checks
+        self._positions = {n: at for at, n in enumerate(checks.nodes)}
         self._numbers = numbers
-        self._bindings = bindings
-        self._comparison = Comparison(numbers, writes)
-        self._runner = torch.fx.Interpreter(gm, garbage_collect_values=False)
+        self._comparison = Comparison(numbers, checks.writes)
+        self._runner = torch.fx.Interpreter(checks.gm, garbage_collect_values=False)
         self._differs: set[torch.fx.Node] = set()
         """Nodes that differ from their fake values, or depend on such nodes."""
         self.differences: list[NodeDifference] = []
         self.compared = 0
 
-    def placeholders(self, inputs: Sequence[Any], names: Sequence[str]) -> None:
+    def bind_inputs(self, inputs: Sequence[Any], names: Sequence[str]) -> None:
         """Bind the symbols to the sizes of the inputs."""
-        nodes = [n for n in self._nodes if n.op == "placeholder"]
+        nodes, fakes = self._checks.placeholders, self._checks.fakes
         self._runner.env.update(zip(nodes, inputs, strict=True))
         for fx_node, real in zip(nodes, inputs, strict=True):
-            self._numbers.bind_input(self._fakes[fx_node], real)
+            self._numbers.bind_input(fakes[fx_node], real)
         for fx_node, real, name in zip(nodes, inputs, names, strict=True):
-            at = self._positions[fx_node]
-            if list(self._comparison.parts(self._fakes[fx_node], real, at, name)):
+            if list(self._comparison.parts(fakes[fx_node], real, self._positions[fx_node], name)):
                 self._differs.add(fx_node)  # a later node shall not be blamed
 
     def node(self, fx_node: torch.fx.Node) -> None:
         """Run a node and compare its result."""
         call = self._call(fx_node) if may_write(fx_node) else None
         real = self._runner.env[fx_node] = self._runner.run_node(fx_node)
-        fake = self._fakes.get(fx_node)
+        fake = self._checks.fakes.get(fx_node)
         follows = not self._differs.isdisjoint(fx_node.all_input_nodes)
-        violated = list(self._numbers.bind(self._bindings.get(fx_node, ()), real))
+        violated = list(self._numbers.bind(self._checks.bindings.get(fx_node, ()), real))
         at = self._positions[fx_node]
         if follows or (fake is None and real is not None):
             if follows:
                 self._differs.add(fx_node)
             return
-        parts = [*self._comparison.parts(fake, real, at, fx_node.name), *violated]
+        found = [*self._comparison.parts(fake, real, at, fx_node.name), *violated]
         self.compared += fx_node.op != "get_attr"
+        parts = _without_known(fx_node, found)
         if not parts:
-            return
-        parts = _without_known(fx_node, parts)
-        if not parts:
-            self._comparison.allow_sharing(fake, real)
+            if found:
+                self._comparison.allow_sharing(fake, real)
             return
         self._differs.add(fx_node)
         if may_write(fx_node):  # into its arguments
             self._differs.update(fx_node.all_input_nodes)
-        found, why = call if call is not None else self._call(fx_node)
-        self.differences.append(NodeDifference(at, tuple(parts), found, why))
+        self.differences.append(NodeDifference(at, tuple(parts), *(call or self._call(fx_node))))
 
     def _call(self, fx_node: torch.fx.Node) -> tuple[OperatorCall | None, str]:
         try:
@@ -223,3 +217,102 @@ def _without_known(fx_node: torch.fx.Node, parts: Iterable[Parted]) -> list[Part
     else:
         name = target if isinstance(target, str) else getattr(target, "__name__", "")
     return [part for part in parts if part.what != _KNOWN.get(name)]
+
+
+# --- the call of a node as Python, with records of the tensors that it gets -----------------------------
+
+
+def call_of(fx_node: torch.fx.Node, values: Mapping[torch.fx.Node, Any]) -> OperatorCall:
+    """Return the call of a node that calls a function or a method, for real values of its arguments.
+
+    Raises:
+        UnsupportedValueError: the function or an argument has no text.
+    """
+    where = fx_node.name
+    tensors = _Tensors(where)
+    code = ValueCode()
+
+    def text(arg: Any) -> str:
+        named = map_arg(arg, lambda n: tensors.named(values[n], n.name))
+        return code.of(named, tensors.names, where)
+
+    args = [text(arg) for arg in fx_node.args]
+    kwargs = [f"{name}={text(arg)}" for name, arg in fx_node.kwargs.items()]
+    if fx_node.op == "call_method":
+        first, *rest = args
+        called = f"{first}.{fx_node.target}({', '.join([*rest, *kwargs])})"
+    elif fx_node.op == "call_function":
+        called = f"{code.function(fx_node.target, where)}({', '.join([*args, *kwargs])})"
+    else:
+        raise unsupported(_NO_TEXT, where, fx_node.op)
+    return OperatorCall(called, tuple(sorted(code.imports)), tuple(tensors.found))
+
+
+class _Tensors:
+    """Names the tensors of a call, and collects records of them."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._graph = torch.fx.Graph()
+        self._nodes: dict[int, torch.fx.Node] = {}
+        self._storages: dict[int, int] = {}
+        self.names: dict[torch.fx.Node, str] = {}
+        """By the nodes that stand for the tensors."""
+        self.found: list[TensorArgument] = []
+
+    def named(self, value: Any, name: str) -> Any:
+        """Return a value with a node in place of each tensor."""
+        return map_aggregate(
+            value, lambda part: self._node(part, name) if isinstance(part, torch.Tensor) else part
+        )
+
+    def _node(self, t: torch.Tensor, name: str) -> torch.fx.Node:
+        done = self._nodes.get(id(t))
+        if done is not None:
+            return done
+        if type(t) not in _PLAIN or t.layout is not torch.strided or t.is_conj() or t.is_neg():
+            raise unsupported(_NO_TEXT, self._where, f"{type(t).__qualname__} of {t.layout}")
+        fx_node = self._nodes[id(t)] = self._graph.placeholder(name)
+        name = self.names[fx_node] = _identifier(name, self.names.values())
+        storage = t.untyped_storage()
+        number = self._storages.setdefault(storage._cdata, len(self._storages))
+        numbers, low, high = _whole_numbers(t)
+        self.found.append(
+            TensorArgument(
+                name,
+                str(t.dtype).removeprefix("torch."),
+                tuple(t.shape),
+                tuple(t.stride()),
+                int(t.storage_offset()),
+                number,
+                storage.nbytes() // t.element_size(),
+                str(t.device),
+                requires_grad=t.requires_grad,
+                is_parameter=isinstance(t, torch.nn.Parameter),
+                numbers=numbers,
+                low=low,
+                high=high,
+            )
+        )
+        return fx_node
+
+
+def _whole_numbers(t: torch.Tensor) -> tuple[Any, int, int]:
+    """Return the elements of a tensor of integers, if they are few, and the smallest and largest."""
+    try:
+        if t.dtype.is_floating_point or t.dtype.is_complex or not t.numel():
+            return None, 0, 1
+        whole = t.detach().to("cpu", torch.int64)
+        low, high = int(whole.min()), int(whole.max())
+    except (RuntimeError, NotImplementedError):  # a dtype of bits
+        return None, 0, 1
+    return (whole.tolist() if t.numel() <= _MOST else None), low, high
+
+
+def _identifier(name: str, taken: Iterable[str]) -> str:
+    name = re.sub(r"\W", "_", name)
+    if not name.isidentifier() or keyword.iskeyword(name) or name in _WORDS:
+        name = f"{name}_" if name.isidentifier() else f"x_{name}"
+    while name in taken:
+        name += "_"
+    return name

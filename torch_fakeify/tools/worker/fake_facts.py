@@ -25,12 +25,7 @@ _RELATIVE = 1e-6
 
 
 class Numbers:
-    """Values of symbols, and the numbers that expressions over them have.
-
-    Args:
-        env: the ``ShapeEnv``, if there is one.
-        values: sympy numbers by symbol name.
-    """
+    """Values of symbols, given as sympy numbers by name, and the numbers that expressions over them have."""
 
     def __init__(self, env: Any, values: Mapping[str, Any]) -> None:
         self._env = env
@@ -46,11 +41,9 @@ class Numbers:
             return None
         try:
             found = self._evaluated(expr)
-            if found is None:
-                found = self._evaluated(n.node.expr)
+            return self._evaluated(n.node.expr) if found is None else found
         except (ArithmeticError, AssertionError, AttributeError, TypeError, ValueError):
             return None
-        return found
 
     def _evaluated(self, expr: Any) -> Any:
         known = {
@@ -92,21 +85,14 @@ class Numbers:
                 continue
             number = int(value) if isinstance(value, bool) else value
             self._values[self._name(symbol)] = sympy.sympify(number, strict=True)
-            yield from self._violations(symbol, number)
-
-    def _violations(self, symbol: Any, value: float) -> Iterator[Parted]:
-        bounds = self._env.var_to_range.get(symbol)
-        if bounds is not None and math.isfinite(value) and value not in bounds:
-            yield Parted("", f"range of {symbol}", f"{bounds.lower} to {bounds.upper}", str(value))
+            bounds = self._env.var_to_range.get(symbol)
+            if bounds is not None and math.isfinite(number) and number not in bounds:
+                known = f"{bounds.lower} to {bounds.upper}"
+                yield Parted("", f"range of {symbol}", known, str(number))
 
 
 class Comparison:
-    """Compares values in the order of the nodes, and the storages that they share with earlier ones.
-
-    Args:
-        numbers: of the symbols.
-        writes: of the graph.
-    """
+    """Compares values in the order of the nodes, and the storages that they share with earlier ones."""
 
     def __init__(self, numbers: Numbers, writes: LastWrites) -> None:
         self._numbers = numbers
@@ -119,14 +105,9 @@ class Comparison:
         """The real values: an address is that of one storage."""
 
     def parts(self, fake: Any, real: Any, at: int, name: str, part: str = "") -> Iterator[Parted]:
-        """Yield how the real value of a node differs from its fake one.
+        """Yield how the result of a node at this moment differs from its fake value.
 
-        Args:
-            fake: with symbols.
-            real: the result of the node at this moment.
-            at: position of the node.
-            name: of the node.
-            part: of its result, for the text.
+        ``at`` is the position of the node, ``part`` says in the text which part of the result it is.
         """
         if isinstance(fake, torch.Tensor):
             if isinstance(real, torch.Tensor):
@@ -150,12 +131,7 @@ class Comparison:
             yield Parted(part, "type", "None", _type(real))
 
     def allow_sharing(self, fake: Any, real: Any) -> None:
-        """Take the storages of a real value as those of its fake value, for the nodes that follow.
-
-        Args:
-            fake: a fake tensor.
-            real: its real value, which shares a storage that the fake one does not.
-        """
+        """Take the storages of a real value as those of its fake value, for the nodes that follow."""
         if isinstance(fake, torch.Tensor) and isinstance(real, torch.Tensor):
             ours = self._fake_owners.get(fake.untyped_storage()._cdata)
             theirs = self._real_owners.get(real.untyped_storage()._cdata)
@@ -267,8 +243,7 @@ def _chosen(numbers: Iterable[Any], counts: Iterable[bool]) -> list[Any]:
 
 def _same_number(a: Any, b: Any) -> bool:
     if isinstance(a, float) or isinstance(b, float):
-        both_nan = a != a and b != b
-        return both_nan or a == b or math.isclose(a, b, rel_tol=_RELATIVE)
+        return (a != a and b != b) or math.isclose(a, b, rel_tol=_RELATIVE)
     return bool(a == b)
 
 

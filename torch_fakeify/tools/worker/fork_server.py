@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .client import Exchange, answer_of, deferred_interrupts, start
-from .limits import enforce
+from .limits import enforce, forbid_core_dumps
 from .replies import Answer, Ended
 
 if TYPE_CHECKING:
@@ -49,10 +49,9 @@ class ForkServer:
         The time is counted from the fork; the start of the interpreter does not count.
         """
         with self._lock, tempfile.TemporaryDirectory(prefix="torch-fakeify-") as name:
-            exchange = Exchange(Path(name))
+            exchange = Exchange(Path(name), request)
             if self._stopped:
                 return Answer(Ended("crashes", -signal.SIGKILL))
-            exchange.write_request(request)
             server = self._started(request)
             job = None
             try:
@@ -69,14 +68,12 @@ class ForkServer:
     def start(self, imports: Mapping[str, Any] | None = None) -> None:
         """Start the interpreter now, so that the next request does not wait for it.
 
-        Args:
-            imports: what it imports first, as in requests: ``directory`` and ``imports``; ``python``: its
-                executable.
+        It imports first what ``imports`` says as in requests: ``directory``, ``imports``, ``python``.
         """
         with self._lock:
             if self._server is not None and self._server.poll() is None:
                 return
-        self.ask({"task": "none", **(imports or {})}, timeout=_READY)
+        self.ask({"task": "backend", "backend": None, **(imports or {})}, timeout=_READY)
 
     def stop(self) -> None:
         """Stop the server for good, from any thread.
@@ -106,6 +103,7 @@ class ForkServer:
             self._end()
             with deferred_interrupts():
                 self._server = self._start(request)
+            forbid_core_dumps(self._server.pid)
             if self._stopped:  # while it was started
                 self._server.kill()
         return self._server

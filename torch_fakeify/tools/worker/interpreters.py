@@ -6,6 +6,7 @@ own: a folder that has only the caller's package comes first on its path. Nothin
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import os
@@ -113,12 +114,9 @@ def _path(executable: str) -> str:
 
 
 @functools.cache
-def _folder() -> tempfile.TemporaryDirectory[str]:
-    folder = tempfile.TemporaryDirectory(prefix="torch-fakeify-package-")
-    Path(folder.name, "torch_fakeify").symlink_to(PACKAGE_DIR.resolve(), target_is_directory=True)
-    return folder
-
-
 def package_folder() -> str:
     """Return a folder with this package alone, which is removed when the process exits."""
-    return _folder().name
+    folder = tempfile.TemporaryDirectory(prefix="torch-fakeify-package-")
+    atexit.register(folder.cleanup)
+    Path(folder.name, "torch_fakeify").symlink_to(PACKAGE_DIR.resolve(), target_is_directory=True)
+    return folder.name

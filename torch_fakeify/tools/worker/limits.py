@@ -59,12 +59,7 @@ def forbid_core_dumps(pid: int = 0) -> None:
 
 
 def check_bounds(timeout: object, memory: object = None) -> None:
-    """Raise ``FakeifyError`` unless these are limits that `enforce` can have.
-
-    Args:
-        timeout: seconds, above 0.
-        memory: bytes, or ``None`` for no limit.
-    """
+    """Raise ``FakeifyError`` unless these are limits that `enforce` can have."""
     if not isinstance(timeout, (int, float)) or not timeout > 0:
         raise FakeifyError(
             "invalid value", where="timeout", expected="seconds, above 0", found=repr(timeout)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 from torch_fakeify.errors import CaptureError, FakeifyError, VersionError
+from torch_fakeify.render.surroundings import machine_differences, setting_differences
 from torch_fakeify.serialization.container import Limits
 
 from .replies import (
@@ -32,6 +33,7 @@ from .replies import (
     Failed,
     FakesChecked,
     Found,
+    Here,
     Raised,
     Ran,
     Refused,
@@ -45,18 +47,23 @@ try:
 
     from torch_fakeify.compat.backends import import_modules, resolve_backend
     from torch_fakeify.compat.torch_configs import settings_set
+    from torch_fakeify.compat.torch_dynamo import torch_version
+    from torch_fakeify.encoding.operators import other_schemas
+    from torch_fakeify.encoding.surroundings import describe_surroundings
     from torch_fakeify.frames.backend_choice import recorded_name, with_options
     from torch_fakeify.frames.captures import Capture
 
     from .exceptions import failed, thrown
-    from .surroundings import here_of
 except VersionError as error:
     if __name__ != "__main__":
         raise
     sys.exit(answer_refusal(error, sys.argv[1:]))
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from torch_fakeify.encoding.settings import NotSet
+    from torch_fakeify.records.frame import CaptureDesc, OperatorDesc
 
 _WORLDS = ExitStack()
 """Fake process groups, active until the process exits."""
@@ -69,13 +76,14 @@ def _load(request: Mapping[str, Any]) -> tuple[Capture, Callable[..., Any]]:
     """Load the capture of a request and find its backend.
 
     For the rest of the process the recorded settings are set, and the frame has the fake process groups
-    that it needs, and stubs for operators that are not here. How this process differs from the recorded one is written to a file at once, as the
-    process may crash.
+    that it needs, and stubs for operators that are not here. How this process differs from the recorded
+    one is written to a file at once, as the process may crash.
 
     Args:
-        request: ``file``, ``backend``; ``here``, the file to write; ``trust`` lifts the limits on the file, and unless ``trust_settings`` says
-            otherwise sets also what could run or write something; ``device`` is named if it is another one; ``stubs``: whether operators
-            that are not here get stubs, for frames that are compiled only.
+        request: ``file``, ``backend``; ``here``, the file to write; ``trust`` lifts the limits on the file,
+            and unless ``trust_settings`` says otherwise sets also what could run or write something;
+            ``device`` is named if it is another one; ``stubs``: whether operators that are not here get
+            stubs, for frames that are compiled only.
     """
     trust = bool(request.get("trust_settings", request.get("trust")))
     limits = Limits.none() if request.get("trust") else None
@@ -85,11 +93,47 @@ def _load(request: Mapping[str, Any]) -> tuple[Capture, Callable[..., Any]]:
     stubs = _SETTINGS.enter_context(capture.operator_stubs()) if request.get("stubs") else ()
     not_set = (*_SETTINGS.enter_context(capture.settings(trust=trust)), *not_passed)
     if "here" in request:
-        backend = recorded_name(capture.desc, request["backend"])
-        device = request.get("device")
-        here = here_of(capture.desc, not_set, stubs, backend=backend, device=device)
+        here = _here_of(request, capture.desc, not_set, stubs)
         Path(request["here"]).write_bytes(msgspec.json.encode(here))
     return capture, compiler_fn
+
+
+def _here_of(
+    request: Mapping[str, Any],
+    desc: CaptureDesc,
+    not_set: Iterable[NotSet],
+    stubs: Iterable[OperatorDesc],
+) -> Here:
+    """Compare the surroundings of a frame with those of this process, in which its settings are set."""
+    backend, device = recorded_name(desc, request["backend"]), request.get("device")
+    reasons = {each.setting: each.text for each in not_set}
+    recorded = desc.surroundings
+    differs: list[str] = []
+    if desc.backend not in (None, backend):
+        differs.append(_differing("backend", desc.backend or "", backend))
+    if recorded is None:
+        running = torch_version()
+        if desc.torch_version not in ("", running):
+            differs.append(_differing("torch", desc.torch_version, running))
+        differs.append("the file has no settings, environment and devices on record")
+    else:
+        here = describe_surroundings(desc.graph, desc.inputs, start_devices=device is None)
+        others = (*setting_differences(recorded, here), *machine_differences(recorded, here))
+        options = {f"options.{name}" for name, _ in recorded.options} | {"mode"}
+        differs += [_differing(*each) for each in others if each.what not in {*reasons, *options}]
+    if device is not None:
+        differs.append(f"the device: moved to {device}")
+    differs += other_schemas(desc.operators)
+    return Here(tuple(reasons.values()), tuple(differs), tuple(map(_stub_line, stubs)))
+
+
+def _stub_line(stub: OperatorDesc) -> str:
+    gradient = "; its gradient is a stub too" if stub.autograd in ("formula", "composite") else ""
+    return f"{stub.schema}{gradient}"
+
+
+def _differing(what: str, recorded: str, here: str) -> str:
+    return f"{what}: {recorded} recorded, {here} here"
 
 
 def compile_capture(request: Mapping[str, Any]) -> Reply:
@@ -175,18 +219,12 @@ def _run_once(
 ) -> dict[str, Any]:
     """Run a frame at some sizes; the difference is over outputs and inputs, since it may write into them."""
     inputs = [capture.materialize(seed=0, sizes=sizes) for _ in range(3)]
-    modes = torch.set_grad_enabled(capture.desc.modes.grad_enabled)
-    with modes:
+    with torch.set_grad_enabled(capture.desc.modes.grad_enabled):
         expected, eager_time = _timed(eager, inputs[0])
         found, first_time = _timed(compiled, inputs[1])
         _, next_time = _timed(compiled, inputs[2])
     pairs = zip([*expected, *inputs[0]], [*found, *inputs[1]], strict=True)
     return {
-        "shapes": {
-            entry.name: list(value.shape)
-            for entry, value in zip(capture.desc.inputs, inputs[0], strict=True)
-            if isinstance(value, torch.Tensor)
-        },
         "outputs": [list(value.shape) for value in expected if isinstance(value, torch.Tensor)],
         "eager": eager_time,
         "first": first_time,
@@ -196,11 +234,7 @@ def _run_once(
 
 
 def run_sizes(request: Mapping[str, Any]) -> Reply:
-    """Compile a frame once, run it at several sizes, and compare it with eager.
-
-    Args:
-        request: ``file``, ``backend``, ``seed``; ``sizes``: a list of maps from symbol name to value.
-    """
+    """Compile a frame once, run it at several ``sizes`` by symbol name, and compare it with eager."""
     from .trials import EagerComparison  # lazy: replay does not need it
 
     capture, compiler_fn = _load(request)
@@ -251,11 +285,7 @@ def _milliseconds(started: float) -> float:
 
 
 def find_backend(request: Mapping[str, Any]) -> Reply:
-    """Check that a backend exists; an unknown name is refused.
-
-    Args:
-        request: ``backend``, its name, or ``None`` for the recorded one of each frame.
-    """
+    """Check that a backend exists, unless it is the recorded one of each frame; an unknown name is refused."""
     if request["backend"] is not None:
         resolve_backend(request["backend"])
     return Found()
@@ -294,7 +324,6 @@ def _import(directory: str | None, modules: Sequence[str]) -> None:
 
 
 _TASKS: Mapping[str, Callable[[Mapping[str, Any]], Reply]] = {
-    "none": lambda _: Found(),
     "backend": find_backend,
     "compile": compile_capture,
     "run": run_capture,

@@ -94,8 +94,8 @@ class Ran(msgspec.Struct, frozen=True, tag="ran"):
     """Milliseconds, as is ``compile``."""
     compile: float
     runs: list[dict[str, Any]]
-    """For each of the sizes: ``shapes`` of the inputs, ``outputs``, milliseconds of ``eager``, of the
-    ``first`` and the ``next`` compiled call, and ``difference``, the largest absolute one."""
+    """For each of the sizes: shapes of the ``outputs``, milliseconds of ``eager``, of the ``first`` and the
+    ``next`` compiled call, and ``difference``, the largest absolute one."""
 
 
 class Parted(msgspec.Struct, frozen=True):
@@ -278,10 +278,6 @@ def answer_refusal(error: VersionError, arguments: Sequence[str]) -> int:
     """Write that torch is refused as the reply of one request, or with ``--serve`` of every request.
 
     Without it the parent would take the end of the child for a crash of the backend.
-
-    Args:
-        error: why torch is refused.
-        arguments: of the command line.
     """
     answer = Answer(Refused("VersionError", str(error)))
     if arguments[0] != "--serve":

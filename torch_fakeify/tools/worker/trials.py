@@ -24,7 +24,7 @@ from .exceptions import failed, first_line, thrown
 from .replies import Failed, NotCompared, Passed, Wrong
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch_fakeify.compat.backends import Compiled, Compiler
 
@@ -41,19 +41,10 @@ def run_trial(
     seed: int = 0,
     device: str | None = None,
 ) -> Passed | Failed | Wrong | NotCompared:
-    """Compile a frame; then run it on synthetic inputs and compare it with eager.
+    """Compile a frame; if it ``runs``, run it on synthetic inputs and compare it with eager.
 
-    Args:
-        frame: the frame.
-        compiler_fn: a Dynamo backend.
-        runs: whether to run it.
-        sizes: at which, by symbol name; other symbols have their hints.
-        seed: of the data.
-        device: where to put what was on an accelerator.
-
-    Returns:
-        The result; a frame is not compared if no inputs can be made, eager raises, or its results are
-        random.
+    It runs at ``sizes`` by symbol name; other symbols have their hints. It is not compared if no inputs can
+    be made, eager raises, or its results are random.
     """
     instance = frame.instantiate(device)
     try:
@@ -68,10 +59,7 @@ def run_trial(
 class EagerComparison:
     """Compares compiled code of a frame with eager, on synthetic inputs.
 
-    Args:
-        frame: the frame.
-        seed: of the data.
-        device: where to put what was on an accelerator.
+    What was on an accelerator is put on ``device``, if it is given.
     """
 
     def __init__(self, frame: Capture, *, seed: int, device: str | None = None) -> None:
@@ -144,19 +132,15 @@ class EagerComparison:
         mine, eager = ([values[at] for at in same] for values in (a, b))
         text = first_mismatch(mine, eager, [names[at] for at in same])
         if text is None:
-            return None if stage == "backward" else self._random(same, expected)
+            every = (
+                stage == "forward" and expected.count and all(at >= expected.count for at in same)
+            )
+            return NotCompared("eager draws random numbers") if every else None
         exact = self._float64_reference(sizes)
         if exact is None or len(exact.values[stage]) != len(b):
             return Wrong(stage, text)
         right = [exact.values[stage][at] for at in same]
         return None if _is_as_accurate(mine, eager, right) else Wrong(stage, text)
-
-    @staticmethod
-    def _random(same: list[int], expected: _Run) -> NotCompared | None:
-        """Return the reply if all outputs are random; else ``None``."""
-        if not expected.count or any(at < expected.count for at in same):
-            return None
-        return NotCompared("eager draws random numbers")
 
     def _names(self, stage: str, run: _Run) -> list[str]:
         """Name the values of a stage, for messages."""
@@ -283,11 +267,9 @@ def _double_dtype(arg: Any) -> Any:
 
 
 def propagated(frame: Capture, constants: Mapping[int, int]) -> Capture:
-    """Recompute the values in a frame's graph from its inputs.
+    """Recompute the values in the graph of a frame whose inputs were changed after recording.
 
-    Args:
-        frame: a frame whose inputs were changed after recording.
-        constants: replacements for integers among the arguments of nodes.
+    Integers among the arguments of nodes are replaced by ``constants``.
 
     Raises:
         CaptureError: the frame has no ``ShapeEnv``.
@@ -299,10 +281,14 @@ def propagated(frame: Capture, constants: Mapping[int, int]) -> Capture:
     for fx_node, value in zip(gm.graph.find_nodes(op="placeholder"), instance.inputs, strict=True):
         if isinstance(value, torch.Tensor):
             fx_node.meta["example_value" if "example_value" in fx_node.meta else "val"] = value
+
+    def changed(arg: Any) -> Any:
+        return constants.get(arg, arg) if type(arg) is int else arg
+
     for fx_node in gm.graph.nodes:
         if fx_node.op not in ("placeholder", "output", "get_attr"):
-            fx_node.args = torch_graphs.tree_map(_changer(constants), fx_node.args)
-            fx_node.kwargs = torch_graphs.tree_map(_changer(constants), fx_node.kwargs)
+            fx_node.args = torch_graphs.tree_map(changed, fx_node.args)
+            fx_node.kwargs = torch_graphs.tree_map(changed, fx_node.kwargs)
     gm.recompile()
     desc = frame.desc
     data: Literal["small", "none"] = "small" if desc.graph.tensor_data else "none"
@@ -315,7 +301,3 @@ def propagated(frame: Capture, constants: Mapping[int, int]) -> Capture:
     )
     unchanged = {name: getattr(desc, name) for name in names}
     return Capture(msgspec.structs.replace(made, **unchanged))
-
-
-def _changer(constants: Mapping[int, int]) -> Callable[[Any], Any]:
-    return lambda arg: constants.get(arg, arg) if type(arg) is int else arg
