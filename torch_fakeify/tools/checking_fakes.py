@@ -28,8 +28,9 @@ from torch_fakeify.render.code import node_stack, statement
 from torch_fakeify.render.text import clip, count_text, user_line
 from torch_fakeify.replay.lowering import value_of
 from torch_fakeify.tools.capture_files import path_of
-from torch_fakeify.tools.minify.repro_script import CheckedScript
-from torch_fakeify.tools.operator_script import script_of_call, write_operator_script
+from torch_fakeify.tools.minify.failures import Failure
+from torch_fakeify.tools.minify.repro_script import CheckedScript, write_and_check
+from torch_fakeify.tools.operator_script import script_of_call
 from torch_fakeify.tools.size_runs import SizeRuns, SizesReport, extent, size_runs
 from torch_fakeify.tools.worker.replies import FakesChecked, OperatorCall, Parted, indented
 from torch_fakeify.unbacked.fx_runs import attribute_of
@@ -249,8 +250,13 @@ def check_fakes(
         else:
             of_operator = [name for each, name in desc.operator_modules if each == first.operator]
             text = first.script(modules := (*imports, *of_operator))
-            written = write_operator_script(
-                Path(script), text, timeout=timeout, imports=bool(modules)
+            written = write_and_check(
+                Path(script),
+                text,
+                Failure("wrong", "forward"),
+                timeout=timeout,
+                imports=bool(modules),
+                fails="real and fake results differ in it, too",
             )
     return FakesReport(
         **sizes_run.results(),
@@ -436,7 +442,9 @@ def _capture_of_graph(gm: torch.fx.GraphModule, inputs: Sequence[Any] | None) ->
         raise CaptureError(
             "the graph has no fake values", where="inputs", fix="Pass inputs for its placeholders"
         )
-    copy = torch.fx.GraphModule(gm, _copied(gm.graph))
+    graph = torch.fx.Graph()
+    graph.output(graph.graph_copy(gm.graph, {}))  # with metadata of its own
+    copy = torch.fx.GraphModule(gm, graph)
     placeholders = placeholders_of(copy, inputs, CaptureError)
     mode = torch_dynamo.detect_fake_mode(list(inputs))
     if mode is None:
@@ -457,16 +465,6 @@ def _capture_of_graph(gm: torch.fx.GraphModule, inputs: Sequence[Any] | None) ->
 def _nodes_of(gm: torch.fx.GraphModule) -> list[torch.fx.Node]:
     """Return the nodes of a graph whose values follow from those of its placeholders."""
     return [n for n in gm.graph.nodes if n.op not in ("placeholder", "output")]
-
-
-def _copied(graph: torch.fx.Graph) -> torch.fx.Graph:
-    """Return a copy of a graph whose nodes have metadata of their own."""
-    made = torch.fx.Graph()
-    output = made.graph_copy(graph, val_map := {})
-    made.output(output)
-    for old, new in val_map.items():
-        new.meta = dict(old.meta)
-    return made
 
 
 def _fake(mode: Any, name: str, value: Any) -> Any:

@@ -29,9 +29,10 @@ from torch_fakeify.records.tensor import (
 from .graph_edits import FreshIds, replace_nodes
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from torch_fakeify.records.frame import CaptureDesc, InputDesc
+    from torch_fakeify.records.graph import NodeDesc
     from torch_fakeify.records.shape_env import ShapeEnvDesc, SymbolDesc
     from torch_fakeify.records.tensor import IntLike
 
@@ -45,31 +46,20 @@ def used_symbols(desc: CaptureDesc) -> set[str]:
 
 def bound_symbols(desc: CaptureDesc) -> set[str]:
     """Names of the symbols that an input's sizes or a node of the graph binds."""
-    found: set[str] = set()
+    numbers: list[Any] = []
     for entry in desc.inputs:
+        numbers.append(entry.sym)
         for tensor in walk(entry.tensor, MetaTensorDesc):
-            numbers = (*tensor.size, *tensor.stride, tensor.storage_offset, tensor.item_memo)
-            found.update(filter(None, map(lone_symbol, numbers)))
-            found |= _parts_bound(tensor)
-        name = lone_symbol(entry.sym)
-        if name is not None:
-            found.add(name)
-    for fx_node in desc.graph.nodes:
-        for key, value in fx_node.meta:
-            if key == "unbacked_bindings":
-                found |= names_in(value)
-    return found
+            numbers += (*tensor.size, *tensor.stride, tensor.storage_offset, tensor.item_memo)
+            inner = (tensor.base, tensor.subclass, tensor.functional, tensor.functorch)
+            for part in walk(inner, MetaTensorDesc):
+                numbers += (*part.size, *part.stride)
+    return _bound_by(desc.graph.nodes) | set(filter(None, map(lone_symbol, numbers)))
 
 
-def _parts_bound(tensor: MetaTensorDesc) -> set[str]:
-    """The symbols that the inner tensors of a subclass bind."""
-    inner = (tensor.base, tensor.subclass, tensor.functional, tensor.functorch)
-    return {
-        name
-        for part in walk(inner, MetaTensorDesc)
-        for name in map(lone_symbol, (*part.size, *part.stride))
-        if name is not None
-    }
+def _bound_by(nodes: Iterable[NodeDesc]) -> set[str]:
+    """Names of the unbacked symbols that nodes bind."""
+    return names_in(tuple(v for n in nodes for key, v in n.meta if key == "unbacked_bindings"))
 
 
 # --- dynamic to static ----------------------------------------------------------------------------
@@ -124,9 +114,8 @@ def fix_unbacked(desc: CaptureDesc, values: Mapping[str, int]) -> CaptureDesc | 
         The frame; ``None`` if a fact does not hold, or the graph itself binds such a symbol.
     """
     env = desc.shape_env
-    nodes = (n for n in desc.graph.nodes if n.op != "placeholder")
-    bound = tuple(v for n in nodes for key, v in n.meta if key == "unbacked_bindings")
-    if env is None or names_in(bound) & values.keys():
+    bound = _bound_by(n for n in desc.graph.nodes if n.op != "placeholder")
+    if env is None or bound & values.keys():
         return None
     nodes = tuple(
         msgspec.structs.replace(n, meta=tuple(m for m in n.meta if m[0] != "unbacked_bindings"))
@@ -230,13 +219,13 @@ class _Substitution:
             ),
             "counter": (),
         }
-        guards = [msgspec.structs.replace(g, expr=self.expr(g.expr)) for g in env.guards]
-        asserts = [msgspec.structs.replace(a, expr=self.expr(a.expr)) for a in env.runtime_asserts]
-        if any(_truth(fact.expr) is False for fact in (*guards, *asserts)):
-            return None
-        changes["guards"] = tuple(g for g in guards if _truth(g.expr) is None)
-        changes["runtime_asserts"] = tuple(a for a in asserts if _truth(a.expr) is None)
-        changes["axioms"] = tuple(a for a in env.axioms if not self._names_of(a))
+        for field in ("guards", "runtime_asserts"):
+            facts = [
+                msgspec.structs.replace(f, expr=self.expr(f.expr)) for f in getattr(env, field)
+            ]
+            if any(_truth(fact.expr) is False for fact in facts):
+                return None
+            changes[field] = tuple(fact for fact in facts if _truth(fact.expr) is None)
         changes["divisible"] = tuple(
             made
             for made in map(self.expr, env.divisible)
@@ -257,6 +246,7 @@ class _Substitution:
 
 
 _TABLES = (
+    "axioms",
     "unbacked_renamings",
     "hint_overrides",
     "duck_shapes",
@@ -282,17 +272,15 @@ def _truth(expr: ExprDesc) -> bool | None:
 
 def _number_of(sym: SymDesc) -> Any:
     """A symbolic scalar, or its number if it became constant."""
-    nodes = sym.expr.nodes
-    if any(isinstance(n, SymbolNode) for n in nodes):
-        return sym
-    if any(isinstance(n, ApplyNode) for n in nodes) or sym.constant:
+    if sym.constant or any(isinstance(n, (SymbolNode, ApplyNode)) for n in sym.expr.nodes):
         return sym
     value: Any = decode_expr(sym.expr)
-    if sym.kind == "int":
-        return int(value) if value.is_Integer else sym
-    if sym.kind == "bool":
-        return bool(value)
-    return float(value)
+    if sym.kind == "int" and not value.is_Integer:
+        return sym
+    return _KINDS[sym.kind](value)
+
+
+_KINDS = {"int": int, "float": float, "bool": bool}
 
 
 # --- other example sizes --------------------------------------------------------------------------
@@ -326,8 +314,7 @@ def rehint(desc: CaptureDesc, values: Mapping[str, int]) -> CaptureDesc | None:
         made = hints[part.expr]
         if made.free_symbols:
             return part
-        kind = {"int": int, "float": float, "bool": bool}[part.kind]
-        return msgspec.structs.replace(part, hint=kind(made))
+        return msgspec.structs.replace(part, hint=_KINDS[part.kind](made))
 
     rewrite = Rewriter(part)
     inputs = rewrite(desc.inputs)
@@ -390,7 +377,7 @@ def _storage_bytes(
     return {at: now + max(0, n - was) for at, (n, was, now) in found.items() if at in moved}
 
 
-def with_bytes(tensor: MetaTensorDesc) -> MetaTensorDesc | None:
+def _with_bytes(tensor: MetaTensorDesc) -> MetaTensorDesc | None:
     """Set the storage size of a strided tensor to what its sizes need; ``None`` for another kind."""
     if not is_strided_base(tensor) or tensor.storage is None:
         return None
@@ -400,11 +387,11 @@ def with_bytes(tensor: MetaTensorDesc) -> MetaTensorDesc | None:
 
 def _extent_bytes(tensor: MetaTensorDesc) -> int:
     """Bytes from the start of its storage to the end of a tensor."""
-    extent = 1 + _hint(tensor.storage_offset)
+    extent = 1 + size_hint(tensor.storage_offset)
     for n, step in zip(tensor.size, tensor.stride, strict=True):
-        if _hint(n) == 0:
+        if size_hint(n) == 0:
             return 0
-        extent += (_hint(n) - 1) * _hint(step)
+        extent += (size_hint(n) - 1) * size_hint(step)
     return extent * itemsize(tensor.dtype)
 
 
@@ -417,7 +404,7 @@ def is_strided_base(tensor: MetaTensorDesc) -> bool:
     return tensor.layout == "strided" and not any(part is not None for part in others)
 
 
-def _hint(n: IntLike) -> int:
+def size_hint(n: IntLike) -> int:
     """The hint of a size; 1 if there is none."""
     hint = hint_of(n)
     return 1 if hint is None else hint
@@ -457,19 +444,11 @@ def drop_symbols(desc: CaptureDesc, names: Collection[str]) -> CaptureDesc | Non
         return None
     symbols = {symbol_of(s): sympy.Integer(0) for s in env.symbols if s.name in names}
     edit = _Substitution(symbols)
-    dropped = set(names)
-    facts = msgspec.structs.replace(
-        env,
-        guards=tuple(g for g in env.guards if not names_in(g.expr) & dropped),
-        runtime_asserts=tuple(
-            a for a in env.runtime_asserts if not names_in((a.symbol, a.expr)) & dropped
-        ),
-        divisible=tuple(d for d in env.divisible if not names_in(d) & dropped),
-        replacements=tuple(
-            r for r in env.replacements if not names_in((r.symbol, r.expr)) & dropped
-        ),
-    )
-    made = edit.env(facts)
+    facts = {
+        field: tuple(fact for fact in getattr(env, field) if not names_in(fact) & set(names))
+        for field in ("guards", "runtime_asserts", "divisible", "replacements")
+    }
+    made = edit.env(msgspec.structs.replace(env, **facts))
     return None if made is None else msgspec.structs.replace(desc, shape_env=made)
 
 
@@ -524,45 +503,43 @@ def shared_storages(desc: CaptureDesc) -> set[int]:
 
 def contiguous(tensor: MetaTensorDesc) -> MetaTensorDesc | None:
     """Make a strided tensor contiguous; ``None`` for another kind."""
-    order = list(range(tensor.ndim))
-    strides = _dense_strides(tensor.size, order)
-    return with_bytes(
-        msgspec.structs.replace(tensor, stride=tuple(strides[at] for at in order), storage_offset=0)
-    )
+    stride = _dense_strides(tensor.size, range(tensor.ndim))
+    return _with_bytes(msgspec.structs.replace(tensor, stride=stride, storage_offset=0))
 
 
 def _dense(tensor: MetaTensorDesc, size: tuple[IntLike, ...]) -> MetaTensorDesc | None:
     """Resize a dense tensor, keeping the order of its dims in memory; ``None`` if it has gaps."""
-    order = sorted(range(tensor.ndim), key=lambda at: (-_hint(tensor.stride[at]), at))
+    order = sorted(range(tensor.ndim), key=lambda at: (-size_hint(tensor.stride[at]), at))
     before = _dense_strides(tensor.size, order)
     gaps = any(
-        before[at] != tensor.stride[at] and _hint(tensor.size[at]) > 1 for at in range(tensor.ndim)
+        before[at] != tensor.stride[at] and size_hint(tensor.size[at]) > 1
+        for at in range(tensor.ndim)
     )
-    if gaps or not is_strided_base(tensor) or _hint(tensor.storage_offset):
+    if gaps or not is_strided_base(tensor) or size_hint(tensor.storage_offset):
         return None
-    strides = _dense_strides(size, order)
-    made = msgspec.structs.replace(
-        tensor, size=size, stride=tuple(strides[at] for at in range(tensor.ndim))
+    return _with_bytes(
+        msgspec.structs.replace(tensor, size=size, stride=_dense_strides(size, order))
     )
-    return with_bytes(made)
 
 
-def _dense_strides(size: tuple[IntLike, ...], order: list[int]) -> dict[int, IntLike]:
-    """Strides of a dense tensor, by dim; ``order`` lists the dims from the outermost."""
+def _dense_strides(size: tuple[IntLike, ...], order: Sequence[int]) -> tuple[IntLike, ...]:
+    """Strides of a dense tensor; ``order`` lists the dims from the outermost."""
     strides: dict[int, IntLike] = {}
     step: IntLike = 1
     for at in reversed(order):
         strides[at] = step
         step = _times(step, size[at])
-    return strides
+    return tuple(strides[at] for at in range(len(size)))
 
 
 def _times(a: IntLike, b: IntLike) -> IntLike:
     if isinstance(a, int) and isinstance(b, int):
         return a * max(b, 1)
-    exprs: list[Any] = [
-        decode_expr(n.expr) if isinstance(n, SymDesc) else sympy.Integer(_hint(n)) for n in (a, b)
-    ]
     has_hints = all(not isinstance(n, SymDesc) or n.hint is not None for n in (a, b))
-    hint = _hint(a) * _hint(b) if has_hints else None
-    return SymDesc(expr=encode_expr(exprs[0] * exprs[1]), hint=hint)
+    hint = size_hint(a) * size_hint(b) if has_hints else None
+    return SymDesc(expr=encode_expr(size_expr(a) * size_expr(b)), hint=hint)
+
+
+def size_expr(n: IntLike) -> Any:
+    """Convert a size to a sympy expression."""
+    return decode_expr(n.expr) if isinstance(n, SymDesc) else sympy.Integer(size_hint(n))

@@ -39,7 +39,7 @@ from torch_fakeify.tools.value_code import (
 )
 from torch_fakeify.unbacked.fx_runs import attribute_of
 
-from .script_code import RESERVED, InputCode, filled, is_row_major
+from .script_code import REAL, RESERVED, InputCode, filled, is_row_major
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -138,14 +138,16 @@ class DirectScript:
         if not hint.is_Integer:
             return f"{symbol.name} = size({source!r}, {float(hint)!r}, positive=None)"
         positive = "" if kind.get("positive") else ", positive=None"
-        small = "" if _is_at_least_two(symbol) else ", zero_one=True"
+        is_small = (_bounds(symbol)[0] or 0) < 2  # torch assumes that a dynamic dim is not
+        small = ", zero_one=True" if is_small else ""
         return f"{symbol.name} = size({source!r}, {int(hint)}{positive}{small})"
 
     def _range(self, symbol: SymbolDesc) -> Iterator[str]:
         """Write the range of a symbol, unless it is the default of a dynamic dim."""
-        ends = [None if e is None else _bound(decode_expr(e)) for e in (symbol.lower, symbol.upper)]
-        if any(ends) and dict(symbol.assumptions).get("integer") and ends != _DEFAULT_RANGE:
-            yield f"limit({symbol.name}, {ends[0]}, {ends[1]})"
+        low, high = _bounds(symbol)
+        if (low, high) in ((None, None), (2, None)) or not dict(symbol.assumptions).get("integer"):
+            return
+        yield f"limit({symbol.name}, {low}, {high})"
 
     def _facts(self) -> Iterator[str]:
         """Write asserts that make the ``ShapeEnv`` learn the guards, and the runtime asserts."""
@@ -378,19 +380,10 @@ class _Scope:
         return f"fake({size}{stride}{dtype}{device}{grad})"
 
 
-_DEFAULT_RANGE = ["2", None]
-"""The range of a dynamic dim without further facts."""
-
-
-def _is_at_least_two(symbol: SymbolDesc) -> bool:
-    """Whether a size is at least 2, as torch assumes of a dynamic dim."""
-    lower: Any = None if symbol.lower is None else decode_expr(symbol.lower)
-    return lower is not None and lower.is_Integer and int(lower) >= 2
-
-
-def _bound(expr: Any) -> str | None:
-    """The text of a bound; ``None`` if it is not an integer."""
-    return str(int(expr)) if expr.is_Integer else None
+def _bounds(symbol: SymbolDesc) -> tuple[int | None, ...]:
+    """The ends of the range of a symbol; ``None`` for one that is not an integer."""
+    ends: list[Any] = [None if e is None else decode_expr(e) for e in (symbol.lower, symbol.upper)]
+    return tuple(int(e) if e is not None and e.is_Integer else None for e in ends)
 
 
 # --- parts of both scripts -----------------------------------------------------------------
@@ -406,15 +399,12 @@ def member(name: str, tensor: torch.Tensor, owner: str) -> str:
     """Write a line that sets a tensor of a module, with its recorded data if there is any."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     made = filled(dtype, str(tuple(map(int, tensor.shape))), tensor.ndim)
-    if type(tensor) in _REAL and tensor.layout is torch.strided and _has_numbers(tensor):
+    if type(tensor) in REAL and tensor.layout is torch.strided and _has_numbers(tensor):
         made = f"torch.tensor({tensor.tolist()!r}, dtype={tensor.dtype})"
     if isinstance(tensor, torch.nn.Parameter):
         grad = tensor.requires_grad
         return f"{owner}.{name} = torch.nn.Parameter({made}, requires_grad={grad})"
     return f'{owner}.register_buffer("{name}", {made})'
-
-
-_REAL = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 def _has_numbers(tensor: torch.Tensor) -> bool:

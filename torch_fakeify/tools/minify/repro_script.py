@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from torch_fakeify.records.frame import CaptureDesc, InputDesc, OperatorDesc
+    from torch_fakeify.records.tensor import ExprDesc
 
     from .failures import Failure
 
@@ -232,9 +233,7 @@ class _Script:
         gm.recompile()
 
     def _binder_of(self, entry: InputDesc) -> tuple[str, str, int] | None:
-        if entry.sym is None:
-            return None
-        return self._binders.get(expr_text(entry.sym.expr))
+        return None if entry.sym is None else self._binders.get(entry.sym.expr)
 
     def _module(self, cls: str, gm: torch.fx.GraphModule) -> Iterator[str]:
         """Write a class whose ``forward`` is a graph, after the classes of the graph's bodies."""
@@ -337,11 +336,10 @@ class _Script:
 
     def _guards(self) -> Iterator[str]:
         """Write the frame's guards as conditions of the program."""
-        if not self._desc.guards:
-            return
-        bound: dict[str, str] = {}
-        for n, (tensor, method, dim) in _binding_sizes(self._desc):
-            bound.setdefault(self._symbols.text(n.expr), f"{tensor}.{method}({dim})")
+        bound = {
+            self._symbols.text(expr): f"{tensor}.{method}({dim})"
+            for expr, (tensor, method, dim) in self._binders.items()
+        }
         used: set[str] = set()
         conditions: list[str] = []
         for guard in self._desc.guards:
@@ -395,21 +393,15 @@ for one, other in zip(found, expected, strict=True):
 # --- parts ----------------------------------------------------------------------------------------
 
 
-def _binders(desc: CaptureDesc) -> dict[str, tuple[str, str, int]]:
+def _binders(desc: CaptureDesc) -> dict[ExprDesc, tuple[str, str, int]]:
     """Map each symbol to where it is read: a tensor, ``size`` or ``stride``, and a dim."""
-    found: dict[str, tuple[str, str, int]] = {}
-    for n, place in _binding_sizes(desc):
-        found.setdefault(expr_text(n.expr), place)
-    return found
-
-
-def _binding_sizes(desc: CaptureDesc) -> Iterator[tuple[SymDesc, tuple[str, str, int]]]:
-    """Yield the sizes and strides of inputs that are symbols, with where they are read."""
+    found: dict[ExprDesc, tuple[str, str, int]] = {}
     for method in ("size", "stride"):
         for entry in desc.inputs:
             for dim, n in enumerate(getattr(entry.tensor, method, ())):
                 if isinstance(n, SymDesc) and len(n.expr.nodes) == 1:
-                    yield n, (entry.name, method, dim)
+                    found.setdefault(n.expr, (entry.name, method, dim))
+    return found
 
 
 def _assign(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -478,17 +470,13 @@ def _import_of(name: str, value: Any) -> str:
 # --- check ------------------------------------------------------------------------------
 
 
-def check_script(
-    path: Path, failure: Failure, *, timeout: float, folder: Path | None = None
-) -> Outcome:
+def check_script(path: Path, failure: Failure, *, timeout: float, imports: bool = False) -> Outcome:
     """Run a script in a fresh interpreter, and check that it fails in the same way.
 
-    Args:
-        path: of the script.
-        failure: the expected one.
-        timeout: in seconds.
-        folder: where to run it, if it imports modules from there; by default in an empty one.
+    It runs in an empty folder; one that ``imports`` modules runs in the current one. ``timeout`` is
+    in seconds, without the time to import torch.
     """
+    timeout += START
     environment = {k: v for k, v in without_recording().items() if k != "PYTHONSAFEPATH"}
     environment["PYTHONPATH"] = os.pathsep.join(import_path())
     command = [sys.executable, "-X", "faulthandler", str(path.absolute())]
@@ -500,7 +488,7 @@ def check_script(
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=output,
-                cwd=folder or empty,
+                cwd=Path.cwd() if imports else empty,
                 env=environment,
                 start_new_session=True,
             ),
@@ -543,6 +531,21 @@ class CheckedScript(NamedTuple):
     """The same in words, or why there is no script."""
 
 
+def write_and_check(
+    path: Path,
+    text: str,
+    failure: Failure,
+    *,
+    timeout: float,
+    imports: bool,
+    fails: str = "fails in the same way",
+) -> CheckedScript:
+    """Write a script and check it with `check_script`; ``fails`` is the state of one that fails."""
+    write_atomic(path, text.encode())
+    outcome = check_script(path, failure, timeout=timeout, imports=imports)
+    return CheckedScript(path, outcome, fails if outcome.fails else outcome.text)
+
+
 def write_checked_script(
     path: Path,
     desc: CaptureDesc,
@@ -555,8 +558,8 @@ def write_checked_script(
 ) -> CheckedScript:
     """Write a script that Dynamo traces; if it does not fail like the frame, one that calls the backend itself.
 
-    Dynamo cannot trace to a graph of AOTAutograd. The names in it are made of those of the program; where only torch's own names fail like the frame, it
-    has these.
+    Dynamo cannot trace to a graph of AOTAutograd. The names in it are made of those of the program; where
+    only torch's own names fail like the frame, it has these.
 
     Args:
         path: of the script.
@@ -579,17 +582,8 @@ def write_checked_script(
                 )  # fmt: skip
         except FakeifyError as error:
             return found if found.path is not None else CheckedScript(None, None, f"none: {error}")
-        write_atomic(path, text.encode())
-        outcome = check_script(
-            path, failure, timeout=timeout + START, folder=run_folder(bool(backend.lines()))
-        )
-        state = "fails in the same way" if outcome.fails else outcome.text
-        found = CheckedScript(path, outcome, state)
-        if outcome.fails:
+        imports = bool(backend.lines())
+        found = write_and_check(path, text, failure, timeout=timeout, imports=imports)
+        if found.outcome is not None and found.outcome.fails:
             break
     return found
-
-
-def run_folder(imports: bool) -> Path | None:
-    """Return where a script is run: the current folder if it imports modules from there, else an empty one."""
-    return Path.cwd() if imports else None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from torch_fakeify.encoding.exprs import decode_expr, encode_expr
+from torch_fakeify.encoding.exprs import encode_expr
 from torch_fakeify.errors import FakeifyError
 from torch_fakeify.frames.captures import Capture
 from torch_fakeify.frames.inputs.requirements import data_symbols
@@ -21,7 +21,7 @@ from torch_fakeify.records.aliasing import itemsize
 from torch_fakeify.records.frame import InputDesc
 from torch_fakeify.records.graph import GraphModuleDesc
 from torch_fakeify.records.rewrite import Rewriter, walk
-from torch_fakeify.records.symbol_names import names_in
+from torch_fakeify.records.symbol_names import lone_symbol, names_in
 from torch_fakeify.records.tensor import SymbolNode, SymDesc
 from torch_fakeify.render.readable_names import (
     InputNames,
@@ -30,7 +30,12 @@ from torch_fakeify.render.readable_names import (
     renamed_symbols,
 )
 from torch_fakeify.render.text import expr_text
-from torch_fakeify.tools.size_edits import contiguous, is_strided_base
+from torch_fakeify.tools.size_edits import (
+    contiguous,
+    is_strided_base,
+    shared_storages,
+    size_expr,
+)
 from torch_fakeify.tools.value_code import expr_code, int_code, sizes_code, unsupported
 
 if TYPE_CHECKING:
@@ -38,6 +43,7 @@ if TYPE_CHECKING:
 
     from torch_fakeify.records.frame import CaptureDesc
     from torch_fakeify.records.tensor import ExprDesc, IntLike, MetaTensorDesc
+    from torch_fakeify.tools.worker.replies import TensorArgument
 
 _SUB_BYTE = re.compile(r"(float4|u?int[1-7]\b|bits(8|\dx))")
 
@@ -159,9 +165,14 @@ class InputCode:
             text = data
         if tensor.device not in ("cpu", ""):
             text = f"{text}.to({tensor.device!r})"
-        if tensor.is_parameter:
-            return f"torch.nn.Parameter({text}, requires_grad={tensor.requires_grad})"
-        return f"{text}.requires_grad_()" if tensor.requires_grad else text
+        return with_gradient(text, tensor)
+
+
+def with_gradient(data: str, tensor: MetaTensorDesc | TensorArgument) -> str:
+    """Write the leaf of autograd that a tensor is, with some data."""
+    if tensor.is_parameter:
+        return f"torch.nn.Parameter({data}, requires_grad={tensor.requires_grad})"
+    return f"{data}.requires_grad_()" if tensor.requires_grad else data
 
 
 _MOST = 64
@@ -176,7 +187,7 @@ def _written_out(desc: CaptureDesc, seed: int, sizes: Mapping[str, int]) -> dict
     found: dict[str, str] = {}
     is_read = bool(data_symbols(desc))
     for entry, value in zip(desc.inputs, made, strict=True):
-        if not isinstance(value, torch.Tensor) or type(value) not in _REAL:
+        if type(value) not in REAL:
             continue
         if names_in((entry.tensor and entry.tensor.size,)) or value.layout is not torch.strided:
             continue
@@ -189,7 +200,7 @@ def _written_out(desc: CaptureDesc, seed: int, sizes: Mapping[str, int]) -> dict
     return found
 
 
-_REAL = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+REAL = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _INTEGERS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 _NO_INPUT = "a few lines of torch do not make this input"
@@ -198,26 +209,20 @@ _NO_INPUT = "a few lines of torch do not make this input"
 def is_row_major(tensor: MetaTensorDesc) -> bool:
     """Whether ``torch.empty`` of a tensor's size has the strides of the tensor."""
     for n in tensor.size[1:]:
-        if isinstance(n, SymDesc) and not _is_lone_size(n):
+        if isinstance(n, SymDesc) and (lone_symbol(n) or "u").startswith("u"):
             return False  # torch's strides may be over Max(1, n)
     row_major = contiguous(tensor)
     return row_major is None or sizes_code(row_major.stride) == sizes_code(tensor.stride)
-
-
-def _is_lone_size(n: SymDesc) -> bool:
-    """Whether a size is a symbol, not an expression."""
-    last = n.expr.nodes[-1]
-    return isinstance(last, SymbolNode) and not last.name.startswith("u")
 
 
 def _shared(desc: CaptureDesc) -> dict[int, tuple[str, str]]:
     """Dtype and number of elements of the storages that several inputs share, by id."""
     tensors = [entry.tensor for entry in desc.inputs if entry.tensor is not None]
     stored = [(t.storage.id, t) for t in tensors if t.storage is not None]
-    ids = [identity for identity, _ in stored]
+    shared = shared_storages(desc)
     found: dict[int, tuple[str, str]] = {}
     for identity, tensor in stored:
-        if identity in found or (ids.count(identity) < 2 and tensor.base is None):
+        if identity in found or (identity not in shared and tensor.base is None):
             continue
         extents = [
             _extent(t) for other, t in stored if other == identity and t.dtype == tensor.dtype
@@ -233,21 +238,12 @@ def _shared(desc: CaptureDesc) -> dict[int, tuple[str, str]]:
 
 def _extent(tensor: MetaTensorDesc) -> tuple[int, str]:
     """Elements from the start of the storage to the end of a tensor: at the recorded sizes, and as code."""
-    hint, expr = 1, decode_expr_of(1)
-    numbers = [*zip(tensor.size, tensor.stride, strict=True)]
-    expr += decode_expr_of(tensor.storage_offset)
-    hint += _hint(tensor.storage_offset)
-    for n, step in numbers:
-        expr += (decode_expr_of(n) - 1) * decode_expr_of(step)
+    expr = size_expr(1) + size_expr(tensor.storage_offset)
+    hint = 1 + _hint(tensor.storage_offset)
+    for n, step in zip(tensor.size, tensor.stride, strict=True):
+        expr += (size_expr(n) - 1) * size_expr(step)
         hint += (_hint(n) - 1) * _hint(step)
     return hint, expr_code(encode_expr(expr.expand()))
-
-
-def decode_expr_of(n: IntLike) -> Any:
-    """Convert a size to a sympy expression."""
-    import sympy
-
-    return decode_expr(n.expr) if isinstance(n, SymDesc) else sympy.Integer(int(n))  # pyright: ignore[reportArgumentType]
 
 
 def _hint(n: IntLike) -> int:
