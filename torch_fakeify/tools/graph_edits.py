@@ -90,26 +90,16 @@ def graph_outputs(graph: GraphModuleDesc) -> list[Value] | None:
 
 
 def remove_nodes(desc: CaptureDesc, positions: Collection[int]) -> CaptureDesc | None:
-    """Remove nodes from a frame.
+    """Remove operations, or placeholders that nothing uses; ``None`` if a needed value cannot be an input.
 
     Removed values that other nodes use become inputs. Values that only removed nodes used become
     outputs, so that they are not dead code.
-
-    Args:
-        desc: the frame.
-        positions: of operations, or of placeholders that nothing uses.
-
-    Returns:
-        The frame; ``None`` if a needed value cannot be an input.
     """
     graph = desc.graph
     removed = set(positions)
     users = _users(graph)
     last = len(graph.nodes) - 1
-    needed: set[int] = set()
-    for i, fx_node in enumerate(graph.nodes[:-1]):
-        if i not in removed:
-            needed.update(at for at in used_nodes(fx_node) if at in removed)
+    needed = {at for at in removed if users[at] - removed - {last}}
     inputs: dict[int, InputDesc] = {}
     ids = FreshIds(desc)
     while needed:
@@ -145,9 +135,8 @@ def replace_nodes(desc: CaptureDesc, by: Mapping[int, Value]) -> CaptureDesc:
 def inline_body(desc: CaptureDesc, position: int) -> CaptureDesc | None:
     """Inline the body of a higher-order operator; of ``cond``, the first branch.
 
-    Returns:
-        The frame; ``None`` if the node calls no body, the operands do not match its placeholders, or
-        the body has attributes.
+    The result is ``None`` if the node calls no body, the operands do not match its placeholders, or the
+    body has attributes.
     """
     graph = desc.graph
     found = _call_of_body(graph, position)
@@ -179,14 +168,13 @@ def inline_body(desc: CaptureDesc, position: int) -> CaptureDesc | None:
         extra.append(msgspec.structs.replace(_moved(fx_node, rewrite), name=name))
     results = [rewrite(value) for value in inner]
     by: dict[int, Value] = {position: None}
-    for user, fx_node in enumerate(graph.nodes):
-        if position not in used_nodes(fx_node):
-            continue
+    users = _users(graph)
+    for user in users[position]:
+        fx_node = graph.nodes[user]
         item = fx_node.args[1] if _is_item(fx_node) and len(fx_node.args) == 2 else None
         if not isinstance(item, int) or not 0 <= item < len(results):
             return None
         by[user] = results[item]
-    users = _users(graph)
     for at in used_nodes(graph.nodes[position]):
         if graph.nodes[at].op == "get_attr" and users[at] == {position}:
             by[at] = None
@@ -367,18 +355,19 @@ def _rebuilt(
 
 def _unread(
     graph: GraphModuleDesc,
-    removed: Collection[int],
+    removed: set[int],
     by: Mapping[int, Value],
     returned: Iterable[Value] | None,
 ) -> set[int]:
     """Positions of the ``get_attr`` nodes whose last user is removed."""
     results = graph.nodes[-1].args if returned is None else tuple(returned)
     used = {part.index for part in walk((results, tuple(by.values())), NodeValue)}
-    for i, fx_node in enumerate(graph.nodes[:-1]):
-        if i not in removed:
-            used.update(used_nodes(fx_node))
-    before = {at for fx_node in graph.nodes for at in used_nodes(fx_node)}
-    return {i for i in before - used if graph.nodes[i].op == "get_attr"}
+    gone = removed | {len(graph.nodes) - 1}
+    return {
+        i
+        for i, users in enumerate(_users(graph))
+        if graph.nodes[i].op == "get_attr" and users and users <= gone and i not in used
+    }
 
 
 _LOST = NodeValue(index=-1)

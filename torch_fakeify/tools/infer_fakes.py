@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch_fakeify._atomic_write import write_atomic
@@ -84,17 +85,11 @@ def infer_fake(
             f"there are no samples of {overload}",
             expected="at least one call that the operator accepts",
         )
-    with disable_current_modes():
-        if not isolate:
-            return infer(
-                overload._schema,
-                lambda spec: run_call(overload, spec),
-                specs,
-                sizes=sizes,
-                seed=seed,
-            )
-        with OperatorProcess(overload, timeout=timeout, memory=memory) as run:
-            return infer(overload._schema, run, specs, sizes=sizes, seed=seed)
+    runner = nullcontext(partial(run_call, overload))
+    if isolate:
+        runner = OperatorProcess(overload, timeout=timeout, memory=memory)
+    with disable_current_modes(), runner as run:
+        return infer(overload._schema, run, specs, sizes=sizes, seed=seed)
 
 
 def _check_options(sizes: Any, timeout: float, memory: int | None, seed: int = 0) -> None:

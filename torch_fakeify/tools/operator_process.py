@@ -31,10 +31,8 @@ class OperatorProcess:
 
     The process is forked at the first call, and again after one that it does not survive.
 
-    Args:
-        op: the operator.
-        timeout: seconds for one call.
-        memory: bytes that the process may hold beyond what this one holds; ``None`` for no limit.
+    ``timeout`` is in seconds for one call; ``memory`` are the bytes that the process may hold beyond what
+    this one holds, ``None`` for no limit.
 
     Raises:
         FakeKernelError: this system cannot fork, or CUDA was used in this process.
@@ -120,8 +118,7 @@ class OperatorProcess:
 def _serve(op: Any, pipe: Connection[Outcome, CallSpec]) -> NoReturn:
     """Answer calls until the pipe is closed; never returns to the code that forked."""
     try:
-        if faulthandler.is_enabled():
-            faulthandler.disable()
+        faulthandler.disable()
         forbid_core_dumps()
         null = os.open(os.devnull, os.O_RDWR)
         for target in (0, 1, 2):

@@ -19,14 +19,7 @@ _WHOLE = ("int", "uint", "bool")
 def script_of_call(
     operator: str, parts: Sequence[Parted], call: OperatorCall, imports: Sequence[str]
 ) -> str:
-    """Return the script.
-
-    Args:
-        operator: its name, for the text.
-        parts: what differs.
-        call: the call.
-        imports: modules that register operators.
-    """
+    """Return the script of a call whose results differ in some parts; it first imports some modules."""
     what = "\n".join(map(str, parts)).replace("\\", "\\\\").replace('"""', "'''")
     names = ", ".join(each.name for each in call.tensors)
     lines = [

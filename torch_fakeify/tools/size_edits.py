@@ -69,14 +69,7 @@ def specialize(desc: CaptureDesc, names: Collection[str]) -> CaptureDesc | None:
     """Replace symbols of a frame by their recorded values.
 
     Symbols whose value follows from these are replaced too, and scalar inputs that become constant are
-    removed.
-
-    Args:
-        desc: the frame.
-        names: names of symbols that have a hint.
-
-    Returns:
-        The frame; ``None`` if a symbol has no hint, or a guard does not hold at the hints.
+    removed. The result is ``None`` if a symbol has no hint, or a guard does not hold at the hints.
     """
     env = desc.shape_env
     if env is None:
@@ -104,14 +97,9 @@ def specialize(desc: CaptureDesc, names: Collection[str]) -> CaptureDesc | None:
 
 
 def fix_unbacked(desc: CaptureDesc, values: Mapping[str, int]) -> CaptureDesc | None:
-    """Replace unbacked sizes of a frame's inputs by numbers.
+    """Replace unbacked sizes of a frame's inputs by numbers, by the name of the symbol.
 
-    Args:
-        desc: the frame.
-        values: numbers by the name of an unbacked symbol.
-
-    Returns:
-        The frame; ``None`` if a fact does not hold, or the graph itself binds such a symbol.
+    The result is ``None`` if a fact does not hold, or the graph itself binds such a symbol.
     """
     env = desc.shape_env
     bound = _bound_by(n for n in desc.graph.nodes if n.op != "placeholder")
@@ -146,18 +134,12 @@ def _hinted(env: ShapeEnvDesc, values: Mapping[str, int]) -> tuple[SymbolDesc, .
     )
 
 
-def _without_constant_inputs(desc: CaptureDesc) -> CaptureDesc | None:
+def _without_constant_inputs(desc: CaptureDesc) -> CaptureDesc:
     """Remove symbolic scalar inputs that have become constants."""
     constants = {
         i: entry.sym for i, entry in enumerate(desc.inputs) if isinstance(entry.sym, (int, float))
     }
-    if not constants:
-        return desc
-    cleared = tuple(
-        msgspec.structs.replace(entry, sym=None) if i in constants else entry
-        for i, entry in enumerate(desc.inputs)
-    )
-    return replace_nodes(msgspec.structs.replace(desc, inputs=cleared), constants)
+    return replace_nodes(desc, constants) if constants else desc
 
 
 class _Substitution:
@@ -289,12 +271,8 @@ _KINDS = {"int": int, "float": float, "bool": bool}
 def rehint(desc: CaptureDesc, values: Mapping[str, int]) -> CaptureDesc | None:
     """Change the example sizes of a frame to others that its guards admit.
 
-    Args:
-        desc: the frame.
-        values: sizes by symbol name, for all symbols that are sizes; they satisfy the guards.
-
-    Returns:
-        The frame; ``None`` if the storage size of a tensor cannot be computed.
+    ``values`` has all symbols that are sizes, by name. The result is ``None`` if the storage size of a
+    tensor cannot be computed.
     """
     env = desc.shape_env
     if env is None:
@@ -350,12 +328,9 @@ def _resizing(nbytes: Mapping[int, int]) -> Rewriter:
 def _storage_bytes(
     before: tuple[InputDesc, ...], after: tuple[InputDesc, ...]
 ) -> dict[int, int] | None:
-    """Compute the bytes, by id, of the storages whose tensors changed size.
+    """Compute the bytes, by id, of the storages whose tensors changed size; ``None`` if one cannot be.
 
     Bytes beyond the tensors of a storage are preserved.
-
-    Returns:
-        The numbers; ``None`` if the storage size of a tensor cannot be computed.
     """
     found: dict[int, tuple[int, int, int]] = {}
     moved: set[int] = set()
@@ -472,12 +447,9 @@ def static_sizes(desc: CaptureDesc) -> list[int]:
 
 
 def resize(desc: CaptureDesc, old: int, new: int) -> CaptureDesc | None:
-    """Replace one static size by another in all inputs of a frame.
+    """Replace one static size by another in all inputs of a frame; its values have to be propagated again.
 
-    The graph stays: its values have to be propagated again.
-
-    Returns:
-        The frame; ``None`` if an input with such a size is no plain tensor without gaps.
+    The result is ``None`` if an input with such a size is no plain tensor without gaps.
     """
     ids = FreshIds(desc)
     shared = shared_storages(desc)

@@ -17,7 +17,7 @@ from torch_fakeify.records.tensor import IntNode
 from torch_fakeify.render.show import table_lines
 from torch_fakeify.serialization.capture_file import read_capture
 from torch_fakeify.tools.worker.client import ask, backend_request
-from torch_fakeify.tools.worker.replies import Ended, Raised, Ran, Refused
+from torch_fakeify.tools.worker.replies import Ended, Raised, Ran, Refused, indented
 
 from .model import WIDTH, Decoder
 
@@ -67,13 +67,13 @@ class DemoReport:
             "A decoder with a KV cache, tied embeddings and a position that depends on data.",
             "",
             f"Recorded in process {self.pids[0]}, which has the model:",
-            *_indented(self._recorded_rows()),
+            *indented(table_lines(self._recorded_rows())),
             "",
             f"Rebuilt in process {self.pids[1]}, which has the file, no model code and no weights:",
-            *_indented(self._rebuilt_rows()),
+            *indented(table_lines(self._rebuilt_rows())),
             "",
             f"Run there on synthetic inputs, {self.backend} beside eager:",
-            *_indented(self._run_rows()),
+            *indented(table_lines(self._run_rows())),
             "",
             f"Largest difference {self.difference:.1e}: "
             + (f"at most {TOLERANCE:g}, equal." if self.holds else f"above {TOLERANCE:g}!"),
@@ -109,10 +109,6 @@ class DemoReport:
             output = " x ".join(map(str, run["outputs"][0]))
             rows.append((*map(str, sizes.values()), output, *times, f"{run['difference']:.1e}"))
         return rows
-
-
-def _indented(rows: Sequence[Sequence[str]]) -> list[str]:
-    return [f"  {line}" for line in table_lines(rows)]
 
 
 def run_demo(backend: str = "inductor", imports: Sequence[str] = ()) -> DemoReport:

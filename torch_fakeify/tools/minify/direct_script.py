@@ -15,7 +15,6 @@ import torch
 
 from torch_fakeify.encoding.exprs import decode_expr
 from torch_fakeify.errors import UnsupportedValueError
-from torch_fakeify.frames.captures import Capture
 from torch_fakeify.records.symbol_names import names_in
 from torch_fakeify.records.tensor import (
     FloatValue,
@@ -59,17 +58,13 @@ _WIDTH = 96
 
 
 class DirectScript:
-    """The parts of the script, as lines.
-
-    Args:
-        desc: the frame.
-        inputs: its inputs.
+    """The parts of the script, as lines; ``gm`` is the rebuilt graph.
 
     Raises:
         UnsupportedValueError: a part of the frame has no text.
     """
 
-    def __init__(self, desc: CaptureDesc, inputs: InputCode) -> None:
+    def __init__(self, desc: CaptureDesc, inputs: InputCode, gm: torch.fx.GraphModule) -> None:
         if desc.graph.calling is not None:
             raise unsupported("the graph has a structured calling convention", "$.graph", "")
         self._desc = desc
@@ -79,7 +74,6 @@ class DirectScript:
         self._reserved = RESERVED | {s.name for s in self._symbols}
         self._functions: list[list[str]] = []
         self._names: set[str] = set()
-        gm = Capture(desc).instantiate().gm
         self._graph(desc.graph, gm, "frame", main=True)
 
     @property
@@ -110,13 +104,9 @@ class DirectScript:
 
     def _functions_and_inputs(self) -> Iterator[str]:
         """Write the inputs, the functions that make graphs, and the compilation."""
-        yield ""
-        yield ""
-        yield from self._inputs.lines(lambda _: False, lambda _: ())
+        yield from ("", "", *self._inputs.lines())
         for function in self._functions:
-            yield ""
-            yield ""
-            yield from function
+            yield from ("", "", *function)
         call = ", ".join(f"{name}={name}" for name in self._inputs.defaults)
         aot = self._desc.aot
         yield from (line.format(call) for line in _FAKE_INPUTS)

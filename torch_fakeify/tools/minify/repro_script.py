@@ -358,7 +358,7 @@ class _Direct(_Script):
     """A script that calls the backend itself."""
 
     def _frame(self) -> Iterator[str]:
-        self._made = DirectScript(self._desc, self._inputs)
+        self._made = DirectScript(self._desc, self._inputs, self._instance.gm)
         yield from self._made.lines()
         yield from ("", "")
 

@@ -51,10 +51,7 @@ _SUB_BYTE = re.compile(r"(float4|u?int[1-7]\b|bits(8|\dx))")
 def filled(dtype: str, size: str, ndim: int = 2) -> str:
     """Write random data like that of `materialize`: integers are 0 or 1, which are valid indices.
 
-    Args:
-        dtype: as a record names it.
-        size: a tuple, as text.
-        ndim: its length.
+    ``size`` is the text of a tuple of length ``ndim``, ``dtype`` is without ``torch.``.
     """
     random = "rand" if ndim < 2 else "randn"
     if _SUB_BYTE.match(dtype):
@@ -72,10 +69,8 @@ def filled(dtype: str, size: str, ndim: int = 2) -> str:
 class InputCode:
     """Writes the inputs of a frame as a function ``inputs`` of its sizes.
 
-    Args:
-        desc: the frame.
-        seed: of the data.
-        sizes: at which the frame fails, by symbol name; the others are as recorded.
+    ``seed`` is that of the data; ``sizes``, by symbol name, are those at which the frame fails, where they
+    are not as recorded.
     """
 
     def __init__(self, desc: CaptureDesc, seed: int, sizes: Mapping[str, int]) -> None:
@@ -103,8 +98,8 @@ class InputCode:
 
     def lines(
         self,
-        left_out: Callable[[InputDesc], bool],
-        marks: Callable[[InputDesc], Iterable[str]],
+        left_out: Callable[[InputDesc], bool] = lambda _: False,
+        marks: Callable[[InputDesc], Iterable[str]] = lambda _: (),
         made: Callable[[InputDesc], str | None] = lambda _: None,
     ) -> Iterator[str]:
         """Write the function.

@@ -33,12 +33,7 @@ def named_group(name, ranks):
 
 
 class ScriptWorld:
-    """Writes the process groups, meshes and DTensors of a frame.
-
-    Args:
-        desc: the frame.
-        instance: the rebuilt frame.
-    """
+    """Writes the process groups, meshes and DTensors of a frame, of which ``instance`` is made."""
 
     def __init__(self, desc: CaptureDesc, instance: Instance) -> None:
         self._world = needed_world(desc)
@@ -91,12 +86,12 @@ class ScriptWorld:
         if found is None or entry.tensor is None:
             return found
         tensor = entry.tensor
-        local: Any = self._values[entry.name].to_local()
+        whole: Any = self._values[entry.name]
+        local: Any = whole.to_local()
         if tensor.base is not None or type(local).__name__ != "FakeTensor":
             return None
         dtype = str(local.dtype).removeprefix("torch.")
         data = filled(dtype, str(_hints(local.shape)), local.ndim)
-        whole: Any = self._values[entry.name]
         geometry = f"shape={_hints(whole.shape)}, stride={_hints(whole.stride())}"
         made = f"DTensor.from_local({data}, {found}, {geometry})"
         return with_gradient(made, tensor)
