@@ -96,8 +96,8 @@ def issue(
             choose_backend(desc, backend)
         found, written = _new_script(desc, failure, code, timeout=timeout, trust=trust)
     else:
-        imports = "sys.path" in written
-        outcome = check_script(beside, failure, timeout=timeout, imports=imports)
+        has_imports = "sys.path" in written
+        outcome = check_script(beside, failure, timeout=timeout, imports=has_imports)
         found = CheckedScript(beside, outcome, outcome.text)
     command = _command(path, desc, failure, backend, imports)
     text = "\n".join(_lines(path, desc, failure, found, written, command))

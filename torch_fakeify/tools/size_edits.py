@@ -148,17 +148,12 @@ class _Substitution:
     def __init__(self, values: Mapping[Any, Any]) -> None:
         self._values = values
         self._names = {symbol.name for symbol in values}
-        self._done: dict[ExprDesc, ExprDesc] = {}
 
     def expr(self, desc: ExprDesc) -> ExprDesc:
         """Substitute in an expression."""
-        made = self._done.get(desc)
-        if made is None:
-            made = desc
-            if names_in(desc) & self._names:
-                made = encode_expr(decode_expr(desc).xreplace(self._values))
-            self._done[desc] = made
-        return made
+        if not self._names_of(desc):
+            return desc
+        return encode_expr(decode_expr(desc).xreplace(self._values))
 
     def part(self, part: Any) -> Any:
         """Substitute in a part of a record whose children were already rewritten."""
@@ -205,9 +200,9 @@ class _Substitution:
             facts = [
                 msgspec.structs.replace(f, expr=self.expr(f.expr)) for f in getattr(env, field)
             ]
-            if any(_truth(fact.expr) is False for fact in facts):
+            if any(decode_expr(fact.expr) == sympy.false for fact in facts):
                 return None
-            changes[field] = tuple(fact for fact in facts if _truth(fact.expr) is None)
+            changes[field] = tuple(f for f in facts if decode_expr(f.expr) != sympy.true)
         changes["divisible"] = tuple(
             made
             for made in map(self.expr, env.divisible)
@@ -243,13 +238,6 @@ _TABLES = (
     "pending_assumptions",
 )
 """Fields of ``ShapeEnvDesc`` whose entries are dropped with the symbols that they contain."""
-
-
-def _truth(expr: ExprDesc) -> bool | None:
-    decoded = decode_expr(expr)
-    if decoded == sympy.true:
-        return True
-    return False if decoded == sympy.false else None
 
 
 def _number_of(sym: SymDesc) -> Any:
