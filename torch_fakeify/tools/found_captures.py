@@ -70,14 +70,11 @@ def read_captures(
         FormatError: the directory cannot be read, or there is no capture in it.
     """
     for file in find_captures([directory]):
-        yield file, _read(file.path, limits)
-
-
-def _read(path: Path, limits: Limits | None) -> CaptureDesc | str:
-    try:
-        return read_capture(path, limits=limits)
-    except FormatError as error:
-        return str(error).removeprefix(f"{error.where}: ")
+        try:
+            found = read_capture(file.path, limits=limits)
+        except FormatError as error:
+            found = str(error).removeprefix(f"{error.where}: ")
+        yield file, found
 
 
 def _below(directory: Path) -> Iterator[Path]:

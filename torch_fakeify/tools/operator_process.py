@@ -44,7 +44,7 @@ class OperatorProcess:
         self._memory = memory if can_count_memory() else None
         self._pid: int | None = None
         self._pipe: Connection[CallSpec, Outcome]
-        self._limit = 0
+        self._limit: int | None = None
         if not hasattr(os, "fork"):
             raise FakeKernelError(
                 "operators run in a forked process, which this system does not have",
@@ -61,11 +61,10 @@ class OperatorProcess:
     def __call__(self, spec: CallSpec) -> Outcome:
         """Run a call; what it raises and how its process ends are results."""
         pid = self._start() if self._pid is None else self._pid
-        limit = None if self._memory is None else self._limit
         ending = "ended"
         try:
             self._pipe.send(spec)
-            ending = enforce(pid, self._pipe.poll, timeout=self._timeout, memory=limit)
+            ending = enforce(pid, self._pipe.poll, timeout=self._timeout, memory=self._limit)
             if ending == "ended":
                 return self._pipe.recv()
         except (EOFError, ConnectionError):
@@ -102,7 +101,8 @@ class OperatorProcess:
             self._pipe.close()
             _serve(self._op, other)
         other.close()
-        self._limit = memory_of(pid) + (self._memory or 0)
+        if self._memory is not None:
+            self._limit = memory_of(pid) + self._memory
         return pid
 
     def _end(self) -> int:

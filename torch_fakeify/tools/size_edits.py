@@ -117,11 +117,7 @@ def fix_unbacked(desc: CaptureDesc, values: Mapping[str, int]) -> CaptureDesc | 
         shape_env=msgspec.structs.replace(env, symbols=_hinted(env, values)),
     )
     made = specialize(frame, values.keys())
-    nbytes = None if made is None else _storage_bytes(desc.inputs, made.inputs)
-    if made is None or nbytes is None:
-        return None
-    resized = _resizing(nbytes)
-    return msgspec.structs.replace(made, inputs=resized(made.inputs), graph=resized(made.graph))
+    return None if made is None else _with_storages(made, desc.inputs)
 
 
 def _hinted(env: ShapeEnvDesc, values: Mapping[str, int]) -> tuple[SymbolDesc, ...]:
@@ -283,34 +279,30 @@ def rehint(desc: CaptureDesc, values: Mapping[str, int]) -> CaptureDesc | None:
         return msgspec.structs.replace(part, hint=_KINDS[part.kind](made))
 
     rewrite = Rewriter(part)
-    inputs = rewrite(desc.inputs)
-    nbytes = _storage_bytes(desc.inputs, inputs)
-    if nbytes is None:
-        return None
-
-    resize_storages = _resizing(nbytes)
     backed = {
         s.name: values[s.name] for s in env.symbols if s.name in values and s.hint is not None
     }
     # A duck-shaped size shares the symbol of an equal size, which may differ now.
     facts = msgspec.structs.replace(env, symbols=_hinted(env, backed), duck_shapes=())
-    return msgspec.structs.replace(
-        desc,
-        inputs=resize_storages(inputs),
-        graph=resize_storages(rewrite(desc.graph)),
-        shape_env=facts,
+    made = msgspec.structs.replace(
+        desc, inputs=rewrite(desc.inputs), graph=rewrite(desc.graph), shape_env=facts
     )
+    return _with_storages(made, desc.inputs)
 
 
-def _resizing(nbytes: Mapping[int, int]) -> Rewriter:
-    """Return a function that sets the sizes of storages, in bytes by id."""
+def _with_storages(desc: CaptureDesc, before: tuple[InputDesc, ...]) -> CaptureDesc | None:
+    """Set the bytes of storages after the sizes of inputs have changed; ``None`` if they are not known."""
+    nbytes = _storage_bytes(before, desc.inputs)
+    if nbytes is None:
+        return None
 
     def resized(part: Any) -> Any:
         if isinstance(part, MetaStorageDesc) and part.id in nbytes and isinstance(part.nbytes, int):
             return msgspec.structs.replace(part, nbytes=nbytes[part.id])
         return part
 
-    return Rewriter(resized)
+    rewrite = Rewriter(resized)
+    return msgspec.structs.replace(desc, inputs=rewrite(desc.inputs), graph=rewrite(desc.graph))
 
 
 def _storage_bytes(
