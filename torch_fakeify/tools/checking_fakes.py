@@ -272,10 +272,6 @@ def first_difference(runs: SizeRuns, sizes: Mapping[str, int]) -> FakeDifference
     """Return the first operator of a frame that differs from its fake value at some sizes, if any.
 
     A frame that cannot be run has none.
-
-    Args:
-        runs: asks the processes.
-        sizes: values by symbol name.
     """
     try:
         found = _Search(runs).run_batch([dict(sizes)], Counter())
@@ -423,12 +419,10 @@ class _Search:
 
 
 def _capture_of_graph(gm: torch.fx.GraphModule, inputs: Sequence[Any] | None) -> Capture:
-    """Return the capture of a graph.
+    """Return the capture of a graph whose nodes have fake values, or get those of some inputs.
 
-    Args:
-        gm: with fake values in the metadata of its nodes, or without.
-        inputs: one for each placeholder, real or fake; ``None`` for the fake values of the placeholders.
-            Without fake values of the nodes, all sizes of real tensors become symbols.
+    The inputs are real or fake; ``None`` stands for the fake values of the placeholders. Where the nodes
+    have no fake values, all sizes of real tensors become symbols.
 
     Raises:
         CaptureError: there are neither fake values nor inputs.

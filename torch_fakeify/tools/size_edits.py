@@ -359,10 +359,10 @@ def is_strided_base(tensor: MetaTensorDesc) -> bool:
     return tensor.layout == "strided" and not any(part is not None for part in others)
 
 
-def size_hint(n: IntLike) -> int:
-    """The hint of a size; 1 if there is none."""
+def size_hint(n: IntLike, default: int = 1) -> int:
+    """The hint of a size; ``default`` if there is none."""
     hint = hint_of(n)
-    return 1 if hint is None else hint
+    return default if hint is None else hint
 
 
 # --- facts ----------------------------------------------------------------------------------------

@@ -121,9 +121,7 @@ class DemoReport:
 def run_demo(backend: str = "inductor", imports: Sequence[str] = ()) -> DemoReport:
     """Record the decoder here, rebuild and run it at two other sizes in a fresh interpreter.
 
-    Args:
-        backend: compiles the frame in the fresh interpreter.
-        imports: modules that the fresh interpreter imports first.
+    The fresh interpreter imports some modules first, and has the backend.
 
     Raises:
         CaptureError: the fresh interpreter failed; the message has the reason.

@@ -347,7 +347,7 @@ REDUCTIONS: tuple[Reduction, ...] = (
     Reduction(
         "outputs",
         lambda desc: range(len(graph_outputs(desc.graph) or ())),
-        lambda desc, positions: drop_outputs(desc, set(positions)),
+        drop_outputs,
     ),
     Reduction("inputs", _unused_inputs, remove_nodes),
     # One of their arguments, with the same kind of value, replaces them.
@@ -369,12 +369,12 @@ REDUCTIONS: tuple[Reduction, ...] = (
     Reduction(
         "guards",
         lambda desc: range(len(desc.guards)),
-        lambda desc, positions: drop_facts(desc, guards=set(positions)),
+        lambda desc, positions: drop_facts(desc, guards=positions),
     ),
     Reduction(
         "runtime asserts",
         lambda desc: range(len(desc.runtime_asserts)),
-        lambda desc, positions: drop_facts(desc, asserts=set(positions)),
+        lambda desc, positions: drop_facts(desc, asserts=positions),
     ),
     Reduction("unused symbols", _unused_symbols, drop_symbols),
     Reduction("input properties", _features, _without_features, propagates=True),

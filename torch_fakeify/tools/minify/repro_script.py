@@ -87,17 +87,10 @@ def script_of(
 ) -> str:
     """Write a script that compiles the frame with a backend and fails in the same way.
 
-    Args:
-        desc: the frame.
-        failure: how it fails.
-        backend: the backend.
-        seed: of the inputs' data.
-        sizes: at which it fails, by symbol name, if not at the recorded ones: the script compiles at
-            the recorded sizes and then runs at these.
-        direct: call the backend without Dynamo.
-        torch_names: keep the names of the inputs, else they are made of the names of the program.
-        trust: also write the settings that could run or write something.
-        stubs: the operators that the script defines as stubs.
+    It compiles at the recorded sizes and then runs at ``sizes``, by symbol name, if it fails only there.
+    With ``direct`` it calls the backend without Dynamo; with ``torch_names`` the inputs keep their names,
+    which else are made of those of the program; with ``trust`` it also has the settings that could run or
+    write something. ``stubs`` are the operators that it defines as stubs.
 
     Raises:
         UnsupportedValueError: an input is of a kind that the script cannot make, or the graph calls
@@ -559,16 +552,8 @@ def write_checked_script(
     """Write a script that Dynamo traces; if it does not fail like the frame, one that calls the backend itself.
 
     Dynamo cannot trace to a graph of AOTAutograd. The names in it are made of those of the program; where
-    only torch's own names fail like the frame, it has these.
-
-    Args:
-        path: of the script.
-        desc: the frame.
-        failure: how it fails.
-        backend: the backend.
-        timeout: seconds to compile and run the frame once.
-        stubs: whether the script defines stubs of the operators that this process lacks.
-        **options: the other options of `script_of`.
+    only torch's own names fail like the frame, it has these. ``timeout`` are the seconds to compile and
+    run the frame once. With ``stubs`` the script defines stubs of the operators that this process lacks.
     """
     found = CheckedScript(None, None, "")
     ways = ((False, False), (True, False), (True, True))

@@ -35,6 +35,7 @@ from torch_fakeify.tools.size_edits import (
     is_strided_base,
     shared_storages,
     size_expr,
+    size_hint,
 )
 from torch_fakeify.tools.value_code import expr_code, int_code, sizes_code, unsupported
 
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from torch_fakeify.records.frame import CaptureDesc
-    from torch_fakeify.records.tensor import ExprDesc, IntLike, MetaTensorDesc
+    from torch_fakeify.records.tensor import ExprDesc, MetaTensorDesc
     from torch_fakeify.tools.worker.replies import TensorArgument
 
 _SUB_BYTE = re.compile(r"(float4|u?int[1-7]\b|bits(8|\dx))")
@@ -102,12 +103,9 @@ class InputCode:
         marks: Callable[[InputDesc], Iterable[str]] = lambda _: (),
         made: Callable[[InputDesc], str | None] = lambda _: None,
     ) -> Iterator[str]:
-        """Write the function.
+        """Write the function, without the inputs to be ``left_out``, with ``marks`` after each input.
 
-        Args:
-            left_out: whether to leave out an input.
-            marks: lines to write after an input.
-            made: the expression for an input such as a ``DTensor``; ``None`` for the default.
+        ``made`` returns the expression for an input such as a ``DTensor``, ``None`` for the default.
         """
         params = [f"{name}={value!r}" for name, value in self.defaults.items()]
         yield f"def inputs({', '.join(params)}):"
@@ -224,7 +222,7 @@ def _shared(desc: CaptureDesc) -> dict[int, tuple[str, str]]:
         ]
         assert tensor.storage is not None
         nbytes = tensor.storage.nbytes
-        recorded = _hint(nbytes) // itemsize(tensor.dtype)
+        recorded = size_hint(nbytes, 2) // itemsize(tensor.dtype)
         hint, extent = max(extents, key=lambda each: each[0])
         symbolic = any(names_in((t.size, t.stride)) for other, t in stored if other == identity)
         found[identity] = tensor.dtype, extent if symbolic else str(max(hint, recorded))
@@ -234,16 +232,11 @@ def _shared(desc: CaptureDesc) -> dict[int, tuple[str, str]]:
 def _extent(tensor: MetaTensorDesc) -> tuple[int, str]:
     """Elements from the start of the storage to the end of a tensor: at the recorded sizes, and as code."""
     expr = size_expr(1) + size_expr(tensor.storage_offset)
-    hint = 1 + _hint(tensor.storage_offset)
+    hint = 1 + size_hint(tensor.storage_offset, 2)
     for n, step in zip(tensor.size, tensor.stride, strict=True):
         expr += (size_expr(n) - 1) * size_expr(step)
-        hint += (_hint(n) - 1) * _hint(step)
+        hint += (size_hint(n, 2) - 1) * size_hint(step, 2)
     return hint, expr_code(encode_expr(expr.expand()))
-
-
-def _hint(n: IntLike) -> int:
-    hint = n.hint if isinstance(n, SymDesc) else n
-    return hint if isinstance(hint, int) else 2
 
 
 def _number(value: Any, where: str) -> Any:
