@@ -19,6 +19,7 @@ import torch
 
 from torch_fakeify._atomic_write import check_not_input, check_writable
 from torch_fakeify.compat import torch_dynamo, torch_fakes, torch_symbols
+from torch_fakeify.compat.aot_compilers import flat_copy
 from torch_fakeify.compat.arguments import placeholders_of
 from torch_fakeify.errors import CaptureError
 from torch_fakeify.frames.inputs.size_search import choose_sizes
@@ -436,9 +437,7 @@ def _capture_of_graph(gm: torch.fx.GraphModule, inputs: Sequence[Any] | None) ->
         raise CaptureError(
             "the graph has no fake values", where="inputs", fix="Pass inputs for its placeholders"
         )
-    graph = torch.fx.Graph()
-    graph.output(graph.graph_copy(gm.graph, {}))  # with metadata of its own
-    copy = torch.fx.GraphModule(gm, graph)
+    copy = flat_copy(gm)
     placeholders = placeholders_of(copy, inputs, CaptureError)
     mode = torch_dynamo.detect_fake_mode(list(inputs))
     if mode is None:

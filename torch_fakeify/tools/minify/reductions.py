@@ -7,6 +7,7 @@ frame still fails in the same way. `Extent` orders frames by size.
 from __future__ import annotations
 
 import math
+from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -47,7 +48,7 @@ from torch_fakeify.tools.size_edits import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
     from pathlib import Path
 
     from torch_fakeify.records.frame import InputDesc
@@ -145,48 +146,35 @@ def _inlined(desc: CaptureDesc, positions: Sequence[int]) -> CaptureDesc | None:
     return made
 
 
-def _nodes_of_bodies(desc: CaptureDesc) -> list[tuple[tuple[str, ...], int]]:
-    """Paths of bodies, and positions in them."""
+def _nodes_of_bodies(desc: CaptureDesc) -> list[tuple[int, int]]:
+    """Numbers of bodies among the graphs of a frame, and positions in them."""
     return [
-        (path, i)
-        for path, graph in _bodies(desc.graph, ())
+        (number, i)
+        for number, graph in enumerate(desc.graph.graphs())
         for used in [{at for fx_node in graph.nodes for at in used_nodes(fx_node)}]
         for i in operations(graph)
-        if _replacement_for(graph, i) is not None or i not in used
+        if number and (_replacement_for(graph, i) is not None or i not in used)
     ]
 
 
 def _without_nodes_of_bodies(
-    desc: CaptureDesc, items: Sequence[tuple[tuple[str, ...], int]]
+    desc: CaptureDesc, items: Sequence[tuple[int, int]]
 ) -> CaptureDesc | None:
-    by_body: dict[tuple[str, ...], list[int]] = {}
-    for path, at in items:
-        by_body.setdefault(path, []).append(at)
-    return msgspec.structs.replace(desc, graph=_with_bodies(desc.graph, (), by_body))
+    """Bypass nodes in the bodies of a frame."""
+    numbers = count()  # as `GraphModuleDesc.graphs` counts
 
+    def edited(graph: GraphModuleDesc) -> GraphModuleDesc:
+        number = next(numbers)
+        made = tuple((name, edited(body)) for name, body in graph.submodules)
+        graph = msgspec.structs.replace(graph, submodules=made)
+        positions = [at for of, at in items if of == number]
+        if not positions:
+            return graph
+        # Edited as the graph of a temporary frame.
+        frame = CaptureDesc(graph=graph, inputs=(), modes=ModesDesc(), fake_mode=FakeModeDesc())
+        return _bypassed(frame, positions).graph
 
-def _bodies(
-    graph: GraphModuleDesc, path: tuple[str, ...]
-) -> Iterator[tuple[tuple[str, ...], GraphModuleDesc]]:
-    for name, body in graph.submodules:
-        yield (*path, name), body
-        yield from _bodies(body, (*path, name))
-
-
-def _with_bodies(
-    graph: GraphModuleDesc, path: tuple[str, ...], by_body: Mapping[tuple[str, ...], list[int]]
-) -> GraphModuleDesc:
-    """Bypass nodes in the bodies of a graph, by the body's path."""
-    submodules: list[tuple[str, GraphModuleDesc]] = []
-    for name, body in graph.submodules:
-        here = (*path, name)
-        made = _with_bodies(body, here, by_body)
-        if here in by_body:
-            # Edited as the graph of a temporary frame.
-            frame = CaptureDesc(graph=made, inputs=(), modes=ModesDesc(), fake_mode=FakeModeDesc())
-            made = _bypassed(frame, by_body[here]).graph
-        submodules.append((name, made))
-    return msgspec.structs.replace(graph, submodules=tuple(submodules))
+    return msgspec.structs.replace(desc, graph=edited(desc.graph))
 
 
 # --- inputs ---------------------------------------------------------------------------------------
