@@ -209,31 +209,14 @@ class _Substitution:
             for r in env.replacements
             if not self._names_of(r.symbol)
         )
-        for field in _TABLES:
-            entries = getattr(env, field)
-            changes[field] = tuple(entry for entry in entries if not self._names_of(entry))
+        for field in env.__struct_fields__:
+            entries: Any = getattr(env, field)
+            if field not in changes and isinstance(entries, tuple):
+                changes[field] = tuple(entry for entry in entries if not self._names_of(entry))
         return msgspec.structs.replace(env, **changes)
 
     def _names_of(self, record: Any) -> bool:
         return bool(names_in(record) & self._names)
-
-
-_TABLES = (
-    "axioms",
-    "unbacked_renamings",
-    "hint_overrides",
-    "duck_shapes",
-    "source_to_var",
-    "source_to_symbol",
-    "pending_fresh_unbacked_symbols",
-    "ignorable_fresh_unbacked_symbols",
-    "exclusion_constraints",
-    "specializations",
-    "shape_ids",
-    "spec_symbols",
-    "pending_assumptions",
-)
-"""Fields of ``ShapeEnvDesc`` whose entries are dropped with the symbols that they contain."""
 
 
 def _number_of(sym: SymDesc) -> Any:
