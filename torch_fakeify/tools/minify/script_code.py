@@ -143,12 +143,10 @@ class InputCode:
             raise unsupported(_NO_INPUT, entry.name, "a conjugate or negative view")
         size, stride = sizes_code(tensor.size), sizes_code(tensor.stride)
         data = self._numbers.get(entry.name) or filled(tensor.dtype, size, tensor.ndim)
-        if storage in self._storages:
+        if storage is not None and storage in self._storages:
             offset = int_code(tensor.storage_offset)
-            assert storage is not None
-            of_dtype = (
-                "" if self._storages[storage][0] == tensor.dtype else f".view(torch.{tensor.dtype})"
-            )
+            is_same = self._storages[storage][0] == tensor.dtype
+            of_dtype = "" if is_same else f".view(torch.{tensor.dtype})"
             text = f"storage_{storage}{of_dtype}.as_strided({size}, {stride}, {offset})"
         elif is_strided_base(tensor) and not is_row_major(tensor):
             text = (
@@ -202,7 +200,8 @@ _NO_INPUT = "a few lines of torch do not make this input"
 def is_row_major(tensor: MetaTensorDesc) -> bool:
     """Whether ``torch.empty`` of a tensor's size has the strides of the tensor."""
     for n in tensor.size[1:]:
-        if isinstance(n, SymDesc) and (lone_symbol(n) or "u").startswith("u"):
+        name = lone_symbol(n)
+        if isinstance(n, SymDesc) and (name is None or name.startswith("u")):
             return False  # torch's strides may be over Max(1, n)
     row_major = contiguous(tensor)
     return row_major is None or sizes_code(row_major.stride) == sizes_code(tensor.stride)
