@@ -26,7 +26,7 @@ from torch_fakeify.fake_kernels.exploring import Exploration
 from torch_fakeify.fake_kernels.inferring import infer, predicted, same_results
 from torch_fakeify.fake_kernels.observed import NamedValue, TensorFacts
 from torch_fakeify.fake_kernels.specs import CallSpec, TensorSpec, facts_of, spec_of, tensors_of
-from torch_fakeify.tools.operator_process import OperatorProcess
+from torch_fakeify.tools.infer_fakes import OperatorProcess
 
 _GIVEN = 12
 _SAMPLES = 24

@@ -19,6 +19,7 @@ import torch
 
 from torch_fakeify._atomic_write import check_not_input, check_writable
 from torch_fakeify.compat import torch_dynamo, torch_fakes, torch_symbols
+from torch_fakeify.compat.aot_compilers import flat_copy
 from torch_fakeify.compat.arguments import placeholders_of
 from torch_fakeify.errors import CaptureError
 from torch_fakeify.frames.inputs.size_search import choose_sizes
@@ -28,8 +29,9 @@ from torch_fakeify.render.code import node_stack, statement
 from torch_fakeify.render.text import clip, count_text, user_line
 from torch_fakeify.replay.lowering import attribute_of, value_of
 from torch_fakeify.tools.capture_files import path_of
-from torch_fakeify.tools.minify.repro_script import CheckedScript
-from torch_fakeify.tools.operator_script import script_of_call, write_operator_script
+from torch_fakeify.tools.minify.failures import Failure
+from torch_fakeify.tools.minify.repro_script import CheckedScript, write_and_check
+from torch_fakeify.tools.operator_script import script_of_call
 from torch_fakeify.tools.size_runs import SizeRuns, SizesReport, extent, size_runs
 from torch_fakeify.tools.worker.replies import FakesChecked, OperatorCall, Parted, indented
 from torch_fakeify.unbacked.repropagation import repropagate
@@ -248,8 +250,13 @@ def check_fakes(
         else:
             of_operator = [name for each, name in desc.operator_modules if each == first.operator]
             text = first.script(modules := (*imports, *of_operator))
-            written = write_operator_script(
-                Path(script), text, timeout=timeout, imports=bool(modules)
+            written = write_and_check(
+                Path(script),
+                text,
+                Failure("wrong", "forward"),
+                timeout=timeout,
+                imports=bool(modules),
+                fails="real and fake results differ in it, too",
             )
     return FakesReport(
         **sizes_run.results(),
@@ -265,10 +272,6 @@ def first_difference(runs: SizeRuns, sizes: Mapping[str, int]) -> FakeDifference
     """Return the first operator of a frame that differs from its fake value at some sizes, if any.
 
     A frame that cannot be run has none.
-
-    Args:
-        runs: asks the processes.
-        sizes: values by symbol name.
     """
     try:
         found = _Search(runs).run_batch([dict(sizes)], Counter())
@@ -416,12 +419,10 @@ class _Search:
 
 
 def _capture_of_graph(gm: torch.fx.GraphModule, inputs: Sequence[Any] | None) -> Capture:
-    """Return the capture of a graph.
+    """Return the capture of a graph whose nodes have fake values, or get those of some inputs.
 
-    Args:
-        gm: with fake values in the metadata of its nodes, or without.
-        inputs: one for each placeholder, real or fake; ``None`` for the fake values of the placeholders.
-            Without fake values of the nodes, all sizes of real tensors become symbols.
+    The inputs are real or fake; ``None`` stands for the fake values of the placeholders. Where the nodes
+    have no fake values, all sizes of real tensors become symbols.
 
     Raises:
         CaptureError: there are neither fake values nor inputs.
@@ -435,7 +436,7 @@ def _capture_of_graph(gm: torch.fx.GraphModule, inputs: Sequence[Any] | None) ->
         raise CaptureError(
             "the graph has no fake values", where="inputs", fix="Pass inputs for its placeholders"
         )
-    copy = torch.fx.GraphModule(gm, _copied(gm.graph))
+    copy = flat_copy(gm)
     placeholders = placeholders_of(copy, inputs, CaptureError)
     mode = torch_dynamo.detect_fake_mode(list(inputs))
     if mode is None:
@@ -456,16 +457,6 @@ def _capture_of_graph(gm: torch.fx.GraphModule, inputs: Sequence[Any] | None) ->
 def _nodes_of(gm: torch.fx.GraphModule) -> list[torch.fx.Node]:
     """Return the nodes of a graph whose values follow from those of its placeholders."""
     return [n for n in gm.graph.nodes if n.op not in ("placeholder", "output")]
-
-
-def _copied(graph: torch.fx.Graph) -> torch.fx.Graph:
-    """Return a copy of a graph whose nodes have metadata of their own."""
-    made = torch.fx.Graph()
-    output = made.graph_copy(graph, val_map := {})
-    made.output(output)
-    for old, new in val_map.items():
-        new.meta = dict(old.meta)
-    return made
 
 
 def _fake(mode: Any, name: str, value: Any) -> Any:

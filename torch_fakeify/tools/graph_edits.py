@@ -7,6 +7,8 @@ nodes' metadata.
 
 from __future__ import annotations
 
+from itertools import chain
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -54,9 +56,23 @@ def recorded_value(graph: GraphModuleDesc, position: int) -> Value:
 
 def resolve_shared(graph: GraphModuleDesc, value: Value) -> Value:
     """Resolve a reference to ``GraphModuleDesc.shared``; return any other value unchanged."""
-    if isinstance(value, OpaqueValue) and value.kind == "shared" and isinstance(value.data, int):
-        return graph.shared[value.data]
-    return value
+    at = _shared_position(value)
+    return value if at is None else graph.shared[at]
+
+
+def _shared_position(value: Any) -> int | None:
+    """Position in ``GraphModuleDesc.shared`` that a value refers to; ``None`` for any other value."""
+    match value:
+        case OpaqueValue(kind="shared", data=int(at)):
+            return at
+        case _:
+            return None
+
+
+def _moved_shared(value: Any, place: Callable[[int], int]) -> Any:
+    """Return a reference to ``GraphModuleDesc.shared`` by its new place; any other value unchanged."""
+    at = _shared_position(value)
+    return value if at is None else OpaqueValue(kind="shared", data=place(at))
 
 
 def has_calls(graph: GraphModuleDesc) -> bool:
@@ -74,26 +90,16 @@ def graph_outputs(graph: GraphModuleDesc) -> list[Value] | None:
 
 
 def remove_nodes(desc: CaptureDesc, positions: Collection[int]) -> CaptureDesc | None:
-    """Remove nodes from a frame.
+    """Remove operations, or placeholders that nothing uses; ``None`` if a needed value cannot be an input.
 
     Removed values that other nodes use become inputs. Values that only removed nodes used become
     outputs, so that they are not dead code.
-
-    Args:
-        desc: the frame.
-        positions: of operations, or of placeholders that nothing uses.
-
-    Returns:
-        The frame; ``None`` if a needed value cannot be an input.
     """
     graph = desc.graph
     removed = set(positions)
     users = _users(graph)
     last = len(graph.nodes) - 1
-    needed: set[int] = set()
-    for i, fx_node in enumerate(graph.nodes[:-1]):
-        if i not in removed:
-            needed.update(at for at in used_nodes(fx_node) if at in removed)
+    needed = {at for at in removed if users[at] - removed - {last}}
     inputs: dict[int, InputDesc] = {}
     ids = FreshIds(desc)
     while needed:
@@ -129,9 +135,8 @@ def replace_nodes(desc: CaptureDesc, by: Mapping[int, Value]) -> CaptureDesc:
 def inline_body(desc: CaptureDesc, position: int) -> CaptureDesc | None:
     """Inline the body of a higher-order operator; of ``cond``, the first branch.
 
-    Returns:
-        The frame; ``None`` if the node calls no body, the operands do not match its placeholders, or
-        the body has attributes.
+    The result is ``None`` if the node calls no body, the operands do not match its placeholders, or the
+    body has attributes.
     """
     graph = desc.graph
     found = _call_of_body(graph, position)
@@ -151,9 +156,7 @@ def inline_body(desc: CaptureDesc, position: int) -> CaptureDesc | None:
         if isinstance(part, NodeValue):
             at = part.index
             return operands[at] if at < takes else NodeValue(index=start + at - takes)
-        if isinstance(part, OpaqueValue) and part.kind == "shared" and isinstance(part.data, int):
-            return OpaqueValue(kind="shared", data=part.data + shared)
-        return part
+        return _moved_shared(part, lambda at: at + shared)
 
     rewrite = Rewriter(changed)
     extra: list[NodeDesc] = []
@@ -165,14 +168,13 @@ def inline_body(desc: CaptureDesc, position: int) -> CaptureDesc | None:
         extra.append(msgspec.structs.replace(_moved(fx_node, rewrite), name=name))
     results = [rewrite(value) for value in inner]
     by: dict[int, Value] = {position: None}
-    for user, fx_node in enumerate(graph.nodes):
-        if position not in used_nodes(fx_node):
-            continue
+    users = _users(graph)
+    for user in users[position]:
+        fx_node = graph.nodes[user]
         item = fx_node.args[1] if _is_item(fx_node) and len(fx_node.args) == 2 else None
         if not isinstance(item, int) or not 0 <= item < len(results):
             return None
         by[user] = results[item]
-    users = _users(graph)
     for at in used_nodes(graph.nodes[position]):
         if graph.nodes[at].op == "get_attr" and users[at] == {position}:
             by[at] = None
@@ -223,12 +225,6 @@ def with_nodes(desc: CaptureDesc, change: Callable[[NodeDesc], NodeDesc]) -> Cap
     """Change each node of a frame, except those of bodies."""
     graph = msgspec.structs.replace(desc.graph, nodes=tuple(map(change, desc.graph.nodes)))
     return msgspec.structs.replace(desc, graph=graph)
-
-
-def replace_inputs(desc: CaptureDesc, inputs: Mapping[int, InputDesc]) -> CaptureDesc:
-    """Replace inputs of a frame, by position."""
-    changed = tuple(inputs.get(i, entry) for i, entry in enumerate(desc.inputs))
-    return msgspec.structs.replace(desc, inputs=changed)
 
 
 def leaf_tensor(tensor: MetaTensorDesc) -> MetaTensorDesc:
@@ -286,22 +282,16 @@ _GETITEM = frozenset({"operator.getitem", "_operator.getitem"})
 
 def _as_input(graph: GraphModuleDesc, position: int, ids: FreshIds) -> InputDesc | None:
     """Make an input of a node's recorded value; ``None`` if it cannot be one."""
-    fx_node = graph.nodes[position]
-    source = local_source(fx_node.name)
+    name = graph.nodes[position].name
+    fields = (("local_name", name), ("is_input", True))
+    source = SourceDesc(cls="LocalSource", name=f"L['{name}']", fields=fields)
     match recorded_value(graph, position):
         case TensorValue(tensor=tensor) if tensor.functorch is None and tensor.functional is None:
-            made = ids.renumbered(leaf_tensor(tensor))
-            return InputDesc(name=fx_node.name, tensor=made, source=source)
+            return InputDesc(name=name, tensor=ids.renumbered(leaf_tensor(tensor)), source=source)
         case SymValue(sym=sym) if isinstance(sym, msgspec.Struct):
-            return InputDesc(name=fx_node.name, sym=sym, source=source)
+            return InputDesc(name=name, sym=sym, source=source)
         case _:
             return None
-
-
-def local_source(name: str) -> SourceDesc:
-    """Return the record of a ``LocalSource``."""
-    fields = (("local_name", name), ("is_input", True))
-    return SourceDesc(cls="LocalSource", name=f"L['{name}']", fields=fields)
 
 
 def _rebuilt(
@@ -310,7 +300,7 @@ def _rebuilt(
     inputs: Mapping[int, InputDesc],
     by: Mapping[int, Value],
     returned: Collection[Value] | None,
-    extra: Mapping[int, list[NodeDesc]] | None = None,
+    extra: Mapping[int, list[NodeDesc]] = MappingProxyType({}),
 ) -> CaptureDesc:
     """Remove nodes, with ``inputs`` for some of them and replacement values ``by`` for others.
 
@@ -324,21 +314,16 @@ def _rebuilt(
     order = [i for i in range(first) if i not in removed]
     order += sorted(inputs)
     for i in range(first, len(nodes)):
-        order += (
-            [i]
-            if i not in removed
-            else range(len(nodes), len(nodes) + len((extra or {}).get(i, ())))
-        )
-    nodes = (*nodes, *(fx_node for some in (extra or {}).values() for fx_node in some))
+        inserted = range(len(nodes), len(nodes) + len(extra.get(i, ())))
+        order += inserted if i in removed else [i]
+    nodes = (*nodes, *chain.from_iterable(extra.values()))
     place = {old: new for new, old in enumerate(order)}
 
     def changed(part: Any) -> Any:
         if not isinstance(part, NodeValue):
             return part
-        seen: set[int] = set()
         value: Value = part
-        while isinstance(value, NodeValue) and value.index in by and value.index not in seen:
-            seen.add(value.index)
+        while isinstance(value, NodeValue) and value.index in by:
             value = by[value.index]
         if not isinstance(value, NodeValue):
             return value
@@ -358,9 +343,8 @@ def _rebuilt(
             made.append(msgspec.structs.replace(fx_node, args=(wrapped,), meta=()))
         else:
             made.append(_moved(fx_node, rewrite))
-    source_of = {entry.name: entry for entry in inputs.values()}
     taken = [entry for i, entry in enumerate(desc.inputs) if i not in removed]
-    taken += [source_of[nodes[i].name] for i in sorted(inputs)]
+    taken += [inputs[i] for i in sorted(inputs)]
     graph = without_unused_attributes(msgspec.structs.replace(desc.graph, nodes=tuple(made)))
     names = {name for name, _ in graph.tensors}
     sources = tuple((n, s) for n, s in desc.parameter_sources if n in names)
@@ -371,18 +355,19 @@ def _rebuilt(
 
 def _unread(
     graph: GraphModuleDesc,
-    removed: Collection[int],
+    removed: set[int],
     by: Mapping[int, Value],
     returned: Iterable[Value] | None,
 ) -> set[int]:
     """Positions of the ``get_attr`` nodes whose last user is removed."""
     results = graph.nodes[-1].args if returned is None else tuple(returned)
     used = {part.index for part in walk((results, tuple(by.values())), NodeValue)}
-    for i, fx_node in enumerate(graph.nodes[:-1]):
-        if i not in removed:
-            used.update(used_nodes(fx_node))
-    before = {at for fx_node in graph.nodes for at in used_nodes(fx_node)}
-    return {i for i in before - used if graph.nodes[i].op == "get_attr"}
+    gone = removed | {len(graph.nodes) - 1}
+    return {
+        i
+        for i, users in enumerate(_users(graph))
+        if graph.nodes[i].op == "get_attr" and users and users <= gone and i not in used
+    }
 
 
 _LOST = NodeValue(index=-1)
@@ -390,13 +375,12 @@ _LOST = NodeValue(index=-1)
 
 
 def _moved(fx_node: NodeDesc, rewrite: Rewriter) -> NodeDesc:
-    meta = tuple((key, rewrite(value)) for key, value in fx_node.meta)
     return msgspec.structs.replace(
         fx_node,
         args=rewrite(fx_node.args),
-        kwargs=tuple((key, rewrite(value)) for key, value in fx_node.kwargs),
+        kwargs=rewrite(fx_node.kwargs),
         users=None,
-        meta=tuple((k, v) for k, v in meta if _LOST not in walk(v, NodeValue)),
+        meta=tuple((k, v) for k, v in rewrite(fx_node.meta) if _LOST not in walk(v, NodeValue)),
     )
 
 
@@ -436,36 +420,23 @@ def without_unused_attributes(graph: GraphModuleDesc) -> GraphModuleDesc:
 
 def _without_unused_shared(graph: GraphModuleDesc) -> GraphModuleDesc:
     """Drop the shared values of a graph that no metadata refers to."""
-
-    def is_shared(part: OpaqueValue) -> bool:
-        return part.kind == "shared" and isinstance(part.data, int)
-
-    notes = (tuple(n.meta for n in graph.nodes), graph.meta)
     used: set[int] = set()
-    pending: list[Any] = [notes]
+    pending: list[Any] = [(tuple(n.meta for n in graph.nodes), graph.meta)]
     while pending:
         for part in walk(pending.pop(), OpaqueValue):
-            if not is_shared(part):
+            at = _shared_position(part)
+            if at is None:
                 pending.append(part.data)
-            elif part.data not in used:
-                used.add(part.data)
-                pending.append(graph.shared[part.data])
+            elif at not in used:
+                used.add(at)
+                pending.append(graph.shared[at])
     if len(used) == len(graph.shared):
         return graph
     place = {old: new for new, old in enumerate(sorted(used))}
-
-    def changed(part: Any) -> Any:
-        if isinstance(part, OpaqueValue) and is_shared(part):
-            return OpaqueValue(kind="shared", data=place[part.data])  # pyright: ignore[reportArgumentType]
-        return part
-
-    rewrite = Rewriter(changed)
+    rewrite = Rewriter(lambda part: _moved_shared(part, place.__getitem__))
     return msgspec.structs.replace(
         graph,
-        nodes=tuple(
-            msgspec.structs.replace(n, meta=tuple((k, rewrite(v)) for k, v in n.meta))
-            for n in graph.nodes
-        ),
-        meta=tuple((k, rewrite(v)) for k, v in graph.meta),
+        nodes=tuple(msgspec.structs.replace(n, meta=rewrite(n.meta)) for n in graph.nodes),
+        meta=rewrite(graph.meta),
         shared=tuple(rewrite(graph.shared[old]) for old in sorted(used)),
     )

@@ -22,12 +22,10 @@ from torch_fakeify.serialization.container import Limits
 from torch_fakeify.tools.doctor import package_version
 from torch_fakeify.tools.minify.failures import Failure, failure_in
 from torch_fakeify.tools.minify.repro_script import (
-    START,
     BackendCode,
     CheckedScript,
     check_script,
     is_script,
-    run_folder,
     write_checked_script,
 )
 from torch_fakeify.tools.worker.limits import check_bounds
@@ -98,9 +96,8 @@ def issue(
             choose_backend(desc, backend)
         found, written = _new_script(desc, failure, code, timeout=timeout, trust=trust)
     else:
-        outcome = check_script(
-            beside, failure, timeout=timeout + START, folder=run_folder("sys.path" in written)
-        )
+        has_imports = "sys.path" in written
+        outcome = check_script(beside, failure, timeout=timeout, imports=has_imports)
         found = CheckedScript(beside, outcome, outcome.text)
     command = _command(path, desc, failure, backend, imports)
     text = "\n".join(_lines(path, desc, failure, found, written, command))

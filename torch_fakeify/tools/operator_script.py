@@ -4,56 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torch_fakeify._atomic_write import write_atomic
-from torch_fakeify.tools.minify.failures import Failure
-from torch_fakeify.tools.minify.repro_script import (
-    START,
-    BackendCode,
-    CheckedScript,
-    check_script,
-    run_folder,
-)
-from torch_fakeify.tools.minify.script_code import filled
+from torch_fakeify.tools.minify.repro_script import BackendCode
+from torch_fakeify.tools.minify.script_code import filled, with_gradient
 from torch_fakeify.tools.value_code import tuple_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from torch_fakeify.tools.worker.replies import OperatorCall, Parted, TensorArgument
 
 _WHOLE = ("int", "uint", "bool")
 
 
-def write_operator_script(path: Path, text: str, *, timeout: float, imports: bool) -> CheckedScript:
-    """Write the script and run it.
-
-    Args:
-        path: of the script.
-        text: of the script.
-        timeout: in seconds.
-        imports: whether it imports modules from the current folder.
-    """
-    write_atomic(path, text.encode())
-    folder = run_folder(imports)
-    outcome = check_script(
-        path, Failure("wrong", "forward"), timeout=timeout + START, folder=folder
-    )
-    state = "real and fake results differ in it, too" if outcome.fails else outcome.text
-    return CheckedScript(path, outcome, state)
-
-
 def script_of_call(
     operator: str, parts: Sequence[Parted], call: OperatorCall, imports: Sequence[str]
 ) -> str:
-    """Return the script.
-
-    Args:
-        operator: its name, for the text.
-        parts: what differs.
-        call: the call.
-        imports: modules that register operators.
-    """
+    """Return the script of a call whose results differ in some parts; it first imports some modules."""
     what = "\n".join(map(str, parts)).replace("\\", "\\\\").replace('"""', "'''")
     names = ", ".join(each.name for each in call.tensors)
     lines = [
@@ -109,9 +75,7 @@ def _tensor(each: TensorArgument, storage: str) -> str:
         text = _data(each, size, len(each.size))
     if each.device != "cpu" and not storage:
         text += f".to({each.device!r})"
-    if each.is_parameter:
-        return f"torch.nn.Parameter({text}, requires_grad={each.requires_grad})"
-    return f"{text}.requires_grad_()" if each.requires_grad else text
+    return with_gradient(text, each)
 
 
 def _data(each: TensorArgument, size: str, ndim: int) -> str:

@@ -29,9 +29,10 @@ from torch_fakeify.records.tensor import (
 from .graph_edits import FreshIds, replace_nodes
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from torch_fakeify.records.frame import CaptureDesc, InputDesc
+    from torch_fakeify.records.graph import NodeDesc
     from torch_fakeify.records.shape_env import ShapeEnvDesc, SymbolDesc
     from torch_fakeify.records.tensor import IntLike
 
@@ -45,31 +46,20 @@ def used_symbols(desc: CaptureDesc) -> set[str]:
 
 def bound_symbols(desc: CaptureDesc) -> set[str]:
     """Names of the symbols that an input's sizes or a node of the graph binds."""
-    found: set[str] = set()
+    numbers: list[Any] = []
     for entry in desc.inputs:
+        numbers.append(entry.sym)
         for tensor in walk(entry.tensor, MetaTensorDesc):
-            numbers = (*tensor.size, *tensor.stride, tensor.storage_offset, tensor.item_memo)
-            found.update(filter(None, map(lone_symbol, numbers)))
-            found |= _parts_bound(tensor)
-        name = lone_symbol(entry.sym)
-        if name is not None:
-            found.add(name)
-    for fx_node in desc.graph.nodes:
-        for key, value in fx_node.meta:
-            if key == "unbacked_bindings":
-                found |= names_in(value)
-    return found
+            numbers += (*tensor.size, *tensor.stride, tensor.storage_offset, tensor.item_memo)
+            inner = (tensor.base, tensor.subclass, tensor.functional, tensor.functorch)
+            for part in walk(inner, MetaTensorDesc):
+                numbers += (*part.size, *part.stride)
+    return _bound_by(desc.graph.nodes) | set(filter(None, map(lone_symbol, numbers)))
 
 
-def _parts_bound(tensor: MetaTensorDesc) -> set[str]:
-    """The symbols that the inner tensors of a subclass bind."""
-    inner = (tensor.base, tensor.subclass, tensor.functional, tensor.functorch)
-    return {
-        name
-        for part in walk(inner, MetaTensorDesc)
-        for name in map(lone_symbol, (*part.size, *part.stride))
-        if name is not None
-    }
+def _bound_by(nodes: Iterable[NodeDesc]) -> set[str]:
+    """Names of the unbacked symbols that nodes bind."""
+    return names_in(tuple(v for n in nodes for key, v in n.meta if key == "unbacked_bindings"))
 
 
 # --- dynamic to static ----------------------------------------------------------------------------
@@ -79,14 +69,7 @@ def specialize(desc: CaptureDesc, names: Collection[str]) -> CaptureDesc | None:
     """Replace symbols of a frame by their recorded values.
 
     Symbols whose value follows from these are replaced too, and scalar inputs that become constant are
-    removed.
-
-    Args:
-        desc: the frame.
-        names: names of symbols that have a hint.
-
-    Returns:
-        The frame; ``None`` if a symbol has no hint, or a guard does not hold at the hints.
+    removed. The result is ``None`` if a symbol has no hint, or a guard does not hold at the hints.
     """
     env = desc.shape_env
     if env is None:
@@ -114,19 +97,13 @@ def specialize(desc: CaptureDesc, names: Collection[str]) -> CaptureDesc | None:
 
 
 def fix_unbacked(desc: CaptureDesc, values: Mapping[str, int]) -> CaptureDesc | None:
-    """Replace unbacked sizes of a frame's inputs by numbers.
+    """Replace unbacked sizes of a frame's inputs by numbers, by the name of the symbol.
 
-    Args:
-        desc: the frame.
-        values: numbers by the name of an unbacked symbol.
-
-    Returns:
-        The frame; ``None`` if a fact does not hold, or the graph itself binds such a symbol.
+    The result is ``None`` if a fact does not hold, or the graph itself binds such a symbol.
     """
     env = desc.shape_env
-    nodes = (n for n in desc.graph.nodes if n.op != "placeholder")
-    bound = tuple(v for n in nodes for key, v in n.meta if key == "unbacked_bindings")
-    if env is None or names_in(bound) & values.keys():
+    bound = _bound_by(n for n in desc.graph.nodes if n.op != "placeholder")
+    if env is None or bound & values.keys():
         return None
     nodes = tuple(
         msgspec.structs.replace(n, meta=tuple(m for m in n.meta if m[0] != "unbacked_bindings"))
@@ -140,11 +117,7 @@ def fix_unbacked(desc: CaptureDesc, values: Mapping[str, int]) -> CaptureDesc | 
         shape_env=msgspec.structs.replace(env, symbols=_hinted(env, values)),
     )
     made = specialize(frame, values.keys())
-    nbytes = None if made is None else _storage_bytes(desc.inputs, made.inputs)
-    if made is None or nbytes is None:
-        return None
-    resized = _resizing(nbytes)
-    return msgspec.structs.replace(made, inputs=resized(made.inputs), graph=resized(made.graph))
+    return None if made is None else _with_storages(made, desc.inputs)
 
 
 def _hinted(env: ShapeEnvDesc, values: Mapping[str, int]) -> tuple[SymbolDesc, ...]:
@@ -157,18 +130,12 @@ def _hinted(env: ShapeEnvDesc, values: Mapping[str, int]) -> tuple[SymbolDesc, .
     )
 
 
-def _without_constant_inputs(desc: CaptureDesc) -> CaptureDesc | None:
+def _without_constant_inputs(desc: CaptureDesc) -> CaptureDesc:
     """Remove symbolic scalar inputs that have become constants."""
     constants = {
         i: entry.sym for i, entry in enumerate(desc.inputs) if isinstance(entry.sym, (int, float))
     }
-    if not constants:
-        return desc
-    cleared = tuple(
-        msgspec.structs.replace(entry, sym=None) if i in constants else entry
-        for i, entry in enumerate(desc.inputs)
-    )
-    return replace_nodes(msgspec.structs.replace(desc, inputs=cleared), constants)
+    return replace_nodes(desc, constants) if constants else desc
 
 
 class _Substitution:
@@ -177,17 +144,12 @@ class _Substitution:
     def __init__(self, values: Mapping[Any, Any]) -> None:
         self._values = values
         self._names = {symbol.name for symbol in values}
-        self._done: dict[ExprDesc, ExprDesc] = {}
 
     def expr(self, desc: ExprDesc) -> ExprDesc:
         """Substitute in an expression."""
-        made = self._done.get(desc)
-        if made is None:
-            made = desc
-            if names_in(desc) & self._names:
-                made = encode_expr(decode_expr(desc).xreplace(self._values))
-            self._done[desc] = made
-        return made
+        if not self._names_of(desc):
+            return desc
+        return encode_expr(decode_expr(desc).xreplace(self._values))
 
     def part(self, part: Any) -> Any:
         """Substitute in a part of a record whose children were already rewritten."""
@@ -230,13 +192,13 @@ class _Substitution:
             ),
             "counter": (),
         }
-        guards = [msgspec.structs.replace(g, expr=self.expr(g.expr)) for g in env.guards]
-        asserts = [msgspec.structs.replace(a, expr=self.expr(a.expr)) for a in env.runtime_asserts]
-        if any(_truth(fact.expr) is False for fact in (*guards, *asserts)):
-            return None
-        changes["guards"] = tuple(g for g in guards if _truth(g.expr) is None)
-        changes["runtime_asserts"] = tuple(a for a in asserts if _truth(a.expr) is None)
-        changes["axioms"] = tuple(a for a in env.axioms if not self._names_of(a))
+        for field in ("guards", "runtime_asserts"):
+            facts = [
+                msgspec.structs.replace(f, expr=self.expr(f.expr)) for f in getattr(env, field)
+            ]
+            if any(decode_expr(fact.expr) == sympy.false for fact in facts):
+                return None
+            changes[field] = tuple(f for f in facts if decode_expr(f.expr) != sympy.true)
         changes["divisible"] = tuple(
             made
             for made in map(self.expr, env.divisible)
@@ -247,52 +209,27 @@ class _Substitution:
             for r in env.replacements
             if not self._names_of(r.symbol)
         )
-        for field in _TABLES:
-            entries = getattr(env, field)
-            changes[field] = tuple(entry for entry in entries if not self._names_of(entry))
+        for field in env.__struct_fields__:
+            entries: Any = getattr(env, field)
+            if field not in changes and isinstance(entries, tuple):
+                changes[field] = tuple(entry for entry in entries if not self._names_of(entry))
         return msgspec.structs.replace(env, **changes)
 
     def _names_of(self, record: Any) -> bool:
         return bool(names_in(record) & self._names)
 
 
-_TABLES = (
-    "unbacked_renamings",
-    "hint_overrides",
-    "duck_shapes",
-    "source_to_var",
-    "source_to_symbol",
-    "pending_fresh_unbacked_symbols",
-    "ignorable_fresh_unbacked_symbols",
-    "exclusion_constraints",
-    "specializations",
-    "shape_ids",
-    "spec_symbols",
-    "pending_assumptions",
-)
-"""Fields of ``ShapeEnvDesc`` whose entries are dropped with the symbols that they contain."""
-
-
-def _truth(expr: ExprDesc) -> bool | None:
-    decoded = decode_expr(expr)
-    if decoded == sympy.true:
-        return True
-    return False if decoded == sympy.false else None
-
-
 def _number_of(sym: SymDesc) -> Any:
     """A symbolic scalar, or its number if it became constant."""
-    nodes = sym.expr.nodes
-    if any(isinstance(n, SymbolNode) for n in nodes):
-        return sym
-    if any(isinstance(n, ApplyNode) for n in nodes) or sym.constant:
+    if sym.constant or any(isinstance(n, (SymbolNode, ApplyNode)) for n in sym.expr.nodes):
         return sym
     value: Any = decode_expr(sym.expr)
-    if sym.kind == "int":
-        return int(value) if value.is_Integer else sym
-    if sym.kind == "bool":
-        return bool(value)
-    return float(value)
+    if sym.kind == "int" and not value.is_Integer:
+        return sym
+    return _KINDS[sym.kind](value)
+
+
+_KINDS = {"int": int, "float": float, "bool": bool}
 
 
 # --- other example sizes --------------------------------------------------------------------------
@@ -301,12 +238,8 @@ def _number_of(sym: SymDesc) -> Any:
 def rehint(desc: CaptureDesc, values: Mapping[str, int]) -> CaptureDesc | None:
     """Change the example sizes of a frame to others that its guards admit.
 
-    Args:
-        desc: the frame.
-        values: sizes by symbol name, for all symbols that are sizes; they satisfy the guards.
-
-    Returns:
-        The frame; ``None`` if the storage size of a tensor cannot be computed.
+    ``values`` has all symbols that are sizes, by name. The result is ``None`` if the storage size of a
+    tensor cannot be computed.
     """
     env = desc.shape_env
     if env is None:
@@ -326,49 +259,41 @@ def rehint(desc: CaptureDesc, values: Mapping[str, int]) -> CaptureDesc | None:
         made = hints[part.expr]
         if made.free_symbols:
             return part
-        kind = {"int": int, "float": float, "bool": bool}[part.kind]
-        return msgspec.structs.replace(part, hint=kind(made))
+        return msgspec.structs.replace(part, hint=_KINDS[part.kind](made))
 
     rewrite = Rewriter(part)
-    inputs = rewrite(desc.inputs)
-    nbytes = _storage_bytes(desc.inputs, inputs)
-    if nbytes is None:
-        return None
-
-    resize_storages = _resizing(nbytes)
     backed = {
         s.name: values[s.name] for s in env.symbols if s.name in values and s.hint is not None
     }
     # A duck-shaped size shares the symbol of an equal size, which may differ now.
     facts = msgspec.structs.replace(env, symbols=_hinted(env, backed), duck_shapes=())
-    return msgspec.structs.replace(
-        desc,
-        inputs=resize_storages(inputs),
-        graph=resize_storages(rewrite(desc.graph)),
-        shape_env=facts,
+    made = msgspec.structs.replace(
+        desc, inputs=rewrite(desc.inputs), graph=rewrite(desc.graph), shape_env=facts
     )
+    return _with_storages(made, desc.inputs)
 
 
-def _resizing(nbytes: Mapping[int, int]) -> Rewriter:
-    """Return a function that sets the sizes of storages, in bytes by id."""
+def _with_storages(desc: CaptureDesc, before: tuple[InputDesc, ...]) -> CaptureDesc | None:
+    """Set the bytes of storages after the sizes of inputs have changed; ``None`` if they are not known."""
+    nbytes = _storage_bytes(before, desc.inputs)
+    if nbytes is None:
+        return None
 
     def resized(part: Any) -> Any:
         if isinstance(part, MetaStorageDesc) and part.id in nbytes and isinstance(part.nbytes, int):
             return msgspec.structs.replace(part, nbytes=nbytes[part.id])
         return part
 
-    return Rewriter(resized)
+    rewrite = Rewriter(resized)
+    return msgspec.structs.replace(desc, inputs=rewrite(desc.inputs), graph=rewrite(desc.graph))
 
 
 def _storage_bytes(
     before: tuple[InputDesc, ...], after: tuple[InputDesc, ...]
 ) -> dict[int, int] | None:
-    """Compute the bytes, by id, of the storages whose tensors changed size.
+    """Compute the bytes, by id, of the storages whose tensors changed size; ``None`` if one cannot be.
 
     Bytes beyond the tensors of a storage are preserved.
-
-    Returns:
-        The numbers; ``None`` if the storage size of a tensor cannot be computed.
     """
     found: dict[int, tuple[int, int, int]] = {}
     moved: set[int] = set()
@@ -390,7 +315,7 @@ def _storage_bytes(
     return {at: now + max(0, n - was) for at, (n, was, now) in found.items() if at in moved}
 
 
-def with_bytes(tensor: MetaTensorDesc) -> MetaTensorDesc | None:
+def _with_bytes(tensor: MetaTensorDesc) -> MetaTensorDesc | None:
     """Set the storage size of a strided tensor to what its sizes need; ``None`` for another kind."""
     if not is_strided_base(tensor) or tensor.storage is None:
         return None
@@ -400,11 +325,11 @@ def with_bytes(tensor: MetaTensorDesc) -> MetaTensorDesc | None:
 
 def _extent_bytes(tensor: MetaTensorDesc) -> int:
     """Bytes from the start of its storage to the end of a tensor."""
-    extent = 1 + _hint(tensor.storage_offset)
+    extent = 1 + size_hint(tensor.storage_offset)
     for n, step in zip(tensor.size, tensor.stride, strict=True):
-        if _hint(n) == 0:
+        if size_hint(n) == 0:
             return 0
-        extent += (_hint(n) - 1) * _hint(step)
+        extent += (size_hint(n) - 1) * size_hint(step)
     return extent * itemsize(tensor.dtype)
 
 
@@ -417,10 +342,10 @@ def is_strided_base(tensor: MetaTensorDesc) -> bool:
     return tensor.layout == "strided" and not any(part is not None for part in others)
 
 
-def _hint(n: IntLike) -> int:
-    """The hint of a size; 1 if there is none."""
+def size_hint(n: IntLike, default: int = 1) -> int:
+    """The hint of a size; ``default`` if there is none."""
     hint = hint_of(n)
-    return 1 if hint is None else hint
+    return default if hint is None else hint
 
 
 # --- facts ----------------------------------------------------------------------------------------
@@ -457,19 +382,11 @@ def drop_symbols(desc: CaptureDesc, names: Collection[str]) -> CaptureDesc | Non
         return None
     symbols = {symbol_of(s): sympy.Integer(0) for s in env.symbols if s.name in names}
     edit = _Substitution(symbols)
-    dropped = set(names)
-    facts = msgspec.structs.replace(
-        env,
-        guards=tuple(g for g in env.guards if not names_in(g.expr) & dropped),
-        runtime_asserts=tuple(
-            a for a in env.runtime_asserts if not names_in((a.symbol, a.expr)) & dropped
-        ),
-        divisible=tuple(d for d in env.divisible if not names_in(d) & dropped),
-        replacements=tuple(
-            r for r in env.replacements if not names_in((r.symbol, r.expr)) & dropped
-        ),
-    )
-    made = edit.env(facts)
+    facts = {
+        field: tuple(fact for fact in getattr(env, field) if not names_in(fact) & set(names))
+        for field in ("guards", "runtime_asserts", "divisible", "replacements")
+    }
+    made = edit.env(msgspec.structs.replace(env, **facts))
     return None if made is None else msgspec.structs.replace(desc, shape_env=made)
 
 
@@ -493,12 +410,9 @@ def static_sizes(desc: CaptureDesc) -> list[int]:
 
 
 def resize(desc: CaptureDesc, old: int, new: int) -> CaptureDesc | None:
-    """Replace one static size by another in all inputs of a frame.
+    """Replace one static size by another in all inputs of a frame; its values have to be propagated again.
 
-    The graph stays: its values have to be propagated again.
-
-    Returns:
-        The frame; ``None`` if an input with such a size is no plain tensor without gaps.
+    The result is ``None`` if an input with such a size is no plain tensor without gaps.
     """
     ids = FreshIds(desc)
     shared = shared_storages(desc)
@@ -524,45 +438,43 @@ def shared_storages(desc: CaptureDesc) -> set[int]:
 
 def contiguous(tensor: MetaTensorDesc) -> MetaTensorDesc | None:
     """Make a strided tensor contiguous; ``None`` for another kind."""
-    order = list(range(tensor.ndim))
-    strides = _dense_strides(tensor.size, order)
-    return with_bytes(
-        msgspec.structs.replace(tensor, stride=tuple(strides[at] for at in order), storage_offset=0)
-    )
+    stride = _dense_strides(tensor.size, range(tensor.ndim))
+    return _with_bytes(msgspec.structs.replace(tensor, stride=stride, storage_offset=0))
 
 
 def _dense(tensor: MetaTensorDesc, size: tuple[IntLike, ...]) -> MetaTensorDesc | None:
     """Resize a dense tensor, keeping the order of its dims in memory; ``None`` if it has gaps."""
-    order = sorted(range(tensor.ndim), key=lambda at: (-_hint(tensor.stride[at]), at))
+    order = sorted(range(tensor.ndim), key=lambda at: (-size_hint(tensor.stride[at]), at))
     before = _dense_strides(tensor.size, order)
     gaps = any(
-        before[at] != tensor.stride[at] and _hint(tensor.size[at]) > 1 for at in range(tensor.ndim)
+        before[at] != tensor.stride[at] and size_hint(tensor.size[at]) > 1
+        for at in range(tensor.ndim)
     )
-    if gaps or not is_strided_base(tensor) or _hint(tensor.storage_offset):
+    if gaps or not is_strided_base(tensor) or size_hint(tensor.storage_offset):
         return None
-    strides = _dense_strides(size, order)
-    made = msgspec.structs.replace(
-        tensor, size=size, stride=tuple(strides[at] for at in range(tensor.ndim))
+    return _with_bytes(
+        msgspec.structs.replace(tensor, size=size, stride=_dense_strides(size, order))
     )
-    return with_bytes(made)
 
 
-def _dense_strides(size: tuple[IntLike, ...], order: list[int]) -> dict[int, IntLike]:
-    """Strides of a dense tensor, by dim; ``order`` lists the dims from the outermost."""
+def _dense_strides(size: tuple[IntLike, ...], order: Sequence[int]) -> tuple[IntLike, ...]:
+    """Strides of a dense tensor; ``order`` lists the dims from the outermost."""
     strides: dict[int, IntLike] = {}
     step: IntLike = 1
     for at in reversed(order):
         strides[at] = step
         step = _times(step, size[at])
-    return strides
+    return tuple(strides[at] for at in range(len(size)))
 
 
 def _times(a: IntLike, b: IntLike) -> IntLike:
     if isinstance(a, int) and isinstance(b, int):
         return a * max(b, 1)
-    exprs: list[Any] = [
-        decode_expr(n.expr) if isinstance(n, SymDesc) else sympy.Integer(_hint(n)) for n in (a, b)
-    ]
     has_hints = all(not isinstance(n, SymDesc) or n.hint is not None for n in (a, b))
-    hint = _hint(a) * _hint(b) if has_hints else None
-    return SymDesc(expr=encode_expr(exprs[0] * exprs[1]), hint=hint)
+    hint = size_hint(a) * size_hint(b) if has_hints else None
+    return SymDesc(expr=encode_expr(size_expr(a) * size_expr(b)), hint=hint)
+
+
+def size_expr(n: IntLike) -> Any:
+    """Convert a size to a sympy expression."""
+    return decode_expr(n.expr) if isinstance(n, SymDesc) else sympy.Integer(size_hint(n))

@@ -85,14 +85,8 @@ class SizesReport(InNotebook):
 class SizeRuns:
     """Asks processes to run a frame at some sizes, and notes what they ran with.
 
-    Args:
-        server: starts the processes.
-        path: of the capture.
-        desc: the frame.
-        request: what they are asked besides the sizes.
-        timeout: seconds for each batch.
-        memory: bytes that a process may hold; ``None`` for no limit.
-        where: names the frame, for errors.
+    ``request`` is what they are asked besides the sizes; ``timeout`` is in seconds for each batch,
+    ``memory`` in bytes. ``where`` names the frame in errors.
     """
 
     def __init__(

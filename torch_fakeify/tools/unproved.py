@@ -47,12 +47,7 @@ def runtime_conditions(desc: CaptureDesc) -> Conditions:
     """Return the runtime asserts of a frame: those that do not follow, and those that do."""
     if desc.shape_env is None:
         return Conditions()
-    opened, proved = _asserts(restore(desc.shape_env))
-    return Conditions(tuple(opened), tuple(proved))
-
-
-def _asserts(env: Any) -> tuple[list[str], list[str]]:
-    """The runtime asserts that do not follow, and those that do."""
+    env: Any = restore(desc.shape_env)
     asserts = list(
         dict.fromkeys(one.expr for group in env.deferred_runtime_asserts.values() for one in group)
     )
@@ -67,5 +62,7 @@ def _asserts(env: Any) -> tuple[list[str], list[str]]:
     implied = redundant([*assumed, *provable], removable=removable)
     follows = {provable[at - len(assumed)] for at in implied}
     names = SymbolNames(env, {})
-    opened = [condition_text(expr, names) for expr in asserts if expr not in follows]
-    return opened, [condition_text(expr, names) for expr in asserts if expr in follows]
+    return Conditions(
+        tuple(condition_text(expr, names) for expr in asserts if expr not in follows),
+        tuple(condition_text(expr, names) for expr in asserts if expr in follows),
+    )

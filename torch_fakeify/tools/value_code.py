@@ -145,12 +145,9 @@ class ValueCode:
         self.imports: set[str] = {"import torch"}
 
     def of(self, value: Any, names: Mapping[Any, str], where: str) -> str:
-        """Write a value of a graph.
+        """Write an argument of a node, or a value in its metadata.
 
-        Args:
-            value: an argument of a node, or a value in its metadata.
-            names: of the variables that hold the nodes.
-            where: the node, for errors.
+        ``names`` has the variables that hold nodes, ``where`` names the node in errors.
 
         Raises:
             UnsupportedValueError: there is no text for it.
@@ -164,18 +161,14 @@ class ValueCode:
                 return names[value]
             case enum.Enum():
                 return f"{self._qualified(type(value), where)}.{value.name}"
-            case None | bool() | int() | str() | bytes():
-                return repr(value)
-            case float():
-                return repr(value) if math.isfinite(value) else f'float("{value}")'
-            case complex():
+            case float() if not math.isfinite(value):
+                return f'float("{value}")'
+            case None | bool() | int() | float() | complex() | str() | bytes() | range():
                 return repr(value)
             case EllipsisType():
                 return "..."
             case slice():
                 return f"slice({of(value.start)}, {of(value.stop)}, {of(value.step)})"
-            case range():
-                return repr(value)
             case torch.Size():
                 return f"torch.Size({of(tuple(value))})"
             case tuple() if hasattr(value, "_fields"):

@@ -1,4 +1,9 @@
-"""The command ``demo --check``: record a small decoder here; rebuild, compile and run it in another process."""
+"""The command ``demo --check``: record a small decoder here; rebuild, compile and run it in another process.
+
+The decoder has in few lines what makes real models hard to reproduce: tied embeddings (one parameter
+under two names), key and value caches that are views of one storage and are written in place, dynamic
+batch and sequence, and a position that comes out of a tensor, so that sizes depend on data.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
+from torch.nn import functional
 
 from torch_fakeify.compat import torch_dynamo
 from torch_fakeify.errors import CaptureError
@@ -17,9 +24,7 @@ from torch_fakeify.records.tensor import IntNode
 from torch_fakeify.render.show import table_lines
 from torch_fakeify.serialization.capture_file import read_capture
 from torch_fakeify.tools.worker.client import ask, backend_request
-from torch_fakeify.tools.worker.replies import Ended, Raised, Ran, Refused
-
-from .model import WIDTH, Decoder
+from torch_fakeify.tools.worker.replies import Ended, Raised, Ran, Refused, indented
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,6 +41,8 @@ _OTHERS = (
     {"batch": 6, "sequence": 16, "capacity": 64},
 )
 _TIMEOUT = 600.0
+_WIDTH = 32
+"""Elements of a token's embedding."""
 
 
 @dataclass(frozen=True)
@@ -67,13 +74,13 @@ class DemoReport:
             "A decoder with a KV cache, tied embeddings and a position that depends on data.",
             "",
             f"Recorded in process {self.pids[0]}, which has the model:",
-            *_indented(self._recorded_rows()),
+            *indented(table_lines(self._recorded_rows())),
             "",
             f"Rebuilt in process {self.pids[1]}, which has the file, no model code and no weights:",
-            *_indented(self._rebuilt_rows()),
+            *indented(table_lines(self._rebuilt_rows())),
             "",
             f"Run there on synthetic inputs, {self.backend} beside eager:",
-            *_indented(self._run_rows()),
+            *indented(table_lines(self._run_rows())),
             "",
             f"Largest difference {self.difference:.1e}: "
             + (f"at most {TOLERANCE:g}, equal." if self.holds else f"above {TOLERANCE:g}!"),
@@ -111,16 +118,10 @@ class DemoReport:
         return rows
 
 
-def _indented(rows: Sequence[Sequence[str]]) -> list[str]:
-    return [f"  {line}" for line in table_lines(rows)]
-
-
 def run_demo(backend: str = "inductor", imports: Sequence[str] = ()) -> DemoReport:
     """Record the decoder here, rebuild and run it at two other sizes in a fresh interpreter.
 
-    Args:
-        backend: compiles the frame in the fresh interpreter.
-        imports: modules that the fresh interpreter imports first.
+    The fresh interpreter imports some modules first, and has the backend.
 
     Raises:
         CaptureError: the fresh interpreter failed; the message has the reason.
@@ -136,7 +137,7 @@ def run_demo(backend: str = "inductor", imports: Sequence[str] = ()) -> DemoRepo
                 "file": str(path),
                 **backend_request(backend, imports),
                 "sizes": [_sizes_of(desc, sizes) for sizes in _OTHERS],
-                "absent": ["torch_fakeify.tools.demo.runner", "torch_fakeify.tools.demo.model"],
+                "absent": ["torch_fakeify.tools.demo.runner"],
             },
             timeout=_TIMEOUT,
         )
@@ -199,4 +200,98 @@ def _sizes_of(desc: CaptureDesc, sizes: Mapping[str, int]) -> dict[str, int]:
 
 def _offset(sizes: Mapping[str, int]) -> int:
     """Number of elements of the keys of one block."""
-    return sizes["batch"] * sizes["capacity"] * WIDTH
+    return sizes["batch"] * sizes["capacity"] * _WIDTH
+
+
+# --- the model ------------------------------------------------------------------------------------
+
+
+class Block(nn.Module):
+    """Causal attention over the cache, then a gated feed-forward."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm_attention = nn.RMSNorm(width)
+        self.norm_forward = nn.RMSNorm(width)
+        self.to_qkv = nn.Linear(width, 3 * width, bias=False)
+        self.to_out = nn.Linear(width, width, bias=False)
+        self.gate_up = nn.Linear(width, 4 * width, bias=False)
+        self.down = nn.Linear(2 * width, width, bias=False)
+
+    def forward(
+        self, x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int
+    ) -> torch.Tensor:
+        """Attend from ``x`` to the cache, up to the position of each token.
+
+        Args:
+            x: ``(batch, sequence, width)``.
+            keys: ``(batch, heads, capacity, width / heads)``, written at ``start``.
+            values: as ``keys``.
+            start: position of the first token of ``x``.
+        """
+        batch, sequence, width = x.shape
+        qkv = self.to_qkv(self.norm_attention(x))
+        query, key, value = (
+            part.view(batch, sequence, self.heads, width // self.heads).transpose(1, 2)
+            for part in qkv.chunk(3, dim=-1)
+        )
+        keys.narrow(2, start, sequence).copy_(key)
+        values.narrow(2, start, sequence).copy_(value)
+        scores = query @ keys.narrow(2, 0, start + sequence).transpose(-1, -2)
+        seen = torch.arange(start + sequence, device=x.device)
+        own = torch.arange(sequence, device=x.device) + start
+        scores = scores.masked_fill(seen > own[:, None], float("-inf"))
+        weights = functional.softmax(scores * (width // self.heads) ** -0.5, dim=-1)
+        mixed = weights @ values.narrow(2, 0, start + sequence)
+        x = x + self.to_out(mixed.transpose(1, 2).reshape(batch, sequence, width))
+        gate, up = self.gate_up(self.norm_forward(x)).chunk(2, dim=-1)
+        return x + self.down(functional.silu(gate) * up)
+
+
+class Decoder(nn.Module):
+    """A decoder with tied embeddings: the output projection is the token table itself."""
+
+    def __init__(
+        self, vocabulary: int = 97, width: int = _WIDTH, heads: int = 4, layers: int = 2
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm = nn.RMSNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.head.weight = self.tokens.weight
+
+    def make_cache(self, batch: int, capacity: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Allocate keys and values for each block, of shape ``(batch, heads, capacity, width / heads)``.
+
+        The two of a block are views of one buffer.
+        """
+        depth = self.tokens.embedding_dim // self.heads
+        buffers = [torch.zeros(2, batch, self.heads, capacity, depth) for _ in self.blocks]
+        return [(buffer[0], buffer[1]) for buffer in buffers]
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        lengths: torch.Tensor,
+        cache: list[tuple[torch.Tensor, torch.Tensor]],
+    ) -> torch.Tensor:
+        """Compute the logits of the next token at every position.
+
+        Args:
+            tokens: ``(batch, sequence)``, integers.
+            lengths: ``(batch,)``, integers: how many tokens the cache holds for each row.
+            cache: of ``make_cache``; written in place behind the longest row.
+
+        Returns:
+            ``(batch, sequence, vocabulary)``.
+        """
+        start = int(lengths.max().item())
+        torch._check(start >= 0)
+        torch._check(start + tokens.shape[1] <= cache[0][0].shape[2])
+        x = self.tokens(tokens)
+        for block, (keys, values) in zip(self.blocks, cache, strict=True):
+            x = block(x, keys, values, start)
+        return self.head(self.norm(x))

@@ -94,8 +94,7 @@ class _Stop(Exception):  # noqa: N818 - it does not leave this module
 def show_tour(say: Callable[[str], None]) -> Tour:
     """Make a folder in the current one, and do there what a user with a failing frame does.
 
-    Args:
-        say: prints a part of a line.
+    ``say`` prints a part of a line.
 
     Raises:
         WriteError: the folder cannot be written.

@@ -15,7 +15,6 @@ import torch
 
 from torch_fakeify.encoding.exprs import decode_expr
 from torch_fakeify.errors import UnsupportedValueError
-from torch_fakeify.frames.captures import Capture
 from torch_fakeify.records.symbol_names import names_in
 from torch_fakeify.records.tensor import (
     FloatValue,
@@ -39,7 +38,7 @@ from torch_fakeify.tools.value_code import (
     unsupported,
 )
 
-from .script_code import RESERVED, InputCode, filled, is_row_major
+from .script_code import REAL, RESERVED, InputCode, filled, is_row_major
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,17 +58,13 @@ _WIDTH = 96
 
 
 class DirectScript:
-    """The parts of the script, as lines.
-
-    Args:
-        desc: the frame.
-        inputs: its inputs.
+    """The parts of the script, as lines; ``gm`` is the rebuilt graph.
 
     Raises:
         UnsupportedValueError: a part of the frame has no text.
     """
 
-    def __init__(self, desc: CaptureDesc, inputs: InputCode) -> None:
+    def __init__(self, desc: CaptureDesc, inputs: InputCode, gm: torch.fx.GraphModule) -> None:
         if desc.graph.calling is not None:
             raise unsupported("the graph has a structured calling convention", "$.graph", "")
         self._desc = desc
@@ -79,7 +74,6 @@ class DirectScript:
         self._reserved = RESERVED | {s.name for s in self._symbols}
         self._functions: list[list[str]] = []
         self._names: set[str] = set()
-        gm = Capture(desc).instantiate().gm
         self._graph(desc.graph, gm, "frame", main=True)
 
     @property
@@ -110,13 +104,9 @@ class DirectScript:
 
     def _functions_and_inputs(self) -> Iterator[str]:
         """Write the inputs, the functions that make graphs, and the compilation."""
-        yield ""
-        yield ""
-        yield from self._inputs.lines(lambda _: False, lambda _: ())
+        yield from ("", "", *self._inputs.lines())
         for function in self._functions:
-            yield ""
-            yield ""
-            yield from function
+            yield from ("", "", *function)
         call = ", ".join(f"{name}={name}" for name in self._inputs.defaults)
         aot = self._desc.aot
         yield from (line.format(call) for line in _FAKE_INPUTS)
@@ -138,14 +128,16 @@ class DirectScript:
         if not hint.is_Integer:
             return f"{symbol.name} = size({source!r}, {float(hint)!r}, positive=None)"
         positive = "" if kind.get("positive") else ", positive=None"
-        small = "" if _is_at_least_two(symbol) else ", zero_one=True"
+        is_small = (_bounds(symbol)[0] or 0) < 2  # torch assumes that a dynamic dim is not
+        small = ", zero_one=True" if is_small else ""
         return f"{symbol.name} = size({source!r}, {int(hint)}{positive}{small})"
 
     def _range(self, symbol: SymbolDesc) -> Iterator[str]:
         """Write the range of a symbol, unless it is the default of a dynamic dim."""
-        ends = [None if e is None else _bound(decode_expr(e)) for e in (symbol.lower, symbol.upper)]
-        if any(ends) and dict(symbol.assumptions).get("integer") and ends != _DEFAULT_RANGE:
-            yield f"limit({symbol.name}, {ends[0]}, {ends[1]})"
+        low, high = _bounds(symbol)
+        if (low, high) in ((None, None), (2, None)) or not dict(symbol.assumptions).get("integer"):
+            return
+        yield f"limit({symbol.name}, {low}, {high})"
 
     def _facts(self) -> Iterator[str]:
         """Write asserts that make the ``ShapeEnv`` learn the guards, and the runtime asserts."""
@@ -378,19 +370,10 @@ class _Scope:
         return f"fake({size}{stride}{dtype}{device}{grad})"
 
 
-_DEFAULT_RANGE = ["2", None]
-"""The range of a dynamic dim without further facts."""
-
-
-def _is_at_least_two(symbol: SymbolDesc) -> bool:
-    """Whether a size is at least 2, as torch assumes of a dynamic dim."""
-    lower: Any = None if symbol.lower is None else decode_expr(symbol.lower)
-    return lower is not None and lower.is_Integer and int(lower) >= 2
-
-
-def _bound(expr: Any) -> str | None:
-    """The text of a bound; ``None`` if it is not an integer."""
-    return str(int(expr)) if expr.is_Integer else None
+def _bounds(symbol: SymbolDesc) -> tuple[int | None, ...]:
+    """The ends of the range of a symbol; ``None`` for one that is not an integer."""
+    ends: list[Any] = [None if e is None else decode_expr(e) for e in (symbol.lower, symbol.upper)]
+    return tuple(int(e) if e is not None and e.is_Integer else None for e in ends)
 
 
 # --- parts of both scripts -----------------------------------------------------------------
@@ -406,15 +389,12 @@ def member(name: str, tensor: torch.Tensor, owner: str) -> str:
     """Write a line that sets a tensor of a module, with its recorded data if there is any."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     made = filled(dtype, str(tuple(map(int, tensor.shape))), tensor.ndim)
-    if type(tensor) in _REAL and tensor.layout is torch.strided and _has_numbers(tensor):
+    if type(tensor) in REAL and tensor.layout is torch.strided and _has_numbers(tensor):
         made = f"torch.tensor({tensor.tolist()!r}, dtype={tensor.dtype})"
     if isinstance(tensor, torch.nn.Parameter):
         grad = tensor.requires_grad
         return f"{owner}.{name} = torch.nn.Parameter({made}, requires_grad={grad})"
     return f'{owner}.register_buffer("{name}", {made})'
-
-
-_REAL = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 def _has_numbers(tensor: torch.Tensor) -> bool:

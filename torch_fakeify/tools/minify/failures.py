@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from torch_fakeify.render.text import class_text
 from torch_fakeify.tools.replaying import masked
@@ -71,7 +71,8 @@ class Failure:
             return (self.kind,)
         if self.kind == "wrong":
             return self.kind, self.stage, _kind_of_difference(self.message)
-        return self.kind, self.type, normalized_message(self.message), _places(self.frames)
+        places = tuple(_places(self.frames, _FRAME))[-_INNERMOST:]
+        return self.kind, self.type, normalized_message(self.message), places
 
     @property
     def lines(self) -> list[str]:
@@ -94,9 +95,7 @@ def failure_in(lines: Sequence[str]) -> Failure | None:
     if found is None:
         return None
     rest = lines[0][found.end() :]
-    kinds: dict[str, Kind] = {
-        "raises": "raises", "crashes": "crashes", "hangs": "hangs", "out of memory": "out of memory",
-    }  # fmt: skip
+    kinds: dict[str, Kind] = {kind: kind for kind in get_args(Kind)}
     kind, stage = kinds.get(found["kind"], "wrong"), found["stage"] or ""
     if kind == "wrong":
         return Failure(kind, stage, message=rest)
@@ -146,12 +145,8 @@ def _kind_of_difference(text: str) -> str:
     return "numbers"
 
 
-def _places(frames: Sequence[str]) -> tuple[str, ...]:
-    """File and function names of the innermost frames."""
-    return tuple(_places_in(frames, _FRAME))[-_INNERMOST:]
-
-
-def _places_in(lines: Iterable[str], pattern: re.Pattern[str]) -> Iterable[str]:
+def _places(lines: Iterable[str], pattern: re.Pattern[str]) -> Iterable[str]:
+    """Yield the file and function names in the lines of frames."""
     for line in lines:
         found = pattern.match(line)
         if found is not None:
@@ -160,4 +155,4 @@ def _places_in(lines: Iterable[str], pattern: re.Pattern[str]) -> Iterable[str]:
 
 def _crash_frames(tail: Sequence[str]) -> tuple[str, ...]:
     """The innermost frames of a crashed process, from the report of ``faulthandler``."""
-    return tuple(reversed([*_places_in(tail, _FAULT)][:_INNERMOST]))
+    return tuple(reversed([*_places(tail, _FAULT)][:_INNERMOST]))

@@ -16,11 +16,9 @@ _HEAD = re.compile(rb"(?:[0-9a-f]{64}\n)?")
 
 
 class Journal:
-    """The digests of tried candidates, in a file beside the output that is removed at the end.
+    """The digests of tried candidates, in a file ``OUTPUT.journal`` that is removed at the end.
 
-    Args:
-        output: the output; the journal is ``OUTPUT.journal``.
-        head: identifies the search; the journal of another search is discarded.
+    ``head`` identifies the search; the journal of another search is discarded.
     """
 
     def __init__(self, output: Path, head: Any) -> None:

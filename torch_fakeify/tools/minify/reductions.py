@@ -6,6 +6,8 @@ frame still fails in the same way. `Extent` orders frames by size.
 
 from __future__ import annotations
 
+import math
+from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -17,7 +19,6 @@ from torch_fakeify.records.tensor import (
     ListValue,
     MetaTensorDesc,
     NodeValue,
-    SymDesc,
     SymValue,
     TensorValue,
     TupleValue,
@@ -32,7 +33,6 @@ from torch_fakeify.tools.graph_edits import (
     operations,
     recorded_value,
     remove_nodes,
-    replace_inputs,
     replace_nodes,
     with_nodes,
 )
@@ -42,12 +42,13 @@ from torch_fakeify.tools.size_edits import (
     drop_symbols,
     is_strided_base,
     shared_storages,
+    size_hint,
     specialize,
     used_symbols,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
     from pathlib import Path
 
     from torch_fakeify.records.frame import InputDesc
@@ -80,16 +81,8 @@ def extent(desc: CaptureDesc) -> Extent:
         len(desc.inputs),
         len(graph_outputs(desc.graph) or ()),
         len(_keywords(desc)) + len(_floats(desc)) + len(_features(desc)) + len(_mode_items(desc)),
-        sum(_elements(entry.tensor) for entry in desc.inputs if entry.tensor is not None),
+        sum(math.prod(map(size_hint, e.tensor.size)) for e in desc.inputs if e.tensor is not None),
     )
-
-
-def _elements(tensor: MetaTensorDesc) -> int:
-    count = 1
-    for n in tensor.size:
-        hint = n.hint if isinstance(n, SymDesc) else n
-        count *= hint if isinstance(hint, int) else 1
-    return count
 
 
 class Reduction(NamedTuple):
@@ -108,31 +101,17 @@ class Reduction(NamedTuple):
 # --- nodes ----------------------------------------------------------------------------------------
 
 
-def _positions(graph: GraphModuleDesc) -> dict[str, int]:
-    return {fx_node.name: i for i, fx_node in enumerate(graph.nodes)}
-
-
-def _names(graph: GraphModuleDesc, positions: Iterable[int]) -> list[str]:
-    return [graph.nodes[i].name for i in positions]
-
-
-def _without_nodes(desc: CaptureDesc, names: Sequence[str]) -> CaptureDesc | None:
-    at = _positions(desc.graph)
-    return remove_nodes(desc, {at[name] for name in names})
-
-
-def _bypassable(desc: CaptureDesc) -> list[str]:
+def _bypassable(desc: CaptureDesc) -> list[int]:
     graph = desc.graph
-    return _names(graph, (i for i in operations(graph) if _replacement_for(graph, i) is not None))
+    return [i for i in operations(graph) if _replacement_for(graph, i) is not None]
 
 
-def _bypassed(desc: CaptureDesc, names: Sequence[str]) -> CaptureDesc:
+def _bypassed(desc: CaptureDesc, positions: Sequence[int]) -> CaptureDesc:
     """Replace nodes by their replacements, or by ``None``."""
-    at = _positions(desc.graph)
     by: dict[int, Value] = {}
-    for name in names:
-        replacement = _replacement_for(desc.graph, at[name])
-        by[at[name]] = None if replacement is None else NodeValue(index=replacement)
+    for at in positions:
+        replacement = _replacement_for(desc.graph, at)
+        by[at] = None if replacement is None else NodeValue(index=replacement)
     return replace_nodes(desc, by)
 
 
@@ -159,68 +138,52 @@ def _kind_of(graph: GraphModuleDesc, position: int) -> Any:
             return None
 
 
-def _inlinable(desc: CaptureDesc) -> list[str]:
-    graph = desc.graph
-    return _names(graph, (i for i in operations(graph) if inline_body(desc, i) is not None))
-
-
-def _inlined(desc: CaptureDesc, names: Sequence[str]) -> CaptureDesc | None:
+def _inlined(desc: CaptureDesc, positions: Sequence[int]) -> CaptureDesc | None:
     made: CaptureDesc | None = desc
-    for name in names:
-        made = None if made is None else inline_body(made, _positions(made.graph)[name])
+    for name in [desc.graph.nodes[i].name for i in positions]:  # which does not change
+        if made is not None:
+            made = inline_body(made, [n.name for n in made.graph.nodes].index(name))
     return made
 
 
-def _nodes_of_bodies(desc: CaptureDesc) -> list[tuple[str, ...]]:
+def _nodes_of_bodies(desc: CaptureDesc) -> list[tuple[int, int]]:
+    """Numbers of bodies among the graphs of a frame, and positions in them."""
     return [
-        (*path, graph.nodes[i].name)
-        for path, graph in _bodies(desc.graph, ())
+        (number, i)
+        for number, graph in enumerate(desc.graph.graphs())
         for used in [{at for fx_node in graph.nodes for at in used_nodes(fx_node)}]
         for i in operations(graph)
-        if _replacement_for(graph, i) is not None or i not in used
+        if number and (_replacement_for(graph, i) is not None or i not in used)
     ]
 
 
 def _without_nodes_of_bodies(
-    desc: CaptureDesc, items: Sequence[tuple[str, ...]]
+    desc: CaptureDesc, items: Sequence[tuple[int, int]]
 ) -> CaptureDesc | None:
-    by_body: dict[tuple[str, ...], list[str]] = {}
-    for *path, name in items:
-        by_body.setdefault(tuple(path), []).append(name)
-    return msgspec.structs.replace(desc, graph=_with_bodies(desc.graph, (), by_body))
+    """Bypass nodes in the bodies of a frame."""
+    numbers = count()  # as `GraphModuleDesc.graphs` counts
 
+    def edited(graph: GraphModuleDesc) -> GraphModuleDesc:
+        number = next(numbers)
+        made = tuple((name, edited(body)) for name, body in graph.submodules)
+        graph = msgspec.structs.replace(graph, submodules=made)
+        positions = [at for of, at in items if of == number]
+        if not positions:
+            return graph
+        # Edited as the graph of a temporary frame.
+        frame = CaptureDesc(graph=graph, inputs=(), modes=ModesDesc(), fake_mode=FakeModeDesc())
+        return _bypassed(frame, positions).graph
 
-def _bodies(
-    graph: GraphModuleDesc, path: tuple[str, ...]
-) -> Iterator[tuple[tuple[str, ...], GraphModuleDesc]]:
-    for name, body in graph.submodules:
-        yield (*path, name), body
-        yield from _bodies(body, (*path, name))
-
-
-def _with_bodies(
-    graph: GraphModuleDesc, path: tuple[str, ...], by_body: Mapping[tuple[str, ...], list[str]]
-) -> GraphModuleDesc:
-    """Bypass nodes in the bodies of a graph, by the body's path."""
-    submodules: list[tuple[str, GraphModuleDesc]] = []
-    for name, body in graph.submodules:
-        here = (*path, name)
-        made = _with_bodies(body, here, by_body)
-        if here in by_body:
-            # Edited as the graph of a temporary frame.
-            frame = CaptureDesc(graph=made, inputs=(), modes=ModesDesc(), fake_mode=FakeModeDesc())
-            made = _bypassed(frame, by_body[here]).graph
-        submodules.append((name, made))
-    return msgspec.structs.replace(graph, submodules=tuple(submodules))
+    return msgspec.structs.replace(desc, graph=edited(desc.graph))
 
 
 # --- inputs ---------------------------------------------------------------------------------------
 
 
-def _unused_inputs(desc: CaptureDesc) -> list[str]:
-    graph = desc.graph
-    used = {at for fx_node in graph.nodes for at in used_nodes(fx_node)}
-    return [n.name for i, n in enumerate(graph.nodes) if n.op == "placeholder" and i not in used]
+def _unused_inputs(desc: CaptureDesc) -> list[int]:
+    nodes = desc.graph.nodes
+    used = {at for fx_node in nodes for at in used_nodes(fx_node)}
+    return [i for i, n in enumerate(nodes) if n.op == "placeholder" and i not in used]
 
 
 _FEATURES: Mapping[str, Any] = {
@@ -253,9 +216,9 @@ def _features(desc: CaptureDesc) -> list[tuple[str, str]]:
 
 
 def _without_features(desc: CaptureDesc, items: Sequence[tuple[str, str]]) -> CaptureDesc | None:
-    changed: dict[int, InputDesc] = {}
+    inputs: list[InputDesc] = []
     ids = FreshIds(desc)
-    for i, entry in enumerate(desc.inputs):
+    for entry in desc.inputs:
         tensor = entry.tensor
         for name, feature in items:
             if name == entry.name and tensor is not None:
@@ -263,9 +226,8 @@ def _without_features(desc: CaptureDesc, items: Sequence[tuple[str, str]]) -> Ca
                 if tensor is None:
                     return None
                 tensor = ids.renumbered(tensor, storage=feature == "alias")
-        if tensor is not entry.tensor:
-            changed[i] = msgspec.structs.replace(entry, tensor=tensor)
-    return replace_inputs(desc, changed)
+        inputs.append(msgspec.structs.replace(entry, tensor=tensor))
+    return msgspec.structs.replace(desc, inputs=tuple(inputs))
 
 
 def _without_feature(tensor: MetaTensorDesc, feature: str) -> MetaTensorDesc | None:
@@ -328,11 +290,11 @@ def _without_optional(desc: CaptureDesc, items: Sequence[tuple[str, int]]) -> Ca
         return msgspec.structs.replace(fx_node, args=args)
 
     made = with_nodes(desc, change)
-    return _without_nodes(made, [n for n in _unused_inputs(made) if n not in unused])
+    return remove_nodes(made, set(_unused_inputs(made)) - unused)
 
 
 def _floats(desc: CaptureDesc) -> list[str]:
-    return [n.name for n in desc.graph.nodes if any(map(_has_float, n.args))]
+    return [n.name for n in desc.graph.nodes if tuple(map(_as_one, n.args)) != n.args]
 
 
 def _without_floats(desc: CaptureDesc, names: Sequence[str]) -> CaptureDesc | None:
@@ -344,17 +306,8 @@ def _without_floats(desc: CaptureDesc, names: Sequence[str]) -> CaptureDesc | No
     return with_nodes(desc, change)
 
 
-def _has_float(value: Value) -> bool:
-    match value:
-        case float():
-            return value != 1.0
-        case TupleValue(items=items) | ListValue(items=items):
-            return any(map(_has_float, items))
-        case _:
-            return False
-
-
 def _as_one(value: Value) -> Value:
+    """A value with 1 for each float in it."""
     match value:
         case float():
             return 1.0
@@ -378,17 +331,21 @@ def _without_modes(desc: CaptureDesc, names: Sequence[str]) -> CaptureDesc | Non
 
 REDUCTIONS: tuple[Reduction, ...] = (
     # Values of nodes that are still needed become inputs.
-    Reduction("nodes", lambda desc: _names(desc.graph, operations(desc.graph)), _without_nodes),
+    Reduction("nodes", lambda desc: operations(desc.graph), remove_nodes),
     Reduction(
         "outputs",
         lambda desc: range(len(graph_outputs(desc.graph) or ())),
-        lambda desc, positions: drop_outputs(desc, set(positions)),
+        drop_outputs,
     ),
-    Reduction("inputs", _unused_inputs, _without_nodes),
+    Reduction("inputs", _unused_inputs, remove_nodes),
     # One of their arguments, with the same kind of value, replaces them.
     Reduction("nodes bypassed", _bypassable, _bypassed),
     # Higher-order operators get the nodes of their bodies.
-    Reduction("bodies inlined", _inlinable, _inlined),
+    Reduction(
+        "bodies inlined",
+        lambda desc: [i for i in operations(desc.graph) if inline_body(desc, i) is not None],
+        _inlined,
+    ),
     # Bypassed, or removed if unused.
     Reduction("nodes of bodies", _nodes_of_bodies, _without_nodes_of_bodies),
     # Their sizes become static.
@@ -400,12 +357,12 @@ REDUCTIONS: tuple[Reduction, ...] = (
     Reduction(
         "guards",
         lambda desc: range(len(desc.guards)),
-        lambda desc, positions: drop_facts(desc, guards=set(positions)),
+        lambda desc, positions: drop_facts(desc, guards=positions),
     ),
     Reduction(
         "runtime asserts",
         lambda desc: range(len(desc.runtime_asserts)),
-        lambda desc, positions: drop_facts(desc, asserts=set(positions)),
+        lambda desc, positions: drop_facts(desc, asserts=positions),
     ),
     Reduction("unused symbols", _unused_symbols, drop_symbols),
     Reduction("input properties", _features, _without_features, propagates=True),

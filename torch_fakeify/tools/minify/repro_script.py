@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from torch_fakeify.records.frame import CaptureDesc, InputDesc, OperatorDesc
+    from torch_fakeify.records.tensor import ExprDesc
 
     from .failures import Failure
 
@@ -86,17 +87,10 @@ def script_of(
 ) -> str:
     """Write a script that compiles the frame with a backend and fails in the same way.
 
-    Args:
-        desc: the frame.
-        failure: how it fails.
-        backend: the backend.
-        seed: of the inputs' data.
-        sizes: at which it fails, by symbol name, if not at the recorded ones: the script compiles at
-            the recorded sizes and then runs at these.
-        direct: call the backend without Dynamo.
-        torch_names: keep the names of the inputs, else they are made of the names of the program.
-        trust: also write the settings that could run or write something.
-        stubs: the operators that the script defines as stubs.
+    It compiles at the recorded sizes and then runs at ``sizes``, by symbol name, if it fails only there.
+    With ``direct`` it calls the backend without Dynamo; with ``torch_names`` the inputs keep their names,
+    which else are made of those of the program; with ``trust`` it also has the settings that could run or
+    write something. ``stubs`` are the operators that it defines as stubs.
 
     Raises:
         UnsupportedValueError: an input is of a kind that the script cannot make, or the graph calls
@@ -232,9 +226,7 @@ class _Script:
         gm.recompile()
 
     def _binder_of(self, entry: InputDesc) -> tuple[str, str, int] | None:
-        if entry.sym is None:
-            return None
-        return self._binders.get(expr_text(entry.sym.expr))
+        return None if entry.sym is None else self._binders.get(entry.sym.expr)
 
     def _module(self, cls: str, gm: torch.fx.GraphModule) -> Iterator[str]:
         """Write a class whose ``forward`` is a graph, after the classes of the graph's bodies."""
@@ -337,11 +329,10 @@ class _Script:
 
     def _guards(self) -> Iterator[str]:
         """Write the frame's guards as conditions of the program."""
-        if not self._desc.guards:
-            return
-        bound: dict[str, str] = {}
-        for n, (tensor, method, dim) in _binding_sizes(self._desc):
-            bound.setdefault(self._symbols.text(n.expr), f"{tensor}.{method}({dim})")
+        bound = {
+            self._symbols.text(expr): f"{tensor}.{method}({dim})"
+            for expr, (tensor, method, dim) in self._binders.items()
+        }
         used: set[str] = set()
         conditions: list[str] = []
         for guard in self._desc.guards:
@@ -360,7 +351,7 @@ class _Direct(_Script):
     """A script that calls the backend itself."""
 
     def _frame(self) -> Iterator[str]:
-        self._made = DirectScript(self._desc, self._inputs)
+        self._made = DirectScript(self._desc, self._inputs, self._instance.gm)
         yield from self._made.lines()
         yield from ("", "")
 
@@ -395,21 +386,15 @@ for one, other in zip(found, expected, strict=True):
 # --- parts ----------------------------------------------------------------------------------------
 
 
-def _binders(desc: CaptureDesc) -> dict[str, tuple[str, str, int]]:
+def _binders(desc: CaptureDesc) -> dict[ExprDesc, tuple[str, str, int]]:
     """Map each symbol to where it is read: a tensor, ``size`` or ``stride``, and a dim."""
-    found: dict[str, tuple[str, str, int]] = {}
-    for n, place in _binding_sizes(desc):
-        found.setdefault(expr_text(n.expr), place)
-    return found
-
-
-def _binding_sizes(desc: CaptureDesc) -> Iterator[tuple[SymDesc, tuple[str, str, int]]]:
-    """Yield the sizes and strides of inputs that are symbols, with where they are read."""
+    found: dict[ExprDesc, tuple[str, str, int]] = {}
     for method in ("size", "stride"):
         for entry in desc.inputs:
             for dim, n in enumerate(getattr(entry.tensor, method, ())):
                 if isinstance(n, SymDesc) and len(n.expr.nodes) == 1:
-                    yield n, (entry.name, method, dim)
+                    found.setdefault(n.expr, (entry.name, method, dim))
+    return found
 
 
 def _assign(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -478,17 +463,13 @@ def _import_of(name: str, value: Any) -> str:
 # --- check ------------------------------------------------------------------------------
 
 
-def check_script(
-    path: Path, failure: Failure, *, timeout: float, folder: Path | None = None
-) -> Outcome:
+def check_script(path: Path, failure: Failure, *, timeout: float, imports: bool = False) -> Outcome:
     """Run a script in a fresh interpreter, and check that it fails in the same way.
 
-    Args:
-        path: of the script.
-        failure: the expected one.
-        timeout: in seconds.
-        folder: where to run it, if it imports modules from there; by default in an empty one.
+    It runs in an empty folder; one that ``imports`` modules runs in the current one. ``timeout`` is
+    in seconds, without the time to import torch.
     """
+    timeout += START
     environment = {k: v for k, v in without_recording().items() if k != "PYTHONSAFEPATH"}
     environment["PYTHONPATH"] = os.pathsep.join(import_path())
     command = [sys.executable, "-X", "faulthandler", str(path.absolute())]
@@ -500,7 +481,7 @@ def check_script(
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=output,
-                cwd=folder or empty,
+                cwd=Path.cwd() if imports else empty,
                 env=environment,
                 start_new_session=True,
             ),
@@ -543,6 +524,21 @@ class CheckedScript(NamedTuple):
     """The same in words, or why there is no script."""
 
 
+def write_and_check(
+    path: Path,
+    text: str,
+    failure: Failure,
+    *,
+    timeout: float,
+    imports: bool,
+    fails: str = "fails in the same way",
+) -> CheckedScript:
+    """Write a script and check it with `check_script`; ``fails`` is the state of one that fails."""
+    write_atomic(path, text.encode())
+    outcome = check_script(path, failure, timeout=timeout, imports=imports)
+    return CheckedScript(path, outcome, fails if outcome.fails else outcome.text)
+
+
 def write_checked_script(
     path: Path,
     desc: CaptureDesc,
@@ -555,17 +551,9 @@ def write_checked_script(
 ) -> CheckedScript:
     """Write a script that Dynamo traces; if it does not fail like the frame, one that calls the backend itself.
 
-    Dynamo cannot trace to a graph of AOTAutograd. The names in it are made of those of the program; where only torch's own names fail like the frame, it
-    has these.
-
-    Args:
-        path: of the script.
-        desc: the frame.
-        failure: how it fails.
-        backend: the backend.
-        timeout: seconds to compile and run the frame once.
-        stubs: whether the script defines stubs of the operators that this process lacks.
-        **options: the other options of `script_of`.
+    Dynamo cannot trace to a graph of AOTAutograd. The names in it are made of those of the program; where
+    only torch's own names fail like the frame, it has these. ``timeout`` are the seconds to compile and
+    run the frame once. With ``stubs`` the script defines stubs of the operators that this process lacks.
     """
     found = CheckedScript(None, None, "")
     ways = ((False, False), (True, False), (True, True))
@@ -579,17 +567,8 @@ def write_checked_script(
                 )  # fmt: skip
         except FakeifyError as error:
             return found if found.path is not None else CheckedScript(None, None, f"none: {error}")
-        write_atomic(path, text.encode())
-        outcome = check_script(
-            path, failure, timeout=timeout + START, folder=run_folder(bool(backend.lines()))
-        )
-        state = "fails in the same way" if outcome.fails else outcome.text
-        found = CheckedScript(path, outcome, state)
-        if outcome.fails:
+        imports = bool(backend.lines())
+        found = write_and_check(path, text, failure, timeout=timeout, imports=imports)
+        if found.outcome is not None and found.outcome.fails:
             break
     return found
-
-
-def run_folder(imports: bool) -> Path | None:
-    """Return where a script is run: the current folder if it imports modules from there, else an empty one."""
-    return Path.cwd() if imports else None

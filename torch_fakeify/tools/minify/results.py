@@ -77,12 +77,11 @@ class MinifyReport(InNotebook):
     @property
     def holds(self) -> bool | None:
         """Whether capture and script fail like the frame; ``None`` if that could not be determined."""
-        outcomes = [o for o in (self.capture_outcome, self.script_outcome) if o is not None]
-        if any(o.fails is False for o in outcomes):
+        outcomes = (self.capture_outcome, self.script_outcome)
+        fails = [outcome.fails for outcome in outcomes if outcome is not None]
+        if False in fails:
             return False
-        return (
-            None if self.capture_outcome is None or any(o.fails is None for o in outcomes) else True
-        )
+        return None if self.capture_outcome is None or None in fails else True
 
     def lines(self) -> list[str]:
         """Format the report, warnings first."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from torch_fakeify.encoding.exprs import decode_expr, encode_expr
+from torch_fakeify.encoding.exprs import encode_expr
 from torch_fakeify.errors import FakeifyError
 from torch_fakeify.frames.captures import Capture
 from torch_fakeify.frames.inputs.requirements import data_symbols
@@ -21,7 +21,7 @@ from torch_fakeify.records.aliasing import itemsize
 from torch_fakeify.records.frame import InputDesc
 from torch_fakeify.records.graph import GraphModuleDesc
 from torch_fakeify.records.rewrite import Rewriter, walk
-from torch_fakeify.records.symbol_names import names_in
+from torch_fakeify.records.symbol_names import lone_symbol, names_in
 from torch_fakeify.records.tensor import SymbolNode, SymDesc
 from torch_fakeify.render.readable_names import (
     InputNames,
@@ -30,14 +30,21 @@ from torch_fakeify.render.readable_names import (
     renamed_symbols,
 )
 from torch_fakeify.render.text import expr_text
-from torch_fakeify.tools.size_edits import contiguous, is_strided_base
+from torch_fakeify.tools.size_edits import (
+    contiguous,
+    is_strided_base,
+    shared_storages,
+    size_expr,
+    size_hint,
+)
 from torch_fakeify.tools.value_code import expr_code, int_code, sizes_code, unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from torch_fakeify.records.frame import CaptureDesc
-    from torch_fakeify.records.tensor import ExprDesc, IntLike, MetaTensorDesc
+    from torch_fakeify.records.tensor import ExprDesc, MetaTensorDesc
+    from torch_fakeify.tools.worker.replies import TensorArgument
 
 _SUB_BYTE = re.compile(r"(float4|u?int[1-7]\b|bits(8|\dx))")
 
@@ -45,10 +52,7 @@ _SUB_BYTE = re.compile(r"(float4|u?int[1-7]\b|bits(8|\dx))")
 def filled(dtype: str, size: str, ndim: int = 2) -> str:
     """Write random data like that of `materialize`: integers are 0 or 1, which are valid indices.
 
-    Args:
-        dtype: as a record names it.
-        size: a tuple, as text.
-        ndim: its length.
+    ``size`` is the text of a tuple of length ``ndim``, ``dtype`` is without ``torch.``.
     """
     random = "rand" if ndim < 2 else "randn"
     if _SUB_BYTE.match(dtype):
@@ -66,10 +70,8 @@ def filled(dtype: str, size: str, ndim: int = 2) -> str:
 class InputCode:
     """Writes the inputs of a frame as a function ``inputs`` of its sizes.
 
-    Args:
-        desc: the frame.
-        seed: of the data.
-        sizes: at which the frame fails, by symbol name; the others are as recorded.
+    ``seed`` is that of the data; ``sizes``, by symbol name, are those at which the frame fails, where they
+    are not as recorded.
     """
 
     def __init__(self, desc: CaptureDesc, seed: int, sizes: Mapping[str, int]) -> None:
@@ -97,16 +99,13 @@ class InputCode:
 
     def lines(
         self,
-        left_out: Callable[[InputDesc], bool],
-        marks: Callable[[InputDesc], Iterable[str]],
+        left_out: Callable[[InputDesc], bool] = lambda _: False,
+        marks: Callable[[InputDesc], Iterable[str]] = lambda _: (),
         made: Callable[[InputDesc], str | None] = lambda _: None,
     ) -> Iterator[str]:
-        """Write the function.
+        """Write the function, without the inputs to be ``left_out``, with ``marks`` after each input.
 
-        Args:
-            left_out: whether to leave out an input.
-            marks: lines to write after an input.
-            made: the expression for an input such as a ``DTensor``; ``None`` for the default.
+        ``made`` returns the expression for an input such as a ``DTensor``, ``None`` for the default.
         """
         params = [f"{name}={value!r}" for name, value in self.defaults.items()]
         yield f"def inputs({', '.join(params)}):"
@@ -144,12 +143,10 @@ class InputCode:
             raise unsupported(_NO_INPUT, entry.name, "a conjugate or negative view")
         size, stride = sizes_code(tensor.size), sizes_code(tensor.stride)
         data = self._numbers.get(entry.name) or filled(tensor.dtype, size, tensor.ndim)
-        if storage in self._storages:
+        if storage is not None and storage in self._storages:
             offset = int_code(tensor.storage_offset)
-            assert storage is not None
-            of_dtype = (
-                "" if self._storages[storage][0] == tensor.dtype else f".view(torch.{tensor.dtype})"
-            )
+            is_same = self._storages[storage][0] == tensor.dtype
+            of_dtype = "" if is_same else f".view(torch.{tensor.dtype})"
             text = f"storage_{storage}{of_dtype}.as_strided({size}, {stride}, {offset})"
         elif is_strided_base(tensor) and not is_row_major(tensor):
             text = (
@@ -159,9 +156,14 @@ class InputCode:
             text = data
         if tensor.device not in ("cpu", ""):
             text = f"{text}.to({tensor.device!r})"
-        if tensor.is_parameter:
-            return f"torch.nn.Parameter({text}, requires_grad={tensor.requires_grad})"
-        return f"{text}.requires_grad_()" if tensor.requires_grad else text
+        return with_gradient(text, tensor)
+
+
+def with_gradient(data: str, tensor: MetaTensorDesc | TensorArgument) -> str:
+    """Write the leaf of autograd that a tensor is, with some data."""
+    if tensor.is_parameter:
+        return f"torch.nn.Parameter({data}, requires_grad={tensor.requires_grad})"
+    return f"{data}.requires_grad_()" if tensor.requires_grad else data
 
 
 _MOST = 64
@@ -176,7 +178,7 @@ def _written_out(desc: CaptureDesc, seed: int, sizes: Mapping[str, int]) -> dict
     found: dict[str, str] = {}
     is_read = bool(data_symbols(desc))
     for entry, value in zip(desc.inputs, made, strict=True):
-        if not isinstance(value, torch.Tensor) or type(value) not in _REAL:
+        if type(value) not in REAL:
             continue
         if names_in((entry.tensor and entry.tensor.size,)) or value.layout is not torch.strided:
             continue
@@ -189,7 +191,7 @@ def _written_out(desc: CaptureDesc, seed: int, sizes: Mapping[str, int]) -> dict
     return found
 
 
-_REAL = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+REAL = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _INTEGERS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 _NO_INPUT = "a few lines of torch do not make this input"
@@ -198,33 +200,28 @@ _NO_INPUT = "a few lines of torch do not make this input"
 def is_row_major(tensor: MetaTensorDesc) -> bool:
     """Whether ``torch.empty`` of a tensor's size has the strides of the tensor."""
     for n in tensor.size[1:]:
-        if isinstance(n, SymDesc) and not _is_lone_size(n):
+        name = lone_symbol(n)
+        if isinstance(n, SymDesc) and (name is None or name.startswith("u")):
             return False  # torch's strides may be over Max(1, n)
     row_major = contiguous(tensor)
     return row_major is None or sizes_code(row_major.stride) == sizes_code(tensor.stride)
-
-
-def _is_lone_size(n: SymDesc) -> bool:
-    """Whether a size is a symbol, not an expression."""
-    last = n.expr.nodes[-1]
-    return isinstance(last, SymbolNode) and not last.name.startswith("u")
 
 
 def _shared(desc: CaptureDesc) -> dict[int, tuple[str, str]]:
     """Dtype and number of elements of the storages that several inputs share, by id."""
     tensors = [entry.tensor for entry in desc.inputs if entry.tensor is not None]
     stored = [(t.storage.id, t) for t in tensors if t.storage is not None]
-    ids = [identity for identity, _ in stored]
+    shared = shared_storages(desc)
     found: dict[int, tuple[str, str]] = {}
     for identity, tensor in stored:
-        if identity in found or (ids.count(identity) < 2 and tensor.base is None):
+        if identity in found or (identity not in shared and tensor.base is None):
             continue
         extents = [
             _extent(t) for other, t in stored if other == identity and t.dtype == tensor.dtype
         ]
         assert tensor.storage is not None
         nbytes = tensor.storage.nbytes
-        recorded = _hint(nbytes) // itemsize(tensor.dtype)
+        recorded = size_hint(nbytes, 2) // itemsize(tensor.dtype)
         hint, extent = max(extents, key=lambda each: each[0])
         symbolic = any(names_in((t.size, t.stride)) for other, t in stored if other == identity)
         found[identity] = tensor.dtype, extent if symbolic else str(max(hint, recorded))
@@ -233,26 +230,12 @@ def _shared(desc: CaptureDesc) -> dict[int, tuple[str, str]]:
 
 def _extent(tensor: MetaTensorDesc) -> tuple[int, str]:
     """Elements from the start of the storage to the end of a tensor: at the recorded sizes, and as code."""
-    hint, expr = 1, decode_expr_of(1)
-    numbers = [*zip(tensor.size, tensor.stride, strict=True)]
-    expr += decode_expr_of(tensor.storage_offset)
-    hint += _hint(tensor.storage_offset)
-    for n, step in numbers:
-        expr += (decode_expr_of(n) - 1) * decode_expr_of(step)
-        hint += (_hint(n) - 1) * _hint(step)
+    expr = size_expr(1) + size_expr(tensor.storage_offset)
+    hint = 1 + size_hint(tensor.storage_offset, 2)
+    for n, step in zip(tensor.size, tensor.stride, strict=True):
+        expr += (size_expr(n) - 1) * size_expr(step)
+        hint += (size_hint(n, 2) - 1) * size_hint(step, 2)
     return hint, expr_code(encode_expr(expr.expand()))
-
-
-def decode_expr_of(n: IntLike) -> Any:
-    """Convert a size to a sympy expression."""
-    import sympy
-
-    return decode_expr(n.expr) if isinstance(n, SymDesc) else sympy.Integer(int(n))  # pyright: ignore[reportArgumentType]
-
-
-def _hint(n: IntLike) -> int:
-    hint = n.hint if isinstance(n, SymDesc) else n
-    return hint if isinstance(hint, int) else 2
 
 
 def _number(value: Any, where: str) -> Any:

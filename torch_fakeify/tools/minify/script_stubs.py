@@ -9,10 +9,10 @@ import torch
 
 from torch_fakeify.compat import torch_symbols
 from torch_fakeify.compat.torch_library import default_of
-from torch_fakeify.encoding.exprs import decode_expr
 from torch_fakeify.encoding.operators import bound_arguments, decode_schema, written_argument
 from torch_fakeify.frames.operator_calls import calls_of, range_of
 from torch_fakeify.records.rewrite import walk
+from torch_fakeify.records.symbol_names import lone_symbol
 from torch_fakeify.records.tensor import (
     ListValue,
     SizeValue,
@@ -22,6 +22,7 @@ from torch_fakeify.records.tensor import (
     TupleValue,
     Value,
 )
+from torch_fakeify.tools.size_edits import size_expr
 from torch_fakeify.tools.value_code import (
     ValueCode,
     int_code,
@@ -73,10 +74,6 @@ def backward_stub(ctx, *grads):
 def stub_lines(desc: CaptureDesc, stubs: Sequence[OperatorDesc]) -> list[str]:
     """Write the definitions of stubs; none for no stubs.
 
-    Args:
-        desc: the frame.
-        stubs: the operators.
-
     Raises:
         UnsupportedValueError: the result of a stub has no formula that can be written out.
     """
@@ -102,6 +99,7 @@ class _Stub:
         self._desc = desc
         self._operator = operator
         self._schema: Any = decode_schema(operator, "$.operators")
+        self._arguments: list[Any] = list(self._schema.arguments)
         self._name = operator.schema.partition("(")[0]
         self._values = ValueCode()
 
@@ -110,19 +108,19 @@ class _Stub:
         library = f'stubs["{namespace}"]'
         members = torch.Tag.__members__
         named = [f"torch.Tag.{tag}" for tag in self._operator.tags if tag in members]
-        tags = tuple_code(named) if named else "()"
+        tags = tuple_code(named)
         if self._operator.autograd == "refused":
             yield from self._custom_operator(rest, tags)
         else:
             yield f"{library}.define({rest!r}, tags={tags})"
             yield from ("", "", f'@torch.library.register_fake("{self._name}", lib={library})')
         yield f"def _({self._parameters()}):"
-        bodies = {tuple(self._body(call)): call for call in self._calls()}
+        bodies = {tuple(self._body(call, given)): given for call, given in self._calls()}
         if not bodies:
             raise unsupported("an operator has no result on record", self._name, "")
         *others, last = bodies
         for body in others:
-            conditions = " and ".join(self._conditions(bodies[body]))
+            conditions = " and ".join(_conditions(bodies[body]))
             yield f"    if {conditions or 'True'}:"
             yield from (f"        {line}" for line in body)
         yield from (f"    {line}" for line in last)
@@ -145,10 +143,6 @@ class _Stub:
         yield from ("def stub(*args, **kwargs):", '    raise NotImplementedError("a stub")', "", "")
         yield "@stub.register_fake"
 
-    @property
-    def _arguments(self) -> list[Any]:
-        return list(self._schema.arguments)
-
     def _parameters(self) -> str:
         texts: list[str] = []
         has_star = has_default = False
@@ -163,22 +157,21 @@ class _Stub:
             texts.append(f"{argument.name}={default}" if has_default else argument.name)
         return ", ".join(texts)
 
-    def _calls(self) -> Iterator[OperatorCall]:
+    def _calls(self) -> Iterator[tuple[OperatorCall, Mapping[str, Any]]]:
+        """Yield the recorded calls with their arguments by name."""
         for call in calls_of(self._desc.graph, self._operator.operator):
-            is_known = call.has_result or not self._schema.returns
-            if is_known and bound_arguments(self._schema, call.args, call.kwargs) is not None:
-                yield call
-
-    def _given(self, call: OperatorCall) -> Mapping[str, Any]:
-        given = bound_arguments(self._schema, call.args, call.kwargs)
-        assert given is not None
-        return given
+            given = bound_arguments(self._schema, call.args, call.kwargs)
+            if given is not None and (call.has_result or not self._schema.returns):
+                yield call, given
 
     # --- one call ---
 
-    def _body(self, call: OperatorCall) -> Iterator[str]:
+    def _body(self, call: OperatorCall, given: Mapping[str, Any]) -> Iterator[str]:
         """Write the lines that bind the symbols and return the result."""
-        bound = {name: text for text, name in self._places(self._given(call))}
+        bound: dict[str | None, str] = {}
+        for argument, value in given.items():
+            for number, text in _places(value, argument):
+                bound.setdefault(lone_symbol(number), text)
         result = self._result(call.result)
         symbols = _symbols_of(call.result)
         names = {argument.name for argument in self._arguments}
@@ -195,39 +188,6 @@ class _Stub:
                     "a size does not follow from those of arguments", self._name, name
                 )
         yield f"return {result}"
-
-    def _places(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """Yield where each symbol is the size or number of an argument, the first place last."""
-        found: list[tuple[str, str]] = []
-        for name, value in given.items():
-            found += self._places_in(value, name)
-        yield from reversed(found)
-
-    def _places_in(self, value: Any, text: str) -> Iterator[tuple[str, str]]:
-        match value:
-            case TensorValue(tensor=tensor):
-                for dim, n in enumerate(tensor.size):
-                    if _is_symbol(n):
-                        yield f"{text}.size({dim})", int_code(n)
-            case SymValue(sym=SymDesc() as sym) if _is_symbol(sym):
-                yield text, int_code(sym)
-            case ListValue(items=items) | TupleValue(items=items) | SizeValue(items=items):
-                for at, item in enumerate(items):
-                    yield from self._places_in(item, f"{text}[{at}]")
-            case _:
-                return
-
-    def _conditions(self, call: OperatorCall) -> Iterator[str]:
-        """Write what distinguishes the arguments of a call from those of others."""
-        for name, value in self._given(call).items():
-            if isinstance(value, TensorValue):
-                tensor = value.tensor
-                yield f"{name}.dim() == {tensor.ndim}"
-                yield f"{name}.dtype == torch.{tensor.dtype}"
-                sizes = enumerate(tensor.size)
-                yield from (f"{name}.size({d}) == {n}" for d, n in sizes if isinstance(n, int))
-            elif type(value) in (int, bool, str):
-                yield f"{name} == {value!r}"
 
     def _result(self, value: Value) -> str:
         count = len(self._schema.returns)
@@ -265,17 +225,37 @@ class _Stub:
         return f"torch.empty_strided({sizes}, dtype=torch.{d.dtype}, device={device})"
 
 
-def _is_symbol(n: IntLike) -> bool:
-    return isinstance(n, SymDesc) and n.kind == "int" and len(n.expr.nodes) == 1
+def _places(value: Any, text: str) -> Iterator[tuple[IntLike, str]]:
+    """Yield the sizes and integers in an argument, with the code for each."""
+    match value:
+        case TensorValue(tensor=tensor):
+            yield from ((n, f"{text}.size({dim})") for dim, n in enumerate(tensor.size))
+        case SymValue(sym=SymDesc(kind="int") as sym):
+            yield sym, text
+        case ListValue(items=items) | TupleValue(items=items) | SizeValue(items=items):
+            for at, item in enumerate(items):
+                yield from _places(item, f"{text}[{at}]")
+        case _:
+            return
+
+
+def _conditions(given: Mapping[str, Any]) -> Iterator[str]:
+    """Write what distinguishes the arguments of a call from those of others."""
+    for name, value in given.items():
+        if isinstance(value, TensorValue):
+            tensor = value.tensor
+            yield f"{name}.dim() == {tensor.ndim}"
+            yield f"{name}.dtype == torch.{tensor.dtype}"
+            sizes = enumerate(tensor.size)
+            yield from (f"{name}.size({d}) == {n}" for d, n in sizes if isinstance(n, int))
+        elif type(value) in (int, bool, str):
+            yield f"{name} == {value!r}"
 
 
 def _symbols_of(value: Any) -> dict[str, Any]:
     """Return the symbols of the sizes and strides of a result, by name."""
-    found: dict[str, Any] = {}
+    numbers: list[IntLike] = []
     for part in walk(value, (TensorValue, SymDesc)):
-        tensor = part.tensor if isinstance(part, TensorValue) else None
-        for n in (part,) if tensor is None else (*tensor.size, *tensor.stride):
-            if isinstance(n, SymDesc):
-                free: Any = decode_expr(n.expr).free_symbols
-                found.update({symbol.name: symbol for symbol in free})
-    return found
+        is_tensor = isinstance(part, TensorValue)
+        numbers += (*part.tensor.size, *part.tensor.stride) if is_tensor else (part,)
+    return {symbol.name: symbol for n in numbers for symbol in size_expr(n).free_symbols}

@@ -12,7 +12,7 @@ from torch_fakeify.encoding.meshes import is_group, is_mesh, mesh_ranks
 from torch_fakeify.frames.process_groups import needed_world, ranks_of, world_of_calls
 from torch_fakeify.tools.worker.comparing import is_distributed
 
-from .script_code import filled
+from .script_code import filled, with_gradient
 
 if TYPE_CHECKING:
     from torch_fakeify.frames.instances import Instance
@@ -33,12 +33,7 @@ def named_group(name, ranks):
 
 
 class ScriptWorld:
-    """Writes the process groups, meshes and DTensors of a frame.
-
-    Args:
-        desc: the frame.
-        instance: the rebuilt frame.
-    """
+    """Writes the process groups, meshes and DTensors of a frame, of which ``instance`` is made."""
 
     def __init__(self, desc: CaptureDesc, instance: Instance) -> None:
         self._world = needed_world(desc)
@@ -91,17 +86,15 @@ class ScriptWorld:
         if found is None or entry.tensor is None:
             return found
         tensor = entry.tensor
-        local: Any = self._values[entry.name].to_local()
+        whole: Any = self._values[entry.name]
+        local: Any = whole.to_local()
         if tensor.base is not None or type(local).__name__ != "FakeTensor":
             return None
         dtype = str(local.dtype).removeprefix("torch.")
         data = filled(dtype, str(_hints(local.shape)), local.ndim)
-        whole: Any = self._values[entry.name]
         geometry = f"shape={_hints(whole.shape)}, stride={_hints(whole.stride())}"
         made = f"DTensor.from_local({data}, {found}, {geometry})"
-        if tensor.is_parameter:
-            return f"torch.nn.Parameter({made}, requires_grad={tensor.requires_grad})"
-        return f"{made}.requires_grad_()" if tensor.requires_grad else made
+        return with_gradient(made, tensor)
 
     def _of(self, value: Any) -> str | None:
         """Write a mesh or group, or the mesh and placements of a DTensor; ``None`` for any other value."""

@@ -19,6 +19,7 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -158,17 +159,11 @@ def minify(
         failure, desc = _first(trials, desc, chosen, str(path_of(capture) or desc.frame or "frame"))
         head = [_digest(desc), request, trials.sizes, failure.key]
         journal = stack.enter_context(Journal(output, head))
+        progress = progress or (lambda _now: None)
         search = _Search(trials, failure, output, journal, progress)
-        report = replace(
-            found := search.run(desc, trust=trust),
-            compiler=trials.compiler,
-            here=trials.here,
-            sizes=trials.sizes_of(found.desc),
-        )
+        report = search.run(desc, trust=trust)
         if report.finished:
-            now = Progress("the written files", report.after, report.tried)
-            if progress is not None:
-                progress(now)
+            progress(Progress("the written files", report.after, report.tried))
             try:
                 again = trials.again(output, report.failure, trust=trust)
                 report = replace(report, capture_outcome=again)
@@ -260,7 +255,7 @@ class _Search:
         failure: Failure,
         output: Path,
         journal: Journal,
-        progress: Callable[[Progress], None] | None,
+        progress: Callable[[Progress], None],
     ) -> None:
         self._trials = trials
         self._failure = failure
@@ -274,7 +269,8 @@ class _Search:
         """Run the search, from the best frame of an interrupted one."""
         started = time.monotonic()
         finished = interrupted = False
-        self._best = self._earlier(trust) or desc
+        limits = Limits.none() if trust else None
+        self._best = self._in_output(self._journal.best, limits) or desc
         try:
             self._set_best(self._best)
             while self._round():
@@ -284,7 +280,8 @@ class _Search:
             finished = True
             self._journal.remove()
         except KeyboardInterrupt:
-            if not self._is_written and not self._is_in_output():
+            # Ctrl-C may come right after the best frame was written.
+            if not self._is_written and not self._in_output(_digest(self._best), Limits.none()):
                 raise
             interrupted = True  # the best frame is in the output
         return MinifyReport(
@@ -293,29 +290,28 @@ class _Search:
             after=extent(self._best),
             desc=self._best,
             path=self._output,
+            compiler=self._trials.compiler,
+            here=self._trials.here,
+            sizes=self._trials.sizes_of(self._best),
             tried=self._journal.count,
             seconds=time.monotonic() - started,
             finished=finished,
             interrupted=interrupted,
         )
 
-    def _earlier(self, trust: bool) -> CaptureDesc | None:
-        if self._journal.best is None:
-            return None
+    def _in_output(self, digest: str | None, limits: Limits | None) -> CaptureDesc | None:
+        """The frame in the output; ``None`` if it is not the one with a digest."""
         try:
-            desc = read_capture(self._output, limits=Limits.none() if trust else None)
+            desc = read_capture(self._output, limits=limits)
         except FakeifyError:
             return None
-        return desc if _digest(desc) == self._journal.best else None
+        return desc if _digest(desc) == digest else None
 
     def _round(self) -> bool:
         """Try all reductions once; return whether any removed something."""
         before = extent(self._best)
-        for reduction in REDUCTIONS:
-            self._reduction = reduction.name
-            self._notify()
-            self._shrink(reduction)
         steps = (
+            *((each.name, partial(self._shrink, each)) for each in REDUCTIONS),
             ("unbacked sizes", self._unbacked),
             ("sizes", self._static),
             ("example sizes", self._hints),
@@ -403,16 +399,8 @@ class _Search:
         self._is_written = True
         self._journal.set_best(_digest(self._best))
 
-    def _is_in_output(self) -> bool:
-        """Whether the output holds the best frame: Ctrl-C may come right after it was written."""
-        try:
-            return _digest(read_capture(self._output, limits=Limits.none())) == _digest(self._best)
-        except FakeifyError:
-            return False
-
     def _notify(self) -> None:
-        if self._progress is not None:
-            self._progress(Progress(self._reduction, extent(self._best), self._journal.count))
+        self._progress(Progress(self._reduction, extent(self._best), self._journal.count))
 
 
 def _smaller_than(size: int) -> Iterator[int]:
@@ -515,10 +503,11 @@ class _Trials:
                 fix="Try other sizes or another seed",
             )
         if failure is None:
+            differences = [] if self.here is None else self.here.lines(every=True)
             raise NotFailingError(
                 "the frame does not fail",
                 where=where,
-                found="\n".join([_result_text(outcome), *self._differences()]),
+                found="\n".join([_result_text(outcome), *differences]),
                 fix="Choose the backend that fails; "
                 + (
                     "`torch-fakeify fuzz` finds sizes at which it fails"
@@ -537,9 +526,6 @@ class _Trials:
         if failure.kind != "hangs":
             self.timeout = min(self.timeout, max(_QUICK, _PATIENCE * took))
         return failure
-
-    def _differences(self) -> list[str]:
-        return [] if self.here is None else self.here.lines(every=True)
 
     def sizes_of(self, desc: CaptureDesc) -> dict[str, int]:
         """The sizes at which to run a frame, without those of dropped symbols."""
