@@ -24,14 +24,16 @@ if TYPE_CHECKING:
 
 
 _MEMBER = "capture"
-_SURROUNDINGS = "capture.json $.surroundings"
-_OPERATORS = "capture.json $.operators"
+
+
+def _check_surroundings(desc: CaptureDesc) -> None:
+    if desc.surroundings is not None:
+        bounds.check_surroundings(desc.surroundings, "capture.json $.surroundings")
+    bounds.check_operators(desc.operators, "capture.json $.operators")
 
 
 def _members_of_version_1(desc: CaptureDesc, limits: Limits) -> dict[str, bytes]:
-    if desc.surroundings is not None:
-        bounds.check_surroundings(desc.surroundings, _SURROUNDINGS)
-    bounds.check_operators(desc.operators, _OPERATORS)
+    _check_surroundings(desc)
     return Encoder().add(_MEMBER, desc).check(desc.shape_env, limits.products).members()
 
 
@@ -197,9 +199,7 @@ def read_file(path: str | os.PathLike[str], *, limits: Limits | None = None) -> 
         desc = decoder.get(_MEMBER, CaptureDesc)
         if desc.shape_env is not None:  # else expressions are not evaluated
             decoder.check_frame(desc.shape_env, limits.products)
-        if desc.surroundings is not None:
-            bounds.check_surroundings(desc.surroundings, _SURROUNDINGS)
-        bounds.check_operators(desc.operators, _OPERATORS)
+        _check_surroundings(desc)
         return CaptureFile(desc, manifest.producer)
     except LimitError:
         raise

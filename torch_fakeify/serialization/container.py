@@ -265,19 +265,13 @@ def write_container(
     torch: str = "",
     limits: Limits | None = None,
 ) -> int:
-    """Write a capture file atomically.
+    """Write a capture file atomically, and return its size in bytes.
+
+    Other arguments are those of `pack_container`.
 
     Args:
         path: the file.
-        members: as for ``pack_container``, like the rest.
-        version: as for ``pack_container``.
-        features: as for ``pack_container``.
-        producer: as for ``pack_container``.
-        torch: as for ``pack_container``.
         limits: of the reader; ``None`` checks nothing.
-
-    Returns:
-        The size of the file in bytes.
 
     Raises:
         WriteError: the file cannot be written; an existing file is unchanged.
@@ -287,17 +281,13 @@ def write_container(
         members, version=version, features=features, producer=producer, torch=torch
     )
     if limits is not None:
-        _check_readable(data, members, str(Path(path)), limits)
+        where = str(Path(path))
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            infos = archive.infolist()
+            _check_members(infos, archive.start_dir, where, limits)
+        _check_values(members, infos, where, limits)
     write_atomic(path, data)
     return len(data)
-
-
-def _check_readable(data: bytes, members: Mapping[str, bytes], where: str, limits: Limits) -> None:
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        infos = archive.infolist()
-        _check_members(infos, archive.start_dir, where, limits)
-    size = sum(info.compress_size for info in infos if info.filename != DATA)
-    _check_values(members, size, where, limits)
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -373,13 +363,15 @@ def _read(file: BinaryIO, where: str, limits: Limits) -> Container:
             found=str(error),
             fix="Copy it again, or record the frame again",
         ) from error
-    size = sum(info.compress_size for info in infos if info.filename != DATA)
-    _check_values(found.members, size, where, limits)
+    _check_values(found.members, infos, where, limits)
     return found
 
 
-def _check_values(members: Mapping[str, bytes], size: int, where: str, limits: Limits) -> None:
+def _check_values(
+    members: Mapping[str, bytes], infos: list[zipfile.ZipInfo], where: str, limits: Limits
+) -> None:
     """Refuse more JSON values than a file of this size may have, before they are parsed."""
+    size = sum(info.compress_size for info in infos if info.filename != DATA)
     texts = [data for name, data in members.items() if name != DATA]
     containers = values = 0
     for text in texts:

@@ -574,9 +574,6 @@ def _may_be_copied(default: object) -> bool:
 def _tuple_hook(args: tuple[Any, ...]) -> _Hook:
     if len(args) != 2 or args[1] is not Ellipsis:
         return _fixed_tuple_hook([hooks_of(arg) for arg in args])
-    of_pair = typing.get_args(args[0])
-    if typing.get_origin(args[0]) is tuple and len(of_pair) == 2 and of_pair[0] is str:
-        return _pairs_hook(hooks_of(of_pair[1]))
     hook = _items_hook(hooks_of(args[0]))
     if args[0] is NodeDesc:  # there may be very many
         encode_node = record_hook(NodeDesc)
@@ -588,27 +585,6 @@ def _tuple_hook(args: tuple[Any, ...]) -> _Hook:
 
 def _memoized(hook: _Hook) -> _Hook:
     return lambda encoder, value: encoder.memoized(hook, value)
-
-
-def _pairs_hook(hooks: _Hooks) -> _Hook:
-    """Return a function for a tuple of pairs of a name and a value."""
-
-    def encode(encoder: Encoder, pairs: tuple[tuple[str, Any], ...]) -> Any:
-        out: list[tuple[str, Any]] = []
-        part = ""
-        try:
-            for pair in pairs:
-                part = ""
-                if len(pair) != 2:
-                    raise Fault("a tuple has the wrong length", "2", str(len(pair)))
-                part = "[1]"
-                hook = hooks[type(pair[1])]
-                out.append(pair if hook is None else (pair[0], hook(encoder, pair[1])))
-        except Fault as fault:
-            raise fault.at(f"[{len(out)}]{part}") from fault.__cause__
-        return out
-
-    return encode
 
 
 def _items_hook(hooks: _Hooks) -> _Hook:

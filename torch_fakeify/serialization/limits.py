@@ -11,6 +11,8 @@ import re
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from torch_fakeify.errors import TRUST, FormatError, LimitError
 from torch_fakeify.records.frame import DeviceInfoDesc, SettingDesc
 from torch_fakeify.records.tensor import (
@@ -27,11 +29,11 @@ from torch_fakeify.records.tensor import (
 )
 
 from .expansions import check_products
-from .kernel_limits import check_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from torch_fakeify.records.fake_kernel import FakeKernelDesc
     from torch_fakeify.records.frame import OperatorDesc, SurroundingsDesc
     from torch_fakeify.records.shape_env import ShapeEnvDesc, SymbolDesc
     from torch_fakeify.records.tensor import ExprNode, MetaTensorDesc
@@ -64,6 +66,10 @@ SCHEMA_TEXT = 4096
 """Most characters of the schema of an operator."""
 SCHEMA_DEPTH = 16
 """Most levels of its brackets."""
+KERNEL_PARTS, KERNEL_DEPTH = 20_000, 100
+"""Most parts of a fake kernel with their names and numbers, and the deepest nesting of them."""
+KERNEL_NAME = 2000
+"""Most characters of a name or message."""
 _NAME = r"[A-Za-z_]\w*"
 _SCHEMA = re.compile(rf"{_NAME}::{_NAME}(\.{_NAME})?\([ -~]*", re.ASCII)
 
@@ -161,7 +167,42 @@ def check_operators(operators: Sequence[OperatorDesc], where: str) -> None:
                 expected=f"at most {SCHEMA_DEPTH} levels of parentheses",
             )
         if operator.fake is not None:
-            check_kernel(operator.fake, f"{place}.fake")
+            _check_kernel(operator.fake, f"{place}.fake")
+
+
+def _check_kernel(kernel: FakeKernelDesc, where: str) -> None:
+    """Refuse a fake kernel with too many or too deeply nested formulas, or with numbers of more than 64 bits.
+
+    Raises:
+        LimitError: it has.
+    """
+    left = KERNEL_PARTS
+    todo: list[tuple[Any, int]] = [(kernel, 0)]
+    while todo:
+        part, depth = todo.pop()
+        if isinstance(part, int) and not -(1 << 63) <= part < 1 << 63:
+            raise LimitError(
+                "a number of a fake kernel is too large", where=where, expected="at most 64 bits"
+            )
+        if isinstance(part, str) and len(part) > KERNEL_NAME:
+            raise LimitError(
+                "a name of a fake kernel is too long",
+                where=where,
+                expected=f"at most {KERNEL_NAME} characters",
+            )
+        items: Sequence[Any] = ()
+        if isinstance(part, msgspec.Struct):
+            items = [getattr(part, name) for name in part.__struct_fields__]
+        elif isinstance(part, tuple):
+            items = part
+        left -= 1
+        if left < 0 or depth > KERNEL_DEPTH:
+            raise LimitError(
+                "a fake kernel is too large",
+                where=where,
+                expected=f"at most {KERNEL_PARTS} parts, at most {KERNEL_DEPTH} deep",
+            )
+        todo += [(item, depth + 1) for item in items]
 
 
 def _nesting(text: str) -> int:
@@ -270,8 +311,29 @@ def check_numbers(nodes: Sequence[ExprNode], where: str) -> None:
     Raises:
         LimitError: the value may have more than ``MAX_BITS`` bits.
     """
+    _check_bits(nodes, None, where)
+
+
+def check_exponents(nodes: Sequence[ExprNode], symbols: Iterable[SymbolDesc], where: str) -> None:
+    """Refuse a power or a factorial that is too large at the recorded hints and ranges.
+
+    Args:
+        nodes: as for `check_numbers`.
+        symbols: have the hints and ranges; a symbol that is not among them counts as a small number.
+        where: the table.
+
+    Raises:
+        LimitError: the value may have more than ``MAX_BITS`` bits.
+    """
+    if any(isinstance(node, ApplyNode) and node.function in _GROWING for node in nodes):
+        _check_bits(nodes, {symbol.name: _hint_bits(symbol) for symbol in symbols}, where)
+
+
+def _check_bits(nodes: Sequence[ExprNode], known: Mapping[str, int] | None, where: str) -> None:
+    """Refuse a value that is too large; ``known`` are the bits of symbols, if those have values."""
     bits: list[int] = []
     free: list[bool] = []
+    """Whether a symbol without a value is in an expression."""
     for position, node in enumerate(nodes):
         if isinstance(node, ApplyNode):
             args = node.args
@@ -279,46 +341,17 @@ def check_numbers(nodes: Sequence[ExprNode], where: str) -> None:
             counts = [1 if free[at] else _magnitude(nodes[at], bits[at]) for at in args]
             bits.append(_bits(node, [bits[at] for at in args], counts))
         else:
-            free.append(isinstance(node, SymbolNode))
-            bits.append(_leaf_bits(node))
-        if bits[-1] > MAX_BITS:
-            raise _too_large(f"{where}[{position}]")
-
-
-def _too_large(where: str) -> LimitError:
-    return LimitError(
-        "an expression has a value that is too large",
-        where=where,
-        expected=f"at most {MAX_BITS} bits",
-    )
-
-
-def check_exponents(nodes: Sequence[ExprNode], symbols: Iterable[SymbolDesc], where: str) -> None:
-    """Refuse a power or a factorial that is too large at the recorded hints and ranges.
-
-    Args:
-        nodes: arguments before what uses them.
-        symbols: have the hints and ranges; a symbol that is not among them counts as a small number.
-        where: the table.
-
-    Raises:
-        LimitError: the value may have more than ``MAX_BITS`` bits.
-    """
-    if not any(isinstance(node, ApplyNode) and node.function in _GROWING for node in nodes):
-        return
-    by_symbol = {symbol.name: _hint_bits(symbol) for symbol in symbols}
-    bits: list[int] = []
-    for position, node in enumerate(nodes):
-        if isinstance(node, ApplyNode):
-            args = [bits[at] for at in node.args]
-            counts = [_magnitude(nodes[at], bits[at]) for at in node.args]
-            bits.append(_bits(node, args, counts))
-        else:
+            is_symbol = isinstance(node, SymbolNode)
+            free.append(is_symbol and known is None)
             bits.append(
-                by_symbol.get(node.name, 1) if isinstance(node, SymbolNode) else _leaf_bits(node)
+                _leaf_bits(node) if known is None or not is_symbol else known.get(node.name, 1)
             )
         if bits[-1] > MAX_BITS:
-            raise _too_large(f"{where}[{position}]")
+            raise LimitError(
+                "an expression has a value that is too large",
+                where=f"{where}[{position}]",
+                expected=f"at most {MAX_BITS} bits",
+            )
 
 
 def _hint_bits(symbol: SymbolDesc) -> int:
