@@ -26,6 +26,12 @@ class AttributePolicy(NamedTuple):
     """The fields that carry it, the origin of a derived one, or the reason it is dropped."""
     everywhere: bool = True
     """Whether all supported releases of torch have it, not only some."""
+    kind: Literal["plain", "exprs", "pairs", "named"] | None = None
+    """How an attribute of a ``ShapeEnv`` is recorded in its field, unless in a way of its own.
+
+    ``plain``: the value; ``exprs``: a list of expressions; ``pairs`` and ``named``: a dictionary of
+    expressions by expression, or by name of a source.
+    """
 
 
 def unknown_attributes(obj: object, table: Mapping[str, AttributePolicy]) -> list[str]:
@@ -33,8 +39,10 @@ def unknown_attributes(obj: object, table: Mapping[str, AttributePolicy]) -> lis
     return sorted(set(vars(obj)) - set(table))
 
 
-def _carried(fields: str) -> AttributePolicy:
-    return AttributePolicy("carried", fields)
+def _carried(
+    fields: str, kind: Literal["plain", "exprs", "pairs", "named"] | None = None
+) -> AttributePolicy:
+    return AttributePolicy("carried", fields, kind=kind)
 
 
 def _derived(source: str) -> AttributePolicy:
@@ -60,7 +68,7 @@ SHAPE_ENV_ATTRIBUTES: Mapping[str, AttributePolicy] = MappingProxyType(
     {
         "settings": _carried("settings"),
         "guards": _carried("guards"),
-        "axioms": _carried("axioms"),
+        "axioms": _carried("axioms", "pairs"),
         "unique_ids": _carried("unique_ids"),
         "backed_var_to_val": _carried("symbols.hint"),
         "real_tensor_prop_unbacked_vals": _carried("symbols.real_value"),
@@ -71,36 +79,36 @@ SHAPE_ENV_ATTRIBUTES: Mapping[str, AttributePolicy] = MappingProxyType(
         "unbacked_inputs": _carried("symbols.unbacked_input"),
         "var_to_stack": _carried("symbols.stack"),
         "var_to_hint_override": _carried("symbols.hint_override, hint_overrides"),
-        "source_to_var": _carried("source_to_var"),
+        "source_to_var": _carried("source_to_var", "named"),
         "replacements": _carried("replacements"),
         "replacements_slocs": _carried("symbols.replacement_location"),
-        "unbacked_renamings": _carried("unbacked_renamings"),
+        "unbacked_renamings": _carried("unbacked_renamings", "pairs"),
         "divisible": _carried("divisible"),
         "exclusion_constraints": _carried("exclusion_constraints"),
         "size_like": _carried("symbols.size_like"),
         "val_to_var": _carried("duck_shapes"),
-        "unbacked_symfloat_counter": _carried("unbacked_symfloat_counter"),
-        "unbacked_symint_counter": _carried("unbacked_symint_counter"),
+        "unbacked_symfloat_counter": _carried("unbacked_symfloat_counter", "plain"),
+        "unbacked_symint_counter": _carried("unbacked_symint_counter", "plain"),
         "deferred_runtime_asserts": _carried("runtime_asserts"),
-        "num_deferred_runtime_asserts": _carried("num_deferred_runtime_asserts"),
-        "frozen": _carried("frozen"),
-        "_error_on_new_guards": _carried("error_on_new_guards"),
-        "runtime_asserts_frozen": _carried("runtime_asserts_frozen"),
+        "num_deferred_runtime_asserts": _carried("num_deferred_runtime_asserts", "plain"),
+        "frozen": _carried("frozen", "plain"),
+        "_error_on_new_guards": _carried("error_on_new_guards", "plain"),
+        "runtime_asserts_frozen": _carried("runtime_asserts_frozen", "plain"),
         "counter": _carried("counter"),
         "symbol_guard_counter": _carried("symbols.guard_count"),
         "co_fields": _carried("co_fields"),
-        "pending_fresh_unbacked_symbols": _carried("pending_fresh_unbacked_symbols"),
-        "ignorable_fresh_unbacked_symbols": _carried("ignorable_fresh_unbacked_symbols"),
+        "pending_fresh_unbacked_symbols": _carried("pending_fresh_unbacked_symbols", "exprs"),
+        "ignorable_fresh_unbacked_symbols": _carried("ignorable_fresh_unbacked_symbols", "exprs"),
         "_version_counter": _carried("version_counter"),
         "_replacements_version_counter": _carried("replacements_version_counter"),
         "_resimplify_floor_div_axioms": _carried("resimplify_floor_div_axioms"),
-        "source_to_symbol": _carried("source_to_symbol"),
+        "source_to_symbol": _carried("source_to_symbol", "named"),
         "unbacked_alloc_order": _carried("symbols.alloc_order"),
         "specialization_stacks": _carried("specialization_stacks"),  # without columns
-        "trace_asserts": _carried("trace_asserts"),
+        "trace_asserts": _carried("trace_asserts", "plain"),
         "specializations": _carried("specializations"),
-        "_shape_id_to_unbacked_symbol": _carried("shape_ids"),
-        "_spec_symbol_to_compile_symbol": _carried("spec_symbols"),
+        "_shape_id_to_unbacked_symbol": _carried("shape_ids", "named"),
+        "_spec_symbol_to_compile_symbol": _carried("spec_symbols", "pairs"),
         "_shape_spec_pending_assumptions": _carried("pending_assumptions"),
         "_prev_cache_key": _derived("the lengths that it summarizes"),
         "log": _derived("torch's module logger"),

@@ -267,11 +267,7 @@ def write_container(
 ) -> int:
     """Write a capture file atomically, and return its size in bytes.
 
-    Other arguments are those of `pack_container`.
-
-    Args:
-        path: the file.
-        limits: of the reader; ``None`` checks nothing.
+    The arguments are those of `pack_container`, and ``limits`` of the reader; ``None`` checks nothing.
 
     Raises:
         WriteError: the file cannot be written; an existing file is unchanged.

@@ -99,9 +99,7 @@ class _Snapshot:
             replacements=tuple(
                 ReplacementDesc(symbol=expr(k), expr=expr(v)) for k, v in env.replacements.items()
             ),
-            unbacked_renamings=self.pairs(env.unbacked_renamings),
             divisible=tuple(sorted(map(expr, env.divisible), key=repr)),
-            axioms=self.pairs(env.axioms),
             guards=tuple(
                 GuardDesc(
                     expr=expr(guard.expr),
@@ -126,18 +124,11 @@ class _Snapshot:
                 if not isinstance(k, sympy.Symbol)
             ),
             duck_shapes=tuple((self.number(k), expr(v)) for k, v in env.val_to_var.items()),
-            source_to_var=self.named(env.source_to_var),
-            source_to_symbol=self.named(env.source_to_symbol),
             source_name_to_debug_name=tuple(env.source_name_to_debug_name.items()),
             unique_ids=tuple(sorted(env.unique_ids)),
-            unbacked_symint_counter=env.unbacked_symint_counter,
-            unbacked_symfloat_counter=env.unbacked_symfloat_counter,
-            num_deferred_runtime_asserts=env.num_deferred_runtime_asserts,
             version_counter=int(env._version_counter),  # may be a `SkippingCounter`
             replacements_version_counter=int(env._replacements_version_counter),
             counter=tuple(env.counter.items()),
-            pending_fresh_unbacked_symbols=tuple(map(expr, env.pending_fresh_unbacked_symbols)),
-            ignorable_fresh_unbacked_symbols=tuple(map(expr, env.ignorable_fresh_unbacked_symbols)),
             exclusion_constraints=tuple(
                 (expr(k), _typed(v, int, "exclusion_constraints"))
                 for k, v in env.exclusion_constraints
@@ -147,23 +138,32 @@ class _Snapshot:
                 (self.source(k), self._encoded_once(v, encode_stack))
                 for k, v in env.specialization_stacks.items()
             ),
-            shape_ids=self.named(env._shape_id_to_unbacked_symbol),
-            spec_symbols=self.pairs(env._spec_symbol_to_compile_symbol),
             pending_assumptions=tuple(
                 AssumptionDesc(
                     free=tuple(sorted(map(expr, free), key=repr)), condition=expr(condition)
                 )
                 for free, condition in env._shape_spec_pending_assumptions
             ),
-            frozen=env.frozen,
-            runtime_asserts_frozen=env.runtime_asserts_frozen,
-            error_on_new_guards=env._error_on_new_guards,
             # The next change would compute this from the cache key, which is not in the record.
             resimplify_floor_div_axioms=env._resimplify_floor_div_axioms
             or len(env.divisible) != env._prev_cache_key[1],
-            trace_asserts=env.trace_asserts,
             co_fields=tuple((k, _co_field(k, v)) for k, v in env.co_fields.items()),
+            **self.fields(),
         )
+
+    def fields(self) -> dict[str, Any]:
+        """The fields whose kind says how the attribute is recorded."""
+        encoders: dict[str, Callable[[Any], Any]] = {
+            "plain": lambda value: value,
+            "exprs": lambda exprs: tuple(map(self.expr, exprs)),
+            "pairs": lambda table: tuple((self.expr(k), self.expr(v)) for k, v in table.items()),
+            "named": lambda table: tuple((name, self.expr(v)) for name, v in table.items()),
+        }
+        return {
+            attribute.why: encoders[attribute.kind](getattr(self.env, name))
+            for name, attribute in ATTRIBUTES.items()
+            if attribute.kind is not None
+        }
 
     # --- the symbols ---
 
@@ -260,12 +260,6 @@ class _Snapshot:
         if isinstance(value, (int, float)):
             return self.expr(sympy.sympify(value, strict=True))
         return self.expr(value)
-
-    def pairs(self, table: Mapping[Any, Any]) -> tuple[tuple[ExprDesc, ExprDesc], ...]:
-        return tuple((self.expr(k), self.expr(v)) for k, v in table.items())
-
-    def named(self, table: Mapping[str, Any]) -> tuple[tuple[str, ExprDesc], ...]:
-        return tuple((name, self.expr(value)) for name, value in table.items())
 
     def source(self, source: Any) -> SourceDesc:
         return encode_source(source, memo=self._sources)

@@ -260,16 +260,12 @@ class Refakeifier:
         is_graph = isinstance(module, torch.fx.GraphModule)
         if not is_graph and not changed:
             return module
-        made: Any = torch.nn.Module.__new__(type(module))
+        made: Any = (torch.fx.GraphModule if is_graph else torch.nn.Module).__new__(type(module))
+        graph = self._leaf(state.pop("_graph"), real_too=False) if is_graph else None
+        made.__dict__.update(state)
         if is_graph:
-            made = torch.fx.GraphModule.__new__(type(module))  # which makes a new class
-            type(made).__name__ = type(module).__name__
-        if is_graph:
-            graph = self._leaf(state.pop("_graph"), real_too=False)
-            made.__dict__.update(state)
+            type(made).__name__ = type(module).__name__  # each graph module has a class of its own
             made.graph = graph
-        else:
-            made.__dict__.update(state)
         return made
 
     def _graph(self, graph: torch.fx.Graph) -> torch.fx.Graph:
@@ -298,8 +294,16 @@ class Refakeifier:
         return made
 
     def _env_of(self, graph: torch.fx.Graph) -> Any:
-        """The ``ShapeEnv`` of bare symbols in a graph's metadata."""
-        return _env_of(graph)
+        """The ``ShapeEnv`` of the symbols in a graph's metadata, if there are any."""
+        for fx_node in graph.nodes:
+            for key in ("val", "example_value"):
+                for leaf in torch_graphs.tree_leaves(fx_node.meta.get(key)):
+                    if isinstance(leaf, _SYMBOLIC):
+                        return getattr(leaf.node, "shape_env", None)
+                    mode = torch_fakes.maybe_get_fake_mode(leaf)
+                    if mode is not None and mode.shape_env is not None:
+                        return mode.shape_env
+        return None
 
     def _constants(self, fx_node: torch.fx.Node) -> None:
         """Convert the tensors and scalars among a node's arguments, in place."""
@@ -413,16 +417,3 @@ def _no_value(expr: Any) -> ConvertError:
         found=str(expr),
         fix="Give refakeify a FakeTensorMode that has a ShapeEnv",
     )
-
-
-def _env_of(graph: torch.fx.Graph) -> Any:
-    """The ``ShapeEnv`` of the symbols in a graph's metadata, if there are any."""
-    for fx_node in graph.nodes:
-        for key in ("val", "example_value"):
-            for leaf in torch_graphs.tree_leaves(fx_node.meta.get(key)):
-                if isinstance(leaf, _SYMBOLIC):
-                    return getattr(leaf.node, "shape_env", None)
-                mode = torch_fakes.maybe_get_fake_mode(leaf)
-                if mode is not None and mode.shape_env is not None:
-                    return mode.shape_env
-    return None
