@@ -7,11 +7,12 @@ type holds no shared object are not visited.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import operator
 import sys
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -573,8 +574,8 @@ def _may_be_copied(default: object) -> bool:
 
 def _tuple_hook(args: tuple[Any, ...]) -> _Hook:
     if len(args) != 2 or args[1] is not Ellipsis:
-        return _fixed_tuple_hook([hooks_of(arg) for arg in args])
-    hook = _items_hook(hooks_of(args[0]))
+        return _items_hook([hooks_of(arg) for arg in args], len(args))
+    hook = _items_hook(itertools.repeat(hooks_of(args[0])))
     if args[0] is NodeDesc:  # there may be very many
         encode_node = record_hook(NodeDesc)
         return lambda encoder, records: encoder.streamed(encode_node, records)
@@ -587,34 +588,25 @@ def _memoized(hook: _Hook) -> _Hook:
     return lambda encoder, value: encoder.memoized(hook, value)
 
 
-def _items_hook(hooks: _Hooks) -> _Hook:
+def _items_hook(parts: Iterable[_Hooks], size: int | None = None) -> _Hook:
+    """Return a function for tuples of ``size`` items, or of any number.
+
+    Args:
+        parts: for each item the functions that encode it.
+        size: the number of items; without one all of ``parts`` are the same.
+    """
     # Most items of sizes and arguments need no call.
-    all_plain = frozenset([kind for kind, hook in hooks.items() if hook is None]).issuperset
+    kinds = () if size is not None else next(iter(parts)).items()
+    all_plain = frozenset([kind for kind, hook in kinds if hook is None]).issuperset
 
     def encode(encoder: Encoder, items: tuple[Any, ...]) -> Any:
-        if all_plain(map(type, items)):
+        if size is None and all_plain(map(type, items)):
             return items
-        out: list[Any] = []
-        try:
-            for item in items:
-                hook = hooks[type(item)]
-                out.append(item if hook is None else hook(encoder, item))
-        except Fault as fault:
-            raise fault.at(f"[{len(out)}]") from fault.__cause__
-        return out
-
-    return encode
-
-
-def _fixed_tuple_hook(parts: list[_Hooks]) -> _Hook:
-    size = len(parts)
-
-    def encode(encoder: Encoder, items: tuple[Any, ...]) -> Any:
-        if len(items) != size:
+        if size is not None and len(items) != size:
             raise Fault("a tuple has the wrong length", str(size), str(len(items)))
         out: list[Any] = []
         try:
-            for item, hooks in zip(items, parts):  # noqa: B905 - their lengths are equal
+            for item, hooks in zip(items, parts):  # noqa: B905 - the parts may be endless
                 hook = hooks[type(item)]
                 out.append(item if hook is None else hook(encoder, item))
         except Fault as fault:
