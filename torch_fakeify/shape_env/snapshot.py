@@ -14,13 +14,12 @@ import sympy
 import torch
 
 from torch_fakeify.compat.arguments import check_shape_env
-from torch_fakeify.compat.attribute_policies import SHAPE_ENV_ATTRIBUTES as ATTRIBUTES
-from torch_fakeify.compat.attribute_policies import unknown_attributes
+from torch_fakeify.compat.attribute_policies import SHAPE_ENV_ATTRIBUTES, unknown_attributes
 from torch_fakeify.compat.torch_symbols import SingletonInt
 from torch_fakeify.encoding.conditions import DIM, RecordedCondition, evaluate_condition
 from torch_fakeify.encoding.exprs import encode_expr
 from torch_fakeify.encoding.sources import encode_source
-from torch_fakeify.encoding.stacks import decode_stack, encode_location, encode_stack
+from torch_fakeify.encoding.stacks import encode_location, encode_stack
 from torch_fakeify.errors import ShapeEnvError, UnsupportedValueError
 from torch_fakeify.records.shape_env import (
     IMPLIED_KEYS,
@@ -36,16 +35,12 @@ from torch_fakeify.records.shape_env import (
 )
 from torch_fakeify.records.tensor import SymbolNode
 
-from .restoring import restore
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from torch_fakeify.encoding.sources import EncodeMemo
     from torch_fakeify.records.shape_env import LocationDesc
     from torch_fakeify.records.tensor import ExprDesc, SourceDesc
-
-__all__ = ["ATTRIBUTES", "decode_stack", "encode_stack", "restore", "snapshot"]
 
 _T = TypeVar("_T")
 
@@ -67,7 +62,7 @@ def snapshot(env: Any) -> ShapeEnvDesc:
         ()
     """
     check_shape_env(env)
-    unknown = unknown_attributes(env, ATTRIBUTES)
+    unknown = unknown_attributes(env, SHAPE_ENV_ATTRIBUTES)
     if unknown:
         raise ShapeEnvError(
             "the ShapeEnv has an attribute that a snapshot does not support",
@@ -161,7 +156,7 @@ class _Snapshot:
         }
         return {
             attribute.why: encoders[attribute.kind](getattr(self.env, name))
-            for name, attribute in ATTRIBUTES.items()
+            for name, attribute in SHAPE_ENV_ATTRIBUTES.items()
             if attribute.kind is not None
         }
 

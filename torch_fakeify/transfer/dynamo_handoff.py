@@ -25,11 +25,11 @@ from torch_fakeify.encoding.fake_modes import describe_fake_mode, make_fake_mode
 from torch_fakeify.encoding.meshes import Meshes
 from torch_fakeify.encoding.sources import source_of
 from torch_fakeify.errors import CaptureError
-from torch_fakeify.records.rename import rename_symbols
+from torch_fakeify.records.symbol_names import rename_symbols
 
 from .feedback import facts_of, propagate_new_facts
 from .fresh_env import FreshEnv
-from .graph_values import GraphValues
+from .refakeifier import GraphValues
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence

@@ -53,7 +53,7 @@ from torch_fakeify.encoding.conditions import RecordedCondition
 from torch_fakeify.encoding.exprs import decode_expr, encode_expr
 from torch_fakeify.encoding.stacks import copy_stack
 from torch_fakeify.errors import ShapeEnvError
-from torch_fakeify.records.rename import rename_symbols
+from torch_fakeify.records.symbol_names import rename_symbols
 from torch_fakeify.records.tensor import SymbolNode
 from torch_fakeify.replay.assert_nodes import insert_runtime_asserts
 from torch_fakeify.replay.facts import Fact, assumed_facts
