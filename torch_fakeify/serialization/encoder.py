@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from torch_fakeify.errors import LimitError, UnsupportedValueError
-from torch_fakeify.records.graph import NodeDesc
 from torch_fakeify.records.id_owners import (
     find_clash,
     find_storage_clash,
@@ -190,7 +189,7 @@ class Encoder:
         """
         where = "tables.json $"
         nodes = list(self._nodes)
-        most = limits.allowed_nodes(len(nodes) + len(self._roots), MAX_EXPR_NODES)
+        most = limits.allowed_nodes(len(nodes) + len(self._roots))
         args = [node.args if type(node) is ApplyNode else () for node in nodes]
         found = limits.tree_nodes(args, self._roots, most)
         tables = {"nodes": nodes, "tensors": self._tables[MetaTensorDesc].alive}
@@ -304,19 +303,6 @@ class Encoder:
         if deepest > self._deepest:
             self._deepest = deepest
         return row
-
-    def streamed(self, encode: _Hook, records: tuple[Any, ...]) -> msgspec.Raw:
-        """Return the JSON of a tuple of records, of which one copy exists at a time."""
-        text = bytearray(b"[")
-        number = 0
-        try:
-            for number, record in enumerate(records):  # noqa: B007 - the path of an error
-                text += self._text(encode(self, record))
-                text += b","
-        except Fault as fault:
-            raise fault.at(f"[{number}]") from fault.__cause__
-        text[-1 if records else 1 :] = b"]"
-        return msgspec.Raw(text)
 
     def _text(self, obj: object) -> bytes:
         try:
@@ -576,12 +562,8 @@ def _tuple_hook(args: tuple[Any, ...]) -> _Hook:
     if len(args) != 2 or args[1] is not Ellipsis:
         return _items_hook([hooks_of(arg) for arg in args], len(args))
     hook = _items_hook(itertools.repeat(hooks_of(args[0])))
-    if args[0] is NodeDesc:  # there may be very many
-        encode_node = record_hook(NodeDesc)
-        return lambda encoder, records: encoder.streamed(encode_node, records)
-    return (
-        hook if set(INTERNED).isdisjoint((args[0], *typing.get_args(args[0]))) else _memoized(hook)
-    )
+    holds_interned = not set(INTERNED).isdisjoint((args[0], *typing.get_args(args[0])))
+    return _memoized(hook) if holds_interned else hook
 
 
 def _memoized(hook: _Hook) -> _Hook:
