@@ -17,6 +17,7 @@ from torch_fakeify.versions import PRODUCER, is_newer, newer_release_error
 from . import limits as bounds
 from .container import VERSION, Limits, read_container, write_container
 from .document import Decoder, Encoder
+from .faults import check_limit
 
 if TYPE_CHECKING:
     import os
@@ -170,7 +171,8 @@ def _check_nodes(tables: bytes, most: int) -> None:
     """Refuse more expression nodes than a reader allows; a node has more than four bytes."""
     if len(tables) > 4 * most:
         nodes = msgspec.json.decode(tables, type=_Nodes).nodes
-        bounds.check_count(len(nodes), most, "tables.json $.nodes")
+        what = "the expressions have too many nodes"
+        check_limit(len(nodes), most, what, "tables.json $.nodes", fix=TRUST)
 
 
 def read_capture(path: str | os.PathLike[str], *, limits: Limits | None = None) -> CaptureDesc:

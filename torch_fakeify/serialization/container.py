@@ -36,6 +36,7 @@ from torch_fakeify.errors import (
 from torch_fakeify.versions import written_by
 
 from . import strict_json
+from .faults import check_limit
 from .file_kinds import captures_in, kind_of
 
 if TYPE_CHECKING:
@@ -389,14 +390,7 @@ def _check_values(
         ("values", values, min(limits.values, 250_000 + limits.values_per_byte * size)),
         ("integers of 20 digits and more", wide, limits.wide_integers),
     ):
-        if found > most:
-            raise LimitError(
-                f"the file has too many JSON {what}",
-                where=where,
-                expected=f"at most {most}",
-                found=str(found),
-                fix=TRUST,
-            )
+        check_limit(found, most, f"the file has too many JSON {what}", where, fix=TRUST)
 
 
 def _check_end(file: BinaryIO, where: str, limits: Limits) -> None:
@@ -467,14 +461,8 @@ def _check_members(
         seen.add(info.filename)
     if end > directory:
         raise FormatError("members overlap with their directory", where=where)
-    if total > limits.total_bytes:
-        raise LimitError(
-            "the members are too large together",
-            where=where,
-            expected=f"at most {limits.total_bytes} bytes",
-            found=str(total),
-            fix=TRUST,
-        )
+    what = "the members are too large together"
+    check_limit(total, limits.total_bytes, what, where, " bytes", fix=TRUST)
     if not infos or infos[0].filename != _MANIFEST or infos[0].header_offset != 0:
         raise FormatError(
             "not a capture file",
@@ -486,14 +474,7 @@ def _check_members(
 
 def _check_size(info: zipfile.ZipInfo, where: str, limits: Limits) -> None:
     most = limits.data_bytes if info.filename == DATA else limits.member_bytes
-    if info.file_size > most:
-        raise LimitError(
-            "a member is too large",
-            where=where,
-            expected=f"at most {most} bytes",
-            found=str(info.file_size),
-            fix=TRUST,
-        )
+    check_limit(info.file_size, most, "a member is too large", where, " bytes", fix=TRUST)
     if info.file_size > max(_SMALL, info.compress_size * limits.ratio):
         raise LimitError(
             "a member unpacks to far more than its size",

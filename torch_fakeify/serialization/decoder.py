@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Union
 import msgspec
 
 from torch_fakeify._locks import fork_safe_lock
-from torch_fakeify.errors import FormatError, LimitError, VersionError
+from torch_fakeify.errors import TRUST, FormatError, LimitError, VersionError
 from torch_fakeify.records.id_owners import owner_of_document
 from torch_fakeify.records.record import Record
 from torch_fakeify.records.tensor import (
@@ -31,7 +31,7 @@ from torch_fakeify.records.tensor import (
 )
 
 from . import limits
-from .faults import Fault
+from .faults import Fault, check_limit
 from .format import (
     DELTA_ENCODED,
     FORMAT,
@@ -334,7 +334,8 @@ class Reader:
         self._depth = check_text(text, where)
         self._owner = owner_of_document(describer)
         document = _document(text, where)
-        limits.check_count(len(document.nodes), expr_nodes, f"{where}.nodes")
+        what = "the expressions have too many nodes"
+        check_limit(len(document.nodes), expr_nodes, what, f"{where}.nodes", fix=TRUST)
         self.root = document.root
         """The JSON text of the root tree, if the document has one."""
         self._where = where

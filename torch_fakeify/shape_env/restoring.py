@@ -317,14 +317,8 @@ def _present(value: _T | None, where: str) -> _T:
 
 def _under(where: str, error: FormatError) -> FormatError:
     """The error with its path prefixed by ``where``."""
-    inner = (error.where or "$").removeprefix("$")
-    return type(error)(
-        error.what,
-        where=where + inner,
-        expected=error.expected,
-        found=error.found,
-        fix=error.fix,
-    )
+    error.where = where + (error.where or "$").removeprefix("$")
+    return error
 
 
 def _fail(where: str, what: str, expected: str, found: str) -> NoReturn:

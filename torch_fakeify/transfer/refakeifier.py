@@ -181,12 +181,7 @@ class Refakeifier:
             ) from error
         if mode is self._mode or (mode is None and not real_too):
             return t
-        cached = self._done.get(id(t))
-        if cached is not None:
-            return cached[1]
-        made = self._made(t)
-        self._done[id(t)] = (t, made)
-        return made
+        return self._memoized(t, self._made)
 
     def _made(self, t: torch.Tensor) -> torch.Tensor:
         d = self._describer.describe_tensor(t)
