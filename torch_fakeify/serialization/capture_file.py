@@ -176,23 +176,12 @@ def _check_nodes(tables: bytes, most: int) -> None:
 
 
 def read_capture(path: str | os.PathLike[str], *, limits: Limits | None = None) -> CaptureDesc:
-    """Read a capture file. Runs no code of the file and imports no torch.
-
-    Args:
-        path: the file.
-        limits: bounds of its size and content.
-
-    Raises:
-        MissingFileError: there is no such file.
-        FormatError: not a capture, truncated, or ill-typed.
-        VersionError: a newer release wrote it, with unsupported content.
-        LimitError: it exceeds ``limits``.
-    """
+    """Read a capture file; runs no code of it, imports no torch, and has the errors of `read_container`."""
     return read_file(path, limits=limits).desc
 
 
 def read_file(path: str | os.PathLike[str], *, limits: Limits | None = None) -> CaptureFile:
-    """Read a capture file, with the release that wrote it; errors are those of ``read_capture``."""
+    """Read a capture file, with the release that wrote it; errors are those of `read_container`."""
     limits = Limits.of(limits)
     manifest, members = read_container(path, limits=limits)
     try:

@@ -157,11 +157,7 @@ class Encoder:
         self._write = msgspec.json.Encoder().encode
 
     def add(self, name: str, obj: object) -> Encoder:
-        """Add a member.
-
-        Args:
-            name: the member's name without ``.json``; ``tables`` is taken.
-            obj: as for ``dumps``.
+        """Add a member, by its name without ``.json``: a tree of records, as for ``dumps``.
 
         Raises:
             UnsupportedValueError: as for ``dumps``; the name is taken; or a record has the id of a
@@ -178,11 +174,7 @@ class Encoder:
         return {**self._members, "tables.json": self.document()}
 
     def check(self, env: ShapeEnvDesc | None, products: int) -> Encoder:
-        """Refuse what a `Decoder` refuses.
-
-        Args:
-            env: the shape environment of a frame.
-            products: multiplications that products of sums may take, see `Limits`.
+        """Refuse what a `Decoder` of a frame with this ``ShapeEnv`` refuses; ``products`` is that of `Limits`.
 
         Raises:
             LimitError: the expressions or tensors are too large when expanded.

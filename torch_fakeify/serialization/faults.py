@@ -45,18 +45,9 @@ class Fault(ValueError):  # noqa: N818 - never leaves the package
 def check_limit(
     found: int, most: int, what: str, where: str, unit: str = "", *, fix: str | None = None
 ) -> None:
-    """Refuse a number above a limit.
+    """Raise a ``LimitError`` if a number is above a limit.
 
-    Args:
-        found: the number.
-        most: the limit.
-        what: as for ``FakeifyError``, like ``where`` and ``fix``; with a remedy the number is shown.
-        where: the place.
-        unit: what is counted, after a blank.
-        fix: the remedy, if the reader may have a higher limit.
-
-    Raises:
-        LimitError: it is above.
+    ``fix`` is for limits that a reader can raise; only then the number is shown. ``unit`` is put after the limit.
     """
     if found > most:
         shown = None if fix is None else str(found)

@@ -360,15 +360,9 @@ def check_frame(
     products: int,
     where: str,
 ) -> None:
-    """Refuse expressions that are too large for a ``ShapeEnv``.
+    """Refuse expressions that are too large for a ``ShapeEnv``, multiplied out or at its hints and ranges.
 
-    Args:
-        tables: the rows by the name of their table.
-        roots: of each expression the position of its root, or those of all its nodes.
-        expr_ids: the position in ``roots`` by the ``id()`` of an expression in a tensor.
-        env: has hints and ranges of the symbols.
-        products: as for `check_products`.
-        where: the document.
+    Other arguments are those of `check_products`.
     """
     check_products(tables, roots, expr_ids, products, where)
     check_exponents(tables["nodes"], env.symbols, f"{where}.nodes")

@@ -65,10 +65,7 @@ def facts_of(env: Any) -> Any:
 def propagate_new_facts(fresh: FreshEnv, original: Any, before: Any) -> None:
     """State the new facts of a fresh environment in the original one.
 
-    Args:
-        fresh: the fresh environment.
-        original: the environment that it was made from.
-        before: `facts_of` the fresh environment when it was made.
+    ``before`` are the facts of the fresh environment when it was made, from `facts_of`.
 
     Raises:
         ShapeEnvError: a guard does not hold for the hints, or is about a number without a source.
@@ -181,15 +178,13 @@ class _Propagation:
             expr = self._to_original(part)
             if expr is not None and expr != 0:
                 original._add_divisible(expr)
+        constants = (None, sympy.true, sympy.false)
         for condition, value in env.axioms.items():
-            if condition not in before.axioms and condition not in (sympy.true, sympy.false):
-                self._axiom(condition, value)
+            if condition not in before.axioms and condition not in constants:
+                expr = self._to_original(condition)
+                if expr not in constants:
+                    original.axioms.setdefault(expr, value)
         self._policy()
-
-    def _axiom(self, condition: Any, value: Any) -> None:
-        expr = self._to_original(condition)
-        if expr is not None and expr not in (sympy.true, sympy.false):
-            self._original.axioms.setdefault(expr, value)
 
     def _policy(self) -> None:
         """Propagate size-like symbols, hint overrides, exclusions and specializations."""

@@ -389,15 +389,9 @@ def locations_of_equal(bounds: Any, others: Any, locations: Any, other_locations
 
 
 def defer_assert(env: Any, expr: Any, one: Any) -> bool:
-    """State a runtime assert of another environment, with its message and stack.
+    """State the ``RuntimeAssert`` of another environment, and return whether it can hold.
 
-    Args:
-        env: the environment.
-        expr: the condition, over its symbols.
-        one: the ``RuntimeAssert`` of the other environment.
-
-    Returns:
-        False if the condition cannot hold.
+    ``expr`` is its condition over symbols of ``env``; ``one`` has its message and stack.
     """
     groups = env.deferred_runtime_asserts
     keys = (None, *expr.free_symbols)  # one of them it is filed under
