@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+import msgspec
 import sympy
 
 from torch_fakeify.compat.attribute_policies import SHAPE_ENV_ATTRIBUTES
@@ -72,7 +73,7 @@ class _Restore:
 
     def env(self) -> Any:
         d = self.d
-        settings = {name: getattr(d.settings, name) for name in d.settings.__struct_fields__}
+        settings = msgspec.structs.asdict(d.settings)
         env: Any = unvalidated_shape_env(co_fields=dict(d.co_fields), **settings)
         self.fill_symbols(env)
         self.fill_facts(env)

@@ -88,7 +88,9 @@ class _Snapshot:
         env, expr = self.env, self.expr
         symbols = self.symbols()
         return ShapeEnvDesc(
-            settings=_settings(env.settings),
+            settings=ShapeEnvSettingsDesc(
+                **{n: getattr(env.settings, n) for n in ShapeEnvSettingsDesc.__struct_fields__}
+            ),
             symbols=tuple(symbols.values()),
             orders=self.orders(symbols),
             replacements=tuple(
@@ -281,11 +283,6 @@ class _Snapshot:
             symbol=self.expr(symbol),
             condition=self.expr(condition),
         )
-
-
-def _settings(settings: Any) -> ShapeEnvSettingsDesc:
-    names = ShapeEnvSettingsDesc.__struct_fields__
-    return ShapeEnvSettingsDesc(**{name: getattr(settings, name) for name in names})
 
 
 def _typed(value: Any, kind: type[_T], table: str) -> _T:

@@ -153,22 +153,19 @@ class FreshEnv:
             ours, theirs = getattr(env, table), getattr(original, table)
             values = {new(s): ours.pop(new(s)) for s in theirs if new(s) in ours}
             ours.update(values)
-        env.var_to_range.update((new(s), bounds) for s, bounds in original.var_to_range.items())
+        self._copy_tables("var_to_range", "replacements", "replacements_slocs", "axioms")
+        self._copy_tables("specialization_stacks")
         env.var_to_range_sloc.update(
             (new(s), ValueRangesSLoc(at.lower, at.upper))  # torch changes it in place
             for s, at in original.var_to_range_sloc.items()
         )
-        env.replacements.update((new(s), new(expr)) for s, expr in original.replacements.items())
-        env.replacements_slocs.update((new(s), at) for s, at in original.replacements_slocs.items())
         env.divisible.update(map(new, original.divisible))
-        env.axioms.update((new(expr), new(value)) for expr, value in original.axioms.items())
         for symbol, group in original.deferred_runtime_asserts.items():
             env.deferred_runtime_asserts[new(symbol)] = [
                 dataclasses.replace(one, expr=new(one.expr), stack=copy_stack(one.stack))
                 for one in group
             ]
         env.num_deferred_runtime_asserts = original.num_deferred_runtime_asserts
-        env.specialization_stacks.update(original.specialization_stacks)
         env._replacements_version_counter += len(env.replacements)  # 0: replaces nothing
         env._update_version_counter()
         env._resimplify_floor_div_axioms = original._resimplify_floor_div_axioms
@@ -263,23 +260,21 @@ class FreshEnv:
             if isinstance(key.key[0], torch_graphs.OpOverload):
                 self.env.fake_tensor_cache[key] = entry
 
+    def _copy_tables(self, *names: str) -> None:
+        """Copy dictionaries of the original environment, with the new symbols in keys and values."""
+        for name in names:
+            entries = getattr(self._original, name).items()
+            getattr(self.env, name).update((self.to_fresh(k), self.to_fresh(v)) for k, v in entries)
+
     def _copy_policy(self) -> None:
         """Copy the state that comes from the policy of the inputs."""
         env, original, new = self.env, self._original, self.to_fresh
         env.source_to_var.clear()  # in the original order, with all sources of each symbol
         env.source_to_symbol.update(original.source_to_symbol)
-        env.source_name_to_debug_name.update(original.source_name_to_debug_name)
-        for table in (
-            "source_to_var",
-            "val_to_var",
-            "var_to_hint_override",
-            "real_tensor_prop_unbacked_vals",
-            "unbacked_alloc_order",
-            "unbacked_renamings",
-            "_shape_id_to_unbacked_symbol",
-        ):
-            ours: Any = getattr(env, table)
-            ours.update((new(key), new(value)) for key, value in getattr(original, table).items())
+        self._copy_tables("source_to_var", "source_name_to_debug_name", "val_to_var")
+        self._copy_tables("var_to_hint_override", "real_tensor_prop_unbacked_vals")
+        self._copy_tables("unbacked_alloc_order", "unbacked_renamings")
+        self._copy_tables("_shape_id_to_unbacked_symbol")
         env.var_to_stack.update((new(s), copy_stack(at)) for s, at in original.var_to_stack.items())
         env.unbacked_inputs.update(new(symbol) for symbol in original.unbacked_inputs)
         env.exclusion_constraints.extend((new(s), n) for s, n in original.exclusion_constraints)
