@@ -259,7 +259,8 @@ class Refakeifier:
         is_graph = isinstance(module, torch.fx.GraphModule)
         if not is_graph and not changed:
             return module
-        made: Any = (torch.fx.GraphModule if is_graph else torch.nn.Module).__new__(type(module))
+        base: Any = torch.fx.GraphModule if is_graph else torch.nn.Module
+        made: Any = base.__new__(type(module))
         graph = self._leaf(state.pop("_graph"), real_too=False) if is_graph else None
         made.__dict__.update(state)
         if is_graph:
