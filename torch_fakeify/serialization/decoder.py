@@ -341,7 +341,7 @@ class Reader:
         self._where = where
         self._characters = limits.allowed_characters(len(text))
         rows = len(document.nodes) + len(document.exprs)
-        self._budget = allowed = limits.allowed_nodes(rows)
+        self._budget = allowed = limits.allowed_nodes(rows, MAX_EXPR_NODES)
         self._tables = _Tables()
         self._fields_of_source = self._new_part(SourceDesc, "fields")
         self._size_of_storage = self._new_part(MetaStorageDesc, "nbytes")

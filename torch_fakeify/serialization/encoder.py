@@ -181,7 +181,7 @@ class Encoder:
         """
         where = "tables.json $"
         nodes = list(self._nodes)
-        most = limits.allowed_nodes(len(nodes) + len(self._roots))
+        most = limits.allowed_nodes(len(nodes) + len(self._roots), MAX_EXPR_NODES)
         args = [node.args if type(node) is ApplyNode else () for node in nodes]
         found = limits.tree_nodes(args, self._roots, most)
         tables = {"nodes": nodes, "tensors": self._tables[MetaTensorDesc].alive}

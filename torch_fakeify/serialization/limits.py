@@ -30,7 +30,6 @@ from torch_fakeify.records.tensor import (
 
 from .expansions import check_products
 from .faults import check_limit
-from .format import MAX_EXPR_NODES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -210,12 +209,12 @@ def allowed_characters(size: int) -> int:
     return 20_000_000 + 64 * size
 
 
-def allowed_nodes(rows: int) -> int:
-    """Return how many nodes the expressions of a document with ``rows`` rows may have.
+def allowed_nodes(rows: int, most: int) -> int:
+    """Return how many nodes the expressions of a document with ``rows`` rows may have, at most ``most``.
 
     A thousand prefix sums of a thousand sizes have 170 nodes for each row.
     """
-    return min(MAX_EXPR_NODES, 200_000 + NODES_PER_ROW * rows)
+    return min(most, 200_000 + NODES_PER_ROW * rows)
 
 
 def tree_nodes(
