@@ -188,6 +188,13 @@ def decode_types(hint: Any, *, row: bool = False) -> tuple[msgspec.json.Decoder[
         return msgspec.json.Decoder(numbered), resolved
 
 
+@functools.cache
+def _field_type(cls: type[Record], name: str) -> Any:
+    """Return the type that resolves references in a field; msgspec evaluates annotations for it."""
+    (hint,) = (field.type for field in msgspec.structs.fields(cls) if field.name == name)
+    return decode_types(hint)[1]
+
+
 def _no_reference(_kind: Any, _number: object) -> Any:
     raise AssertionError("nothing is decoded to look at types")
 
@@ -462,8 +469,7 @@ class Reader:
         return owned(row, self._owner)
 
     def _new_part(self, cls: type[Record], name: str) -> _Part:
-        (hint,) = (field.type for field in msgspec.structs.fields(cls) if field.name == name)
-        return _Part(name, self._decoder(decode_types(hint)[1]))
+        return _Part(name, self._decoder(_field_type(cls, name)))
 
     def _part(self, part: _Part, text: msgspec.Raw) -> Any:
         """Decode a field of a row, unless one of equal text has been."""
