@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from torch_fakeify.serialization.container import Limits as Limits
     from torch_fakeify.serialization.document import dumps as dumps
     from torch_fakeify.serialization.document import loads as loads
+    from torch_fakeify.shape_env.restoring import restore as restore
     from torch_fakeify.shape_env.rollback import Checkpoint as Checkpoint
     from torch_fakeify.shape_env.rollback import checkpoint as checkpoint
-    from torch_fakeify.shape_env.snapshot import restore as restore
     from torch_fakeify.shape_env.snapshot import snapshot as snapshot
     from torch_fakeify.tools.checking_fakes import FakeDifference as FakeDifference
     from torch_fakeify.tools.checking_fakes import FakesReport as FakesReport
@@ -201,7 +201,7 @@ _HOME = {
     "replay_capture": "tools.replaying",
     "report": "tools.reporting",
     "repropagate": "unbacked.repropagation",
-    "restore": "shape_env.snapshot",
+    "restore": "shape_env.restoring",
     "retrace": "unbacked.retracing",
     "run": "tools.run_script",
     "snapshot": "shape_env.snapshot",

@@ -27,8 +27,7 @@ from torch_fakeify.records.fake_kernel import (
     Size,
 )
 from torch_fakeify.records.frame import OperatorDesc
-from torch_fakeify.serialization.kernel_limits import KERNEL_DEPTH, KERNEL_PARTS
-from torch_fakeify.serialization.limits import check_operators
+from torch_fakeify.serialization.limits import KERNEL_DEPTH, KERNEL_PARTS, check_operators
 
 X = Arg("x")
 SCHEMA = torch._C.parse_schema("away::twice(Tensor x, int n=3) -> Tensor")

@@ -21,14 +21,7 @@ from torch_fakeify.serialization import format as wire_format
 if TYPE_CHECKING:
     from torch_fakeify.records.record import Record
 
-RECORD_TYPES: list[type[Record]] = sorted(
-    {
-        cls
-        for module in wire_format.RECORD_MODULES
-        for cls in wire_format.records_of(module).values()
-    },
-    key=lambda cls: cls.__name__,
-)
+RECORD_TYPES: list[type[Record]] = sorted(wire_format.RECORD_TYPES, key=lambda cls: cls.__name__)
 X = SymbolNode("x", (("integer", True),))
 
 

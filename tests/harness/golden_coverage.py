@@ -113,9 +113,7 @@ def _first_of(value: OpaqueValue) -> set[str]:
 
 def record_types() -> list[Any]:
     """Every type that stands in a record: the records, and what their fields hold beside them."""
-    todo: list[Any] = [
-        c for m in wire_format.RECORD_MODULES for c in wire_format.records_of(m).values()
-    ]
+    todo: list[Any] = list(wire_format.RECORD_TYPES)
     found: dict[Any, None] = {}
     while todo:
         cls = todo.pop(0)

@@ -7,7 +7,7 @@ from torch._dynamo.source import LocalSource
 
 from torch_fakeify.encoding.sources import encode_source
 from torch_fakeify.records.frame import InputDesc
-from torch_fakeify.records.rename import rename_symbols
+from torch_fakeify.records.symbol_names import rename_symbols
 from torch_fakeify.records.tensor import (
     ApplyNode,
     ExprDesc,

@@ -481,7 +481,7 @@ def test_record_types_that_cannot_cross_are_found_when_compiled() -> None:
     """A position and an int have one JSON form, and lists of records are not supported."""
     for cls in (Ambiguous, Listed):
         with pytest.raises(TypeError):
-            reading.decode_form(cls)
+            reading.decode_types(cls)
     with pytest.raises(TypeError):
         writing.hooks_of(list[ExprDesc])
 

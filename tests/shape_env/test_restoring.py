@@ -16,7 +16,12 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from torch.utils._traceback import CapturedTraceback
 
 from torch_fakeify.encoding.exprs import encode_expr
-from torch_fakeify.encoding.stacks import decode_location, encode_location
+from torch_fakeify.encoding.stacks import (
+    decode_location,
+    decode_stack,
+    encode_location,
+    encode_stack,
+)
 from torch_fakeify.errors import FormatError, ShapeEnvError, UnknownNameError
 from torch_fakeify.records.shape_env import (
     OrderDesc,
@@ -31,12 +36,8 @@ from torch_fakeify.records.tensor import (
     StackDesc,
     SymbolNode,
 )
-from torch_fakeify.shape_env.snapshot import (
-    decode_stack,
-    encode_stack,
-    restore,
-    snapshot,
-)
+from torch_fakeify.shape_env.restoring import restore
+from torch_fakeify.shape_env.snapshot import snapshot
 
 # --- what is refused --------------------------------------------------------------------------------
 

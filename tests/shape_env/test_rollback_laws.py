@@ -5,26 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import sympy
 from env_sessions import GONE, PRELUDE, Session, photo_and_record
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch._guards import ShapeGuard
-from torch._subclasses.fake_tensor import (
-    _DispatchCacheBypassEntry,
-    _DispatchCacheValidEntry,
-)
-from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import (
     ShapeEnv,
 )
-from torch.utils._traceback import CapturedTraceback
 
 import torch_fakeify as tfk
 from torch_fakeify.errors import ShapeEnvError
 from torch_fakeify.shape_env import tracker
 from torch_fakeify.shape_env.rollback import clear_method_caches
-from torch_fakeify.shape_env.saved_state import FLAT
 
 # --- helpers ----------------------------------------------------------------------------------------
 
@@ -171,20 +162,6 @@ def test_law_rollback_restores_every_attribute_of_many_programs(settings_, progr
     check_law(settings_, program, last)
 
 
-UNCHANGING = (
-    *(sympy.Basic, symbolic_shapes.ValueRanges, symbolic_shapes.SLoc, CapturedTraceback),
-    *(int, str, ShapeGuard, _DispatchCacheValidEntry, _DispatchCacheBypassEntry),
-)
-"""Types of immutable objects."""
-
-
-def never_changes(entry: Any) -> bool:
-    """Return whether an object and its contents are immutable."""
-    if isinstance(entry, tuple):
-        return all(map(never_changes, entry))
-    return isinstance(entry, (type, *UNCHANGING))
-
-
 def check_law(settings_: dict[str, Any], program: list[Any], last: list[Any]) -> None:
     """Run a program with its detours and without, and compare."""
     detoured, straight = Session(**settings_), Session(**settings_)
@@ -192,10 +169,6 @@ def check_law(settings_: dict[str, Any], program: list[Any], last: list[Any]) ->
     for session, answers, detours in ((detoured, a := [], True), (straight, b := [], False)):
         run_steps(session, steps, answers, detours=detours)
     assert a == b
-    for name in FLAT & vars(detoured.env).keys():  # not every version of torch has each
-        value = getattr(detoured.env, name)
-        entries = value.values() if isinstance(value, dict) else value
-        assert all(map(never_changes, entries)), name
     now, expected = derived_facts(detoured.env), derived_facts(straight.env)
     assert {name: now[name] for name in now if now[name] != expected.get(name)} == {}
     assert now.keys() == expected.keys()

@@ -25,6 +25,7 @@ from torch.fx.experimental.symbolic_shapes import (
     free_unbacked_symbols,
 )
 
+from torch_fakeify.compat.attribute_policies import SHAPE_ENV_ATTRIBUTES as ATTRIBUTES
 from torch_fakeify.compat.census import attributes_in_source
 from torch_fakeify.encoding.exprs import encode_expr
 from torch_fakeify.errors import ShapeEnvError
@@ -39,11 +40,8 @@ from torch_fakeify.records.tensor import (
     SymbolNode,
 )
 from torch_fakeify.serialization.document import dumps, loads
-from torch_fakeify.shape_env.snapshot import (
-    ATTRIBUTES,
-    restore,
-    snapshot,
-)
+from torch_fakeify.shape_env.restoring import restore
+from torch_fakeify.shape_env.snapshot import snapshot
 
 
 def dump(env: ShapeEnv) -> dict[str, str]:
@@ -377,7 +375,7 @@ def test_another_process_prints_the_users_lines() -> None:
     script = (
         "import sys\n"
         "from torch_fakeify.serialization.document import dumps, loads\n"
-        "from torch_fakeify.shape_env.snapshot import restore, snapshot\n"
+        "from torch_fakeify import restore, snapshot\n"
         "data = sys.stdin.buffer.read()\n"
         "env = restore(loads(data))\n"
         "assert dumps(snapshot(env)) == data\n"

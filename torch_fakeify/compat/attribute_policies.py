@@ -26,6 +26,12 @@ class AttributePolicy(NamedTuple):
     """The fields that carry it, the origin of a derived one, or the reason it is dropped."""
     everywhere: bool = True
     """Whether all supported releases of torch have it, not only some."""
+    kind: Literal["plain", "exprs", "pairs", "named"] | None = None
+    """How an attribute of a ``ShapeEnv`` is recorded in its field, unless in a way of its own.
+
+    ``plain``: the value; ``exprs``: a list of expressions; ``pairs`` and ``named``: a dictionary of
+    expressions by expression, or by name of a source.
+    """
 
 
 def unknown_attributes(obj: object, table: Mapping[str, AttributePolicy]) -> list[str]:
@@ -33,13 +39,17 @@ def unknown_attributes(obj: object, table: Mapping[str, AttributePolicy]) -> lis
     return sorted(set(vars(obj)) - set(table))
 
 
-def _carried(fields: str) -> AttributePolicy:
-    return AttributePolicy("carried", fields)
+def _carried(
+    fields: str, kind: Literal["plain", "exprs", "pairs", "named"] | None = None
+) -> AttributePolicy:
+    return AttributePolicy("carried", fields, kind=kind)
 
 
-def _as_named(names: str) -> dict[str, AttributePolicy]:
+def _as_named(
+    names: str, kind: Literal["plain", "exprs", "pairs", "named"] | None = None
+) -> dict[str, AttributePolicy]:
     """Return the policies of attributes that fields of the same names carry."""
-    return {name: _carried(name) for name in names.split()}
+    return {name: _carried(name, kind) for name in names.split()}
 
 
 def _each(names: str, policy: AttributePolicy) -> dict[str, AttributePolicy]:
@@ -67,15 +77,13 @@ _SPEED = "only how soon an operator answers; as the configuration of the rebuild
 
 SHAPE_ENV_ATTRIBUTES: Mapping[str, AttributePolicy] = MappingProxyType(
     {
-        **_as_named(
-            """
-            settings guards axioms unique_ids source_name_to_debug_name source_to_var replacements
-            unbacked_renamings divisible exclusion_constraints unbacked_symfloat_counter
-            unbacked_symint_counter num_deferred_runtime_asserts frozen runtime_asserts_frozen counter
-            co_fields pending_fresh_unbacked_symbols ignorable_fresh_unbacked_symbols source_to_symbol
-            trace_asserts specializations
-            """
-        ),
+        **_as_named("settings guards unique_ids source_name_to_debug_name replacements divisible"),
+        **_as_named("exclusion_constraints counter co_fields specializations"),
+        **_as_named("axioms unbacked_renamings", "pairs"),
+        **_as_named("source_to_var source_to_symbol", "named"),
+        **_as_named("pending_fresh_unbacked_symbols ignorable_fresh_unbacked_symbols", "exprs"),
+        **_as_named("unbacked_symfloat_counter unbacked_symint_counter trace_asserts", "plain"),
+        **_as_named("num_deferred_runtime_asserts frozen runtime_asserts_frozen", "plain"),
         "backed_var_to_val": _carried("symbols.hint"),
         "real_tensor_prop_unbacked_vals": _carried("symbols.real_value"),
         "var_to_range": _carried("symbols.lower, symbols.upper"),
@@ -88,15 +96,15 @@ SHAPE_ENV_ATTRIBUTES: Mapping[str, AttributePolicy] = MappingProxyType(
         "size_like": _carried("symbols.size_like"),
         "val_to_var": _carried("duck_shapes"),
         "deferred_runtime_asserts": _carried("runtime_asserts"),
-        "_error_on_new_guards": _carried("error_on_new_guards"),
+        "_error_on_new_guards": _carried("error_on_new_guards", "plain"),
         "symbol_guard_counter": _carried("symbols.guard_count"),
         "_version_counter": _carried("version_counter"),
         "_replacements_version_counter": _carried("replacements_version_counter"),
         "_resimplify_floor_div_axioms": _carried("resimplify_floor_div_axioms"),
         "unbacked_alloc_order": _carried("symbols.alloc_order"),
         "specialization_stacks": _carried("specialization_stacks"),  # without columns
-        "_shape_id_to_unbacked_symbol": _carried("shape_ids"),
-        "_spec_symbol_to_compile_symbol": _carried("spec_symbols"),
+        "_shape_id_to_unbacked_symbol": _carried("shape_ids", "named"),
+        "_spec_symbol_to_compile_symbol": _carried("spec_symbols", "pairs"),
         "_shape_spec_pending_assumptions": _carried("pending_assumptions"),
         "_prev_cache_key": _derived("the lengths that it summarizes"),
         "log": _derived("torch's module logger"),

@@ -144,7 +144,7 @@ class MetaConverter(TensorBuilder):
         self._layouts = None if self._shape_env is None else ValueLayouts(self._shape_env)
         self._unnamed = itertools.count()
         self.has_alias_fakes = False
-        """Whether other tensors have the ids of inputs, as in `transfer.graph_values`."""
+        """Whether other tensors have the ids of inputs, as in `transfer.refakeifier.GraphValues`."""
         self._first_record: MetaTensorDesc | None = None
         """The first record, which identifies the describer of all."""
 

@@ -15,6 +15,7 @@ import msgspec
 
 from torch_fakeify.compat import torch_dynamo
 from torch_fakeify.encoding.settings import NotSet, with_settings
+from torch_fakeify.encoding.stacks import encode_stack
 from torch_fakeify.errors import UnknownNameError, class_name
 from torch_fakeify.records.devices import DeviceMap
 from torch_fakeify.records.frame import CaptureDesc, FailureDesc
@@ -37,7 +38,6 @@ from torch_fakeify.serialization.capture_file import (
     write_capture,
 )
 from torch_fakeify.serialization.container import VERSION
-from torch_fakeify.shape_env.snapshot import encode_stack
 from torch_fakeify.versions import is_newer, warn_of_other_torch, written_by
 
 from .backend_choice import name_module, with_options

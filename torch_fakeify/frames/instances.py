@@ -30,10 +30,10 @@ from torch_fakeify.frames.graph.codec import decode_graph
 from torch_fakeify.guards.scope import Scope
 from torch_fakeify.records.devices import DeviceMap
 from torch_fakeify.records.graph import GraphModuleDesc, NodeDesc
-from torch_fakeify.records.rename import rename_symbols
+from torch_fakeify.records.symbol_names import rename_symbols
 from torch_fakeify.render.frame_views import frame_summary
 from torch_fakeify.render.text import level_text
-from torch_fakeify.shape_env.snapshot import restore
+from torch_fakeify.shape_env.restoring import restore
 
 from .arguments import (
     FrameGuards,

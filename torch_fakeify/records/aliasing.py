@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from .frame import CaptureDesc
-    from .graph import GraphModuleDesc
     from .tensor import IntLike, MetaStorageDesc, MetaTensorDesc
 
 _RUNS = 64
@@ -93,14 +92,9 @@ def _named(desc: CaptureDesc) -> Iterator[tuple[str, MetaTensorDesc]]:
     for entry in desc.inputs:
         if entry.tensor is not None:
             yield entry.name, entry.tensor
-    yield from _attributes(desc.graph, "self")
-
-
-def _attributes(graph: GraphModuleDesc, prefix: str) -> Iterator[tuple[str, MetaTensorDesc]]:
-    for name, tensor in graph.tensors:
-        yield f"{prefix}.{name}", tensor
-    for name, inner in graph.submodules:
-        yield from _attributes(inner, f"{prefix}.{name}")
+    for prefix, graph in desc.graph.named_graphs("self"):
+        for name, tensor in graph.tensors:
+            yield f"{prefix}.{name}", tensor
 
 
 class _Tensors:

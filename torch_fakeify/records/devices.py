@@ -9,13 +9,13 @@ import msgspec
 
 from torch_fakeify.errors import CaptureError
 
-from .tensor import ExprDesc, MetaTensorDesc, SourceDesc, StackDesc, TorchConstValue
+from .rewrite import Rewriter, walk
+from .tensor import MetaTensorDesc, TorchConstValue
 
 if TYPE_CHECKING:
     from .frame import CaptureDesc, ModesDesc
 
 _HOST = ("cpu", "meta")
-_WITHOUT_TENSORS = (ExprDesc, SourceDesc, StackDesc)
 
 
 class DeviceMap:
@@ -30,7 +30,7 @@ class DeviceMap:
         """
         self._devices = dict(devices)
         self._accelerators = accelerators
-        self._done: dict[int, tuple[MetaTensorDesc, MetaTensorDesc]] = {}
+        self._rewriter = Rewriter(self._moved)
 
     def __bool__(self) -> bool:
         return bool(self._devices) or self._accelerators is not None
@@ -89,37 +89,14 @@ class DeviceMap:
 
     def tensor(self, desc: MetaTensorDesc) -> MetaTensorDesc:
         """Return the record on the new device, with its base and gradient; shared parts stay shared."""
-        if not self:
-            return desc
-        done = self._done.get(id(desc))
-        if done is not None:
-            return done[1]
-        moved = msgspec.structs.replace(
-            desc,
-            device=self.device(desc.device),
-            base=None if desc.base is None else self.tensor(desc.base),
-            grad=None if desc.grad is None else self.tensor(desc.grad),
-            view_calls=self._part(desc.view_calls),
-            subclass=self._part(desc.subclass),
-            functorch=self._part(desc.functorch),
-            functional=self._part(desc.functional),
-        )
-        # The entry references the record, so that its id() stays valid.
-        self._done[id(desc)] = (desc, moved)
-        return moved
+        return self._rewriter(desc) if self else desc
 
-    def _part(self, part: Any) -> Any:
-        """Return a part of a tensor's record with the tensors and devices in it moved."""
+    def _moved(self, part: Any) -> Any:
         if isinstance(part, MetaTensorDesc):
-            return self.tensor(part)
+            return msgspec.structs.replace(part, device=self.device(part.device))
         if isinstance(part, TorchConstValue) and part.kind == "device":
             return msgspec.structs.replace(part, name=self.device(part.name))
-        if isinstance(part, tuple) and type(part) is tuple:  # no named tuple
-            return tuple(self._part(item) for item in part)
-        if not isinstance(part, msgspec.Struct) or isinstance(part, _WITHOUT_TENSORS):
-            return part
-        fields = {name: getattr(part, name) for name in part.__struct_fields__}
-        return msgspec.structs.replace(part, **{k: self._part(v) for k, v in fields.items()})
+        return part
 
 
 def devices_of(desc: CaptureDesc, device: str | None = None) -> list[str]:
@@ -134,19 +111,8 @@ def _is_accelerator(name: str) -> bool:
 
 def _recorded_devices(desc: CaptureDesc) -> Iterator[str]:
     """Yield the devices of inputs, of tensors in the graph and its metadata, and of constants."""
-    pending: list[object] = [desc.inputs, desc.graph]
-    seen: set[int] = set()
-    while pending:
-        part = pending.pop()
-        if isinstance(part, tuple):
-            pending.extend(part)
-        elif isinstance(part, msgspec.Struct) and id(part) not in seen:
-            seen.add(id(part))  # records are shared
-            if isinstance(part, TorchConstValue) and part.kind == "device":
-                yield part.name
-            elif isinstance(part, MetaTensorDesc):
-                yield part.device
-                pending.extend((part.base, part.grad, part.view_calls, part.subclass))
-                pending.extend((part.functorch, part.functional))
-            elif not isinstance(part, _WITHOUT_TENSORS):
-                pending.extend(getattr(part, field) for field in part.__struct_fields__)
+    for part in walk((desc.inputs, desc.graph), (MetaTensorDesc, TorchConstValue), inside=True):
+        if isinstance(part, MetaTensorDesc):
+            yield part.device
+        elif part.kind == "device":
+            yield part.name

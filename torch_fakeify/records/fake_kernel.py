@@ -24,6 +24,18 @@ class Arg(_Node, frozen=True, tag="arg"):
     item: int | None = None
 
 
+class _OfArg(_Node, frozen=True):
+    """Base of what a formula takes from one argument, or from one item of it."""
+
+    of: Arg
+
+
+class _OfName(_Node, frozen=True):
+    """Base of what a formula takes from an argument as a whole, by its name."""
+
+    name: str
+
+
 # --- integers ----------------------------------------------------------------------------------------
 
 
@@ -33,56 +45,44 @@ class Integer(_Node, frozen=True, tag="int"):
     value: int
 
 
-class Size(_Node, frozen=True, tag="size"):
+class Size(_OfArg, frozen=True, tag="size"):
     """``tensor.shape[dim]``."""
 
-    of: Arg
     dim: int
 
 
-class SizeAt(_Node, frozen=True, tag="size_at"):
+class SizeAt(_OfArg, frozen=True, tag="size_at"):
     """``tensor.shape[dim]``, where the dim is an argument."""
 
-    of: Arg
     dim: Int
 
 
-class Stride(_Node, frozen=True, tag="stride"):
+class Stride(_OfArg, frozen=True, tag="stride"):
     """``tensor.stride(dim)``."""
 
-    of: Arg
     dim: int
 
 
-class Offset(_Node, frozen=True, tag="offset"):
+class Offset(_OfArg, frozen=True, tag="offset"):
     """``tensor.storage_offset()``."""
 
-    of: Arg
 
-
-class Ndim(_Node, frozen=True, tag="ndim"):
+class Ndim(_OfArg, frozen=True, tag="ndim"):
     """``tensor.ndim``."""
 
-    of: Arg
 
-
-class Number(_Node, frozen=True, tag="number"):
+class Number(_OfArg, frozen=True, tag="number"):
     """An integer argument, or an item of a list of integers."""
 
-    of: Arg
 
-
-class ItemAt(_Node, frozen=True, tag="item_at"):
+class ItemAt(_OfName, frozen=True, tag="item_at"):
     """An item of a list of integers, at a position that is a formula."""
 
-    name: str
     at: Int
 
 
-class Length(_Node, frozen=True, tag="len"):
+class Length(_OfName, frozen=True, tag="len"):
     """``len(argument)``."""
-
-    name: str
 
 
 class Product(_Node, frozen=True, tag="product"):
@@ -97,10 +97,9 @@ class Total(_Node, frozen=True, tag="sum"):
     of: Ints
 
 
-class SizesTotal(_Node, frozen=True, tag="sizes_sum"):
+class SizesTotal(_OfName, frozen=True, tag="sizes_sum"):
     """The sum of the sizes along a dim of all tensors of a list."""
 
-    name: str
     dim: Int
 
 
@@ -131,22 +130,16 @@ class Items(_Node, frozen=True, tag="items"):
     items: tuple[Int, ...]
 
 
-class Shape(_Node, frozen=True, tag="shape"):
+class Shape(_OfArg, frozen=True, tag="shape"):
     """``tensor.shape``."""
 
-    of: Arg
 
-
-class Strides(_Node, frozen=True, tag="strides"):
+class Strides(_OfArg, frozen=True, tag="strides"):
     """``tensor.stride()``."""
 
-    of: Arg
 
-
-class Numbers(_Node, frozen=True, tag="numbers"):
+class Numbers(_OfName, frozen=True, tag="numbers"):
     """An argument that is a list of integers."""
-
-    name: str
 
 
 class Broadcast(_Node, frozen=True, tag="broadcast"):
@@ -195,40 +188,28 @@ class Picked(_Node, frozen=True, tag="picked"):
 # --- cases -------------------------------------------------------------------------------------------
 
 
-class IsNone(_Node, frozen=True, tag="is_none"):
+class IsNone(_OfName, frozen=True, tag="is_none"):
     """Whether an argument is ``None``."""
 
-    name: str
 
-
-class Flag(_Node, frozen=True, tag="flag"):
+class Flag(_OfName, frozen=True, tag="flag"):
     """The value of an argument that is a bool or a string."""
 
-    name: str
 
-
-class Named(_Node, frozen=True, tag="named"):
+class Named(_OfName, frozen=True, tag="named"):
     """The name of an argument that is a dtype, layout or memory format."""
 
-    name: str
 
-
-class Rank(_Node, frozen=True, tag="rank"):
+class Rank(_OfArg, frozen=True, tag="rank"):
     """The number of dims of a tensor."""
 
-    of: Arg
 
-
-class DtypeIs(_Node, frozen=True, tag="dtype_is"):
+class DtypeIs(_OfArg, frozen=True, tag="dtype_is"):
     """The dtype of a tensor."""
 
-    of: Arg
 
-
-class IsContiguous(_Node, frozen=True, tag="is_contiguous"):
+class IsContiguous(_OfArg, frozen=True, tag="is_contiguous"):
     """Whether a tensor is contiguous."""
-
-    of: Arg
 
 
 class Compared(_Node, frozen=True, tag="compared"):
@@ -246,17 +227,15 @@ class SameDtype(_Node, frozen=True, tag="same_dtype"):
     right: Arg
 
 
-class DtypeIn(_Node, frozen=True, tag="dtype_in"):
+class DtypeIn(_OfArg, frozen=True, tag="dtype_in"):
     """Whether a tensor has one of some dtypes."""
 
-    of: Arg
     names: tuple[str, ...]
 
 
-class Seen(_Node, frozen=True, tag="seen"):
+class Seen(_OfName, frozen=True, tag="seen"):
     """Whether an argument that is no tensor and no number has the one value that it had in all calls."""
 
-    name: str
     value: str
     """The value as Python, such as ``None`` or ``torch.float32``."""
 
@@ -280,16 +259,12 @@ class ConstantDtype(_Node, frozen=True, tag="dtype"):
     name: str
 
 
-class DtypeOf(_Node, frozen=True, tag="dtype_of"):
+class DtypeOf(_OfArg, frozen=True, tag="dtype_of"):
     """The dtype of a tensor."""
 
-    of: Arg
 
-
-class DtypeArg(_Node, frozen=True, tag="dtype_arg"):
+class DtypeArg(_OfName, frozen=True, tag="dtype_arg"):
     """An argument that is a dtype."""
-
-    name: str
 
 
 class Promoted(_Node, frozen=True, tag="promoted"):
@@ -311,10 +286,9 @@ class Floating(_Node, frozen=True, tag="floating"):
     of: Dtype
 
 
-class DtypeTable(_Node, frozen=True, tag="dtype_table"):
+class DtypeTable(_OfArg, frozen=True, tag="dtype_table"):
     """A dtype for each dtype of a tensor that was seen."""
 
-    of: Arg
     table: tuple[tuple[str, str], ...]
 
 
@@ -324,20 +298,16 @@ class ConstantDevice(_Node, frozen=True, tag="device"):
     name: str
 
 
-class DeviceOf(_Node, frozen=True, tag="device_of"):
+class DeviceOf(_OfArg, frozen=True, tag="device_of"):
     """The device of a tensor."""
-
-    of: Arg
 
 
 class Contiguous(_Node, frozen=True, tag="contiguous"):
     """Contiguous strides."""
 
 
-class LikeStrides(_Node, frozen=True, tag="like"):
+class LikeStrides(_OfArg, frozen=True, tag="like"):
     """The strides of ``torch.empty_like``."""
-
-    of: Arg
 
 
 class FormatOf(_Node, frozen=True, tag="format_of"):
@@ -385,10 +355,8 @@ class View(_Node, frozen=True, tag="view"):
     offset: Int
 
 
-class SameTensor(_Node, frozen=True, tag="same"):
+class SameTensor(_OfArg, frozen=True, tag="same"):
     """An argument itself."""
-
-    of: Arg
 
 
 class IntResult(_Node, frozen=True, tag="int_result"):

@@ -8,6 +8,7 @@ sympy orders them by name.
 from __future__ import annotations
 
 import hashlib
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import msgspec
@@ -47,6 +48,11 @@ COMMUTATIVE = frozenset(
 """Functions whose argument order depends on the names of symbols."""
 
 _PLAIN = frozenset({type(None), bool, int, float, str})
+
+_flags = attrgetter(
+    "requires_grad", "is_leaf", "is_inference", "is_conj", "is_neg", "is_parameter", "is_buffer",
+    "creation_meta", "grad_dtype",
+)  # fmt: skip
 
 _ASSERTS = frozenset({"aten._assert_scalar.default", "torch._check", "torch._assert_scalar"})
 
@@ -163,17 +169,7 @@ class _Canonical:
             if storage is None
             else self.storages.setdefault(storage.id, len(self.storages)),
             "no_bytes": storage is not None and storage.nbytes == 0,
-            "flags": [
-                desc.requires_grad,
-                desc.is_leaf,
-                desc.is_inference,
-                desc.is_conj,
-                desc.is_neg,
-                desc.is_parameter,
-                desc.is_buffer,
-                desc.creation_meta,
-                desc.grad_dtype,
-            ],
+            "flags": list(_flags(desc)),
             "base": None if desc.base is None else self.tensor(desc.base),
             "grad": None if desc.grad is None else self.tensor(desc.grad),
             "kind": [

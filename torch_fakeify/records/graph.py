@@ -94,9 +94,13 @@ class GraphModuleDesc(Record, frozen=True):
 
     def graphs(self) -> Iterator[GraphModuleDesc]:
         """Yield the graph and its nested graphs, each before its own."""
-        yield self
-        for _, body in self.submodules:
-            yield from body.graphs()
+        return (graph for _, graph in self.named_graphs())
+
+    def named_graphs(self, name: str = "") -> Iterator[tuple[str, GraphModuleDesc]]:
+        """Yield what `graphs` yields, with dotted names that begin with the ``name`` of this graph."""
+        yield name, self
+        for part, body in self.submodules:
+            yield from body.named_graphs(f"{name}.{part}" if name else part)
 
     @property
     def without_data(self) -> tuple[str, ...]:

@@ -6,13 +6,14 @@ Tables list each metadata key of torch 2.13. A dropped entry that cannot be rema
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from .tensor import DictValue, FloatValue, ListValue, TorchConstValue, TupleValue
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from .graph import GraphModuleDesc
     from .tensor import Value
@@ -154,18 +155,13 @@ class Loss:
 
 def losses_of(graph: GraphModuleDesc) -> tuple[Loss, ...]:
     """Return what the record of a graph and of nested graphs drops, in first-seen order."""
-    found: dict[tuple[str, str, str], int] = {}
-    for name, part in _graphs(graph, ""):
-        lists = (part.dropped_meta, *[node.dropped_meta for node in part.nodes])
-        for key, reason in (entry for dropped in lists for entry in dropped):
-            found[name, key, reason] = found.get((name, key, reason), 0) + 1
+    found = Counter(
+        (name, key, reason)
+        for name, part in graph.named_graphs()
+        for each in (part, *part.nodes)
+        for key, reason in each.dropped_meta
+    )
     return tuple([Loss(*where, count) for where, count in found.items()])
-
-
-def _graphs(graph: GraphModuleDesc, name: str) -> Iterator[tuple[str, GraphModuleDesc]]:
-    yield name, graph
-    for below, part in graph.submodules:
-        yield from _graphs(part, f"{name}.{below}" if name else below)
 
 
 def is_plain(value: Value) -> bool:

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from .rewrite import Rewriter
 from .shape_env import LocationDesc
-from .tensor import ExprDesc, FrameDesc, MetaTensorDesc, StackDesc, SymDesc
+from .tensor import ExprDesc, FrameDesc, StackDesc, SymDesc
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from .frame import CaptureDesc
 
 _T = TypeVar("_T")
@@ -213,74 +212,44 @@ def short_paths(record: _T) -> _T:
         record: any record; a part that it contains twice stays one object.
     """
     shortener = Shortener()
-    result = _Walk(shortener.text, "/\\").visit(record)
+    result = Rewriter(
+        lambda part: shortener.text(part) if type(part) is str else part,
+        leaves=_WITHOUT_TEXTS,
+        before=_with_short_file,
+    )(record)
     names = shortener.identifiers()
     if names:
         pattern = re.compile(
             "|".join(sorted(map(re.escape, names), key=len, reverse=True)), re.IGNORECASE
         )
-        result = _Walk(
-            lambda text: pattern.sub(lambda match: names[match[0].lower()], text), "_"
-        ).visit(result)
+
+        def renamed(part: Any) -> Any:
+            if type(part) is not str or "_" not in part:
+                return part
+            return pattern.sub(lambda match: names[match[0].lower()], part)
+
+        result = Rewriter(renamed, leaves=_WITHOUT_TEXTS)(result)
     return result
 
 
-_PLAIN = frozenset({int, float, bool, bytes, type(None), ExprDesc, SymDesc})
+_WITHOUT_TEXTS = frozenset({int, float, bool, bytes, type(None), ExprDesc, SymDesc})
 """Types whose values contain no text of the user."""
 
-_TENSOR = (
-    "base", "subclass", "functorch", "functional", "grad", "source", "symbolic_context",
-    "view_calls", "marks",
-)  # fmt: skip
-"""The fields of a tensor that may contain texts."""
+
+def _with_short_file(part: Any) -> Any:
+    """Return a frame of a stack, or a location, with the names of its files shortened."""
+    if isinstance(part, FrameDesc):
+        return _with_file(part, short_path(part.file))
+    if isinstance(part, LocationDesc) and part.user is not None:
+        # Torch has shortened the name, to the path without its beginning at least.
+        frames = tuple([_with_file(f, _of_location(f.file)) for f in part.user.frames])
+        if frames != part.user.frames:
+            return msgspec.structs.replace(part, user=StackDesc(frames=frames))
+    return part
 
 
-class _Walk:
-    """Replaces the texts of a record that contain one of two characters."""
-
-    def __init__(self, text: Callable[[str], str], signs: str) -> None:
-        self._text = text
-        self._signs = (signs[0], signs[-1])
-        self._done: dict[int, tuple[Any, Any]] = {}
-
-    def visit(self, value: Any) -> Any:
-        kind = type(value)
-        if kind in _PLAIN:
-            return value
-        if kind is str:
-            first, second = self._signs
-            return self._text(value) if first in value or second in value else value
-        cached = self._done.get(id(value))
-        if cached is not None:
-            return cached[1]
-        if kind is tuple:
-            items = [self.visit(item) for item in value]
-            result = tuple(items) if any(map(_differ, items, value)) else value
-        elif isinstance(value, msgspec.Struct):
-            result = self._struct(value, kind)
-        else:
-            return value
-        self._done[id(value)] = (value, result)
-        return result
-
-    def _struct(self, value: Any, kind: Any) -> Any:
-        changed: dict[str, Any] = {}
-        if kind is LocationDesc and value.user is not None:
-            # Torch has shortened the name, to the path without its beginning at least.
-            frames = tuple(
-                msgspec.structs.replace(f, file=_of_location(f.file)) for f in value.user.frames
-            )
-            if frames != value.user.frames:
-                value = msgspec.structs.replace(value, user=StackDesc(frames=frames))
-        for name in _TENSOR if kind is MetaTensorDesc else kind.__struct_fields__:
-            old = getattr(value, name)
-            if name == "file" and kind is FrameDesc and self._signs[0] == "/":
-                short = short_path(old)
-                old = old if short == old else short
-            new = self.visit(old)
-            if new is not getattr(value, name):
-                changed[name] = new
-        return msgspec.structs.replace(value, **changed) if changed else value
+def _with_file(frame: FrameDesc, file: str) -> FrameDesc:
+    return frame if file == frame.file else msgspec.structs.replace(frame, file=file)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -293,7 +262,3 @@ def _of_location(file: str) -> str:
         if re.match(_INSTALLED, f"{installed}") and installed.exists():
             return file
     return file.rpartition("/")[2]
-
-
-def _differ(a: object, b: object) -> bool:
-    return a is not b

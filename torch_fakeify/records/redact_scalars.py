@@ -8,11 +8,14 @@ than 1 or more: the decomposition of an operator may depend on that.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from .shape_env import OrderDesc, ShapeEnvDesc, SymbolDesc
+from .rewrite import Rewriter
+from .shape_env import SymbolDesc
+from .symbol_names import lone_symbol, names_in
 from .tensor import (
     AtomNode,
     ExprDesc,
@@ -20,19 +23,16 @@ from .tensor import (
     IntNode,
     MetaTensorDesc,
     SymbolFactDesc,
-    SymbolNode,
     SymDesc,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Mapping
 
     from .frame import CaptureDesc
 
 ITEM = "CallMethodItemSource"
 """Class name of the source of a symbol that is the element of a tensor."""
-_NAMES = frozenset({"source_to_var", "source_to_symbol", "symbols"})
-"""Fields of a ``ShapeEnvDesc`` that also list unused symbols."""
 
 
 def redact_scalars(desc: CaptureDesc) -> CaptureDesc:
@@ -45,11 +45,10 @@ def redact_scalars(desc: CaptureDesc) -> CaptureDesc:
     if not hinted and not tracked:
         return desc
     if tracked:
-        used = _Used(frozenset(tracked))
-        used.visit(desc)
-        tracked = {name: s for name, s in tracked.items() if name not in used.names and _is_free(s)}
+        used = _used_symbols(desc)
+        tracked = {name: s for name, s in tracked.items() if name not in used and _is_free(s)}
     sources = {source.name: symbol.name for symbol in desc.symbols for source in symbol.sources}
-    return _Redactor(frozenset(tracked), sources).visit(desc)
+    return Rewriter(partial(_redacted, names=tracked.keys(), sources=sources))(desc)
 
 
 def redacted_value(value: float) -> int | float:
@@ -75,105 +74,42 @@ def _is_free(symbol: SymbolDesc) -> bool:
     return is_number and all(end is None or isinstance(end.nodes[-1], AtomNode) for end in ends)
 
 
-class _Used:
-    """Finds the symbols in the expressions of a record, outside of lists of all symbols."""
-
-    def __init__(self, names: frozenset[str]) -> None:
-        self._tracked = names
-        self.names: set[str] = set()
-        self._done: dict[int, Any] = {}
-
-    def visit(self, value: Any) -> None:
-        if not isinstance(value, (tuple, msgspec.Struct)) or id(value) in self._done:
-            return
-        self._done[id(value)] = value
-        if isinstance(value, tuple):
-            for item in value:  # pyright: ignore[reportUnknownVariableType]
-                self.visit(item)
-        elif isinstance(value, ExprDesc):
-            self.names.update(
-                n.name for n in value.nodes if isinstance(n, SymbolNode) and n.name in self._tracked
-            )
-        else:
-            for part in _parts(value):
-                self.visit(part)
+def _used_symbols(desc: CaptureDesc) -> set[str]:
+    """Return the names of the symbols that the frame needs, which lists of all symbols do not show."""
+    env = desc.shape_env
+    assert env is not None
+    without_items = Rewriter(
+        lambda part: (
+            msgspec.structs.replace(part, item_memo=None)
+            if isinstance(part, MetaTensorDesc) and lone_symbol(part.item_memo)
+            else part
+        )
+    )
+    lists = dict.fromkeys(("orders", "source_to_var", "source_to_symbol", "symbols"), ())
+    facts = msgspec.structs.replace(env, **lists)
+    needed = without_items(msgspec.structs.replace(desc, shape_env=facts))
+    return names_in((needed, tuple([(s.lower, s.upper, s.real_value) for s in env.symbols])))
 
 
-def _parts(value: msgspec.Struct) -> Iterator[Any]:
-    """Yield the fields of a record whose expressions the frame needs."""
-    if isinstance(value, OrderDesc):
-        return
-    for name in value.__struct_fields__:
-        part = getattr(value, name)
-        if isinstance(value, MetaTensorDesc) and name == "item_memo" and _symbol_of(part):
-            continue
-        if isinstance(value, ShapeEnvDesc) and name in _NAMES:
-            if name == "symbols":
-                yield from ((s.lower, s.upper, s.real_value) for s in value.symbols)
-            continue
-        yield part
-
-
-def _symbol_of(sym: SymDesc | None) -> str | None:
-    """Return the name of a scalar that is a symbol, else ``None``."""
-    root = None if sym is None else sym.expr.nodes[-1]
-    return root.name if isinstance(root, SymbolNode) else None
-
-
-class _Redactor:
-    """Replaces the hints of some symbols in a record."""
-
-    def __init__(self, names: frozenset[str], sources: dict[str, str]) -> None:
-        self._names = names
-        self._sources = sources
-        self._done: dict[int, tuple[Any, Any]] = {}
-
-    def visit(self, value: Any) -> Any:
-        if not isinstance(value, (tuple, msgspec.Struct)) or isinstance(value, ExprDesc):
+def _redacted(value: Any, *, names: Collection[str], sources: Mapping[str, str]) -> Any:
+    """Return a part of a record with its hint replaced if it is that of a symbol of ``names``."""
+    match value:
+        case MetaTensorDesc():
+            source = value.source
+            if value.scalar_hint is None or source is None or source.cls == "FloatTensorSource":
+                return value  # FloatTensorSource: a Python float as a tensor
+            name = sources.get(f"{source.name}.item()")
+            if name is not None and name not in names:
+                return value
+            return msgspec.structs.replace(value, scalar_hint=redacted_value(value.scalar_hint))
+        case SymDesc() if lone_symbol(value) in names:
+            return msgspec.structs.replace(value, hint=_redacted_hint(value.hint))
+        case SymbolFactDesc() if value.name in names:
+            return msgspec.structs.replace(value, hint=_redacted_hint(value.hint))
+        case SymbolDesc() if value.name in names and value.hint is not None:
+            return msgspec.structs.replace(value, hint=_redacted_expr(value.hint))
+        case _:
             return value
-        done = self._done.get(id(value))
-        if done is not None:
-            return done[1]
-        if type(value) is tuple:
-            items = [self.visit(item) for item in value]
-            changed = any(a is not b for a, b in zip(items, value, strict=True))
-            result: Any = tuple(items) if changed else value
-        elif isinstance(value, msgspec.Struct):
-            result = self._struct(value)
-        else:
-            return value  # a named tuple of numbers
-        self._done[id(value)] = (value, result)
-        return result
-
-    def _struct(self, value: msgspec.Struct) -> Any:
-        changed: dict[str, Any] = {}
-        for name in value.__struct_fields__:
-            part = getattr(value, name)
-            new = self.visit(part)
-            if new is not part:
-                changed[name] = new
-        changed.update(self._hints(value))
-        return msgspec.structs.replace(value, **changed) if changed else value
-
-    def _hints(self, value: msgspec.Struct) -> dict[str, Any]:
-        if isinstance(value, MetaTensorDesc):
-            return self._tensor_changes(value)
-        if isinstance(value, SymDesc) and _symbol_of(value) in self._names:
-            return {"hint": _redacted_hint(value.hint)}
-        if isinstance(value, SymbolFactDesc) and value.name in self._names:
-            return {"hint": _redacted_hint(value.hint)}
-        if isinstance(value, SymbolDesc) and value.name in self._names and value.hint is not None:
-            return {"hint": _redacted_expr(value.hint)}
-        return {}
-
-    def _tensor_changes(self, value: MetaTensorDesc) -> dict[str, Any]:
-        source = value.source
-        if value.scalar_hint is None or source is None or source.cls == "FloatTensorSource":
-            return {}  # FloatTensorSource: a Python float as a tensor
-        name = self._sources.get(f"{source.name}.item()")
-        if name is not None and name not in self._names:
-            return {}
-        return {"scalar_hint": redacted_value(value.scalar_hint)}
 
 
 def _redacted_hint(hint: Any) -> Any:

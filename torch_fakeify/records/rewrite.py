@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -11,8 +12,7 @@ from .tensor import ExprDesc, SourceDesc, StackDesc
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_LEAVES = (SourceDesc, StackDesc, str, int, float, bytes, type(None))
-_LEAF_CLASSES = frozenset({*_LEAVES, bool})
+_LEAVES = frozenset({SourceDesc, StackDesc, str, int, float, bool, bytes, type(None)})
 
 
 class Rewriter:
@@ -22,45 +22,52 @@ class Rewriter:
 
     Args:
         change: called with a record whose parts are rewritten; returns the replacement, or the same
-            object for no change. An expression is one part; sources and stacks are not visited.
+            object for no change. An expression is one part.
+        leaves: types of parts that are neither visited nor changed; texts are changed if ``str`` is
+            not among them.
+        before: called with a record before its parts are rewritten.
     """
 
-    def __init__(self, change: Callable[[Any], Any]) -> None:
+    def __init__(
+        self,
+        change: Callable[[Any], Any],
+        *,
+        leaves: frozenset[type[Any]] = _LEAVES,
+        before: Callable[[Any], Any] | None = None,
+    ) -> None:
         self._change = change
+        self._leaves = leaves
+        self._before = before
         # By the id() of a part, which the entry references.
         self._done: dict[int, tuple[Any, Any]] = {}
 
     def __call__(self, part: Any) -> Any:
         """Return a record, or a tuple of records, rewritten."""
-        if isinstance(part, _LEAVES):
+        if type(part) in self._leaves:
             return part
         done = self._done.get(id(part))
-        if done is None:
-            done = self._done[id(part)] = (part, self._rewritten(part))
-        return done[1]
-
-    def _rewritten(self, part: Any) -> Any:
+        if done is not None:
+            return done[1]
+        made = part
+        # In one function: a record may be the last of hundreds, each in the one before.
         if isinstance(part, tuple):
-            return self._tuple(part)  # pyright: ignore[reportUnknownArgumentType]
-        if isinstance(part, msgspec.Struct):
-            return self._change(part if isinstance(part, ExprDesc) else self._struct(part))
-        return part
-
-    def _tuple(self, part: tuple[Any, ...]) -> Any:
-        items = [self(item) for item in part]
-        if all(new is old for new, old in zip(items, part, strict=True)):
-            return part
-        kind: Any = type(part)  # a named tuple is made of its fields
-        return tuple(items) if kind is tuple else kind(*items)
-
-    def _struct(self, part: msgspec.Struct) -> msgspec.Struct:
-        changes: dict[str, Any] = {}
-        for field in part.__struct_fields__:
-            old = getattr(part, field)
-            new = self(old)
-            if new is not old:
-                changes[field] = new
-        return msgspec.structs.replace(part, **changes) if changes else part
+            items = [self(item) for item in part]  # pyright: ignore[reportUnknownVariableType]
+            if any(map(operator.is_not, items, part)):
+                kind: Any = type(part)  # a named tuple is made of its fields
+                made = tuple(items) if kind is tuple else kind(*items)
+        elif isinstance(part, msgspec.Struct):
+            if self._before is not None:
+                made = self._before(made)
+            changes: dict[str, Any] = {}
+            for field in () if isinstance(part, ExprDesc) else part.__struct_fields__:
+                old = getattr(made, field)
+                if type(old) not in self._leaves and (new := self(old)) is not old:
+                    changes[field] = new
+            made = self._change(msgspec.structs.replace(made, **changes) if changes else made)
+        elif isinstance(part, str):
+            return self._change(part)
+        self._done[id(part)] = (part, made)
+        return made
 
 
 def walk(
@@ -73,7 +80,7 @@ def walk(
         kind: the type or types.
         inside: whether to also search inside such parts.
     """
-    skipped = {each for each in _LEAF_CLASSES if not issubclass(each, kind)}
+    skipped = {each for each in _LEAVES if not issubclass(each, kind)}
     seen: set[int] = set()
     stack = [record]
     while stack:
@@ -87,7 +94,7 @@ def walk(
                 continue
         if isinstance(part, tuple):
             parts: Any = part  # pyright: ignore[reportUnknownVariableType]
-        elif isinstance(part, msgspec.Struct) and type(part) not in _LEAF_CLASSES:
+        elif isinstance(part, msgspec.Struct) and type(part) not in _LEAVES:
             parts = [getattr(part, field) for field in part.__struct_fields__]
         else:
             continue

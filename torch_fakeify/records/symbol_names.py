@@ -1,14 +1,28 @@
-"""The names of symbols in the expressions of records."""
+"""The names of symbols in the expressions of records: which there are, and others in their place."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from .rewrite import walk
-from .tensor import ExprDesc, FloatNode, IntNode, RationalNode, SymbolNode, SymDesc
+import msgspec
+
+from .rewrite import Rewriter, walk
+from .tensor import (
+    ExprDesc,
+    FloatNode,
+    IntNode,
+    RationalNode,
+    SymbolFactDesc,
+    SymbolNode,
+    SymDesc,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from .shape_env import SymbolDesc
+
+_T = TypeVar("_T")
 
 
 def names_in(record: Any) -> set[str]:
@@ -34,3 +48,33 @@ def has_number(symbol: SymbolDesc) -> bool:
 
 
 _NUMBERS = (IntNode, FloatNode, RationalNode)
+
+
+def rename_symbols(record: _T, names: Mapping[SymbolNode, SymbolNode]) -> _T:
+    """Return a record with symbols replaced simultaneously.
+
+    Shared parts stay shared, and a part without any of the symbols is the same object.
+
+    Args:
+        record: any record, or a tuple of records.
+        names: new symbols by old ones; other symbols do not change.
+    """
+    changed = {old: new for old, new in names.items() if old != new}
+    if not changed:
+        return record
+    by_name = {old.name: new.name for old, new in changed.items()}
+
+    def renamed(part: Any) -> Any:
+        match part:
+            case ExprDesc():
+                nodes = tuple(
+                    changed.get(n, n) if isinstance(n, SymbolNode) else n for n in part.nodes
+                )
+                return part if nodes == part.nodes else ExprDesc(nodes=nodes)
+            case SymbolFactDesc():
+                name = by_name.get(part.name, part.name)
+                return part if name == part.name else msgspec.structs.replace(part, name=name)
+            case _:
+                return part
+
+    return Rewriter(renamed)(record)

@@ -17,6 +17,7 @@ from torch_fakeify.versions import PRODUCER, is_newer, newer_release_error
 from . import limits as bounds
 from .container import VERSION, Limits, read_container, write_container
 from .document import Decoder, Encoder
+from .faults import check_limit
 
 if TYPE_CHECKING:
     import os
@@ -24,14 +25,16 @@ if TYPE_CHECKING:
 
 
 _MEMBER = "capture"
-_SURROUNDINGS = "capture.json $.surroundings"
-_OPERATORS = "capture.json $.operators"
+
+
+def _check_surroundings(desc: CaptureDesc) -> None:
+    if desc.surroundings is not None:
+        bounds.check_surroundings(desc.surroundings, "capture.json $.surroundings")
+    bounds.check_operators(desc.operators, "capture.json $.operators")
 
 
 def _members_of_version_1(desc: CaptureDesc, limits: Limits) -> dict[str, bytes]:
-    if desc.surroundings is not None:
-        bounds.check_surroundings(desc.surroundings, _SURROUNDINGS)
-    bounds.check_operators(desc.operators, _OPERATORS)
+    _check_surroundings(desc)
     return Encoder().add(_MEMBER, desc).check(desc.shape_env, limits.products).members()
 
 
@@ -168,27 +171,17 @@ def _check_nodes(tables: bytes, most: int) -> None:
     """Refuse more expression nodes than a reader allows; a node has more than four bytes."""
     if len(tables) > 4 * most:
         nodes = msgspec.json.decode(tables, type=_Nodes).nodes
-        bounds.check_count(len(nodes), most, "tables.json $.nodes")
+        what = "the expressions have too many nodes"
+        check_limit(len(nodes), most, what, "tables.json $.nodes", fix=TRUST)
 
 
 def read_capture(path: str | os.PathLike[str], *, limits: Limits | None = None) -> CaptureDesc:
-    """Read a capture file. Runs no code of the file and imports no torch.
-
-    Args:
-        path: the file.
-        limits: bounds of its size and content.
-
-    Raises:
-        MissingFileError: there is no such file.
-        FormatError: not a capture, truncated, or ill-typed.
-        VersionError: a newer release wrote it, with unsupported content.
-        LimitError: it exceeds ``limits``.
-    """
+    """Read a capture file; runs no code of it, imports no torch, and has the errors of `read_container`."""
     return read_file(path, limits=limits).desc
 
 
 def read_file(path: str | os.PathLike[str], *, limits: Limits | None = None) -> CaptureFile:
-    """Read a capture file, with the release that wrote it; errors are those of ``read_capture``."""
+    """Read a capture file, with the release that wrote it; errors are those of `read_container`."""
     limits = Limits.of(limits)
     manifest, members = read_container(path, limits=limits)
     try:
@@ -197,9 +190,7 @@ def read_file(path: str | os.PathLike[str], *, limits: Limits | None = None) -> 
         desc = decoder.get(_MEMBER, CaptureDesc)
         if desc.shape_env is not None:  # else expressions are not evaluated
             decoder.check_frame(desc.shape_env, limits.products)
-        if desc.surroundings is not None:
-            bounds.check_surroundings(desc.surroundings, _SURROUNDINGS)
-        bounds.check_operators(desc.operators, _OPERATORS)
+        _check_surroundings(desc)
         return CaptureFile(desc, manifest.producer)
     except LimitError:
         raise

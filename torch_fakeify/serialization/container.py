@@ -36,6 +36,7 @@ from torch_fakeify.errors import (
 from torch_fakeify.versions import written_by
 
 from . import strict_json
+from .faults import check_limit
 from .file_kinds import captures_in, kind_of
 
 if TYPE_CHECKING:
@@ -265,19 +266,9 @@ def write_container(
     torch: str = "",
     limits: Limits | None = None,
 ) -> int:
-    """Write a capture file atomically.
+    """Write a capture file atomically, and return its size in bytes.
 
-    Args:
-        path: the file.
-        members: as for ``pack_container``, like the rest.
-        version: as for ``pack_container``.
-        features: as for ``pack_container``.
-        producer: as for ``pack_container``.
-        torch: as for ``pack_container``.
-        limits: of the reader; ``None`` checks nothing.
-
-    Returns:
-        The size of the file in bytes.
+    The arguments are those of `pack_container`, and ``limits`` of the reader; ``None`` checks nothing.
 
     Raises:
         WriteError: the file cannot be written; an existing file is unchanged.
@@ -287,17 +278,13 @@ def write_container(
         members, version=version, features=features, producer=producer, torch=torch
     )
     if limits is not None:
-        _check_readable(data, members, str(Path(path)), limits)
+        where = str(Path(path))
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            infos = archive.infolist()
+            _check_members(infos, archive.start_dir, where, limits)
+        _check_values(members, infos, where, limits)
     write_atomic(path, data)
     return len(data)
-
-
-def _check_readable(data: bytes, members: Mapping[str, bytes], where: str, limits: Limits) -> None:
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        infos = archive.infolist()
-        _check_members(infos, archive.start_dir, where, limits)
-    size = sum(info.compress_size for info in infos if info.filename != DATA)
-    _check_values(members, size, where, limits)
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -373,13 +360,15 @@ def _read(file: BinaryIO, where: str, limits: Limits) -> Container:
             found=str(error),
             fix="Copy it again, or record the frame again",
         ) from error
-    size = sum(info.compress_size for info in infos if info.filename != DATA)
-    _check_values(found.members, size, where, limits)
+    _check_values(found.members, infos, where, limits)
     return found
 
 
-def _check_values(members: Mapping[str, bytes], size: int, where: str, limits: Limits) -> None:
+def _check_values(
+    members: Mapping[str, bytes], infos: list[zipfile.ZipInfo], where: str, limits: Limits
+) -> None:
     """Refuse more JSON values than a file of this size may have, before they are parsed."""
+    size = sum(info.compress_size for info in infos if info.filename != DATA)
     texts = [data for name, data in members.items() if name != DATA]
     containers = values = 0
     for text in texts:
@@ -401,14 +390,7 @@ def _check_values(members: Mapping[str, bytes], size: int, where: str, limits: L
         ("values", values, min(limits.values, 250_000 + limits.values_per_byte * size)),
         ("integers of 20 digits and more", wide, limits.wide_integers),
     ):
-        if found > most:
-            raise LimitError(
-                f"the file has too many JSON {what}",
-                where=where,
-                expected=f"at most {most}",
-                found=str(found),
-                fix=TRUST,
-            )
+        check_limit(found, most, f"the file has too many JSON {what}", where, fix=TRUST)
 
 
 def _check_end(file: BinaryIO, where: str, limits: Limits) -> None:
@@ -479,14 +461,8 @@ def _check_members(
         seen.add(info.filename)
     if end > directory:
         raise FormatError("members overlap with their directory", where=where)
-    if total > limits.total_bytes:
-        raise LimitError(
-            "the members are too large together",
-            where=where,
-            expected=f"at most {limits.total_bytes} bytes",
-            found=str(total),
-            fix=TRUST,
-        )
+    what = "the members are too large together"
+    check_limit(total, limits.total_bytes, what, where, " bytes", fix=TRUST)
     if not infos or infos[0].filename != _MANIFEST or infos[0].header_offset != 0:
         raise FormatError(
             "not a capture file",
@@ -498,14 +474,7 @@ def _check_members(
 
 def _check_size(info: zipfile.ZipInfo, where: str, limits: Limits) -> None:
     most = limits.data_bytes if info.filename == DATA else limits.member_bytes
-    if info.file_size > most:
-        raise LimitError(
-            "a member is too large",
-            where=where,
-            expected=f"at most {most} bytes",
-            found=str(info.file_size),
-            fix=TRUST,
-        )
+    check_limit(info.file_size, most, "a member is too large", where, " bytes", fix=TRUST)
     if info.file_size > max(_SMALL, info.compress_size * limits.ratio):
         raise LimitError(
             "a member unpacks to far more than its size",

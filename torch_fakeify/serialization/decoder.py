@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import functools
 import typing
-from typing import TYPE_CHECKING, Any, NamedTuple, Union
+from typing import TYPE_CHECKING, Any, Union
 
 import msgspec
 
 from torch_fakeify._locks import fork_safe_lock
-from torch_fakeify.errors import FormatError, LimitError, VersionError
+from torch_fakeify.errors import TRUST, FormatError, LimitError, VersionError
 from torch_fakeify.records.id_owners import owner_of_document
 from torch_fakeify.records.record import Record
 from torch_fakeify.records.tensor import (
@@ -31,7 +31,7 @@ from torch_fakeify.records.tensor import (
 )
 
 from . import limits
-from .faults import Fault
+from .faults import Fault, check_limit
 from .format import (
     DELTA_ENCODED,
     FORMAT,
@@ -173,33 +173,26 @@ _RESOLVED = _DecodeTypes(resolved=True)
 _MAKING = fork_safe_lock()
 
 
-class _Form(NamedTuple):
-    """How values of a type hint are decoded."""
-
-    numbered: msgspec.json.Decoder[Any]
-    """Gives numbers for references, and refuses what is ill-typed."""
-    resolved: Any
-    """The type for a decoder with a hook."""
-
-
 @functools.cache
-def decode_form(hint: Any, *, row: bool = False) -> _Form:
-    """Return the decode types of a type hint, or of the rows of a shared type.
+def decode_types(hint: Any, *, row: bool = False) -> tuple[msgspec.json.Decoder[Any], Any]:
+    """Return how values of a type hint, or the rows of a shared type, are decoded.
 
-    They are made under a lock: msgspec caches what it finds out on the type itself, and another
-    thread could see that half done.
+    The decoder gives numbers for references, and refuses what is ill-typed; the type is for a decoder
+    that resolves references. They are made under a lock: msgspec caches what it finds out on the type
+    itself, and another thread could see that half done.
     """
     with _MAKING:
         make = [types.struct if row else types.of for types in (_NUMBERED, _RESOLVED)]
         numbered, resolved = make[0](hint), make[1](hint)
         msgspec.json.Decoder(resolved, dec_hook=_no_reference)  # which looks at the annotations
-        return _Form(msgspec.json.Decoder(numbered), resolved)
+        return msgspec.json.Decoder(numbered), resolved
 
 
 @functools.cache
-def _field_form(cls: type[Record], name: str) -> _Form:
+def _field_type(cls: type[Record], name: str) -> Any:
+    """Return the type that resolves references in a field; msgspec evaluates annotations for it."""
     (hint,) = (field.type for field in msgspec.structs.fields(cls) if field.name == name)
-    return decode_form(hint)
+    return decode_types(hint)[1]
 
 
 def _no_reference(_kind: Any, _number: object) -> Any:
@@ -348,7 +341,8 @@ class Reader:
         self._depth = check_text(text, where)
         self._owner = owner_of_document(describer)
         document = _document(text, where)
-        limits.check_count(len(document.nodes), expr_nodes, f"{where}.nodes")
+        what = "the expressions have too many nodes"
+        check_limit(len(document.nodes), expr_nodes, what, f"{where}.nodes", fix=TRUST)
         self.root = document.root
         """The JSON text of the root tree, if the document has one."""
         self._where = where
@@ -359,7 +353,7 @@ class Reader:
         self._fields_of_source = self._new_part(SourceDesc, "fields")
         self._size_of_storage = self._new_part(MetaStorageDesc, "nbytes")
         self._parts_of_tensor = [self._new_part(MetaTensorDesc, name) for name in INTERNED_FIELDS]
-        self._decode_tensor = self._decoder(decode_form(MetaTensorDesc, row=True))
+        self._decode_tensor = self._decoder(decode_types(MetaTensorDesc, row=True)[1])
         self._nodes, self._frames = document.nodes, document.frames
         self._args: list[tuple[int, ...]] = []
         self._each("nodes", self._nodes, self._add_node)
@@ -475,7 +469,7 @@ class Reader:
         return owned(row, self._owner)
 
     def _new_part(self, cls: type[Record], name: str) -> _Part:
-        return _Part(name, self._decoder(_field_form(cls, name)))
+        return _Part(name, self._decoder(_field_type(cls, name)))
 
     def _part(self, part: _Part, text: msgspec.Raw) -> Any:
         """Decode a field of a row, unless one of equal text has been."""
@@ -494,10 +488,10 @@ class Reader:
             tables.deepest = deepest
         return value
 
-    def _decoder(self, form: _Form) -> msgspec.json.Decoder[Any]:
+    def _decoder(self, resolved: Any) -> msgspec.json.Decoder[Any]:
         """Return a decoder of records that resolves references."""
         with _MAKING:
-            return msgspec.json.Decoder(form.resolved, dec_hook=self._tables.resolve)
+            return msgspec.json.Decoder(resolved, dec_hook=self._tables.resolve)
 
     # --- trees ----------------------------------------------------------------------------------
 
@@ -527,9 +521,9 @@ class Reader:
             except Fault as fault:
                 raise fault.at(".name") from None
             try:
-                form = decode_form(cls)
-                text = canonical_text(form.numbered, tree.body)
-                found = parse(self._decoder(form), text)
+                numbered, resolved = decode_types(cls)
+                text = canonical_text(numbered, tree.body)
+                found = parse(self._decoder(resolved), text)
                 if depth > MAX_NESTING:
                     _check_nesting(found, level)
                 return found

@@ -164,11 +164,7 @@ class Decoder:
         limits.check_tables(self._reader.tables, self._reader.tree_nodes, where)
 
     def check_frame(self, env: ShapeEnvDesc, products: int) -> None:
-        """Refuse expressions that are too large for a ``ShapeEnv``.
-
-        Args:
-            env: the shape environment that has their symbols.
-            products: multiplications that products of sums may take, see `Limits`.
+        """Refuse expressions that are too large for a ``ShapeEnv``; ``products`` is that of `Limits`.
 
         Raises:
             LimitError: one is too large multiplied out, or with numbers for its symbols.

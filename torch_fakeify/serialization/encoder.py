@@ -7,17 +7,17 @@ type holds no shared object are not visited.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import operator
 import sys
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from torch_fakeify.errors import LimitError, UnsupportedValueError
-from torch_fakeify.records.graph import NodeDesc
 from torch_fakeify.records.id_owners import (
     find_clash,
     find_storage_clash,
@@ -157,11 +157,7 @@ class Encoder:
         self._write = msgspec.json.Encoder().encode
 
     def add(self, name: str, obj: object) -> Encoder:
-        """Add a member.
-
-        Args:
-            name: the member's name without ``.json``; ``tables`` is taken.
-            obj: as for ``dumps``.
+        """Add a member, by its name without ``.json``: a tree of records, as for ``dumps``.
 
         Raises:
             UnsupportedValueError: as for ``dumps``; the name is taken; or a record has the id of a
@@ -178,11 +174,7 @@ class Encoder:
         return {**self._members, "tables.json": self.document()}
 
     def check(self, env: ShapeEnvDesc | None, products: int) -> Encoder:
-        """Refuse what a `Decoder` refuses.
-
-        Args:
-            env: the shape environment of a frame.
-            products: multiplications that products of sums may take, see `Limits`.
+        """Refuse what a `Decoder` of a frame with this ``ShapeEnv`` refuses; ``products`` is that of `Limits`.
 
         Raises:
             LimitError: the expressions or tensors are too large when expanded.
@@ -303,19 +295,6 @@ class Encoder:
         if deepest > self._deepest:
             self._deepest = deepest
         return row
-
-    def streamed(self, encode: _Hook, records: tuple[Any, ...]) -> msgspec.Raw:
-        """Return the JSON of a tuple of records, of which one copy exists at a time."""
-        text = bytearray(b"[")
-        number = 0
-        try:
-            for number, record in enumerate(records):  # noqa: B007 - the path of an error
-                text += self._text(encode(self, record))
-                text += b","
-        except Fault as fault:
-            raise fault.at(f"[{number}]") from fault.__cause__
-        text[-1 if records else 1 :] = b"]"
-        return msgspec.Raw(text)
 
     def _text(self, obj: object) -> bytes:
         try:
@@ -573,72 +552,35 @@ def _may_be_copied(default: object) -> bool:
 
 def _tuple_hook(args: tuple[Any, ...]) -> _Hook:
     if len(args) != 2 or args[1] is not Ellipsis:
-        return _fixed_tuple_hook([hooks_of(arg) for arg in args])
-    of_pair = typing.get_args(args[0])
-    if typing.get_origin(args[0]) is tuple and len(of_pair) == 2 and of_pair[0] is str:
-        return _pairs_hook(hooks_of(of_pair[1]))
-    hook = _items_hook(hooks_of(args[0]))
-    if args[0] is NodeDesc:  # there may be very many
-        encode_node = record_hook(NodeDesc)
-        return lambda encoder, records: encoder.streamed(encode_node, records)
-    return (
-        hook if set(INTERNED).isdisjoint((args[0], *typing.get_args(args[0]))) else _memoized(hook)
-    )
+        return _items_hook([hooks_of(arg) for arg in args], len(args))
+    hook = _items_hook(itertools.repeat(hooks_of(args[0])))
+    holds_interned = not set(INTERNED).isdisjoint((args[0], *typing.get_args(args[0])))
+    return _memoized(hook) if holds_interned else hook
 
 
 def _memoized(hook: _Hook) -> _Hook:
     return lambda encoder, value: encoder.memoized(hook, value)
 
 
-def _pairs_hook(hooks: _Hooks) -> _Hook:
-    """Return a function for a tuple of pairs of a name and a value."""
+def _items_hook(parts: Iterable[_Hooks], size: int | None = None) -> _Hook:
+    """Return a function for tuples of ``size`` items, or of any number.
 
-    def encode(encoder: Encoder, pairs: tuple[tuple[str, Any], ...]) -> Any:
-        out: list[tuple[str, Any]] = []
-        part = ""
-        try:
-            for pair in pairs:
-                part = ""
-                if len(pair) != 2:
-                    raise Fault("a tuple has the wrong length", "2", str(len(pair)))
-                part = "[1]"
-                hook = hooks[type(pair[1])]
-                out.append(pair if hook is None else (pair[0], hook(encoder, pair[1])))
-        except Fault as fault:
-            raise fault.at(f"[{len(out)}]{part}") from fault.__cause__
-        return out
-
-    return encode
-
-
-def _items_hook(hooks: _Hooks) -> _Hook:
+    Args:
+        parts: for each item the functions that encode it.
+        size: the number of items; without one all of ``parts`` are the same.
+    """
     # Most items of sizes and arguments need no call.
-    all_plain = frozenset([kind for kind, hook in hooks.items() if hook is None]).issuperset
+    kinds = () if size is not None else next(iter(parts)).items()
+    all_plain = frozenset([kind for kind, hook in kinds if hook is None]).issuperset
 
     def encode(encoder: Encoder, items: tuple[Any, ...]) -> Any:
-        if all_plain(map(type, items)):
+        if size is None and all_plain(map(type, items)):
             return items
-        out: list[Any] = []
-        try:
-            for item in items:
-                hook = hooks[type(item)]
-                out.append(item if hook is None else hook(encoder, item))
-        except Fault as fault:
-            raise fault.at(f"[{len(out)}]") from fault.__cause__
-        return out
-
-    return encode
-
-
-def _fixed_tuple_hook(parts: list[_Hooks]) -> _Hook:
-    size = len(parts)
-
-    def encode(encoder: Encoder, items: tuple[Any, ...]) -> Any:
-        if len(items) != size:
+        if size is not None and len(items) != size:
             raise Fault("a tuple has the wrong length", str(size), str(len(items)))
         out: list[Any] = []
         try:
-            for item, hooks in zip(items, parts):  # noqa: B905 - their lengths are equal
+            for item, hooks in zip(items, parts):  # noqa: B905 - the parts may be endless
                 hook = hooks[type(item)]
                 out.append(item if hook is None else hook(encoder, item))
         except Fault as fault:

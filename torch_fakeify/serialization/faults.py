@@ -1,11 +1,8 @@
-"""Internal errors that collect their path on the way out."""
+"""Errors: internal ones that collect their path on the way out, and those of limits."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from torch_fakeify.errors import FakeifyError
+from torch_fakeify.errors import FakeifyError, LimitError
 
 
 class Fault(ValueError):  # noqa: N818 - never leaves the package
@@ -43,3 +40,15 @@ class Fault(ValueError):  # noqa: N818 - never leaves the package
         return (self.kind or kind)(
             self.what, where=where, expected=self.expected, found=self.found, fix=self.fix
         )
+
+
+def check_limit(
+    found: int, most: int, what: str, where: str, unit: str = "", *, fix: str | None = None
+) -> None:
+    """Raise a ``LimitError`` if a number is above a limit.
+
+    ``fix`` is for limits that a reader can raise; only then the number is shown. ``unit`` is put after the limit.
+    """
+    if found > most:
+        shown = None if fix is None else str(found)
+        raise LimitError(what, where=where, expected=f"at most {most}{unit}", found=shown, fix=fix)

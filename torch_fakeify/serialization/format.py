@@ -17,6 +17,7 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 
 from torch_fakeify.errors import LimitError, UnknownNameError
+from torch_fakeify.records import frame, frontend, graph, guards, shape_env, tensor
 from torch_fakeify.records.record import Record
 from torch_fakeify.records.tensor import (
     ExprDesc,
@@ -78,8 +79,6 @@ Position = Annotated[int, msgspec.Meta(ge=0)]
 NON_FINITE = typing.Literal["inf", "-inf", "nan"]
 """The JSON form of a float that JSON lacks, in a field that holds no strings."""
 
-RECORD_MODULES = ("tensor", "shape_env", "graph", "frame", "guards", "frontend")
-
 
 class SourceRow(Record, frozen=True, kw_only=True):
     """The row of a source: with ``more``, its name is that of its base followed by ``more``."""
@@ -126,6 +125,16 @@ Tree: TypeAlias = (
 
 # --- names ----------------------------------------------------------------------------------------
 
+RECORD_TYPES: tuple[type[Record], ...] = tuple(
+    cls
+    for module in (tensor, shape_env, graph, frame, guards, frontend)
+    for cls in vars(module).values()
+    if isinstance(cls, type) and issubclass(cls, Record) and cls.__module__ == module.__name__
+)
+"""The types of the records that may be the root of a tree."""
+
+_BY_NAME = {cls.__name__: cls for cls in RECORD_TYPES}
+
 
 def record_name(cls: type[Any]) -> str:
     """Return the name under which a record type is written.
@@ -133,51 +142,20 @@ def record_name(cls: type[Any]) -> str:
     Raises:
         Fault: it is not a type of this package's record modules.
     """
-    _, _, module = cls.__module__.rpartition(".")
-    if module not in RECORD_MODULES or records_of(module).get(cls.__name__) is not cls:
+    if _BY_NAME.get(cls.__name__) is not cls:
         raise Fault("not a record type of torch_fakeify", found=cls.__qualname__)
     return cls.__name__
 
 
-@functools.cache
 def record_type(name: str) -> type[Record]:
-    """Return the record type of a name; record modules are imported until one defines it.
+    """Return the record type of a name.
 
     Raises:
         Fault: there is none.
     """
-    for module in RECORD_MODULES:
-        if name in records_of(module):
-            return records_of(module)[name]
-    raise Fault("no such record type", found=repr(name), kind=UnknownNameError)
-
-
-@functools.cache
-def records_of(module: str) -> dict[str, type[Record]]:
-    """Return the record types that a record module defines, by name."""
-    found = _record_module(module)
-    return {
-        cls.__name__: cls
-        for cls in vars(found).values()
-        if isinstance(cls, type) and issubclass(cls, Record) and cls.__module__ == found.__name__
-    }
-
-
-def _record_module(name: str) -> types.ModuleType:
-    """Return a record module, imported on first use."""
-    if name == "tensor":
-        from torch_fakeify.records import tensor as found
-    elif name == "shape_env":
-        from torch_fakeify.records import shape_env as found
-    elif name == "graph":
-        from torch_fakeify.records import graph as found
-    elif name == "frame":
-        from torch_fakeify.records import frame as found
-    elif name == "guards":
-        from torch_fakeify.records import guards as found
-    else:
-        from torch_fakeify.records import frontend as found
-    return found
+    if name not in _BY_NAME:
+        raise Fault("no such record type", found=repr(name), kind=UnknownNameError)
+    return _BY_NAME[name]
 
 
 # --- types and rows -------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Limits on the expanded size of a document.
+"""Limits on the expanded size of a document: what exceeds one is refused by a `LimitError`.
 
 Rows are shared, so a small document can describe a graph that is larger than any memory as a tree.
 The codec is linear in the graph, but sympy and torch walk every expression as a tree, and a converter
@@ -11,7 +11,9 @@ import re
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from torch_fakeify.errors import TRUST, FormatError, LimitError
+import msgspec
+
+from torch_fakeify.errors import FormatError, LimitError
 from torch_fakeify.records.frame import DeviceInfoDesc, SettingDesc
 from torch_fakeify.records.tensor import (
     ApplyNode,
@@ -27,11 +29,12 @@ from torch_fakeify.records.tensor import (
 )
 
 from .expansions import check_products
-from .kernel_limits import check_kernel
+from .faults import check_limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from torch_fakeify.records.fake_kernel import FakeKernelDesc
     from torch_fakeify.records.frame import OperatorDesc, SurroundingsDesc
     from torch_fakeify.records.shape_env import ShapeEnvDesc, SymbolDesc
     from torch_fakeify.records.tensor import ExprNode, MetaTensorDesc
@@ -64,6 +67,10 @@ SCHEMA_TEXT = 4096
 """Most characters of the schema of an operator."""
 SCHEMA_DEPTH = 16
 """Most levels of its brackets."""
+KERNEL_PARTS, KERNEL_DEPTH = 20_000, 100
+"""Most parts of a fake kernel with their names and numbers, and the deepest nesting of them."""
+KERNEL_NAME = 2000
+"""Most characters of a name or message."""
 _NAME = r"[A-Za-z_]\w*"
 _SCHEMA = re.compile(rf"{_NAME}::{_NAME}(\.{_NAME})?\([ -~]*", re.ASCII)
 
@@ -137,16 +144,12 @@ def check_operators(operators: Sequence[OperatorDesc], where: str) -> None:
         LimitError: there are too many, or one is too long.
         FormatError: one is not the text of a schema.
     """
-    if len(operators) > OPERATORS:
-        raise LimitError("too many operators", where=where, expected=f"at most {OPERATORS}")
+    check_limit(len(operators), OPERATORS, "too many operators", where)
     for at, operator in enumerate(operators):
         place = f"{where}[{at}]"
-        if max(len(operator.schema), *map(len, operator.tags), len(operator.tags)) > SCHEMA_TEXT:
-            raise LimitError(
-                "the schema of an operator is too long",
-                where=place,
-                expected=f"at most {SCHEMA_TEXT} characters",
-            )
+        longest = max(len(operator.schema), *map(len, operator.tags), len(operator.tags))
+        what = "the schema of an operator is too long"
+        check_limit(longest, SCHEMA_TEXT, what, place, " characters")
         if _SCHEMA.fullmatch(operator.schema) is None:
             raise FormatError(
                 "not the schema of an operator",
@@ -154,14 +157,39 @@ def check_operators(operators: Sequence[OperatorDesc], where: str) -> None:
                 expected="namespace::name(arguments) -> results",
                 found=operator.schema,
             )
-        if _nesting(operator.schema) > SCHEMA_DEPTH:  # torch's parser is recursive
-            raise LimitError(
-                "the schema of an operator is nested too deeply",
-                where=f"{place}.schema",
-                expected=f"at most {SCHEMA_DEPTH} levels of parentheses",
-            )
+        depth, what = _nesting(operator.schema), "the schema of an operator is nested too deeply"
+        # Torch's parser is recursive.
+        check_limit(depth, SCHEMA_DEPTH, what, f"{place}.schema", " levels of parentheses")
         if operator.fake is not None:
-            check_kernel(operator.fake, f"{place}.fake")
+            _check_kernel(operator.fake, f"{place}.fake")
+
+
+def _check_kernel(kernel: FakeKernelDesc, where: str) -> None:
+    """Refuse a fake kernel with too many or too deeply nested formulas, or with numbers of more than 64 bits."""
+    left = KERNEL_PARTS
+    todo: list[tuple[Any, int]] = [(kernel, 0)]
+    while todo:
+        part, depth = todo.pop()
+        if isinstance(part, int) and not -(1 << 63) <= part < 1 << 63:
+            raise LimitError(
+                "a number of a fake kernel is too large", where=where, expected="at most 64 bits"
+            )
+        if isinstance(part, str):
+            what = "a name of a fake kernel is too long"
+            check_limit(len(part), KERNEL_NAME, what, where, " characters")
+        items: Sequence[Any] = ()
+        if isinstance(part, msgspec.Struct):
+            items = [getattr(part, name) for name in part.__struct_fields__]
+        elif isinstance(part, tuple):
+            items = part
+        left -= 1
+        if left < 0 or depth > KERNEL_DEPTH:
+            raise LimitError(
+                "a fake kernel is too large",
+                where=where,
+                expected=f"at most {KERNEL_PARTS} parts, at most {KERNEL_DEPTH} deep",
+            )
+        todo += [(item, depth + 1) for item in items]
 
 
 def _nesting(text: str) -> int:
@@ -189,22 +217,6 @@ def allowed_nodes(rows: int, most: int) -> int:
     return min(most, 200_000 + NODES_PER_ROW * rows)
 
 
-def check_count(found: int, most: int, where: str) -> None:
-    """Refuse expressions with more than ``most`` distinct nodes.
-
-    Raises:
-        LimitError: there are ``found``.
-    """
-    if found > most:
-        raise LimitError(
-            "the expressions have too many nodes",
-            where=where,
-            expected=f"at most {most}",
-            found=str(found),
-            fix=TRUST,
-        )
-
-
 def tree_nodes(
     args: Sequence[tuple[int, ...]], exprs: Sequence[int | tuple[int, ...]], most: int
 ) -> int:
@@ -227,11 +239,7 @@ def tree_nodes(
 
 
 def check_names(found: int, size: int, where: str) -> None:
-    """Refuse sources whose names are too long together, in a document of ``size`` bytes.
-
-    Raises:
-        LimitError: they have ``found`` characters.
-    """
+    """Refuse sources whose names are too long together, in a document of ``size`` bytes."""
     if found > allowed_characters(size):
         raise LimitError("the names of sources are too long together", where=f"{where}.sources")
 
@@ -243,17 +251,9 @@ def check_tables(tables: Mapping[str, Sequence[Any]], found: tuple[int, int], wh
         tables: the rows by the name of their table.
         found: how many nodes the expressions have as trees, and how many they may have.
         where: the document.
-
-    Raises:
-        LimitError: a limit is exceeded.
     """
-    nodes, most = found
-    if nodes > most:
-        raise LimitError(
-            "the expressions are too large with their shared parts written out",
-            where=f"{where}.exprs",
-            expected=f"at most {most} nodes together",
-        )
+    what = "the expressions are too large with their shared parts written out"
+    check_limit(*found, what, f"{where}.exprs", " nodes together")
     check_numbers(tables["nodes"], f"{where}.nodes")
     check_tensors(tables["tensors"], f"{where}.tensors")
 
@@ -266,12 +266,27 @@ def check_numbers(nodes: Sequence[ExprNode], where: str) -> None:
     Args:
         nodes: arguments before what uses them.
         where: the table.
-
-    Raises:
-        LimitError: the value may have more than ``MAX_BITS`` bits.
     """
+    _check_bits(nodes, None, where)
+
+
+def check_exponents(nodes: Sequence[ExprNode], symbols: Iterable[SymbolDesc], where: str) -> None:
+    """Refuse a power or a factorial that is too large at the recorded hints and ranges.
+
+    Args:
+        nodes: as for `check_numbers`.
+        symbols: have the hints and ranges; a symbol that is not among them counts as a small number.
+        where: the table.
+    """
+    if any(isinstance(node, ApplyNode) and node.function in _GROWING for node in nodes):
+        _check_bits(nodes, {symbol.name: _hint_bits(symbol) for symbol in symbols}, where)
+
+
+def _check_bits(nodes: Sequence[ExprNode], known: Mapping[str, int] | None, where: str) -> None:
+    """Refuse a value that is too large; ``known`` are the bits of symbols, if those have values."""
     bits: list[int] = []
     free: list[bool] = []
+    """Whether a symbol without a value is in an expression."""
     for position, node in enumerate(nodes):
         if isinstance(node, ApplyNode):
             args = node.args
@@ -279,46 +294,14 @@ def check_numbers(nodes: Sequence[ExprNode], where: str) -> None:
             counts = [1 if free[at] else _magnitude(nodes[at], bits[at]) for at in args]
             bits.append(_bits(node, [bits[at] for at in args], counts))
         else:
-            free.append(isinstance(node, SymbolNode))
-            bits.append(_leaf_bits(node))
-        if bits[-1] > MAX_BITS:
-            raise _too_large(f"{where}[{position}]")
-
-
-def _too_large(where: str) -> LimitError:
-    return LimitError(
-        "an expression has a value that is too large",
-        where=where,
-        expected=f"at most {MAX_BITS} bits",
-    )
-
-
-def check_exponents(nodes: Sequence[ExprNode], symbols: Iterable[SymbolDesc], where: str) -> None:
-    """Refuse a power or a factorial that is too large at the recorded hints and ranges.
-
-    Args:
-        nodes: arguments before what uses them.
-        symbols: have the hints and ranges; a symbol that is not among them counts as a small number.
-        where: the table.
-
-    Raises:
-        LimitError: the value may have more than ``MAX_BITS`` bits.
-    """
-    if not any(isinstance(node, ApplyNode) and node.function in _GROWING for node in nodes):
-        return
-    by_symbol = {symbol.name: _hint_bits(symbol) for symbol in symbols}
-    bits: list[int] = []
-    for position, node in enumerate(nodes):
-        if isinstance(node, ApplyNode):
-            args = [bits[at] for at in node.args]
-            counts = [_magnitude(nodes[at], bits[at]) for at in node.args]
-            bits.append(_bits(node, args, counts))
-        else:
+            is_symbol = isinstance(node, SymbolNode)
+            free.append(is_symbol and known is None)
             bits.append(
-                by_symbol.get(node.name, 1) if isinstance(node, SymbolNode) else _leaf_bits(node)
+                _leaf_bits(node) if known is None or not is_symbol else known.get(node.name, 1)
             )
         if bits[-1] > MAX_BITS:
-            raise _too_large(f"{where}[{position}]")
+            what = "an expression has a value that is too large"
+            check_limit(bits[-1], MAX_BITS, what, f"{where}[{position}]", " bits")
 
 
 def _hint_bits(symbol: SymbolDesc) -> int:
@@ -376,18 +359,9 @@ def check_frame(
     products: int,
     where: str,
 ) -> None:
-    """Refuse expressions that are too large for a ``ShapeEnv``.
+    """Refuse expressions that are too large for a ``ShapeEnv``, multiplied out or at its hints and ranges.
 
-    Args:
-        tables: the rows by the name of their table.
-        roots: of each expression the position of its root, or those of all its nodes.
-        expr_ids: the position in ``roots`` by the ``id()`` of an expression in a tensor.
-        env: has hints and ranges of the symbols.
-        products: as for `check_products`.
-        where: the document.
-
-    Raises:
-        LimitError: one is too large multiplied out, or with numbers for its symbols.
+    Other arguments are those of `check_products`.
     """
     check_products(tables, roots, expr_ids, products, where)
     check_exponents(tables["nodes"], env.symbols, f"{where}.nodes")
@@ -399,9 +373,6 @@ def check_tensors(rows: Sequence[MetaTensorDesc], where: str) -> None:
     Args:
         rows: the records in the order of their table: each refers to earlier ones.
         where: the table.
-
-    Raises:
-        LimitError: they hold too many.
     """
     most = 10_000 + TENSORS_PER_ROW * len(rows)
     weights: dict[int, int] = {}
@@ -413,11 +384,8 @@ def check_tensors(rows: Sequence[MetaTensorDesc], where: str) -> None:
             weights[id(row)] = weight
         total += weight
         if total > most:
-            raise LimitError(
-                "the tensors hold too many others, each counted as often as it is held",
-                where=f"{where}[{position}]",
-                expected=f"at most {most} together",
-            )
+            what = "the tensors hold too many others, each counted as often as it is held"
+            check_limit(total, most, what, f"{where}[{position}]", " together")
 
 
 _HELD = attrgetter("base", "grad", "subclass", "functorch", "functional")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+import msgspec
 import sympy
 
+from torch_fakeify.compat.attribute_policies import SHAPE_ENV_ATTRIBUTES
 from torch_fakeify.compat.torch_symbols import (
     RuntimeAssert,
     ShapeGuard,
@@ -71,12 +73,13 @@ class _Restore:
 
     def env(self) -> Any:
         d = self.d
-        settings = {name: getattr(d.settings, name) for name in d.settings.__struct_fields__}
+        settings = msgspec.structs.asdict(d.settings)
         env: Any = unvalidated_shape_env(co_fields=dict(d.co_fields), **settings)
         self.fill_symbols(env)
         self.fill_facts(env)
         self.fill_names(env)
         self.fill_counters(env)
+        self.fill_fields(env)
         env._prev_cache_key = env._get_key()
         return env
 
@@ -150,9 +153,7 @@ class _Restore:
             where = f"$.replacements[{i}]"
             symbol = self.symbol(replacement.symbol, f"{where}.symbol")
             env.replacements[symbol] = self.expr(replacement.expr, f"{where}.expr")
-        env.unbacked_renamings.update(self.pairs(d.unbacked_renamings, "$.unbacked_renamings"))
         env.divisible.update(self.each(d.divisible, "$.divisible"))
-        env.axioms.update(self.pairs(d.axioms, "$.axioms"))
         for i, guard in enumerate(d.guards):
             expr: Any = self.expr(guard.expr, f"$.guards[{i}].expr")
             sloc = self.location(guard.location)
@@ -190,13 +191,9 @@ class _Restore:
             where = f"$.duck_shapes[{i}]"
             key = _python_number(self.number(number, f"{where}[0]"), f"{where}[0]")
             env.val_to_var[key] = self.symbol(symbol, f"{where}[1]")
-        env.source_to_var.update(self.named(d.source_to_var, "$.source_to_var"))
-        env.source_to_symbol.update(self.named(d.source_to_symbol, "$.source_to_symbol"))
         env.source_name_to_debug_name.update(
             (self._names.get(name, name), debug) for name, debug in d.source_name_to_debug_name
         )
-        env._shape_id_to_unbacked_symbol.update(self.named(d.shape_ids, "$.shape_ids"))
-        env._spec_symbol_to_compile_symbol.update(self.pairs(d.spec_symbols, "$.spec_symbols"))
         for i, record in enumerate(d.specializations):
             where = f"$.specializations[{i}]"
             condition: Any = RecordedCondition(
@@ -213,24 +210,30 @@ class _Restore:
     def fill_counters(self, env: Any) -> None:
         d = self.d
         env.unique_ids.update(d.unique_ids)
-        env.unbacked_symint_counter = d.unbacked_symint_counter
-        env.unbacked_symfloat_counter = d.unbacked_symfloat_counter
-        env.num_deferred_runtime_asserts = d.num_deferred_runtime_asserts
         env._version_counter = d.version_counter
         env._replacements_version_counter = d.replacements_version_counter
         env.counter.update(dict(d.counter))
-        fresh, ignorable = d.pending_fresh_unbacked_symbols, d.ignorable_fresh_unbacked_symbols
-        env.pending_fresh_unbacked_symbols.extend(
-            self.each(fresh, "$.pending_fresh_unbacked_symbols")
-        )
-        env.ignorable_fresh_unbacked_symbols.extend(
-            self.each(ignorable, "$.ignorable_fresh_unbacked_symbols")
-        )
-        env.frozen = d.frozen
-        env.runtime_asserts_frozen = d.runtime_asserts_frozen
-        env._error_on_new_guards = d.error_on_new_guards
         env._resimplify_floor_div_axioms = d.resimplify_floor_div_axioms
-        env.trace_asserts = d.trace_asserts
+
+    def fill_fields(self, env: Any) -> None:
+        """Fill the attributes whose kind says how they are recorded."""
+        for name, attribute in SHAPE_ENV_ATTRIBUTES.items():
+            field = attribute.why
+            match attribute.kind:
+                case None:
+                    pass
+                case "plain":
+                    setattr(env, name, getattr(self.d, field))
+                case "exprs":
+                    getattr(env, name).extend(self.each(getattr(self.d, field), f"$.{field}"))
+                case kind:
+                    names = (
+                        self._names
+                    )  # of sources; those of this torch differ from a few recorded
+                    for i, (key, value) in enumerate(getattr(self.d, field)):
+                        at = f"$.{field}[{i}]"
+                        key = names.get(key, key) if kind == "named" else self.expr(key, f"{at}[0]")
+                        getattr(env, name)[key] = self.expr(value, f"{at}[1]")
 
     # --- parts ---
 
@@ -290,21 +293,6 @@ class _Restore:
     def each(self, exprs: Iterable[ExprDesc], where: str) -> list[sympy.Basic]:
         return [self.expr(expr, f"{where}[{i}]") for i, expr in enumerate(exprs)]
 
-    def pairs(
-        self, table: Iterable[tuple[ExprDesc, ExprDesc]], where: str
-    ) -> dict[sympy.Basic, sympy.Basic]:
-        return {
-            self.expr(k, f"{where}[{i}][0]"): self.expr(v, f"{where}[{i}][1]")
-            for i, (k, v) in enumerate(table)
-        }
-
-    def named(self, table: Iterable[tuple[str, ExprDesc]], where: str) -> dict[str, sympy.Basic]:
-        """A table keyed by source names, which are those of this torch; needs the symbols' sources."""
-        return {
-            self._names.get(name, name): self.expr(value, f"{where}[{i}][1]")
-            for i, (name, value) in enumerate(table)
-        }
-
 
 def _python_number(number: sympy.Basic, where: str) -> Any:
     if isinstance(number, SingletonInt):
@@ -330,14 +318,8 @@ def _present(value: _T | None, where: str) -> _T:
 
 def _under(where: str, error: FormatError) -> FormatError:
     """The error with its path prefixed by ``where``."""
-    inner = (error.where or "$").removeprefix("$")
-    return type(error)(
-        error.what,
-        where=where + inner,
-        expected=error.expected,
-        found=error.found,
-        fix=error.fix,
-    )
+    error.where = where + (error.where or "$").removeprefix("$")
+    return error
 
 
 def _fail(where: str, what: str, expected: str, found: str) -> NoReturn:

@@ -7,9 +7,7 @@ saved as well; sources, expressions, stacks and guards are immutable and shared.
 
 from __future__ import annotations
 
-import operator
 from collections import Counter, OrderedDict, defaultdict
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from torch.fx import Graph, Node
@@ -18,7 +16,7 @@ from torch_fakeify.compat.torch_symbols import OrderedSet, ValueRangesSLoc
 from torch_fakeify.errors import ShapeEnvError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
     import sympy
 
@@ -27,32 +25,6 @@ _CHANGING = frozenset(
     {dict, Counter, defaultdict, OrderedDict, list, set, tuple, OrderedSet, ValueRangesSLoc, Graph}
 )
 """Types of entries that may be changed in place; a tuple because of its items."""
-
-FLAT = frozenset(
-    {
-        "_symop_cache",
-        "axioms",
-        "backed_var_to_val",
-        "fake_tensor_cache",
-        "foreign_unbacked_symbol_cache",
-        "guards",
-        "name_to_symbol",
-        "replacements",
-        "replacements_slocs",
-        "source_name_to_debug_name",
-        "source_to_symbol",
-        "source_to_var",
-        "symbol_guard_counter",
-        "unbacked_alloc_order",
-        "val_to_var",
-        "var_to_range",
-        "var_to_stack",
-    }
-)
-"""Large attributes whose entries are never changed in place, and so need not be visited."""
-
-FLAT_LISTS = frozenset({"var_to_sources"})
-"""Attributes with lists of entries that are never changed in place."""
 
 _OWN_MODULES = ("torch.fx.experimental.symbolic_shapes", "torch.fx.experimental.validator")
 """Modules of torch; attributes that are instances of their classes are saved recursively."""
@@ -169,135 +141,80 @@ class _Saver:
 
     def __init__(self) -> None:
         self.copies: dict[int, Any] = {}
-        """By the ``id`` of the container, which the lists below refer to."""
+        """By the ``id`` of the container, which `_saved` refers to."""
         self.graphs: list[_SavedGraph] = []
-        self._dicts: list[tuple[Any, Any]] = []
-        self._lists: list[tuple[list[Any], list[Any]]] = []
-        self._sets: list[tuple[set[Any], set[Any]]] = []
-        self._objects: list[tuple[Any, dict[str, Any]]] = []
-        self._groups: list[_Lists | _Locations] = []
+        self._saved: list[tuple[Any, Any]] = []
+        """Containers and other objects, each with a copy of its entries or attributes."""
 
     def save_attributes(self, attributes: dict[str, Any]) -> None:
         """Save the containers in an object's ``__dict__``, but not the ``__dict__`` itself."""
-        for name, value in attributes.items():
+        for value in attributes.values():
             kind = type(value)
             if kind in _CHANGING:
-                self.save(value, flat=name in FLAT, flat_lists=name in FLAT_LISTS)
-            elif kind.__module__ in _OWN_MODULES and hasattr(value, "__dict__"):
-                self._save_object(value)
+                self._save(value)
+            elif (
+                kind.__module__ in _OWN_MODULES
+                and hasattr(value, "__dict__")
+                and id(value) not in self.copies
+            ):
+                self.save_attributes(self._add(value, dict(vars(value))))
 
-    def _save_object(self, value: Any) -> None:
-        if id(value) in self.copies:
-            return
-        saved = self.copies[id(value)] = dict(vars(value))
-        self._objects.append((value, saved))
-        self.save_attributes(saved)
+    def _add(self, value: Any, copy: Any) -> Any:
+        self.copies[id(value)] = copy
+        self._saved.append((value, copy))
+        return copy
 
-    def save(self, value: Any, *, flat: bool = False, flat_lists: bool = False) -> None:
-        """Save a container and, recursively, the containers in it.
-
-        Args:
-            value: the container.
-            flat: whether its entries are never changed in place.
-            flat_lists: whether its entries are lists whose items are never changed in place.
-        """
+    def _save(self, value: Any) -> None:
+        """Save a container and, recursively, the containers in it."""
         if id(value) in self.copies:
             return
         kind = type(value)
-        if kind in _DICTS:
-            saved = self.copies[id(value)] = dict.copy(value)
-            self._dicts.append((value, saved))
-            if not flat:
-                self._save_entries(saved.values(), flat=flat_lists)
-        elif kind is list:
-            copy = self.copies[id(value)] = value.copy()
-            self._lists.append((value, copy))
-            if not flat:
-                self._save_entries(copy)
-        elif kind is set:
-            self.copies[id(value)] = members = value.copy()
-            self._sets.append((value, members))
-        elif kind is OrderedSet:
-            self.save(value._dict)
-        elif kind is OrderedDict:
-            self.copies[id(value)] = ordered = value.copy()
-            self._dicts.append((value, ordered))
-            self._save_entries(ordered.values())
-        elif kind is tuple:
-            self._save_entries(value)
+        if kind is list:
+            self.save_entries(self._add(value, value.copy()))
         elif kind is ValueRangesSLoc:
-            self._groups.append(_Locations((value,)))
+            self._add(value, (value.lower, value.upper))
+        elif kind in _DICTS:
+            self.save_entries(self._add(value, dict.copy(value)).values())
+        elif kind is OrderedDict:
+            self.save_entries(self._add(value, value.copy()).values())
+        elif kind is set:
+            self._add(value, value.copy())
+        elif kind is OrderedSet:
+            self._save(value._dict)
+        elif kind is tuple:
+            self.save_entries(value)
         elif kind is Graph:
             self.copies[id(value)] = graph = _SavedGraph(value, self)
             self.graphs.append(graph)
 
-    def _save_entries(self, values: Iterable[Any], *, flat: bool = False) -> None:
-        """Save the containers among some values, with nested ones unless ``flat``."""
-        kinds = set(map(type, values))
-        if _CHANGING.isdisjoint(kinds):
-            return
-        if kinds == {ValueRangesSLoc}:
-            self._groups.append(_Locations(list(values)))
-        elif kinds == {list}:
-            group = _Lists(list(values))
-            self._groups.append(group)
-            if not flat:
-                self._save_entries(group.contents)
-        else:
+    def save_entries(self, values: Iterable[Any]) -> None:
+        """Save the containers among some values."""
+        if not _CHANGING.isdisjoint(map(type, values)):
             for value in values:
                 if type(value) in _CHANGING:
-                    self.save(value)
+                    self._save(value)
 
     def restore(self) -> None:
         """Restore the contents of every container."""
-        for value, saved in self._objects:
-            _restore_attributes(vars(value), saved)
-        for target, copy in self._dicts:
-            kind = OrderedDict if type(target) is OrderedDict else dict
-            kind.clear(target)
-            kind.update(target, copy)
-        for entries, entries_then in self._lists:
-            entries[:] = entries_then
-        for members, members_then in self._sets:
-            members.clear()
-            members |= members_then
-        for group in self._groups:
-            group.restore()
+        for value, copy in self._saved:
+            kind = type(value)
+            if kind in _DICTS:
+                dict.clear(value)
+                dict.update(value, copy)
+            elif kind is OrderedDict:
+                value.clear()
+                value.update(copy)
+            elif kind is list:
+                value[:] = copy
+            elif kind is set:
+                value.clear()
+                value |= copy
+            elif kind is ValueRangesSLoc:
+                value.lower, value.upper = copy
+            else:
+                _restore_attributes(vars(value), copy)
         for graph in self.graphs:
             graph.restore()
-
-
-class _Lists:
-    """The contents of many short lists, such as the sources of each symbol, as one list."""
-
-    def __init__(self, lists: Sequence[list[Any]]) -> None:
-        self._lists = lists
-        self._lengths = list(map(len, lists))
-        self.contents = list(chain.from_iterable(lists))
-
-    def restore(self) -> None:
-        if list(map(len, self._lists)) == self._lengths and all(
-            map(operator.is_, chain.from_iterable(self._lists), self.contents)
-        ):
-            return
-        start = 0
-        for entries, length in zip(self._lists, self._lengths, strict=True):
-            entries[:] = self.contents[start : start + length]
-            start += length
-
-
-class _Locations:
-    """The ``lower`` and ``upper`` fields of many ``ValueRangesSLoc``, to which torch assigns."""
-
-    def __init__(self, records: Sequence[Any]) -> None:
-        self._records = records
-        self._lower = [record.lower for record in records]
-        self._upper = [record.upper for record in records]
-
-    def restore(self) -> None:
-        for record, lower, upper in zip(self._records, self._lower, self._upper, strict=True):
-            record.lower = lower
-            record.upper = upper
 
 
 class _SavedGraph:
@@ -312,8 +229,7 @@ class _SavedGraph:
         self._saved = frozenset(self._nodes)
         self._metas = [dict(fx_node.meta) for fx_node in self._nodes]
         self._insert = graph._insert
-        for names in vars(graph._graph_namespace).values():
-            saver.save(names)
+        saver.save_entries(vars(graph._graph_namespace).values())
 
     def has(self, fx_node: Any) -> bool:
         return fx_node in self._saved

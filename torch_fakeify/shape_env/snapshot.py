@@ -14,13 +14,12 @@ import sympy
 import torch
 
 from torch_fakeify.compat.arguments import check_shape_env
-from torch_fakeify.compat.attribute_policies import SHAPE_ENV_ATTRIBUTES as ATTRIBUTES
-from torch_fakeify.compat.attribute_policies import unknown_attributes
+from torch_fakeify.compat.attribute_policies import SHAPE_ENV_ATTRIBUTES, unknown_attributes
 from torch_fakeify.compat.torch_symbols import SingletonInt
 from torch_fakeify.encoding.conditions import DIM, RecordedCondition, evaluate_condition
 from torch_fakeify.encoding.exprs import encode_expr
 from torch_fakeify.encoding.sources import encode_source
-from torch_fakeify.encoding.stacks import decode_stack, encode_location, encode_stack
+from torch_fakeify.encoding.stacks import encode_location, encode_stack
 from torch_fakeify.errors import ShapeEnvError, UnsupportedValueError
 from torch_fakeify.records.shape_env import (
     IMPLIED_KEYS,
@@ -36,15 +35,11 @@ from torch_fakeify.records.shape_env import (
 )
 from torch_fakeify.records.tensor import SymbolNode
 
-from .restoring import restore
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from torch_fakeify.records.shape_env import LocationDesc
     from torch_fakeify.records.tensor import ExprDesc
-
-__all__ = ["ATTRIBUTES", "decode_stack", "encode_stack", "restore", "snapshot"]
 
 _T = TypeVar("_T")
 
@@ -66,7 +61,7 @@ def snapshot(env: Any) -> ShapeEnvDesc:
         ()
     """
     check_shape_env(env)
-    unknown = unknown_attributes(env, ATTRIBUTES)
+    unknown = unknown_attributes(env, SHAPE_ENV_ATTRIBUTES)
     if unknown:
         raise ShapeEnvError(
             "the ShapeEnv has an attribute that a snapshot does not support",
@@ -91,15 +86,15 @@ class _Snapshot:
         env, expr = self.env, self.expr
         symbols = self.symbols()
         return ShapeEnvDesc(
-            settings=_settings(env.settings),
+            settings=ShapeEnvSettingsDesc(
+                **{n: getattr(env.settings, n) for n in ShapeEnvSettingsDesc.__struct_fields__}
+            ),
             symbols=tuple(symbols.values()),
             orders=self.orders(symbols),
             replacements=tuple(
                 ReplacementDesc(symbol=expr(k), expr=expr(v)) for k, v in env.replacements.items()
             ),
-            unbacked_renamings=self.pairs(env.unbacked_renamings),
             divisible=tuple(sorted(map(expr, env.divisible), key=repr)),
-            axioms=self.pairs(env.axioms),
             guards=tuple(
                 GuardDesc(
                     expr=expr(guard.expr),
@@ -124,18 +119,11 @@ class _Snapshot:
                 if not isinstance(k, sympy.Symbol)
             ),
             duck_shapes=tuple((self.number(k), expr(v)) for k, v in env.val_to_var.items()),
-            source_to_var=self.named(env.source_to_var),
-            source_to_symbol=self.named(env.source_to_symbol),
             source_name_to_debug_name=tuple(env.source_name_to_debug_name.items()),
             unique_ids=tuple(sorted(env.unique_ids)),
-            unbacked_symint_counter=env.unbacked_symint_counter,
-            unbacked_symfloat_counter=env.unbacked_symfloat_counter,
-            num_deferred_runtime_asserts=env.num_deferred_runtime_asserts,
             version_counter=int(env._version_counter),  # may be a `SkippingCounter`
             replacements_version_counter=int(env._replacements_version_counter),
             counter=tuple(env.counter.items()),
-            pending_fresh_unbacked_symbols=tuple(map(expr, env.pending_fresh_unbacked_symbols)),
-            ignorable_fresh_unbacked_symbols=tuple(map(expr, env.ignorable_fresh_unbacked_symbols)),
             exclusion_constraints=tuple(
                 (expr(k), _typed(v, int, "exclusion_constraints"))
                 for k, v in env.exclusion_constraints
@@ -145,23 +133,32 @@ class _Snapshot:
                 (encode_source(k), self._encoded_once(v, encode_stack))
                 for k, v in env.specialization_stacks.items()
             ),
-            shape_ids=self.named(env._shape_id_to_unbacked_symbol),
-            spec_symbols=self.pairs(env._spec_symbol_to_compile_symbol),
             pending_assumptions=tuple(
                 AssumptionDesc(
                     free=tuple(sorted(map(expr, free), key=repr)), condition=expr(condition)
                 )
                 for free, condition in env._shape_spec_pending_assumptions
             ),
-            frozen=env.frozen,
-            runtime_asserts_frozen=env.runtime_asserts_frozen,
-            error_on_new_guards=env._error_on_new_guards,
             # The next change would compute this from the cache key, which is not in the record.
             resimplify_floor_div_axioms=env._resimplify_floor_div_axioms
             or len(env.divisible) != env._prev_cache_key[1],
-            trace_asserts=env.trace_asserts,
             co_fields=tuple((k, _co_field(k, v)) for k, v in env.co_fields.items()),
+            **self.fields(),
         )
+
+    def fields(self) -> dict[str, Any]:
+        """The fields whose kind says how the attribute is recorded."""
+        encoders: dict[str, Callable[[Any], Any]] = {
+            "plain": lambda value: value,
+            "exprs": lambda exprs: tuple(map(self.expr, exprs)),
+            "pairs": lambda table: tuple((self.expr(k), self.expr(v)) for k, v in table.items()),
+            "named": lambda table: tuple((name, self.expr(v)) for name, v in table.items()),
+        }
+        return {
+            attribute.why: encoders[attribute.kind](getattr(self.env, name))
+            for name, attribute in SHAPE_ENV_ATTRIBUTES.items()
+            if attribute.kind is not None
+        }
 
     # --- the symbols ---
 
@@ -259,12 +256,6 @@ class _Snapshot:
             return self.expr(sympy.sympify(value, strict=True))
         return self.expr(value)
 
-    def pairs(self, table: Mapping[Any, Any]) -> tuple[tuple[ExprDesc, ExprDesc], ...]:
-        return tuple((self.expr(k), self.expr(v)) for k, v in table.items())
-
-    def named(self, table: Mapping[str, Any]) -> tuple[tuple[str, ExprDesc], ...]:
-        return tuple((name, self.expr(value)) for name, value in table.items())
-
     def _encoded_once(self, stack: Any, encode: Callable[[Any], _T]) -> _T:
         if id(stack) not in self._stacks:
             self._alive.append(stack)
@@ -287,11 +278,6 @@ class _Snapshot:
             symbol=self.expr(symbol),
             condition=self.expr(condition),
         )
-
-
-def _settings(settings: Any) -> ShapeEnvSettingsDesc:
-    names = ShapeEnvSettingsDesc.__struct_fields__
-    return ShapeEnvSettingsDesc(**{name: getattr(settings, name) for name in names})
 
 
 def _typed(value: Any, kind: type[_T], table: str) -> _T:

@@ -66,8 +66,10 @@ class ExternalStateTracker:
         """How many entries were dropped from its front."""
         self._seen: set[Any] = set()
         """Keys of the entries since the latest `mark`; a second entry of a key is redundant."""
-        self._layouts_cached = False
-        self._unversioned = False
+        self.layouts_cached = False
+        """Whether C++ asked for a property of a layout, which it caches on the tensor."""
+        self.unversioned = False
+        """Whether replacements changed without a new version, which makes ``SymNode`` caches stale."""
         key = id(env)
 
         def removed(ref: weakref.ref[ExternalStateTracker]) -> None:
@@ -94,13 +96,13 @@ class ExternalStateTracker:
 
     def undo(self, mark: int, state: SavedState) -> None:
         """Undo the changes since a position; call it before the environment is rolled back."""
-        if self._layouts_cached:
+        if self.layouts_cached:
             self._forget_layouts()
         self._abandon(state)
         while len(self._undo) > mark - self._dropped:
             self._undo.pop()()
         self._seen.clear()
-        if self._unversioned:
+        if self.unversioned:
             self._forget_expressions(state.replacements_version)
 
     # --- recording ---
@@ -108,14 +110,6 @@ class ExternalStateTracker:
     def note_node(self, sym_node: Any) -> None:
         """Record that a ``SymNode`` of this environment was made."""
         self._nodes.add(sym_node)
-
-    def note_layout(self) -> None:
-        """Record that C++ asked for a property of a layout, which it caches on the tensor."""
-        self._layouts_cached = True
-
-    def note_unversioned(self) -> None:
-        """Record a change of replacements without a new version, which makes ``SymNode`` caches stale."""
-        self._unversioned = True
 
     def note_context(self, context: Any) -> None:
         """Save the symbols in a stateful symbolic context before it is used."""
@@ -351,7 +345,7 @@ def _noting_unversioned(original: Any) -> Any:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         tracker = _tracker_of(self)
         if tracker is not None:
-            tracker.note_unversioned()
+            tracker.unversioned = True
         return original(self, *args, **kwargs)
 
     return method
@@ -381,7 +375,7 @@ def _noting_layouts(original: Any) -> Any:
         if args and (not isinstance(args[0], str) or "c10/core/" in args[0]):
             tracker = _tracker_of(self.shape_env)
             if tracker is not None:
-                tracker.note_layout()
+                tracker.layouts_cached = True
         return original(self, *args, **kwargs)
 
     return method

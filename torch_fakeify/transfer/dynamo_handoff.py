@@ -14,21 +14,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_fakeify.compat import torch_dynamo, torch_symbols
+from torch_fakeify.compat.arguments import placeholders_of
 from torch_fakeify.compat.backends import backend_name, check_backend, compiler_of, reset_backend
 from torch_fakeify.convert.converter import MetaConverter
 from torch_fakeify.describe.describer import MetaTensorDescriber
-from torch_fakeify.describe.inputs import describe_inputs, initial_fakes
+from torch_fakeify.describe.inputs import INPUTS_FIX, describe_inputs, initial_fakes
 from torch_fakeify.discharge.installing import entailment as asking_the_prover
 from torch_fakeify.encoding.exprs import decode_expr
 from torch_fakeify.encoding.fake_modes import describe_fake_mode, make_fake_mode
 from torch_fakeify.encoding.meshes import Meshes
+from torch_fakeify.encoding.sources import source_of
 from torch_fakeify.errors import CaptureError
-from torch_fakeify.records.rename import rename_symbols
+from torch_fakeify.records.symbol_names import rename_symbols
 
-from .feedback import FactBaseline, propagate_new_facts
+from .feedback import facts_of, propagate_new_facts
 from .fresh_env import FreshEnv
-from .graph_values import GraphValues
-from .listed_inputs import FlattenedInputs
+from .refakeifier import GraphValues
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -37,6 +38,64 @@ if TYPE_CHECKING:
 
 _LOCAL = frozenset({"fake_mode", "tensor_to_context"})
 """Attributes that the backend's ``TracingContext`` does not share with Dynamo's."""
+
+
+class FlattenedInputs:
+    """The inputs of a graph as rows: one for each placeholder, or for each item of a list.
+
+    Compiled autograd passes the tensors of a backward to a graph as one list, which the graph empties.
+    Dynamo has a policy and a fake tensor for each item, and a node that reads it from the list.
+
+    Attributes:
+        placeholders: one for each row: that of the graph, or a new one for an item of a list.
+
+    Args:
+        gm: the graph.
+        inputs: its inputs.
+
+    Raises:
+        CaptureError: not a graph, or another number of inputs than of placeholders.
+    """
+
+    def __init__(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
+        placeholders = placeholders_of(gm, inputs, CaptureError, fix=INPUTS_FIX)
+        self.placeholders: list[torch.fx.Node] = []
+        self._lengths: list[int | None] = []
+        apart = torch.fx.Graph()
+        for fx_node, value in zip(placeholders, inputs, strict=True):
+            is_list = isinstance(value, list)
+            self._lengths.append(len(value) if is_list else None)
+            self.placeholders += _items(fx_node, len(value), apart) if is_list else [fx_node]
+
+    def rows(self, inputs: Sequence[Any]) -> list[Any]:
+        """The inputs with each list replaced by its items."""
+        rows: list[Any] = []
+        for value, length in zip(inputs, self._lengths, strict=True):
+            rows += [value] if length is None else value
+        return rows
+
+    def inputs(self, rows: Sequence[Any]) -> list[Any]:
+        """The inputs as the graph takes them: the inverse of `rows`."""
+        left = iter(rows)
+        return [
+            next(left) if length is None else [next(left) for _ in range(length)]
+            for length in self._lengths
+        ]
+
+
+def _items(fx_node: torch.fx.Node, length: int, apart: torch.fx.Graph) -> list[torch.fx.Node]:
+    """Placeholders for the items of a list, with the sources and fake values of the items."""
+    source = source_of(fx_node)
+    made: list[torch.fx.Node] = []
+    for i in range(length):
+        item: Any = apart.placeholder(f"{fx_node.name}_{i}")
+        if source is not None:
+            item._dynamo_source = torch_dynamo.dynamo_source().GetItemSource(source, i)
+        made.append(item)
+    for user in fx_node.users:
+        if user.op == "call_function" and user.args[0] is fx_node and type(user.args[1]) is int:
+            made[user.args[1]].meta["example_value"] = user.meta.get("example_value")
+    return made
 
 
 class Handoff:
@@ -162,7 +221,7 @@ def fresh_backend_state(
         gm, records, values, example_inputs, context.fake_mode, describer, flattened, share_sizes
     )
     describer.forget()
-    before = FactBaseline.of(fresh.env)
+    before = facts_of(fresh.env)
     backend_context = _context(context, mode, zip(example_inputs, inputs, strict=True))
     with torch_dynamo.tracing(backend_context):
         try:

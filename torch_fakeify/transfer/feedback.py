@@ -26,58 +26,47 @@ in a retrace is that symbol. The others are numbers that only the backend's grap
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+import copy
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import sympy
 
-from torch_fakeify.compat.torch_symbols import ValueRangesSLoc, narrow_range
+from torch_fakeify.compat.torch_symbols import narrow_range
 from torch_fakeify.encoding.stacks import copy_stack
 from torch_fakeify.errors import ShapeEnvError
 
-from .fresh_env import caused_by, defer_assert, specialization_over
+from .fresh_env import caused_by, defer_assert, locations_of_equal, specialization_over
 
 if TYPE_CHECKING:
     from .fresh_env import FreshEnv
 
 
-class FactBaseline(NamedTuple):
-    """The facts of a ``ShapeEnv`` at one moment, or their counts."""
-
-    guards: int
-    ranges: dict[sympy.Symbol, Any]
-    replacements: dict[sympy.Symbol, Any]
-    divisible: frozenset[Any]
-    axioms: frozenset[Any]
-    asserts: dict[Any, int]
-    size_like: frozenset[sympy.Symbol]
-    hint_overrides: dict[sympy.Symbol, int]
-    exclusions: int
-    specializations: frozenset[Any]
-
-    @classmethod
-    def of(cls, env: Any) -> FactBaseline:
-        """The current facts of an environment."""
-        return cls(
-            len(env.guards),
-            dict(env.var_to_range),
-            dict(env.replacements),
-            frozenset(env.divisible),
-            frozenset(env.axioms),
-            {symbol: len(group) for symbol, group in env.deferred_runtime_asserts.items()},
-            frozenset(env.size_like),
-            dict(env.var_to_hint_override),
-            len(env.exclusion_constraints),
-            frozenset(env.specializations),
-        )
+_FACTS = (
+    "guards",
+    "var_to_range",
+    "replacements",
+    "divisible",
+    "axioms",
+    "size_like",
+    "var_to_hint_override",
+    "exclusion_constraints",
+    "specializations",
+)
+"""The attributes of a ``ShapeEnv`` that have its facts, besides the runtime asserts."""
 
 
-def propagate_new_facts(fresh: FreshEnv, original: Any, before: FactBaseline) -> None:
+def facts_of(env: Any) -> Any:
+    """The current facts of an environment, as attributes with its own names."""
+    asserts = {symbol: len(group) for symbol, group in env.deferred_runtime_asserts.items()}
+    facts = {name: copy.copy(getattr(env, name)) for name in _FACTS}
+    return SimpleNamespace(assert_counts=asserts, **facts)
+
+
+def propagate_new_facts(fresh: FreshEnv, original: Any, before: Any) -> None:
     """State the new facts of a fresh environment in the original one.
 
-    Args:
-        fresh: the fresh environment.
-        original: the environment that it was made from.
-        before: the facts of the fresh environment when it was made.
+    ``before`` are the facts of the fresh environment when it was made, from `facts_of`.
 
     Raises:
         ShapeEnvError: a guard does not hold for the hints, or is about a number without a source.
@@ -92,7 +81,7 @@ def propagate_new_facts(fresh: FreshEnv, original: Any, before: FactBaseline) ->
 
 
 class _Propagation:
-    def __init__(self, fresh: FreshEnv, original: Any, before: FactBaseline) -> None:
+    def __init__(self, fresh: FreshEnv, original: Any, before: Any) -> None:
         self._env = fresh.env
         self._original = original
         self._before = before
@@ -123,7 +112,7 @@ class _Propagation:
     # --- facts ------------------------------------------------------------------------------------
 
     def guards(self) -> None:
-        for guard in self._env.guards[self._before.guards :]:
+        for guard in self._env.guards[len(self._before.guards) :]:
             expr = self._to_original(guard.expr)
             if expr is None:
                 raise _no_source(guard.expr, guard.expr.free_symbols - self._symbols.keys())
@@ -134,7 +123,7 @@ class _Propagation:
 
     def asserts(self) -> None:
         for key, group in self._env.deferred_runtime_asserts.items():
-            for one in group[self._before.asserts.get(key, 0) :]:
+            for one in group[self._before.assert_counts.get(key, 0) :]:
                 expr = self._to_original(one.expr)
                 if expr is None:
                     continue
@@ -147,7 +136,7 @@ class _Propagation:
             old = self._symbols.get(symbol)
             if old is None or old not in original.var_to_range:
                 continue
-            if bounds == self._before.ranges.get(symbol):
+            if bounds == self._before.var_to_range.get(symbol):
                 continue
             if bounds != original.var_to_range[old]:
                 narrow_range(original, old, bounds)
@@ -156,12 +145,8 @@ class _Propagation:
     def _locate_range(self, symbol: Any, old: Any) -> None:
         """Take the locations of changed bounds from the fresh environment."""
         before, now = self._ranges_before[old], self._original.var_to_range[old]
-        theirs = self._env.var_to_range_sloc[symbol]
-        ours = self._original.var_to_range_sloc[old]
-        self._original.var_to_range_sloc[old] = ValueRangesSLoc(
-            ours.lower if now.lower == before.lower else theirs.lower,
-            ours.upper if now.upper == before.upper else theirs.upper,
-        )
+        ours, theirs = self._original.var_to_range_sloc, self._env.var_to_range_sloc
+        ours[old] = locations_of_equal(now, before, ours[old], theirs[symbol])
 
     def replacements(self) -> None:
         before = self._before.replacements
@@ -196,15 +181,13 @@ class _Propagation:
             expr = self._to_original(part)
             if expr is not None and expr != 0:
                 original._add_divisible(expr)
+        constants = (None, sympy.true, sympy.false)
         for condition, value in env.axioms.items():
-            if condition not in before.axioms and condition not in (sympy.true, sympy.false):
-                self._axiom(condition, value)
+            if condition not in before.axioms and condition not in constants:
+                expr = self._to_original(condition)
+                if expr not in constants:
+                    original.axioms.setdefault(expr, value)
         self._policy()
-
-    def _axiom(self, condition: Any, value: Any) -> None:
-        expr = self._to_original(condition)
-        if expr is not None and expr not in (sympy.true, sympy.false):
-            self._original.axioms.setdefault(expr, value)
 
     def _policy(self) -> None:
         """Propagate size-like symbols, hint overrides, exclusions and specializations."""
@@ -214,11 +197,11 @@ class _Propagation:
             symbols[s] for s in env.size_like - before.size_like if s in symbols
         )
         for symbol, hint in env.var_to_hint_override.items():
-            if symbol in symbols and before.hint_overrides.get(symbol) != hint:
+            if symbol in symbols and before.var_to_hint_override.get(symbol) != hint:
                 original.var_to_hint_override[symbols[symbol]] = hint
         original.exclusion_constraints.extend(
             (symbols[symbol], n)
-            for symbol, n in env.exclusion_constraints[before.exclusions :]
+            for symbol, n in env.exclusion_constraints[len(before.exclusion_constraints) :]
             if symbol in symbols
         )
         for one in env.specializations:

@@ -53,7 +53,7 @@ from torch_fakeify.encoding.conditions import RecordedCondition
 from torch_fakeify.encoding.exprs import decode_expr, encode_expr
 from torch_fakeify.encoding.stacks import copy_stack
 from torch_fakeify.errors import ShapeEnvError
-from torch_fakeify.records.rename import rename_symbols
+from torch_fakeify.records.symbol_names import rename_symbols
 from torch_fakeify.records.tensor import SymbolNode
 from torch_fakeify.replay.assert_nodes import insert_runtime_asserts
 from torch_fakeify.replay.facts import Fact, assumed_facts, runtime_asserts
@@ -127,16 +127,15 @@ class FreshEnv:
         """
         for fx_node, value in zip(gm.graph.find_nodes(op="placeholder"), original, strict=True):
             fx_node.meta["val"] = value
-        facts = _Facts(self)
         # Before the guard nodes, which would state the same conditions without messages.
-        facts.asserts()
-        facts.computed_ranges()
-        with facts.without_exclusions():
+        self._state_asserts()
+        self._state_computed_ranges()
+        with self._without_exclusions():
             inserted = insert_guards(gm, self._original)
             learn(gm, inputs)
-            facts.others(frozenset(inserted.unreachable))
-        facts.axioms()
-        facts.locations()
+            self._state_others(frozenset(inserted.unreachable))
+        self._copy_axioms()
+        self._copy_locations()
         self._copy_outputs()
 
     def copy_facts(self) -> None:
@@ -154,22 +153,19 @@ class FreshEnv:
             ours, theirs = getattr(env, table), getattr(original, table)
             values = {new(s): ours.pop(new(s)) for s in theirs if new(s) in ours}
             ours.update(values)
-        env.var_to_range.update((new(s), bounds) for s, bounds in original.var_to_range.items())
+        self._copy_tables("var_to_range", "replacements", "replacements_slocs", "axioms")
+        self._copy_tables("specialization_stacks")
         env.var_to_range_sloc.update(
             (new(s), ValueRangesSLoc(at.lower, at.upper))  # torch changes it in place
             for s, at in original.var_to_range_sloc.items()
         )
-        env.replacements.update((new(s), new(expr)) for s, expr in original.replacements.items())
-        env.replacements_slocs.update((new(s), at) for s, at in original.replacements_slocs.items())
         env.divisible.update(map(new, original.divisible))
-        env.axioms.update((new(expr), new(value)) for expr, value in original.axioms.items())
         for symbol, group in original.deferred_runtime_asserts.items():
             env.deferred_runtime_asserts[new(symbol)] = [
                 dataclasses.replace(one, expr=new(one.expr), stack=copy_stack(one.stack))
                 for one in group
             ]
         env.num_deferred_runtime_asserts = original.num_deferred_runtime_asserts
-        env.specialization_stacks.update(original.specialization_stacks)
         env._replacements_version_counter += len(env.replacements)  # 0: replaces nothing
         env._update_version_counter()
         env._resimplify_floor_div_axioms = original._resimplify_floor_div_axioms
@@ -264,35 +260,105 @@ class FreshEnv:
             if isinstance(key.key[0], torch_graphs.OpOverload):
                 self.env.fake_tensor_cache[key] = entry
 
+    def _copy_tables(self, *names: str) -> None:
+        """Copy dictionaries of the original environment, with the new symbols in keys and values."""
+        for name in names:
+            entries = getattr(self._original, name).items()
+            getattr(self.env, name).update((self.to_fresh(k), self.to_fresh(v)) for k, v in entries)
+
     def _copy_policy(self) -> None:
         """Copy the state that comes from the policy of the inputs."""
         env, original, new = self.env, self._original, self.to_fresh
         env.source_to_var.clear()  # in the original order, with all sources of each symbol
-        env.source_to_var.update((name, new(expr)) for name, expr in original.source_to_var.items())
         env.source_to_symbol.update(original.source_to_symbol)
-        env.source_name_to_debug_name.update(original.source_name_to_debug_name)
-        env.val_to_var.update(
-            (number, new(symbol)) for number, symbol in original.val_to_var.items()
-        )
-        for table in (
-            "var_to_hint_override",
-            "real_tensor_prop_unbacked_vals",
-            "unbacked_alloc_order",
-            "unbacked_renamings",
-        ):
-            ours: Any = getattr(env, table)
-            ours.update((new(key), new(value)) for key, value in getattr(original, table).items())
+        self._copy_tables("source_to_var", "source_name_to_debug_name", "val_to_var")
+        self._copy_tables("var_to_hint_override", "real_tensor_prop_unbacked_vals")
+        self._copy_tables("unbacked_alloc_order", "unbacked_renamings")
+        self._copy_tables("_shape_id_to_unbacked_symbol")
         env.var_to_stack.update((new(s), copy_stack(at)) for s, at in original.var_to_stack.items())
         env.unbacked_inputs.update(new(symbol) for symbol in original.unbacked_inputs)
         env.exclusion_constraints.extend((new(s), n) for s, n in original.exclusion_constraints)
         for specialization in original.specializations:
             env.specializations.add(specialization_over(specialization, new))
-        for table in ("_shape_id_to_unbacked_symbol", "_spec_symbol_to_compile_symbol"):
-            getattr(env, table).update((k, new(v)) for k, v in getattr(original, table).items())
+        env._spec_symbol_to_compile_symbol.update(
+            (symbol, new(size)) for symbol, size in original._spec_symbol_to_compile_symbol.items()
+        )
         env._shape_spec_pending_assumptions.extend(
             (set(free), new(condition))
             for free, condition in original._shape_spec_pending_assumptions
         )
+
+    # --- facts ------------------------------------------------------------------------------------
+
+    def _state_asserts(self) -> None:
+        """State the deferred runtime asserts, with their messages and stacks."""
+        for one in runtime_asserts(self._original):
+            defer_assert(self.env, self.to_fresh(one.expr), one.msg, copy_stack(one.stack))
+
+    def _state_computed_ranges(self) -> None:
+        """State the ranges of unbacked symbols, which no guard can check."""
+        for symbol, bounds in self._original.var_to_range.items():
+            if symbol not in self._original.backed_var_to_val:
+                narrow_range(self.env, self.symbols[symbol], bounds)
+
+    @contextmanager
+    def _without_exclusions(self) -> Generator[None, None, None]:
+        """Hide the exclusion constraints, which the fresh environment has from the policy."""
+        saved = self._original.exclusion_constraints
+        self._original.exclusion_constraints = []
+        try:
+            yield
+        finally:
+            self._original.exclusion_constraints = saved
+
+    def _state_others(self, unreachable: frozenset[str]) -> None:
+        """State the facts that the guard nodes of the graph do not cover."""
+        for fact in assumed_facts(self._original):
+            expr = self.to_fresh(fact.expr)
+            if fact.what == "guard" and str(fact.expr) not in unreachable:
+                continue  # it is, or follows from, guard nodes
+            if self.env._maybe_evaluate_static(expr) == sympy.true:
+                continue
+            with caused_by(self.env, fact.location):
+                self._state(fact, expr)
+
+    def _state(self, fact: Fact, expr: sympy.Basic) -> None:
+        env = self.env
+        if expr.free_symbols <= env.backed_var_to_val.keys():
+            if env.evaluate_expr(expr) != sympy.true:
+                raise ShapeEnvError(
+                    "a recorded fact does not hold for the recorded inputs",
+                    where=str(fact.expr),
+                    expected=str(expr),
+                    found=", ".join(
+                        f"{s} = {env.backed_var_to_val[s]}"
+                        for s in sorted(expr.free_symbols, key=str)
+                    ),
+                    fix="The capture is damaged: record the frame again",
+                )
+        elif fact.what == "equality":
+            symbol, expr = expr.args
+            env._set_replacement(symbol, expr, "recorded")
+
+    def _copy_axioms(self) -> None:
+        """Copy the axioms: assumptions of a specialized graph, and those implied by asserts."""
+        for condition, value in self._original.axioms.items():
+            self.env.axioms.setdefault(self.to_fresh(condition), self.to_fresh(value))
+        self.env._update_version_counter()
+
+    def _copy_locations(self) -> None:
+        """Copy the locations of ranges and replacements."""
+        env, original = self.env, self._original
+        for symbol, locations in original.var_to_range_sloc.items():
+            new = self.symbols[symbol]
+            bounds, ours = original.var_to_range.get(symbol), env.var_to_range.get(new)
+            if bounds is not None and ours is not None:
+                here = env.var_to_range_sloc[new]
+                env.var_to_range_sloc[new] = locations_of_equal(bounds, ours, locations, here)
+        env.specialization_stacks.update(original.specialization_stacks)
+        for symbol, location in original.replacements_slocs.items():
+            if self.symbols[symbol] in env.replacements:
+                env.replacements_slocs[self.symbols[symbol]] = location
 
 
 def specialization_over(specialization: Any, over: Callable[[Any], Any]) -> Any:
@@ -306,6 +372,14 @@ def specialization_over(specialization: Any, over: Callable[[Any], Any]) -> Any:
     if isinstance(check_fn, RecordedCondition):
         check_fn = RecordedCondition(over(check_fn.symbol), over(check_fn.condition))
     return torch_symbols.Specialization(specialization.source, check_fn)
+
+
+def locations_of_equal(bounds: Any, others: Any, locations: Any, other_locations: Any) -> Any:
+    """The locations of the ends of a range that equal those of another range, else the other locations."""
+    return ValueRangesSLoc(
+        locations.lower if bounds.lower == others.lower else other_locations.lower,
+        locations.upper if bounds.upper == others.upper else other_locations.upper,
+    )
 
 
 def defer_assert(env: Any, expr: Any, message: str, stack: Any | None) -> bool:
@@ -384,90 +458,3 @@ def _unsupported_symbol(symbol: sympy.Symbol, found: str) -> ShapeEnvError:
         found=found,
         fix="Use the environment in its recorded state: instantiate()",
     )
-
-
-# --- facts ----------------------------------------------------------------------------------------
-
-
-class _Facts:
-    """States the facts of the original environment in the fresh one."""
-
-    def __init__(self, fresh: FreshEnv) -> None:
-        self._env = fresh.env
-        self._original = fresh._original  # pyright: ignore[reportPrivateUsage]
-        self._symbols = fresh.symbols
-        self._new = fresh.to_fresh
-
-    def asserts(self) -> None:
-        """State the deferred runtime asserts, with their messages and stacks."""
-        for one in runtime_asserts(self._original):
-            defer_assert(self._env, self._new(one.expr), one.msg, copy_stack(one.stack))
-
-    def computed_ranges(self) -> None:
-        """State the ranges of unbacked symbols, which no guard can check."""
-        for symbol, bounds in self._original.var_to_range.items():
-            if symbol not in self._original.backed_var_to_val:
-                narrow_range(self._env, self._symbols[symbol], bounds)
-
-    @contextmanager
-    def without_exclusions(self) -> Generator[None, None, None]:
-        """Hide the exclusion constraints, which the fresh environment has from the policy."""
-        saved = self._original.exclusion_constraints
-        self._original.exclusion_constraints = []
-        try:
-            yield
-        finally:
-            self._original.exclusion_constraints = saved
-
-    def others(self, unreachable: frozenset[str]) -> None:
-        """State the facts that the guard nodes of the graph do not cover."""
-        for fact in assumed_facts(self._original):
-            expr = self._new(fact.expr)
-            if fact.what == "guard" and str(fact.expr) not in unreachable:
-                continue  # it is, or follows from, guard nodes
-            if self._env._maybe_evaluate_static(expr) == sympy.true:
-                continue
-            with caused_by(self._env, fact.location):
-                self._state(fact, expr)
-
-    def _state(self, fact: Fact, expr: sympy.Basic) -> None:
-        env = self._env
-        if expr.free_symbols <= env.backed_var_to_val.keys():
-            if env.evaluate_expr(expr) != sympy.true:
-                raise ShapeEnvError(
-                    "a recorded fact does not hold for the recorded inputs",
-                    where=str(fact.expr),
-                    expected=str(expr),
-                    found=", ".join(
-                        f"{s} = {env.backed_var_to_val[s]}"
-                        for s in sorted(expr.free_symbols, key=str)
-                    ),
-                    fix="The capture is damaged: record the frame again",
-                )
-        elif fact.what == "equality":
-            symbol, expr = expr.args
-            env._set_replacement(symbol, expr, "recorded")
-
-    def axioms(self) -> None:
-        """Copy the axioms: assumptions of a specialized graph, and those implied by asserts."""
-        for condition, value in self._original.axioms.items():
-            self._env.axioms.setdefault(self._new(condition), self._new(value))
-        self._env._update_version_counter()
-
-    def locations(self) -> None:
-        """Copy the locations of ranges and replacements."""
-        env, original = self._env, self._original
-        for symbol, locations in original.var_to_range_sloc.items():
-            bounds, ours = (
-                original.var_to_range.get(symbol),
-                env.var_to_range.get(self._symbols[symbol]),
-            )
-            if bounds is not None and ours is not None:
-                here = env.var_to_range_sloc[self._symbols[symbol]]
-                lower = locations.lower if bounds.lower == ours.lower else here.lower
-                upper = locations.upper if bounds.upper == ours.upper else here.upper
-                env.var_to_range_sloc[self._symbols[symbol]] = ValueRangesSLoc(lower, upper)
-        env.specialization_stacks.update(original.specialization_stacks)
-        for symbol, location in original.replacements_slocs.items():
-            if self._symbols[symbol] in env.replacements:
-                env.replacements_slocs[self._symbols[symbol]] = location

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import sympy
@@ -27,18 +27,22 @@ from torch_fakeify.describe.describer import MetaTensorDescriber
 from torch_fakeify.encoding.exprs import decode_expr, encode_expr, encode_sym
 from torch_fakeify.encoding.nested_ints import is_nested_int
 from torch_fakeify.errors import ConvertError, FakeifyError, UnsupportedTensorError
+from torch_fakeify.records.symbol_names import rename_symbols
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch_fakeify.compat.torch_fakes import FakeTensorMode
+    from torch_fakeify.records.frame import InputDesc
     from torch_fakeify.records.tensor import SymbolFactDesc, SymDesc
+
+    from .fresh_env import FreshEnv
 
 _T = TypeVar("_T")
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
-NO_VALUES = frozenset({
+_NO_VALUES = frozenset({
     "stack_trace", "nn_module_stack", "fwd_nn_module_stack", "source_fn_stack",
     "fwd_source_fn_stack", "torch_fn", "from_node", "original_aten", "output_stack_traces",
 })  # fmt: skip
@@ -177,12 +181,7 @@ class Refakeifier:
             ) from error
         if mode is self._mode or (mode is None and not real_too):
             return t
-        cached = self._done.get(id(t))
-        if cached is not None:
-            return cached[1]
-        made = self._made(t)
-        self._done[id(t)] = (t, made)
-        return made
+        return self._memoized(t, self._made)
 
     def _made(self, t: torch.Tensor) -> torch.Tensor:
         d = self._describer.describe_tensor(t)
@@ -260,16 +259,13 @@ class Refakeifier:
         is_graph = isinstance(module, torch.fx.GraphModule)
         if not is_graph and not changed:
             return module
-        made: Any = torch.nn.Module.__new__(type(module))
+        base: Any = torch.fx.GraphModule if is_graph else torch.nn.Module
+        made: Any = base.__new__(type(module))
+        graph = self._leaf(state.pop("_graph"), real_too=False) if is_graph else None
+        made.__dict__.update(state)
         if is_graph:
-            made = torch.fx.GraphModule.__new__(type(module))  # which makes a new class
-            type(made).__name__ = type(module).__name__
-        if is_graph:
-            graph = self._leaf(state.pop("_graph"), real_too=False)
-            made.__dict__.update(state)
+            type(made).__name__ = type(module).__name__  # each graph module has a class of its own
             made.graph = graph
-        else:
-            made.__dict__.update(state)
         return made
 
     def _graph(self, graph: torch.fx.Graph) -> torch.fx.Graph:
@@ -298,8 +294,16 @@ class Refakeifier:
         return made
 
     def _env_of(self, graph: torch.fx.Graph) -> Any:
-        """The ``ShapeEnv`` of bare symbols in a graph's metadata."""
-        return _env_of(graph)
+        """The ``ShapeEnv`` of the symbols in a graph's metadata, if there are any."""
+        for fx_node in graph.nodes:
+            for key in ("val", "example_value"):
+                for leaf in torch_graphs.tree_leaves(fx_node.meta.get(key)):
+                    if isinstance(leaf, _SYMBOLIC):
+                        return getattr(leaf.node, "shape_env", None)
+                    mode = torch_fakes.maybe_get_fake_mode(leaf)
+                    if mode is not None and mode.shape_env is not None:
+                        return mode.shape_env
+        return None
 
     def _constants(self, fx_node: torch.fx.Node) -> None:
         """Convert the tensors and scalars among a node's arguments, in place."""
@@ -322,7 +326,7 @@ class Refakeifier:
     def _meta(self, meta: Mapping[Any, Any], env: Any) -> dict[Any, Any]:
         """Convert the metadata of a node, whose bare symbols are of ``env``."""
         return {
-            key: value if key in NO_VALUES else self._entry(key, value, env)
+            key: value if key in _NO_VALUES else self._entry(key, value, env)
             for key, value in meta.items()
         }
 
@@ -391,6 +395,111 @@ class Refakeifier:
         return made
 
 
+class GraphValues(Refakeifier):
+    """Converts the metadata of a graph to a fresh environment, by the describer and converter of its inputs.
+
+    Dynamo stores the value of each node as a fake tensor of the mode that it traced with. A backend reads
+    them (as inductor's passes before autograd do), and through them the original ``ShapeEnv``. Here a view
+    of an input becomes a view of the new input, and no operator runs again.
+
+    Args:
+        describer: the describer of the inputs.
+        converter: the converter of the inputs.
+        fresh: the environment of the new inputs.
+    """
+
+    def __init__(
+        self, describer: MetaTensorDescriber, converter: MetaConverter, fresh: FreshEnv
+    ) -> None:
+        super().__init__(converter.mode, describer, converter)
+        converter.has_alias_fakes = True
+        self._fresh = fresh
+        self._shared = 0
+        """How many of the describer's expressions the converter has."""
+        self._share_expressions()
+
+    def map_inputs(
+        self, values: Sequence[Any], records: Sequence[InputDesc], inputs: Sequence[Any]
+    ) -> None:
+        """Map the frontend's fakes of the inputs to the new inputs.
+
+        A fake that tracing has resized or transposed is not mapped: its nodes have the changed value.
+
+        Args:
+            values: the frontend's fakes.
+            records: the inputs over the symbols of ``values``.
+            inputs: the inputs over the new symbols.
+        """
+        for value, record, made in zip(values, records, inputs, strict=True):
+            initial = record.tensor
+            if initial is None or not isinstance(value, torch.Tensor):
+                continue
+            now = self._describer.describe_tensor(value)
+            if (now.size, now.stride, now.storage_offset) == (
+                initial.size,
+                initial.stride,
+                initial.storage_offset,
+            ):
+                self._describer.alias(value, initial)
+                self._done[id(value)] = (value, made)
+
+    def graph_module(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> torch.fx.GraphModule:
+        """A copy of a graph and its bodies with the new values; weights are shared.
+
+        A value without a record is omitted: a functorch wrapper whose level has ended.
+        """
+        quiet = self._env.suppress_guards(), self._env.ignore_fresh_unbacked_symbols()
+        with quiet[0], quiet[1], self._describer.assume_unchanged():
+            made: Any = self._module(gm)
+        for fx_node, value in zip(made.graph.find_nodes(op="placeholder"), inputs, strict=True):
+            fx_node.meta.pop("val", None)
+            if not isinstance(fx_node.meta.get("example_value"), torch_fakes.FakeScriptObject):
+                fx_node.meta["example_value"] = value
+        return made
+
+    def _env_of(self, graph: torch.fx.Graph) -> Any:  # noqa: ARG002
+        return None  # all symbols are of the original environment
+
+    def _meta(self, meta: Mapping[Any, Any], env: Any) -> dict[Any, Any]:
+        made: dict[Any, Any] = {}
+        for key, value in meta.items():
+            with suppress(FakeifyError):
+                made[key] = value if key in _NO_VALUES else self._entry(key, value, env)
+        return made
+
+    def _bindings(self, bindings: dict[Any, Any], env: Any) -> dict[Any, Any]:  # noqa: ARG002
+        return {self._fresh.to_fresh(symbol): path for symbol, path in bindings.items()}
+
+    # --- conversion by records --------------------------------------------------------------------
+
+    def _made(self, t: torch.Tensor) -> torch.Tensor:
+        d = self._describer.describe_tensor(t)
+        self._share_expressions()
+        return self._converter.from_desc(rename_symbols(d, self._fresh.names))
+
+    def _share_expressions(self) -> None:
+        """Add the describer's expression objects to the converter's cache, if all names are equal."""
+        assert self._sizes is not None
+        if self._fresh.has_other_names:
+            return
+        for expr, desc in self._describer._syms.expressions(self._shared):  # pyright: ignore[reportPrivateUsage]
+            self._sizes.cache_expression(desc, expr)
+            self._shared += 1
+
+    def _scalar(self, n: Any) -> Any:
+        if isinstance(n, torch.SymInt) and n.node.is_nested_int():
+            return n
+        env = getattr(n.node, "shape_env", None)
+        if env is None or env is self._env:
+            return n
+        sym = encode_sym(n)
+        expr = self._expression(n.node.expr, env)
+        return torch_symbols.make_sym(sym.kind, expr, self._env, sym.hint, constant=sym.constant)
+
+    def _expression(self, expr: Any, env: Any) -> Any:  # noqa: ARG002
+        return self._fresh.to_fresh(expr)
+
+
 _CONSTANTS = frozenset({str, int, float, bool, type(None), torch.dtype})
 """Classes of most leaves that have nothing to convert."""
 
@@ -413,16 +522,3 @@ def _no_value(expr: Any) -> ConvertError:
         found=str(expr),
         fix="Give refakeify a FakeTensorMode that has a ShapeEnv",
     )
-
-
-def _env_of(graph: torch.fx.Graph) -> Any:
-    """The ``ShapeEnv`` of the symbols in a graph's metadata, if there are any."""
-    for fx_node in graph.nodes:
-        for key in ("val", "example_value"):
-            for leaf in torch_graphs.tree_leaves(fx_node.meta.get(key)):
-                if isinstance(leaf, _SYMBOLIC):
-                    return getattr(leaf.node, "shape_env", None)
-                mode = torch_fakes.maybe_get_fake_mode(leaf)
-                if mode is not None and mode.shape_env is not None:
-                    return mode.shape_env
-    return None

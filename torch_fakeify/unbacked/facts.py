@@ -15,7 +15,7 @@ import sympy
 from torch_fakeify.compat.torch_symbols import ValueRangeError, int_oo, narrow_range
 from torch_fakeify.encoding.exprs import decode_expr, encode_expr
 from torch_fakeify.errors import ShapeEnvError
-from torch_fakeify.records.rename import rename_symbols
+from torch_fakeify.records.symbol_names import rename_symbols
 from torch_fakeify.records.tensor import SymbolNode
 from torch_fakeify.replay.bindings import canonical_symbol, is_unbacked
 from torch_fakeify.replay.facts import runtime_asserts
