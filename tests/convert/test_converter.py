@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 import torch
-from converted_checks import assert_same, contexts, in_place, relations
+from converted_checks import assert_same, contexts, in_place
 from converter_modes import WalkConverter, dynamic_mode
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import piped
+from record_facts import canonical
 from strategies import DTYPES, is_refusal_of_torch, tensor_groups, without_refusals_of_torch
+from tensor_facts import relations
 from torch._dynamo import decorators
 from torch._dynamo.source import LocalSource
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -35,27 +36,6 @@ if TYPE_CHECKING:
 
 # torch's own describer asks for the gradient of non-leaves.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
-
-
-def canonical(d: MetaTensorDesc) -> MetaTensorDesc:
-    """The record without what a fake tensor of it cannot have: its numbers and its realness."""
-
-    def part(d: MetaTensorDesc | None) -> MetaTensorDesc | None:
-        return None if d is None else canonical(d)
-
-    return msgspec.structs.replace(
-        d,
-        id=0,
-        storage=msgspec.structs.replace(d.storage, id=0),
-        is_fake=False,
-        scalar_hint=None,
-        item_memo=None,
-        symbols=(),
-        source=None,
-        symbolic_context=None,
-        base=part(d.base),
-        grad=part(d.grad),
-    )
 
 
 def without_number(fake: Any) -> Any:
@@ -98,7 +78,7 @@ def test_describing_a_static_fake_gives_its_record(group: list[torch.Tensor]) ->
     fakes = [converter.from_desc(d) for d in records]
     again = MetaTensorDescriber()
     for d, fake in zip(records, fakes, strict=True):
-        assert canonical(again.describe_tensor(fake)) == canonical(d)
+        assert canonical([again.describe_tensor(fake)]) == canonical([d])
     assert relations(fakes) == relations(group)
 
 
@@ -183,7 +163,9 @@ def test_describing_a_symbolic_fake_gives_its_record(data: Any, group: list[torc
     fakes = convert_all(FakeTensorMode(shape_env=ShapeEnv()), unhinted)
     again = MetaTensorDescriber()
     for d, fake in zip(unhinted, fakes, strict=True):
-        assert without_storage(hinted(again.describe_tensor(fake))) == without_storage(canonical(d))
+        assert without_storage(hinted(again.describe_tensor(fake))) == without_storage(
+            canonical([d])[0]
+        )
 
 
 @st.composite
@@ -215,7 +197,7 @@ def hinted(d: MetaTensorDesc) -> MetaTensorDesc:
     def n(n: Any) -> int:
         return n if isinstance(n, int) else n.hint
 
-    d = canonical(d)
+    (d,) = canonical([d])
     return msgspec.structs.replace(
         d,
         size=tuple(map(n, d.size)),
@@ -308,7 +290,7 @@ def test_unusual_views(name: str, symbolic: bool, converter_of: type[MetaConvert
         assert_same(fake, expected)
         if symbolic:
             ours.shape_env.check_equal(theirs.shape_env)
-    assert without_storage(hinted(tfk.describe_tensor(fake))) == without_storage(canonical(d))
+    assert without_storage(hinted(tfk.describe_tensor(fake))) == without_storage(canonical([d])[0])
 
 
 def test_gradients_flow_through_a_rebuilt_view() -> None:
@@ -409,7 +391,7 @@ def test_devices_that_this_machine_lacks(device: str, converter_of: type[MetaCon
     assert fake.device == fake._base.device == torch.device(device)
     with fake.fake_mode, torch.no_grad():
         assert (fake @ fake).device == torch.device(device)
-    assert canonical(tfk.describe_tensor(fake)) == canonical(d)
+    assert canonical([tfk.describe_tensor(fake)]) == canonical([d])
 
 
 def with_device(d: MetaTensorDesc, device: str) -> MetaTensorDesc:
@@ -568,11 +550,7 @@ def test_a_fresh_process_rebuilds_what_was_described_here() -> None:
         describer.describe_tensor(t, source=LocalSource(f"x{i}")) for i, t in enumerate(group)
     ]
     records[0] = with_device(records[0], "cuda:0")
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD], input=tfk.dumps(records), capture_output=True, check=False
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    lines = done.stdout.decode().splitlines()
+    lines = piped(CHILD, tfk.dumps(records)).decode().splitlines()
     for mode in (FakeTensorMode(), dynamic_mode()):
         fakes = convert_all(mode, records)
         assert lines.pop(0) == str(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
-import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,6 +25,7 @@ from interpreter_programs import (
     told,
 )
 from places import ZOO
+from processes import fresh
 from torch._C import _functorch as functorch
 from torch._dispatch.python import suspend_functionalization
 from torch._functorch.pyfunctorch import (
@@ -307,12 +306,7 @@ def test_operators_agree_in_another_process(seen: dict[str, Seen], tmp_path: Pat
     chosen = {name: s for name, s in seen.items() if s.modes == (True, True)}
     assert len(chosen) > 15
     path.write_bytes(tfk.dumps({name: s.record for name, s in chosen.items()}))
-    script = ZOO / "interpreter_programs.py"
-    run = subprocess.run(
-        [sys.executable, str(script), str(path)], capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr
-    found = json.loads(run.stdout)
+    found = json.loads(fresh(ZOO / "interpreter_programs.py", path).stdout)
     assert found.keys() == chosen.keys()
     for name, s in chosen.items():
         check_outcomes(s, found[name])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import random
-import warnings
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ import torch
 from captured_frames import captures_of
 from functorch import make_fx
 from program_zoo import programs
+from quiet import quiet
 from torch.testing._internal.two_tensor import TwoTensor
 
 import torch_fakeify as tfk
@@ -84,8 +84,7 @@ def test_the_inputs_of_a_program_are_bound(name: str) -> None:
         stack.enter_context(torch._dynamo.config.patch(**program.config))
         stack.enter_context(torch.set_grad_enabled(program.grad))
         stack.enter_context(program.around())
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")
+        stack.enter_context(quiet())
         fn, *calls = program.make()
         scope: dict[str, Any] = {}
         names: dict[str, Any] = {}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
+from quiet import quiet
 from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.fx.experimental.sym_node import SymNode
@@ -192,8 +192,7 @@ class Frames:
         expected = gm(*args)
         if self.run:
             torch.set_rng_state(state)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with quiet():
                 actual = rebuilt(*copies)
             torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
             self.runs += 1

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
+
+from quiet import quiet
 
 if TYPE_CHECKING:
     import torch
@@ -17,6 +18,5 @@ def same(n: Any) -> Any:
 
 def torchs_fake(mode: FakeTensorMode, t: torch.Tensor) -> Any:
     """Torch's own fake tensor; without its warning about the gradients of non-leaves."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with quiet():
         return mode.from_tensor(t)

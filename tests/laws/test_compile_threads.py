@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
 import threading
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from processes import fresh
 from torch._dynamo.convert_frame import compile_lock
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import torch_fakeify as tfk
 
-PACKAGE = str(Path(tfk.__file__).parents[1])
+if TYPE_CHECKING:
+    from pathlib import Path
 
 POOL = """
 import collections, sys
@@ -96,11 +95,7 @@ def test_a_pool_of_six_threads(job: str, tmp_path: Path) -> None:
     A trace of a frontend is not among functions of ``torch.compile``: see the next test.
     """
     path = recorded(tmp_path)
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(POOL), str(path), job],
-        check=False, capture_output=True, text=True, cwd=tmp_path, env=_env(),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    fresh("-c", textwrap.dedent(POOL), path, job, cwd=tmp_path, OMP_NUM_THREADS="1")
 
 
 def test_torch_refuses_compiled_functions_while_another_thread_traces() -> None:
@@ -122,12 +117,6 @@ def test_torch_refuses_compiled_functions_while_another_thread_traces() -> None:
 
     make_fx(traced)(torch.ones(2))
     assert "using FX to symbolically trace" in called[0]
-
-
-def _env() -> dict[str, str]:
-    import os
-
-    return {**os.environ, "PYTHONPATH": PACKAGE, "OMP_NUM_THREADS": "1"}
 
 
 def _is_held() -> bool:

@@ -11,13 +11,13 @@ import threading
 import time
 import weakref
 from pathlib import Path
-from subprocess import run
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 import torch
 from places import IMPORTABLE
+from processes import PACKAGE, fresh
 from torch._inductor.compile_worker.subproc_pool import SubprocKind, SubprocPool
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.sym_node import SymNode
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
 T = TypeVar("T")
-PACKAGE = str(Path(tfk.__file__).parents[1])
 THREADS = 4
 
 
@@ -219,10 +218,7 @@ def test_the_first_use_of_the_codec_in_many_threads() -> None:
         assert len(found) == 8, found
         assert len(set(found)) == 1 and found[0][1], found
     """
-    done = run([sys.executable, "-c", textwrap.dedent(code)],
-               env={**os.environ, "PYTHONPATH": PACKAGE},
-               capture_output=True, text=True, check=False, timeout=100)  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    fresh("-c", textwrap.dedent(code))
 
 
 @pytest.mark.usefixtures("eager_switching")

@@ -13,7 +13,8 @@ import msgspec
 import pytest
 import torch
 from hypothesis import Phase, given, settings
-from record_facts import canonical, in_another_process, sharing
+from processes import piped
+from record_facts import canonical, converted, described, sharing
 from strategies import KINDS, TwoTensor, any_groups, is_refusal_of_torch, tensor_groups
 from sweeps import difference
 from tensor_facts import facts, parts, relations
@@ -36,21 +37,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Sparse"),
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
 ]
-
-
-def described(group: list[torch.Tensor], *, sources: bool = False) -> list[MetaTensorDesc]:
-    """The records of one describer."""
-    describer = tfk.MetaTensorDescriber()
-    return [
-        describer.describe_tensor(t, source=LocalSource(f"x{i}") if sources else None)
-        for i, t in enumerate(group)
-    ]
-
-
-def converted(records: list[MetaTensorDesc], mode: FakeTensorMode) -> list[torch.Tensor]:
-    """The fake tensors of one converter, of records read from bytes."""
-    converter = tfk.MetaConverter(mode)
-    return [converter.from_desc(d) for d in tfk.loads(tfk.dumps(records))]
 
 
 def as_data(records: list[Any]) -> Any:
@@ -367,10 +353,9 @@ REBUILD = """
 import sys
 import msgspec
 import torch_fakeify as tfk
-from record_facts import canonical
-from strategies import TwoTensor  # the reader has imported the classes
-from test_laws import converted, described
+from record_facts import canonical, converted, described
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.two_tensor import TwoTensor  # the reader has imported the classes
 
 groups = map(tfk.loads, msgspec.msgpack.decode(sys.stdin.buffer.read()))
 again = [canonical(described(converted(records, FakeTensorMode()))) for records in groups]
@@ -391,7 +376,7 @@ def test_another_process_describes_the_same() -> None:
     assert len(groups) > 30
     expected = [canonical(records) for records in groups]
     written = msgspec.msgpack.encode(list(map(tfk.dumps, groups)))
-    found = msgspec.msgpack.decode(in_another_process(REBUILD, written))
+    found = msgspec.msgpack.decode(piped(REBUILD, written))
     for one, other in zip(map(tfk.loads, found), expected, strict=True):
         assert list(one) == list(other)  # says which record differs
     assert found == list(map(tfk.dumps, expected))

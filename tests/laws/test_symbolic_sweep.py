@@ -13,7 +13,8 @@ from unittest import mock
 
 import pytest
 import torch
-from sweeps import Tally, call, difference, op_infos, quiet
+from quiet import quiet
+from sweeps import Tally, call, difference, op_infos
 from tensor_facts import text
 from torch._functorch.aot_autograd import aot_function
 from torch._subclasses.fake_tensor import FakeTensorMode

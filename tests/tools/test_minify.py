@@ -14,6 +14,7 @@ import torch
 from places import GOLDEN
 from planted_bugs import BACKENDS, BUGS, Bug, example
 from planting import plant
+from processes import fresh
 
 import torch_fakeify as tfk
 from torch_fakeify.cli import main
@@ -147,8 +148,7 @@ def check_script(report: MinifyReport, bug: Bug) -> None:
     if bug.backend not in ("bug_rejects_pattern", "bug_wrong_gradient"):
         return  # what the others do with another backend is no different
     report.script.write_text(text.replace(f"backend={bug.backend!r}", "backend='bug_none'"))
-    done = subprocess.run([sys.executable, str(report.script)], check=False, capture_output=True)
-    assert done.returncode == 0, done.stderr[-2000:]
+    fresh(report.script)
 
 
 @pytest.mark.sweep
@@ -488,11 +488,7 @@ def test_sizes_that_fuzz_saves_become_hints(
     assert small(sized["backed"], "bug_tall", output, "--sizes", sizes) == 0
     assert "script: fails in the same way" in capsys.readouterr().out
     assert small(output, "bug_tall", tmp_path / "again.fkf", "--no-script") == 0
-    done = subprocess.run(
-        [sys.executable, str(tmp_path / "small.py")], check=False, capture_output=True, text=True
-    )
-    assert done.returncode == 1
-    assert "AssertionError" in done.stderr
+    assert "AssertionError" in fresh(tmp_path / "small.py", status=1).stderr
 
 
 @pytest.mark.sweep
