@@ -11,7 +11,6 @@ import pytest
 import torch
 from places import GOLDEN, ROOT
 from processes import fresh
-from unknown_torch import FINDINGS, NEWER, OLDER, PLANTED
 
 import torch_fakeify as tfk
 from torch_fakeify import cli
@@ -26,6 +25,29 @@ from torch_fakeify.versions import SUPPORTED_TORCH, support_status, supported_to
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+# A torch of another version, played by the one that is here: text in front of a program.
+NEWER = "import torch; torch.__version__ = '2.17.0.dev20270101+cpu'\n"
+"""Nothing is unknown in it."""
+
+PLANTED = """
+import torch._functorch.aot_autograd
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+def planted(self, *args, known=ShapeEnv.__init__, **more):
+    known(self, *args, **more)
+    self.tempo = 3
+ShapeEnv.__init__ = planted
+del torch._logging._internal.LazyTraceHandler
+"""
+"""After `NEWER`: an attribute that no table has, and a private name that is gone."""
+
+FINDINGS = (
+    "torch._logging._internal.LazyTraceHandler: a name that is missing",
+    "ShapeEnv.tempo: an attribute that no table has",
+)
+"""What the census says of `PLANTED`."""
+
+OLDER = "import torch; torch.__version__ = '2.12.1'\n"
 
 NEWEST = SUPPORTED_TORCH[-1]
 

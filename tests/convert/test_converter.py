@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 import torch
-from converted_checks import assert_same, contexts, in_place
-from converter_modes import WalkConverter, dynamic_mode
+from converted_checks import WalkConverter, assert_same, contexts, dynamic_mode, in_place
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import piped

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 import torch
-from converter_modes import WalkConverter
+from converted_checks import WalkConverter
 from hypothesis import given
 from strategies import DTYPES, Group, tensor_groups
 from tensor_facts import facts, parts, relations, text

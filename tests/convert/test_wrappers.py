@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from interpreter_helpers import same, torchs_fake
 from interpreter_programs import (
     rebuild,
+    same,
     told,
+    torchs_fake,
 )
 from torch._C import _functorch as functorch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode

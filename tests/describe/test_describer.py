@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 import torch
-from converter_modes import GeneralDescriber
+from converted_checks import GeneralDescriber
 from golden_tensors import marked
 from quiet import quiet
 from torch._dynamo.source import LocalSource, RandomValueSource

@@ -13,9 +13,10 @@ import torch._subclasses.meta_utils as meta_utils
 from converted_checks import assert_same, contexts, in_place
 from dropin_kinds import (
     KINDS,
+    OURS,
+    both,
     told,
 )
-from dropin_pairs import OURS, both
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import tensor_groups

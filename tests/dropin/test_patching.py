@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch._subclasses.meta_utils as meta_utils
-from dropin_pairs import OURS, both
+from dropin_kinds import OURS, both
 from processes import fresh
 from torch._dynamo import trace_rules
 from torch._subclasses import fake_tensor

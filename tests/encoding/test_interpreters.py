@@ -12,7 +12,6 @@ import msgspec
 import pytest
 import torch
 from hypothesis import given
-from interpreter_helpers import same, torchs_fake
 from interpreter_programs import (
     OPS,
     PROGRAMS,
@@ -21,8 +20,10 @@ from interpreter_programs import (
     outcome,
     rebuild,
     replayed,
+    same,
     stack_of,
     told,
+    torchs_fake,
 )
 from places import ZOO
 from processes import fresh

@@ -7,11 +7,10 @@ import dataclasses
 from typing import Any
 
 import pytest
-from context_examples import LOCAL, shown
 from hypothesis import given, settings
 from processes import piped
 from source_examples import ARGUMENTS, X, cases, make, source_classes
-from source_strategies import SOURCES
+from source_strategies import LOCAL, SOURCES, shown
 from torch._dynamo import source as S
 from torch._guards import ChainedSource, Source
 

@@ -28,11 +28,6 @@ if TYPE_CHECKING:
     from cli_runs import Command
 
 
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> None:
-    torch._dynamo.reset()
-
-
 class Compilers:
     """A backend on AOTAutograd that notes which of its compilers gets which graph."""
 

@@ -24,14 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-pytestmark = pytest.mark.usefixtures("warm_workers")
+pytestmark = pytest.mark.usefixtures("fresh_dynamo", "warm_workers")
 
 NAME = "torch._dynamo.variables.builtin._lower_version_count_by_1"
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> None:
-    torch._dynamo.reset()
 
 
 class Weight(torch.nn.Module):

@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from graph_checks import rebuild
-from graph_records import OUT, RELU, X, decode, function, graph
+from graph_checks import OUT, RELU, X, decode, function, graph, rebuild
 from processes import fresh
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.proxy import _COPY_META_FIELDS

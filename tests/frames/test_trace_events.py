@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from torch_fakeify.frames.trace_logs.log import TraceGroup
-from trace_facts import without_facts
+from trace_logs import without_facts
 
 # --- the main law ---------------------------------------------------------------------------------
 

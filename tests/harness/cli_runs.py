@@ -98,6 +98,12 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedPr
     return done
 
 
+@pytest.fixture
+def fresh_dynamo() -> None:
+    """Dynamo has compiled nothing."""
+    torch._dynamo.reset()
+
+
 @pytest.fixture(scope="session")
 def captures(recorded: subprocess.CompletedProcess[str]) -> list[Path]:
     """The files that ``run`` wrote, in order."""

@@ -7,15 +7,20 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import strategies as st
 from tensor_facts import own_facts
 from torch._dynamo.source import AttrSource
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.meta_utils import safe_grad
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     RelaxedUnspecConstraint,
+    ShapeEnv,
     StatefulSymbolicContext,
     StatelessSymbolicContext,
     StrictMinMaxConstraint,
 )
 from torch.utils._sympy.value_ranges import ValueRanges
+
+from torch_fakeify.convert.converter import MetaConverter
+from torch_fakeify.describe.describer import MetaTensorDescriber
 
 if TYPE_CHECKING:
     import torch
@@ -96,3 +101,27 @@ def contexts(draw: st.DrawFn, t: torch.Tensor, source: Any) -> Any:
         unbacked_bounds=bounds or None,
         **more,
     )
+
+
+class GeneralDescriber(MetaTensorDescriber):
+    """Describes every tensor as one that is not plain."""
+
+    def _describe_plain(self, *_: Any) -> None:
+        return None
+
+
+class WalkConverter(MetaConverter):
+    """Makes every tensor by the walk of its builder, and every symbol by torch's ``ShapeEnv``."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if self._sizes is not None:
+            self._sizes.fresh = None
+
+    def _plain(self, *_: Any) -> None:
+        return None
+
+
+def dynamic_mode() -> FakeTensorMode:
+    """A mode with a fresh ShapeEnv."""
+    return FakeTensorMode(shape_env=ShapeEnv())

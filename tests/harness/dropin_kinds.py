@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from tensor_facts import facts, parts
+from torch._subclasses.fake_tensor import (
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+)
 from torch.testing._internal.two_tensor import TwoTensor
+
+from torch_fakeify import dropin
+from torch_fakeify.dropin import converter as dropin_convert
+from torch_fakeify.dropin import desc
+from torch_fakeify.dropin import describer as dropin_describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,3 +127,24 @@ def told(t: Any) -> Any:
         )
         for part in parts([t])
     ]
+
+
+OURS = {
+    "MetaConverter": dropin_convert.MetaConverter,
+    "MetaStorageDesc": desc.MetaStorageDesc,
+    "MetaTensorDesc": desc.MetaTensorDesc,
+    "MetaTensorDescriber": dropin_describe.MetaTensorDescriber,
+}
+
+
+def both(make: Callable[[], Any]) -> tuple[Any, Any]:
+    """What a function gives with the drop-in and without; or the exceptions."""
+    found: list[Any] = []
+    for place in (dropin.installed(), nullcontext()):
+        FakeTensorMode.cache_clear()  # of what operators give, which counts in the memos too
+        with place:
+            try:
+                found.append(make())
+            except (RuntimeError, AssertionError, UnsupportedFakeTensorException) as error:
+                found.append(f"{type(error).__name__}: {error}")
+    return found[0], found[1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import torch
@@ -17,11 +17,14 @@ from torch_fakeify.convert.converter import MetaConverter
 from torch_fakeify.describe.describer import MetaTensorDescriber
 from torch_fakeify.encoding.exprs import decode_expr
 from torch_fakeify.frames.graph.codec import decode_graph, encode_graph
+from torch_fakeify.records.graph import GraphModuleDesc, NodeDesc
+from torch_fakeify.records.tensor import (
+    FunctionValue,
+    NodeValue,
+    TupleValue,
+)
 from torch_fakeify.serialization import document
 from torch_fakeify.shape_env.snapshot import restore, snapshot
-
-if TYPE_CHECKING:
-    from torch_fakeify.records.graph import GraphModuleDesc
 
 PYTHON_TYPES = {"int": (torch.SymInt, int), "float": (torch.SymFloat, float),
                 "bool": (torch.SymBool, bool)}  # fmt: skip
@@ -221,3 +224,40 @@ def compile_and_run(function, *args, backend, dynamic=None, backward=True):
         if backward and any(t.requires_grad for t in leaves):
             sum(t.sum() for t in leaves if t.requires_grad).backward()
     return out
+
+
+def function(name, kind="function"):
+    """A target by name."""
+    return FunctionValue(kind=kind, name=name)
+
+
+def node(op, name, target, *args, **kwargs):
+    """One node's record; keyword arguments are those of the call."""
+    return NodeDesc(op=op, name=name, target=target, args=args, kwargs=tuple(kwargs.items()))
+
+
+X = node("placeholder", "x", "x")
+RELU = node("call_function", "relu", function("torch.relu"), NodeValue(index=0))
+OUT = node("output", "output", "output", TupleValue(items=(NodeValue(index=1),)))
+
+
+def graph(*nodes, **fields):
+    """A graph's record."""
+    return GraphModuleDesc(nodes=nodes, **fields)
+
+
+def decode(desc, **kwargs):
+    """The graph of a record in an empty mode."""
+    return TensorBuilder(None).decode(desc, **kwargs)
+
+
+def calling(target, *args, **kwargs):
+    """A graph of one call, between an input and the output."""
+    call = NodeDesc(
+        op="call_method" if isinstance(target, str) else "call_function",
+        name="call",
+        target=target,
+        args=args,
+        kwargs=tuple(kwargs.items()),
+    )
+    return graph(X, call, OUT)

@@ -14,6 +14,7 @@ import torch
 from hypothesis import reject
 from hypothesis import strategies as st
 from quiet import quiet
+from tensor_facts import COMPRESSED
 from torch._dynamo import decorators
 from torch.nested import nested_tensor_from_jagged
 from torch.testing._internal.two_tensor import TwoTensor
@@ -258,8 +259,6 @@ def without_refusals_of_torch() -> Iterator[None]:
 
 
 # --- other kinds ----------------------------------------------------------------------------------
-
-COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 @st.composite

@@ -114,14 +114,3 @@ class Tally:
         """Put the counts where the summary of the run finds them, and fail if anything differed."""
         record_property("sweep", [sweep, self.passed, self.total, self.samples])
         assert not self.wrong, "\n" + "\n".join(self.wrong)
-
-
-def difference(ours: Any, theirs: Any, where: str = "$") -> str | None:
-    """The first place where two results differ."""
-    if isinstance(ours, dict) and isinstance(theirs, dict) and ours.keys() == theirs.keys():
-        pairs = [(ours[k], theirs[k], f"{where}.{k}") for k in ours]
-    elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
-        pairs = [(a, b, f"{where}[{i}]") for i, (a, b) in enumerate(zip(ours, theirs, strict=True))]
-    else:
-        return None if ours == theirs else f"{where}: {ours} instead of {theirs}"
-    return next((d for pair in pairs if (d := difference(*pair)) is not None), None)

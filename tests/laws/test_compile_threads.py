@@ -64,9 +64,7 @@ sys.exit(bool(errors))
 """
 
 
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> None:
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def recorded(folder: Path) -> Path:

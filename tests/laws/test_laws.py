@@ -13,10 +13,10 @@ import msgspec
 import pytest
 import torch
 from hypothesis import Phase, given, settings
+from observed_values import first_difference
 from processes import piped
 from record_facts import canonical, converted, described, sharing
 from strategies import KINDS, TwoTensor, any_groups, is_refusal_of_torch, tensor_groups
-from sweeps import difference
 from tensor_facts import facts, parts, relations
 from test_symbolic_sweep import env_facts
 from torch._dynamo.source import LocalSource
@@ -50,7 +50,7 @@ def assert_same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:
     A wrapper inside another is made anew by torch, on a storage of its own; ours is on that of the
     original, which `test_aliasing.py` asks for.
     """
-    found = difference([facts(t) for t in ours], [facts(t) for t in theirs])
+    found = first_difference([facts(t) for t in ours], [facts(t) for t in theirs])
     assert found is None, found
     inside = {id(p) for t in parts(theirs) if t.layout is torch.strided for p in inner_wrappers(t)}
     strict = [id(t) not in inside for t in parts(theirs)]
@@ -89,7 +89,7 @@ def assert_described_again(group: list[torch.Tensor]) -> None:
     """The records of the fake tensors of the records are these records."""
     records = described(group)
     fakes = converted(records, FakeTensorMode())
-    found = difference(as_data(canonical(described(fakes))), as_data(canonical(records)))
+    found = first_difference(as_data(canonical(described(fakes))), as_data(canonical(records)))
     assert found is None, found
 
 
@@ -319,7 +319,7 @@ def assert_same_env(ours: FakeTensorMode, theirs: FakeTensorMode, *, in_two_step
         for facts_of_env in pair:
             for sources in facts_of_env["sources"].values():
                 sources[:] = [name for name in sources if not name.startswith("<ephemeral")]
-    found = difference(*pair)
+    found = first_difference(*pair)
     assert found is None, found
 
 

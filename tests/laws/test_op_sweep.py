@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from observed_values import tensors_in
+from observed_values import first_difference, tensors_in
 from quiet import quiet
 from record_facts import converted, described
-from sweeps import Tally, call, difference, dtypes_of, op_infos, samples_of, swap
+from sweeps import Tally, call, dtypes_of, op_infos, samples_of, swap
 from tensor_facts import facts, outcome, parts, relations, text
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -45,12 +45,12 @@ def compare(f: Callable[[Any], Any], tree: Any) -> str | None:
     their_mode.cache_enabled = our_mode.cache_enabled = False
     theirs = [their_mode.from_tensor(t) for t in real]
     ours = converted(described(real), our_mode)
-    found = difference([facts(t) for t in ours], [facts(t) for t in theirs], "inputs")
+    found = first_difference([facts(t) for t in ours], [facts(t) for t in theirs], "inputs")
     if found is None and relations(parts(ours)) != relations(parts(theirs)):
         found = "inputs: other aliases"
     if found is not None:
         return found
-    return difference(
+    return first_difference(
         run(f, swap(tree, real, ours), ours, our_mode),
         run(f, swap(tree, real, theirs), theirs, their_mode),
         "result",

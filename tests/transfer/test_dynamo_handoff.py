@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from handoff_runs import same
 from program_zoo import Program, programs
-from result_checks import same
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode, maybe_get_fake_mode
 from torch.utils import _pytree as pytree
