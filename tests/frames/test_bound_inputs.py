@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import random
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -80,11 +79,7 @@ def test_the_inputs_of_a_program_are_bound(name: str) -> None:
     """
     program = programs()[name]
     found: list[tuple[tfk.Capture, list[Any], Any]] = []
-    with ExitStack() as stack:
-        stack.enter_context(torch._dynamo.config.patch(**program.config))
-        stack.enter_context(torch.set_grad_enabled(program.grad))
-        stack.enter_context(program.around())
-        stack.enter_context(quiet())
+    with program.active(), quiet():
         fn, *calls = program.make()
         scope: dict[str, Any] = {}
         names: dict[str, Any] = {}

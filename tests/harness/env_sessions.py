@@ -35,10 +35,10 @@ def make_mode(**settings_: Any) -> FakeTensorMode:
     return FakeTensorMode(shape_env=ShapeEnv(**settings_))
 
 
-def fake_of(mode: FakeTensorMode, name: str, *sizes: int, kind: DimDynamic = DYNAMIC) -> Any:
+def fake_of(mode: FakeTensorMode, name: str, *sizes: int) -> Any:
     """An input tensor whose sizes and strides have symbols."""
     context = StatelessSymbolicContext(
-        dynamic_sizes=[kind] * len(sizes), dynamic_strides=[kind] * len(sizes)
+        dynamic_sizes=[DYNAMIC] * len(sizes), dynamic_strides=[DYNAMIC] * len(sizes)
     )
     real = torch.empty(sizes, device="meta")
     return mode.from_tensor(real, source=LocalSource(name), symbolic_context=context)

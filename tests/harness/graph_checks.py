@@ -65,12 +65,12 @@ class TensorBuilder:
         return decode_graph(desc, convert=self.converter.from_desc, sym=self.sym, **kwargs)
 
 
-def rebuild(gm, *, through_bytes: bool = True):
+def rebuild(gm):
     """The record of a graph, and the graph that comes of it."""
     with unset_fake_temporarily():
         mode = fake_mode_of(gm)
         desc = encode_graph(gm, MetaTensorDescriber(), constants="small")
-        record = document.loads(document.dumps(desc)) if through_bytes else desc
+        record = document.loads(document.dumps(desc))
         assert record == desc
         rebuilt = TensorBuilder(None if mode is None else mode.shape_env).decode(record)
     return desc, rebuilt

@@ -296,15 +296,13 @@ def equivalent(
     return Verdict(how, tuple(lost), tuple(new), (*left_open, *right_open))
 
 
-def assert_equivalent(
-    a: Facts, b: Facts, *, timeout_ms: int = TIMEOUT_MS, samples: int = SAMPLES
-) -> Verdict:
+def assert_equivalent(a: Facts, b: Facts, *, samples: int = SAMPLES) -> Verdict:
     """The verdict on two equivalent sets.
 
     Raises:
         AssertionError: the sets differ, or nothing is known about a fact.
     """
-    verdict = equivalent(a, b, timeout_ms=timeout_ms, samples=samples)
+    verdict = equivalent(a, b, samples=samples)
     if not verdict:
         raise AssertionError(f"the facts are not the same: {verdict}")
     return verdict

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -60,10 +59,7 @@ def _capture(name: str) -> Any:
 
 
 def _first_frame(program: Program) -> Any:
-    with ExitStack() as stack:
-        stack.enter_context(torch._dynamo.config.patch(**program.config))
-        stack.enter_context(torch.set_grad_enabled(program.grad))
-        stack.enter_context(program.around())
+    with program.active():
         fn, *calls = program.make()
         return _compiled(fn, calls, **program.options)
 

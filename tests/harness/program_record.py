@@ -10,7 +10,6 @@ import json
 import sys
 import time
 import traceback
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,11 +100,7 @@ def record(program: Program, directory: Path) -> dict[str, Any]:
     writer = Writer(program, directory)
     start = time.perf_counter()
     error = trace = None
-    with ExitStack() as stack:
-        stack.enter_context(quiet())
-        stack.enter_context(torch._dynamo.config.patch(**program.config))
-        stack.enter_context(torch.set_grad_enabled(program.grad))
-        stack.enter_context(program.around())
+    with quiet(), program.active():
         try:
             fn, *calls = program.make()
             compiled = torch.compile(fn, backend=writer, **program.options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -155,10 +154,7 @@ def run(program: Program, backend: Any) -> list[Any]:
     """Return the results of all calls of a program."""
     torch._dynamo.reset()
     torch.manual_seed(0)
-    with ExitStack() as stack:
-        stack.enter_context(torch._dynamo.config.patch(**program.config))
-        stack.enter_context(torch.set_grad_enabled(program.grad))
-        stack.enter_context(program.around())
+    with program.active():
         fn, *calls = program.make()
         called = torch.compile(fn, backend=backend, **program.options)
         results: list[Any] = []
