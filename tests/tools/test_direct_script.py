@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from captured_frames import recorded_frame
 from places import GOLDEN
 from planting import plant
 from processes import fresh
@@ -157,12 +158,9 @@ PROGRAMS = (
 
 def frame_of(program: Callable[..., Any], folder: Path, *, dynamic: bool) -> Path:
     """Return the capture of a program's frame."""
-    torch._dynamo.reset()
-    recorder = tfk.record(folder)
+    x = torch.randn(8, 4, requires_grad=program in (autograd_function, checkpointed))
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        compiled = torch.compile(program, backend=recorder, dynamic=dynamic, fullgraph=True)
-        compiled(torch.randn(8, 4, requires_grad=program in (autograd_function, checkpointed)))
-    return recorder.paths[0]
+        return recorded_frame(folder, program, x, dynamic=dynamic, fullgraph=True)
 
 
 def _plain(text: str) -> str:

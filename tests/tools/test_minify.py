@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from captured_frames import recorded_frame
 from places import GOLDEN
 from planted_bugs import BACKENDS, BUGS, Bug, example
 from planting import plant
@@ -72,12 +73,8 @@ def _planted(tmp_path_factory: pytest.TempPathFactory) -> Generator[None]:
 @pytest.fixture(scope="module")
 def frame(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The capture of the model's frame."""
-    folder = tmp_path_factory.mktemp("frame")
-    torch._dynamo.reset()
     model, inputs = example()
-    torch.compile(model, backend=tfk.record(folder), dynamic=True)(*inputs)
-    (path,) = folder.glob("*.fkf")
-    return path
+    return recorded_frame(tmp_path_factory.mktemp("frame"), model, *inputs, dynamic=True)
 
 
 def fails(server: ForkServer, path: Path, bug: Bug) -> Failure | None:
@@ -332,9 +329,7 @@ def test_a_frame_that_is_not_compared_is_not_minified(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The error contains the reason, and no file is written."""
-    torch._dynamo.reset()
-    torch.compile(torch.linalg.cholesky, backend=tfk.record(tmp_path))(torch.eye(3))
-    (path,) = tmp_path.glob("*.fkf")
+    path = recorded_frame(tmp_path, torch.linalg.cholesky, torch.eye(3))
     assert main(["minify", "--accuracy", "--backend", "eager", str(path)]) == 2
     message = capsys.readouterr().err
     assert "the frame was not compared with eager; found eager raised _LinAlgError" in message
