@@ -49,7 +49,6 @@ FINDINGS = (
 
 OLDER = "import torch; torch.__version__ = '2.12.1'\n"
 
-NEWEST = SUPPORTED_TORCH[-1]
 
 # --- which versions ---------------------------------------------------------------------------------
 
