@@ -9,7 +9,6 @@ import sympy
 import torch
 from hypothesis import strategies as st
 from torch._dynamo import source as S
-from torch._guards import Source
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     RelaxedUnspecConstraint,
