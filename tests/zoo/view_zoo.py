@@ -16,7 +16,6 @@ from torch_fakeify.encoding.views.trace import trace_view_calls
 from torch_fakeify.records.tensor import (
     MetaTensorDesc,
     NestedIntDesc,
-    ViewCallDesc,
 )
 
 if TYPE_CHECKING:
