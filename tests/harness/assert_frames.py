@@ -42,8 +42,6 @@ class Frame(NamedTuple):
 
     gm: torch.fx.GraphModule
     env: ShapeEnv
-    inputs: list[Any]
-    """Real ones of the last call, or the fakes that it was traced with."""
 
 
 def traced(fn: Callable[..., Any], *args: Any, env: ShapeEnv | None = None) -> Frame:
@@ -59,7 +57,7 @@ def traced(fn: Callable[..., Any], *args: Any, env: ShapeEnv | None = None) -> F
         for i, arg in enumerate(args)
     ]
     with mode:
-        return Frame(make_fx(fn)(*fakes), env, fakes)
+        return Frame(make_fx(fn)(*fakes), env)
 
 
 class FrameList(list[Frame]):
@@ -70,18 +68,12 @@ class FrameList(list[Frame]):
         mode = TracingContext.get().fake_mode
         assert mode is not None
         assert mode.shape_env is not None
-        frame = Frame(gm, mode.shape_env, [])
-        self.append(frame)
-
-        def call(*real: Any) -> Any:
-            frame.inputs[:] = real
-            return gm.forward(*real)
-
-        return call
+        self.append(Frame(gm, mode.shape_env))
+        return gm.forward
 
 
 def dynamo_frame(
-    fn: Callable[..., Any], *args: Any, torch_pass: bool = False, dynamic: bool | None = True
+    fn: Callable[..., Any], *args: Any, torch_pass: bool = False, dynamic: bool = True
 ) -> Frame:
     """What a Dynamo backend sees, with or without the nodes of torch's own pass."""
     frames = FrameList()
@@ -115,7 +107,7 @@ def retraced(gm: torch.fx.GraphModule) -> Frame:
     assert mode.shape_env is not None
     with mode, preserve_node_meta():
         again = make_fx(lambda *args: torch.fx.Interpreter(gm).run(*args))(*inputs)
-    return Frame(again, mode.shape_env, inputs)
+    return Frame(again, mode.shape_env)
 
 
 def unbacked_of(env: ShapeEnv) -> dict[str, ValueRanges[Any]]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from assert_frames import Frame, dynamo_frame
+from assert_frames import CONFIG
 from torch._dynamo.source import LocalSource
+from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
@@ -23,8 +23,35 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-frame_of = functools.partial(dynamo_frame, torch_pass=True)
-"""The last frame of a function, with the nodes of torch's own pass."""
+class Frame(NamedTuple):
+    """What a Dynamo backend saw, and real inputs for its graph."""
+
+    gm: torch.fx.GraphModule
+    env: ShapeEnv
+    inputs: list[Any]
+    compiled: Callable[..., Any]
+
+
+def frame_of(fn: Callable[..., Any], *args: Any, dynamic: bool | None = True) -> Frame:
+    """The last frame of a function, compiled by Dynamo."""
+    frames: list[Frame] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        mode = TracingContext.get().fake_mode
+        assert mode is not None
+        assert mode.shape_env is not None
+        frames.append(Frame(gm, mode.shape_env, [], gm.forward))
+
+        def call(*real: Any) -> Any:
+            frames[-1].inputs[:] = real
+            return gm.forward(*real)
+
+        return call
+
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(**CONFIG):
+        torch.compile(fn, backend=backend, dynamic=dynamic)(*args)
+    return frames[-1]
 
 
 def new_inputs(frame: Frame, env: ShapeEnv) -> list[Any]:

@@ -85,7 +85,7 @@ def call_of(fn: Callable[..., Any], x: torch.Tensor, path: Callable[[Any], Any])
         torch._check(size <= 3)
     fx_node.meta["unbacked_bindings"] = {symbol: path(value)}
     graph.output(fx_node)
-    return Frame(torch.fx.GraphModule({}, graph), env, [])
+    return Frame(torch.fx.GraphModule({}, graph), env)
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def scalar_graph(check: Callable[[torch.fx.Graph, torch.fx.Node], Any]) -> Frame
     with gm.graph.inserting_after(fx_node):
         check(gm.graph, fx_node)
     gm.recompile()
-    return Frame(gm, env, [])
+    return Frame(gm, env)
 
 
 def calling(target: Any, *args: Any, **kwargs: Any) -> Callable[..., Any]:

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import sympy
 import torch
-from assert_frames import Frame, everything
+from assert_frames import everything
 from guard_frames import (
     CASES,
     STRIDED,
+    Frame,
     env_after_learn,
     frame_of,
     over_branch,
