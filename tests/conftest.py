@@ -26,7 +26,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a job in the backgro
 os.environ.pop("COLUMNS", None)
 os.unsetenv("COLUMNS")
 
-from cli_runs import captures, command, dynamic, recorded  # noqa: F401
+from cli_runs import captures, command, dynamic, fresh_dynamo, recorded  # noqa: F401
 from warm_workers import _idle_interpreters, cold_worker, warm_workers  # noqa: F401
 
 # Compiling inside a property test is slow on a busy machine, which is no fault: no deadlines.

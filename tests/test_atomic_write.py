@@ -20,14 +20,14 @@ import msgspec
 import pytest
 import torch
 from captured_frames import small_and_large
-from places import HARNESS, ROOT
+from places import HARNESS
+from processes import environment, fresh
 from torch._dynamo.exc import BackendCompilerFailed
 
 import torch_fakeify as tfk
 from torch_fakeify._atomic_write import write_atomic
 from torch_fakeify.serialization.capture_file import read_capture, write_capture
 
-PACKAGE = str(ROOT)
 LEFTOVER = re.compile(r"\.c\.fkf\.[0-9a-f]{16}\.tmp")
 
 
@@ -44,17 +44,7 @@ def names(directory: Path) -> list[str]:
 
 def run(code: str, *args: str | Path, **options: Any) -> str:
     """Return what a script prints in a process of its own."""
-    done = subprocess.run(
-        [*options.pop("before", ()), sys.executable, "-c", textwrap.dedent(code), *map(str, args)],
-        env={**os.environ, "PYTHONPATH": PACKAGE},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-        **options,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return fresh("-c", textwrap.dedent(code), *args, **options).stdout
 
 
 # --- killed at any moment -------------------------------------------------------------------------
@@ -72,7 +62,7 @@ def end_writers(
     wholes = {whole.read_bytes() for whole in pair}
     server = subprocess.Popen(
         [sys.executable, str(HARNESS / "save_server.py"), *map(str, pair), str(path)],
-        env={**os.environ, "PYTHONPATH": PACKAGE},
+        env=environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -181,7 +171,7 @@ def test_many_processes_save_to_one_path(pair: tuple[Path, Path], tmp_path: Path
     writers = [
         subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(code), str(source), str(path)],
-            env={**os.environ, "PYTHONPATH": PACKAGE},
+            env=environment(),
         )
         for source in (pair[0], other) * 2
     ]

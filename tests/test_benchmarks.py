@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import fresh
 
 ROOT = Path(__file__).parents[1]
+STATUS = ("-m", "benchmarks.model_status")
 sys.path.append(str(ROOT))
 
 from benchmarks.__main__ import SCRIPTS  # noqa: E402 - a checkout's folder, which is not installed
@@ -104,12 +105,6 @@ def test_json_has_every_number() -> None:
     }
 
 
-def _run(*args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", *args], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-
-
 @pytest.mark.sweep
 @pytest.mark.parametrize(
     "script",
@@ -118,8 +113,7 @@ def _run(*args: str) -> subprocess.CompletedProcess[str]:
 )
 def test_a_script_prints_json(script: tuple[str, ...]) -> None:
     """The JSON has every line that was asked for, and no progress is printed among it."""
-    done = _run(*script, "--rounds", "1", "--json")
-    assert done.returncode == 0, done.stderr
+    done = fresh("-m", *script, "--rounds", "1", "--json", cwd=ROOT)
     result = json.loads(done.stdout)
     assert result["rounds"] == 1
     assert [line["unit"] for line in result["lines"]] == ["MB", "B"]
@@ -127,8 +121,7 @@ def test_a_script_prints_json(script: tuple[str, ...]) -> None:
 
 def test_an_unknown_script_is_refused() -> None:
     """An unknown benchmark is refused, and the error lists those that exist."""
-    done = _run("benchmarks", "--rounds", "1", "no_such")
-    assert done.returncode == 2
+    done = fresh("-m", "benchmarks", "--rounds", "1", "no_such", cwd=ROOT, status=2)
     assert "no such script: no_such; there are describe, static, dynamic" in done.stderr
 
 
@@ -146,11 +139,11 @@ def test_the_status_of_a_model_is_resumed(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     out = tmp_path / "status.jsonl"
     known = {"model": "transformers.vit", "mode": "inference", "backend": "aot_eager"}
-    versions = _run("benchmarks.model_status", "--versions").stdout
+    versions = fresh(*STATUS, "--versions", cwd=ROOT).stdout
     out.write_text(versions + json.dumps(known | {"error": "longer than 1 s"}) + "\n")
-    command = ("benchmarks.model_status", "--out", str(out), "--mode", "inference", "--jobs", "1")
-    done = _run(*command, "transformers.vit", "transformers.mobilebert", "transformers.dac")
-    assert done.returncode == 0, done.stderr
+    command = (*STATUS, "--out", out, "--mode", "inference", "--jobs", "1")
+    architectures = ("transformers.vit", "transformers.mobilebert", "transformers.dac")
+    fresh(*command, *architectures, cwd=ROOT)
     lines = out.read_text().splitlines()
     assert len(lines) == 4  # with the versions
     rows = {key[0]: row for key, row in merged(lines[1:]).items()}
@@ -159,7 +152,7 @@ def test_the_status_of_a_model_is_resumed(tmp_path: Path) -> None:
     found = rows["transformers.mobilebert"]
     assert (found["direct"], found["handoff"], found["drop-in"], found["replay"]) == (None,) * 4
     assert found["recorded"] == found["replayed"] > 0
-    printed = _run("benchmarks.model_status", "--table", str(out)).stdout
+    printed = fresh(*STATUS, "--table", out, cwd=ROOT).stdout
     assert "| mobilebert | equal | equal | equal | 1 |" in printed
     assert "- transformers.vit, inference, aot_eager, error: longer than 1 s" in printed
     assert "- transformers.dac: " in printed
@@ -171,8 +164,7 @@ def test_a_file_of_other_versions_is_not_continued(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     out = tmp_path / "status.jsonl"
     out.write_text('{"torch": "1.0"}\n')
-    done = _run("benchmarks.model_status", "--out", str(out), "transformers.bert")
-    assert done.returncode == 2
+    done = fresh(*STATUS, "--out", out, "transformers.bert", cwd=ROOT, status=2)
     assert "was made with" in done.stderr
     assert out.read_text() == '{"torch": "1.0"}\n'
 
@@ -190,8 +182,7 @@ def test_the_status_page_has_the_table_of_its_file() -> None:
 def test_an_unknown_architecture_is_refused() -> None:
     """Nothing is run."""
     pytest.importorskip("transformers")
-    done = _run("benchmarks.model_status", "transformers.no_such")
-    assert done.returncode == 2
+    done = fresh(*STATUS, "transformers.no_such", cwd=ROOT, status=2)
     assert "no such architecture: transformers.no_such" in done.stderr
 
 

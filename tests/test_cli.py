@@ -16,6 +16,7 @@ import msgspec
 import pytest
 import torch
 from cli_runs import Command, error_of
+from processes import COMMAND, environment, fresh
 
 import torch_fakeify as tfk
 from torch_fakeify import cli
@@ -58,10 +59,7 @@ def test_show_imports_no_torch(dynamic: Path, tmp_path: Path) -> None:
         "except SystemExit as end: assert end.code == 0\n"
         "print(sorted({'torch', 'sympy', 'numpy'} & set(sys.modules)), file=sys.stderr)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert done.stderr == "[]\n"
+    assert fresh("-c", code).stderr == "[]\n"
 
 
 def test_show_json_is_the_record(command: Command, dynamic: Path, tmp_path: Path) -> None:
@@ -134,9 +132,8 @@ def test_show_into_a_closed_pipe_ends_silently(dynamic: Path, tmp_path: Path) ->
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
-        [sys.executable, "-m", "torch_fakeify", "show", dynamic],
+        [sys.executable, *COMMAND, "show", dynamic], env=environment(),
         stdout=writer, stderr=subprocess.PIPE, text=True, check=False, cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(tfk.__file__).parents[1])},
     )  # fmt: skip
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
@@ -145,15 +142,7 @@ def test_show_into_a_closed_pipe_ends_silently(dynamic: Path, tmp_path: Path) ->
 def test_show_escapes_what_the_terminal_cannot_encode(dynamic: Path, tmp_path: Path) -> None:
     """A character that is not in the terminal's encoding is escaped."""
     write_capture(tmp_path / "f.fkf", msgspec.structs.replace(read_capture(dynamic), frame="pré"))
-    done = subprocess.run(
-        [sys.executable, "-m", "torch_fakeify", "show", "f.fkf"],
-        capture_output=True, text=True, check=False, cwd=tmp_path,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(Path(tfk.__file__).parents[1]),
-            "PYTHONIOENCODING": "ascii",
-        },
-    )  # fmt: skip
+    done = fresh(*COMMAND, "show", "f.fkf", cwd=tmp_path, PYTHONIOENCODING="ascii")
     assert done.stderr == ""
     assert done.stdout.split("\n")[0].split() == ["frame", "pr\\xe9"]
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from cli_runs import ROWS, Command, error_of
+from processes import fresh
 
 from torch_fakeify.records.tensor import StackDesc
 from torch_fakeify.serialization.capture_file import read_capture
+
+if TYPE_CHECKING:
+    import subprocess
 
 # --- run ----------------------------------------------------------------------------------------
 
@@ -52,10 +55,7 @@ def test_run_starts_the_script_as_python_does(
 ) -> None:
     """``sys.argv``, ``__name__``, ``__file__`` and ``sys.path[0]`` are those of plain Python."""
     home = Path(str(recorded.args))
-    plain = subprocess.run(
-        [sys.executable, home / "code" / "script.py", "--out", "x", "-h", "b c"],
-        cwd=home, capture_output=True, text=True, check=False, timeout=200,
-    )  # fmt: skip
+    plain = fresh(home / "code" / "script.py", "--out", "x", "-h", "b c", cwd=home, status=None)
     assert recorded.stdout.splitlines()[0] == plain.stdout.splitlines()[0]
 
 

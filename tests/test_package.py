@@ -12,6 +12,7 @@ from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from processes import fresh
 
 import torch_fakeify as tfk
 from torch_fakeify import errors
@@ -27,28 +28,20 @@ ERRORS = [
 ]
 
 
-def fresh(code: str) -> str:
+def printed(code: str) -> str:
     """Return what a new interpreter prints for ``code``; warnings are errors."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return fresh("-W", "error", "-c", code).stdout.strip()
 
 
 def test_import_is_light() -> None:
     """Importing the package imports neither torch nor sympy nor numpy."""
     heavy = "{'torch', 'sympy', 'numpy', 'msgspec'}"
-    assert fresh(f"import sys, torch_fakeify; print(sorted({heavy} & set(sys.modules)))") == "[]"
+    assert printed(f"import sys, torch_fakeify; print(sorted({heavy} & set(sys.modules)))") == "[]"
 
 
 def test_errors_are_light() -> None:
     """Importing an error class does not import torch."""
-    out = fresh(
+    out = printed(
         "import sys, torch_fakeify as t; t.FakeifyError, t.FormatError; print('torch' in sys.modules)"
     )
     assert out == "False"
@@ -75,7 +68,7 @@ def test_public_names_resolve(name: str) -> None:
 )
 def test_public_modules_need_no_import_of_their_own(module: str, name: str) -> None:
     """An import of the package alone is enough, in a process that has imported nothing else."""
-    assert fresh(f"import torch_fakeify as t; print(t.{module}.{name}.__name__)") == name
+    assert printed(f"import torch_fakeify as t; print(t.{module}.{name}.__name__)") == name
 
 
 def test_every_error_is_public() -> None:
@@ -90,7 +83,7 @@ def test_a_star_import_brings_every_public_name() -> None:
     code = (
         "from torch_fakeify import *; import torch_fakeify as t; print(set(t.__all__) - set(dir()))"
     )
-    assert fresh(code) == "set()"
+    assert printed(code) == "set()"
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +182,7 @@ def test_the_text_of_an_error_has_its_parts_in_order() -> None:
 
 def test_python_minus_m_is_the_command() -> None:
     """``python -m torch_fakeify`` runs the command line."""
-    out = fresh(
+    out = printed(
         "import runpy, sys; sys.argv = ['torch-fakeify', '--version'];\n"
         "try: runpy.run_module('torch_fakeify', run_name='__main__')\n"
         "except SystemExit as end: assert end.code == 0"

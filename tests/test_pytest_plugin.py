@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
 from places import GOLDEN
 from planting import plant
-
-import torch_fakeify as tfk
+from processes import environment
 
 pytest_plugins = ["pytester"]
 
-PACKAGE = str(Path(tfk.__file__).parents[1])
 NAMES = ("aliases", "program_failed", "tensor_detached", "tensor_strided")
 
 BACKENDS = """
@@ -36,7 +32,7 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin\nVersion: 1\n")
     points = "[pytest11]\nfakeify = torch_fakeify.pytest_plugin\n"
     (info / "entry_points.txt").write_text(points)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([PACKAGE, os.environ["PYTHONPATH"]]))
+    monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
     corpus = pytester.mkdir("corpus")
     (corpus / "build").mkdir()  # a name that pytest does not descend into
     for name in NAMES:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from census_frames import dense, in_backend, jagged_input, jagged_inside, make_jagged
+from processes import fresh
 from torch._dynamo.source import LocalSource
 from torch._functorch import config as functorch_config
 from torch._guards import TracingContext
@@ -341,10 +340,8 @@ def test_modes_are_rebuilt_in_another_process(tmp_path: Any) -> None:
     )
     attributes = json.dumps(sorted(names(FakeTensorMode, "carried")))
     paths = [str(tmp_path / f"{i}.fkf") for i in range(len(frames))]
-    done = subprocess.run(
-        [sys.executable, "-c", script, attributes, *paths], capture_output=True, check=True
-    )
-    lines = [json.loads(line) for line in done.stdout.decode().splitlines()]
+    done = fresh("-c", script, attributes, *paths)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
     for (mode, capture), line in zip(frames, lines, strict=True):
         expected = settings_of(mode)
         if capture.desc.fake_mode.nt_tensor_id_counter is None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from places import GOLDEN, ROOT
-from unknown_torch import FINDINGS, NEWER, OLDER, PLANTED, fresh
+from processes import fresh
 
 import torch_fakeify as tfk
 from torch_fakeify import cli
@@ -27,7 +27,29 @@ from torch_fakeify.versions import SUPPORTED_TORCH, support_status, supported_to
 if TYPE_CHECKING:
     from pathlib import Path
 
-NEWEST = SUPPORTED_TORCH[-1]
+# A torch of another version, played by the one that is here: text in front of a program.
+NEWER = "import torch; torch.__version__ = '2.17.0.dev20270101+cpu'\n"
+"""Nothing is unknown in it."""
+
+PLANTED = """
+import torch._functorch.aot_autograd
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+def planted(self, *args, known=ShapeEnv.__init__, **more):
+    known(self, *args, **more)
+    self.tempo = 3
+ShapeEnv.__init__ = planted
+del torch._logging._internal.LazyTraceHandler
+"""
+"""After `NEWER`: an attribute that no table has, and a private name that is gone."""
+
+FINDINGS = (
+    "torch._logging._internal.LazyTraceHandler: a name that is missing",
+    "ShapeEnv.tempo: an attribute that no table has",
+)
+"""What the census says of `PLANTED`."""
+
+OLDER = "import torch; torch.__version__ = '2.12.1'\n"
+
 
 # --- which versions ---------------------------------------------------------------------------------
 
@@ -145,7 +167,7 @@ print(json.dumps([
 @pytest.mark.sweep
 def test_a_newer_torch_without_findings_works(tmp_path: Path) -> None:
     """There is one warning, at the line that first needs torch; tensors and a frame work."""
-    out = fresh(f"import json, sys\n{NEWER}{WORKS}", tmp_path / "a.fkf")
+    out = fresh("-c", f"import json, sys\n{NEWER}{WORKS}", tmp_path / "a.fkf").stdout
     first, ours, standing, is_well, findings, text = json.loads(out)
     assert (first, standing, is_well, findings) == (1, "unknown", True, [])
     assert ours == [
@@ -199,7 +221,7 @@ print(json.dumps([
 def test_a_newer_torch_with_findings_is_refused(tmp_path: Path) -> None:
     """Each use raises; commands without torch work, and the doctor lists all findings."""
     files = GOLDEN / "program_cond.fkf", GOLDEN / "program_failed.fkf", tmp_path / "a.html"
-    out = fresh(f"{NEWER}{PLANTED}{REFUSES}", *files)
+    out = fresh("-c", f"{NEWER}{PLANTED}{REFUSES}", *files).stdout
     works, refusals, light, heavy, printed, as_json, text = json.loads(out)
     assert "capture" in refusals
     assert set(works) == {
@@ -272,7 +294,7 @@ print(json.dumps([status, [str(w.message) for w in caught]]))
 
 def test_the_doctor_runs_without_torch() -> None:
     """The doctor reports what it can, and an import with the drop-in gives a warning."""
-    out = fresh(WITHOUT, GOLDEN / "program_cond.fkf", TORCH_FAKEIFY_DROPIN="1")
+    out = fresh("-c", WITHOUT, GOLDEN / "program_cond.fkf", TORCH_FAKEIFY_DROPIN="1").stdout
     text, result = out.split("\n--\n")[1].rstrip().rsplit("\n", 1)
     status, caught = json.loads(result)
     assert status == 1

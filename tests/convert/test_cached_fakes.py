@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 import torch
-from converter_modes import UncachedConverter
+from converted_checks import UncachedConverter
 from hypothesis import given
 from hypothesis import strategies as st
 from tensor_facts import facts, relations

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 import torch
-from converted_checks import assert_same, contexts, in_place, relations
-from converter_modes import UncachedConverter, dynamic_mode
+from converted_checks import UncachedConverter, assert_same, contexts, dynamic_mode, in_place
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import piped
 from strategies import DTYPES, is_refusal_of_torch, tensor_groups, without_refusals_of_torch
+from tensor_facts import relations
 from torch._dynamo import decorators
 from torch._dynamo.source import LocalSource
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -570,11 +569,7 @@ def test_a_fresh_process_rebuilds_what_was_described_here() -> None:
         describer.describe_tensor(t, source=LocalSource(f"x{i}")) for i, t in enumerate(group)
     ]
     records[0] = with_device(records[0], "cuda:0")
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD], input=tfk.dumps(records), capture_output=True, check=False
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    lines = done.stdout.decode().splitlines()
+    lines = piped(CHILD, tfk.dumps(records)).decode().splitlines()
     for mode in (FakeTensorMode(), dynamic_mode()):
         fakes = convert_all(mode, records)
         assert lines.pop(0) == str(

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 import torch
-from converted_checks import assert_same
-from converter_modes import UncachedConverter, dynamic_mode
+from converted_checks import UncachedConverter, assert_same, dynamic_mode
 from torch._dynamo.source import LocalSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 

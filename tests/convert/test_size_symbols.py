@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
-from converter_modes import UncachedConverter
+from converted_checks import UncachedConverter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._dynamo.source import AttrSource, EphemeralSource, LocalSource

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from converter_modes import UncachedConverter
+from converted_checks import UncachedConverter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_size_symbols import described, layout, state

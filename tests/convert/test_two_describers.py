@@ -5,12 +5,11 @@ from __future__ import annotations
 import copy
 import os
 import pickle
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from processes import fresh, piped
 from torch._subclasses import FakeTensorMode
 
 import torch_fakeify as tfk
@@ -29,9 +28,7 @@ _unpickle: Callable[[bytes], Any] = pickle.loads
 @pytest.fixture(scope="module")
 def documents_and_pickles() -> list[list[bytes]]:
     """What two fresh processes write of the record of their first tensor."""
-    program = [sys.executable, "-c", _WRITER]
-    outputs = [subprocess.run(program, check=True, stdout=subprocess.PIPE) for _ in range(2)]
-    return [_unpickle(each.stdout) for each in outputs]
+    return [_unpickle(piped(_WRITER)) for _ in range(2)]
 
 
 def _convert(*records: tfk.MetaTensorDesc) -> list[torch.Tensor]:
@@ -146,6 +143,4 @@ except tfk.ConvertError as error:
 @pytest.mark.sweep
 def test_a_forked_child_is_another_describer() -> None:
     """Parent and child go on with the same next id, for different tensors."""
-    program = [sys.executable, "-c", _FORKED]
-    result = subprocess.run(program, check=True, stdout=subprocess.PIPE, text=True)
-    assert result.stdout == "the records are of two describers\n"
+    assert fresh("-c", _FORKED).stdout == "the records are of two describers\n"

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from converter_modes import UncachedConverter
+from converted_checks import UncachedConverter
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,

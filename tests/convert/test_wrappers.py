@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from interpreter_helpers import torchs_fake
 from interpreter_programs import (
     rebuild,
     told,
+    torchs_fake,
 )
 from torch._C import _functorch as functorch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shlex
 import shutil
@@ -25,6 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from places import GOLDEN
 from planting import plant
+from processes import COMMAND, environment, is_there
 
 import torch_fakeify as tfk
 from torch_fakeify import cli
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
-PACKAGE = str(Path(tfk.__file__).parents[1])
 SAME = ("symbol_facts", "tensor_detached_symbolic", "tensor_strided_symbolic")
 """Captures of one frame."""
 
@@ -207,8 +206,8 @@ def test_an_interrupted_run_is_resumed(planted: Path, tmp_path: Path) -> None:
     (planted / "wait").touch()
     command = ("replay", str(place), "--backend", "planted_fifth", "--jsonl", str(tmp_path / "r"))
     run = subprocess.Popen(
-        [sys.executable, "-m", "torch_fakeify", *command, "--jobs", "1"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([PACKAGE, os.environ["PYTHONPATH"]])},
+        [sys.executable, *COMMAND, *command, "--jobs", "1"],
+        env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -247,8 +246,8 @@ def test_a_killed_caller_ends_its_children(planted: Path, tmp_path: Path) -> Non
     (planted / "wait").touch()
     command = ("replay", str(GOLDEN / "aliases.fkf"), "--backend", "planted_fifth", "--jobs", "1")
     run = subprocess.Popen(
-        [sys.executable, "-m", "torch_fakeify", *command],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([PACKAGE, os.environ["PYTHONPATH"]])},
+        [sys.executable, *COMMAND, *command],
+        env=environment(),
         cwd=tmp_path,
     )
     until((planted / "waits").exists)
@@ -262,14 +261,6 @@ def until(happened: Callable[[], bool]) -> None:
     """Wait until a condition holds that another process brings about."""
     while not happened():
         time.sleep(0.02)
-
-
-def is_there(pid: int) -> bool:
-    """Return whether a process exists and is no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 # --- any executor ---------------------------------------------------------------------------------

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from places import GOLDEN
 from planting import plant
+from processes import environment, is_there
 
-import torch_fakeify as tfk
 from torch_fakeify import cli
 from torch_fakeify.corpus import dask_cluster
 from torch_fakeify.corpus.results import read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
+    from pathlib import Path
 
 FILES = ("aliases", "boxed", "callables", "contexts", "dtypes", "program_failed", "tensor_strided")
 
@@ -87,8 +86,7 @@ def scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[str]
     folder = tmp_path / "planted"
     folder.mkdir()
     plant(folder, BACKEND, monkeypatch)
-    package = str(Path(tfk.__file__).parents[1])
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([package, os.environ["PYTHONPATH"]]))
+    monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
     monkeypatch.setenv("PLANTED_FOLDER", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     where = tmp_path / "scheduler.json"
@@ -111,14 +109,6 @@ def cluster(scheduler: str) -> Generator[Cluster]:
         yield scheduler, {worker.pid: worker for worker in workers}
     finally:
         ended(*workers)
-
-
-def is_there(pid: int) -> bool:
-    """Return whether a process exists and is no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.mark.sweep

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 from places import GOLDEN
+from processes import fresh
 
 from torch_fakeify.cli import main
 from torch_fakeify.corpus.listing import list_captures
@@ -142,5 +141,4 @@ def test_listing_imports_no_torch(directory: Path) -> None:
         f"assert main(['show', {str(directory)!r}]) == 0\n"
         "assert not {'torch', 'sympy', 'numpy'} & set(sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    fresh("-c", code)

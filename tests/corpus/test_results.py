@@ -6,7 +6,6 @@ import io
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from places import GOLDEN
+from processes import fresh
 
 import torch_fakeify as tfk
 from torch_fakeify.corpus.command import progress
@@ -336,11 +336,4 @@ for file in find_captures([{str(tmp_path)!r}]):
     read_keyed(file.path, Job("compile", None))
 print(sorted({{"torch", "sympy", "numpy", "distributed", "rich"}} & set(sys.modules)))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(Path(tfk.__file__).parents[1])},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == "[]\n"
+    assert fresh("-c", code).stdout == "[]\n"

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import gc
-import warnings
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 import torch
-from converter_modes import GeneralDescriber
+from converted_checks import GeneralDescriber
 from golden_tensors import marked
+from quiet import quiet
 from torch._dynamo.source import LocalSource, RandomValueSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -258,8 +258,7 @@ class HalfFlat(torch.Tensor):
 
 def quantized() -> torch.Tensor:
     """A per-tensor quantized tensor."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with quiet():
         return torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.qint8)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from converter_modes import GeneralDescriber
+from converted_checks import GeneralDescriber
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import DTYPES, Group, any_groups, is_refusal_of_torch, tensor_groups

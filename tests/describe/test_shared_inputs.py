@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from quiet import quiet
 from tensor_facts import facts
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -198,7 +198,6 @@ def test_values_are_what_they_would_be_alone(monkeypatch: pytest.MonkeyPatch) ->
     for ours, theirs in zip(with_inputs.gm.graph.nodes, alone.gm.graph.nodes, strict=True):
         values = [n.meta.get("example_value") for n in (ours, theirs)]
         if isinstance(values[0], torch.Tensor):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of the gradients of results
+            with quiet():  # of the gradients of results
                 one, other = map(facts, values)
             assert one == other

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +10,7 @@ import sympy
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import fresh
 from test_questions import chain, sizes, unbacked
 from torch.fx.experimental import _config as shape_config
 from torch.fx.experimental.symbolic_shapes import (
@@ -370,11 +368,4 @@ def test_the_drop_in_has_it_by_option() -> None:
 def test_the_environment_installs_it() -> None:
     """With ``TORCH_FAKEIFY_ENTAILMENT=1``, importing the package is enough."""
     code = "import torch_fakeify as tfk; print(tfk.entailment.is_installed())"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | {"TORCH_FAKEIFY_ENTAILMENT": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == "True\n"
+    assert fresh("-c", code, TORCH_FAKEIFY_ENTAILMENT="1").stdout == "True\n"

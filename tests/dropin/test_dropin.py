@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 import torch._subclasses.meta_utils as meta_utils
-from converted_checks import assert_same, contexts, in_place, relations
+from converted_checks import assert_same, contexts, in_place
 from dropin_kinds import (
     KINDS,
+    OURS,
+    both,
     told,
 )
-from dropin_pairs import OURS, both
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import tensor_groups
+from tensor_facts import relations
 from torch._dynamo.source import AttrSource, LocalSource
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import (

@@ -10,10 +10,11 @@ import pytest
 import torch
 from dropin_kinds import (
     KINDS,
+    OURS,
+    both,
     told,
     two,
 )
-from dropin_pairs import OURS, both
 from torch._dynamo.source import LocalSource
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import (

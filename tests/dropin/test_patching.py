@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import os
-import subprocess
 import sys
 import types
 from typing import Any
@@ -13,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 import torch._subclasses.meta_utils as meta_utils
-from dropin_pairs import OURS, both
+from dropin_kinds import OURS, both
+from processes import fresh
 from torch._dynamo import trace_rules
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import (
@@ -158,14 +157,7 @@ def test_environment_variable_installs() -> None:
         "tfk.dropin.uninstall()\n"
         "print(type(FakeTensorMode().fake_tensor_converter.meta_converter).__module__)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-        env=os.environ | {"TORCH_FAKEIFY_DROPIN": "1"},
-    )
+    done = fresh("-c", code, TORCH_FAKEIFY_DROPIN="1")
     assert done.stdout.split() == ["torch_fakeify.dropin.converter", "torch._subclasses.meta_utils"]
 
 

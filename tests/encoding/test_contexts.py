@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import sympy
 import torch
-from context_examples import LOCAL
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from source_examples import X
-from source_strategies import SOURCES, contexts
+from source_strategies import LOCAL, SOURCES, contexts
 from torch._dynamo import source as S
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import (

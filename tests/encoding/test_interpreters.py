@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
-import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +12,6 @@ import msgspec
 import pytest
 import torch
 from hypothesis import given
-from interpreter_helpers import same, torchs_fake
 from interpreter_programs import (
     OPS,
     PROGRAMS,
@@ -23,10 +20,13 @@ from interpreter_programs import (
     outcome,
     rebuild,
     replayed,
+    same,
     stack_of,
     told,
+    torchs_fake,
 )
 from places import ZOO
+from processes import fresh
 from torch._C import _functorch as functorch
 from torch._dispatch.python import suspend_functionalization
 from torch._functorch.pyfunctorch import (
@@ -308,12 +308,7 @@ def test_operators_agree_in_another_process(seen: dict[str, Seen], tmp_path: Pat
     chosen = {name: s for name, s in seen.items() if s.modes == (True, True)}
     assert len(chosen) > 15
     path.write_bytes(tfk.dumps({name: s.record for name, s in chosen.items()}))
-    script = ZOO / "interpreter_programs.py"
-    run = subprocess.run(
-        [sys.executable, str(script), str(path)], capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr
-    found = json.loads(run.stdout)
+    found = json.loads(fresh(ZOO / "interpreter_programs.py", path).stdout)
     assert found.keys() == chosen.keys()
     for name, s in chosen.items():
         check_outcomes(s, found[name])

@@ -15,6 +15,8 @@ import pytest
 import torch
 import torch._dynamo.trace_rules as trace_rules
 import torch.nn.functional as F
+from processes import fresh
+from quiet import quiet
 from torch._dynamo.utils import (
     numpy_method_wrapper,
     numpy_operator_wrapper,
@@ -240,12 +242,9 @@ NOT_IN_GRAPHS = [
 
 def test_every_tensor_function_of_torch_has_a_name():
     """Every function of `torch` and `torch.Tensor` that a subclass can override has a name."""
-    import warnings
-
     from torch.overrides import get_overridable_functions
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with quiet():
         overridable = get_overridable_functions()
     lost = []
     for namespace, functions in overridable.items():
@@ -441,8 +440,7 @@ for call in (
         pass
 assert "xmlrpc" not in sys.modules
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr + done.stdout
+    fresh("-c", script)
 
 
 # --- members --------------------------------------------------------------------------------------

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import subprocess
-import sys
 from typing import Any
 
 import msgspec
 import pytest
-from context_examples import LOCAL, shown
 from hypothesis import given, settings
+from processes import piped
 from source_examples import ARGUMENTS, X, cases, make, source_classes
-from source_strategies import SOURCES
+from source_strategies import LOCAL, SOURCES, shown
 from torch._dynamo import source as S
 from torch._guards import ChainedSource, Source
 
@@ -329,14 +327,8 @@ def test_a_fresh_process_reads_sources_without_a_frame() -> None:
         "from torch_fakeify.encoding.sources import decode_source\n"
         "print(*(decode_source(d).name for d in loads(sys.stdin.buffer.read())))"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", script],
-        input=dumps([encode_source(source) for source in sources]),
-        env={"PYTHONPATH": ":".join(sys.path)},
-        capture_output=True,
-        check=True,
-    )
-    assert run.stdout.decode().split() == ["__import__('torch.nn')", "L['x'].grad"]
+    written = piped(script, dumps([encode_source(source) for source in sources]))
+    assert written.decode().split() == ["__import__('torch.nn')", "L['x'].grad"]
 
 
 # --- contexts -------------------------------------------------------------------------------------

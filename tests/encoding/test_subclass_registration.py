@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
 import sys
 import textwrap
 import types
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from holder_classes import Handle, Holder, Unlucky, encode, holder
+from processes import fresh
 from subclass_zoo import describe
 
 import torch_fakeify as tfk
@@ -264,7 +264,7 @@ def test_decoding_imports_nothing(tmp_path: Path) -> None:
             else:
                 raise SystemExit("read")
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(code), tmp_path], check=True)
+    fresh("-c", textwrap.dedent(code), tmp_path)
 
 
 def test_an_attribute_that_occurs_twice_is_refused() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +11,7 @@ import pytest
 import subclass_zoo as zoo
 import torch
 from holder_classes import Handle, Holder, Kind, Unlucky, encode, holder
-from places import IMPORTABLE
+from processes import piped
 from subclass_zoo import describe, facts, rebuild
 from torch._library.fake_class_registry import maybe_to_fake_obj
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -126,22 +124,20 @@ def test_every_wrapper_of_torch_is_in_the_zoo(dtensors: dict[str, Any]) -> None:
 
 READER = """
 import json, sys
-sys.path[:0] = sys.argv[2:]
-from pathlib import Path
 import torch_fakeify as tfk
 from torch_fakeify.encoding.subclasses import Meshes
 from subclass_zoo import facts, rebuild
 
 assert "torch.testing._internal.two_tensor" not in sys.modules
 meshes = Meshes()
-descs = tfk.loads(Path(sys.argv[1]).read_bytes())
+descs = tfk.loads(sys.stdin.buffer.read())
 print(json.dumps({kind: facts(rebuild(desc, meshes)) for kind, desc in descs.items()}))
 """
 
 
 @pytest.mark.sweep
 def test_wrappers_are_decoded_in_a_fresh_interpreter(
-    dtensors: dict[str, Any], tmp_path: Path
+    dtensors: dict[str, Any],
 ) -> None:
     """The process has no process group and has imported none of the classes."""
     kinds = {
@@ -150,12 +146,8 @@ def test_wrappers_are_decoded_in_a_fresh_interpreter(
         if kind.startswith(("TwoTensor", "NestedTensor", "ComplexTensor", "AsyncCollective"))
     }
     kinds |= {kind: t for kind, t in dtensors.items() if kind != "LocalTensor"}
-    path = tmp_path / "records"
-    path.write_bytes(tfk.dumps({kind: describe(t) for kind, t in kinds.items()}))
-    output = subprocess.check_output(
-        [sys.executable, "-c", READER, path, Path(__file__).parent, *IMPORTABLE], text=True
-    )
-    assert json.loads(output) == {kind: facts(t) for kind, t in kinds.items()}
+    data = tfk.dumps({kind: describe(t) for kind, t in kinds.items()})
+    assert json.loads(piped(READER, data)) == {kind: facts(t) for kind, t in kinds.items()}
 
 
 @pytest.mark.parametrize("make", [

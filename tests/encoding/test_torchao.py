@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torchao_zoo
-from places import IMPORTABLE
+from processes import piped
 from subclass_zoo import describe, facts, rebuild
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -66,13 +63,11 @@ def test_outer_and_inner_metadata_differ(tensors: dict[str, Any]) -> None:
 
 READER = """
 import json, sys
-sys.path[:0] = sys.argv[2:]
-from pathlib import Path
 import torch_fakeify as tfk
 from torch_fakeify.encoding.subclasses import Meshes
 from subclass_zoo import facts, rebuild
 
-descs = tfk.loads(Path(sys.argv[1]).read_bytes())
+descs = tfk.loads(sys.stdin.buffer.read())
 try:
     rebuild(descs["NF4Tensor"], Meshes())
 except tfk.UnknownNameError as error:
@@ -86,16 +81,10 @@ print(json.dumps([message, found]))
 
 @pytest.mark.sweep
 def test_torchaos_tensors_are_decoded_in_a_fresh_interpreter(
-    tensors: dict[str, Any], tmp_path: Path
+    tensors: dict[str, Any],
 ) -> None:
     """Without torchao imported the error contains the import; with it, all are decoded."""
-    path = tmp_path / "records"
-    path.write_bytes(tfk.dumps({kind: describe(t) for kind, t in tensors.items()}))
-    output = subprocess.check_output(
-        [sys.executable, "-W", "ignore", "-c", READER, path, Path(__file__).parent, *IMPORTABLE],
-        text=True,
-        stderr=subprocess.DEVNULL,
-    )
+    output = piped(READER, tfk.dumps({kind: describe(t) for kind, t in tensors.items()}))
     message, found = json.loads(output.splitlines()[-1])
     module = "torchao.quantization.quantize_.workflows.nf4.nf4_tensor"
     assert message == (

@@ -18,15 +18,17 @@ from torch.fx.experimental.symbolic_shapes import (
     SubclassSymbolicContext,
 )
 from torch.testing._internal.two_tensor import TwoTensor
-from view_traces import Reshape, check, trace
 from view_zoo import (
     JAGGED_VIEWS,
     VIEWS,
+    Reshape,
     Traced,
     aten,
+    check,
     jagged,
     metadata,
     stub,
+    trace,
     two,
     visited_by_torch,
 )

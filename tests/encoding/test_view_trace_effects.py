@@ -17,13 +17,15 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.overrides import TorchFunctionMode
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from view_traces import Reshape, check, trace
 from view_zoo import (
     VIEWS,
+    Reshape,
     Traced,
+    check,
     jagged,
     metadata,
     stub,
+    trace,
     two,
 )
 

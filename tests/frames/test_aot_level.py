@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 import torch
-from cli_runs import Command, fresh
+from processes import COMMAND, fresh
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -25,10 +25,7 @@ from torch_fakeify.tools.minify.search import minify
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> None:
-    torch._dynamo.reset()
+    from cli_runs import Command
 
 
 class Compilers:
@@ -310,13 +307,12 @@ def test_a_failure_of_the_backward_from_run_to_a_script(
     (tmp_path / "chip.py").write_text(CHIP)
     (tmp_path / "model.py").write_text(MODEL)
     if way == "run":
-        done = fresh("run", "--level", "aot", "model.py", cwd=tmp_path)
-        assert done.returncode == 1, done.stdout + done.stderr
+        done = fresh(*COMMAND, "run", "--level", "aot", "model.py", cwd=tmp_path, status=1)
         assert "<lambda> (backward)" in done.stdout
     else:
         monkeypatch.setenv("TORCH_FAKEIFY_RECORD", "captures")
         monkeypatch.setenv("TORCH_FAKEIFY_RECORD_LEVEL", "aot")
-        fresh("model.py", cwd=tmp_path, executable=())
+        fresh("model.py", cwd=tmp_path, status=None)
         monkeypatch.delenv("TORCH_FAKEIFY_RECORD")
     (path,) = tmp_path.glob("captures/*/*backward*.fkf")
     assert len([*path.parent.iterdir()]) == 3
@@ -332,5 +328,5 @@ def test_a_failure_of_the_backward_from_run_to_a_script(
     script = tmp_path / "small.py"
     names = {n.name for n in ast.walk(ast.parse(script.read_text())) if isinstance(n, ast.alias)}
     assert "torch_fakeify" not in names
-    done = fresh("small.py", cwd=tmp_path, executable=())
+    done = fresh("small.py", cwd=tmp_path, status=1)
     assert "NotImplementedError: no cosine" in done.stderr

@@ -6,12 +6,11 @@ when a graph is read. What has no record is refused with the user's line.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from processes import fresh
 
 import torch_fakeify as tfk
 from torch_fakeify import cli
@@ -25,14 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-pytestmark = pytest.mark.usefixtures("warm_workers")
+pytestmark = pytest.mark.usefixtures("fresh_dynamo", "warm_workers")
 
 NAME = "torch._dynamo.variables.builtin._lower_version_count_by_1"
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> None:
-    torch._dynamo.reset()
 
 
 class Weight(torch.nn.Module):
@@ -159,10 +153,7 @@ def test_a_script_assigns_the_data(tmp_path: Path) -> None:
     assert "fakeify" not in text
     script = tmp_path / "script.py"
     script.write_text(text)
-    done = subprocess.run(
-        [sys.executable, str(script)], check=False, capture_output=True, text=True, cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr
+    fresh(script, cwd=tmp_path)
 
 
 def test_dynamos_nested_function_is_recognized_by_its_code() -> None:

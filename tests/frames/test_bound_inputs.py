@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import random
-import warnings
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +12,7 @@ import torch
 from captured_frames import captures_of
 from functorch import make_fx
 from program_zoo import programs
+from quiet import quiet
 from torch.testing._internal.two_tensor import TwoTensor
 
 import torch_fakeify as tfk
@@ -80,12 +79,7 @@ def test_the_inputs_of_a_program_are_bound(name: str) -> None:
     """
     program = programs()[name]
     found: list[tuple[tfk.Capture, list[Any], Any]] = []
-    with ExitStack() as stack:
-        stack.enter_context(torch._dynamo.config.patch(**program.config))
-        stack.enter_context(torch.set_grad_enabled(program.grad))
-        stack.enter_context(program.around())
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")
+    with program.active(), quiet():
         fn, *calls = program.make()
         scope: dict[str, Any] = {}
         names: dict[str, Any] = {}

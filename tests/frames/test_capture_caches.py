@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from processes import fresh
 
 import torch_fakeify as tfk
 
@@ -42,19 +40,7 @@ def test_another_process_finds_the_code_of_a_capture(tmp_path: Path) -> None:
         "TORCHINDUCTOR_AUTOGRAD_CACHE": "1",
         "TORCHINDUCTOR_VEC_ISA_OK": "0",  # known without a compilation for each instruction set
     }
-    found = [
-        json.loads(
-            subprocess.run(
-                [sys.executable, "-c", SCRIPT, str(frames.paths[0])],
-                env={**os.environ, **settings},
-                capture_output=True,
-                text=True,
-                check=True,
-                timeout=300,
-            ).stdout
-        )
-        for _ in range(2)
-    ]
+    found = [json.loads(fresh("-c", SCRIPT, frames.paths[0], **settings).stdout) for _ in range(2)]
     assert found[0]["autograd_cache_miss"] == 1
     assert found[1]["autograd_cache_hit"] == 1
     assert "fxgraph_cache_miss" not in found[1]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from captured_frames import recorded_frame
 from test_size_names import recorded
 
 import torch_fakeify as tfk
@@ -373,9 +374,7 @@ def test_sizes_of_inputs_without_hints_satisfy_asserts(tmp_path: Path) -> None:
 
     x = torch.ones(9, 3)
     torch._dynamo.decorators.mark_unbacked(x, 0)
-    torch._dynamo.reset()
-    torch.compile(f, backend=tfk.record(tmp_path), fullgraph=True)(x)
-    frame = tfk.Capture.load(next(tmp_path.glob("*.fkf")))
+    frame = tfk.Capture.load(recorded_frame(tmp_path, f, x, fullgraph=True))
     (made,) = (t for t in frame.materialize() if isinstance(t, torch.Tensor))
     assert made.shape[0] >= 5
     assert made.shape[0] % 4 == 1

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import io
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import pytest
 import sympy
 import torch
+from processes import fresh
 from torch import nn
 from torch.export import Dim, ExportedProgram, export
 
@@ -257,10 +256,7 @@ print(len(out), tuple(out[0].shape), "Layers" in globals())
 def test_another_process_needs_neither_module_nor_weights(tmp_path: Path) -> None:
     """It has the program with fake tensors, transforms it, and compiles and runs its graph."""
     tfk.capture(exported("layers"), constants="small").save(tmp_path / "program.fkf")
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "program.fkf")]
-    found = subprocess.run(
-        command, capture_output=True, text=True, check=True, timeout=180, cwd=tmp_path
-    )
+    found = fresh("-c", SCRIPT, tmp_path / "program.fkf", cwd=tmp_path)
     assert found.stdout.splitlines() == [
         "ExportedProgram TRAINING 3",
         "True meta",

@@ -47,7 +47,7 @@ def test_a_fresh_instance_has_the_facts_in_another_process(
 def test_every_guard_has_its_line_of_code() -> None:
     """Guards that a node caused and guards that were stated have the line that caused them."""
     assert facts_by_source(case("branch").instantiate(fresh=True)) == {
-        "L['x'].size()[0] >= 6": "if x.shape[0] > 5:"
+        "L['x'].size()[0] >= 6": "return x + 1 if x.shape[0] > 5 else x - 1"
     }
     line = "if 2 * y.shape[0] > 9 + x.shape[0] and n % 3 == 2 and y.shape[1] % 4 == 0:"
     assert facts_by_source(case("pruned").instantiate(fresh=True)) == {

@@ -6,15 +6,13 @@ import copy
 import os
 import pathlib
 import re
-import subprocess
-import sys
 from typing import Any
 
 import msgspec
 import pytest
 import torch
-from graph_checks import rebuild
-from graph_records import OUT, RELU, X, decode, function, graph
+from graph_checks import OUT, RELU, X, decode, function, graph, rebuild
+from processes import fresh
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.proxy import _COPY_META_FIELDS
 
@@ -366,13 +364,7 @@ model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
 torch.compile(model, backend=backend)(torch.ones(2, 2)).sum().backward()
 """
     outputs = [
-        subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", script, count],
-            capture_output=True,
-            text=True,
-            check=True,
-            env={**os.environ, "PYTHONHASHSEED": count},
-        ).stdout
+        fresh("-W", "ignore", "-c", script, count, PYTHONHASHSEED=count).stdout
         for count in ("3", "50")
     ]
     assert outputs[0]

@@ -7,7 +7,7 @@ import os
 import msgspec
 import pytest
 import torch
-from graph_records import OUT, RELU, X, calling, decode, function, graph, node
+from graph_checks import OUT, RELU, X, calling, decode, function, graph, node
 
 from torch_fakeify.describe.describer import describe_tensor
 from torch_fakeify.errors import (

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from graph_checks import check, check_same_graph, rebuild
-from graph_records import calling, decode, function
+from graph_checks import calling, check, check_same_graph, decode, function, rebuild
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_fakeify.describe.describer import MetaTensorDescriber

@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from torch_fakeify.records.tensor import MetaTensorDesc
 
 
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> None:
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def _inference() -> torch.Tensor:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from processes import fresh
 
-import torch_fakeify as tfk
 from torch_fakeify.corpus.listing import list_captures
 from torch_fakeify.frames import process_recorder
 from torch_fakeify.frames.capture_folders import CaptureFolder
@@ -20,20 +17,10 @@ from torch_fakeify.frames.dynamo_recorder import start_recording, stop_recording
 from torch_fakeify.frames.process_recorder import ProcessRecorder
 from torch_fakeify.serialization.capture_file import read_capture
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 VARIABLE = "TORCH_FAKEIFY_RECORD"
-
-
-def fresh(
-    *args: str, cwd: Path, status: int = 0, **environment: str
-) -> subprocess.CompletedProcess[str]:
-    """Run Python in a process of its own that has the variables."""
-    env = {**os.environ, "PYTHONPATH": str(Path(tfk.__file__).parents[1]), **environment}
-    done = subprocess.run(
-        [sys.executable, *args], cwd=cwd, env=env, capture_output=True, text=True,
-        check=False, timeout=250,
-    )  # fmt: skip
-    assert done.returncode == status, done.stdout + done.stderr
-    return done
 
 
 def functions(folder: Path) -> list[list[str]]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 import torch
+from captured_frames import recorded_frame
 from places import GOLDEN
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -31,11 +32,9 @@ if TYPE_CHECKING:
 
 def recorded(function: Any, folder: Path, *args: Any) -> tfk.Capture:
     """Record the frame of a function with dynamic sizes."""
-    torch._dynamo.reset()
     options = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True}
     with torch._dynamo.config.patch(options):
-        torch.compile(function, backend=tfk.record(folder), dynamic=True, fullgraph=True)(*args)
-    (path,) = folder.glob("*.fkf")
+        path = recorded_frame(folder, function, *args, dynamic=True, fullgraph=True)
     return tfk.Capture.load(path)
 
 
@@ -202,9 +201,7 @@ def test_a_static_size_has_one_possible_value(tmp_path: Path) -> None:
     """A static size accepts the value that it has and refuses any other."""
     x = torch.ones(8, 3)
     torch._dynamo.mark_dynamic(x, 0)
-    torch._dynamo.reset()
-    torch.compile(lambda x: x * 2, backend=tfk.record(tmp_path))(x)
-    frame = tfk.Capture.load(next(tmp_path.glob("*.fkf")))
+    frame = tfk.Capture.load(recorded_frame(tmp_path, lambda x: x * 2, x))
     made = frame.materialize(sizes={"x.size(1)": 3, "x.size(0)": 5})
     assert made[-1].shape == (5, 3)
     with pytest.raises(tfk.CaptureError, match=r"x\.size\(1\): a size is the same at each call"):

@@ -32,7 +32,7 @@ from torch_fakeify.records.tensor import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-from trace_facts import without_facts
+from trace_logs import without_facts
 
 # --- events by hand ---
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 import torch
 from hypothesis import given, settings
+from processes import fresh
 from strategies import quietly, tensor_groups, without_refusals_of_torch
 from torch._dynamo.source import ConstantSource
 from torch._subclasses import meta_utils
@@ -48,7 +46,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from torch_fakeify.frames.trace_logs.log import TraceGroup
-from trace_facts import without_facts
+from trace_logs import without_facts
 
 # --- the main law ---------------------------------------------------------------------------------
 
@@ -156,8 +154,7 @@ def test_a_log_of_another_process_is_read(tmp_path: Path) -> None:
         "f(torch.zeros(5, 3), rows[1:2, :4])\n"
         "f(torch.zeros(7, 3), rows[1:2, :4])\n"
     )
-    environment = {**os.environ, "TORCH_TRACE": str(tmp_path / "trace"), "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, str(script)], check=True, env=environment)
+    fresh(script, TORCH_TRACE=str(tmp_path / "trace"), OMP_NUM_THREADS="1")
     (path,) = (tmp_path / "trace").iterdir()
     log = tfk.from_trace_log(path)
     assert log.torch_versions == (torch.__version__,)

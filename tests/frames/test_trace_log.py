@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from processes import fresh
 from trace_logs import (
     STORAGE,
     event,
@@ -327,7 +326,7 @@ def test_reading_a_log_imports_no_torch(tmp_path: Path) -> None:
         f"assert tfk.from_trace_log({str(path)!r}).groups[0].records\n"
         "assert 'torch' not in sys.modules and 'sympy' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    fresh("-c", code)
 
 
 def test_results_are_frozen(tmp_path: Path) -> None:

@@ -21,17 +21,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.usefixtures("fresh_dynamo"),
+]
 
 _DYNAMIC = pytest.mark.parametrize("dynamic", [True, pytest.param(None, marks=pytest.mark.sweep)])
 _DYNAMIC_OR_LONG = pytest.mark.parametrize(
     "dynamic", [True, pytest.param(None, marks=pytest.mark.long)]
 )
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> None:
-    torch._dynamo.reset()
 
 
 def _compare(wrapper: str, use: str, *, dynamic: bool | None) -> None:

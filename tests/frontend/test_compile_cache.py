@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 from places import ROOT
+from processes import environment
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +25,7 @@ def start(directory: Path, backend: str = "aot_eager", **env: str) -> subprocess
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, **env},
+        env=environment(**env),
     )
 
 

@@ -23,6 +23,7 @@ from torch_fakeify.frontend import Policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+from frontend_cases import grown
 from frontend_values import (
     DYNAMIC,
     Batch,
@@ -36,7 +37,6 @@ from frontend_values import (
     Mode,
     Pair,
     Slotted,
-    grown,
 )
 
 

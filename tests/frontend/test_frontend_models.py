@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from processes import fresh
 from small_frontend import Jit
 
 import torch_fakeify as tfk
@@ -55,9 +56,6 @@ def states(cache: Any) -> list[torch.Tensor]:
 @pytest.mark.sweep
 def test_a_cache_that_is_not_registered_is_refused() -> None:
     """The error for an argument and for a result explains how to register it."""
-    import subprocess
-    import sys
-
     code = """
 import warnings; warnings.simplefilter("ignore")
 import torch, torch_fakeify as tfk
@@ -68,8 +66,7 @@ try:
 except tfk.UnsupportedValueError as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = fresh("-c", code)
     assert done.stdout.startswith("L['cache']: a value of the scope is neither an input nor")
     assert done.stdout.rstrip().endswith(
         "found transformers.cache_utils.DynamicCache. Register it first, by "

@@ -17,6 +17,7 @@ from torch_fakeify.frontend import Policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+from frontend_cases import grown
 from frontend_values import (
     DYNAMIC,
     Batch,
@@ -28,7 +29,6 @@ from frontend_values import (
     Mode,
     Pair,
     Slotted,
-    grown,
 )
 
 # --- results ----------------------------------------------------------------------------------------

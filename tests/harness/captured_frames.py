@@ -50,12 +50,18 @@ def only_capture_of(fn: Callable[..., Any], *args: Any, **options: Any) -> tfk.C
     return capture
 
 
+def recorded_frame(directory: Path, fn: Callable[..., Any], *args: Any, **options: Any) -> Path:
+    """Record the only frame of one call of a function, and return its file."""
+    recorder = tfk.record(directory)
+    torch._dynamo.reset()
+    torch.compile(fn, backend=recorder, **options)(*args)
+    (path,) = recorder.paths
+    return path
+
+
 def captured(directory: Path) -> Path:
     """A capture of a small frame."""
-    recorder = tfk.record(directory)
-    torch.compile(lambda x: x.sin(), backend=recorder, dynamic=True)(torch.randn(3, 4))
-    torch._dynamo.reset()
-    return recorder.paths[-1]
+    return recorded_frame(directory, lambda x: x.sin(), torch.randn(3, 4), dynamic=True)
 
 
 def small_and_large(directory: Path) -> tuple[Path, Path]:

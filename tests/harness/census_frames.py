@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from assert_frames import CONFIG
 
 import torch_fakeify as tfk
 
@@ -45,8 +46,7 @@ def in_backend(
         return gm.forward
 
     torch._dynamo.reset()
-    config = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True}
-    with torch._dynamo.config.patch(specialize_float=False, **config):
+    with torch._dynamo.config.patch(**CONFIG):
         torch.compile(fn, backend=backend, dynamic=dynamic)(*args)
     torch._dynamo.reset()
     assert calls == [1]

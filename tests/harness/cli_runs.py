@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from processes import COMMAND, fresh
 
-import torch_fakeify as tfk
 from torch_fakeify import cli
 
 SCRIPT = """
@@ -58,21 +56,6 @@ torch.compile(lambda x: x + x.view(-1)[0], backend=Failing())(x)
 ROWS = 7
 
 
-def fresh(
-    *args: str | Path, cwd: Path, executable: tuple[str, ...] = ("-m", "torch_fakeify")
-) -> subprocess.CompletedProcess[str]:
-    """Run the command, or another program, in a fresh interpreter."""
-    return subprocess.run(
-        [sys.executable, *executable, *map(str, args)],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(Path(tfk.__file__).parents[1])},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-    )
-
-
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -109,9 +92,16 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedPr
     home = tmp_path_factory.mktemp("run")
     (home / "code").mkdir()
     (home / "code" / "script.py").write_text(SCRIPT)
-    done = fresh("run", "code/script.py", "--out", "x", "-h", "b c", cwd=home)
+    options = ("--out", "x", "-h", "b c")
+    done = fresh(*COMMAND, "run", "code/script.py", *options, cwd=home, status=None)
     done.args = home
     return done
+
+
+@pytest.fixture
+def fresh_dynamo() -> None:
+    """Dynamo has compiled nothing."""
+    torch._dynamo.reset()
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from guard_code import equivalent_code
 from guard_equivalence import equivalent
 from observe import Run, observed
-from observed_values import split_guards
+from observed_values import first_difference, split_guards
 
 if TYPE_CHECKING:
     from compiled_programs import Program
@@ -44,7 +44,7 @@ def difference(ours: Run, theirs: Run, *, implied: bool = False) -> str | None:
         elif a[0] == "guards":
             found = _guards(a[1], b[1], implied=implied)
         else:
-            found = _difference(list(a), list(b))
+            found = first_difference(list(a), list(b))
         if found is not None:
             return f"{where}{found}"
     return None
@@ -59,18 +59,3 @@ def _guards(ours: list[str], theirs: list[str], *, implied: bool) -> str | None:
         return None
     more, less = ([x for x in a if x not in b] for a, b in ((ours, theirs), (theirs, ours)))
     return f": more {more}, less {less}"
-
-
-def _difference(a: Any, b: Any, where: str = "") -> str | None:
-    if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
-        pairs = [(a[key], b[key], f"{where}.{key}") for key in a]
-    elif isinstance(a, (list, tuple)) and type(a) is type(b) and len(a) == len(b):
-        pairs = [(x, y, f"{where}[{i}]") for i, (x, y) in enumerate(zip(a, b, strict=True))]
-    elif type(a) is type(b) and a == b:
-        return None
-    else:
-        ours, theirs = str(a), str(b)
-        pairs = enumerate(zip_longest(ours, theirs))
-        start = max(0, next((i for i, (x, y) in pairs if x != y), 0) - 40)
-        return f"{where}: {ours[start : start + 300]!r} instead of {theirs[start : start + 300]!r}"
-    return next((d for pair in pairs if (d := _difference(*pair)) is not None), None)

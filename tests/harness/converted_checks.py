@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from hypothesis import strategies as st
+from tensor_facts import own_facts
 from torch._dynamo.source import AttrSource
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.meta_utils import safe_grad
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     RelaxedUnspecConstraint,
+    ShapeEnv,
     StatefulSymbolicContext,
     StatelessSymbolicContext,
     StrictMinMaxConstraint,
 )
 from torch.utils._sympy.value_ranges import ValueRanges
+
+from torch_fakeify.convert.converter import MetaConverter
+from torch_fakeify.describe.describer import MetaTensorDescriber
+
+if TYPE_CHECKING:
+    import torch
 
 OURS_ONLY = {"_dynamo", "_specialize_on", "_has_dynamo", "_is_buffer", "persistent", "_is_param"}
 
@@ -28,25 +36,8 @@ def facts(t: torch.Tensor) -> dict[str, Any]:
         for name, value in vars(t).items()
         if not name.startswith(tuple(OURS_ONLY))
     }
-    return {
-        "type": type(t),
-        "dtype": t.dtype,
-        "size": str(tuple(t.size())),
-        "stride": str(t.stride()),
-        "storage_offset": str(t.storage_offset()),
-        "device": t.device,
-        "layout": t.layout,
-        "requires_grad": t.requires_grad,
-        "is_leaf": t.is_leaf,
-        "grad_fn": None if t.grad_fn is None else t.grad_fn.name(),
-        "is_inference": t.is_inference(),
-        "is_conj": t.is_conj(),
-        "is_neg": t.is_neg(),
-        "is_view": view,
-        "creation_meta": torch._C._autograd._get_creation_meta(t) if view else None,
-        "is_parameter": isinstance(t, torch.nn.Parameter),
-        "grad_dtype": t.grad_dtype if t.is_leaf else None,
-        "keys": str(torch._C._dispatch_keys(t)),
+    return own_facts(t) | {
+        "class": type(t),
         "empty": str(t.untyped_storage().nbytes()) == "0",
         "state": {name: str(value) for name, value in state.items()},
         "shares_base_storage": view and t._base.untyped_storage() is t.untyped_storage(),
@@ -62,15 +53,6 @@ def assert_same(ours: torch.Tensor, theirs: torch.Tensor, where: str = "$") -> N
     assert (grads[0] is None) == (grads[1] is None), where
     if grads[0] is not None:
         assert_same(grads[0], grads[1], f"{where}.grad")
-
-
-def relations(group: list[torch.Tensor]) -> list[tuple[bool, bool, bool]]:
-    """For each pair: the same object, the same storage, the one is the base of the other."""
-    return [
-        (a is b, a.untyped_storage() is b.untyped_storage(), a._base is b)
-        for a in group
-        for b in group
-    ]
 
 
 def in_place(t: torch.Tensor) -> str:
@@ -119,3 +101,27 @@ def contexts(draw: st.DrawFn, t: torch.Tensor, source: Any) -> Any:
         unbacked_bounds=bounds or None,
         **more,
     )
+
+
+class GeneralDescriber(MetaTensorDescriber):
+    """Describes every tensor as one that is not plain."""
+
+    def _describe_plain(self, *_: Any) -> None:
+        return None
+
+
+class UncachedConverter(MetaConverter):
+    """Makes every layout anew, and every symbol by torch's ``ShapeEnv``."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if self._sizes is not None:
+            self._sizes.fresh = None
+
+    def _known_layout(self, *_: Any) -> None:
+        return None
+
+
+def dynamic_mode() -> FakeTensorMode:
+    """A mode with a fresh ShapeEnv."""
+    return FakeTensorMode(shape_env=ShapeEnv())

@@ -7,7 +7,6 @@ python tests/harness/data_dependent_runs.py --kind slicing --backend inductor
 from __future__ import annotations
 
 import argparse
-import warnings
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import data_dependent
 import torch
 from data_dependent import PROGRAMS, Program
+from quiet import quiet
 
 import torch_fakeify as tfk
 
@@ -51,8 +51,7 @@ def verdict(program: Program, *, entailment: bool, backend: str = "aot_eager") -
     """
     torch._dynamo.reset()
     block = tfk.entailment() if entailment else nullcontext()
-    with block, settings(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with block, settings(), quiet():
         compiled = torch.compile(program.function, backend=backend, dynamic=True, fullgraph=True)
         for at, arguments in enumerate(program.inputs()):
             wanted = program.function(*(argument.clone() for argument in arguments))

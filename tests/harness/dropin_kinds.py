@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-import re
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch._subclasses.meta_utils as meta_utils
+from tensor_facts import facts, parts
+from torch._subclasses.fake_tensor import (
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+)
 from torch.testing._internal.two_tensor import TwoTensor
+
+from torch_fakeify import dropin
+from torch_fakeify.dropin import converter as dropin_convert
+from torch_fakeify.dropin import desc
+from torch_fakeify.dropin import describer as dropin_describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,27 +117,33 @@ def told(t: Any) -> Any:
     """What a tensor of any kind says of itself, and what is inside it."""
     if not isinstance(t, torch.Tensor):
         return str(t)
-    wrapper = hasattr(t, "__tensor_flatten__")
-    strided = t.layout in (torch.strided, torch.jagged)
-    found: dict[str, Any] = {
-        "type": type(t),
-        "text": re.sub(r"\bj\d+", "j", f"{t.dtype} {tuple(t.shape)} {t.layout} {t.device}"),
-        "flags": (t.requires_grad, t.is_leaf, t.is_inference(), isinstance(t, torch.nn.Parameter)),
-        "grad_fn": None if t.grad_fn is None else t.grad_fn.name(),
-        "keys": str(torch._C._dispatch_keys(t)),
-        "extra": {k: getattr(t, k, None) for k in ("_is_buffer", "persistent", "fake_device")},
-        "nested int": str(getattr(t, "nested_int_memo", None)),
-    }
-    if strided:
-        place = f"{t.stride()} {t.storage_offset()} {t.untyped_storage().nbytes()}"
-        found["place"] = re.sub(r"\bj\d+", "j", place), t.is_conj(), t.is_neg()
-    if t.layout is torch.sparse_coo:
-        found["sparse"] = t.sparse_dim(), t.dense_dim(), t.is_coalesced()
-    if t._is_view():
-        found["base"] = torch._C._autograd._get_creation_meta(t), told(t._base)
-    grad = meta_utils.safe_grad(t)
-    if grad is not None:
-        found["grad"] = told(grad)
-    if wrapper:
-        found["inner"] = [told(getattr(t, name)) for name in t.__tensor_flatten__()[0]]
-    return found
+    names = ("_is_buffer", "persistent", "fake_device")
+    return facts(t), [
+        (
+            type(part),
+            str(getattr(part, "nested_int_memo", None)),
+            *(getattr(part, n, None) for n in names),
+        )
+        for part in parts([t])
+    ]
+
+
+OURS = {
+    "MetaConverter": dropin_convert.MetaConverter,
+    "MetaStorageDesc": desc.MetaStorageDesc,
+    "MetaTensorDesc": desc.MetaTensorDesc,
+    "MetaTensorDescriber": dropin_describe.MetaTensorDescriber,
+}
+
+
+def both(make: Callable[[], Any]) -> tuple[Any, Any]:
+    """What a function gives with the drop-in and without; or the exceptions."""
+    found: list[Any] = []
+    for place in (dropin.installed(), nullcontext()):
+        FakeTensorMode.cache_clear()  # of what operators give, which counts in the memos too
+        with place:
+            try:
+                found.append(make())
+            except (RuntimeError, AssertionError, UnsupportedFakeTensorException) as error:
+                found.append(f"{type(error).__name__}: {error}")
+    return found[0], found[1]

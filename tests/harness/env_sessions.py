@@ -35,10 +35,10 @@ def make_mode(**settings_: Any) -> FakeTensorMode:
     return FakeTensorMode(shape_env=ShapeEnv(**settings_))
 
 
-def fake_of(mode: FakeTensorMode, name: str, *sizes: int, kind: DimDynamic = DYNAMIC) -> Any:
+def fake_of(mode: FakeTensorMode, name: str, *sizes: int) -> Any:
     """An input tensor whose sizes and strides have symbols."""
     context = StatelessSymbolicContext(
-        dynamic_sizes=[kind] * len(sizes), dynamic_strides=[kind] * len(sizes)
+        dynamic_sizes=[DYNAMIC] * len(sizes), dynamic_strides=[DYNAMIC] * len(sizes)
     )
     real = torch.empty(sizes, device="meta")
     return mode.from_tensor(real, source=LocalSource(name), symbolic_context=context)
@@ -129,7 +129,57 @@ def photo_and_record(env: Any) -> Callable[[], None]:
     return check
 
 
-class Session:
+class Actions:
+    """What a program does to an environment, by names of actions, and the sizes that it has."""
+
+    env: Any
+    pool: list[Any]
+
+    def run(self, action: tuple[Any, ...]) -> str:
+        """What an action gives, or which error it raises, as text."""
+        name, *args = action
+        try:
+            return str(getattr(self, name)(*args))
+        except (RuntimeError, ValueError, ZeroDivisionError, AssertionError) as error:
+            return type(error).__name__
+
+    def keep(self, value: Any) -> Any:
+        """Put a size into the pool."""
+        if isinstance(value, torch.SymInt):
+            self.pool.append(value)
+        return value
+
+    def pick(self, i: int) -> Any:
+        """A size of the pool."""
+        return self.pool[i % len(self.pool)] if self.pool else 3
+
+    # --- actions ---
+
+    def unbacked(self, kind: str) -> str:
+        """A scalar of data."""
+        return str(self.keep(getattr(self.env, f"create_unbacked_sym{kind}")()))
+
+    def size_like(self, i: int) -> str:
+        """A symbol is a size; torch does not ask for it of a number that has become a constant."""
+        size = self.pick(i)
+        if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
+            self.env._constrain_range_for_size(size.node.expr)
+        return str(size)
+
+    def guard(self, kind: str, i: int, j: int, k: int) -> str:
+        """A branch."""
+        return str(bool(self.condition(kind, i, j, k)))
+
+    def check(self, kind: str, i: int, j: int, k: int) -> str:
+        """A checked condition."""
+        return str(torch._check(self.condition(kind, i, j, k)))
+
+    def condition(self, kind: str, i: int, j: int, k: int) -> Any:
+        """A condition over two sizes and a number."""
+        return condition(kind, self.pick(i), self.pick(j), k)
+
+
+class Session(Actions):
     """An environment and what a program has made in it: sizes, tensors, contexts."""
 
     def __init__(self, **settings_: Any) -> None:
@@ -149,24 +199,6 @@ class Session:
         self.pool: list[Any] = []
         self.fakes: list[Any] = []
         self.inputs: list[tuple[Any, Any]] = []
-
-    def run(self, action: tuple[Any, ...]) -> str:
-        """What an action gives, or which error it raises, as text."""
-        name, *args = action
-        try:
-            return str(getattr(self, name)(*args))
-        except (RuntimeError, ValueError, ZeroDivisionError, AssertionError) as error:
-            return type(error).__name__
-
-    def keep(self, value: Any) -> Any:
-        """Put a size into the pool."""
-        if isinstance(value, torch.SymInt):
-            self.pool.append(value)
-        return value
-
-    def pick(self, i: int) -> Any:
-        """A size of the pool."""
-        return self.pool[i % len(self.pool)] if self.pool else 3
 
     # --- actions ---
 
@@ -197,10 +229,6 @@ class Session:
         )
         return f"{fake.shape} {fake.stride()}"
 
-    def unbacked(self, kind: str) -> str:
-        """A scalar of data."""
-        return str(self.keep(getattr(self.env, f"create_unbacked_sym{kind}")()))
-
     def nonzero(self, i: int) -> str:
         """A size of data, which the tensor remembers."""
         if not self.fakes:
@@ -219,24 +247,9 @@ class Session:
         """How a tensor lies in memory, which C++ remembers."""
         return str(self.fakes[i % len(self.fakes)].is_contiguous()) if self.fakes else "none"
 
-    def size_like(self, i: int) -> str:
-        """A symbol is a size; torch does not ask for it of a number that has become a constant."""
-        expr = self.pick(i).node.expr
-        if isinstance(expr, sympy.Symbol):
-            self.env._constrain_range_for_size(expr)
-        return str(expr)
-
     def arithmetic(self, i: int, j: int, k: int) -> str:
         """Another size."""
         return str(self.keep(self.pick(i) * k + self.pick(j)))
-
-    def guard(self, kind: str, i: int, j: int, k: int) -> str:
-        """A branch."""
-        return str(bool(self.condition(kind, i, j, k)))
-
-    def check(self, kind: str, i: int, j: int, k: int) -> str:
-        """A checked condition."""
-        return str(torch._check(self.condition(kind, i, j, k)))
 
     def suppressed(self, kind: str, i: int, j: int, k: int) -> str:
         """A branch while guards are suppressed."""
@@ -265,10 +278,6 @@ class Session:
             for _ in known
         ]
         return str([h.exprs for h in self.env.produce_guards_verbose(symbols, sources)])
-
-    def condition(self, kind: str, i: int, j: int, k: int) -> Any:
-        """A condition over two sizes and a number."""
-        return condition(kind, self.pick(i), self.pick(j), k)
 
 
 PRELUDE = [("tensor", 0, True), ("number", 0, 4), ("number", 1, 6), ("unbacked", "int")]

@@ -12,6 +12,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from quiet import quiet
+
 sys.path.append(str(Path(__file__).resolve().parents[1] / "zoo"))
 
 import argparse
@@ -74,8 +76,7 @@ def write(directory: Path, names: Iterable[str] = ()) -> dict[str, str]:
             continue
         torch._dynamo.reset()
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with quiet():
                 frames = make()
         except Exception as error:  # noqa: BLE001 - whoever asked wants to know which
             failed[name] = f"{type(error).__name__}: {error}"

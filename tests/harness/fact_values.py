@@ -97,10 +97,10 @@ def truth(expr: Any, point: Point) -> bool:
             return _RELATIONS[type(expr)](left, right)
 
 
-def points(low: int = -6, high: int = 9) -> st.SearchStrategy[Point]:
+def points() -> st.SearchStrategy[Point]:
     """Values of all symbols."""
-    whole = st.integers(low, high)
-    reals = st.fractions(low, high, max_denominator=4)
+    whole = st.integers(-6, 9)
+    reals = st.fractions(-6, 9, max_denominator=4)
     named = dict.fromkeys(NAMES, whole) | {symbol.name: reals for symbol in REALS}
     return st.fixed_dictionaries(named)
 

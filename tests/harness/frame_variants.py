@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
+from quiet import quiet
 
 from torch_fakeify.records.shape_env import SymbolDesc
 from torch_fakeify.records.tensor import ApplyNode, SymbolFactDesc, SymbolNode
@@ -49,8 +49,7 @@ def _inference() -> torch.Tensor:
 
 
 def _csr() -> torch.Tensor:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says once that it is in beta
+    with quiet():  # torch says once that it is in beta
         return _plain().to_sparse_csr()
 
 

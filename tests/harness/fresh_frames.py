@@ -8,8 +8,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import guard_frames
 import sympy
 import torch
+from assert_frames import CONFIG
 from captured_frames import captures_of
 from fresh_checks import env_of, named
 from processes import python
@@ -26,13 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-CONFIG = {
-    "capture_scalar_outputs": True,
-    "capture_dynamic_output_shape_ops": True,
-    "specialize_float": False,
-}
-
-
 def capture_of(fn: Callable[..., Any], *calls: tuple[Any, ...], **options: Any) -> tfk.Capture:
     """The last frame of a function that Dynamo compiles for some calls."""
     with torch._dynamo.config.patch(**CONFIG):
@@ -42,16 +37,10 @@ def capture_of(fn: Callable[..., Any], *calls: tuple[Any, ...], **options: Any) 
 # --- the frames -----------------------------------------------------------------------------------
 
 
-def product() -> tfk.Capture:
-    """One size is a product of two others."""
-    return capture_of(
-        lambda x, y: x.flatten() + y, (torch.randn(3, 4), torch.randn(12)), dynamic=True
-    )
-
-
-def divisible() -> tfk.Capture:
-    """A size is divisible by a number."""
-    return capture_of(lambda x: x.reshape(100, -1), (torch.randn(2000),), dynamic=True)
+def guarded(name: str) -> tfk.Capture:
+    """A frame of the tests of guard nodes."""
+    fn, args, _ = guard_frames.CASES[name]
+    return capture_of(fn, args, dynamic=True)
 
 
 def divisible_twice() -> tfk.Capture:
@@ -63,17 +52,6 @@ def divisible_twice() -> tfk.Capture:
     return capture_of(f, (torch.randn(2000),), dynamic=True)
 
 
-def branch() -> tfk.Capture:
-    """A Python branch on a size leaves nothing in the graph."""
-
-    def f(x: torch.Tensor) -> torch.Tensor:
-        if x.shape[0] > 5:
-            return x + 1
-        return x - 1
-
-    return capture_of(f, (torch.randn(7),), dynamic=True)
-
-
 def twice() -> tfk.Capture:
     """A guard that no range says."""
 
@@ -81,28 +59,6 @@ def twice() -> tfk.Capture:
         return x + y if 2 * x.shape[0] > 9 + y.shape[0] else x - y
 
     return capture_of(f, (torch.randn(17, 3), torch.randn(3)), dynamic=True)
-
-
-def strides() -> tfk.Capture:
-    """Strides, an offset and the sizes of a base."""
-
-    def f(x: torch.Tensor) -> torch.Tensor:
-        if x.stride(0) * 2 > x.size(1) and x.storage_offset() > 2:
-            return x + 1
-        return x - 1
-
-    return capture_of(f, (torch.randn(100)[5:].as_strided((4, 5), (13, 2), 7),), dynamic=True)
-
-
-def item() -> tfk.Capture:
-    """A number inside an input is specialized."""
-
-    def f(x: torch.Tensor) -> torch.Tensor:
-        z = x.item()
-        torch._check(z == 3)
-        return torch.zeros(z)
-
-    return capture_of(f, (torch.tensor(3),), dynamic=True)
 
 
 def nonzero() -> tfk.Capture:
@@ -199,15 +155,6 @@ def unbacked() -> tfk.Capture:
     return capture_of(lambda x, y: (x.sum(1) + y, x.shape[0]), (x, y))
 
 
-def specialized() -> tfk.Capture:
-    """A dynamic size that tracing made a number."""
-
-    def f(x: torch.Tensor) -> torch.Tensor:
-        return x + x.shape[0] if x.shape[0] == 4 else x
-
-    return capture_of(f, (torch.randn(4, 5),), dynamic=True)
-
-
 def automatic() -> tfk.Capture:
     """A size that became dynamic at the second call."""
 
@@ -238,12 +185,17 @@ def other_names() -> tfk.Capture:
 
 
 CASES = {
-    f.__name__: f
-    for f in (
-        product, divisible, divisible_twice, branch, twice, strides, item, nonzero, products_of_items, scalars,
-        symbolic_boolean, jagged, wrapper, pruned, view, marked, unbacked, specialized, automatic,
-        other_names,
-    )
+    **{
+        name: functools.partial(guarded, name)
+        for name in ("product", "divisible", "branch", "strides", "item", "constant")
+    },
+    **{
+        f.__name__: f
+        for f in (
+            divisible_twice, twice, nonzero, products_of_items, scalars, symbolic_boolean, jagged,
+            wrapper, pruned, view, marked, unbacked, automatic, other_names,
+        )
+    },
 }  # fmt: skip
 
 

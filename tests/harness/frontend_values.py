@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import math
 from typing import Any, NamedTuple
 
 import torch
@@ -13,11 +12,6 @@ from torch.utils import _pytree as pytree
 from torch_fakeify.frontend import Policy
 
 DYNAMIC = Policy(dims="DYNAMIC")
-
-
-def grown(*sizes: int) -> torch.Tensor:
-    """A tensor of these sizes, filled by position."""
-    return torch.arange(math.prod(sizes), dtype=torch.float32).reshape(sizes) / 7
 
 
 class Mode(enum.Enum):

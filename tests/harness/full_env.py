@@ -8,7 +8,7 @@ from typing import Any
 
 import sympy
 import torch
-from env_sessions import condition
+from env_sessions import Actions
 from torch._dynamo.source import LocalSource, TensorProperty, TensorPropertySource
 from torch._guards import ShapeGuard, SLoc
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -24,31 +24,28 @@ from torch.utils._traceback import CapturedTraceback
 DYNAMIC, DUCK = DimDynamic.DYNAMIC, DimDynamic.DUCK
 
 
-class World:
-    """An environment and the symbolic scalars that a program has made in it."""
+class World(Actions):
+    """An environment and the expressions of the sizes that a program has made, for any copy of it."""
 
     def __init__(self, env: ShapeEnv, pool: list[sympy.Expr] | None = None) -> None:
         self.env = env
         self.mode = FakeTensorMode(shape_env=env)
-        self.pool: list[sympy.Expr] = pool or []
+        self.pool = pool or []
         self.inputs: list[tuple[Any, sympy.Expr]] = []
 
     def sym(self, expr: sympy.Expr) -> Any:
         """A symbolic int of this environment."""
         return self.env.create_symintnode(expr, hint=None)
 
-    def add(self, value: Any) -> str:
-        """Put a symbolic int into the pool."""
+    def keep(self, value: Any) -> Any:
+        """Put the expression of a size into the pool."""
         if isinstance(value, torch.SymInt):
             self.pool.append(value.node.expr)
-        return str(value)
+        return value
 
-    def run(self, action: tuple[Any, ...]) -> str:
-        """What an action gives, or which error it raises, as text."""
-        try:
-            return str(getattr(self, action[0])(*action[1:]))
-        except (RuntimeError, ValueError, ZeroDivisionError, AssertionError) as error:
-            return type(error).__name__
+    def pick(self, i: int) -> Any:
+        """A size of the pool."""
+        return self.sym(self.pool[i % len(self.pool)]) if self.pool else 2
 
     # --- actions ---
 
@@ -57,7 +54,7 @@ class World:
         source = LocalSource(name)
         symbol = self.env.create_symbol(value, source, dynamic)
         self.inputs.append((source, symbol))
-        return self.add(self.env.create_symintnode(symbol, hint=value))
+        return str(self.keep(self.env.create_symintnode(symbol, hint=value)))
 
     def tensor(self, name: str, sizes: tuple[int, ...], dynamic: DimDynamic) -> str:
         """An input that is a tensor."""
@@ -71,40 +68,13 @@ class World:
                 self.inputs.append(
                     (TensorPropertySource(source, TensorProperty.SIZE, i), size.node.expr)
                 )
-                self.add(size)
+                self.keep(size)
         return str(fake.shape)
 
     def unspecified_float(self, name: str, value: float) -> str:
         """An input that is a float."""
         source = LocalSource(name)
         return str(self.env.create_unspecified_symbol(value, source, DYNAMIC))
-
-    def unbacked(self) -> str:
-        """An int of data."""
-        return self.add(self.env.create_unbacked_symint())
-
-    def unbacked_float(self) -> str:
-        """A float of data."""
-        return str(self.env.create_unbacked_symfloat())
-
-    def unbacked_bool(self) -> str:
-        """A bool of data."""
-        return str(self.env.create_unbacked_symbool())
-
-    def size_like(self, i: int) -> str:
-        """An unbacked symbol is a size."""
-        size = self.pick(i)
-        if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
-            self.env._constrain_range_for_size(size.node.expr)
-        return str(size)
-
-    def guard(self, kind: str, i: int, j: int, k: int) -> str:
-        """A branch on a condition."""
-        return str(bool(self.condition(kind, i, j, k)))
-
-    def check(self, kind: str, i: int, j: int, k: int) -> str:
-        """A checked condition."""
-        return str(torch._check(self.condition(kind, i, j, k)))
 
     def simplify(self, kind: str, i: int, j: int, k: int) -> str:
         """What is known without guarding."""
@@ -113,14 +83,6 @@ class World:
             return str(condition)
         expr = condition.node.expr
         return f"{self.env.simplify(expr)} {self.env._maybe_evaluate_static(expr)}"
-
-    def pick(self, i: int) -> Any:
-        """A scalar of the pool."""
-        return self.sym(self.pool[i % len(self.pool)]) if self.pool else 2
-
-    def condition(self, kind: str, i: int, j: int, k: int) -> Any:
-        """A condition over two scalars of the pool and a number."""
-        return condition(kind, self.pick(i), self.pick(j), k)
 
 
 def guards_of(world: World) -> list[list[str]] | str:
@@ -140,7 +102,7 @@ def used(env: ShapeEnv) -> ShapeEnv:
     for action in (
         ("tensor", "x", (4, 6), DUCK),
         ("symbol", "n", 7, DYNAMIC),
-        ("unbacked",),
+        ("unbacked", "int"),
         ("guard", "gt", 0, 0, 3),
         ("guard", "mod", 1, 1, 0),
         ("guard", "is", 2, 0, 7),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import hostile_seeds
@@ -13,6 +12,7 @@ from golden_frontend import frontend_records
 from golden_records import record_cases
 from golden_tensors import tensor_cases
 from model_zoo import replayable
+from quiet import quiet
 
 import torch_fakeify as tfk
 
@@ -90,8 +90,7 @@ def model_frames(name: str) -> list[tfk.Capture]:
     """The frames of a model in inference, with dynamic sizes."""
     torch.manual_seed(0)
     model, inputs = replayable(name)
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
+    with quiet(), torch.no_grad():
         return captures_of(model.eval(), inputs, dynamic=True)
 
 
@@ -108,8 +107,7 @@ def _training_step() -> list[Any]:
         return gm.forward
 
     torch._dynamo.reset()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with quiet():
         backend = aot_autograd(fw_compiler=compiler, bw_compiler=compiler)
         model = torch.compile(torch.nn.Sequential(*layers), backend=backend, dynamic=True)
         model(torch.randn(3, 4)).sum().backward()

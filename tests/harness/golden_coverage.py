@@ -54,7 +54,7 @@ def expected() -> set[str]:
     found |= {f"opaque {kind}" for kind in (*OPAQUE_KINDS, *meta_dataclasses())}
     found |= {f"placement {name}" for name in meshes._PLACEMENTS}
     found |= {f"structure {name}" for name in (*calling._CONTAINERS, "namedtuple")}
-    found |= {f"dtype {name}" for name in _dtypes()}
+    found |= {f"dtype {name}" for name in dtypes()}
     found |= {f"layout {name}" for name in (*validate.KINDS, "jagged")}
     for cls in record_types():
         found.add(f"record {cls.__name__}")
@@ -197,8 +197,8 @@ def _parts(records: Iterable[Any]) -> Iterator[Any]:
             todo += [getattr(value, name) for name, _, _ in fields(type(value))]
 
 
-def _dtypes() -> set[str]:
-    """Every dtype of torch but the quantized ones, whose tensors have no fakes."""
+def dtypes() -> dict[str, torch.dtype]:
+    """Every dtype of torch by name, but the quantized ones, whose tensors have no fakes."""
     found = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
-    names = {str(dtype).removeprefix("torch.") for dtype in found}
-    return {name for name in names if not name.startswith(("q", "uint8_q"))} - {"quint8"}
+    names = {str(dtype).removeprefix("torch."): dtype for dtype in found}
+    return {name: names[name] for name in sorted(names) if not name.startswith("q")}

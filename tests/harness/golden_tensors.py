@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 from captured_frames import captures_of
+from golden_coverage import dtypes
 from msgspec.structs import replace
+from quiet import quiet
 from subclass_zoo import PLAIN, distributed, fake_world
 from torch._dynamo import decorators
 from torch._dynamo.source import LocalSource
@@ -257,20 +258,9 @@ TRANSFORMS: dict[str, Callable[[], Any]] = {
 # --- the table ----------------------------------------------------------------------------------
 
 
-def _dtypes() -> dict[str, torch.dtype]:
-    found = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
-    names = {str(dtype).removeprefix("torch."): dtype for dtype in found}
-    return {name: names[name] for name in sorted(names) if not name.startswith(QUANTIZED)}
-
-
-QUANTIZED = ("q",)
-"""Tensors of these dtypes have no fakes."""
-
-
 def _quietly(make: Callable[[], Any]) -> Any:
     torch.manual_seed(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with quiet():
         return make()
 
 
@@ -336,7 +326,7 @@ def _pinned() -> Any:
 
 
 def _all_dtypes() -> Any:
-    tensors = {name: torch.empty(4, 6, dtype=dtype) for name, dtype in _dtypes().items()}
+    tensors = {name: torch.empty(4, 6, dtype=dtype) for name, dtype in dtypes().items()}
     return frame_of(list(tensors.values()), [f"t_{name}" for name in tensors])
 
 

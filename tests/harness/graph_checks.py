@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import torch
+from quiet import quiet
 from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.fx.experimental.sym_node import SymNode
@@ -17,12 +17,15 @@ from torch_fakeify.convert.converter import MetaConverter
 from torch_fakeify.describe.describer import MetaTensorDescriber
 from torch_fakeify.encoding.exprs import decode_expr
 from torch_fakeify.frames.graph.codec import decode_graph, encode_graph
+from torch_fakeify.records.graph import GraphModuleDesc, NodeDesc
+from torch_fakeify.records.tensor import (
+    FunctionValue,
+    NodeValue,
+    TupleValue,
+)
 from torch_fakeify.serialization import document
 from torch_fakeify.shape_env.restoring import restore
 from torch_fakeify.shape_env.snapshot import snapshot
-
-if TYPE_CHECKING:
-    from torch_fakeify.records.graph import GraphModuleDesc
 
 PYTHON_TYPES = {"int": (torch.SymInt, int), "float": (torch.SymFloat, float),
                 "bool": (torch.SymBool, bool)}  # fmt: skip
@@ -63,12 +66,12 @@ class TensorBuilder:
         return decode_graph(desc, convert=self.converter.from_desc, sym=self.sym, **kwargs)
 
 
-def rebuild(gm, *, through_bytes: bool = True):
+def rebuild(gm):
     """The record of a graph, and the graph that comes of it."""
     with unset_fake_temporarily():
         mode = fake_mode_of(gm)
         desc = encode_graph(gm, MetaTensorDescriber(), constants="small")
-        record = document.loads(document.dumps(desc)) if through_bytes else desc
+        record = document.loads(document.dumps(desc))
         assert record == desc
         rebuilt = TensorBuilder(None if mode is None else mode.shape_env).decode(record)
     return desc, rebuilt
@@ -193,8 +196,7 @@ class Frames:
         expected = gm(*args)
         if self.run:
             torch.set_rng_state(state)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with quiet():
                 actual = rebuilt(*copies)
             torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
             self.runs += 1
@@ -223,3 +225,40 @@ def compile_and_run(function, *args, backend, dynamic=None, backward=True):
         if backward and any(t.requires_grad for t in leaves):
             sum(t.sum() for t in leaves if t.requires_grad).backward()
     return out
+
+
+def function(name, kind="function"):
+    """A target by name."""
+    return FunctionValue(kind=kind, name=name)
+
+
+def node(op, name, target, *args, **kwargs):
+    """One node's record; keyword arguments are those of the call."""
+    return NodeDesc(op=op, name=name, target=target, args=args, kwargs=tuple(kwargs.items()))
+
+
+X = node("placeholder", "x", "x")
+RELU = node("call_function", "relu", function("torch.relu"), NodeValue(index=0))
+OUT = node("output", "output", "output", TupleValue(items=(NodeValue(index=1),)))
+
+
+def graph(*nodes, **fields):
+    """A graph's record."""
+    return GraphModuleDesc(nodes=nodes, **fields)
+
+
+def decode(desc, **kwargs):
+    """The graph of a record in an empty mode."""
+    return TensorBuilder(None).decode(desc, **kwargs)
+
+
+def calling(target, *args, **kwargs):
+    """A graph of one call, between an input and the output."""
+    call = NodeDesc(
+        op="call_method" if isinstance(target, str) else "call_function",
+        name="call",
+        target=target,
+        args=args,
+        kwargs=tuple(kwargs.items()),
+    )
+    return graph(X, call, OUT)

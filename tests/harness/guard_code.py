@@ -11,7 +11,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import sympy
-from guard_equivalence import SAMPLES, TIMEOUT_MS, Difference, Facts, Verdict, equivalent
+from guard_equivalence import Difference, Facts, Verdict, equivalent
 from guard_terms import Point, variable
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 from torch.utils._sympy import functions as torch_functions
@@ -119,13 +119,7 @@ def read_code(code: Iterable[str]) -> Facts:
     return Facts(tuple(facts), tuple(facts.values()))
 
 
-def equivalent_code(
-    a: Iterable[str],
-    b: Iterable[str],
-    *,
-    timeout_ms: int = TIMEOUT_MS,
-    samples: int = SAMPLES,
-) -> Verdict:
+def equivalent_code(a: Iterable[str], b: Iterable[str]) -> Verdict:
     """Whether two sets of guards accept the same inputs.
 
     Raises:
@@ -134,9 +128,7 @@ def equivalent_code(
     a, b = list(a), list(b)
     floats = {n for t in (*a, *b) for n in _float_sources(ast.parse(t, mode="eval").body)}
     marks = [f"not math.isnan({name})" for name in sorted(floats)]
-    verdict = equivalent(
-        read_code([*a, *marks]), read_code([*b, *marks]), timeout_ms=timeout_ms, samples=samples
-    )
+    verdict = equivalent(read_code([*a, *marks]), read_code([*b, *marks]))
     lost, new = _nan_differences(a, b), _nan_differences(b, a)
     if lost or new:
         verdict = verdict._replace(

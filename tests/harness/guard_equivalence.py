@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import sympy
 import torch
 import z3
-from guard_sampling import search
+from guard_sampling import names_in, search
 from guard_terms import (
     INFINITIES,
     Point,
@@ -296,33 +296,16 @@ def equivalent(
     return Verdict(how, tuple(lost), tuple(new), (*left_open, *right_open))
 
 
-def assert_equivalent(
-    a: Facts, b: Facts, *, timeout_ms: int = TIMEOUT_MS, samples: int = SAMPLES
-) -> Verdict:
+def assert_equivalent(a: Facts, b: Facts, *, samples: int = SAMPLES) -> Verdict:
     """The verdict on two equivalent sets.
 
     Raises:
         AssertionError: the sets differ, or nothing is known about a fact.
     """
-    verdict = equivalent(a, b, timeout_ms=timeout_ms, samples=samples)
+    verdict = equivalent(a, b, samples=samples)
     if not verdict:
         raise AssertionError(f"the facts are not the same: {verdict}")
     return verdict
-
-
-def not_implied(
-    a: Facts, *, by: Facts, timeout_ms: int = TIMEOUT_MS, samples: int = SAMPLES
-) -> tuple[Difference, ...]:
-    """The facts of one set that do not follow from another one.
-
-    Raises:
-        AssertionError: nothing is known about a fact.
-    """
-    hints = {**dict(by.hints), **dict(a.hints)}
-    lost, unknown, how = _missing(*_plain_facts(a, by), hints, timeout_ms, samples)
-    if how == "undecided":
-        raise AssertionError("\n".join(unknown))
-    return tuple(lost)
 
 
 def _plain_facts(*sets: Facts) -> list[Facts]:
@@ -490,19 +473,19 @@ class _Groups:
         self.exprs = list(exprs)
         self.parent: dict[str, str] = {}
         for expr in self.exprs:
-            names = _symbol_names(expr)
+            names = names_in(expr)
             for name in names:
                 self.parent[self._root(name)] = self._root(names[0])
         self.ids: dict[str, int] = {}
         self.members: dict[int, list[sympy.Basic]] = defaultdict(list)
         for expr in self.exprs:
-            names = _symbol_names(expr)
+            names = names_in(expr)
             root = self._root(names[0]) if names else ""
             self.members[self.ids.setdefault(root, len(self.ids))].append(expr)
 
     def of(self, fact: sympy.Basic) -> frozenset[int]:
         """The groups that have to do with a fact."""
-        roots = {self._root(name) for name in _symbol_names(fact)}
+        roots = {self._root(name) for name in names_in(fact)}
         return frozenset(self.ids[root] for root in roots if root in self.ids)
 
     def facts(self, groups: frozenset[int]) -> list[sympy.Basic]:
@@ -515,7 +498,3 @@ class _Groups:
             self.parent[name] = self.parent[self.parent[name]]
             name = self.parent[name]
         return name
-
-
-def _symbol_names(expr: sympy.Basic) -> list[str]:
-    return sorted(s.name for s in expr.free_symbols if isinstance(s, sympy.Symbol))

@@ -39,7 +39,7 @@ class _Constraint:
     def __init__(self, expr: sympy.Basic, *, wanted: bool) -> None:
         self.wanted = wanted
         self.fact = python_function(expr)
-        self.names = _names(expr)
+        self.names = names_in(expr)
         relations = expr.atoms(sympy.core.relational.Relational)
         self.gaps = [g for r in sorted(relations, key=str) if (g := _gap(r)) is not None]
         self.steps = _steps(expr)
@@ -183,7 +183,7 @@ def _pool(
     if name in hints:
         seeds.insert(0, hints[name])
     for expr in exprs:
-        if name not in _names(expr):
+        if name not in names_in(expr):
             continue
         for number in sorted(expr.atoms(sympy.Number), key=str):
             if number in INFINITIES or number is sympy.nan:
@@ -209,7 +209,8 @@ def _steps(expr: sympy.Basic) -> list[int]:
     return [n for n in numbers if 1 < n < _LARGE][:6]
 
 
-def _names(expr: sympy.Basic) -> list[str]:
+def names_in(expr: sympy.Basic) -> list[str]:
+    """The names of the variables, sorted."""
     return sorted(s.name for s in expr.free_symbols if isinstance(s, sympy.Symbol))
 
 

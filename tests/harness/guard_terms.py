@@ -301,22 +301,8 @@ _CALLS: dict[type, str] = {
 }
 _CALLS.update(
     {
-        getattr(torch_functions, f"OpaqueUnaryFn_{name}"): f"math.{name}"
-        for name in [
-            "sqrt",
-            "cos",
-            "cosh",
-            "sin",
-            "sinh",
-            "tan",
-            "tanh",
-            "asin",
-            "acos",
-            "atan",
-            "exp",
-            "log",
-            "asinh",
-            "log2",
-        ]
+        cls: f"math.{name.removeprefix('OpaqueUnaryFn_')}"
+        for name, cls in vars(torch_functions).items()
+        if name.startswith("OpaqueUnaryFn_")
     }
 )

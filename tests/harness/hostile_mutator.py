@@ -6,7 +6,7 @@ All choices come from one `random.Random`, which may be hypothesis' own.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from hostile_files import (
     Entry,
@@ -18,9 +18,14 @@ from hostile_files import (
     zip_bytes,
 )
 
+from torch_fakeify.encoding import exprs
+from torch_fakeify.records.tensor import Value
+
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterator, Sequence
+
+_VALUES = [cls for cls in get_args(Value) if hasattr(cls, "__struct_config__")]
 
 CANARY = "torch_fakeify.canary"
 """The audit event that code from a file raises."""
@@ -134,76 +139,11 @@ _RAW = (
     *(b'{"type":"record","name":"CaptureDesc","body":{}}', b'{"type":"float","text":"nan"}'),
 )
 
-_FUNCTIONS = (
-    *(
-        "Add",
-        "Mul",
-        "Pow",
-        "sympy.Mod",
-        "sympy.Min",
-        "sympy.Max",
-        "Eq",
-        "Ne",
-        "Lt",
-        "Le",
-        "Gt",
-        "Ge",
-    ),
-    *(
-        "And",
-        "Or",
-        "Not",
-        "Xor",
-        "Nand",
-        "Nor",
-        "Implies",
-        "ITE",
-        "ExprCondPair",
-        "Piecewise",
-        "Abs",
-    ),
-    *("sign", "floor", "ceiling", "frac", "exp", "log", "sin", "gamma", "loggamma", "erf", "atan2"),
-    *(
-        "FloorDiv",
-        "CleanDiv",
-        "CeilDiv",
-        "ModularIndexing",
-        "Where",
-        "PythonMod",
-        "Mod",
-        "CeilToInt",
-    ),
-    *(
-        "FloorToInt",
-        "TruncToInt",
-        "RoundToInt",
-        "RoundDecimal",
-        "ToFloat",
-        "LShift",
-        "RShift",
-        "Max",
-    ),
-    *("Min", "PowByNatural", "FloatPow", "FloatTrueDiv", "IntTrueDiv", "Identity", "SingletonInt"),
-    *("IsNonOverlappingAndDenseIndicator", "OpaqueUnaryFn_sqrt", "BitwiseFn_bitwise_and", "eval"),
-)
+_FUNCTIONS = (*exprs.HEADS, exprs._SINGLETON_INT, "eval")
 
-_TAGS = (
-    *(
-        "tuple",
-        "list",
-        "size",
-        "set",
-        "dict",
-        "slice",
-        "range",
-        "torch",
-        "enum",
-        "namedtuple",
-        "type",
-    ),
-    *("function", "sym", "expr", "tensor", "source", "node", "opaque", "float", "complex", "bytes"),
-    *("ellipsis", "record", "no_such_tag"),
-)
+_CONTAINERS = ("tuple", "list", "size", "set", "dict")
+
+_TAGS = (*(str(cls.__struct_config__.tag) for cls in _VALUES), "record", "no_such_tag")
 
 
 # --- the mutator ------------------------------------------------------------------------------------
@@ -355,7 +295,7 @@ class Mutator:
             return
         box, key = place
         value, depth = box[key], self.random.choice((1, 2, 30, 63, 66, 99, 101, 140))
-        kind = self.random.choice((*_TAGS[:5], None))
+        kind = self.random.choice((*_CONTAINERS, None))
         for _ in range(depth):
             value = [value] if kind is None else {"type": kind, "items": [value]}
         box[key] = value

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,6 +10,7 @@ from captured_frames import captures_of
 from golden_exports import export_cases
 from jagged_examples import jagged_attention
 from program_zoo import Program, programs
+from quiet import quiet
 from subclass_zoo import fake_world
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -60,18 +59,14 @@ def _capture(name: str) -> Any:
 
 
 def _first_frame(program: Program) -> Any:
-    with ExitStack() as stack:
-        stack.enter_context(torch._dynamo.config.patch(**program.config))
-        stack.enter_context(torch.set_grad_enabled(program.grad))
-        stack.enter_context(program.around())
+    with program.active():
         fn, *calls = program.make()
         return _compiled(fn, calls, **program.options)
 
 
 def _compiled(fn: Callable[..., Any], calls: Iterable[tuple[Any, ...]], **options: Any) -> Any:
     torch.manual_seed(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with quiet():
         return captures_of(fn, *calls, settings={"constants": "small"}, **options)[-1]
 
 
@@ -91,8 +86,7 @@ def _jagged() -> Any:
 def _traced(fn: Callable[..., Any], args: Iterable[Any]) -> Any:
     """A graph that nobody ran, with fake inputs."""
     gm = torch.fx.symbolic_trace(fn)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with quiet():
         mode = FakeTensorMode(shape_env=ShapeEnv())
         return tfk.capture(gm, [mode.from_tensor(arg) for arg in args])
 
@@ -101,8 +95,7 @@ def _sparse() -> Any:
     def fn(a: Any, b: Any, c: Any, d: Any) -> Any:
         return a.sin(), b.sum(), c + 1, d.t()
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with quiet():
         x = torch.eye(4)
         args = (x.to_sparse_csr(), x.to_sparse_bsr((2, 2)), x.to_sparse_coo(), x.to_mkldnn())
     return _traced(fn, args)

@@ -1,6 +1,6 @@
 """Hide torch's own fake kernels, infer them, and compare the two on other samples.
 
-``python tests/harness/inferred_operators.py [--only TEXT] [--shard 0/4] [--seconds 20]`` prints a line
+``python tests/harness/inferred_operators.py [--only TEXT] [--shard 0/4]`` prints a line
 for each operator of ATen that `op_db` calls, and the share whose inferred kernel equals torch's own.
 """
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import resource
 import time
-import warnings
 from collections import Counter
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -29,6 +28,7 @@ from observed_values import (
     values,
     without_numbers,
 )
+from quiet import quiet
 from torch._dynamo import convert_frame
 from torch._dynamo.backends.debugging import boxed_nop
 from torch._dynamo.code_context import code_context
@@ -286,8 +286,7 @@ def observed(program: Program, backend: Any, *, direct: bool, record: bool = Tru
     with ExitStack() as stack:
         enter = stack.enter_context
         enter(_one_thread())
-        enter(warnings.catch_warnings())
-        warnings.simplefilter("ignore")
+        enter(quiet())
         enter(torch._dynamo.config.patch(**program.dynamo))
         enter(torch._functorch.config.patch(**functorch))
         enter(torch._inductor.config.patch(**inductor))

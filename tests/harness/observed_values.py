@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -60,6 +61,22 @@ def split_guards(lines: Sequence[str]) -> tuple[list[str], list[str]]:
 def tensors_in(tree: Any) -> list[torch.Tensor]:
     """The tensors among the leaves of a tree."""
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def first_difference(a: Any, b: Any, where: str = "") -> str | None:
+    """The first place where two trees of plain data differ, and an excerpt of both."""
+    if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
+        pairs = [(a[key], b[key], f"{where}.{key}") for key in a]
+    elif isinstance(a, (list, tuple)) and type(a) is type(b) and len(a) == len(b):
+        pairs = [(x, y, f"{where}[{i}]") for i, (x, y) in enumerate(zip(a, b, strict=True))]
+    elif type(a) is type(b) and a == b:
+        return None
+    else:
+        ours, theirs = str(a), str(b)
+        pairs = enumerate(zip_longest(ours, theirs))
+        start = max(0, next((i for i, (x, y) in pairs if x != y), 0) - 40)
+        return f"{where}: {ours[start : start + 300]!r} instead of {theirs[start : start + 300]!r}"
+    return next((d for pair in pairs if (d := first_difference(*pair)) is not None), None)
 
 
 # --- real values ----------------------------------------------------------------------------------

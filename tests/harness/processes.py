@@ -1,16 +1,77 @@
-"""Scripts of the harness in processes of their own."""
+"""Python in processes of its own, which can import the package."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from places import HARNESS, IMPORTABLE, ROOT
 
-if TYPE_CHECKING:
-    from pathlib import Path
+import torch_fakeify as tfk
+
+PACKAGE = str(Path(tfk.__file__).parents[1])
+"""The folder that has to be on the path."""
+COMMAND = ("-m", "torch_fakeify")
+"""What starts the command line."""
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """The variables of this process, with the package on the path, and others."""
+    known = filter(None, [os.environ.get("PYTHONPATH")])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([PACKAGE, *known]), **variables}
+
+
+def fresh(
+    *args: str | Path,
+    cwd: Path | None = None,
+    status: int | None = 0,
+    interpreter: str = sys.executable,
+    before: tuple[str | Path, ...] = (),
+    **variables: str,
+) -> subprocess.CompletedProcess[str]:
+    """Run Python, and see how it ends.
+
+    Args:
+        args: of the interpreter: a script, ``-c`` and code, `COMMAND`.
+        cwd: the working directory.
+        status: the exit status that it has to end with; ``None`` for any.
+        interpreter: the Python.
+        before: a program that starts it, with arguments.
+        variables: of its environment.
+    """
+    done = subprocess.run(
+        list(map(str, [*before, interpreter, *args])),
+        cwd=cwd,
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert status is None or done.returncode == status, done.stdout[-4000:] + done.stderr[-4000:]
+    return done
+
+
+def piped(code: str, data: bytes = b"", **variables: str) -> bytes:
+    """What code writes that reads ``data``, in a process that can import what the tests can."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        input=data,
+        capture_output=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables},
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout
+
+
+def is_there(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def python(script: str | Path, *args: str | Path, interpreter: str = sys.executable) -> str:
@@ -22,18 +83,12 @@ def python(script: str | Path, *args: str | Path, interpreter: str = sys.executa
         interpreter: the Python that runs it.
     """
     path = [*IMPORTABLE, str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    done = subprocess.run(
-        [interpreter, str(HARNESS / script), *map(str, args)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "HF_HUB_OFFLINE": "1",
-            "PYTHONPATH": os.pathsep.join(path),
-        },
+    return fresh(
+        HARNESS / script,
+        *args,
         cwd=HARNESS,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
+        interpreter=interpreter,
+        OMP_NUM_THREADS="1",
+        HF_HUB_OFFLINE="1",
+        PYTHONPATH=os.pathsep.join(path),
+    ).stdout

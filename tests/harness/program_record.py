@@ -10,8 +10,6 @@ import json
 import sys
 import time
 import traceback
-import warnings
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +18,7 @@ import torch
 from model_zoo import models
 from program_frames import contents, run, storage_groups
 from program_zoo import Program, programs
+from quiet import quiet
 
 import torch_fakeify as tfk
 from torch_fakeify.compat import torch_dynamo
@@ -101,12 +100,7 @@ def record(program: Program, directory: Path) -> dict[str, Any]:
     writer = Writer(program, directory)
     start = time.perf_counter()
     error = trace = None
-    with ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")
-        stack.enter_context(torch._dynamo.config.patch(**program.config))
-        stack.enter_context(torch.set_grad_enabled(program.grad))
-        stack.enter_context(program.around())
+    with quiet(), program.active():
         try:
             fn, *calls = program.make()
             compiled = torch.compile(fn, backend=writer, **program.options)

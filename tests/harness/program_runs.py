@@ -7,7 +7,6 @@ A recording is the folder that ``program_record.py`` fills in a process of its o
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from filelock import FileLock
@@ -26,13 +25,6 @@ SLOW = [p for p in programs().values() if p not in FAST]
 """All others, which `.ci/run` runs too."""
 
 
-def _in_halves(command: list[str], directory: Path, entries: list[str]) -> None:
-    """Runs a script over the entries in two processes, while the workers of pytest wait for it."""
-    with ThreadPoolExecutor(2) as pool:
-        halves = (entries[::2], entries[1::2])
-        list(pool.map(lambda half: python(*command, directory, *half), halves))
-
-
 def recorded(factory: pytest.TempPathFactory, *, slow: bool) -> Path:
     """The recording of ``SLOW``, or of ``FAST``."""
     base = factory.getbasetemp()
@@ -41,7 +33,7 @@ def recorded(factory: pytest.TempPathFactory, *, slow: bool) -> Path:
     directory.mkdir(exist_ok=True)
     with FileLock(directory / "recording"):
         if not (directory / "recorded").exists():
-            _in_halves(["program_record.py"], directory, [p.name for p in (SLOW if slow else FAST)])
+            python("program_record.py", directory, *(p.name for p in (SLOW if slow else FAST)))
             (directory / "recorded").touch()
     return directory
 
@@ -53,6 +45,6 @@ def replayed(factory: pytest.TempPathFactory, *, slow: bool) -> Path:
         if not (directory / "replayed").exists():
             chosen = SLOW if slow else FAST
             entries = [f"{p.name}:{p.backend}:{'ops' if p.ops else ''}" for p in chosen]
-            _in_halves(["program_replay.py", "programs"], directory, entries)
+            python("program_replay.py", "programs", directory, *entries)
             (directory / "replayed").touch()
     return directory

@@ -1,19 +1,21 @@
-"""Records without what a fake tensor of them cannot have: numbers, realness, the value of scalars."""
+"""Records of tensors and fake tensors of records, and what is compared of records."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from torch._dynamo.source import LocalSource
 
+import torch_fakeify as tfk
 from torch_fakeify.compat.torch_fakes import WHOLE_STORAGES
 from torch_fakeify.records.tensor import MetaStorageDesc, MetaTensorDesc, NestedIntDesc
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
 
 NOT_OF_FAKES: dict[str, Any] = {
     "is_fake": False,
@@ -83,15 +85,16 @@ def sharing(records: Sequence[Any]) -> list[list[str]]:
     return sorted(found for found in places.values() if len(found) > 1)
 
 
-def in_another_process(code: str, data: bytes) -> bytes:
-    """What a fresh interpreter writes that reads ``data``; it can import what the tests can."""
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        input=data,
-        capture_output=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        timeout=280,
-    )
-    assert result.returncode == 0, result.stderr.decode()
-    return result.stdout
+def described(group: Sequence[torch.Tensor], *, sources: bool = False) -> list[MetaTensorDesc]:
+    """The records of one describer."""
+    describer = tfk.MetaTensorDescriber()
+    return [
+        describer.describe_tensor(t, source=LocalSource(f"x{i}") if sources else None)
+        for i, t in enumerate(group)
+    ]
+
+
+def converted(records: list[MetaTensorDesc], mode: FakeTensorMode) -> list[torch.Tensor]:
+    """The fake tensors of one converter, of records read from bytes."""
+    converter = tfk.MetaConverter(mode)
+    return [converter.from_desc(d) for d in tfk.loads(tfk.dumps(records))]

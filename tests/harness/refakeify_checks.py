@@ -96,14 +96,6 @@ def check_untouched(env: ShapeEnv) -> None:
     assert env.pending_fresh_unbacked_symbols == []
 
 
-def relations(tensors: list[torch.Tensor]) -> tuple[list[int], list[int]]:
-    """Which of the tensors have one storage, and which is the base of which."""
-    storages = [id(t.untyped_storage()) for t in tensors]
-    ids = [id(t) for t in tensors]
-    bases = [ids.index(id(t._base)) if id(t._base) in ids else -1 for t in tensors]
-    return [storages.index(s) for s in storages], bases
-
-
 def values(gm: torch.fx.GraphModule) -> list[Any]:
     """Every tensor and symbolic scalar in the metadata of the nodes, submodules too."""
     found: list[Any] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import sympy
@@ -19,6 +20,10 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
+
+from torch_fakeify.records.tensor import (
+    SourceDesc,
+)
 
 if TYPE_CHECKING:
     from torch._guards import Source
@@ -138,3 +143,15 @@ def contexts(draw: st.DrawFn, depth: int = 2) -> Any:
         inner_contexts=draw(st.dictionaries(st.sampled_from("ab"), inner)),
         track_outer_size_stride=draw(st.booleans()),
     )
+
+
+def shown(source: Source) -> str:
+    """The ``repr`` of a source, without the order of a frozenset, which is not a property of it."""
+    return re.sub(
+        r"frozenset\(\{(.*?)\}\)",
+        lambda m: f"frozenset({sorted(m[1].split(', '))})",
+        repr(source),
+    )
+
+
+LOCAL = SourceDesc(cls="LocalSource", name="L['x']", fields=(("local_name", "x"),))

@@ -7,13 +7,14 @@ adds the other kinds: sparse, mkldnn, wrapper subclasses in one another, jagged 
 
 from __future__ import annotations
 
-import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from hypothesis import reject
 from hypothesis import strategies as st
+from quiet import quiet
+from tensor_facts import COMPRESSED
 from torch._dynamo import decorators
 from torch.nested import nested_tensor_from_jagged
 from torch.testing._internal.two_tensor import TwoTensor
@@ -53,8 +54,7 @@ COMMON = FLOATS + COMPLEX + INTS
 
 def quietly(function: Callable[..., T], *args: Any) -> T:
     """Calls without the warnings that torch gives for experimental dtypes."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with quiet():
         return function(*args)
 
 
@@ -259,8 +259,6 @@ def without_refusals_of_torch() -> Iterator[None]:
 
 
 # --- other kinds ----------------------------------------------------------------------------------
-
-COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 @st.composite

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import copy
 import unittest
-import warnings
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Callable, Iterator
 
 INTEGERS = (torch.int64, torch.int32, torch.uint8, torch.bool)
 COMPLEX = (torch.complex64, torch.complex128)
@@ -81,25 +79,12 @@ def call(info: Any, sample: Any) -> tuple[Callable[..., Any], Any]:
     return lambda tree: info.op(*tree[0], **tree[1]), ((sample.input, *sample.args), sample.kwargs)
 
 
-def tensors_of(tree: Any) -> list[torch.Tensor]:
-    """The tensors in a tree, in order."""
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-
-
 def swap(tree: Any, old: list[torch.Tensor], new: list[torch.Tensor]) -> Any:
     """The tree with other tensors, its containers fresh: operators may write to lists."""
     known = {id(a): b for a, b in zip(old, new, strict=True)}
     return pytree.tree_map(
         lambda leaf: known[id(leaf)] if isinstance(leaf, torch.Tensor) else copy.copy(leaf), tree
     )
-
-
-@contextmanager
-def quiet() -> Generator[None, None, None]:
-    """No warnings: operators warn of what they deprecate, and that is not what is tested."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 class Tally:
@@ -129,14 +114,3 @@ class Tally:
         """Put the counts where the summary of the run finds them, and fail if anything differed."""
         record_property("sweep", [sweep, self.passed, self.total, self.samples])
         assert not self.wrong, "\n" + "\n".join(self.wrong)
-
-
-def difference(ours: Any, theirs: Any, where: str = "$") -> str | None:
-    """The first place where two results differ."""
-    if isinstance(ours, dict) and isinstance(theirs, dict) and ours.keys() == theirs.keys():
-        pairs = [(ours[k], theirs[k], f"{where}.{k}") for k in ours]
-    elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
-        pairs = [(a, b, f"{where}[{i}]") for i, (a, b) in enumerate(zip(ours, theirs, strict=True))]
-    else:
-        return None if ours == theirs else f"{where}: {ours} instead of {theirs}"
-    return next((d for pair in pairs if (d := difference(*pair)) is not None), None)

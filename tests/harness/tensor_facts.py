@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
-def facts(t: torch.Tensor) -> dict[str, Any]:
-    """All metadata of a fake tensor and of the tensors that belong to it."""
-    strided = t.layout in (torch.strided, torch.jagged)
+def own_facts(t: torch.Tensor) -> dict[str, Any]:
+    """The metadata of a fake tensor, without those of the tensors that belong to it."""
     found: dict[str, Any] = {
         "type": type(t).__qualname__,
         "dtype": t.dtype,
@@ -39,17 +38,24 @@ def facts(t: torch.Tensor) -> dict[str, Any]:
     }
     if t._is_view():
         found["creation_meta"] = torch._C._autograd._get_creation_meta(t)
-        found["base"] = facts(t._base)
-    if strided:
+    if t.layout in (torch.strided, torch.jagged):
         found["stride"] = text(t.stride())
         found["storage_offset"] = text(t.storage_offset())
         found["is_conj"] = t.is_conj()
         found["is_neg"] = t.is_neg()
+    return found
+
+
+def facts(t: torch.Tensor) -> dict[str, Any]:
+    """All metadata of a fake tensor and of the tensors that belong to it."""
+    found = own_facts(t)
+    if t._is_view():
+        found["base"] = facts(t._base)
     if is_traceable_wrapper_subclass(t):
         names, context = t.__tensor_flatten__()
         found["context"] = text(context)
         found["inner"] = {name: inner_facts(getattr(t, name)) for name in names}
-    elif strided:
+    elif t.layout in (torch.strided, torch.jagged):
         found["nbytes"] = text(t.untyped_storage().nbytes())
     else:
         found["sparse"] = sparse_layout(t)

@@ -16,9 +16,14 @@ from torch._logging._internal import LazyTraceHandler, TorchLogsFormatter
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torch_fakeify as tfk
+from torch_fakeify.encoding.exprs import decode_expr
 from torch_fakeify.frames.trace_logs.events import NEVER_LOGGED, MissingField
 from torch_fakeify.frames.trace_logs.log import TraceLimits, from_trace_log
-from torch_fakeify.records.tensor import MarksDesc, MetaTensorDesc
+from torch_fakeify.records.tensor import (
+    MarksDesc,
+    MetaTensorDesc,
+    SymDesc,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -156,3 +161,10 @@ def message(directory: Path, *text: str, **limits: int) -> str:
     with pytest.raises(tfk.FormatError) as error:
         from_trace_log(path, limits=TraceLimits(**limits))
     return str(error.value).replace(str(path), "LOG")
+
+
+def without_facts(n: Any) -> Any:
+    """A size, or the text of its expression without hints and ranges."""
+    if not isinstance(n, SymDesc):
+        return n
+    return str(decode_expr(n.expr))

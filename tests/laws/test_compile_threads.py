@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
-import threading
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from processes import fresh
+from threads import in_threads
 from torch._dynamo.convert_frame import compile_lock
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import torch_fakeify as tfk
 
-PACKAGE = str(Path(tfk.__file__).parents[1])
+if TYPE_CHECKING:
+    from pathlib import Path
 
 POOL = """
 import collections, sys
@@ -65,9 +63,7 @@ sys.exit(bool(errors))
 """
 
 
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> None:
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def recorded(folder: Path) -> Path:
@@ -96,53 +92,31 @@ def test_a_pool_of_six_threads(job: str, tmp_path: Path) -> None:
     A trace of a frontend is not among functions of ``torch.compile``: see the next test.
     """
     path = recorded(tmp_path)
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(POOL), str(path), job],
-        check=False, capture_output=True, text=True, cwd=tmp_path, env=_env(),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    fresh("-c", POOL, path, job, cwd=tmp_path, OMP_NUM_THREADS="1")
 
 
 def test_torch_refuses_compiled_functions_while_another_thread_traces() -> None:
     """``make_fx`` outside a compile stops other threads, without this package too (docs/limits)."""
     compiled = torch.compile(lambda x: x * 3, backend="eager")
-    called: list[str] = []
-
-    def call() -> None:
-        try:
-            compiled(torch.ones(2))
-        except RuntimeError as error:
-            called.append(str(error))
 
     def traced(x: torch.Tensor) -> torch.Tensor:
-        thread = threading.Thread(target=call)
-        thread.start()
-        thread.join()
+        with pytest.raises(RuntimeError, match="using FX to symbolically trace"):
+            in_threads(lambda _: compiled(torch.ones(2)))
         return x + 1
 
     make_fx(traced)(torch.ones(2))
-    assert "using FX to symbolically trace" in called[0]
-
-
-def _env() -> dict[str, str]:
-    import os
-
-    return {**os.environ, "PYTHONPATH": PACKAGE, "OMP_NUM_THREADS": "1"}
 
 
 def _is_held() -> bool:
     """Whether another thread cannot take the lock now."""
-    got: list[bool] = []
 
-    def attempt() -> None:
-        got.append(compile_lock.acquire(blocking=False))
-        if got[0]:
+    def attempt(_: int) -> bool:
+        got = compile_lock.acquire(blocking=False)
+        if got:
             compile_lock.release()
+        return got
 
-    thread = threading.Thread(target=attempt)
-    thread.start()
-    thread.join()
-    return not got[0]
+    return in_threads(attempt) == [False]
 
 
 def looking(seen: list[tuple[bool, bool]]) -> Any:
@@ -182,16 +156,8 @@ def test_compiled_functions_are_called_while_another_thread_traces(
     compiled(torch.ones(2))
     called: list[Any] = []
 
-    def call() -> None:
-        try:
-            called.append(compiled(torch.ones(2)).tolist())
-        except RuntimeError as error:
-            called.append(error)
-
     def traced(x: torch.Tensor) -> torch.Tensor:
-        thread = threading.Thread(target=call)
-        thread.start()
-        thread.join()
+        called.extend(in_threads(lambda _: compiled(torch.ones(2)).tolist()))
         return x.clamp(min=0)
 
     frame = tfk.Capture.load(recorded(tmp_path))
@@ -246,15 +212,11 @@ def test_no_two_frames_get_one_number(tmp_path: Path) -> None:
     recorder = tfk.record(tmp_path / "many", "eager")
     instances = [frame.instantiate() for _ in range(12)]
 
-    def call(instance: Any) -> None:
-        with instance.active():
-            recorder(instance.gm, instance.inputs)
+    def call(number: int) -> None:
+        with instances[number].active():
+            recorder(instances[number].gm, instances[number].inputs)
 
-    threads = [threading.Thread(target=call, args=(instance,)) for instance in instances]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(call, len(instances))
     assert sorted(p.name[:3] for p in recorder.paths) == [f"{n:03d}" for n in range(12)]
     assert len(list((tmp_path / "many").glob("*.fkf"))) == 12
 
@@ -262,17 +224,12 @@ def test_no_two_frames_get_one_number(tmp_path: Path) -> None:
 def test_made_up_inputs_are_the_same_in_all_threads(tmp_path: Path) -> None:
     """The seed is of a generator of its own: what other threads draw changes nothing."""
     frame = tfk.Capture.load(recorded(tmp_path))
-    found: list[list[Any]] = []
 
-    def make() -> None:
+    def make(_: int) -> list[Any]:
         torch.randn(7)
-        found.append([t.tolist() for t in frame.materialize(seed=3) if isinstance(t, torch.Tensor)])
+        return [t.tolist() for t in frame.materialize(seed=3) if isinstance(t, torch.Tensor)]
 
-    threads = [threading.Thread(target=make) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    found = in_threads(make, 8)
     assert all(each == found[0] for each in found)
 
 

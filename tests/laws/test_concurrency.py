@@ -11,13 +11,14 @@ import threading
 import time
 import weakref
 from pathlib import Path
-from subprocess import run
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from places import IMPORTABLE
+from processes import PACKAGE, fresh
+from threads import in_threads
 from torch._inductor.compile_worker.subproc_pool import SubprocKind, SubprocPool
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.sym_node import SymNode
@@ -33,8 +34,6 @@ import worker_jobs  # isort: skip
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-T = TypeVar("T")
-PACKAGE = str(Path(tfk.__file__).parents[1])
 THREADS = 4
 
 
@@ -45,29 +44,6 @@ def eager_switching() -> Generator[None]:
     sys.setswitchinterval(1e-6)
     yield
     sys.setswitchinterval(before)
-
-
-def in_threads(job: Callable[[int], T], threads: int = THREADS) -> list[T]:
-    """What each thread gets for its number; an exception in one of them is raised here."""
-    start = threading.Barrier(threads)
-    results: dict[int, T] = {}
-    errors: list[BaseException] = []
-
-    def work(number: int) -> None:
-        start.wait()
-        try:
-            results[number] = job(number)
-        except BaseException as error:  # noqa: BLE001 - it is raised in the main thread
-            errors.append(error)
-
-    workers = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    if errors:
-        raise errors[0]
-    return [results[number] for number in range(threads)]
 
 
 # --- one describer in several threads -------------------------------------------------------------
@@ -104,7 +80,7 @@ def test_a_tensor_has_one_number_in_all_threads() -> None:
     def job(_: int) -> list[Any]:
         return [describer.describe_tensor(t) for t in tensors]
 
-    first, *others = in_threads(job)
+    first, *others = in_threads(job, THREADS)
     assert all(other == first for other in others)
     assert first == job(0)
     assert len({d.id for d in first}) == len(tensors)
@@ -122,7 +98,9 @@ def test_symbolic_sizes_and_environments_have_one_number_in_all_threads() -> Non
     for env, size in zip(envs, sizes, strict=True):
         with FakeTensorMode(shape_env=env):
             fakes.append(torch.empty(size))
-    found = in_threads(lambda _: [describer.describe_tensor(t).symbols[0].shape_env for t in fakes])
+    found = in_threads(
+        lambda _: [describer.describe_tensor(t).symbols[0].shape_env for t in fakes], THREADS
+    )
     assert all(other == found[0] for other in found)
     assert len(set(found[0])) == len(envs)
 
@@ -161,7 +139,7 @@ def test_ragged_tensors_have_one_number_in_all_threads() -> None:
             return found
 
     describer._syms._nested._numbers = SlowNumbers()
-    found = in_threads(lambda _: [describer.describe_tensor(t).size[1] for t in jagged])
+    found = in_threads(lambda _: [describer.describe_tensor(t).size[1] for t in jagged], THREADS)
     assert all(other == found[0] for other in found)
     assert len(set(found[0])) == len(jagged)
 
@@ -196,7 +174,7 @@ def test_each_thread_has_its_own_describer_and_converter() -> None:
             found += [data, worker_jobs.convert(data)]
         return found
 
-    assert in_threads(job) == [[expected, again] * 10] * THREADS
+    assert in_threads(job, THREADS) == [[expected, again] * 10] * THREADS
 
 
 def test_the_first_use_of_the_codec_in_many_threads() -> None:
@@ -219,10 +197,7 @@ def test_the_first_use_of_the_codec_in_many_threads() -> None:
         assert len(found) == 8, found
         assert len(set(found)) == 1 and found[0][1], found
     """
-    done = run([sys.executable, "-c", textwrap.dedent(code)],
-               env={**os.environ, "PYTHONPATH": PACKAGE},
-               capture_output=True, text=True, check=False, timeout=100)  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    fresh("-c", textwrap.dedent(code))
 
 
 @pytest.mark.usefixtures("eager_switching")
@@ -244,7 +219,7 @@ def test_checkpoints_of_many_threads() -> None:
             torch._check(kept > 2)
         return left
 
-    assert in_threads(job) == [[1] * 15] * THREADS
+    assert in_threads(job, THREADS) == [[1] * 15] * THREADS
     gc.collect()
     assert not tracker._trackers
     assert not tracker._wrapped
@@ -287,7 +262,7 @@ def test_one_recorder_and_handoff_in_many_threads(tmp_path: Path) -> None:
         inputs = [torch.randn(3, 4), torch.randn(5 + number, 6)]
         return all(torch.equal(compiled(x), function(x)) for x in inputs)
 
-    assert in_threads(job) == [True] * THREADS
+    assert in_threads(job, THREADS) == [True] * THREADS
     torch._dynamo.reset()
     assert len(recorder.paths) == THREADS == len(set(recorder.paths))
     assert [path.name[:3] for path in recorder.paths] == [f"{n:03d}" for n in range(THREADS)]

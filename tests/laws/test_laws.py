@@ -13,9 +13,10 @@ import msgspec
 import pytest
 import torch
 from hypothesis import Phase, given, settings
-from record_facts import canonical, in_another_process, sharing
+from observed_values import first_difference
+from processes import piped
+from record_facts import canonical, converted, described, sharing
 from strategies import KINDS, TwoTensor, any_groups, is_refusal_of_torch, tensor_groups
-from sweeps import difference
 from tensor_facts import facts, parts, relations
 from test_symbolic_sweep import env_facts
 from torch._dynamo.source import LocalSource
@@ -38,21 +39,6 @@ pytestmark = [
 ]
 
 
-def described(group: list[torch.Tensor], *, sources: bool = False) -> list[MetaTensorDesc]:
-    """The records of one describer."""
-    describer = tfk.MetaTensorDescriber()
-    return [
-        describer.describe_tensor(t, source=LocalSource(f"x{i}") if sources else None)
-        for i, t in enumerate(group)
-    ]
-
-
-def converted(records: list[MetaTensorDesc], mode: FakeTensorMode) -> list[torch.Tensor]:
-    """The fake tensors of one converter, of records read from bytes."""
-    converter = tfk.MetaConverter(mode)
-    return [converter.from_desc(d) for d in tfk.loads(tfk.dumps(records))]
-
-
 def as_data(records: list[Any]) -> Any:
     """Records as plain data, in which a difference can be located."""
     return msgspec.to_builtins(records, builtin_types=(bytes,))
@@ -64,7 +50,7 @@ def assert_same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:
     A wrapper inside another is made anew by torch, on a storage of its own; ours is on that of the
     original, which `test_aliasing.py` asks for.
     """
-    found = difference([facts(t) for t in ours], [facts(t) for t in theirs])
+    found = first_difference([facts(t) for t in ours], [facts(t) for t in theirs])
     assert found is None, found
     inside = {id(p) for t in parts(theirs) if t.layout is torch.strided for p in inner_wrappers(t)}
     strict = [id(t) not in inside for t in parts(theirs)]
@@ -103,7 +89,7 @@ def assert_described_again(group: list[torch.Tensor]) -> None:
     """The records of the fake tensors of the records are these records."""
     records = described(group)
     fakes = converted(records, FakeTensorMode())
-    found = difference(as_data(canonical(described(fakes))), as_data(canonical(records)))
+    found = first_difference(as_data(canonical(described(fakes))), as_data(canonical(records)))
     assert found is None, found
 
 
@@ -333,7 +319,7 @@ def assert_same_env(ours: FakeTensorMode, theirs: FakeTensorMode, *, in_two_step
         for facts_of_env in pair:
             for sources in facts_of_env["sources"].values():
                 sources[:] = [name for name in sources if not name.startswith("<ephemeral")]
-    found = difference(*pair)
+    found = first_difference(*pair)
     assert found is None, found
 
 
@@ -367,10 +353,9 @@ REBUILD = """
 import sys
 import msgspec
 import torch_fakeify as tfk
-from record_facts import canonical
-from strategies import TwoTensor  # the reader has imported the classes
-from test_laws import converted, described
+from record_facts import canonical, converted, described
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.two_tensor import TwoTensor  # the reader has imported the classes
 
 groups = map(tfk.loads, msgspec.msgpack.decode(sys.stdin.buffer.read()))
 again = [canonical(described(converted(records, FakeTensorMode()))) for records in groups]
@@ -391,7 +376,7 @@ def test_another_process_describes_the_same() -> None:
     assert len(groups) > 30
     expected = [canonical(records) for records in groups]
     written = msgspec.msgpack.encode(list(map(tfk.dumps, groups)))
-    found = msgspec.msgpack.decode(in_another_process(REBUILD, written))
+    found = msgspec.msgpack.decode(piped(REBUILD, written))
     for one, other in zip(map(tfk.loads, found), expected, strict=True):
         assert list(one) == list(other)  # says which record differs
     assert found == list(map(tfk.dumps, expected))

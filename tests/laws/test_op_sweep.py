@@ -10,21 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from sweeps import (
-    Tally,
-    call,
-    difference,
-    dtypes_of,
-    op_infos,
-    quiet,
-    samples_of,
-    swap,
-    tensors_of,
-)
+from observed_values import first_difference, tensors_in
+from quiet import quiet
+from record_facts import converted, described
+from sweeps import Tally, call, dtypes_of, op_infos, samples_of, swap
 from tensor_facts import facts, outcome, parts, relations, text
 from torch._subclasses.fake_tensor import FakeTensorMode
-
-import torch_fakeify as tfk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,14 +27,6 @@ LEFT_OUT: dict[str, str] = {}
 """Operators with dtype, and modules with mode, that may differ, and why."""
 
 
-def rebuilt(tensors: list[torch.Tensor], mode: FakeTensorMode) -> list[torch.Tensor]:
-    """The fake tensors that one converter makes of one describer's records, read from bytes."""
-    describer = tfk.MetaTensorDescriber()
-    records = tfk.loads(tfk.dumps([describer.describe_tensor(t) for t in tensors]))
-    converter = tfk.MetaConverter(mode)
-    return [converter.from_desc(record) for record in records]
-
-
 def run(f: Callable[[Any], Any], tree: Any, inputs: list[torch.Tensor], mode: Any) -> list[Any]:
     """What a function gives in a mode: facts and relations of the results, or the exception."""
     try:
@@ -51,23 +34,23 @@ def run(f: Callable[[Any], Any], tree: Any, inputs: list[torch.Tensor], mode: An
             out = f(tree)
     except Exception as error:  # noqa: BLE001 the exception is the result
         return [type(error).__name__, text(error)]
-    return [outcome(out), relations(parts(inputs + tensors_of(out)))]
+    return [outcome(out), relations(parts(inputs + tensors_in(out)))]
 
 
 def compare(f: Callable[[Any], Any], tree: Any) -> str | None:
     """Where the function's inputs or results differ from torch's."""
-    real = tensors_of(tree)
+    real = tensors_in(tree)
     their_mode, our_mode = FakeTensorMode(), FakeTensorMode()
     # A result that torch remembers from the one would be given to the other.
     their_mode.cache_enabled = our_mode.cache_enabled = False
     theirs = [their_mode.from_tensor(t) for t in real]
-    ours = rebuilt(real, our_mode)
-    found = difference([facts(t) for t in ours], [facts(t) for t in theirs], "inputs")
+    ours = converted(described(real), our_mode)
+    found = first_difference([facts(t) for t in ours], [facts(t) for t in theirs], "inputs")
     if found is None and relations(parts(ours)) != relations(parts(theirs)):
         found = "inputs: other aliases"
     if found is not None:
         return found
-    return difference(
+    return first_difference(
         run(f, swap(tree, real, ours), ours, our_mode),
         run(f, swap(tree, real, theirs), theirs, their_mode),
         "result",

@@ -13,7 +13,9 @@ from unittest import mock
 
 import pytest
 import torch
-from sweeps import Tally, call, difference, op_infos, quiet
+from observed_values import first_difference
+from quiet import quiet
+from sweeps import Tally, call, op_infos
 from tensor_facts import text
 from torch._functorch.aot_autograd import aot_function
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -152,7 +154,7 @@ def compare(way: Callable[..., Any], f: Callable[[Any], Any], tree: Any) -> str 
     theirs = attempt(way, f, tree)
     with answer_from_records():
         ours = attempt(way, f, tree)
-    return difference(ours, theirs)
+    return first_difference(ours, theirs)
 
 
 def check(infos: list[Any], samples: int, way: str) -> Tally:

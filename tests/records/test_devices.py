@@ -24,8 +24,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:CUDA is not available:UserWarning"),
 ]
 
-Build = "Callable[[torch.fx.Graph, torch.fx.Node], Any]"
-
 
 def fake(*size: int, device: str = "cuda:0") -> torch.Tensor:
     """Return a fake tensor on a device that this machine lacks."""

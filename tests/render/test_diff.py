@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -14,6 +12,7 @@ import pytest
 import torch
 from frame_variants import VARIANTS, renamed
 from places import GOLDEN
+from processes import COMMAND, fresh
 
 import torch_fakeify as tfk
 from torch_fakeify.cli import main
@@ -166,8 +165,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[Path]]:
     """What `run` prints of the program, and its captures."""
     place = tmp_path_factory.mktemp("run")
     (place / "program.py").write_text(PROGRAM)
-    command = [sys.executable, "-m", "torch_fakeify", "run", "--out", "out", "program.py"]
-    done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=True)
+    done = fresh(*COMMAND, "run", "--out", "out", "program.py", cwd=place)
     return done.stdout, sorted((place / "out" / "program").glob("*.fkf"))
 
 

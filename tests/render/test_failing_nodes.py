@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from captured_frames import only_capture_of
 from msgspec.structs import replace
 from torch import nn
 
-import torch_fakeify as tfk
 from torch_fakeify.records.frame import CaptureDesc, FailureDesc
 from torch_fakeify.render.data_dependent import KnownOf
 from torch_fakeify.render.failing_nodes import failing_lines, failing_stacks, find_failing_nodes
@@ -35,14 +35,7 @@ class Block(nn.Module):
 @pytest.fixture(scope="module")
 def frame() -> CaptureDesc:
     """A frame of `Block`, compiled by Dynamo."""
-    captures: list[tfk.Capture] = []
-
-    def keep(gm: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
-        captures.append(tfk.capture(gm, inputs))
-        return gm
-
-    torch.compile(Block(), backend=keep)(torch.ones(2, 4))
-    return captures[0].desc
+    return only_capture_of(Block(), torch.ones(2, 4)).desc
 
 
 def failed(frame: CaptureDesc, message: str) -> CaptureDesc:

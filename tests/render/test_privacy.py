@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 import zipfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,6 +13,7 @@ import torch
 from hostile_records import exchanged, places, texts
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from processes import COMMAND, PACKAGE, fresh
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import torch_fakeify as tfk
@@ -28,7 +26,9 @@ from torch_fakeify.render.show import show_lines
 from torch_fakeify.serialization.capture_file import encode_with_short_paths, read_capture
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable
+    from pathlib import Path
 
 USER = "alice_q7x"
 HOST = "host-of-alice"
@@ -103,14 +103,9 @@ def command(cwd: Path, home: Path, *args: str | Path) -> subprocess.CompletedPro
     (site / "sitecustomize.py").write_text(
         f"import platform, socket\nplatform.node = socket.gethostname = lambda: {HOST!r}\n"
     )
-    path = os.pathsep.join([str(site), str(Path(tfk.__file__).parents[1])])
-    env = {
-        **os.environ, "HOME": str(home), "USER": USER, "LOGNAME": USER, "SECRET_TOKEN": TOKEN,
-        "HOSTNAME": HOST, "PYTHONPATH": path,
-    }  # fmt: skip
-    return subprocess.run(
-        [sys.executable, "-m", "torch_fakeify", *map(str, args)],
-        cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=200,
+    return fresh(
+        *COMMAND, *args, cwd=cwd, status=None, HOME=str(home), USER=USER, LOGNAME=USER,
+        SECRET_TOKEN=TOKEN, HOSTNAME=HOST, PYTHONPATH=os.pathsep.join([str(site), PACKAGE]),
     )  # fmt: skip
 
 
@@ -286,12 +281,7 @@ def test_show_privacy_imports_no_torch(home: Path) -> None:
         "import sys; from torch_fakeify.cli import main; main(sys.argv[1:]);"
         "assert 'torch' not in sys.modules and 'sympy' not in sys.modules"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, "show", "--privacy", file],
-        env={**os.environ, "PYTHONPATH": str(Path(tfk.__file__).parents[1])},
-        capture_output=True, text=True, check=False, timeout=100,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    fresh("-c", code, "show", "--privacy", file)
 
 
 def _kinds(record: Any) -> list[tuple[str, Any]]:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
@@ -18,10 +15,10 @@ from hostile_records import exchanged, places
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from processes import fresh
 from report_pages import large_capture
 from write_golden import ROOT
 
-import torch_fakeify as tfk
 from torch_fakeify import cli
 from torch_fakeify.records.aliasing import itemsize, storage_range, storages
 from torch_fakeify.records.graph import GraphModuleDesc, NodeDesc
@@ -239,15 +236,7 @@ def test_a_page_is_deterministic(name: str, tmp_path: Path) -> None:
             f"assert main(['report', {str(ROOT / name)!r} + '.fkf', '-o', 'x.html']) == 0\n"
             "print(sorted({'torch', 'sympy', 'numpy'} & set(sys.modules)), file=sys.stderr)\n"
         )
-        env = {
-            **os.environ,
-            "PYTHONHASHSEED": "7",
-            "PYTHONPATH": str(Path(tfk.__file__).parents[1]),
-        }
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60,
-            cwd=tmp_path, env=env,
-        )  # fmt: skip
+        done = fresh("-c", code, cwd=tmp_path, PYTHONHASHSEED="7")
         assert done.stderr == "[]\n", "`report` answers without torch"
         assert (tmp_path / "x.html").read_bytes() == html_page(
             golden(name), file=f"{name}.fkf"

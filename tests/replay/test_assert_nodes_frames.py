@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,6 +24,7 @@ from assert_frames import (
     traced,
     unbacked_of,
 )
+from processes import fresh
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import (
@@ -216,9 +215,7 @@ def test_assertions_cross_processes(tmp_path: Path) -> None:
     torch._dynamo.reset()
     with torch._dynamo.config.patch(**CONFIG, do_not_emit_runtime_asserts=True):
         torch.compile(fn, backend=backend)(T([1, 2, 3, 4]), T([5]))
-    out = subprocess.run(
-        [sys.executable, "-c", READER, str(path)], capture_output=True, text=True, check=True
-    )
+    out = fresh("-c", READER, path)
     assert out.stdout.splitlines() == [
         "['compute: 0 <= item', 'assert: 0 <= item']",
         "the graph assumes 0 <= item",

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import operator
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from assert_frames import CONFIG, everything
+from processes import fresh
 from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 from torch._guards import TracingContext
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -279,9 +278,7 @@ def test_guard_nodes_cross_processes(tmp_path: Path) -> None:
 
     torch._dynamo.reset()
     torch.compile(over_twice, backend=backend, dynamic=True)(torch.randn(7))
-    out = subprocess.run(
-        [sys.executable, "-c", READER, str(frame_path)], capture_output=True, text=True, check=True
-    )
+    out = fresh("-c", READER, frame_path)
     line = "return x + 1 if 2 * x.shape[0] > 9 else x - 1"
     assert out.stdout.splitlines() == [
         "3",

@@ -11,8 +11,6 @@ import os
 import random
 import stat
 import struct
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import piped
 
 from torch_fakeify import _atomic_write
 from torch_fakeify.errors import (
@@ -122,9 +121,7 @@ def test_bytes_do_not_depend_on_order_or_process() -> None:
         "import sys; from torch_fakeify.serialization.container import pack_container as p\n"
         f"sys.stdout.buffer.write(p({MEMBERS!r}, producer='0.1.0', torch='2.13.0'))"
     )
-    env = {"PYTHONPATH": ":".join(sys.path), "TZ": "Asia/Tokyo", "PYTHONHASHSEED": "7"}
-    run = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, check=True)
-    assert run.stdout == VALID
+    assert piped(script, TZ="Asia/Tokyo", PYTHONHASHSEED="7") == VALID
 
 
 def test_tensor_data_needs_its_feature(tmp_path: Path) -> None:

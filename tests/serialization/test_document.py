@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 import typing
 from typing import Any
 
@@ -14,6 +12,7 @@ import pytest
 from codec_records import RECORD_TYPES, X, chain_of_sources, tensor
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from processes import piped
 from record_strategies import expr_descs, linked_tensor_descs, records, with_own_ids
 
 from torch_fakeify.errors import (
@@ -244,13 +243,7 @@ def test_bytes_are_the_same_in_every_process_and_for_every_equal_record() -> Non
     )
     here = dumps({"a": [(t := tensor(id=1000)), t], 2: chain_of_sources(4)})
     for seed in ("1", "2"):
-        run = subprocess.run(
-            [sys.executable, "-c", script],
-            env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
-            capture_output=True,
-            check=True,
-        )
-        assert run.stdout == here
+        assert piped(script, PYTHONHASHSEED=seed) == here
 
 
 def test_the_wire_is_what_it_was() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import pickle
-import warnings
 import zipfile
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from quiet import quiet
 
 import torch_fakeify as tfk
 from torch_fakeify.cli import main
@@ -38,8 +38,7 @@ def archive(entries: list[tuple[str, bytes]]) -> bytes:
 def saved(save: Callable[[io.BytesIO], object]) -> bytes:
     """What a function writes."""
     file = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with quiet():
         save(file)
     return file.getvalue()
 

@@ -10,8 +10,6 @@ import base64
 import gc
 import json
 import random
-import subprocess
-import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +20,7 @@ from hostile_mutator import Mutator, minimize
 from hostile_seeds import FEW, seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import fresh
 
 import torch_fakeify as tfk
 from torch_fakeify.errors import TRUST
@@ -458,9 +457,7 @@ def test_a_large_file_takes_no_more_than_a_small_one(
         "except tfk.FormatError as error: print(error, file=sys.stderr)\n"
         "print(peak() - before, time.process_time() - start)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, path], capture_output=True, text=True, check=True
-    )
+    done = fresh("-c", program, path)
     assert "too many JSON" not in done.stderr  # it is read as far as that
     kilobytes, seconds = map(float, done.stdout.split())
     assert kilobytes * 1024 < hostile_checks.MEMORY

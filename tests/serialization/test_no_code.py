@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import unicodedata
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,6 +13,7 @@ import torch
 from captured_frames import only_capture_of
 from hostile_records import exchanged, places
 from places import HARNESS
+from processes import fresh
 from torch.testing._internal.two_tensor import TwoTensor
 
 import torch_fakeify as tfk
@@ -37,6 +35,7 @@ from torch_fakeify.render.text import escape
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from torch_fakeify.records.frame import CaptureDesc
 
@@ -165,13 +164,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def report(folder: Path) -> dict[str, Any]:
     """What an interpreter tells that loads them under an audit hook."""
-    program = HARNESS / "audited_loads.py"
-    done = subprocess.run(
-        [sys.executable, program, folder],
-        env={**os.environ, "PYTHONPATH": str(Path(tfk.__file__).parents[1])},
-        capture_output=True, text=True, check=False, timeout=280, cwd=folder,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    done = fresh(HARNESS / "audited_loads.py", folder, cwd=folder)
     found: dict[str, Any] = json.loads(done.stdout)
     assert not (folder / "PWNED").exists()
     return found

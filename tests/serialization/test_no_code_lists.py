@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-import subprocess
-import sys
 import types
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from processes import fresh
 
 import torch_fakeify as tfk
 from torch_fakeify.compat.torch_graphs import function_modules, late_function_modules
@@ -104,11 +103,8 @@ print(json.dumps([[s.name, *(str(a.type) for a in s.arguments)]
 
 
 def _text_operators() -> set[str]:
-    printed = subprocess.run(
-        [sys.executable, "-c", SCHEMAS], capture_output=True, text=True, check=True
-    ).stdout
     found: set[str] = set()
-    for name, *types_of in json.loads(printed):
+    for name, *types_of in json.loads(fresh("-c", SCHEMAS).stdout):
         namespace, _, op = name.partition("::")
         if {"str", "Optional[str]", "List[str]"}.intersection(types_of):
             found.add(f"{namespace}.{op}")

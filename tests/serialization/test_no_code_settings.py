@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 import torch
+from processes import fresh
 
 import torch_fakeify as tfk
 from torch_fakeify.records.frame import SettingDesc, SurroundingsDesc
 from torch_fakeify.records.tensor import ListValue, TupleValue
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch_fakeify.records.frame import ConfigModule
 
 PROGRAM = """
@@ -85,18 +84,13 @@ def compiled(
     tfk.Capture(msgspec.structs.replace(desc, surroundings=surroundings)).save(folder / "c.fkf")
     (folder / "cwd").mkdir()
     env = {
-        **os.environ,
-        "PYTHONPATH": str(Path(tfk.__file__).parents[1]),
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"),
         "TMPDIR": str(folder / "cache"),
         "TORCHINDUCTOR_VEC_ISA_OK": "0",  # known without a compilation for each instruction set
     }
     (folder / "cache").mkdir()
-    done = subprocess.run(
-        [sys.executable, "-B", "-c", PROGRAM, folder / "c.fkf", "trust" if trust else ""],
-        env=env, cwd=folder / "cwd", capture_output=True, text=True, check=False, timeout=280,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    args = ("-B", "-c", PROGRAM, folder / "c.fkf", "trust" if trust else "")
+    done = fresh(*args, cwd=folder / "cwd", **env)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     left = {*(folder / "cwd").iterdir(), *(p for p in folder.rglob("*") if "PWNED" in p.name)}
     return {**found, "left": sorted(str(path.relative_to(folder)) for path in left)}

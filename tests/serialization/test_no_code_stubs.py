@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch_fakeify as tfk
+from processes import fresh
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PROGRAM = r"""
 import json, os, sys
@@ -90,16 +90,7 @@ print(json.dumps({"events": events, "outcomes": outcomes}))
 
 def test_a_schema_makes_a_process_do_nothing(tmp_path: Path) -> None:
     """No program, import, connection or written file; each schema gives a stub or one error."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(tfk.__file__).parents[1])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    report = json.loads(fresh("-c", PROGRAM, cwd=tmp_path).stdout)
     assert report["events"] == []
     outcomes = dict(report["outcomes"])
     assert outcomes["away::plain(Tensor x) -> Tensor"] == 1

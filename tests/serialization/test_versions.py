@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 import torch
+from processes import COMMAND, fresh
 
 import torch_fakeify as tfk
 from torch_fakeify import cli
@@ -405,12 +404,7 @@ def test_a_build_is_no_version(capture: tfk.Capture) -> None:
 def test_show_says_which_torch_and_does_not_warn(capture: tfk.Capture, tmp_path: Path) -> None:
     """``show`` does not import torch, so it has nothing to compare with."""
     path = of_torch(capture, "2.11.0", tmp_path / "a.fkf")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "torch_fakeify", "show", str(path)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = fresh("-W", "error", *COMMAND, "show", path)
     assert "recorded   torch 2.11.0, " in done.stdout
     assert done.stderr == ""
 

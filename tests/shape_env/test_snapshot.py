@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
 
 import msgspec
 import pytest
@@ -14,6 +12,7 @@ from env_attributes import CARRIED, assert_same_attributes, comparable
 from full_env import DUCK, DYNAMIC, World, full_env, guards_of, used
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import piped
 from torch._dynamo.source import LocalSource
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -84,7 +83,7 @@ ACTIONS = st.one_of(
         st.sampled_from([DYNAMIC, DUCK]),
     ),
     st.tuples(st.just("unspecified_float"), NAMES, st.floats(-4, 4)),
-    st.sampled_from([("unbacked",), ("unbacked_float",), ("unbacked_bool",)]),
+    st.tuples(st.just("unbacked"), st.sampled_from(["int", "float", "bool"])),
     st.tuples(st.just("size_like"), st.integers(0, 9)),
     st.tuples(st.sampled_from(["guard", "guard", "check"]), *CONDITIONS),
     st.tuples(st.sampled_from(["guard", "check", "check"]), *CONDITIONS),
@@ -95,8 +94,8 @@ PRELUDE = [
     ("symbol", "a", 4, DYNAMIC),
     ("symbol", "b", 4, DYNAMIC),
     ("tensor", "x", (4, 6), DUCK),
-    ("unbacked",),
-    ("unbacked",),
+    ("unbacked", "int"),
+    ("unbacked", "int"),
     ("size_like", 5),
 ]
 
@@ -128,7 +127,12 @@ def test_law_restored_environment_is_and_behaves_the_same(settings_, program, pr
 
     other = World(restored, list(world.pool))
     other.inputs = list(world.inputs)
-    for probe in (*probes, ("symbol", "fresh", 5, DUCK), ("unbacked",), ("unbacked_float",)):
+    for probe in (
+        *probes,
+        ("symbol", "fresh", 5, DUCK),
+        ("unbacked", "int"),
+        ("unbacked", "float"),
+    ):
         assert other.run(probe) == world.run(probe), probe
     world.env.check_equal(restored)
     assert_same_attributes(world.env, restored)
@@ -385,10 +389,7 @@ def test_another_process_prints_the_users_lines() -> None:
         "for s, v in env.var_to_range.items(): print(s, v)\n"
     )
     for data, lines in written:
-        done = subprocess.run(
-            [sys.executable, "-c", script], input=data, capture_output=True, check=True
-        )
-        assert done.stdout.decode().splitlines() == lines
+        assert piped(script, data).decode().splitlines() == lines
 
 
 def test_a_data_dependent_error_has_the_stack_of_its_symbol() -> None:

@@ -6,7 +6,6 @@ import io
 import itertools
 import os
 import re
-import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +13,10 @@ import planted_fakes  # noqa: F401 - registers operators
 import pytest
 import torch
 from captured_frames import only_capture_of
-from cli_runs import Command, error_of, fresh
+from cli_runs import Command, error_of
 from operators import OPERATORS
 from places import GOLDEN, ZOO
+from processes import COMMAND, fresh
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import torch_fakeify as tfk
@@ -24,6 +24,7 @@ from torch_fakeify.frames.inputs.size_search import SizeSearch, choose_sizes
 from torch_fakeify.tools.worker.fake_checks import FakeChecks
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
     from pathlib import Path
 
@@ -87,14 +88,7 @@ def only(report: FakesReport) -> FakeDifference:
 
 def run(*args: str) -> subprocess.CompletedProcess[str]:
     """Run Python in a fresh process that has the zoo, and not this package, on its path."""
-    return subprocess.run(
-        [sys.executable, *args],
-        env={**os.environ, "PYTHONPATH": str(ZOO)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    return fresh(*args, status=None, PYTHONPATH=str(ZOO))
 
 
 # --- planted faults -------------------------------------------------------------------------------
@@ -429,7 +423,7 @@ def recorded_faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a program's captures."""
     home = tmp_path_factory.mktemp("faults")
     (home / "program.py").write_text(f"import sys\nsys.path.insert(0, {str(ZOO)!r})\n{PROGRAM}")
-    fresh("run", "program.py", cwd=home)
+    fresh(*COMMAND, "run", "program.py", cwd=home, status=None)
     return home
 
 

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 import torch
 from captured_frames import only_capture_of
+from processes import COMMAND, PACKAGE, environment, fresh
 from registered_backends import write_backends
 
 import torch_fakeify as tfk
@@ -36,8 +37,6 @@ from torch_fakeify.tools.worker.replies import (
     Found,
     Thrown,
 )
-
-ROOT = str(Path(tfk.__file__).parents[1])
 
 
 @pytest.fixture
@@ -106,12 +105,9 @@ def test_every_child_has_the_import_path(home: Path, monkeypatch: pytest.MonkeyP
 def test_the_command_finds_a_backend_in_its_directory(home: Path) -> None:
     """``python -m torch_fakeify`` has the working directory on its path, and so has the child."""
     write_backends(home / "beside")
-    done = subprocess.run(
-        [sys.executable, "-m", "torch_fakeify", "replay", "--backend", "good", "../frame.fkf"],
-        env={**os.environ, "PYTHONPATH": ROOT}, cwd=home / "beside",
-        capture_output=True, text=True, check=False, timeout=200,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout.splitlines()[:1]) == (0, ["compiles"]), done.stderr
+    args = ["replay", "--backend", "good", "../frame.fkf"]
+    done = fresh(*COMMAND, *args, cwd=home / "beside", PYTHONPATH=PACKAGE)
+    assert done.stdout.splitlines()[0] == "compiles"
 
 
 # --- interruption -------------------------------------------------------------------------------
@@ -120,8 +116,8 @@ def test_the_command_finds_a_backend_in_its_directory(home: Path) -> None:
 def start(*args: str) -> subprocess.Popen[str]:
     """Start the command in a process of its own, with pipes."""
     return subprocess.Popen(
-        [sys.executable, "-m", "torch_fakeify", *args],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([ROOT, "lib"])},
+        [sys.executable, *COMMAND, *args],
+        env=environment(PYTHONPATH=os.pathsep.join([PACKAGE, "lib"])),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from places import ROOT
+from processes import COMMAND, environment, fresh
 
 import torch_fakeify as tfk
 from torch_fakeify import cli
@@ -30,10 +30,9 @@ QUIET = 4.0
 @pytest.mark.sweep
 def test_the_demo_leaves_files_that_do_what_it_says(tmp_path: Path) -> None:
     """Each command that it prints is true, its script fails by itself, and it is never silent."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
-        [sys.executable, "-m", "torch_fakeify", "demo"],
-        cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        [sys.executable, *COMMAND, "demo"],
+        cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     assert process.stdout is not None
     out, times = b"", [time.monotonic()]
@@ -53,9 +52,8 @@ def test_the_demo_leaves_files_that_do_what_it_says(tmp_path: Path) -> None:
     (script,) = folder.glob("train/*.min.py")
     (page,) = folder.glob("train/*.html")
     assert page.stat().st_size > 10_000
-    command = [sys.executable, str(script.relative_to(folder))]
-    assert f"python {command[1]}\n" in text
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert f"python {script.relative_to(folder)}\n" in text
+    done = fresh(script.relative_to(folder), cwd=folder, status=1)
     assert "NotImplementedError: chip has no code for cumsum" in done.stderr
     capture = tfk.Capture.load(next(folder.glob("train/*.min.fkf")))
     assert [node.name for node in capture.desc.graph.nodes if node.op == "call_function"] == [

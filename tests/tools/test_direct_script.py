@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from captured_frames import recorded_frame
 from places import GOLDEN
 from planting import plant
+from processes import fresh
 from torch import _higher_order_ops as higher_order
 from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
@@ -158,12 +158,9 @@ PROGRAMS = (
 
 def frame_of(program: Callable[..., Any], folder: Path, *, dynamic: bool) -> Path:
     """Return the capture of a program's frame."""
-    torch._dynamo.reset()
-    recorder = tfk.record(folder)
+    x = torch.randn(8, 4, requires_grad=program in (autograd_function, checkpointed))
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        compiled = torch.compile(program, backend=recorder, dynamic=dynamic, fullgraph=True)
-        compiled(torch.randn(8, 4, requires_grad=program in (autograd_function, checkpointed)))
-    return recorder.paths[0]
+        return recorded_frame(folder, program, x, dynamic=dynamic, fullgraph=True)
 
 
 def _plain(text: str) -> str:
@@ -307,7 +304,4 @@ def test_a_script_fails_with_torch_and_its_backend_alone(
     outcome = check_script(script, failure, timeout=240)
     assert outcome.fails, outcome.text
     script.write_text(text.replace("'bug_sees_all'", "'eager'"))
-    done = subprocess.run(
-        [sys.executable, str(script)], check=False, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    fresh(script)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from captured_frames import recorded_frame
 from places import GOLDEN
 from planting import plant
 
@@ -22,7 +23,7 @@ from torch_fakeify.tools.fuzzing import FuzzReport, SizeFailure, fuzz
 from torch_fakeify.tools.worker.comparing import first_mismatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Generator
     from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
@@ -79,21 +80,14 @@ def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return x * y.sum(1, keepdim=True)
 
 
-def record(function: Callable[..., Any], folder: Path, *args: Any) -> Path:
-    """Record the frame of a function with dynamic sizes."""
-    torch._dynamo.reset()
-    torch.compile(function, backend=tfk.record(folder), dynamic=True)(*args)
-    (path,) = folder.glob("*.fkf")
-    return path
-
-
 @pytest.fixture(scope="module")
 def frame(tmp_path_factory: pytest.TempPathFactory) -> Generator[Path]:
     """The program's capture, in a folder that is on the path of the planted backends."""
     with pytest.MonkeyPatch.context() as patch:
         plant(tmp_path_factory.mktemp("planted"), BACKENDS, patch)
         folder = tmp_path_factory.mktemp("frame")
-        yield record(program, folder, torch.ones(8, 12), torch.ones(8, 12))
+        x = torch.ones(8, 12)
+        yield recorded_frame(folder, program, x, x.clone(), dynamic=True)
 
 
 # --- sizes ----------------------------------------------------------------------------------------
@@ -157,7 +151,7 @@ def hard(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
 @pytest.mark.sweep
 def test_sizes_that_few_guards_admit_are_found(tmp_path: Path) -> None:
     """At each of the sizes, small and large, the program takes the branch of the example."""
-    path = record(hard, tmp_path, *(torch.ones(n) for n in (7, 10, 13)))
+    path = recorded_frame(tmp_path, hard, *(torch.ones(n) for n in (7, 10, 13)), dynamic=True)
     search = SizeSearch(read_capture(path))
     names = list(search.example)
     found = list(itertools.islice(search, 60))
@@ -255,7 +249,9 @@ def test_a_run_that_compared_nothing_is_no_success(
     del frame  # its planted backends
     saved = tmp_path / "sizes.json"
     with pytest.raises(RuntimeError, match="Expected Tensor with single nonzero value"):
-        record(never, tmp_path, torch.ones(5), torch.ones(5, dtype=torch.int64))
+        recorded_frame(
+            tmp_path, never, torch.ones(5), torch.ones(5, dtype=torch.int64), dynamic=True
+        )
     (path,) = tmp_path.glob("*.fkf")
     asked = ["fuzz", "--backend", "planted_right", "--runs", "4", "--save", str(saved), str(path)]
     assert main(asked) == 2

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from operators import OPERATORS
+from processes import COMMAND, fresh
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import torch_fakeify as tfk
 from torch_fakeify.errors import FakeKernelError, UnknownNameError
 
 if TYPE_CHECKING:
+    import subprocess
     from pathlib import Path
 
 Tensor = torch.Tensor
@@ -193,13 +193,7 @@ for n in (5, 8):
 def command(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
     """Run the program through the command line."""
     (folder / "program.py").write_text(PROGRAM)
-    return subprocess.run(
-        [sys.executable, "-m", "torch_fakeify", "run", *args],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    return fresh(*COMMAND, "run", *args, cwd=folder, status=None)
 
 
 @pytest.mark.sweep

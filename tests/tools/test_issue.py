@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from cli_runs import Command, fresh
 from msgspec.structs import replace
 from places import GOLDEN
+from processes import COMMAND, fresh
 
 from torch_fakeify.cli import main
 from torch_fakeify.serialization.capture_file import read_capture, write_capture
@@ -20,6 +18,8 @@ from torch_fakeify.tools.minify.failures import Failure, failure_in
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from cli_runs import Command
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
@@ -129,7 +129,7 @@ def recorded_wave(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wave")
     (folder / "chip.py").write_text(CHIP)
     (folder / "model.py").write_text(MODEL)
-    assert fresh("run", "model.py", cwd=folder).returncode == 1
+    fresh(*COMMAND, "run", "model.py", cwd=folder, status=1)
     return folder
 
 
@@ -158,10 +158,7 @@ def test_a_report_reproduces_the_failure(
     assert "This script fails in the same way with torch " in done.stdout
     script = tmp_path / "frame.py"
     script.write_text(script_in(done.stdout))
-    ran = subprocess.run(
-        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert "NotImplementedError: no cos" in ran.stderr
+    assert "NotImplementedError: no cos" in fresh(script, cwd=tmp_path, status=1).stderr
     (line,) = re.findall(r"^\$ torch-fakeify (.*)$", done.stdout, re.MULTILINE)
     (frame.parent / "chip.py").write_text(CHIP)
     again = command(*line.split(), cwd=frame.parent)

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from captured_frames import recorded_frame
 from places import GOLDEN
 from planted_bugs import BACKENDS, BUGS, Bug, example
 from planting import plant
+from processes import fresh
 
 import torch_fakeify as tfk
 from torch_fakeify.cli import main
@@ -71,12 +73,8 @@ def _planted(tmp_path_factory: pytest.TempPathFactory) -> Generator[None]:
 @pytest.fixture(scope="module")
 def frame(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The capture of the model's frame."""
-    folder = tmp_path_factory.mktemp("frame")
-    torch._dynamo.reset()
     model, inputs = example()
-    torch.compile(model, backend=tfk.record(folder), dynamic=True)(*inputs)
-    (path,) = folder.glob("*.fkf")
-    return path
+    return recorded_frame(tmp_path_factory.mktemp("frame"), model, *inputs, dynamic=True)
 
 
 def fails(server: ForkServer, path: Path, bug: Bug) -> Failure | None:
@@ -147,8 +145,7 @@ def check_script(report: MinifyReport, bug: Bug) -> None:
     if bug.backend not in ("bug_rejects_pattern", "bug_wrong_gradient"):
         return  # what the others do with another backend is no different
     report.script.write_text(text.replace(f"backend={bug.backend!r}", "backend='bug_none'"))
-    done = subprocess.run([sys.executable, str(report.script)], check=False, capture_output=True)
-    assert done.returncode == 0, done.stderr[-2000:]
+    fresh(report.script)
 
 
 @pytest.mark.sweep
@@ -332,9 +329,7 @@ def test_a_frame_that_is_not_compared_is_not_minified(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The error contains the reason, and no file is written."""
-    torch._dynamo.reset()
-    torch.compile(torch.linalg.cholesky, backend=tfk.record(tmp_path))(torch.eye(3))
-    (path,) = tmp_path.glob("*.fkf")
+    path = recorded_frame(tmp_path, torch.linalg.cholesky, torch.eye(3))
     assert main(["minify", "--accuracy", "--backend", "eager", str(path)]) == 2
     message = capsys.readouterr().err
     assert "the frame was not compared with eager; found eager raised _LinAlgError" in message
@@ -488,11 +483,7 @@ def test_sizes_that_fuzz_saves_become_hints(
     assert small(sized["backed"], "bug_tall", output, "--sizes", sizes) == 0
     assert "script: fails in the same way" in capsys.readouterr().out
     assert small(output, "bug_tall", tmp_path / "again.fkf", "--no-script") == 0
-    done = subprocess.run(
-        [sys.executable, str(tmp_path / "small.py")], check=False, capture_output=True, text=True
-    )
-    assert done.returncode == 1
-    assert "AssertionError" in done.stderr
+    assert "AssertionError" in fresh(tmp_path / "small.py", status=1).stderr
 
 
 @pytest.mark.sweep

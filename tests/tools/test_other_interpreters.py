@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from cli_runs import fresh
+from processes import COMMAND, fresh
 
 import torch_fakeify as tfk
 from torch_fakeify.errors import CaptureError
@@ -105,8 +105,7 @@ def test_replay_compiles_with_another_interpreter(folder: Path, command: Command
 def test_interpreters_side_by_side(folder: Path) -> None:
     """A line for each capture, with verdict and times of each interpreter, and what differs."""
     options = ("--python", "./one", "--python", "./three", "--time", "--tolerance", "1000")
-    done = fresh("replay", *options, *OWN, "relu.fkf", cwd=folder)
-    assert done.returncode == 1, done.stderr
+    done = fresh(*COMMAND, "replay", *options, *OWN, "relu.fkf", cwd=folder, status=1)
     lines = done.stdout.splitlines()
     assert [line.split()[0] for line in lines[:2]] == ["A", "B"]
     row = next(line.split() for line in lines if line.startswith("relu.fkf  compiles"))
@@ -122,12 +121,10 @@ def test_interpreters_side_by_side(folder: Path) -> None:
 def test_bisect_finds_where_the_verdict_changes(folder: Path) -> None:
     """Not every interpreter is asked; without a change the exit status is 1."""
     names = [part for name in ("one", "two", "three", "four") for part in ("--python", f"./{name}")]
-    done = fresh("bisect", *names, *OWN, "relu.fkf", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    done = fresh(*COMMAND, "bisect", *names, *OWN, "relu.fkf", cwd=folder)
     assert f"the verdict changes at {folder / 'three'}: Python" in done.stdout
     assert f"the one before is {folder / 'two'}: Python" in done.stdout
-    same = fresh("bisect", *names[:4], *OWN, "relu.fkf", cwd=folder)
-    assert same.returncode == 1
+    same = fresh(*COMMAND, "bisect", *names[:4], *OWN, "relu.fkf", cwd=folder, status=1)
     assert "there is nothing to find" in same.stdout
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
-from cli_runs import Command, fresh
+from processes import fresh
 
 from torch_fakeify.errors import CaptureError
 from torch_fakeify.serialization.capture_file import read_capture, write_capture
@@ -15,6 +15,8 @@ from torch_fakeify.tools.replaying import replay_capture
 if TYPE_CHECKING:
     import subprocess
     from pathlib import Path
+
+    from cli_runs import Command
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
@@ -72,7 +74,7 @@ def _command(
     *args: str | Path, cwd: Path, executable: tuple[str, ...] = _INSTALLED
 ) -> subprocess.CompletedProcess[str]:
     """Run a command in a fresh process."""
-    return fresh(*args, cwd=cwd, executable=executable)
+    return fresh(*executable, *args, cwd=cwd, status=None)
 
 
 @pytest.fixture(scope="module")

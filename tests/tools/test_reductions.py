@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 import torch
+from captured_frames import recorded_frame
 from places import GOLDEN
 
 import torch_fakeify as tfk
@@ -211,9 +212,7 @@ def test_a_violated_guard_forbids_a_static_dim(tmp_path: Path) -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         return x + 1 if x.shape[0] > 5 else x
 
-    torch._dynamo.reset()
-    torch.compile(program, backend=tfk.record(tmp_path), dynamic=True)(torch.ones(8))
-    desc = read_capture(next(tmp_path.glob("*.fkf")))
+    desc = read_capture(recorded_frame(tmp_path, program, torch.ones(8), dynamic=True))
     env = desc.shape_env
     assert env is not None
     (symbol,) = env.symbols
@@ -275,9 +274,7 @@ def test_smaller_static_sizes_are_propagated() -> None:
 
 def bodies_of(program: Any, folder: Path, *inputs: torch.Tensor) -> CaptureDesc:
     """Return the frame of a program that calls bodies."""
-    torch._dynamo.reset()
-    torch.compile(program, backend=tfk.record(folder), fullgraph=True)(*inputs)
-    return read_capture(next(folder.glob("*.fkf")))
+    return read_capture(recorded_frame(folder, program, *inputs, fullgraph=True))
 
 
 def loose(desc: GraphModuleDesc) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -12,9 +11,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
+from processes import COMMAND, environment, fresh
 from registered_backends import write_backends
 
-import torch_fakeify as tfk
 from torch_fakeify import cli
 from torch_fakeify.frames.notes import FrameReport, Notes
 from torch_fakeify.render.show import show_lines
@@ -22,7 +21,6 @@ from torch_fakeify.serialization.capture_file import read_capture
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
-ROOT = str(Path(tfk.__file__).parents[1])
 
 SCRIPT = """
 import sys, torch
@@ -53,10 +51,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def start(*args: str, **options: Any) -> subprocess.Popen[str]:
     """Start the command in a process of its own, with pipes."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([ROOT, os.environ.get("PYTHONPATH", "")])}
     return subprocess.Popen(
-        [sys.executable, "-m", "torch_fakeify", *args],
-        env=env,
+        [sys.executable, *COMMAND, *args],
+        env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -148,9 +145,7 @@ def test_without_a_watcher_the_frame_is_recorded_as_unfinished(home: Path) -> No
         "import mine, torch, torch_fakeify as tfk\n"
         "torch.compile(lambda x: x + 1, backend=tfk.record('captures', mine.dies))(torch.ones(2))"
     )
-    env = {**os.environ, "HOW": "SIGSEGV", "PYTHONPATH": os.pathsep.join([ROOT, "lib"])}
-    done = subprocess.run([sys.executable, "-c", code], env=env, check=False, timeout=200)
-    assert done.returncode == -signal.SIGSEGV
+    fresh("-c", code, status=-signal.SIGSEGV, HOW="SIGSEGV")
     (path,) = Path("captures").iterdir()
     assert "result    not finished" in show_lines(read_capture(path))
 
@@ -256,10 +251,9 @@ def test_the_script_runs_as_under_python(home: Path) -> None:
         "    atexit.register(lambda: print('last'))\n"
     )
     (home / "helper.py").write_text("")
-    env = {**os.environ, "PYTHONPATH": ROOT}
     done = subprocess.run(
-        [sys.executable, "-s", "-X", "utf8", "-m", "torch_fakeify", "run", "s.py"],
-        env=env, input="typed\n", capture_output=True, text=True, check=False, timeout=200,
+        [sys.executable, "-s", "-X", "utf8", *COMMAND, "run", "s.py"],
+        env=environment(), input="typed\n", capture_output=True, text=True, check=False, timeout=200,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[:3] == ["typed 1 1", "child 7", "last"]

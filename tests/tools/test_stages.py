@@ -8,8 +8,8 @@ from html import unescape
 from typing import TYPE_CHECKING
 
 import pytest
-from cli_runs import fresh
 from places import GOLDEN
+from processes import COMMAND, fresh
 
 from torch_fakeify.cli import main
 from torch_fakeify.render.report.stages import Phase, Stage, Stages, stages_html
@@ -140,12 +140,12 @@ def test_a_report_has_the_stages_of_a_compilation(tmp_path: Path) -> None:
     """Forward and backward are compiled, whatever backend is on record; a failure has the stages before it."""
     (tmp_path / "model.py").write_text(MODEL)
     (tmp_path / "chip.py").write_text(CHIP)
-    assert fresh("model.py", cwd=tmp_path, executable=()).returncode == 0
+    fresh("model.py", cwd=tmp_path)
     (frame,) = tmp_path.glob("frames/*.fkf")
 
     page = tmp_path / "page.html"
-    done = fresh("report", "--stages", "--backend", "inductor", "-o", page, frame, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    report = (*COMMAND, "report", "--stages", "-o", page, frame, "--backend")
+    done = fresh(*report, "inductor", cwd=tmp_path)
     assert done.stdout.startswith("compiles\n  with inductor, torch ")
     text = _text(page)
     for title in (
@@ -159,10 +159,7 @@ def test_a_report_has_the_stages_of_a_compilation(tmp_path: Path) -> None:
     assert "Original ATen: [aten.mm]" in text
     assert "aten.threshold_backward" in text
 
-    done = fresh(
-        "report", "--stages", "--backend", "chip:compiler", "-o", page, frame, cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr
+    done = fresh(*report, "chip:compiler", cwd=tmp_path)
     assert done.stdout.startswith("does not compile\n")
     text = _text(page)
     assert "no kernel <here>" in text

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from cli_runs import Command, fresh
+from processes import COMMAND, fresh
 
 from torch_fakeify.serialization.capture_file import read_capture
+
+if TYPE_CHECKING:
+    from cli_runs import Command
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
@@ -92,8 +96,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, text in (("operators", OPERATORS), ("planted", PLANTED), ("model", MODEL)):
         (home / f"{name}.py").write_text(text)
     folder = tmp_path_factory.mktemp("empty")
-    done = fresh("run", "--out", folder / "captures", "model.py", cwd=home)
-    assert done.returncode == 1, done.stdout + done.stderr
+    fresh(*COMMAND, "run", "--out", folder / "captures", "model.py", cwd=home, status=1)
     (folder / "planted.py").write_text(PLANTED)
     return folder
 
@@ -150,7 +153,7 @@ def test_minify_defines_the_stub_in_its_script(command: Command, folder: Path) -
     assert "torch_fakeify" not in script
     assert "moe::count" not in script
     assert read_capture(folder / "small.fkf").operators
-    plain = fresh("small.py", cwd=folder, executable=())
+    plain = fresh("small.py", cwd=folder, status=1)
     assert "NotImplementedError: no route of 2 results" in plain.stderr
 
 
@@ -201,8 +204,7 @@ def test_a_mixture_of_experts_compiles_without_transformers(
     """Its experts are an operator of transformers; of AOTAutograd's graphs another one, in the backward."""
     pytest.importorskip("transformers", reason="needs transformers")
     (tmp_path / "train.py").write_text(TRAIN)
-    done = fresh("run", "--level", level, "train.py", cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    fresh(*COMMAND, "run", "--level", level, "train.py", cwd=tmp_path)
     missing = tmp_path / "transformers"
     missing.mkdir()
     (missing / "__init__.py").write_text("raise ImportError('transformers is not installed')")

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 import torch
 from planting import plant
+from processes import COMMAND, fresh
 
 import torch_fakeify as tfk
 from torch_fakeify.cli import main
@@ -25,10 +24,10 @@ from torch_fakeify.tools.replaying import replay_capture
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
-ROOT = str(Path(tfk.__file__).parents[1])
 INDUCTOR = "torch._inductor.config"
 FUNCTORCH = "torch._functorch.config"
 
@@ -90,11 +89,7 @@ def recorded(
     """Run a script that compiles one frame under settings, with ``run``; return the capture."""
     script = folder / "s.py"
     script.write_text(SCRIPT.replace("SETTINGS", settings).replace("BACKEND", backend))
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([ROOT, os.environ["PYTHONPATH"]])}
-    subprocess.run(
-        [sys.executable, "-m", "torch_fakeify", "run", "--out", "out", "s.py"],
-        cwd=folder, env={**env, **environment}, check=False, capture_output=True, timeout=280,
-    )  # fmt: skip
+    fresh(*COMMAND, "run", "--out", "out", "s.py", cwd=folder, status=None, **environment)
     (path,) = (folder / "out" / "s").glob("*.fkf")
     return path
 
@@ -302,18 +297,15 @@ def test_one_graph_under_two_configs_is_two_frames(tmp_path: Path) -> None:
         '    torch.compile(program, backend="eager")(torch.ones(3))\n'
         "    torch._dynamo.reset()\n"
     )
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([ROOT, os.environ["PYTHONPATH"]])}
-    command = [sys.executable, "-m", "torch_fakeify"]
-    options: Any = {"cwd": tmp_path, "env": env, "capture_output": True, "text": True}
-    done = subprocess.run([*command, "run", "--out", "out", "s.py"], check=True, **options)
+    done = fresh(*COMMAND, "run", "--out", "out", "s.py", cwd=tmp_path)
     named = f"{FUNCTORCH}.activation_memory_budget: the default against 0.5"
     assert named in done.stdout
     assert "the same frame" not in done.stdout
     files = sorted(map(str, (tmp_path / "out" / "s").iterdir()))
-    done = subprocess.run([*command, "diff", *files], check=False, **options)
-    assert (done.returncode, done.stdout) == (1, f"compiler settings\n  {named}\n")
+    done = fresh(*COMMAND, "diff", *files, cwd=tmp_path, status=1)
+    assert done.stdout == f"compiler settings\n  {named}\n"
     corpus = ["replay", "out", "--backend", "eager", "--jsonl", "rows.jsonl"]
-    subprocess.run([*command, *corpus], check=True, **options)
+    fresh(*COMMAND, *corpus, cwd=tmp_path)
     rows = list(map(json.loads, (tmp_path / "rows.jsonl").read_text().splitlines()))
     assert [row.get("same_as") for row in rows] == [None, None]
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from captured_frames import recorded_frame
 
 import torch_fakeify as tfk
 from torch_fakeify.tools.worker.replies import NotCompared, Passed, Wrong
@@ -23,9 +24,7 @@ def cancelling(tmp_path: Path) -> tfk.Capture:
     def program(x: torch.Tensor) -> torch.Tensor:
         return (x * 1e7 - x * 9999999.0).sum()
 
-    torch._dynamo.reset()
-    torch.compile(program, backend=tfk.record(tmp_path))(torch.randn(64, 64))
-    return tfk.Capture.load(next(tmp_path.glob("*.fkf")))
+    return tfk.Capture.load(recorded_frame(tmp_path, program, torch.randn(64, 64)))
 
 
 @pytest.mark.parametrize(("factor", "outcome"), [(1.0, Passed), (1000.0, Wrong)])
@@ -58,10 +57,8 @@ class _Halved(torch.autograd.Function):
 @pytest.mark.parametrize(("function", "outcome"), [(_Halved.apply, Wrong), (torch.sin, Passed)])
 def test_gradients_are_compared(tmp_path: Path, function: Any, outcome: Any) -> None:
     """A wrong derivative is found although the values are right."""
-    torch._dynamo.reset()
-    compiled = torch.compile(lambda x: x.sin(), backend=tfk.record(tmp_path))
-    compiled(torch.ones(8, requires_grad=True))
-    frame = tfk.Capture.load(next(tmp_path.glob("*.fkf")))
+    x = torch.ones(8, requires_grad=True)
+    frame = tfk.Capture.load(recorded_frame(tmp_path, lambda x: x.sin(), x))
     found = run_trial(frame, lambda _gm, _inputs: lambda x: [function(x)], runs=True)
     assert (type(found), found.stage) == (outcome, "backward")
 
@@ -72,9 +69,7 @@ def test_random_numbers_are_not_wrong(tmp_path: Path) -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         return x + torch.rand_like(x)
 
-    torch._dynamo.reset()
-    torch.compile(program, backend=tfk.record(tmp_path))(torch.zeros(8))
-    frame = tfk.Capture.load(next(tmp_path.glob("*.fkf")))
+    frame = tfk.Capture.load(recorded_frame(tmp_path, program, torch.zeros(8)))
     other = lambda gm, _inputs: lambda *args: [args[0] + 0.25]  # noqa: E731
     found = run_trial(frame, other, runs=True)
     assert found == NotCompared("eager draws random numbers")
@@ -82,9 +77,7 @@ def test_random_numbers_are_not_wrong(tmp_path: Path) -> None:
 
 def tried(function: Any, other: Any, folder: Path, *args: Any) -> Any:
     """What a trial says of a backend, on the frame of a function."""
-    torch._dynamo.reset()
-    torch.compile(function, backend=tfk.record(folder))(*args)
-    frame = tfk.Capture.load(next(folder.glob("*.fkf")))
+    frame = tfk.Capture.load(recorded_frame(folder, function, *args))
     return run_trial(frame, other, runs=True)
 
 

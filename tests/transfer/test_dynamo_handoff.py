@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from handoff_runs import same
 from program_zoo import Program, programs
-from result_checks import same
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode, maybe_get_fake_mode
 from torch.utils import _pytree as pytree
@@ -155,10 +154,7 @@ def run(program: Program, backend: Any) -> list[Any]:
     """Return the results of all calls of a program."""
     torch._dynamo.reset()
     torch.manual_seed(0)
-    with ExitStack() as stack:
-        stack.enter_context(torch._dynamo.config.patch(**program.config))
-        stack.enter_context(torch.set_grad_enabled(program.grad))
-        stack.enter_context(program.around())
+    with program.active():
         fn, *calls = program.make()
         called = torch.compile(fn, backend=backend, **program.options)
         results: list[Any] = []

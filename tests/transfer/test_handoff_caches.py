@@ -5,18 +5,16 @@ from __future__ import annotations
 import functools
 import gc
 import json
-import os
-import subprocess
 import sys
 import weakref
 from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from observe import Run, backend_of, env_of_frame
+from processes import piped
 from torch._dynamo.utils import counters
 from torch._guards import TracingContext
 from torch._inductor.utils import fresh_cache
@@ -519,18 +517,8 @@ def test_another_process_hits_the_same_entries() -> None:
     found: list[Any] = []
     with fresh_cache():
         for seed in ("1", "2"):
-            done = subprocess.run(
-                [sys.executable, "-c", "import test_handoff_caches as t; t.child()"],
-                capture_output=True,
-                text=True,
-                check=True,
-                env={
-                    **os.environ,
-                    "PYTHONHASHSEED": seed,
-                    "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
-                },
-            )
-            found.append(json.loads(done.stdout))
+            code = "import test_handoff_caches as t; t.child()"
+            found.append(json.loads(piped(code, PYTHONHASHSEED=seed)))
     assert found == json.loads(json.dumps(direct))
     assert all("autograd_cache_hit" in counts for counts, _ in found[1])
 

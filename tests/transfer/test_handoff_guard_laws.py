@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 import torch
 from guard_code import equivalent_code, evaluate_code
-from handoff_runs import Asking, Faked
+from handoff_runs import Asking, Faked, same
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from observe import Run
-from result_checks import same
 from shape_programs import Program, programs, tracing_config, variations
 
 import torch_fakeify as tfk

@@ -16,10 +16,10 @@ from refakeify_checks import (
     exprs,
     fake,
     hints,
-    relations,
     renaming,
     symbolic_mode,
 )
+from tensor_facts import relations
 from torch._dynamo.source import LocalSource
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import (

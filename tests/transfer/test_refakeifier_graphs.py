@@ -13,11 +13,11 @@ from refakeify_checks import (
     exprs,
     fake,
     hints,
-    relations,
     renaming,
     symbolic_mode,
     values,
 )
+from tensor_facts import relations
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from assert_frames import (
     raises,
     traced,
 )
+from quiet import quiet
 from retrace_checks import MASK, PROGRAMS, bound_by, graphs_of, law_8, memoized, unbacked_in
 from torch._decomp import core_aten_decompositions
 from torch._dynamo.source import ConstantSource
@@ -512,8 +512,7 @@ class Masked(torch.nn.Module):
 
 def exported(*, strict: bool) -> Any:
     """Return its exported program."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with quiet():
         return torch.export.export(Masked(), (torch.ones(2, 4), torch.ones(3, 4)), strict=strict)
 
 
@@ -547,7 +546,6 @@ def test_a_retrace_drops_the_unbound_symbol_of_a_strict_export() -> None:
     assert sorted(map(str, program.range_constraints)) == ["u0", "u1"]
     _, env = law_8(program.graph_module)
     assert len(unbacked_in(env)) == 1
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with quiet():
         again = program.run_decompositions()
     law_8(again.graph_module)

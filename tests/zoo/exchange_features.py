@@ -5,7 +5,6 @@ Each says of itself whether the running torch has it, by the thing itself and no
 
 from __future__ import annotations
 
-import warnings
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from captured_frames import captures_of
 from golden_tensors import frame_of
+from quiet import quiet
 from torch._dynamo import source as sources
 
 import torch_fakeify as tfk
@@ -59,8 +59,7 @@ def _qr() -> Any:
 
 def _bcomplex32() -> Any:
     """A tensor of complex numbers of two bfloat16 each."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with quiet():
         return frame_of([torch.zeros(3, dtype=torch.bcomplex32)], ["x"])
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from quiet import quiet
 from torch._C import _functorch as functorch
 from torch._dispatch.python import suspend_functionalization
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -49,11 +50,6 @@ def _jvp(f: Probe, x: torch.Tensor) -> Any:
 def _inference(f: Probe) -> Any:
     with torch.inference_mode():
         return grad(lambda t: f(t).sum())(_x())
-
-
-def _ran_inside(f: Probe, t: torch.Tensor) -> torch.Tensor:
-    f(t)
-    return t
 
 
 PROGRAMS: dict[str, Callable[[Probe], Any]] = {
@@ -233,6 +229,17 @@ def replayed(d: MetaTensorDesc, *, grad_mode: bool = True, forward: bool = True)
         ):
             found[op] = outcome(op, t, captured)
     return found
+
+
+def same(n: Any) -> Any:
+    """Batch sizes that are plain numbers stay what they are."""
+    return n
+
+
+def torchs_fake(mode: FakeTensorMode, t: torch.Tensor) -> Any:
+    """Torch's own fake tensor; without its warning about the gradients of non-leaves."""
+    with quiet():
+        return mode.from_tensor(t)
 
 
 if __name__ == "__main__":

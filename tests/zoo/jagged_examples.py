@@ -19,6 +19,11 @@ def offsets_of(lengths: tuple[int, ...]) -> torch.Tensor:
     return torch.tensor([0, *lengths]).cumsum(0)
 
 
+def _of(lengths: tuple[int, ...], **ends: int) -> torch.Tensor:
+    values = torch.randn(sum(lengths), 8, requires_grad=True)
+    return nested_tensor_from_jagged(values, offsets_of(lengths), **ends)
+
+
 # --- attention ------------------------------------------------------------------------------------
 
 
@@ -42,7 +47,7 @@ def _jagged(*lengths: int, grad: bool = False) -> torch.Tensor:
 
 
 def _jagged_calls(*, grad: bool = False) -> list[tuple[Any, ...]]:
-    return [(_jagged(*lengths, grad=grad),) for lengths in ((2, 3, 4), (5, 2), (3, 3, 1, 6))]
+    return [(_jagged(*lengths, grad=grad),) for lengths in LENGTHS]
 
 
 @example(grad=True)
@@ -78,14 +83,8 @@ class _Padded(_Attention):
 @example(grad=True)
 def jagged_padded() -> tuple[Any, ...]:
     """Jagged inputs whose shortest and longest length is known, padded and cut again."""
-
-    def call(*lengths: int) -> tuple[Any, ...]:
-        offsets = torch.tensor([0, *lengths]).cumsum(0)
-        values = torch.randn(sum(lengths), 8, requires_grad=True)
-        ends = {"min_seqlen": min(lengths), "max_seqlen": max(lengths)}
-        return (torch.nested.nested_tensor_from_jagged(values, offsets, **ends),)
-
-    return _Padded(), call(2, 3, 4), call(5, 2), call(3, 3, 1, 6)
+    calls = [(_of(n, min_seqlen=min(n), max_seqlen=max(n)),) for n in LENGTHS]
+    return _Padded(), *calls
 
 
 @example(grad=True)
@@ -105,15 +104,12 @@ def jagged_norms() -> tuple[Any, ...]:
 def jagged_shared_offsets() -> tuple[Any, ...]:
     """Two jagged inputs of the same raggedness: their sum is known to fit."""
 
-    def call(lengths: list[int]) -> tuple[Any, ...]:
-        offsets = torch.tensor([0, *lengths]).cumsum(0)
-        make = torch.nested.nested_tensor_from_jagged
+    def call(lengths: tuple[int, ...]) -> tuple[Any, ...]:
+        offsets = offsets_of(lengths)
         values = [torch.randn(sum(lengths), 8, requires_grad=True) for _ in range(2)]
-        return tuple(make(v, offsets) for v in values)
+        return tuple(nested_tensor_from_jagged(v, offsets) for v in values)
 
-    return (lambda x, y: (x * y + x.sin(), x.shape[0] + 1)), *map(
-        call, ([2, 3, 4], [5, 2], [3, 3, 1, 6])
-    )
+    return (lambda x, y: (x * y + x.sin(), x.shape[0] + 1)), *map(call, LENGTHS)
 
 
 variant("jagged_shared_offsets_dynamic", jagged_shared_offsets, dynamic=True)
@@ -124,13 +120,10 @@ def jagged_made_inside() -> tuple[Any, ...]:
     """A jagged tensor made in the graph of values and offsets, and given back."""
 
     def f(values: torch.Tensor, offsets: torch.Tensor) -> Any:
-        x = torch.nested.nested_tensor_from_jagged(values, offsets)
+        x = nested_tensor_from_jagged(values, offsets)
         return x * 2, x.sum(dim=1)
 
-    def call(*lengths: int) -> tuple[Any, ...]:
-        return torch.randn(sum(lengths), 8), torch.tensor([0, *lengths]).cumsum(0)
-
-    return f, call(2, 3, 4), call(5, 2), call(3, 3, 1, 6)
+    return f, *[(torch.randn(sum(lengths), 8), offsets_of(lengths)) for lengths in LENGTHS]
 
 
 @example(grad=True)
@@ -138,18 +131,13 @@ def jagged_and_dense() -> tuple[Any, ...]:
     """A dense input is made jagged by the offsets of a jagged one."""
 
     def f(x: torch.Tensor, dense: torch.Tensor) -> torch.Tensor:
-        return x + torch.nested.nested_tensor_from_jagged(dense, x.offsets())
+        return x + nested_tensor_from_jagged(dense, x.offsets())
 
     calls = [(x, torch.randn(x.values().shape[0], 8)) for (x,) in _jagged_calls(grad=True)]
     return f, *calls
 
 
 # --- inputs ---------------------------------------------------------------------------------------
-
-
-def _of(lengths: tuple[int, ...]) -> torch.Tensor:
-    values = torch.randn(sum(lengths), 8, requires_grad=True)
-    return nested_tensor_from_jagged(values, offsets_of(lengths))
 
 
 @example(grad=True)

@@ -6,13 +6,15 @@ it returns the function to compile and the tuples of arguments to call it with.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Generator, Mapping
 
 ROOMS = ("zoo_modules", "zoo_tensors", "zoo_code", "zoo_inputs", "zoo_sizes")
 """The modules that hold the programs."""
@@ -47,6 +49,16 @@ class Program:
     """What the error says that recording ends with; ``None`` if it records."""
     slow: bool = False
     """Run by the sweep only."""
+
+    @contextmanager
+    def active(self) -> Generator[None]:
+        """The settings and what torch is in while the program is made and called."""
+        with (
+            torch._dynamo.config.patch(**self.config),
+            torch.set_grad_enabled(self.grad),
+            self.around(),
+        ):
+            yield
 
 
 PROGRAMS: dict[str, Program] = {}

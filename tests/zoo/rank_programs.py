@@ -1,6 +1,6 @@
 """A distributed program over gloo, whose processes record their frames or run recorded ones.
 
-``python tests/zoo/rank_programs.py record|run|refuse WORLD FOLDER [NAME...]`` makes a process for each rank;
+``PYTHONPATH=tests/harness python tests/zoo/rank_programs.py record|run|refuse WORLD FOLDER [NAME...]`` makes a process for each rank;
 they meet at a file of the folder, and write what they have to say to ``FOLDER/MODE.RANK.txt``. ``record`` writes ``FOLDER/NAME.RANK.fkf``; ``run`` loads ``FOLDER/NAME.0.fkf``, compiles
 it for its own rank and compares results, and the gradients of weights, with eager ones.
 """
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from captured_frames import captures_of
 from torch import nn
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import init_device_mesh
@@ -108,20 +109,6 @@ def programs() -> dict[str, Program]:
     }
 
 
-def record(program: Program) -> tfk.Capture:
-    """The first frame of a program."""
-    frames: list[tfk.Capture] = []
-
-    def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        frames.append(tfk.capture(gm, inputs))
-        return gm.forward
-
-    torch._dynamo.reset()
-    function, args = program
-    torch.compile(function, backend=backend)(*args)
-    return frames[0]
-
-
 def compare(capture: tfk.Capture, program: Program) -> None:
     """Compile a frame for this rank, and compare what it returns with what the program does."""
     function, args = program
@@ -177,7 +164,8 @@ def of_rank(mode: str, rank: int, world: int, folder: Path, names: list[str]) ->
     made = programs()
     for name in names:
         if mode == "record":
-            record(made[name]).save(folder / f"{name}.{rank}.fkf")
+            function, args = made[name]
+            captures_of(function, args)[0].save(folder / f"{name}.{rank}.fkf")
             continue
         capture = tfk.Capture.load(folder / f"{name}.0.fkf")
         if mode == "run":

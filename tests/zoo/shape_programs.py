@@ -11,12 +11,12 @@ from __future__ import annotations
 import itertools
 import linecache
 import random
-import warnings
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from hypothesis import strategies as st
+from quiet import quiet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -211,8 +211,7 @@ def tracing_config() -> Iterator[None]:
     }
     with ExitStack() as stack:
         stack.enter_context(config.patch(options))
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")
+        stack.enter_context(quiet())
         yield
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import warnings
 from typing import Any
 
 import torch
+from quiet import quiet
 
 QUANTIZED = torch.int8
 
@@ -34,8 +34,7 @@ def modules() -> dict[str, Any]:
         "torchao.quantization.quantize_.workflows.nf4.nf4_tensor",
         "torchao.sparsity.blocksparse",
     ]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with quiet():
         return {name.rpartition(".")[2]: importlib.import_module(name) for name in names}
 
 

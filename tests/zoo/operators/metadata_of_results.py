@@ -5,40 +5,37 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .registry import fake_of, integers, operator, randn
+from .registry import integers, operator, randn
+
+
+def _largest(x, k):
+    size = [*x.shape[:-1], k]
+    return x.new_empty(size), x.new_empty(size, dtype=torch.int64)
 
 
 @operator(
     lambda: [(randn(6, 5), 3), (randn(2, 3, 7), 2)],
     lambda: [(randn(9), 4), (randn(4, 2, 5), 5)],
+    _largest,
 )
 def largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     values, positions = x.contiguous().topk(k)
     return values, positions
 
 
-@fake_of(largest)
-def _(x, k):
-    size = [*x.shape[:-1], k]
-    return x.new_empty(size), x.new_empty(size, dtype=torch.int64)
-
-
 @operator(
     lambda: [(randn(6, 5),), (randn(2, 3, 7),)],
     lambda: [(randn(9),), (randn(4, 2, 5),)],
+    lambda x: x.new_empty(x.shape[:-1], dtype=torch.int64),
 )
 def position(x: Tensor) -> Tensor:
     return x.argmax(-1)
 
 
-@fake_of(position)
-def _(x):
-    return x.new_empty(x.shape[:-1], dtype=torch.int64)
-
-
 @operator(
     lambda: [(integers(4, 6), 5), (integers(3, 2, 3), 4)],
     lambda: [(integers(7, 3, 1, 2), 8)],
+    lambda x, classes: x.new_empty([*x.shape, classes], dtype=torch.float32),
 )
 def one_hot(x: Tensor, classes: int) -> Tensor:
     if classes < 1:
@@ -46,14 +43,10 @@ def one_hot(x: Tensor, classes: int) -> Tensor:
     return torch.nn.functional.one_hot(x.long(), classes).float()
 
 
-@fake_of(one_hot)
-def _(x, classes):
-    return x.new_empty([*x.shape, classes], dtype=torch.float32)
-
-
 @operator(
     lambda: [(randn(2, 3, 4, 6), randn(3, 6))],
     lambda: [(randn(1, 5, 2, 8), randn(5, 8))],
+    lambda x, angle: torch.empty_like(x),
 )
 def rotated(x: Tensor, angle: Tensor) -> Tensor:
     out = torch.empty_like(x)
@@ -61,68 +54,55 @@ def rotated(x: Tensor, angle: Tensor) -> Tensor:
     return out
 
 
-@fake_of(rotated)
-def _(x, angle):
-    return torch.empty_like(x)
-
-
 @operator(
     lambda: [(randn(6, 3), integers(4, 6), 5)],
     lambda: [(randn(9, 2), integers(7, 9), 7), (randn(4, 1), integers(2, 4), 3)],
+    lambda x, index, count: x.new_empty([count, x.shape[1]]),
 )
 def segments(x: Tensor, index: Tensor, count: int) -> Tensor:
     return x.new_zeros(count, x.shape[1]).index_add_(0, index.long(), x)
 
 
-@fake_of(segments)
-def _(x, index, count):
-    return x.new_empty([count, x.shape[1]])
-
-
 @operator(
     lambda: [(randn(9), 4), (randn(3, 5), 6)],
     lambda: [(randn(2, 2, 2), 3)],
+    lambda x, bins: x.new_empty([bins], dtype=torch.int64),
 )
 def histogram(x: Tensor, bins: int) -> Tensor:
     return torch.histc(x.float(), bins).long()
 
 
-@fake_of(histogram)
-def _(x, bins):
-    return x.new_empty([bins], dtype=torch.int64)
-
-
 @operator(
     lambda: [(randn(2, 3, 4, 5),)],
     lambda: [(randn(1, 6, 2, 7),), (randn(4, 2, 3, 3),)],
+    lambda x: torch.empty(
+        x.shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last
+    ),
 )
 def channels_last(x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.channels_last).copy_(x)
 
 
-@fake_of(channels_last)
-def _(x):
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
-
-
 @operator(
     lambda: [(randn(2, 3, 4),)],
     lambda: [(randn(5, 1, 6),), (randn(3, 3, 2),)],
+    lambda x: torch.empty_permuted(
+        [x.shape[2], x.shape[0], x.shape[1]], (1, 2, 0), dtype=x.dtype, device=x.device
+    ),
 )
 def turned(x: Tensor) -> Tensor:
     return x.contiguous().clone().permute(2, 0, 1)[:].clone(memory_format=torch.preserve_format)
 
 
-@fake_of(turned)
-def _(x):
-    return torch.empty_permuted(
-        [x.shape[2], x.shape[0], x.shape[1]], (1, 2, 0), dtype=x.dtype, device=x.device
-    )
+def _quantized(x, group):
+    scales = x.new_empty([x.shape[0], -(-x.shape[1] // group)], dtype=torch.float32)
+    return x.new_empty(x.shape, dtype=torch.int8), scales
 
 
 @operator(
     lambda: [(randn(3, 8), 4), (randn(2, 9), 4)],
     lambda: [(randn(5, 33), 16), (randn(1, 7), 7)],
+    _quantized,
 )
 def quantized(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
     rows, columns = x.shape
@@ -133,41 +113,28 @@ def quantized(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
     return whole[:, :columns].contiguous(), scales
 
 
-@fake_of(quantized)
-def _(x, group):
-    scales = x.new_empty([x.shape[0], -(-x.shape[1] // group)], dtype=torch.float32)
-    return x.new_empty(x.shape, dtype=torch.int8), scales
-
-
 @operator(
     lambda: [(randn(3, 4), torch.float64), (randn(5), None), (randn(2, 2), torch.float16)],
     lambda: [(randn(2, 3, 4), torch.int32), (randn(7, 1), None)],
+    lambda x, dtype: x.new_empty(x.shape, dtype=x.dtype if dtype is None else dtype),
 )
 def converted(x: Tensor, dtype: torch.dtype | None) -> Tensor:
     return x.contiguous().to(x.dtype if dtype is None else dtype, copy=True)
 
 
-@fake_of(converted)
-def _(x, dtype):
-    return x.new_empty(x.shape, dtype=x.dtype if dtype is None else dtype)
-
-
 @operator(
     lambda: [(randn(3, 1, 4), True), (randn(3, 2), False), (randn(2, 1), True)],
     lambda: [(randn(5, 1, 1, 2), True), (randn(4, 3, 2), False)],
+    lambda x, drop: x.new_empty([x.shape[0], *x.shape[2:]] if drop else x.shape),
 )
 def narrowed(x: Tensor, drop: bool) -> Tensor:
     return x[:, 0].contiguous().clone() if drop else x.contiguous().clone()
 
 
-@fake_of(narrowed)
-def _(x, drop):
-    return x.new_empty([x.shape[0], *x.shape[2:]] if drop else x.shape)
-
-
 @operator(
     lambda: [(randn(3, 4), "mean"), (randn(5, 2), "none"), (randn(3), "sum"), (randn(6), "none")],
     lambda: [(randn(2, 3, 4), "none"), (randn(2, 7), "mean")],
+    lambda x, reduction: x.new_empty(x.shape if reduction == "none" else [], dtype=torch.float32),
 )
 def loss(x: Tensor, reduction: str) -> Tensor:
     value = x.contiguous().float().square()
@@ -176,24 +143,17 @@ def loss(x: Tensor, reduction: str) -> Tensor:
     return value.mean() if reduction == "mean" else value.sum()
 
 
-@fake_of(loss)
-def _(x, reduction):
-    return x.new_empty(x.shape if reduction == "none" else [], dtype=torch.float32)
-
-
-@operator(lambda: [(randn(3, 4), 2.0)], lambda: [(randn(5), 0.5)], mutates=["x"])
+@operator(
+    lambda: [(randn(3, 4), 2.0)], lambda: [(randn(5), 0.5)], lambda x, by: None, mutates=["x"]
+)
 def scaled_(x: Tensor, by: float) -> None:
     x.mul_(by)
-
-
-@fake_of(scaled_)
-def _(x, by):
-    return None
 
 
 @operator(
     lambda: [(randn(3, 4), randn(4))],
     lambda: [(randn(5, 2), randn(2))],
+    lambda x, state: x.new_empty([x.shape[0]]),
     mutates=["state"],
 )
 def updated(x: Tensor, state: Tensor) -> Tensor:
@@ -201,32 +161,22 @@ def updated(x: Tensor, state: Tensor) -> Tensor:
     return x.mean(1)
 
 
-@fake_of(updated)
-def _(x, state):
-    return x.new_empty([x.shape[0]])
-
-
-@operator(lambda: [(randn(3, 4), 0.5)], lambda: [(randn(5, 2, 2), 0.1)])
+@operator(
+    lambda: [(randn(3, 4), 0.5)],
+    lambda: [(randn(5, 2, 2), 0.1)],
+    lambda x, p: (x.new_empty(x.shape), x.new_empty(x.shape, dtype=torch.bool)),
+)
 def dropped(x: Tensor, p: float) -> tuple[Tensor, Tensor]:
     mask = torch.rand(x.shape) > p
     return (x * mask).contiguous(), mask
 
 
-@fake_of(dropped)
-def _(x, p):
-    return x.new_empty(x.shape), x.new_empty(x.shape, dtype=torch.bool)
-
-
 @operator(
     lambda: [(randn(8, 3), integers(8, 6), [0, 2, 4])],
     lambda: [(randn(5, 7), integers(5, 9), [0, 1, 2, 6])],
+    lambda weight, index, offsets: weight.new_empty([len(offsets), weight.shape[1]]),
 )
 def bags(weight: Tensor, index: Tensor, offsets: Sequence[int]) -> Tensor:
     ends = [*offsets[1:], index.shape[0]]
     rows = [weight[index[a:b].long()].sum(0) for a, b in zip(offsets, ends, strict=True)]
     return torch.stack(rows)
-
-
-@fake_of(bags)
-def _(weight, index, offsets):
-    return weight.new_empty([len(offsets), weight.shape[1]])

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ class ZooOperator:
     """Makes calls, each a tuple of arguments."""
     others: Callable[[], Sequence[Any]]
     """Makes calls at other sizes, to hold a kernel against."""
-    true_fake: Any = field(default=None)
+    true_fake: Callable[..., Any]
     depends_on_data: bool = False
 
     @contextmanager
@@ -36,29 +36,20 @@ class ZooOperator:
 def operator(
     samples: Callable[[], Sequence[Any]],
     others: Callable[[], Sequence[Any]],
+    fake: Callable[..., Any],
     *,
     mutates: Sequence[str] = (),
     depends_on_data: bool = False,
 ) -> Callable[[Any], Any]:
-    """Register a function as an operator of the namespace ``zoo_ops``, without a fake kernel."""
+    """Register a function as an operator of the namespace ``zoo_ops``, without its fake kernel."""
 
     def register(function: Any) -> Any:
         name = function.__name__
         op = torch.library.custom_op(f"zoo_ops::{name}", function, mutates_args=tuple(mutates))
-        OPERATORS[name] = ZooOperator(name, op, samples, others, depends_on_data=depends_on_data)
+        OPERATORS[name] = ZooOperator(name, op, samples, others, fake, depends_on_data)
         return OPERATORS[name]
 
     return register
-
-
-def fake_of(operator: ZooOperator) -> Callable[[Any], Any]:
-    """Give an operator of the zoo its right fake kernel, which is not registered."""
-
-    def give(function: Any) -> Any:
-        operator.true_fake = function
-        return function
-
-    return give
 
 
 def randn(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

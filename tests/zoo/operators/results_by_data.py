@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from .registry import fake_of, integers, operator, randn
+from .registry import integers, operator, randn
 
 
 def _count():
@@ -13,34 +13,32 @@ def _count():
 @operator(
     lambda: [(randn(3, 4),), (randn(6),)],
     lambda: [(randn(2, 3, 4),)],
+    lambda x: x.new_empty([_count(), x.ndim], dtype=torch.int64),
     depends_on_data=True,
 )
 def found(x: Tensor) -> Tensor:
     return (x > 0).nonzero().contiguous()
 
 
-@fake_of(found)
-def _(x):
-    return x.new_empty([_count(), x.ndim], dtype=torch.int64)
-
-
 @operator(
     lambda: [(randn(5, 3), randn(5) > 0)],
     lambda: [(randn(8, 2), randn(8) > 0), (randn(4, 2, 3), randn(4) > 0)],
+    lambda x, mask: x.new_empty([_count(), *x.shape[1:]]),
     depends_on_data=True,
 )
 def picked(x: Tensor, mask: Tensor) -> Tensor:
     return x[mask.bool()].contiguous()
 
 
-@fake_of(picked)
-def _(x, mask):
-    return x.new_empty([_count(), *x.shape[1:]])
+def _distinct(x):
+    count = _count()
+    return x.new_empty([count]), x.new_empty([count], dtype=torch.int64)
 
 
 @operator(
     lambda: [(integers(5, 9),), (integers(3, 2, 4),)],
     lambda: [(integers(6, 12),)],
+    _distinct,
     depends_on_data=True,
 )
 def distinct(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -48,15 +46,10 @@ def distinct(x: Tensor) -> tuple[Tensor, Tensor]:
     return values, counts
 
 
-@fake_of(distinct)
-def _(x):
-    count = _count()
-    return x.new_empty([count]), x.new_empty([count], dtype=torch.int64)
-
-
 @operator(
     lambda: [(randn(6, 4).abs(), randn(6), 0.5)],
     lambda: [(randn(11, 4).abs(), randn(11), 0.1)],
+    lambda boxes, scores, threshold: boxes.new_empty([_count()], dtype=torch.int64),
     depends_on_data=True,
 )
 def suppressed(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
@@ -69,8 +62,3 @@ def suppressed(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
         if all(overlap[at, other] <= threshold for other in chosen):
             chosen.append(at)
     return torch.tensor(chosen, dtype=torch.int64)
-
-
-@fake_of(suppressed)
-def _(boxes, scores, threshold):
-    return boxes.new_empty([_count()], dtype=torch.int64)
