@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from cli_runs import Command
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
 
 class Compilers:
     """A backend on AOTAutograd that notes which of its compilers gets which graph."""

@@ -107,11 +107,16 @@ def decode(
         LimitError: the interpreter's stack is too short.
     """
     try:
-        return parse(decoder, canonical_text(decoder, data) if whole else data)
+        found = parse(decoder, data)
+        if whole and not _equal(msgspec.json.encode(found), data):
+            found = None  # two trees of a large text would take twice the memory
+            _refuse_duplicates(data)
+            found = parse(decoder, data)
     except Fault as fault:
         raise fault.error(where, FormatError) from None
     except RecursionError:
         raise too_deep(where) from None
+    return found
 
 
 def parse(decoder: msgspec.json.Decoder[Any], data: bytes | memoryview) -> Any:
