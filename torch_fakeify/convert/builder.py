@@ -401,17 +401,7 @@ class TensorBuilder(ABC):
 
     def _view(self, d: Any, source: Source | None, context: SymbolicContext | None) -> Any:
         """A view, made from its base so that both share a version counter."""
-        base_source = None
-        base_context = None
-        fresh_unbacked: AbstractContextManager[Any] = nullcontext()
-        if self._shape_env is not None:
-            base_source = dynamo_source().AttrSource(source, "_base")
-            # A base is not an input, so its unbacked symbols are bound nowhere.
-            fresh_unbacked = self._shape_env.ignore_fresh_unbacked_symbols()
-            if context is not None:
-                base_context = context.view_base_context  # type: ignore[attr-defined]
-        with fresh_unbacked:
-            base = self._convert(d.base, base_source, base_context)
+        base = self._base(d, source, context)
         replayed = Kind.SUBCLASS in (self._kind(d), self._kind(d.base))
         # Views are made also where autograd is switched off around this call.
         untracked = torch_dispatch.key_excluded(torch_dispatch.DispatchKey.ADInplaceOrView)
@@ -421,6 +411,16 @@ class TensorBuilder(ABC):
             torch_dispatch.set_creation_meta(made, self._creation_meta(d))
         self._set_view_device(d, made)
         return made
+
+    def _base(self, d: Any, source: Source | None, context: SymbolicContext | None) -> Any:
+        """The base of a view."""
+        if self._shape_env is None:
+            return self._convert(d.base, None, None)
+        base_source = dynamo_source().AttrSource(source, "_base")
+        base_context: Any = None if context is None else context.view_base_context  # type: ignore[attr-defined]
+        # A base is not an input, so its unbacked symbols are bound nowhere.
+        with self._shape_env.ignore_fresh_unbacked_symbols():
+            return self._convert(d.base, base_source, base_context)
 
     def _view_of(
         self,

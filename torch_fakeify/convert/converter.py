@@ -139,9 +139,11 @@ class MetaConverter(TensorBuilder):
         self._sources = DecodeMemo() if sources is None else sources
         self._contexts: dict[ContextDesc | int, tuple[ContextDesc, SymbolicContext]] = {}
         self._meta_dispatch = MetaDispatchMode(self.mode)
-        self._value_source: Source | None = None
-        """Of values that bind no symbols."""
-        self._layouts = None if self._shape_env is None else ValueLayouts(self._shape_env)
+        self._layouts: ValueLayouts | None = None
+        if self._shape_env is not None:
+            self._layouts = ValueLayouts(self._shape_env)
+            self._value_source: Source = dynamo_source().ConstantSource("__fakeify_value")
+            """Of a value that binds no symbols."""
         self._unnamed = itertools.count()
         self.has_alias_fakes = False
         """Whether other tensors have the ids of inputs, as in `transfer.refakeifier.GraphValues`."""
@@ -196,8 +198,6 @@ class MetaConverter(TensorBuilder):
         """
         if self._layouts is None or self._layouts.find(d) is None:
             return None
-        if self._value_source is None:
-            self._value_source = dynamo_source().ConstantSource("__fakeify_value")
         return self.from_desc(d, source=self._value_source)
 
     # --- fields of a record ---------------------------------------------------------------------
@@ -237,6 +237,8 @@ class MetaConverter(TensorBuilder):
             self._first_record = d
 
     def _name_source(self, d: MetaTensorDesc) -> Source:  # noqa: ARG002
+        if self._symbols == "keep":
+            return self._value_source
         # Torch's name, which determines the name of a symbol. Torch counts the live tensors of the
         # mode instead, including results of operators.
         name = f"__meta_utils_unknown_tensor{next(self._unnamed)}"
@@ -370,6 +372,13 @@ class MetaConverter(TensorBuilder):
         error = torch_dispatch.DelayedError("Tried to backward() through an example input", 1)
         with self._meta_dispatch.on(self._device(d), meta):
             return error(made)
+
+    def _base(
+        self, d: MetaTensorDesc, source: Source | None, context: SymbolicContext | None
+    ) -> Any:
+        assert d.base is not None
+        cached = self._find_cached(d.base)
+        return super()._base(d, source, context) if cached is None else cached
 
     def _view_operator_mode(
         self, base: Any, d: MetaTensorDesc, *, replayed: bool

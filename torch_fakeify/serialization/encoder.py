@@ -553,6 +553,9 @@ def _may_be_copied(default: object) -> bool:
 def _tuple_hook(args: tuple[Any, ...]) -> _Hook:
     if len(args) != 2 or args[1] is not Ellipsis:
         return _items_hook([hooks_of(arg) for arg in args], len(args))
+    of_pair = typing.get_args(args[0])
+    if typing.get_origin(args[0]) is tuple and len(of_pair) == 2 and of_pair[0] is str:
+        return _pairs_hook(hooks_of(of_pair[1]))
     hook = _items_hook(itertools.repeat(hooks_of(args[0])))
     holds_interned = not set(INTERNED).isdisjoint((args[0], *typing.get_args(args[0])))
     return _memoized(hook) if holds_interned else hook
@@ -560,6 +563,27 @@ def _tuple_hook(args: tuple[Any, ...]) -> _Hook:
 
 def _memoized(hook: _Hook) -> _Hook:
     return lambda encoder, value: encoder.memoized(hook, value)
+
+
+def _pairs_hook(hooks: _Hooks) -> _Hook:
+    """Return a function for a tuple of pairs of a name and a value."""
+
+    def encode(encoder: Encoder, pairs: tuple[tuple[str, Any], ...]) -> Any:
+        out: list[tuple[str, Any]] = []
+        part = ""
+        try:
+            for pair in pairs:
+                part = ""
+                if len(pair) != 2:
+                    raise Fault("a tuple has the wrong length", "2", str(len(pair)))
+                part = "[1]"
+                hook = hooks[type(pair[1])]
+                out.append(pair if hook is None else (pair[0], hook(encoder, pair[1])))
+        except Fault as fault:
+            raise fault.at(f"[{len(out)}]{part}") from fault.__cause__
+        return out
+
+    return encode
 
 
 def _items_hook(parts: Iterable[_Hooks], size: int | None = None) -> _Hook:

@@ -7,6 +7,7 @@ saved as well; sources, expressions, stacks and guards are immutable and shared.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, OrderedDict, defaultdict
 from typing import TYPE_CHECKING, Any
 
@@ -157,39 +158,53 @@ class _Saver:
                 and hasattr(value, "__dict__")
                 and id(value) not in self.copies
             ):
-                self.save_attributes(self._add(value, dict(vars(value))))
-
-    def _add(self, value: Any, copy: Any) -> Any:
-        self.copies[id(value)] = copy
-        self._saved.append((value, copy))
-        return copy
+                copy = self.copies[id(value)] = dict(vars(value))
+                self._saved.append((value, copy))
+                self.save_attributes(copy)
 
     def _save(self, value: Any) -> None:
         """Save a container and, recursively, the containers in it."""
         if id(value) in self.copies:
             return
         kind = type(value)
+        entries: Iterable[Any] = ()
         if kind is list:
-            self.save_entries(self._add(value, value.copy()))
+            copy = entries = value.copy()
         elif kind is ValueRangesSLoc:
-            self._add(value, (value.lower, value.upper))
+            copy = value.lower, value.upper
         elif kind in _DICTS:
-            self.save_entries(self._add(value, dict.copy(value)).values())
+            copy = dict.copy(value)
+            entries = copy.values()
         elif kind is OrderedDict:
-            self.save_entries(self._add(value, value.copy()).values())
+            copy = value.copy()
+            entries = copy.values()
         elif kind is set:
-            self._add(value, value.copy())
+            copy = value.copy()
+        elif kind is Graph:
+            copy = self.copies[id(value)] = _SavedGraph(value, self)
+            self.graphs.append(copy)
+            return
         elif kind is OrderedSet:
             self._save(value._dict)
-        elif kind is tuple:
+            return
+        else:  # a tuple
             self.save_entries(value)
-        elif kind is Graph:
-            self.copies[id(value)] = graph = _SavedGraph(value, self)
-            self.graphs.append(graph)
+            return
+        self.copies[id(value)] = copy
+        self._saved.append((value, copy))
+        if entries:
+            self.save_entries(entries)
 
     def save_entries(self, values: Iterable[Any]) -> None:
         """Save the containers among some values."""
-        if not _CHANGING.isdisjoint(map(type, values)):
+        kinds = set(map(type, values))
+        if kinds == {ValueRangesSLoc}:  # one for each symbol
+            self._saved += [(value, (value.lower, value.upper)) for value in values]
+        elif kinds == {list}:  # such as the sources of each symbol
+            copies = [value.copy() for value in values]
+            self._saved += zip(values, copies, strict=True)
+            self.save_entries(list(itertools.chain.from_iterable(copies)))
+        elif not _CHANGING.isdisjoint(kinds):
             for value in values:
                 if type(value) in _CHANGING:
                     self._save(value)
@@ -198,19 +213,19 @@ class _Saver:
         """Restore the contents of every container."""
         for value, copy in self._saved:
             kind = type(value)
-            if kind in _DICTS:
+            if kind is list:
+                value[:] = copy
+            elif kind is ValueRangesSLoc:
+                value.lower, value.upper = copy
+            elif kind in _DICTS:
                 dict.clear(value)
                 dict.update(value, copy)
             elif kind is OrderedDict:
                 value.clear()
                 value.update(copy)
-            elif kind is list:
-                value[:] = copy
             elif kind is set:
                 value.clear()
                 value |= copy
-            elif kind is ValueRangesSLoc:
-                value.lower, value.upper = copy
             else:
                 _restore_attributes(vars(value), copy)
         for graph in self.graphs:

@@ -261,7 +261,9 @@ class _Encoder:
     ) -> _Call:
         try:
             args = tuple([
-                encode_value(_thaw(arg), where=f"{where}.args[{i}]", hook=hook)
+                hook(arg)
+                if type(arg) is torch.fx.Node
+                else encode_value(_thaw(arg), where=f"{where}.args[{i}]", hook=hook)
                 for i, arg in enumerate(fx_node.args)
             ])  # fmt: skip
             kwargs = tuple([

@@ -99,6 +99,7 @@ class MetaEncoder:
         self._parse_stack = functools.cache(lambda text: parse_stack(text, file_name))
         self._graphs: dict[int, int] = {}
         self._modules: dict[str, int] = {}
+        self._module_records: dict[tuple[str, type], Value] = {}
         # By the id of a function; the entry holds a reference to it.
         self._functions: dict[int, tuple[Any, Any]] = {}
 
@@ -153,7 +154,7 @@ class MetaEncoder:
                 lost.append((key, _ADDRESS.sub("", str(error))))
                 continue
             pair = (key, shared.add(record) if key in _SHARED_KEYS else record)
-            if memo is not None:
+            if memo is not None and _has_shared_record(key, value):
                 pairs[memo] = pair
             entries.append(pair)
         return tuple(entries), tuple(lost)
@@ -222,8 +223,25 @@ class MetaEncoder:
         return f"{self._modules.setdefault(match[1], len(self._modules))}{match[2]}"
 
     def _module_stack(self, value: dict[Any, Any], hook: EncodeHook) -> Value:
-        entries = {self._module_key(k): _module_entry(e) for k, e in value.items()}
-        return encode_value(entries, hook=hook)
+        items: dict[str, Value] = {}
+        for key, entry in value.items():
+            name, record = self._module_key(key), self._module(entry, hook)
+            if record is None or type(name) is not str or not name.isascii():
+                entries = {self._module_key(k): _module_entry(e) for k, e in value.items()}
+                return encode_value(entries, hook=hook)
+            items[name] = record
+        return DictValue(items=tuple(items.items()))
+
+    def _module(self, entry: Any, hook: EncodeHook) -> Value:
+        """Encode a module's path and class; ``None`` for any other value."""
+        if not _is_module(entry):
+            return None
+        if entry not in self._module_records:
+            try:
+                self._module_records[entry] = _pair(_module_entry(entry), hook)
+            except UnsupportedValueError:
+                return None  # raised with a path when the whole stack is encoded
+        return self._module_records[entry]
 
     def _source_fn(self, entry: Any, hook: EncodeHook) -> Value:
         if not (isinstance(entry, tuple) and len(entry) == 2):
@@ -232,7 +250,7 @@ class MetaEncoder:
         cached = self._functions.get(id(fn))
         if cached is None:
             cached = self._functions[id(fn)] = (fn, _source_fn(fn))
-        return encode_value((name, cached[1]), hook=hook)
+        return _pair((name, cached[1]), hook)
 
     def _provenance(self, source: Any, depth: int = 0) -> OpaqueValue:
         if not isinstance(source, NodeSource) or depth > _MAX_PROVENANCE:
@@ -258,17 +276,21 @@ class MetaEncoder:
 
 
 def _memo_of(key: str, value: Any) -> Any:
-    """A key that only equal entries with equal records share (1 equals True, but has another), or ``None``."""
-    items: Any = value.items() if isinstance(value, dict) else value
-    if key in _MODULE_STACKS and isinstance(value, dict):
-        is_shared = all(type(k) is str and _is_module(entry) for k, entry in items)
-    elif key in _FUNCTION_STACKS and isinstance(value, list):
-        is_shared = all(map(_is_named_function, items))
-    elif key == "tensor_dict" and isinstance(value, dict):
-        is_shared = all(k in _TENSOR_ATTRIBUTES and type(v) is str for k, v in items)
-    else:
-        is_shared = False
-    return (key, *items) if is_shared else None
+    """The key of an entry in the cache of records, or ``None``."""
+    if key in _FUNCTION_STACKS and isinstance(value, list):
+        return (key, *value)
+    if (key in _MODULE_STACKS or key == "tensor_dict") and isinstance(value, dict):
+        return (key, *value.items())
+    return None
+
+
+def _has_shared_record(key: str, value: Any) -> bool:
+    """Whether all entries equal to this one have an equal record (1 equals True, but has another)."""
+    if key in _FUNCTION_STACKS:
+        return all(map(_is_named_function, value))
+    if key in _MODULE_STACKS:
+        return all(type(k) is str and _is_module(entry) for k, entry in value.items())
+    return all(k in _TENSOR_ATTRIBUTES and type(v) is str for k, v in value.items())
 
 
 def _is_named_function(entry: Any) -> bool:
@@ -402,6 +424,15 @@ def _source_fn(fn: Any) -> Any:
         if isinstance(qualname, str):
             return f"{module}.{qualname}"
         return _ADDRESS.sub("", str(fn))
+
+
+def _pair(entry: tuple[Any, Any], hook: EncodeHook) -> Value:
+    """Encode a pair; fast for two texts, or a text and a function record."""
+    name, value = entry
+    plain = type(value) is FunctionValue or (type(value) is str and value.isascii())
+    if plain and type(name) is str and name.isascii():
+        return TupleValue(items=(name, value))
+    return encode_value(entry, hook=hook)
 
 
 # --- decode ---------------------------------------------------------------------------------------
