@@ -431,33 +431,28 @@ class TensorBuilder(ABC):
         *,
         replayed: bool,
     ) -> Any:
-        base_record = d.base
         dtype = self._dtype(d)
         if base.dtype != dtype and not replayed:
-            base = self._view_dtype(base, base_record, dtype, d)
-
-        def view(base: Any) -> Any:
+            base = self._view_dtype(base, d.base, dtype, d)
+        if not d.is_leaf and d.base.requires_grad != d.requires_grad:
+            # A view of an alias that was made to require grad.
+            base = self._alias_of_base(base)
+            base.requires_grad = True
+        had_grad = torch.is_grad_enabled()
+        torch_dispatch.set_grad_enabled(not d.is_leaf)
+        try:
             with self._view_geometry_mode():
                 geometry = self._geometry(d, source, context)
                 if replayed:
-                    return self._view_by_calls(base, d, geometry, source, context)
-                with self._suppressed():
-                    return base.as_strided(geometry.size, geometry.stride, geometry.storage_offset)
-
-        if d.is_leaf:
-            with torch.no_grad():
-                made = view(base)
-            if d.requires_grad:
-                made.requires_grad = True
-            return made
-        if base_record.requires_grad == d.requires_grad:
-            with torch.enable_grad():
-                return view(base)
-        # A view of an alias that was made to require grad.
-        middle = self._alias_of_base(base)
-        middle.requires_grad = True
-        with torch.enable_grad():
-            return view(middle)
+                    made = self._view_by_calls(base, d, geometry, source, context)
+                else:
+                    with self._suppressed():
+                        made = base.as_strided(*geometry[:3])
+        finally:
+            torch_dispatch.set_grad_enabled(had_grad)
+        if d.is_leaf and d.requires_grad:
+            made.requires_grad = True
+        return made
 
     def _view_geometry_mode(self) -> AbstractContextManager[Any]:
         """The context in which a view of the right dtype gets its sizes, strides and offset."""

@@ -433,7 +433,6 @@ def common_dims(context: Any, ndim: int) -> Dims | None:
         return None
     if len(context.constraint_sizes) != ndim or len(context.constraint_strides) != ndim:
         return None
-    for dim in kinds:
-        if dim is not _DUCK and dim is not _DYNAMIC and dim is not _STATIC:
-            return None
-    return tuple(kinds) if all(dim is _INFER_STRIDE for dim in strides) else None
+    if kinds.count(_DUCK) + kinds.count(_DYNAMIC) + kinds.count(_STATIC) != ndim:
+        return None
+    return tuple(kinds) if strides.count(_INFER_STRIDE) == ndim else None
