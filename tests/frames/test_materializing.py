@@ -9,7 +9,9 @@ import pytest
 import torch
 from captured_frames import only_capture_of
 from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import CallMethodKey, DivideByKey, ShapeEnv
 from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils._pytree import SequenceKey
 
 import torch_fakeify as tfk
 from torch_fakeify.describe.describer import MetaTensorDescriber, describe_tensor
@@ -289,6 +291,25 @@ FRAMES: dict[str, Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]] = {
 def _two_jagged() -> tuple[Callable[..., Any], tuple[Any, ...]]:
     x = jagged(requires_grad=True)
     return (lambda x, y: (x * 2 + y).sin()), (x, x.detach() * 3)
+
+
+def test_a_size_that_an_input_binds_by_a_quotient_can_be_requested() -> None:
+    """An input of ``4 * u0`` elements binds ``u0``, which is then no number that the graph computes."""
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    with mode:
+        count = mode.shape_env.create_unbacked_symint()
+        torch._check(count >= 2)
+        x = torch.empty(4 * count)
+    graph = torch.fx.Graph()
+    placeholder = graph.placeholder("x")
+    path = (CallMethodKey("size"), SequenceKey(0), DivideByKey(4))
+    placeholder.meta.update(val=x, unbacked_bindings={count.node.expr: path})
+    result = graph.call_function(torch.ops.aten.sin.default, (placeholder,))
+    result.meta["val"] = x
+    graph.output((result,))
+    capture = tfk.capture(torch.fx.GraphModule({}, graph), [x])
+    (made,) = capture.materialize(sizes={str(count.node.expr): 3})
+    assert made.shape == (12,)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

@@ -78,7 +78,9 @@ def data_symbols(desc: CaptureDesc) -> dict[str, SymbolDesc]:
     from_inputs: set[str | None] = set()
     for fx_node in desc.graph.nodes:
         if fx_node.op == "placeholder":
-            from_inputs |= names_in([v for key, v in fx_node.meta if key == "unbacked_bindings"])
+            from_inputs |= names_in(
+                tuple(v for key, v in fx_node.meta if key == "unbacked_bindings")
+            )
     for entry in desc.inputs:
         from_inputs.add(lone_symbol(entry.sym))
         for tensor in walk(entry.tensor, MetaTensorDesc):
