@@ -387,8 +387,20 @@ def test_each_kind_of_change_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_tables_have_the_fields_of_the_encoders() -> None:
     """The records of contexts, settings and sources have the fields of the tables."""
-    recorded = {"kind", "shape_env_to_source_to_symbol_cache"}.union(*_FIELDS_OF_KIND.values())
-    assert recorded - {"shape_env_to_source_to_symbol_cache"} == set(ContextDesc.__struct_fields__)
+    sizes = {
+        *("dynamic_sizes", "dynamic_strides", "constraint_sizes", "constraint_strides"),
+        *("specialize_on", "view_base_context", "shape_ids", "unbacked_bounds"),
+    }
+    stateful = {*sizes, "tensor_source", "excluded_sizes"}
+    cache = {"shape_env_to_source_to_symbol_cache"}
+    assert {kind: {*fields} - cache for kind, fields in _FIELDS_OF_KIND.items()} == {
+        "stateless": sizes,
+        "stateful": stateful,
+        "symint": {"constraint"},
+        "subclass": {*stateful, "inner_contexts", "track_outer_size_stride"},
+    }
+    recorded = {"kind"}.union(*_FIELDS_OF_KIND.values()) - cache
+    assert recorded == set(ContextDesc.__struct_fields__)
     assert RECORD_FIELDS["torch.fx.experimental.symbolic_shapes.ShapeEnvSettings"] == set(
         ShapeEnvSettingsDesc.__struct_fields__
     )

@@ -9,9 +9,14 @@ from converted_checks import UncachedConverter
 from hypothesis import given
 from hypothesis import strategies as st
 from tensor_facts import facts, relations
-from torch._dynamo.source import ConstantSource
+from torch._dynamo.source import ConstantSource, LocalSource
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatefulSymbolicContext,
+    StatelessSymbolicContext,
+)
 
 import torch_fakeify as tfk
 from torch_fakeify.convert.converter import MetaConverter
@@ -157,3 +162,31 @@ def test_the_storage_of_another_tensor_is_no_part_of_a_layout():
         fakes = [converter.from_desc(d) for d in (first, shared, alone)]
         both.append([facts(t) for t in fakes])
     assert both[0] == both[1]
+
+
+def test_the_number_of_a_scalar_input_keeps_its_symbol():
+    """Converting an input without dims sets the symbol of its ``item()``, and adds nothing else."""
+    t = torch.tensor(2.5, dtype=torch.float64)
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    expected = mode.from_tensor(t, source=LocalSource("s"))
+    before = tfk.snapshot(mode.shape_env)
+    converter = tfk.MetaConverter(mode, symbols="keep")
+    fake = converter.from_desc(tfk.describe_tensor(t, source=LocalSource("s")))
+    assert expected.item_memo is not None
+    assert str(fake.item_memo) == str(expected.item_memo)
+    assert tfk.snapshot(mode.shape_env) == before
+
+
+def test_equal_contexts_with_caches_are_not_one():
+    """Two tensors of one source and equal policies, whose bases have stateful contexts."""
+    converter = tfk.MetaConverter(FakeTensorMode(shape_env=ShapeEnv()))
+    describer = tfk.MetaTensorDescriber()
+    bases = []
+    for count in (6, 8):
+        base = StatefulSymbolicContext([DimDynamic.DYNAMIC], tensor_source=LocalSource("base"))
+        context = StatelessSymbolicContext([DimDynamic.DYNAMIC], view_base_context=base)
+        view = torch.empty(count)[1:5]
+        d = describer.describe_tensor(view, source=LocalSource("x"), symbolic_context=context)
+        bases.append(converter.from_desc(d)._base.size(0))
+    assert str(bases[0]) != str(bases[1])
+    assert [n.node.hint for n in bases] == [6, 8]

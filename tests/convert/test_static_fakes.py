@@ -54,6 +54,7 @@ def everything(fakes: list[Any]) -> list[Any]:
         ({"is_pinned": True}, ("_fakeify_lacks", ("strided", True))),
         ({"grad_dtype": "float16"}, ("grad_dtype", torch.float16)),
         ({"dtype": "int32"}, ("dtype", torch.int32)),
+        ({"is_inference": True}, ("requires_grad", False)),
     ],
 )
 def test_a_view_has_the_recorded_attribute(
@@ -63,6 +64,13 @@ def test_a_view_has_the_recorded_attribute(
     d = MetaTensorDescriber().describe_tensor(torch.empty(4)[1:])
     fake = warm().from_desc(msgspec.structs.replace(d, **change))
     assert getattr(fake, attribute[0]) == attribute[1]
+
+
+def test_a_view_has_the_recorded_nested_int() -> None:
+    """The nested int of offsets."""
+    d = MetaTensorDescriber().describe_tensor(torch.empty(4)[1:])
+    fake = warm().from_desc(msgspec.structs.replace(d, nested_int=0))
+    assert fake.nested_int_memo.node.is_nested_int()
 
 
 def test_a_view_has_the_recorded_bit() -> None:

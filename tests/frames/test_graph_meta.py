@@ -349,7 +349,6 @@ import sys, torch
 from torch_fakeify.serialization import document
 from torch_fakeify.describe.describer import MetaTensorDescriber
 from torch_fakeify.frames.graph.codec import encode_graph
-from torch_fakeify.records import metadata_keys
 from torch_fakeify.records.metadata_keys import losses_of
 junk = [torch.ones(1, requires_grad=True).sin() for _ in range(int(sys.argv[1]))]
 def backend(gm, _):

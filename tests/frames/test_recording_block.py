@@ -152,3 +152,25 @@ def test_two_recorders_of_one_directory_never_share_a_file(tmp_path: Path) -> No
         (tmp_path / f"001-{name}").touch()
         compile_one(1)
     assert [path.name for path in frames.paths] == [f"000-{name}", f"002-{name}"]
+
+
+class _Unhashable:
+    """An attribute of a tensor whose hash and comparison fail."""
+
+    def __hash__(self) -> int:
+        raise RuntimeError("no hash")
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("no comparison")
+
+
+def test_objects_of_the_program_are_not_compared(tmp_path: Path) -> None:
+    """An input's ``tag``, which Dynamo puts into the metadata, is left out of the record by name."""
+    x: Any = torch.ones(3)
+    x.tag = _Unhashable()
+    torch._dynamo.reset()
+    with tfk.recording(tmp_path) as frames:
+        torch.compile(lambda a: a + 1, backend="eager")(x)
+    (frame,) = frames
+    (lost,) = frame.desc.graph.nodes[0].dropped_meta
+    assert lost[0] == "tensor_dict.tag"

@@ -23,7 +23,6 @@ from torch_fakeify.tools.demo import runner
 from torch_fakeify.tools.minify import search
 from torch_fakeify.tools.worker import client
 from torch_fakeify.tools.worker.fork_server import ForkServer
-from torch_fakeify.tools.worker.limits import forbid_core_dumps
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Hashable, Mapping
@@ -110,7 +109,7 @@ class WarmServer(ForkServer):
     def _start(self, request: Mapping[str, Any]) -> subprocess.Popen[bytes]:
         environment = request["environment"]
         package = environment["PYTHONPATH"].split(os.pathsep)[0]
-        server = subprocess.Popen(
+        return subprocess.Popen(
             [
                 request.get("python") or sys.executable,
                 "-X",
@@ -124,8 +123,6 @@ class WarmServer(ForkServer):
             stderr=subprocess.DEVNULL,
             cwd=tempfile.gettempdir(),
         )
-        forbid_core_dumps(server.pid)
-        return server
 
     def close(self) -> None:
         """Leave the interpreter for others, unless it is to be killed."""

@@ -509,3 +509,11 @@ def test_all_steps_are_counted(field: str) -> None:
     work = WorkCounter()
     redundant(mixed_facts(60), work=work)
     assert 0 < getattr(work, field) < work.total
+
+
+def test_powers_inside_of_powers_are_not_computed() -> None:
+    """The bound of 26 nested squares has 2**26 digits; what needs it is not known to follow."""
+    tower: Any = S0
+    for _ in range(26):
+        tower = FloorDiv(tower * tower + 1, 3)
+    assert not implied([S0 >= 10], tower >= 1000003)

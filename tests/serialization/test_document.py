@@ -19,6 +19,7 @@ from torch_fakeify.errors import (
     FormatError,
     UnsupportedValueError,
 )
+from torch_fakeify.records.graph import GraphModuleDesc, NodeDesc
 from torch_fakeify.records.record import Record
 from torch_fakeify.records.tensor import (
     ApplyNode,
@@ -408,6 +409,13 @@ def test_text_that_is_not_unicode_is_refused() -> None:
     """A lone surrogate has no UTF-8 form."""
     with pytest.raises(UnsupportedValueError, match="surrogates not allowed"):
         dumps(tensor(device="\ud800"))
+
+
+def test_a_node_that_cannot_be_written_is_named() -> None:
+    """Also one of many: the path has its number."""
+    nodes = [NodeDesc(op="placeholder", name=name, target=name) for name in ("a", "\ud800")]
+    with pytest.raises(UnsupportedValueError, match=r"^\$\.nodes\[1\]: "):
+        dumps(GraphModuleDesc(nodes=tuple(nodes)))
 
 
 def test_a_record_type_of_another_package_is_refused() -> None:

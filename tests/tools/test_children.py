@@ -254,7 +254,7 @@ def test_an_interrupted_fork_server_leaves_no_process(
         fork_server, "start", lambda *a, **k: started.append(real(*a, **k)) or started[-1]
     )
     with pytest.raises(KeyboardInterrupt):
-        server.ask({"task": "none"}, timeout=100)
+        server.ask({"task": "backend", "backend": None}, timeout=100)
     assert started[0].returncode is not None
 
 

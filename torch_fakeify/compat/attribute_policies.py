@@ -23,7 +23,7 @@ class AttributePolicy(NamedTuple):
 
     how: Literal["carried", "derived", "dropped"]
     why: str
-    """The fields that carry it, the origin of a derived one, or the reason it is dropped."""
+    """The fields that carry it (one where `kind` is given), the origin of a derived one, or the reason it is dropped."""
     everywhere: bool = True
     """Whether all supported releases of torch have it, not only some."""
     kind: Literal["plain", "exprs", "pairs", "named"] | None = None

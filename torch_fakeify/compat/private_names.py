@@ -205,33 +205,33 @@ class _Reader(ast.NodeVisitor):
             self.block(definition.body)
         self.scope = scope
 
-    def visit(self, node: ast.AST) -> None:
+    def visit(self, statement: ast.AST, /) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Read a statement, or an expression, unless it depends on a test for an optional name."""
-        match node:
+        match statement:
             case ast.Import():
-                for alias in filter(lambda alias: _is_in_torch(alias.name), node.names):
+                for alias in filter(lambda alias: _is_in_torch(alias.name), statement.names):
                     self._require(alias.name)
                     self.scope[alias.asname or "torch"] = alias.name if alias.asname else "torch"
             case ast.ImportFrom(module=str() as module, level=0) if _is_in_torch(module):
-                for alias in node.names:
+                for alias in statement.names:
                     self._require(f"{module}.{alias.name}")
                     self.scope[alias.asname or alias.name] = f"{module}.{alias.name}"
             case ast.FunctionDef() | ast.ClassDef():
-                parts = [*node.decorator_list]
-                if isinstance(node, ast.FunctionDef):
-                    parts += [*node.args.defaults, *filter(None, node.args.kw_defaults)]
+                parts = [*statement.decorator_list]
+                if isinstance(statement, ast.FunctionDef):
+                    parts += [*statement.args.defaults, *filter(None, statement.args.kw_defaults)]
                 for part in parts:
                     self.visit(part)
-                self._inner.append(node)
+                self._inner.append(statement)
             case ast.Expr(value=ast.Constant()):  # a docstring
                 pass
-            case ast.If() if ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            case ast.If() if ast.unparse(statement.test).endswith("TYPE_CHECKING"):
                 pass
             case ast.If(test=test) | ast.IfExp(test=test) if _asks(test):
                 pass
             case ast.BoolOp(values=values) if any(map(_asks, values)):
                 pass
-            case ast.Try() if _may_fail(node):
+            case ast.Try() if _may_fail(statement):
                 pass
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 self._bind(name, value)
@@ -241,12 +241,12 @@ class _Reader(ast.NodeVisitor):
                 pass
             case ast.Constant(value=value):
                 self._listed([str(value)])
-            case ast.expr() if dotted := self._dotted(node):
+            case ast.expr() if dotted := self._dotted(statement):
                 self._require(dotted)
-            case ast.Call() if _is_probe(node):
+            case ast.Call() if _is_probe(statement):
                 pass
             case _:
-                self.generic_visit(node)
+                self.generic_visit(statement)
 
     def _require(self, dotted: str) -> None:
         """Add a name, up to its first optional part."""

@@ -84,6 +84,13 @@ class _TensorEntry(Entry):
     """The meta tensor on the same storage; ``None`` for views."""
 
 
+def _is_shared(record: ContextDesc) -> bool:
+    """Whether one context serves all equal records: it caches no symbols, and has no functions."""
+    base = record.view_base_context
+    is_own = record.kind == "stateless" and not record.specialize_on
+    return is_own and (base is None or _is_shared(base))
+
+
 class MetaConverter(TensorBuilder):
     """Makes fake tensors of one ``FakeTensorMode`` from records of one describer.
 
@@ -328,7 +335,6 @@ class MetaConverter(TensorBuilder):
                 meta = empty_strided(geometry.size, geometry.stride, dtype=dtype, device=META)
             else:
                 meta = self._meta(d, geometry, dtype)
-            made = device.wrap(meta)
         except RuntimeError as error:
             if self._shape_env is not None:
                 raise
@@ -337,6 +343,8 @@ class MetaConverter(TensorBuilder):
                 where=self._where(d),
                 found=str(error).partition("\n")[0],
             ) from error
+        else:
+            made = device.wrap(meta)
         finally:
             del guard
         return self._with_grad(d, made, meta), meta
@@ -643,9 +651,7 @@ class MetaConverter(TensorBuilder):
         """The context of a record, the same one at each call."""
         if record is None:
             return None
-        # Others belong to one tensor: they cache its symbols, or have functions of its sizes.
-        is_shared = record.kind == "stateless" and not record.specialize_on
-        key = record if is_shared else id(record)
+        key = record if _is_shared(record) else id(record)
         found = self._contexts.get(key)
         if found is None:
             found = self._contexts[key] = record, decode_context(record, memo=self._sources)

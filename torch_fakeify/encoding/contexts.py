@@ -214,7 +214,10 @@ def _decode_context(
 
 
 _FIELDS_OF_KIND: Mapping[str, frozenset[str]] = types.MappingProxyType(
-    {kind: RECORD_FIELDS[f"{cls.__module__}.{cls.__name__}"] for cls, kind in _KINDS.items()}
+    {
+        kind: RECORD_FIELDS[f"torch.fx.experimental.symbolic_shapes.{cls.__name__}"]
+        for cls, kind in _KINDS.items()
+    }
 )
 
 

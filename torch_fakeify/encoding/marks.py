@@ -148,7 +148,7 @@ def decode_marks(marks: MarksDesc) -> dict[str, Any]:
     """The attributes that ``mark_*`` would set.
 
     Raises:
-        FormatError: a condition's expression is not well-formed.
+        FormatError: a condition's expression is not well-formed, or no predicate of the size.
     """
     out: dict[str, Any] = {}
     for attribute, field in _INDICES.items():

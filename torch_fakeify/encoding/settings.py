@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch_fakeify.compat import torch_configs
 from torch_fakeify.errors import FormatError
-from torch_fakeify.records.tensor import FloatValue, Value
+from torch_fakeify.records.rewrite import walk
+from torch_fakeify.records.tensor import DictValue, FloatValue, ListValue, Value
 
 from .values import decode_value
 
@@ -143,6 +144,8 @@ def _plain_value(value: Value) -> Any:
     Raises:
         FormatError: it is of another kind, which no file has.
     """
+    if any(part.immutable for part in walk(value, (ListValue, DictValue), inside=True)):
+        raise FormatError("the value of a setting is not plain data", where="$.surroundings")
 
     def refuse(part: Value) -> Any:
         if isinstance(part, FloatValue):

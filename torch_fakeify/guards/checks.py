@@ -126,6 +126,14 @@ class _Names(Check):
         return lambda scope: scope.keys() == wanted
 
 
+class _Flag(Check):
+    """A property of a tensor that is true or false."""
+
+    @override
+    def comparison(self, expected: Any) -> Callable[[Any], bool]:
+        return lambda found: found is expected
+
+
 class _Type(Check):
     """The exact class of a value; by its name where the class is not imported."""
 
@@ -388,10 +396,10 @@ CHECKS: Mapping[str, Check] = types.MappingProxyType(
         "device": Check(lambda t: t.device, "{0}.device == {expected}"),
         "layout": Check(lambda t: t.layout, "{0}.layout == {expected}"),
         "ndim": Check(lambda t: t.ndim, "{0}.ndim == {expected}"),
-        "requires_grad": Check(lambda t: t.requires_grad, "{0}.requires_grad is {expected}"),
-        "is_inference": Check(torch.Tensor.is_inference, "{0}.is_inference() is {expected}"),
-        "is_conj": Check(torch.Tensor.is_conj, "{0}.is_conj() is {expected}"),
-        "is_neg": Check(torch.Tensor.is_neg, "{0}.is_neg() is {expected}"),
+        "requires_grad": _Flag(lambda t: t.requires_grad, "{0}.requires_grad is {expected}"),
+        "is_inference": _Flag(torch.Tensor.is_inference, "{0}.is_inference() is {expected}"),
+        "is_conj": _Flag(torch.Tensor.is_conj, "{0}.is_conj() is {expected}"),
+        "is_neg": _Flag(torch.Tensor.is_neg, "{0}.is_neg() is {expected}"),
         "sparse_dim": Check(torch.Tensor.sparse_dim, "{0}.sparse_dim() == {expected}"),
         "dense_dim": Check(torch.Tensor.dense_dim, "{0}.dense_dim() == {expected}"),
         "flatten": _Flatten(flattened, "{0}.__tensor_flatten__() == {expected}"),

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 Interval = tuple["Number | None", "Number | None"]
 """Lower and upper bound; ``None``: unbounded."""
 
+MAX_DEPTH = 8
+"""The most functions inside of one another whose arguments are looked at: powers in them grow fast."""
+
 
 def times(a: Interval, b: Interval) -> Interval:
     """Return the bounds of a product from the bounds of its two factors."""
@@ -80,6 +83,7 @@ class Intervals:
         self._table = table
         self._known = known
         self._found: dict[Mono, Interval] = {}
+        self._depth = 0
 
     def refutes(self, parts: Iterable[Part]) -> bool:
         """Return whether one of some conditions is false for all values within the bounds."""
@@ -112,8 +116,10 @@ class Intervals:
             for atom in dict.fromkeys(mono):
                 factors = times(factors, self._of_power(atom, mono.count(atom)))
             found = tighter(found, factors)
-        elif mono:
+        elif mono and self._depth < MAX_DEPTH:
+            self._depth += 1
             found = tighter(found, self._of_function(mono[0]))
+            self._depth -= 1
         self._found[mono] = found
         return found
 

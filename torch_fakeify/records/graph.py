@@ -94,7 +94,9 @@ class GraphModuleDesc(Record, frozen=True):
 
     def graphs(self) -> Iterator[GraphModuleDesc]:
         """Yield the graph and its nested graphs, each before its own."""
-        return (graph for _, graph in self.named_graphs())
+        yield self
+        for _, body in self.submodules:
+            yield from body.graphs()
 
     def named_graphs(self, name: str = "") -> Iterator[tuple[str, GraphModuleDesc]]:
         """Yield what `graphs` yields, with dotted names that begin with the ``name`` of this graph."""

@@ -9,13 +9,14 @@ import platform
 import re
 import sys
 from pathlib import Path, PurePath
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from .rewrite import Rewriter
 from .shape_env import LocationDesc
-from .tensor import ExprDesc, FrameDesc, StackDesc, SymDesc
+from .tensor import ExprDesc, FrameDesc, MetaTensorDesc, StackDesc, SymDesc
 
 if TYPE_CHECKING:
     from .frame import CaptureDesc
@@ -228,12 +229,14 @@ def short_paths(record: _T) -> _T:
                 return part
             return pattern.sub(lambda match: names[match[0].lower()], part)
 
-        result = Rewriter(renamed, leaves=_WITHOUT_TEXTS)(result)
+        result = Rewriter(renamed, leaves=_WITHOUT_TEXTS, skipped=_NAMES_OF_TORCH)(result)
     return result
 
 
 _WITHOUT_TEXTS = frozenset({int, float, bool, bytes, type(None), ExprDesc, SymDesc})
 """Types whose values contain no text of the user."""
+_NAMES_OF_TORCH = MappingProxyType({MetaTensorDesc: frozenset({"dtype", "layout", "device"})})
+"""Fields whose values are names of torch's own, such as ``sparse_csr``."""
 
 
 def _with_short_file(part: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -10,7 +11,7 @@ import msgspec
 from .tensor import ExprDesc, SourceDesc, StackDesc
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
 _LEAVES = frozenset({SourceDesc, StackDesc, str, int, float, bool, bytes, type(None)})
 
@@ -26,6 +27,7 @@ class Rewriter:
         leaves: types of parts that are neither visited nor changed; texts are changed if ``str`` is
             not among them.
         before: called with a record before its parts are rewritten.
+        skipped: names of fields that are not visited, by type of record.
     """
 
     def __init__(
@@ -34,10 +36,12 @@ class Rewriter:
         *,
         leaves: frozenset[type[Any]] = _LEAVES,
         before: Callable[[Any], Any] | None = None,
+        skipped: Mapping[type[Any], frozenset[str]] = MappingProxyType({}),
     ) -> None:
         self._change = change
         self._leaves = leaves
         self._before = before
+        self._skipped = skipped
         # By the id() of a part, which the entry references.
         self._done: dict[int, tuple[Any, Any]] = {}
 
@@ -59,9 +63,12 @@ class Rewriter:
             if self._before is not None:
                 made = self._before(made)
             changes: dict[str, Any] = {}
+            skipped = self._skipped.get(type(part), ())
             for field in () if isinstance(part, ExprDesc) else part.__struct_fields__:
                 old = getattr(made, field)
-                if type(old) not in self._leaves and (new := self(old)) is not old:
+                if type(old) in self._leaves or field in skipped:
+                    continue
+                if (new := self(old)) is not old:
                     changes[field] = new
             made = self._change(msgspec.structs.replace(made, **changes) if changes else made)
         elif isinstance(part, str):

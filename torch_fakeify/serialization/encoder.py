@@ -6,6 +6,7 @@ type holds no shared object are not visited.
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import math
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from torch_fakeify.errors import LimitError, UnsupportedValueError
+from torch_fakeify.records.graph import NodeDesc
 from torch_fakeify.records.id_owners import (
     find_clash,
     find_storage_clash,
@@ -556,7 +558,14 @@ def _tuple_hook(args: tuple[Any, ...]) -> _Hook:
     of_pair = typing.get_args(args[0])
     if typing.get_origin(args[0]) is tuple and len(of_pair) == 2 and of_pair[0] is str:
         return _pairs_hook(hooks_of(of_pair[1]))
-    hook = _items_hook(itertools.repeat(hooks_of(args[0])))
+    hooks = hooks_of(args[0])
+    if args[0] is NodeDesc:  # there may be very many; as text, an error in one has its path
+        encode_node = record_hook(NodeDesc)
+        hooks = copy.copy(hooks)
+        hooks[NodeDesc] = lambda encoder, each: msgspec.Raw(
+            encoder._text(encode_node(encoder, each))
+        )
+    hook = _items_hook(itertools.repeat(hooks))
     holds_interned = not set(INTERNED).isdisjoint((args[0], *typing.get_args(args[0])))
     return _memoized(hook) if holds_interned else hook
 

@@ -287,17 +287,19 @@ def _check_bits(nodes: Sequence[ExprNode], known: Mapping[str, int] | None, wher
     bits: list[int] = []
     free: list[bool] = []
     """Whether a symbol without a value is in an expression."""
-    for position, node in enumerate(nodes):
-        if isinstance(node, ApplyNode):
-            args = node.args
+    for position, expr_node in enumerate(nodes):
+        if isinstance(expr_node, ApplyNode):
+            args = expr_node.args
             free.append(any(free[at] for at in args))
             counts = [1 if free[at] else _magnitude(nodes[at], bits[at]) for at in args]
-            bits.append(_bits(node, [bits[at] for at in args], counts))
+            bits.append(_bits(expr_node, [bits[at] for at in args], counts))
         else:
-            is_symbol = isinstance(node, SymbolNode)
+            is_symbol = isinstance(expr_node, SymbolNode)
             free.append(is_symbol and known is None)
             bits.append(
-                _leaf_bits(node) if known is None or not is_symbol else known.get(node.name, 1)
+                _leaf_bits(expr_node)
+                if known is None or not is_symbol
+                else known.get(expr_node.name, 1)
             )
         if bits[-1] > MAX_BITS:
             what = "an expression has a value that is too large"

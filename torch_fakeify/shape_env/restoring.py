@@ -227,9 +227,8 @@ class _Restore:
                 case "exprs":
                     getattr(env, name).extend(self.each(getattr(self.d, field), f"$.{field}"))
                 case kind:
-                    names = (
-                        self._names
-                    )  # of sources; those of this torch differ from a few recorded
+                    # Names of sources; those of this torch differ from a few recorded.
+                    names = self._names
                     for i, (key, value) in enumerate(getattr(self.d, field)):
                         at = f"$.{field}[{i}]"
                         key = names.get(key, key) if kind == "named" else self.expr(key, f"{at}[0]")

@@ -385,7 +385,10 @@ def _error_class(report: FrameReport) -> str:
 
 
 def _recompile_lines(paths: Sequence[Path]) -> list[str]:
-    """Format, for each frame of a function that was compiled before, its difference from the previous one."""
+    """Format, for each frame of a function that was compiled before, its difference from the previous one.
+
+    The captures are in the order in which they were made.
+    """
     lines: list[str] = []
     found = [*recompilations(_readable(paths))]
     for (before, earlier), (after, later) in found[:_RECOMPILES]:
@@ -405,7 +408,10 @@ def _readable(paths: Sequence[Path]) -> Iterator[tuple[Path, CaptureDesc]]:
 
 
 def same_frames(recorded: Mapping[Path, str]) -> dict[Path, Path]:
-    """Map each capture of an already recorded frame to the first of that frame, from `compile_key` by file."""
+    """Map each capture of an already recorded frame to the first of that frame.
+
+    ``recorded`` has `compile_key` by file, in the order in which the files were made.
+    """
     first: dict[str, Path] = {}
     firsts = {path: first.setdefault(key, path) for path, key in recorded.items()}
     return {path: other for path, other in firsts.items() if other != path}

@@ -279,9 +279,11 @@ def _memo_of(key: str, value: Any) -> Any:
     """The key of an entry in the cache of records, or ``None``."""
     if key in _FUNCTION_STACKS and isinstance(value, list):
         return (key, *value)
-    if (key in _MODULE_STACKS or key == "tensor_dict") and isinstance(value, dict):
-        return (key, *value.items())
-    return None
+    if not isinstance(value, dict):
+        return None
+    # Other attributes of a tensor are objects of the user's program, which are not hashed.
+    is_of_torch = key == "tensor_dict" and value.keys() <= _TENSOR_ATTRIBUTES
+    return (key, *value.items()) if key in _MODULE_STACKS or is_of_torch else None
 
 
 def _has_shared_record(key: str, value: Any) -> bool:
@@ -290,7 +292,7 @@ def _has_shared_record(key: str, value: Any) -> bool:
         return all(map(_is_named_function, value))
     if key in _MODULE_STACKS:
         return all(type(k) is str and _is_module(entry) for k, entry in value.items())
-    return all(k in _TENSOR_ATTRIBUTES and type(v) is str for k, v in value.items())
+    return all(type(v) is str for v in value.values())
 
 
 def _is_named_function(entry: Any) -> bool:

@@ -21,7 +21,10 @@ _DIGITS = r"(?:0|[1-9][0-9]{0,18})"
 _NESTED = re.compile(rf"(?:({_DIGITS})\*)?j({_DIGITS})")
 _FORMULA = re.compile(r"[su0-9*+() -]{1,1000}")
 _SYMBOL = re.compile(r"[su][0-9]{1,9}")
+_TWO_SIGNS = re.compile(r"[-+*] *[-+]")
 _MAX_NESTING = 20
+_MAX_DIGITS = 1000
+"""The most digits that a number in a power may have, about; each takes part in the product."""
 
 
 def number_of_text(text: str) -> IntLike | None:
@@ -33,7 +36,7 @@ def number_of_text(text: str) -> IntLike | None:
     if nested:
         return NestedIntDesc(int(nested[2]), int(nested[1] or 1))
     depths = accumulate({"(": 1, ")": -1}.get(each, 0) for each in text)
-    if not _FORMULA.fullmatch(text) or max(depths) > _MAX_NESTING:
+    if not _FORMULA.fullmatch(text) or _TWO_SIGNS.search(text) or max(depths) > _MAX_NESTING:
         return None
     try:
         expr = _value(ast.parse(text.strip(), mode="eval").body)
@@ -79,7 +82,8 @@ def _value(part: ast.expr) -> Any:
             return -_value(operand)
         case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=int() as exponent)):
             base = _value(left)
-            if not base.is_number and 2 <= exponent < 100:
+            digits = max(len(str(n)) for n in (1, *base.atoms(sympy.Integer)))
+            if not base.is_number and 2 <= exponent < 100 and digits * exponent < _MAX_DIGITS:
                 return base**exponent
         case _:
             pass

@@ -71,9 +71,9 @@ class _Condition(NamedTuple):
 
 
 class EnvironmentSections:
-    """The sections of a frame with torch's names on its shape environment, with links to the graph and back.
+    """The sections of a report on the shape environment of a frame, with links to the graph and back.
 
-    The ``graphs`` have the names that are shown.
+    The frame has torch's names, the ``graphs`` those that are shown.
     """
 
     def __init__(self, desc: CaptureDesc, graphs: Sequence[NamedGraph], stacks: Stacks) -> None:

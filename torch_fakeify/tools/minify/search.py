@@ -301,6 +301,8 @@ class _Search:
 
     def _in_output(self, digest: str | None, limits: Limits | None) -> CaptureDesc | None:
         """The frame in the output; ``None`` if it is not the one with a digest."""
+        if digest is None:
+            return None
         try:
             desc = read_capture(self._output, limits=limits)
         except FakeifyError:

@@ -103,7 +103,7 @@ class ForkServer:
             self._end()
             with deferred_interrupts():
                 self._server = self._start(request)
-            forbid_core_dumps(self._server.pid)
+                forbid_core_dumps(self._server.pid)
             if self._stopped:  # while it was started
                 self._server.kill()
         return self._server

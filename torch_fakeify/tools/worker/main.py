@@ -234,7 +234,11 @@ def _run_once(
 
 
 def run_sizes(request: Mapping[str, Any]) -> Reply:
-    """Compile a frame once, run it at several ``sizes`` by symbol name, and compare it with eager."""
+    """Compile a frame once, run it at several sizes, and compare it with eager.
+
+    Args:
+        request: as for `_load`; ``seed`` of the data; ``sizes``: maps from symbol name to value.
+    """
     from .trials import EagerComparison  # lazy: replay does not need it
 
     capture, compiler_fn = _load(request)

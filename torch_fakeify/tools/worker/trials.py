@@ -59,7 +59,7 @@ def run_trial(
 class EagerComparison:
     """Compares compiled code of a frame with eager, on synthetic inputs.
 
-    What was on an accelerator is put on ``device``, if it is given.
+    The inputs' data is made from ``seed``. What was on an accelerator is put on ``device``, if it is given.
     """
 
     def __init__(self, frame: Capture, *, seed: int, device: str | None = None) -> None:
