@@ -53,14 +53,21 @@ def fresh(
     return done
 
 
-def piped(code: str, data: bytes = b"", **variables: str) -> bytes:
-    """What code writes that reads ``data``, in a process that can import what the tests can."""
+def piped(code: str, data: bytes = b"", *, inherits: bool = True, **variables: str) -> bytes:
+    """What code writes that reads ``data``, in a process that can import what the tests can.
+
+    ``inherits`` is whether it has the environment of this process.
+    """
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code],
         input=data,
         capture_output=True,
         check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables},
+        env={
+            **(os.environ if inherits else {}),
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            **variables,
+        },
     )
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout
