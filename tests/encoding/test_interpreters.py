@@ -26,7 +26,7 @@ from interpreter_programs import (
     torchs_fake,
 )
 from places import ZOO
-from processes import fresh
+from processes import python
 from torch._C import _functorch as functorch
 from torch._dispatch.python import suspend_functionalization
 from torch._functorch.pyfunctorch import (
@@ -308,7 +308,7 @@ def test_operators_agree_in_another_process(seen: dict[str, Seen], tmp_path: Pat
     chosen = {name: s for name, s in seen.items() if s.modes == (True, True)}
     assert len(chosen) > 15
     path.write_bytes(tfk.dumps({name: s.record for name, s in chosen.items()}))
-    found = json.loads(fresh(ZOO / "interpreter_programs.py", path).stdout)
+    found = json.loads(python(ZOO / "interpreter_programs.py", path))
     assert found.keys() == chosen.keys()
     for name, s in chosen.items():
         check_outcomes(s, found[name])
