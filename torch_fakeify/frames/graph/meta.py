@@ -283,7 +283,7 @@ def _memo_of(key: str, value: Any) -> Any:
         return None
     # Other attributes of a tensor are objects of the user's program, which are not hashed.
     is_of_torch = key == "tensor_dict" and value.keys() <= _TENSOR_ATTRIBUTES
-    return (key, *value.items()) if key in _MODULE_STACKS or is_of_torch else None
+    return (key, *value, *value.values()) if key in _MODULE_STACKS or is_of_torch else None
 
 
 def _has_shared_record(key: str, value: Any) -> bool:
