@@ -487,8 +487,7 @@ class MetaConverter(TensorBuilder):
         from torch_fakeify.encoding.views.replay import replay_view_calls
 
         assert d.view_calls is not None
-        ints = [type(n) is int for n in (*d.size, *d.stride, d.storage_offset)]
-        static = self._symbols == "keep" and all(ints)
+        static = self._symbols == "keep" and not is_symbolic(d)
 
         def number(n: int | SymDesc | NestedIntDesc) -> Any:
             if static and type(n) is int:

@@ -21,6 +21,7 @@ from torch_fakeify.convert.context_checks import has_geometry
 from torch_fakeify.convert.dtype_views import view_as_dtype
 from torch_fakeify.convert.fake_tensors import META, in_kernel
 from torch_fakeify.convert.size_symbols import Geometry
+from torch_fakeify.convert.sizes import are_ints
 from torch_fakeify.encoding.views.eager_strides import identity_view
 
 if TYPE_CHECKING:
@@ -118,8 +119,8 @@ class DropinBuilder(TensorBuilder):
     ) -> Geometry | None:
         """Geometry of a real tensor with symbols by common policies; ``None`` for others."""
         stride: Any = d.stride
-        numbers = (*d.size, *stride, d.storage_offset)
-        if source is None or d.dynamo_hint_overrides or any(type(n) is not int for n in numbers):
+        known = are_ints(*d.size, *stride, d.storage_offset)
+        if source is None or d.dynamo_hint_overrides or not known:
             return None
         sizes = self._converter._fresh_sizes(shape_env)
         return sizes.make(d.size, stride, d.storage_offset, source, context)

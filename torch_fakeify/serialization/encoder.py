@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import copy
 import functools
-import itertools
 import math
 import operator
 import sys
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -554,7 +553,7 @@ def _may_be_copied(default: object) -> bool:
 
 def _tuple_hook(args: tuple[Any, ...]) -> _Hook:
     if len(args) != 2 or args[1] is not Ellipsis:
-        return _items_hook([hooks_of(arg) for arg in args], len(args))
+        return _fixed_tuple_hook([hooks_of(arg) for arg in args])
     of_pair = typing.get_args(args[0])
     if typing.get_origin(args[0]) is tuple and len(of_pair) == 2 and of_pair[0] is str:
         return _pairs_hook(hooks_of(of_pair[1]))
@@ -565,7 +564,7 @@ def _tuple_hook(args: tuple[Any, ...]) -> _Hook:
         hooks[NodeDesc] = lambda encoder, each: msgspec.Raw(
             encoder._text(encode_node(encoder, each))
         )
-    hook = _items_hook(itertools.repeat(hooks))
+    hook = _items_hook(hooks)
     holds_interned = not set(INTERNED).isdisjoint((args[0], *typing.get_args(args[0])))
     return _memoized(hook) if holds_interned else hook
 
@@ -595,25 +594,35 @@ def _pairs_hook(hooks: _Hooks) -> _Hook:
     return encode
 
 
-def _items_hook(parts: Iterable[_Hooks], size: int | None = None) -> _Hook:
-    """Return a function for tuples of ``size`` items, or of any number.
-
-    Args:
-        parts: for each item the functions that encode it.
-        size: the number of items; without one all of ``parts`` are the same.
-    """
+def _items_hook(hooks: _Hooks) -> _Hook:
+    """Return a function for tuples of any number of items of one type."""
     # Most items of sizes and arguments need no call.
-    kinds = () if size is not None else next(iter(parts)).items()
-    all_plain = frozenset([kind for kind, hook in kinds if hook is None]).issuperset
+    all_plain = frozenset([kind for kind, hook in hooks.items() if hook is None]).issuperset
 
     def encode(encoder: Encoder, items: tuple[Any, ...]) -> Any:
-        if size is None and all_plain(map(type, items)):
+        if all_plain(map(type, items)):
             return items
-        if size is not None and len(items) != size:
-            raise Fault("a tuple has the wrong length", str(size), str(len(items)))
         out: list[Any] = []
         try:
-            for item, hooks in zip(items, parts):  # noqa: B905 - the parts may be endless
+            for item in items:
+                hook = hooks[type(item)]
+                out.append(item if hook is None else hook(encoder, item))
+        except Fault as fault:
+            raise fault.at(f"[{len(out)}]") from fault.__cause__
+        return out
+
+    return encode
+
+
+def _fixed_tuple_hook(parts: list[_Hooks]) -> _Hook:
+    """Return a function for tuples with a type for each item."""
+
+    def encode(encoder: Encoder, items: tuple[Any, ...]) -> Any:
+        if len(items) != len(parts):
+            raise Fault("a tuple has the wrong length", str(len(parts)), str(len(items)))
+        out: list[Any] = []
+        try:
+            for item, hooks in zip(items, parts):  # noqa: B905 - their lengths are equal
                 hook = hooks[type(item)]
                 out.append(item if hook is None else hook(encoder, item))
         except Fault as fault:
