@@ -223,7 +223,8 @@ def test_a_policy_does_not_change_the_path() -> None:
         assert records[0] == records[1]
         assert records[0].source is not None
         assert records[0].scalar_hint == (None if t.ndim else 5)
-        assert fast._describe_plain(t, "$") is not None
+        if t.is_leaf and t.ndim:
+            assert fast._describe_plain(t, "$") is not None
 
 
 def test_the_fast_path_takes_fake_tensors() -> None:
@@ -243,8 +244,10 @@ def test_the_fast_path_takes_parameters_plain_tensors_and_views() -> None:
     describer = MetaTensorDescriber()
     t = torch.empty(3, 4)
     p = torch.nn.Parameter(t)
-    for each in (t, t[1:], p, p[1:], p * 2, torch.nn.Buffer(t), t.to("meta")):
-        assert describer._describe_plain(each, "$") is not None
+    for each in (t, t[1:], p, p.detach()[1:], torch.nn.Buffer(t), t.to("meta")):
+        describer.forget()
+        d = describer.describe_tensor(each)
+        assert describer._describe_plain(each, "$") == d
 
 
 def _alike() -> dict[str, Callable[[], torch.Tensor]]:
@@ -350,4 +353,3 @@ def test_a_describer_remembers_so_many_layouts() -> None:
     for n in range(20_000):
         describer.describe_tensor(torch.empty(n, device="meta"))
     assert max(len(known) for known in describer._layouts.of_class.values()) <= 4096
-    assert len(describer._sizes) <= 4096

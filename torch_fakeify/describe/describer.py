@@ -21,7 +21,7 @@ import sympy
 import torch
 
 from torch_fakeify.compat import torch_dispatch, torch_dynamo, torch_fakes
-from torch_fakeify.compat.torch_dispatch import dispatch_keys, key_excluded, torch_function_depth
+from torch_fakeify.compat.torch_dispatch import key_excluded, torch_function_depth
 from torch_fakeify.encoding.exprs import encode_expr, encode_sym
 from torch_fakeify.encoding.marks import MISSING_PROPERTIES, encode_marks
 from torch_fakeify.encoding.views.eager_strides import preserves_strides
@@ -41,17 +41,13 @@ from torch_fakeify.records.tensor import (
 from . import tensor_state
 from .fake_records import DENSE, FakeRecords, creation_meta
 from .ids import StorageRecords, TensorIds
-from .layout_cache import MAX_LAYOUTS, LayoutCache
+from .layout_cache import LayoutCache
 from .sym_encoder import SymEncoder
 from .unsupported import (
     MAX_DEPTH,
-    NOT_PLAIN,
-    PLAIN,
-    PLAIN_INFERENCE,
     TensorPath,
     device_name,
     is_pinned,
-    kind_of_keys,
     name_of,
     refuse_unsupported,
 )
@@ -75,13 +71,6 @@ _Tensor = torch.Tensor
 _Parameter = torch.nn.Parameter
 _ITEM_DTYPES = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.float64})
 """Dtypes whose 0-dim CPU tensors get a symbol for ``item()`` from torch's ``from_tensor``."""
-
-_FLAT_DTYPES = {
-    dtype: name_of(dtype)
-    for dtype in vars(torch).values()
-    if isinstance(dtype, torch.dtype) and dtype not in (torch.int64, torch.int32)
-}
-"""Names of the dtypes that offsets of jagged tensors cannot have."""
 
 _FUNCTIONALIZE = torch_dispatch.DispatchKey.Functionalize
 _forward_ad: Any = torch.autograd.forward_ad
@@ -125,7 +114,6 @@ class MetaTensorDescriber:
         self._syms = SymEncoder(keep_nested_ints=keep_nested_ints, numbering=numbering)
         self._storages = StorageRecords(self._syms, keep_alive=keep_alive)
         self._fakes = FakeRecords(self._tensors, self._storages, self._syms)
-        self._sizes: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._layouts = LayoutCache()
         self._policies: (
             tuple[Callable[..., None], Callable[..., SourceDesc], Callable[..., ContextDesc]] | None
@@ -154,7 +142,6 @@ class MetaTensorDescriber:
         """
         self._tensors.clear()
         self._storages.clear()
-        self._sizes.clear()
         self._layouts.clear()
 
     def assume_unchanged(self) -> AbstractContextManager[None]:
@@ -232,9 +219,9 @@ class MetaTensorDescriber:
     # --- the fast path --------------------------------------------------------------------------
 
     def _describe_plain(self, t: torch.Tensor, path: str) -> MetaTensorDesc | None:
-        """The record of a plain dense tensor or a dense view of one; ``None`` for all others.
+        """The record of a plain tensor or dense view of a cached layout; ``None`` for all others.
 
-        It equals that of `_describe_general`, from a cached layout instead of two dozen calls.
+        It equals that of `_describe_general`, which caches the layouts.
         """
         cls = type(t)
         if cls is not _Tensor and cls is not _Parameter:
@@ -244,12 +231,11 @@ class MetaTensorDescriber:
         if torch_function_depth() or self._can_pin or _forward_ad._current_level >= 0:
             return None
         if key_excluded(_FUNCTIONALIZE):
-            # `CachedLayout` does not distinguish functional tensors.
-            return self._describe_dense(t, path)
+            return None  # `CachedLayout` does not distinguish functional tensors
         try:
             layout = self._layouts.of_class[cls].get(t.shape)
             if layout is None or not layout.matches(t):
-                return self._describe_dense(t, path)
+                return None
             requires_grad = t.requires_grad
             base = t._base  # None unless it is a view
             is_leaf = not requires_grad or t.is_leaf
@@ -262,7 +248,7 @@ class MetaTensorDescriber:
             or t.grad_dtype is not layout.dtype
             or (base is not None and type(base) not in DENSE)
         ):
-            return self._describe_dense(t, path)
+            return None
         attributes = t.__dict__
         # Fields at their defaults are omitted to save time.
         d = MetaTensorDesc(
@@ -292,61 +278,6 @@ class MetaTensorDescriber:
             persistent=_persistent(attributes),
             marks=self._marks(t, attributes, path),
         )
-
-    def _describe_dense(self, t: torch.Tensor, path: str) -> MetaTensorDesc | None:
-        """The record of a dense tensor without a cached layout, or with a history or gradient."""
-        cls = type(t)
-        kind = kind_of_keys(dispatch_keys(t).raw_repr())
-        if kind == NOT_PLAIN:
-            return None
-        requires_grad = t.requires_grad
-        try:
-            is_leaf = not requires_grad or t.is_leaf
-        except RuntimeError:
-            return None  # inference mode forbids to regenerate its history
-        grad = t.grad if is_leaf else tensor_state.grad_without_warning(t)
-        dtype = t.dtype
-        grad_dtype = t.grad_dtype if is_leaf else dtype
-        dtype_name = _FLAT_DTYPES.get(dtype)
-        if dtype_name is None:
-            if tensor_state.nested_int_of(t) is not None:
-                return None
-            dtype_name = name_of(dtype)
-        elif kind == PLAIN:
-            self._layouts.add(t, dtype_name)
-        base = t._base
-        attributes = t.__dict__
-        if base is not None and type(base) not in DENSE:
-            return None  # the general path records the view operators
-        return MetaTensorDesc(
-            id=self._tensors.of(t),
-            dtype=dtype_name,
-            device=device_name(t.device),
-            size=self._size(t),
-            stride=t.stride(),
-            storage_offset=t.storage_offset(),  # type: ignore[arg-type]
-            storage=self._storages.of(t.untyped_storage()),
-            requires_grad=requires_grad,
-            is_leaf=is_leaf,
-            is_inference=kind == PLAIN_INFERENCE and not torch_fakes.inference_hidden(),
-            is_parameter=cls is _Parameter or bool(attributes and attributes.get("_is_param")),
-            is_buffer=bool(attributes and attributes.get("_is_buffer", False)),
-            persistent=_persistent(attributes) if attributes else None,
-            is_view=base is not None,
-            base=None if base is None else self._describe_part(base, f"{path}.base"),
-            creation_meta=None if base is None else creation_meta(t),
-            grad=None if grad is None else self._describe_part(grad, f"{path}.grad"),
-            grad_dtype=None if grad_dtype is dtype else _grad_dtype_name(grad_dtype),
-            retains_grad=not is_leaf and t.retains_grad,
-            marks=self._marks(t, attributes, path) if attributes else None,
-        )
-
-    def _size(self, t: torch.Tensor) -> tuple[int, ...]:
-        """The size as a tuple, one object for equal sizes."""
-        size = tuple(t.shape)
-        if len(self._sizes) >= MAX_LAYOUTS:
-            self._sizes.clear()
-        return self._sizes.setdefault(size, size)
 
     def _describe_part(self, t: torch.Tensor, path: str) -> MetaTensorDesc:
         """The record of a base or gradient."""
@@ -406,6 +337,7 @@ class MetaTensorDescriber:
             except UnsupportedValueError as error:
                 where.refuse("size", error.what, error.found, error.fix)
             nested_int = tensor_state.nested_int_of(t)
+            self._layouts.add(t)
             dtype = t.dtype
             grad_dtype = t.grad_dtype if is_leaf else dtype
             return MetaTensorDesc(

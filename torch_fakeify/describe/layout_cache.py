@@ -13,7 +13,7 @@ import torch
 
 from torch_fakeify.compat import torch_dispatch
 
-from .unsupported import device_name
+from .unsupported import PLAIN, device_name, kind_of_keys, name_of
 
 MAX_LAYOUTS = 4096
 """Layouts in a cache; a full cache is cleared."""
@@ -25,6 +25,10 @@ _NOT_PLAIN_KEYS = (
     torch_dispatch.DispatchKey.Negative,
 )
 """Dispatch keys that distinguish other tensors from plain ones."""
+
+
+_OFFSET_DTYPES = (torch.int64, torch.int32)
+"""Dtypes of the offsets of jagged tensors, which may have a nested int beside their layout."""
 
 
 class CachedLayout(msgspec.Struct, gc=False):
@@ -55,20 +59,25 @@ class LayoutCache:
         for layouts in self.of_class.values():
             layouts.clear()
 
-    def add(self, t: torch.Tensor, dtype_name: str) -> None:
-        """Add the layout of a plain tensor, unless there is one of its class and size.
+    def add(self, t: torch.Tensor) -> None:
+        """Add the layout of a tensor if it is plain and the first of its class and size.
 
         Nothing is added while dispatch keys that distinguish other tensors are excluded.
         """
-        layouts = self.of_class[type(t)]
+        layouts = self.of_class.get(type(t))
+        if layouts is None or t.dtype in _OFFSET_DTYPES or t.layout is not torch.strided:
+            return
+        if kind_of_keys(torch_dispatch.dispatch_keys(t).raw_repr()) != PLAIN or t.shape in layouts:
+            return
+        if any(map(torch_dispatch.key_excluded, _NOT_PLAIN_KEYS)):
+            return
         if len(layouts) >= MAX_LAYOUTS:
             layouts.clear()
-        if t.shape not in layouts and not any(map(torch_dispatch.key_excluded, _NOT_PLAIN_KEYS)):
-            layouts[t.shape] = CachedLayout(
-                matches=torch_dispatch.tensor_matcher(t),
-                dtype=t.dtype,
-                dtype_name=dtype_name,
-                device_name=device_name(t.device),
-                size=tuple(t.shape),
-                stride=t.stride(),
-            )
+        layouts[t.shape] = CachedLayout(
+            matches=torch_dispatch.tensor_matcher(t),
+            dtype=t.dtype,
+            dtype_name=name_of(t.dtype),
+            device_name=device_name(t.device),
+            size=tuple(t.shape),
+            stride=t.stride(),
+        )
