@@ -70,8 +70,7 @@ def empty_meta(shape_env: ShapeEnv | None, geometry: Geometry, dtype: torch.dtyp
     cached = geometry.nbytes
     nbytes = None if cached is None else cached.get(itemsize)
     if env is not None and nbytes is None and not is_symbol_creation_observed(env):
-        sizes, strides = (tuple(map(_expr_and_hint, of)) for of in (size, stride))
-        nbytes = storage_nbytes(env, sizes, strides, itemsize)
+        nbytes = _storage_nbytes(env, size, stride, itemsize)
         if cached is not None:
             cached[itemsize] = nbytes
     if nbytes is not None:
@@ -79,7 +78,7 @@ def empty_meta(shape_env: ShapeEnv | None, geometry: Geometry, dtype: torch.dtyp
     return empty_strided(size, stride, dtype=dtype, device=META)
 
 
-def storage_nbytes(
+def _storage_nbytes(
     shape_env: Any, sizes: Sequence[Any], strides: Sequence[Any], itemsize: int
 ) -> tuple[Any, int] | None:
     """Expression and hint of a storage's size in bytes; ``None`` where torch has to compute it.
@@ -88,14 +87,14 @@ def storage_nbytes(
 
     Args:
         shape_env: of the symbols.
-        sizes: integers, or expressions with their hints.
+        sizes: of a tensor, in elements.
         strides: likewise.
         itemsize: bytes of an element.
     """
     terms: list[Any] = [itemsize]
     hint = itemsize
     for size, stride in zip(sizes, strides, strict=True):
-        (n, size_hint), (step, step_hint) = _current(shape_env, size), _current(shape_env, stride)
+        (n, size_hint), (step, step_hint) = _expr_and_hint(size), _expr_and_hint(stride)
         if n is None or step is None or not _is_positive(shape_env, n):
             return None
         terms.append(sympy.Mul(itemsize, step, sympy.Add(n, -1)))
@@ -104,21 +103,13 @@ def storage_nbytes(
     return None if total.is_number else (total, hint)
 
 
-def _expr_and_hint(n: Any) -> Any:
-    """An integer as it is, a symbolic size as expression and hint; ``None`` of any other."""
-    if type(n) is int:
-        return n
-    node = n.node
-    return (node.expr, node.hint) if type(node) is SymNode and type(node.hint) is int else None
-
-
-def _current(shape_env: Any, n: Any) -> tuple[Any, Any]:
-    """Expression after replacements, and hint."""
+def _expr_and_hint(n: Any) -> tuple[Any, Any]:
+    """Expression after replacements, and hint; ``None`` for both where there is no integer hint."""
     if type(n) is int:
         return n, n
-    if n is None:
-        return None, None
-    return (shape_env.replace(n[0]) if shape_env.replacements else n[0]), n[1]
+    node = n.node
+    is_plain = type(node) is SymNode and type(node.hint) is int
+    return (node.expr, node.hint) if is_plain else (None, None)
 
 
 def _is_positive(shape_env: Any, expr: Any) -> bool:
