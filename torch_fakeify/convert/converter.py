@@ -151,6 +151,9 @@ class MetaConverter(TensorBuilder):
             self._layouts = ValueLayouts(self._shape_env)
             self._value_source: Source = dynamo_source().ConstantSource("__fakeify_value")
             """Of a value that binds no symbols."""
+        self.shares_sizes = symbols == "keep"
+        """Whether fake tensors of one layout may share the nodes of their sizes: those of a graph's
+        values, not those of inputs, which tracers identify by these nodes."""
         self._unnamed = itertools.count()
         self.has_alias_fakes = False
         """Whether other tensors have the ids of inputs, as in `transfer.refakeifier.GraphValues`."""
@@ -197,15 +200,6 @@ class MetaConverter(TensorBuilder):
             if self._shape_env is not None and d.scalar_hint is not None and source is not None:
                 self._track_item(fake, d, source, context)
             return fake
-
-    def value_of_known_layout(self, d: MetaTensorDesc) -> FakeTensor | None:
-        """Return the fake tensor of a graph's value if one of its layout was converted before.
-
-        The two share the nodes of their sizes.
-        """
-        if self._layouts is None or self._layouts.find(d) is None:
-            return None
-        return self.from_desc(d, source=self._value_source)
 
     # --- fields of a record ---------------------------------------------------------------------
 
@@ -324,7 +318,7 @@ class MetaConverter(TensorBuilder):
         self, d: MetaTensorDesc, kind: Kind, source: Source | None, context: SymbolicContext | None
     ) -> tuple[Any, torch.Tensor | None]:
         """A tensor that is no view, and the meta tensor on its storage."""
-        geometry = self._known_layout(d, source) or self._geometry(d, source, context)
+        geometry = self._known_layout(d) or self._geometry(d, source, context)
         dtype, device = self._dtype(d), self._device(d)
         guard = no_dispatch_guard()
         try:
@@ -349,13 +343,11 @@ class MetaConverter(TensorBuilder):
             del guard
         return self._with_grad(d, made, meta), meta
 
-    def _known_layout(self, d: MetaTensorDesc, source: Source | None) -> ValueLayout | None:
+    def _known_layout(self, d: MetaTensorDesc) -> ValueLayout | None:
         """The layout of a graph's value, if one like it was converted before."""
-        if self._layouts is None or d.source is not None or d in self._storages:
+        if self._layouts is None or not self.shares_sizes:
             return None
-        if self._symbols != "keep" and source is not self._value_source:
-            return None  # an input, whose sizes have nodes of their own
-        return self._layouts.find(d)
+        return None if d.source is not None or d in self._storages else self._layouts.find(d)
 
     def _meta(self, d: MetaTensorDesc, geometry: Geometry, dtype: torch.dtype) -> torch.Tensor:
         if self._layouts is None or not d.is_fake:

@@ -111,8 +111,6 @@ class Refakeifier:
         self._done: dict[int, tuple[Any, Any]] = {}
         self._numbers: dict[tuple[Any, ...], tuple[Any, Any]] = {}
         """Scalars by kind, constant, hint and the ids of expression and environment, with these two."""
-        self._shares_sizes = False
-        """Whether a tensor is the value of an operator; sizes of inputs have nodes of their own."""
         self._bound_by_nodes: set[sympy.Symbol] = set()
         if self._sizes is not None:
             self._sizes.use_symbols_of(self._describer._syms.env_id(self._env))
@@ -187,10 +185,6 @@ class Refakeifier:
         d = self._describer.describe_tensor(t)
         source = None
         if self._env is not None:
-            if self._shares_sizes:
-                fake = self._converter.value_of_known_layout(d)
-                if fake is not None:
-                    return fake
             name = f"__refakeify_{self._first}_{len(self._done)}"
             source = torch_dynamo.dynamo_source().ConstantSource(name)
         return self._converter.from_desc(d, source=source)
@@ -203,7 +197,7 @@ class Refakeifier:
         if env is None or env is self._env:
             return n
         hint = sym_node.hint
-        if not self._shares_sizes or is_nested_int(hint):
+        if not self._converter.shares_sizes or is_nested_int(hint):
             return self._made_scalar(n)
         expr = sym_node.expr
         key = (id(expr), id(env), hint, sym_node.pytype, sym_node.constant)
@@ -285,12 +279,12 @@ class Refakeifier:
             for name in ("args", "kwargs"):
                 if arguments := getattr(old, name):
                     object.__setattr__(fx_node, name, map_arg(arguments, nodes.__getitem__))
-            self._shares_sizes = fx_node.op != "placeholder"
+            self._converter.shares_sizes = fx_node.op != "placeholder"
             fx_node.meta.update(self._meta(old.meta, env))
             if hasattr(old, "_dynamo_source"):
                 fx_node._dynamo_source = old._dynamo_source
             self._constants(fx_node)
-        self._shares_sizes = False
+        self._converter.shares_sizes = False
         return made
 
     def _env_of(self, graph: torch.fx.Graph) -> Any:
