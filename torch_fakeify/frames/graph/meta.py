@@ -30,6 +30,7 @@ from torch_fakeify.errors import (
     UnsupportedValueError,
     class_name,
 )
+from torch_fakeify.records.graph import VALUE_KEYS
 from torch_fakeify.records.metadata_keys import (
     CARRIED,
     DROPPED,
@@ -56,9 +57,6 @@ _MODULE_STACKS = frozenset({"nn_module_stack", "fwd_nn_module_stack"})
 _FUNCTION_STACKS = frozenset({"source_fn_stack", "fwd_source_fn_stack"})
 _SHARED_KEYS = _MODULE_STACKS | _FUNCTION_STACKS | {"from_node", "output_stack_traces", "custom"}
 """Keys whose values are shared by many nodes."""
-
-_VALUES = frozenset({"example_value", "val"})
-"""Keys of nearly every node; their values need no further checks."""
 
 _TENSOR_ATTRIBUTES = frozenset({"_dynamo_static_input_type"})
 """Python attributes of an input (``meta["tensor_dict"]``) that compilers read."""
@@ -130,7 +128,7 @@ class MetaEncoder:
                 if key not in dropped:
                     self._encode_plain(key, value, entries, lost)
                 continue
-            if key in _VALUES:
+            if key in VALUE_KEYS:
                 cached = values.get(id(value))
                 if cached is not None:
                     entries.append((key, cached))
@@ -347,7 +345,6 @@ def _is_text(value: Any) -> bool:
 
 
 def _text_of(key: Any) -> str:
-    """Convert any key to text."""
     text = str(key) if isinstance(key, (str, int, float, bool)) else type(key).__qualname__
     return text.encode("utf-8", "backslashreplace").decode()
 
@@ -485,7 +482,7 @@ class MetaDecoder:
             if kind is str and carried.get(key) is str and key not in result:
                 result[key] = record
                 continue
-            if kind is TensorValue and key in _VALUES and key in carried and key not in result:
+            if kind is TensorValue and key in VALUE_KEYS and key in carried and key not in result:
                 result[key] = hook(record)
                 continue
             here = f"{where}.meta[{i}]"
