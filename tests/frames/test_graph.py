@@ -12,11 +12,10 @@ import torch.utils.checkpoint
 from captured_frames import only_capture_of
 from functorch.compile import make_boxed_func
 from graph_checks import Frames, check, compile_and_run, printed, rebuild
+from program_zoo import programs
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import default_partition
-from torch._higher_order_ops import associative_scan, scan
 from torch._higher_order_ops.invoke_subgraph import mark_compile_region
-from torch._higher_order_ops.map import map as hop_map
 from torch._higher_order_ops.out_dtype import out_dtype
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -63,37 +62,24 @@ def in_place(x):
     return y.t(), parts[0].unsqueeze(0), x.T.data
 
 
-def contexts(x):
-    """Enter autocast, no_grad and the global settings that Dynamo writes into the graph."""
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        a = x @ x.t()
-    with torch.no_grad():
-        b = x * 2
-    return a, b
+def other_dtype(x):
+    """Multiply into another dtype."""
+    a = (x.detach() * 3).to(torch.int8)
+    return out_dtype(torch.ops.aten.mm.default, torch.int32, a, a.t())
 
 
-def data_dependent(x):
-    """Use unbacked sizes with checks, and scalars as floats and booleans."""
-    n = x.abs().gt(0.1).sum().item()
-    torch._check(n >= 0)
-    torch._check(n <= 1000)
-    found = torch.nonzero(x > 0)
-    return torch.zeros(n).sum() + found.sum(), found, x.sum().item() * 2.5 + n
+@mark_compile_region
+def region(x):
+    """Compute in a region that Dynamo compiles once."""
+    return x.sin() + 1
 
 
-def loss(x):
-    """Reduce, with keyword arguments of several kinds."""
-    target = torch.zeros(x.shape[0], dtype=torch.long)
-    return F.cross_entropy(x, target, reduction="mean", label_smoothing=0.1)
+def regions(x):
+    """Call one region twice."""
+    return region(region(x))
 
 
-def attention(x):
-    """Compute scaled dot product attention of the input."""
-    q = x[None, None]
-    return F.scaled_dot_product_attention(q, q, q, is_causal=True, scale=0.5)
-
-
-FUNCTIONS = [many_constants, in_place, contexts, data_dependent, loss, attention]
+FUNCTIONS = [many_constants, in_place, other_dtype, regions]
 
 
 def make_input():
@@ -107,7 +93,7 @@ def make_input():
 def test_graphs_round_trip(function, dynamic):
     """Nodes, code, printed form, record and results; of AOTAutograd forward and backward graphs."""
     frames = Frames()
-    compile_and_run(function, make_input(), backend=frames.dynamo, dynamic=dynamic)
+    compile_and_run(function, make_input(), backend=frames.dynamo, dynamic=dynamic, backward=False)
     assert frames.runs == 1
     frames = Frames()
     compile_and_run(function, make_input(), backend=frames.aot(), dynamic=dynamic)
@@ -132,75 +118,28 @@ def test_the_names_and_sources_of_a_module_round_trip():
 
 # --- higher-order operators -----------------------------------------------------------------------
 
-
-class Cube(torch.autograd.Function):
-    """A custom backward."""
-
-    @staticmethod
-    def forward(ctx, x):
-        """Save the input."""
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    def backward(ctx, g):
-        """Return the derivative."""
-        (x,) = ctx.saved_tensors
-        return g * 3 * x * x
-
-
-@mark_compile_region
-def region(x):
-    """Compute in a region that Dynamo compiles once."""
-    return x.sin() + 1
-
-
-def _out_dtype(x):
-    a = (x.detach() * 3).to(torch.int8)
-    return out_dtype(torch.ops.aten.mm.default, torch.int32, a, a.t())
-
-
-def _flex_attention(x):
-    q = x.new_ones(1, 1, 128, 16)
-    return flex_attention(q, q, q, score_mod=lambda s, _b, _h, i, j: s + (i - j))
-
-
-HIGHER_ORDER = {
-    "cond": (2, lambda x: torch.cond(x.sum() > 0, lambda y: y.sin(), lambda y: y.cos(), (x,))),
-    "while_loop": (2, lambda x: torch.while_loop(
-        lambda i, _: i < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x.detach()))),
-    "scan": (1, lambda x: scan(lambda c, y: (c + y, c * y), torch.zeros(4), x.detach(), dim=0)),
-    "associative_scan": (0, lambda x: associative_scan(
-        lambda a, b: a + b, x.detach(), 0, combine_mode="generic")),
-    "map": (1, lambda x: hop_map(lambda a: a.sin(), x)),
-    "checkpoint": (1, lambda x: torch.utils.checkpoint.checkpoint(
-        lambda y: y.sin().cos(), x, use_reentrant=False)),
-    "autograd_function": (2, lambda x: Cube.apply(x) * 2),
-    "invoke_subgraph": (1, lambda x: region(region(x))),
-    "vmap": (0, lambda x: torch.vmap(lambda a: a.sin() + a.sum())(x)),
-    "grad": (0, lambda x: torch.func.grad(lambda a: a.sin().sum())(x)),
-    "out_dtype": (0, _out_dtype),
-    "flex_attention": (2, _flex_attention),
+NESTED = {
+    "cond": 2, "cond_on_a_size": 2, "while_loop": 2, "scan": 1, "associative_scan": 0,
+    "map_over_a_dim": 1, "checkpointing": 1, "autograd_function": 2, "vmap": 0, "grad_transform": 0,
+    "flex_attention": 2, "autocast_inside": 0, "no_grad_inside": 0, "item_with_checks": 0,
+    "nonzero": 0, "attention": 0,
 }  # fmt: skip
-"""The number of graphs inside Dynamo's graph, and the function."""
+"""Programs of the zoo, with the number of graphs inside Dynamo's graph."""
 
 
-@pytest.mark.parametrize("name", HIGHER_ORDER)
-def test_higher_order_operators_of_dynamo_round_trip(name):
-    """Their bodies are graphs on the module, with names, training flags and captured inputs."""
-    nested, function = HIGHER_ORDER[name]
-    frames = Frames(run=name != "flex_attention")
-    compile_and_run(function, make_input(), backend=frames.dynamo, backward=False)
+@pytest.mark.parametrize("name", NESTED)
+def test_graphs_of_programs_round_trip(name):
+    """Bodies are graphs on the module, with names, training flags and captured inputs."""
+    program, frames, below = programs()[name], Frames(), Frames()
+    for backend in (frames.dynamo, below.aot()):
+        with program.active():
+            fn, args, *_ = program.make()
+            dynamic = program.options.get("dynamic")
+            compile_and_run(fn, *args, backend=backend, dynamic=dynamic, backward=program.grad)
     (desc,) = frames.descs
-    assert len(desc.submodules) == nested
-
-
-@pytest.mark.parametrize("name", [name for name in HIGHER_ORDER if name != "flex_attention"])
-def test_higher_order_operators_of_aotautograd_round_trip(name):
-    """Forward and backward graphs of AOTAutograd have the operators with their bodies."""
-    frames = Frames()
-    compile_and_run(HIGHER_ORDER[name][1], make_input(), backend=frames.aot(), dynamic=True)
-    assert frames.runs == len(frames.graphs) >= 1
+    assert len(desc.submodules) == NESTED[name]
+    assert frames.runs == 1
+    assert below.runs == len(below.graphs) >= 1
 
 
 def test_flex_attention_of_aotautograd_round_trips():
