@@ -158,21 +158,6 @@ def test_a_make_fx_graph_is_captured_with_fake_inputs(symbolic: bool) -> None:
     assert torch.equal(capture.compile("eager")(*real), real[0].t() @ real[0])
 
 
-def test_a_cuda_capture_instantiates_and_moves_to_the_cpu() -> None:
-    """A frame of a device that this machine lacks is rebuilt on it, and computes on the CPU."""
-    mode = FakeTensorMode(shape_env=ShapeEnv())
-    with mode:
-        x = torch.empty(4, 6, device="cuda:1")
-        gm = make_fx(lambda x: x + torch.ones(6, device=x.device))(x)
-    capture = tfk.capture(gm, [x])
-    unmoved = capture.instantiate()
-    assert unmoved.inputs[0].device == torch.device("cuda:1")
-    moved = capture.instantiate(device="cpu")
-    assert moved.inputs[0].device == torch.device("cpu")
-    (real,) = capture.materialize(device="cpu")
-    assert torch.equal(capture.compile("eager", device="cpu")(real), real + 1)
-
-
 @pytest.mark.parametrize(
     ("refused", "message"),
     [

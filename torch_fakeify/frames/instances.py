@@ -87,13 +87,12 @@ class Instance:
     ) -> None:
         self._fresh = fresh
         self._frame = frame or desc  # the one to build may lack the operations
-        self._guards: FrameGuards | None
-        self._input_guards: FrameGuards | None
         self._build(desc, retarget)
 
     def _build(self, desc: CaptureDesc, retarget: DeviceMap) -> None:
         self.desc = desc
-        self._guards = self._input_guards = None
+        self._guards: FrameGuards | None = None
+        self._input_guards: FrameGuards | None = None
         self.specialized: dict[str, float] = {}
         self._sources = DecodeMemo()
         shape_env, original, fresh_env = None, None, None
@@ -358,8 +357,7 @@ class Instance:
 
     def _convert(self, desc: MetaTensorDesc) -> torch.Tensor:
         try:
-            moved = self._retarget.tensor(desc) if self._moves else desc
-            return self._converter.from_desc(moved)
+            return self._converter.from_desc(self._retarget.tensor(desc) if self._moves else desc)
         except Exception:
             with wrap_torch_errors(where_of(desc)):
                 raise
