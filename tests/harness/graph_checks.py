@@ -215,7 +215,7 @@ def function(name, kind="function"):
     return FunctionValue(kind=kind, name=name)
 
 
-def node(op, name, target, *args, **kwargs):
+def node(op, name, target, /, *args, **kwargs):
     """One node's record; keyword arguments are those of the call."""
     return NodeDesc(op=op, name=name, target=target, args=args, kwargs=tuple(kwargs.items()))
 
@@ -235,7 +235,7 @@ def decode(desc, **kwargs):
     return TensorBuilder(None).decode(desc, **kwargs)
 
 
-def calling(target, *args, **kwargs):
+def calling(target, /, *args, **kwargs):
     """A graph of one call, between an input and the output."""
     op = "call_method" if isinstance(target, str) else "call_function"
     return graph(X, node(op, "call", target, *args, **kwargs), OUT)
