@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,15 +132,15 @@ def test_the_same_compiler_gets_the_same_graph_again(
     """From the file alone; of the kinds that AOTAutograd makes of the frame."""
     direct, again = Compilers(), Compilers()
     paths = recorded(function, tmp_path, direct, grad=grad, dynamic=dynamic)
-    kinds = [tfk.Capture.load(path).desc.aot.kind for path in paths]  # type: ignore[union-attr]
-    assert kinds == [kind for kind, *_ in direct.seen]
-    assert set(kinds) == ({"joint", "forward", "backward"} if grad else {"inference"})
-    for path in paths:
-        capture = tfk.Capture.load(path)
+    kinds: list[str] = []
+    for capture in map(tfk.Capture.load, paths):
+        kinds.append(capture.desc.aot.kind)  # type: ignore[union-attr]
         capture.compile(again)
-        if capture.desc.aot.kind == "joint":  # type: ignore[union-attr]
+        if kinds[-1] == "joint":
             assert [kind for kind, *_ in again.seen[-3:]] == ["joint", "forward", "backward"]
             del again.seen[-2:]
+    assert kinds == [kind for kind, *_ in direct.seen]
+    assert set(kinds) == ({"joint", "forward", "backward"} if grad else {"inference"})
     assert again.seen == direct.seen
 
 
@@ -194,11 +195,6 @@ def test_a_failure_is_in_the_graph_whose_compiler_failed(kind: str, tmp_path: Pa
         failed[0].compile(Compilers(kind))
 
 
-def nop(gm: torch.fx.GraphModule, _: Any) -> Any:
-    """A compiler that compiles nothing."""
-    return make_boxed_func(gm.forward)
-
-
 def untraceable(gm: torch.fx.GraphModule, args: Any) -> Any:
     """A backend whose frame fails before AOTAutograd has a graph."""
 
@@ -206,21 +202,16 @@ def untraceable(gm: torch.fx.GraphModule, args: Any) -> Any:
         raise RuntimeError("no decomposition")
 
     table = {torch.ops.aten.relu.default: refuse}
-    return aot_autograd(fw_compiler=nop, decompositions=table)(gm, args)
+    return aot_autograd(fw_compiler=Compilers().of("forward"), decompositions=table)(gm, args)
 
 
-@pytest.mark.parametrize(("backend", "fails"), [("eager", False), (untraceable, True)])
-def test_a_frame_without_such_graphs_is_recorded_itself(
-    backend: Any, fails: bool, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("backend", ["eager", untraceable])
+def test_a_frame_without_such_graphs_is_recorded_itself(backend: Any, tmp_path: Path) -> None:
     """With its failure, if it has one."""
     recorder = tfk.record(tmp_path, backend, level="aot")
-    compiled = torch.compile(norm, backend=recorder)
-    if fails:
-        with pytest.raises(Exception, match="no decomposition"):
-            compiled(*inputs(grad=False))
-    else:
-        compiled(*inputs(grad=False))
+    fails = backend is untraceable
+    with pytest.raises(Exception, match="no decomposition") if fails else nullcontext():
+        torch.compile(norm, backend=recorder)(*inputs(grad=False))
     (path,) = recorder.paths
     desc = tfk.Capture.load(path).desc
     assert desc.aot is None
@@ -252,10 +243,14 @@ def test_show_says_what_inputs_and_outputs_are(tmp_path: Path) -> None:
     assert text.endswith("values saved by the forward graph, then 1 gradient of results")
 
 
-def test_wrong_levels_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_levels_are_refused(tmp_path: Path) -> None:
     """With what is expected."""
     with pytest.raises(tfk.CaptureError, match="'dynamo' or 'aot'"):
         tfk.record(tmp_path, level="joint")  # type: ignore[arg-type]
+
+
+def test_a_limit_counts_frames_not_graphs(tmp_path: Path) -> None:
+    """All graphs of the first frame are on record, and none of the second one."""
     recorder = ProcessRecorder(CaptureFolder(tmp_path), level="aot", limit=1)
     start_recording(recorder)
     try:

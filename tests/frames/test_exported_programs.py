@@ -6,10 +6,10 @@ import copy
 import io
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
 import pytest
 import sympy
 import torch
+from msgspec.structs import replace
 from processes import fresh
 from torch import nn
 from torch.export import Dim, ExportedProgram, export
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from torch_fakeify.records.frame import CaptureDesc, ExportDesc
+    from torch_fakeify.records.frame import CaptureDesc
 
 
 class Layers(nn.Module):
@@ -99,6 +99,8 @@ class Case(NamedTuple):
     kwargs: dict[str, Any] | None = None
     calls: tuple[Callable[[], tuple[Any, ...]], ...] = ()
     refused: tuple[Callable[[], tuple[Any, ...]], ...] = ()
+    kept: tuple[str, ...] = ()
+    """Modules that keep their calling conventions."""
 
 
 CASES = {
@@ -119,6 +121,13 @@ CASES = {
         {"x": {0: Dim.AUTO}},
         calls=(lambda: (numbers(7, 3),),),
         refused=(lambda: (numbers(7, 4),),),
+    ),
+    "kept": Case(
+        Tied,
+        lambda: (numbers(2, 3),),
+        None,
+        calls=(lambda: (numbers(2, 3) * 2,),),
+        kept=("layers.0",),
     ),
     "derived": Case(
         lambda: nn.ReLU(),
@@ -154,7 +163,14 @@ def exported(name: str, level: str = "training") -> ExportedProgram:
     """The program of a case, as exported or as decomposed."""
     case = CASES[name]
     torch.manual_seed(0)
-    program = export(case.module(), case.args(), case.kwargs, dynamic_shapes=case.shapes)
+    program = export(
+        case.module(),
+        case.args(),
+        case.kwargs,
+        dynamic_shapes=case.shapes,
+        strict=bool(case.kept),
+        preserve_module_call_signature=case.kept,
+    )
     return program if level == "training" else program.run_decompositions()
 
 
@@ -198,6 +214,8 @@ def test_a_program_is_made_again(name: str, level: str, tmp_path: Path) -> None:
     assert again.range_constraints == program.range_constraints
     assert again.dialect == program.dialect
     assert again.module_call_graph == program.module_call_graph
+    signatures = {entry.fqn: entry.signature for entry in again.module_call_graph}
+    assert all(signatures[name] is not None for name in case.kept)
     for make in (case.args, *case.calls, *case.refused):
         one, other = copy.deepcopy(program).module(), copy.deepcopy(again).module()
         expected = outcome(one, make(), case.kwargs)
@@ -222,23 +240,10 @@ def test_it_can_be_saved_decomposed_and_unflattened(name: str, tmp_path: Path) -
     assert_same(flat, expected[0])
 
 
-def test_modules_keep_their_calling_conventions(tmp_path: Path) -> None:
-    """A module whose signature was preserved has it again."""
-    args = (numbers(2, 3),)
-    program = export(Tied(), args, preserve_module_call_signature=("layers.0",), strict=True)
-    again = through_a_file(tfk.capture(program), tmp_path).exported_program(program.state_dict)
-    signatures = {entry.fqn: entry.signature for entry in again.module_call_graph}
-    assert signatures["layers.0"] is not None
-    assert again.module_call_graph == program.module_call_graph
-
-
 SCRIPT = """
 import sys
-import sympy
 import torch
 import torch_fakeify as tfk
-from torch_fakeify.cli import main
-from torch_fakeify.encoding.exprs import encode_expr
 
 capture = tfk.Capture.load(sys.argv[1])
 program = capture.exported_program()
@@ -338,34 +343,36 @@ def saved_and_loaded(program: ExportedProgram) -> ExportedProgram:
 
 
 @pytest.mark.parametrize("is_read", [False, True])
-def test_a_buffer_of_two_modules_is_one_tensor(is_read: bool) -> None:
-    """Also where the program writes into it."""
-    program, x = export(Counts(), (numbers(3),)), numbers(3)
-    program = saved_and_loaded(program) if is_read else program
-    capture, module, other = tfk.capture(program), program.module(), Counts()
-    (found,) = capture.compile("aot_eager")(*capture.bind({"self": module, "x": x}))
-    assert torch.equal(found, x + 2)
-    other.b = torch.zeros(3)
-    assert "untyped_storage()" in str(capture.check({"self": other, "x": x}))
+@pytest.mark.parametrize(
+    ("shares", "x", "part", "level"),
+    [
+        (Counts, numbers(3), "b", "training"),
+        (Tied, numbers(2, 3), "layers.1.weight", "training"),
+        (Tied, numbers(2, 3), "layers.1.weight", "decomposed"),
+    ],
+)
+def test_what_two_modules_share_is_one_tensor(
+    shares: Any, x: torch.Tensor, part: str, level: str, is_read: bool
+) -> None:
+    """Also where the program writes into it.
 
-
-@pytest.mark.parametrize("is_read", [False, True])
-@pytest.mark.parametrize("decomposed", [False, True])
-def test_a_weight_of_two_modules_is_one_tensor(is_read: bool, decomposed: bool) -> None:
-    """``torch.export`` has two fake tensors of it, which share a storage until the program is saved."""
-    program = export(Tied(), (numbers(2, 3),))
-    if decomposed:
-        program = program.run_decompositions()
+    ``torch.export`` has two fake tensors of a weight, which share a storage until the program is saved.
+    """
+    program = export(shares(), (x.clone(),))
+    program = program if level == "training" else program.run_decompositions()
     program = saved_and_loaded(program) if is_read else program
-    capture, x = tfk.capture(program), numbers(2, 3)
-    module = program.module()
+    capture, module = tfk.capture(program), program.module()
+    expected = copy.deepcopy(module)(x)
     values = capture.bind({"self": module, "x": x})
-    assert capture.instantiate().check_inputs(values) is None
+    if shares is Tied:  # tensors that a graph writes into are separate without their sources
+        assert capture.instantiate().check_inputs(values) is None
     (found,) = capture.compile("aot_eager")(*values)
-    torch.testing.assert_close(found, module(x))
+    torch.testing.assert_close(found, expected)
     # The graph reads one of them for both: with two tensors it would be wrong in silence.
-    other = Tied()
-    other.layers[1].weight = nn.Parameter(numbers(3, 3))
+    other = shares()
+    owner, _, name = part.rpartition(".")
+    tensor = other.get_submodule(owner).__getattr__(name)
+    setattr(other.get_submodule(owner), name, type(tensor)(tensor.detach().clone()))
     with pytest.raises(tfk.CaptureError, match=r"not like those(.*)untyped_storage\(\)"):
         capture.bind({"self": other, "x": x})
 
@@ -417,9 +424,15 @@ def test_sizes_that_are_tied_by_a_dim_of_no_argument_are_guarded() -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_module_of_a_program_is_captured_with_its_guards(name: str, tmp_path: Path) -> None:
-    """Its guards are nodes: compiled code refuses what the module refuses, with the same message."""
+    """Its guards are nodes: compiled code refuses what the module refuses, with the same message.
+
+    The module itself is unchanged.
+    """
     case, program = CASES[name], exported(name)
-    capture = through_a_file(tfk.capture(program.module(), constants="small"), tmp_path)
+    module = program.module()
+    before = str(module.graph)
+    capture = through_a_file(tfk.capture(module, constants="small"), tmp_path)
+    assert str(module.graph) == before
     flatten = torch.utils._pytree.tree_leaves
     for make in (case.args, *case.calls, *case.refused):
         expected = outcome(copy.deepcopy(program).module(), make(), case.kwargs)
@@ -433,24 +446,12 @@ def test_a_module_of_a_program_is_captured_with_its_guards(name: str, tmp_path: 
             assert_same(list(compiled(*inputs)), flatten(expected[0]))
 
 
-def test_the_module_itself_is_unchanged() -> None:
-    """A capture makes a copy of the graph."""
-    module = exported("layers").module()
-    before = str(module.graph)
-    tfk.capture(module)
-    assert str(module.graph) == before
-
-
 # --- what cannot be -------------------------------------------------------------------------------
 
 
-def changed(capture: tfk.Capture, **fields: Any) -> tfk.Capture:
-    """The capture with other fields of its program."""
-    export_desc = capture.desc.export
-    assert export_desc is not None
-    return tfk.Capture(
-        msgspec.structs.replace(capture.desc, export=msgspec.structs.replace(export_desc, **fields))
-    )
+def changed(desc: CaptureDesc, **fields: Any) -> CaptureDesc:
+    """The frame with other fields of its program."""
+    return replace(desc, export=replace(desc.export, **fields))
 
 
 def test_a_frame_that_is_no_program_is_refused() -> None:
@@ -502,60 +503,45 @@ def test_a_structure_without_a_record_is_refused_where_it_is_needed() -> None:
 
 def test_a_dialect_of_a_library_that_is_not_imported_is_named() -> None:
     """As ExecuTorch's."""
-    capture = changed(tfk.capture(exported("tied")), dialects=("EDGE",))
+    capture = tfk.Capture(changed(tfk.capture(exported("tied")).desc, dialects=("EDGE",)))
     with pytest.raises(tfk.UnknownNameError, match="'EDGE'"):
         capture.exported_program()
 
 
-def hostile_target(desc: CaptureDesc, export_desc: ExportDesc) -> CaptureDesc:
-    """A parameter that would replace the class of the module."""
-    first = msgspec.structs.replace(export_desc.inputs[0], target="__class__")
-    inputs = (first, *export_desc.inputs[1:])
-    return msgspec.structs.replace(desc, export=msgspec.structs.replace(export_desc, inputs=inputs))
-
-
-def hostile_source(desc: CaptureDesc, _export_desc: ExportDesc) -> CaptureDesc:
+def hostile_source(desc: CaptureDesc) -> CaptureDesc:
     """A key that would end the text in which torch puts it, and be code."""
     key = "\"+__import__('os').system('echo run')+\""
     base = SourceDesc(cls="LocalSource", name="L['x']", fields=(("local_name", "x"),))
     item = SourceDesc(
         cls="DictGetItemSource", name=f"L['x'][{key!r}]", base=base, fields=(("index", key),)
     )
-    assert desc.shape_env is not None
-    symbols = tuple(
-        msgspec.structs.replace(symbol, sources=(item, *symbol.sources))
-        for symbol in desc.shape_env.symbols
-    )
-    env = msgspec.structs.replace(desc.shape_env, symbols=symbols)
-    return msgspec.structs.replace(desc, shape_env=env)
+    symbols = tuple(replace(s, sources=(item, *s.sources)) for s in desc.symbols)
+    return replace(desc, shape_env=replace(desc.shape_env, symbols=symbols))
 
 
-def hostile_count(desc: CaptureDesc, export_desc: ExportDesc) -> CaptureDesc:
-    """A signature of another graph."""
-    return msgspec.structs.replace(
-        desc, export=msgspec.structs.replace(export_desc, inputs=export_desc.inputs[1:])
-    )
-
-
-def hostile_argument(desc: CaptureDesc, export_desc: ExportDesc) -> CaptureDesc:
+def hostile_argument(desc: CaptureDesc) -> CaptureDesc:
     """An argument whose name is code."""
-    first, *others = export_desc.modules
-    assert first.calling is not None
-    calling = msgspec.structs.replace(first.calling, arguments=("x=print('run')",))
-    modules = (msgspec.structs.replace(first, calling=calling), *others)
-    return msgspec.structs.replace(
-        desc, export=msgspec.structs.replace(export_desc, modules=modules)
-    )
+    first, *others = desc.export.modules  # type: ignore[union-attr]
+    calling = replace(first.calling, arguments=("x=print('run')",))
+    return changed(desc, modules=(replace(first, calling=calling), *others))
 
 
-@pytest.mark.parametrize(
-    "change", [hostile_target, hostile_source, hostile_count, hostile_argument]
-)
+HOSTILE: dict[str, Callable[[CaptureDesc, Any], CaptureDesc]] = {
+    "a parameter that would replace the class": lambda desc, inputs: changed(
+        desc, inputs=(replace(inputs[0], target="__class__"), *inputs[1:])
+    ),
+    "another graph": lambda desc, inputs: changed(desc, inputs=inputs[1:]),
+    "a source": lambda desc, _: hostile_source(desc),
+    "an argument": lambda desc, _: hostile_argument(desc),
+}
+
+
+@pytest.mark.parametrize("change", HOSTILE.values(), ids=HOSTILE)
 def test_a_hostile_program_is_refused(change: Any, tmp_path: Path, capfd: Any) -> None:
     """With one error that says where, and without code of the file."""
     desc = tfk.capture(exported("tied")).desc
     assert desc.export is not None
-    capture = tfk.Capture(change(desc, desc.export))
+    capture = tfk.Capture(change(desc, desc.export.inputs))
     with pytest.raises(tfk.FormatError):
         through_a_file(capture, tmp_path).exported_program()
     assert capfd.readouterr().out == ""
@@ -564,12 +550,8 @@ def test_a_hostile_program_is_refused(change: Any, tmp_path: Path, capfd: Any) -
 def test_facts_that_torch_cannot_compare_are_one_error() -> None:
     """Guards of a frame in which a size is replaced by a truth value."""
     desc = tfk.capture(exported("derived")).desc
-    assert desc.shape_env is not None
-    replacements = tuple(
-        msgspec.structs.replace(each, expr=encode_expr(sympy.true))
-        for each in desc.shape_env.replacements
-    )
-    env = msgspec.structs.replace(desc.shape_env, replacements=replacements)
-    instance = tfk.Capture(msgspec.structs.replace(desc, shape_env=env)).instantiate()
+    replacements = tuple(replace(r, expr=encode_expr(sympy.true)) for r in desc.replacements)
+    env = replace(desc.shape_env, replacements=replacements)
+    instance = tfk.Capture(replace(desc, shape_env=env)).instantiate()
     with pytest.raises(tfk.CaptureError, match=r"\$\.shape_env: torch cannot rebuild"):
         instance.check_inputs(instance.inputs)

@@ -29,14 +29,9 @@ def test_a_fresh_instance_compiles(name: str) -> None:
     capture = case(name)
     theirs = capture.instantiate().compile("aot_eager")(*inputs_of(name))
     ours = capture.instantiate(fresh=True).compile("aot_eager")(*inputs_of(name))
-    assert len(ours) == len(theirs)
     for one, other in zip(ours, theirs, strict=True):
-        if isinstance(one, torch.Tensor) and one.is_nested:
-            assert torch.equal(one.values(), other.values())
-        elif isinstance(one, torch.Tensor):
-            assert torch.equal(one, other)
-        else:
-            assert one == other
+        values = [x.values() if getattr(x, "is_nested", False) else x for x in (one, other)]
+        torch.testing.assert_close(*values, rtol=0, atol=0)
 
 
 def inputs_of(name: str) -> list[Any]:
@@ -118,15 +113,10 @@ def test_the_fingerprint_of_a_fresh_instance_is_stable(name: str) -> None:
     follow from others a fresh environment has none.
     """
     once = again(case(name).instantiate(fresh=True))
+    if name in ("product", "twice", "nonzero", "scalars", "wrapper", "constant"):
+        assert once.fingerprint() == case(name).fingerprint()
     assert again(once.instantiate(fresh=True)).fingerprint() == once.fingerprint()
     assert again(once.instantiate()).fingerprint() == once.fingerprint()
-
-
-def test_a_fresh_instance_with_equal_guards_has_the_same_fingerprint() -> None:
-    """Law 6 holds for a frame none of whose guards follows from the others."""
-    for name in ("product", "twice", "nonzero", "scalars", "wrapper", "constant"):
-        capture = case(name)
-        assert again(capture.instantiate(fresh=True)).fingerprint() == capture.fingerprint()
 
 
 @pytest.mark.sweep

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import msgspec
 import pytest
 import sympy
@@ -18,6 +20,9 @@ from torch_fakeify.records.tensor import ExprDesc, IntNode
 from torch_fakeify.replay.lowering import mark_of
 from torch_fakeify.transfer import fresh_env
 from torch_fakeify.transfer.fresh_env import FreshEnv
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @pytest.fixture(scope="module")
@@ -108,13 +113,9 @@ def test_the_default_is_the_recorded_state() -> None:
     capture = case("strides")
     assert tfk.snapshot(env_of(capture.instantiate())) == capture.desc.shape_env
     assert tfk.snapshot(env_of(capture.instantiate(fresh=True))) != capture.desc.shape_env
-
-
-def test_a_frame_without_an_environment_gets_none() -> None:
-    """A frame whose fake tensors are static is rebuilt without a ``ShapeEnv``."""
     x = FakeTensorMode().from_tensor(torch.randn(2))
-    capture = tfk.capture(torch.fx.symbolic_trace(lambda x: x + 1), [x])
-    assert capture.instantiate(fresh=True).shape_env is None
+    static = tfk.capture(torch.fx.symbolic_trace(lambda x: x + 1), [x])
+    assert static.instantiate(fresh=True).shape_env is None
 
 
 def test_every_table_has_the_new_symbols() -> None:
@@ -125,16 +126,20 @@ def test_every_table_has_the_new_symbols() -> None:
         old, other = (env.create_unbacked_symint().node.expr for _ in range(2))
         number = env.create_unbacked_symfloat().node.expr
     spec = sympy.Symbol("n", integer=True)
-    env.unbacked_renamings[old] = other
-    env.unbacked_alloc_order[old] = 3
-    env.real_tensor_prop_unbacked_vals[old] = sympy.Integer(4)
-    env.var_to_hint_override[old] = 9
-    env._shape_id_to_unbacked_symbol["rows"] = old
-    env._spec_symbol_to_compile_symbol[spec] = old
+    tables: dict[str, Callable[[Any, Any], Any]] = {
+        "unbacked_renamings": lambda old, other: {old: other},
+        "unbacked_alloc_order": lambda old, _: {old: 3},
+        "real_tensor_prop_unbacked_vals": lambda old, _: {old: sympy.Integer(4)},
+        "var_to_hint_override": lambda old, _: {old: 9},
+        "_shape_id_to_unbacked_symbol": lambda old, _: {"rows": old},
+        "_spec_symbol_to_compile_symbol": lambda old, _: {spec: old},
+        "source_to_symbol": lambda *_: {"x": spec},
+        "source_name_to_debug_name": lambda *_: {"L['x']": "x"},
+        "specialization_stacks": lambda *_: {LocalSource("x"): None},
+    }
+    for name, table in tables.items():
+        getattr(env, name).update(table(old, other))
     env._shape_spec_pending_assumptions.append(({spec}, old > spec))
-    env.source_to_symbol["x"] = spec
-    env.source_name_to_debug_name["L['x']"] = "x"
-    env.specialization_stacks[LocalSource("x")] = None
     env.size_like.add(old)
     env.axioms[sympy.Eq(old, old, evaluate=False)] = sympy.true
     graph = torch.fx.Graph()
@@ -145,16 +150,9 @@ def test_every_table_has_the_new_symbols() -> None:
     made, new = fresh.env, fresh.symbols[old]
     assert [str(s) for s in fresh.symbols] == ["u5", "u6", "zuf0"]
     assert [str(s) for s in fresh.symbols.values()] == ["u0", "u1", "zuf0"]
-    assert made.unbacked_renamings == {new: fresh.symbols[other]}
-    assert made.unbacked_alloc_order == {new: 3}
-    assert made.real_tensor_prop_unbacked_vals == {new: 4}
-    assert made.var_to_hint_override == {new: 9}
-    assert made._shape_id_to_unbacked_symbol == {"rows": new}
-    assert made._spec_symbol_to_compile_symbol == {spec: new}
+    for name, table in tables.items():
+        assert getattr(made, name) == table(new, fresh.symbols[other]), name
     assert made._shape_spec_pending_assumptions == [({spec}, new > spec)]
-    assert made.source_to_symbol == env.source_to_symbol
-    assert made.source_name_to_debug_name == env.source_name_to_debug_name
-    assert made.specialization_stacks == env.specialization_stacks
     stacks = {s: env.var_to_stack[s].format() for s in (old, other, number)}
     assert {s: at.format() for s, at in made.var_to_stack.items()} == {
         fresh.symbols[s]: text for s, text in stacks.items()

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint
+from captured_frames import only_capture_of
+from functorch.compile import make_boxed_func
 from graph_checks import Frames, check, compile_and_run, printed, rebuild
-from torch._higher_order_ops import associative_scan, scan
+from program_zoo import programs
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import default_partition
 from torch._higher_order_ops.invoke_subgraph import mark_compile_region
-from torch._higher_order_ops.map import map as hop_map
 from torch._higher_order_ops.out_dtype import out_dtype
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -57,37 +62,24 @@ def in_place(x):
     return y.t(), parts[0].unsqueeze(0), x.T.data
 
 
-def contexts(x):
-    """Enter autocast, no_grad and the global settings that Dynamo writes into the graph."""
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        a = x @ x.t()
-    with torch.no_grad():
-        b = x * 2
-    return a, b
+def other_dtype(x):
+    """Multiply into another dtype."""
+    a = (x.detach() * 3).to(torch.int8)
+    return out_dtype(torch.ops.aten.mm.default, torch.int32, a, a.t())
 
 
-def data_dependent(x):
-    """Use unbacked sizes with checks, and scalars as floats and booleans."""
-    n = x.abs().gt(0.1).sum().item()
-    torch._check(n >= 0)
-    torch._check(n <= 1000)
-    found = torch.nonzero(x > 0)
-    return torch.zeros(n).sum() + found.sum(), found, x.sum().item() * 2.5 + n
+@mark_compile_region
+def region(x):
+    """Compute in a region that Dynamo compiles once."""
+    return x.sin() + 1
 
 
-def loss(x):
-    """Reduce, with keyword arguments of several kinds."""
-    target = torch.zeros(x.shape[0], dtype=torch.long)
-    return F.cross_entropy(x, target, reduction="mean", label_smoothing=0.1)
+def regions(x):
+    """Call one region twice."""
+    return region(region(x))
 
 
-def attention(x):
-    """Compute scaled dot product attention of the input."""
-    q = x[None, None]
-    return F.scaled_dot_product_attention(q, q, q, is_causal=True, scale=0.5)
-
-
-FUNCTIONS = [many_constants, in_place, contexts, data_dependent, loss, attention]
+FUNCTIONS = [many_constants, in_place, other_dtype, regions]
 
 
 def make_input():
@@ -98,159 +90,56 @@ def make_input():
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
-def test_graphs_of_dynamo_round_trip(function, dynamic):
-    """Nodes, code, printed form, record and results are equal."""
+def test_graphs_round_trip(function, dynamic):
+    """Nodes, code, printed form, record and results; of AOTAutograd forward and backward graphs."""
     frames = Frames()
-    compile_and_run(function, make_input(), backend=frames.dynamo, dynamic=dynamic)
+    compile_and_run(function, make_input(), backend=frames.dynamo, dynamic=dynamic, backward=False)
     assert frames.runs == 1
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
-def test_graphs_of_aotautograd_round_trip(function, dynamic):
-    """Forward and backward graphs at ATen level, with symbolic scalars where sizes are dynamic."""
     frames = Frames()
     compile_and_run(function, make_input(), backend=frames.aot(), dynamic=dynamic)
     assert frames.runs == len(frames.graphs) >= 1
 
 
-@pytest.mark.parametrize("level", ["dynamo", "aot"])
-def test_the_names_and_sources_of_a_module_round_trip(level):
+def test_the_names_and_sources_of_a_module_round_trip():
     """Parameters and buffers are inputs with sources, and Dynamo's table of names is equal."""
-    frames = Frames()
-    backend = frames.dynamo if level == "dynamo" else frames.aot()
-    compile_and_run(Mlp(), make_input(), backend=backend, dynamic=True)
-    if level == "dynamo":
-        (desc,) = frames.descs
-        gm = frames.graphs[0]
-        _, rebuilt = rebuild(gm)
-        names = "dynamo_flat_name_to_original_fqn"
-        assert rebuilt.meta[names] == gm.meta[names]
-        sources = [n._dynamo_source.name for n in gm.graph.find_nodes(op="placeholder")]
-        again = [n._dynamo_source.name for n in rebuilt.graph.find_nodes(op="placeholder")]
-        assert sources == again
-        assert sum(n.source is not None for n in desc.nodes) == len(sources) > 4
-    else:
-        assert frames.runs == 2
+    frames, below = Frames(), Frames()
+    compile_and_run(Mlp(), make_input(), backend=below.aot(), dynamic=True)
+    assert below.runs == 2
+    compile_and_run(Mlp(), make_input(), backend=frames.dynamo, dynamic=True)
+    (desc,), (gm,) = frames.descs, frames.graphs
+    _, rebuilt = rebuild(gm)
+    names = "dynamo_flat_name_to_original_fqn"
+    assert rebuilt.meta[names] == gm.meta[names]
+    sources = [n._dynamo_source.name for n in gm.graph.find_nodes(op="placeholder")]
+    again = [n._dynamo_source.name for n in rebuilt.graph.find_nodes(op="placeholder")]
+    assert sources == again
+    assert sum(n.source is not None for n in desc.nodes) == len(sources) > 4
 
 
 # --- higher-order operators -----------------------------------------------------------------------
 
-
-class Cube(torch.autograd.Function):
-    """A custom backward."""
-
-    @staticmethod
-    def forward(ctx, x):
-        """Save the input."""
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    def backward(ctx, g):
-        """Return the derivative."""
-        (x,) = ctx.saved_tensors
-        return g * 3 * x * x
+NESTED = {
+    "cond": 2, "cond_on_a_size": 2, "while_loop": 2, "scan": 1, "associative_scan": 0,
+    "map_over_a_dim": 1, "checkpointing": 1, "autograd_function": 2, "vmap": 0, "grad_transform": 0,
+    "flex_attention": 2, "autocast_inside": 0, "no_grad_inside": 0, "item_with_checks": 0,
+    "nonzero": 0, "attention": 0,
+}  # fmt: skip
+"""Programs of the zoo, with the number of graphs inside Dynamo's graph."""
 
 
-@mark_compile_region
-def region(x):
-    """Compute in a region that Dynamo compiles once."""
-    return x.sin() + 1
-
-
-def hop_cond(x):
-    """Use two branches."""
-    return torch.cond(x.sum() > 0, lambda y: y.sin(), lambda y: y.cos(), (x,))
-
-
-def hop_while_loop(x):
-    """Count in a loop."""
-    return torch.while_loop(
-        lambda i, _: i < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x.detach())
-    )
-
-
-def hop_scan(x):
-    """Scan with a carry."""
-    return scan(lambda c, y: (c + y, c * y), torch.zeros(4), x.detach(), dim=0)
-
-
-def hop_associative_scan(x):
-    """Scan in any order."""
-    return associative_scan(lambda a, b: a + b, x.detach(), 0, combine_mode="generic")
-
-
-def hop_map_over(x):
-    """Map over the first dim."""
-    return hop_map(lambda a: a.sin(), x)
-
-
-def hop_checkpoint(x):
-    """Checkpoint a region."""
-    return torch.utils.checkpoint.checkpoint(lambda y: y.sin().cos(), x, use_reentrant=False)
-
-
-def hop_autograd_function(x):
-    """Call a custom function."""
-    return Cube.apply(x) * 2
-
-
-def hop_invoke_subgraph(x):
-    """Call one region twice."""
-    return region(region(x))
-
-
-def hop_vmap(x):
-    """Vectorize a function."""
-    return torch.vmap(lambda a: a.sin() + a.sum())(x)
-
-
-def hop_grad(x):
-    """Take a gradient inside the graph."""
-    return torch.func.grad(lambda a: a.sin().sum())(x)
-
-
-def hop_out_dtype(x):
-    """Multiply into another dtype."""
-    a = (x.detach() * 3).to(torch.int8)
-    return out_dtype(torch.ops.aten.mm.default, torch.int32, a, a.t())
-
-
-def hop_flex_attention(x):
-    """Compute attention with a score function."""
-    q = x.new_ones(1, 1, 128, 16)
-    return flex_attention(q, q, q, score_mod=lambda s, _b, _h, i, j: s + (i - j))
-
-
-HIGHER_ORDER = [hop_cond, hop_while_loop, hop_scan, hop_associative_scan, hop_map_over,
-                hop_checkpoint, hop_autograd_function, hop_invoke_subgraph, hop_vmap, hop_grad,
-                hop_out_dtype, hop_flex_attention]  # fmt: skip
-
-NESTED = {"hop_cond": 2, "hop_while_loop": 2, "hop_scan": 1,
-          "hop_map_over": 1, "hop_checkpoint": 1, "hop_autograd_function": 2,
-          "hop_invoke_subgraph": 1, "hop_flex_attention": 2}  # fmt: skip
-"""The number of graphs inside Dynamo's graph."""
-
-
-@pytest.mark.parametrize("function", HIGHER_ORDER, ids=lambda f: f.__name__)
-def test_higher_order_operators_of_dynamo_round_trip(function):
-    """Their bodies are graphs on the module, with names, training flags and captured inputs."""
-    name = function.__name__
-    frames = Frames(run=name != "hop_flex_attention")
-    compile_and_run(function, make_input(), backend=frames.dynamo, backward=False)
+@pytest.mark.parametrize("name", NESTED)
+def test_graphs_of_programs_round_trip(name):
+    """Bodies are graphs on the module, with names, training flags and captured inputs."""
+    program, frames, below = programs()[name], Frames(), Frames()
+    for backend in (frames.dynamo, below.aot()):
+        with program.active():
+            fn, args, *_ = program.make()
+            dynamic = program.options.get("dynamic")
+            compile_and_run(fn, *args, backend=backend, dynamic=dynamic, backward=program.grad)
     (desc,) = frames.descs
-    assert len(desc.submodules) == NESTED.get(name, 0)
-
-
-@pytest.mark.parametrize(
-    "function", [f for f in HIGHER_ORDER if f is not hop_flex_attention], ids=lambda f: f.__name__
-)
-def test_higher_order_operators_of_aotautograd_round_trip(function):
-    """Forward and backward graphs of AOTAutograd have the operators with their bodies."""
-    frames = Frames()
-    compile_and_run(function, make_input(), backend=frames.aot(), dynamic=True)
-    assert frames.runs == len(frames.graphs) >= 1
+    assert len(desc.submodules) == NESTED[name]
+    assert frames.runs == 1
+    assert below.runs == len(below.graphs) >= 1
 
 
 def test_flex_attention_of_aotautograd_round_trips():
@@ -297,27 +186,18 @@ def test_auto_functionalized_operators_round_trip():
 
 def test_the_policy_of_selective_checkpoint_is_a_named_loss():
     """The policy is a user's function: the loss has its name and the reason."""
-    from functools import partial
 
     def policy(_ctx, op, *_args, **_kwargs):
         return op == torch.ops.aten.mm.default
 
-    make_contexts = partial(torch.utils.checkpoint.create_selective_checkpoint_contexts, policy)
-
-    def function(x):
-        return torch.utils.checkpoint.checkpoint(
-            lambda y: (y @ y.t()).sin(), x, use_reentrant=False, context_fn=make_contexts
-        )
-
-    descs = []
-
-    def backend(gm, _inputs):
-        descs.append(rebuild(gm)[0])
-        return gm
-
-    compile_and_run(function, make_input(), backend=backend, backward=False)
-    lost = [entry for _, sub in descs[0].submodules for entry in sub.dropped_meta]
-    assert lost == [
+    checkpoint = partial(
+        torch.utils.checkpoint.checkpoint,
+        lambda y: (y @ y.t()).sin(),
+        use_reentrant=False,
+        context_fn=partial(torch.utils.checkpoint.create_selective_checkpoint_contexts, policy),
+    )
+    ((_, body),) = only_capture_of(lambda x: checkpoint(x), make_input()).desc.graph.submodules
+    assert list(body.dropped_meta) == [
         (
             "_checkpoint_context_fn",
             "meta['_checkpoint_context_fn']: a value has no record; expected a constant; "
@@ -330,19 +210,14 @@ def test_the_policy_of_selective_checkpoint_is_a_named_loss():
 # --- make_fx --------------------------------------------------------------------------------------
 
 
-def traced(function, *args, mode="symbolic"):
-    """Return an ATen graph as traced, before any compiler."""
-    return make_fx(function, tracing_mode=mode)(*args)
-
-
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
 def test_graphs_of_make_fx_round_trip(mode):
     """The constants on the module are real or fake tensors."""
-    gm = traced(lambda x: x + torch.tensor([1.0, 2.0]) + x.shape[0], torch.ones(3, 2), mode=mode)
+    x = torch.ones(3, 2)
+    gm = make_fx(lambda x: x + torch.tensor([1.0, 2.0]) + x.shape[0], tracing_mode=mode)(x)
     desc, rebuilt = check(gm)
     assert [name for name, _ in desc.tensors] == ["_tensor_constant0"]
     assert desc.without_data == ()
-    x = torch.ones(3, 2)
     assert torch.equal(rebuilt(x), gm(x))
 
 
@@ -354,13 +229,12 @@ def test_unbacked_sizes_of_make_fx_round_trip():
         torch._check(n >= 0)
         return torch.zeros(n), torch.nonzero(x)
 
-    gm = traced(function, torch.tensor([1, 2, 3]))
+    gm = make_fx(function, tracing_mode="symbolic")(torch.tensor([1, 2, 3]))
     _, rebuilt = check(gm)
-    paths = [n.meta["unbacked_bindings"] for n in gm.graph.nodes if "unbacked_bindings" in n.meta]
-    again = [
-        n.meta["unbacked_bindings"] for n in rebuilt.graph.nodes if "unbacked_bindings" in n.meta
-    ]
-    assert len(paths) == 2
+    paths, again = (
+        [n.meta.get("unbacked_bindings") for n in each.graph.nodes] for each in (gm, rebuilt)
+    )
+    assert len(paths) - paths.count(None) == 2
     assert paths == again
 
 
@@ -370,12 +244,7 @@ def test_a_joint_graph_round_trips():
 
     def partition(gm, joint_inputs, **kwargs):
         seen.append(check(gm))
-        from torch._functorch.partitioners import default_partition
-
         return default_partition(gm, joint_inputs, **kwargs)
-
-    from functorch.compile import make_boxed_func
-    from torch._dynamo.backends.common import aot_autograd
 
     backend = aot_autograd(
         fw_compiler=lambda gm, _: make_boxed_func(gm.forward), partition_fn=partition

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 import torch
+from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses import FakeTensorMode
 
 import torch_fakeify as tfk
 from torch_fakeify.encoding.operators import other_schemas
 from torch_fakeify.errors import FormatError, LimitError, StubError, UnknownNameError
 from torch_fakeify.records.frame import OperatorDesc
-from torch_fakeify.serialization.limits import SCHEMA_TEXT
+from torch_fakeify.records.tensor import FunctionValue
+from torch_fakeify.serialization.limits import SCHEMA_TEXT, check_operators
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
     from pathlib import Path
 
     from torch_fakeify.frames.captures import Capture
@@ -51,6 +54,16 @@ OPERATORS: dict[str, Any] = {
 }  # fmt: skip
 
 
+@contextmanager
+def away() -> Generator[Any, None, None]:
+    """The library ``away`` with its operators, for a block."""
+    with torch.library._scoped_library("away", "FRAGMENT") as library:
+        for schema, fake in OPERATORS.items():
+            library.define(schema, tags=(torch.Tag.needs_fixed_stride_order,))
+            torch.library.register_fake(f"away::{schema.partition('(')[0]}", fake, lib=library)
+        yield library
+
+
 def recorded(program: Callable[..., Any], *args: Any, **options: Any) -> Capture:
     """The frame of a program that calls operators of ``away``, which exist while it is recorded."""
     found: list[Capture] = []
@@ -59,13 +72,9 @@ def recorded(program: Callable[..., Any], *args: Any, **options: Any) -> Capture
         found.append(tfk.capture(gm, inputs))
         raise KeyError("recorded")
 
-    with torch.library._scoped_library("away", "FRAGMENT") as library:
-        for schema, fake in OPERATORS.items():
-            library.define(schema, tags=(torch.Tag.needs_fixed_stride_order,))
-            torch.library.register_fake(f"away::{schema.partition('(')[0]}", fake, lib=library)
-        torch._dynamo.reset()
-        with pytest.raises(Exception, match="recorded"):
-            torch.compile(program, backend=backend, fullgraph=True, **options)(*args)
+    torch._dynamo.reset()
+    with away(), pytest.raises(Exception, match="recorded"):
+        torch.compile(program, backend=backend, fullgraph=True, **options)(*args)
     return found[0]
 
 
@@ -76,8 +85,6 @@ def compiled_nodes(capture: Capture, **options: Any) -> list[Any]:
     def forward(gm: Any, inputs: Any) -> Any:
         nodes.extend(gm.graph.nodes)
         return gm
-
-    from torch._dynamo.backends.common import aot_autograd
 
     instance = capture.instantiate(**options)
     instance.compile(aot_autograd(fw_compiler=forward))
@@ -103,7 +110,10 @@ X, Y = torch.ones(3, 4), torch.ones(5, 4)
 
 
 def test_a_capture_has_the_schemas_of_operators_outside_of_torch() -> None:
-    """Every overload of those that the graph names, with tags; the file has them again."""
+    """Every overload of those that the graph names, with tags; a file without any has no word of them."""
+    none = tfk.capture(torch.fx.symbolic_trace(torch.nn.ReLU()), [X]).desc
+    assert none.operators == ()
+    assert b"operators" not in tfk.dumps(none)
     capture = recorded(lambda x: torch.ops.away.plain(x) + torch.ops.aten.sin.default(x), X)
     tags = ("needs_fixed_stride_order",)
     assert capture.desc.operators == (
@@ -113,13 +123,6 @@ def test_a_capture_has_the_schemas_of_operators_outside_of_torch() -> None:
         ),
     )
     assert [each.operator for each in capture.desc.operators] == ["away.plain"] * 2
-
-
-def test_a_frame_without_own_operators_has_none() -> None:
-    """Its file has no word of them."""
-    capture = tfk.capture(torch.fx.symbolic_trace(torch.nn.ReLU()), [X])
-    assert capture.desc.operators == ()
-    assert b"operators" not in tfk.dumps(capture.desc)
 
 
 def test_stubs_compile_with_symbols_mutation_and_two_results(tmp_path: Path) -> None:
@@ -216,10 +219,7 @@ def test_results_of_every_kind(program: Any, operator: str, sizes: Any) -> None:
         found = outcome()
         if sizes is not None:
             assert sizes_of(compiled_nodes(capture), operator) == sizes
-    with torch.library._scoped_library("away", "FRAGMENT") as library:
-        for schema, fake in OPERATORS.items():
-            library.define(schema, tags=(torch.Tag.needs_fixed_stride_order,))
-            torch.library.register_fake(f"away::{schema.partition('(')[0]}", fake, lib=library)
+    with away():
         assert outcome() == found
 
 
@@ -239,14 +239,12 @@ def test_a_call_that_is_not_on_record_is_refused_by_name() -> None:
                 cast(mode.from_tensor(args[0]), args[1])
 
 
-def _gradient(mode: str) -> Capture:
-    """A frame with an operator of a library that has a formula, refuses gradients, or is composite."""
-    found: list[Capture] = []
+@pytest.mark.parametrize("mode", ["formula", "composite", None])
+def test_a_gradient_is_another_stub(mode: str | None) -> None:
+    """Forward and backward compile; the gradient has the sizes of the inputs.
 
-    def backend(gm: Any, inputs: Any) -> Any:
-        found.append(tfk.capture(gm, inputs))
-        raise KeyError("recorded")
-
+    Without a kernel of autograd an operator has none, and its stub neither.
+    """
     with torch.library._scoped_library("away", "FRAGMENT") as library:
         library.define("half(Tensor x) -> Tensor")
         kind = "CompositeImplicitAutograd" if mode == "composite" else "CPU"
@@ -255,21 +253,10 @@ def _gradient(mode: str) -> Capture:
             torch.library.register_fake("away::half", torch.empty_like, lib=library)
         if mode == "formula":
             torch.library.register_autograd("away::half", lambda ctx, g: g / 2, lib=library)
-        torch._dynamo.reset()
-        with pytest.raises(Exception, match="recorded"):
-            torch.compile(lambda x: torch.ops.away.half(x.sin()).cos(), backend=backend)(
-                X.clone().requires_grad_()
-            )
-    return found[0]
-
-
-@pytest.mark.parametrize("mode", ["formula", "composite"])
-def test_a_gradient_is_another_stub(mode: str) -> None:
-    """Forward and backward compile; the gradient has the sizes of the inputs."""
-    from torch._dynamo.backends.common import aot_autograd
-
-    capture = _gradient(mode)
+        capture = recorded(lambda x: torch.ops.away.half(x.sin()).cos(), X.clone().requires_grad_())
     assert capture.desc.operators[0].autograd == mode
+    if mode is None:
+        return
     graphs: list[str] = []
 
     def compiler(gm: Any, inputs: Any) -> Any:
@@ -281,11 +268,6 @@ def test_a_gradient_is_another_stub(mode: str) -> None:
         capture.compile(aot_autograd(fw_compiler=compiler, bw_compiler=compiler))
     assert "away.half" in graphs[0]
     assert "torch_fakeify.stub_gradients" in graphs[1]
-
-
-def test_an_operator_without_a_kernel_of_autograd_has_none() -> None:
-    """Its stub has none either."""
-    assert _gradient("none").desc.operators[0].autograd is None
 
 
 # --- what has no stub -----------------------------------------------------------------------------
@@ -348,8 +330,6 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_schema_gives_one_error(name: str, frame: Any) -> None:
     """Of a file or of a record in memory; torch alone parses it, and nothing is registered."""
-    from torch_fakeify.serialization.limits import check_operators
-
     operators = (OperatorDesc(schema=HOSTILE[name]),)
     capture = tfk.Capture(msgspec.structs.replace(frame, operators=operators))
     with pytest.raises((FormatError, StubError, UnknownNameError)):  # noqa: PT012 - either refuses
@@ -365,8 +345,6 @@ def test_schemas_are_bounded(tmp_path: Path, frame: Any) -> None:
     capture = tfk.Capture(msgspec.structs.replace(frame, operators=(long,)))
     with pytest.raises(tfk.WriteError, match="the schema of an operator is too long"):
         capture.save(tmp_path / "c.fkf")
-    from torch_fakeify.serialization.limits import check_operators
-
     with pytest.raises(LimitError, match="too long"):
         check_operators((long,), "$.operators")
 
@@ -374,8 +352,6 @@ def test_schemas_are_bounded(tmp_path: Path, frame: Any) -> None:
 @pytest.mark.parametrize("namespace", ["aten", "prims", "prim", "c10d"])
 def test_no_operator_of_torch_is_replaced(namespace: str, frame: Any) -> None:
     """A file cannot define one in a namespace of torch."""
-    from torch_fakeify.records.tensor import FunctionValue
-
     target = FunctionValue(kind="packet", name=f"{namespace}.plain")
     nodes = tuple(
         msgspec.structs.replace(n, target=target) if n.op == "call_function" else n

@@ -80,46 +80,34 @@ def test_a_pool_of_processes_is_recorded(tmp_path: Path, method: str) -> None:
     assert backends == {"mine", "eager"}
 
 
-@pytest.mark.sweep
-def test_the_ranks_of_torchrun_are_recorded(tmp_path: Path) -> None:
-    """Two ranks that communicate by gloo each have a folder; the launcher has none."""
-    (tmp_path / "ranks.py").write_text(
+PROGRAMS = {
+    "torchrun": (  # the launcher has no folder
+        "torch",
+        "ranks.py",
         "import torch, torch.distributed as dist\n"
         "dist.init_process_group('gloo')\n"
-        "def step(x):\n"
-        "    return x.sin() * 2\n"
-        "y = torch.compile(step, backend='eager')(torch.ones(2))\n"
+        "y = torch.compile(lambda x: x.sin() * 2, backend='eager')(torch.ones(2))\n"
         "dist.all_reduce(y)\n"
         "dist.barrier()\n"
         "import os\n"
-        "os._exit(0)\n"  # gloo's threads may abort a process that ends by itself
-    )
-    run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "ranks.py"]
-    fresh(*run, cwd=tmp_path, **{VARIABLE: "out"})
-    assert functions(tmp_path / "out") == [["step"], ["step"]]
-
-
-@pytest.mark.sweep
-def test_the_workers_of_pytest_are_recorded(tmp_path: Path) -> None:
-    """Each worker of ``pytest -n 2`` that compiles has a folder."""
-    pytest.importorskip("xdist")
-    (tmp_path / "test_model.py").write_text(
+        "os._exit(0)\n",  # gloo's threads may abort a process that ends by itself
+        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "ranks.py"],
+        [["<lambda>"], ["<lambda>"]],
+    ),
+    "pytest -n 2": (
+        "xdist",
+        "test_model.py",
         "import pytest, time, torch\n"
         "@pytest.mark.parametrize('n', range(2))\n"
         "def test_it(n):\n"
         "    torch.compile(lambda x: x + n, backend='eager')(torch.ones(2))\n"
-        "    time.sleep(3)\n"  # so that the other worker takes the other test
-    )
-    run = ["-m", "pytest", "-q", "-n", "2", "--dist", "each", "-p", "no:cacheprovider"]
-    fresh(*run, cwd=tmp_path, **{VARIABLE: "out"})
-    assert functions(tmp_path / "out") == [["<lambda>"] * 2] * 2
-
-
-@pytest.mark.sweep
-def test_a_dask_worker_is_recorded(tmp_path: Path) -> None:
-    """A worker process of a Dask cluster that compiles has a folder; scheduler and client have none."""
-    pytest.importorskip("distributed")
-    (tmp_path / "cluster.py").write_text(
+        "    time.sleep(3)\n",  # so that the other worker takes the other test
+        ["-m", "pytest", "-q", "-n", "2", "--dist", "each", "-p", "no:cacheprovider"],
+        [["<lambda>"] * 2] * 2,
+    ),
+    "dask": (  # scheduler and client have none
+        "distributed",
+        "cluster.py",
         "from distributed import Client, LocalCluster\n"
         "def work(n):\n"
         "    import torch\n"
@@ -127,11 +115,22 @@ def test_a_dask_worker_is_recorded(tmp_path: Path) -> None:
         "if __name__ == '__main__':\n"
         "    with LocalCluster(n_workers=1, processes=True, dashboard_address=None) as cluster:\n"
         "        with Client(cluster) as client:\n"
-        "            print(client.submit(work, 2).result())\n"
-    )
-    done = fresh("cluster.py", cwd=tmp_path, **{VARIABLE: "out"})
-    assert done.stdout == "[3.0, 3.0]\n"
-    assert functions(tmp_path / "out") == [["<lambda>"]]
+        "            assert client.submit(work, 2).result() == [3.0, 3.0]\n",
+        ["cluster.py"],
+        [["<lambda>"]],
+    ),
+}
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_workers_of_a_program_are_recorded(tmp_path: Path, name: str) -> None:
+    """Each process that compiles has a folder: ranks that communicate, workers of tests and of a cluster."""
+    needed, file, text, run, expected = PROGRAMS[name]
+    pytest.importorskip(needed)
+    (tmp_path / file).write_text(text)
+    fresh(*run, cwd=tmp_path, **{VARIABLE: "out"})
+    assert functions(tmp_path / "out") == expected
 
 
 def test_a_program_that_compiles_nothing_leaves_nothing(tmp_path: Path) -> None:
@@ -178,13 +177,13 @@ def test_commands_are_not_recorded(tmp_path: Path) -> None:
 # --- the settings ---------------------------------------------------------------------------------
 
 
-def compiled_by(recorder: ProcessRecorder, *numbers: int) -> None:
+def compiled_by(recorder: ProcessRecorder, *numbers: int, backend: Any = "eager") -> None:
     """Compile a frame for each number while the recorder is active."""
     start_recording(recorder)
     try:
         for number in numbers:
             torch._dynamo.reset()
-            torch.compile(lambda x, n=number: x + n, backend="eager")(torch.ones(2))
+            torch.compile(lambda x, n=number: x + n, backend=backend)(torch.ones(2))
     finally:
         stop_recording(recorder)
 
@@ -217,12 +216,7 @@ def test_a_frame_that_is_left_out_leaves_no_folder(tmp_path: Path) -> None:
     def skip(gm: Any, inputs: Any) -> Any:
         raise torch._dynamo.exc.SkipFrame
 
-    recorder = ProcessRecorder(CaptureFolder(tmp_path / "new"))
-    start_recording(recorder)
-    try:
-        torch.compile(lambda x: x + 1, backend=skip)(torch.ones(2))
-    finally:
-        stop_recording(recorder)
+    compiled_by(ProcessRecorder(CaptureFolder(tmp_path / "new")), 1, backend=skip)
     assert not (tmp_path / "new").exists()
 
 

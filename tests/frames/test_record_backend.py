@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
 # --- what torch.compile passes on ---------------------------------------------------------------
 
 SETTINGS: list[dict[str, Any]] = [
@@ -71,7 +73,6 @@ def test_inductor_gets_what_torch_compile_gives_it(
 
 def test_a_wrong_option_is_refused_as_by_torch(tmp_path: Path) -> None:
     """The error is torch's own, raised when the frame is compiled."""
-    torch._dynamo.reset()
     f = torch.compile(
         lambda x: x + 1, backend=tfk.record(tmp_path, inner="inductor"), options={"nonesuch": 1}
     )
@@ -87,11 +88,12 @@ def test_another_backend_gets_the_keywords_unchanged(tmp_path: Path) -> None:
         found.append(kwargs)
         return gm.forward
 
-    for settings in ({}, {"mode": "fast"}, {"options": {"level": 3}}):
+    given: list[dict[str, Any]] = [{}, {"mode": "fast"}, {"options": {"level": 3}}]
+    for settings in given:
         for backend in (mine, tfk.record(tmp_path, inner=mine), tfk.handoff(mine)):
             torch._dynamo.reset()
             torch.compile(lambda x: x + 1, backend=backend, **settings)(torch.ones(2))
-    assert found == [e for e in ({}, {"mode": "fast"}, {"options": {"level": 3}}) for _ in range(3)]
+    assert found == [settings for settings in given for _ in range(3)]
 
 
 # --- a frame without a record -------------------------------------------------------------------
@@ -111,7 +113,6 @@ def test_a_frame_without_a_record_is_compiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The program continues, with a warning that contains the frame and the reason."""
-    torch._dynamo.reset()
     monkeypatch.setattr(backends, "describe_frame", refuse)
     recorder = tfk.record(tmp_path, inner="eager")
     message = "the frame of 'doubled' is not on record: x: no record. It is compiled all the same"
@@ -129,7 +130,6 @@ def test_a_frame_without_a_record_can_be_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``on_error="raise"`` raises the error, and the backend is not called."""
-    torch._dynamo.reset()
     monkeypatch.setattr(backends, "describe_frame", refuse)
     called: list[Any] = []
     recorder = tfk.record(tmp_path, inner=lambda *args: called.append(args), on_error="raise")
@@ -141,7 +141,6 @@ def test_a_frame_without_a_record_can_be_an_error(
 
 def test_a_deleted_directory_does_not_stop_the_program(tmp_path: Path) -> None:
     """A file that cannot be written is reported as a frame without a record is."""
-    torch._dynamo.reset()
     recorder = tfk.record(tmp_path / "there", inner="eager")
     (tmp_path / "there").rmdir()
     with pytest.warns(tfk.RecordWarning, match="the file cannot be written"):
@@ -159,7 +158,6 @@ def test_an_unknown_treatment_of_errors_is_refused(tmp_path: Path) -> None:
 
 def recorded(tmp_path: Path, inner: Any) -> tfk.Capture:
     """Return the recorded frame after its backend was called."""
-    torch._dynamo.reset()
     recorder = tfk.record(tmp_path, inner=inner)
     with suppress(BaseException):
         torch.compile(doubled, backend=recorder)(torch.ones(2))
@@ -185,10 +183,15 @@ def test_a_frame_is_recorded_before_its_backend_is_called(tmp_path: Path) -> Non
     assert (tmp_path / "again.fkf").read_bytes() == path.read_bytes()
 
 
+class Broken(Exception):
+    """An exception of a backend."""
+
+
 @pytest.mark.parametrize(
     ("error", "state", "failure"),
     [
         (ValueError("planned"), None, "builtins.ValueError"),
+        (Broken("planned"), None, f"{__name__}.Broken"),
         (SystemExit("planned"), None, "builtins.SystemExit"),
         (GeneratorExit("planned"), None, "builtins.GeneratorExit"),
         (KeyboardInterrupt("planned"), "not finished", None),
@@ -206,6 +209,10 @@ def test_an_exception_of_the_backend_is_the_failure(
     desc = recorded(tmp_path, mine).desc
     assert desc.state == state
     assert (None if desc.failure is None else desc.failure.type) == failure
+    if desc.failure is not None:
+        assert desc.failure.message == "planned"
+        assert desc.failure.stack is not None
+        assert desc.failure.stack.frames[-1].function == "mine"
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

@@ -114,15 +114,14 @@ def test_a_block_that_compiles_nothing_leaves_no_folder(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    """The block does not begin, and torch is as it was."""
+    """The block does not begin, and torch is as it was; no backend is made for a file in its place."""
     before = hooked()
     (tmp_path / "file").write_text("")
-    with (
-        pytest.raises(tfk.WriteError, match="the directory cannot be written"),
-        tfk.recording(tmp_path / "file" / "x"),
-    ):
-        pytest.fail("it began")
+    with pytest.raises(tfk.WriteError, match="the directory cannot be written"):
+        tfk.recording(tmp_path / "file" / "x").__enter__()
     assert hooked() == before
+    with pytest.raises(tfk.WriteError, match="the directory cannot be written"):
+        tfk.record(tmp_path / "file")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -13,6 +13,7 @@ import torch
 from compare import check
 from compiled_programs import Example
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.testing._internal.two_tensor import TwoTensor
 from wrapper_examples import NUMBERS, USES, around, calls, cases, two
 
 import torch_fakeify as tfk
@@ -26,13 +27,14 @@ pytestmark = [
     pytest.mark.usefixtures("fresh_dynamo"),
 ]
 
-_DYNAMIC = pytest.mark.parametrize("dynamic", [True, pytest.param(None, marks=pytest.mark.sweep)])
-_DYNAMIC_OR_LONG = pytest.mark.parametrize(
-    "dynamic", [True, pytest.param(None, marks=pytest.mark.long)]
-)
+_CASES = pytest.mark.parametrize(("wrapper", "use", "dynamic"), cases())
 
 
-def _compare(wrapper: str, use: str, *, dynamic: bool | None) -> None:
+@_CASES
+def test_the_handoff_supports_a_number_beside_a_wrapper(
+    wrapper: str, use: str, dynamic: bool | None
+) -> None:
+    """Results, graphs, recompiles and guards are those of the direct backend."""
     if wrapper == "int8":
         pytest.importorskip("torchao", reason="needs the `torchao` extra", exc_type=ImportError)
     check(
@@ -44,34 +46,15 @@ def _compare(wrapper: str, use: str, *, dynamic: bool | None) -> None:
     )
 
 
-@_DYNAMIC
-@pytest.mark.parametrize(("wrapper", "use"), cases(plain=True))
-def test_the_handoff_supports_a_number_beside_a_wrapper(
-    wrapper: str, use: str, dynamic: bool | None
+@_CASES
+def test_a_capture_of_a_number_beside_a_wrapper_round_trips(
+    wrapper: str, use: str, dynamic: bool | None, tmp_path: Path
 ) -> None:
-    """Results, graphs, recompiles and guards are those of the direct backend."""
-    _compare(wrapper, use, dynamic=dynamic)
-
-
-@pytest.mark.sweep
-@_DYNAMIC_OR_LONG
-@pytest.mark.parametrize(("wrapper", "use"), cases(plain=False))
-def test_the_handoff_supports_every_number_beside_every_wrapper(
-    wrapper: str, use: str, dynamic: bool | None
-) -> None:
-    """All wrappers and all uses of a number are compared with the direct backend."""
-    _compare(wrapper, use, dynamic=dynamic)
-
-
-# --- captures -------------------------------------------------------------------------------------
-
-
-def _record(wrapper: str, use: str, folder: Path, *, dynamic: bool | None) -> None:
-    """Rebuild every capture of three calls in all ways; each has one fingerprint."""
+    """Captures of three calls are instantiated, compiled and run; captured again each has one fingerprint."""
     if wrapper == "int8":
         pytest.importorskip("torchao", reason="needs the `torchao` extra", exc_type=ImportError)
     with around(wrapper):
-        recorder = tfk.record(folder, "eager")
+        recorder = tfk.record(tmp_path, "eager")
         fn = torch.compile(USES[use], backend=recorder, dynamic=dynamic, fullgraph=True)
         for args in calls(wrapper):
             fn(*args)
@@ -84,25 +67,6 @@ def _record(wrapper: str, use: str, folder: Path, *, dynamic: bool | None) -> No
             assert again.fingerprint() == capture.fingerprint()
             capture.instantiate(fresh=True).compile("aot_eager")
             capture.compile("aot_eager")(*capture.materialize())
-
-
-@_DYNAMIC
-@pytest.mark.parametrize(("wrapper", "use"), cases(plain=True))
-def test_a_capture_of_a_number_beside_a_wrapper_round_trips(
-    wrapper: str, use: str, dynamic: bool | None, tmp_path: Path
-) -> None:
-    """A capture is instantiated, compiled and run, and captured again with one fingerprint."""
-    _record(wrapper, use, tmp_path, dynamic=dynamic)
-
-
-@pytest.mark.sweep
-@_DYNAMIC_OR_LONG
-@pytest.mark.parametrize(("wrapper", "use"), cases(plain=False))
-def test_captures_of_every_number_beside_every_wrapper_round_trip(
-    wrapper: str, use: str, dynamic: bool | None, tmp_path: Path
-) -> None:
-    """Captures of all wrappers and all uses of a number are rebuilt in all ways."""
-    _record(wrapper, use, tmp_path, dynamic=dynamic)
 
 
 # --- what is described ----------------------------------------------------------------------------
@@ -135,10 +99,6 @@ def test_a_frame_with_a_wrapper_is_described_from_its_real_tensors() -> None:
     assert made == 0
 
 
-def _as_it_is(*args: Any) -> list[Any]:
-    return [a + 1 for a in args]
-
-
 SHARED: dict[str, Callable[[torch.Tensor], tuple[Any, ...]]] = {
     "base and view": lambda a: (a, a[1:]),
     "view and base": lambda a: (a[1:], a),
@@ -151,8 +111,6 @@ SHARED: dict[str, Callable[[torch.Tensor], tuple[Any, ...]]] = {
 
 
 def _of(a: torch.Tensor) -> Any:
-    from torch.testing._internal.two_tensor import TwoTensor
-
     return TwoTensor(a, a)
 
 
@@ -160,7 +118,7 @@ def _jagged(a: torch.Tensor) -> Any:
     return torch.nested.nested_tensor_from_jagged(a, torch.tensor([0, 2, a.shape[0]]))
 
 
-@_DYNAMIC
+@pytest.mark.parametrize("dynamic", [True, pytest.param(None, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("name", SHARED)
 def test_inputs_that_share_a_tensor_make_no_symbols(name: str, dynamic: bool | None) -> None:
     """A tensor that is an input and a part of another one is made once, with the same symbols."""
@@ -170,7 +128,7 @@ def test_inputs_that_share_a_tensor_make_no_symbols(name: str, dynamic: bool | N
         for t in args:
             if type(t) is torch.Tensor:
                 torch._dynamo.mark_dynamic(t, 0)
-    capture, made = _one(_as_it_is, *args, dynamic=dynamic)
+    capture, made = _one(lambda *args: [a + 1 for a in args], *args, dynamic=dynamic)
     assert made == 0
     inputs = capture.instantiate().inputs
     parts = [p for x in inputs for p in _parts(x)]

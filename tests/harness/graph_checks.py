@@ -18,6 +18,7 @@ from torch_fakeify.describe.describer import MetaTensorDescriber
 from torch_fakeify.encoding.exprs import decode_expr
 from torch_fakeify.frames.graph.codec import decode_graph, encode_graph
 from torch_fakeify.records.graph import GraphModuleDesc, NodeDesc
+from torch_fakeify.records.metadata_keys import losses_of
 from torch_fakeify.records.tensor import (
     FunctionValue,
     NodeValue,
@@ -85,24 +86,6 @@ def code_of(gm) -> str | None:
         return None
 
 
-def without_drops(desc: GraphModuleDesc) -> GraphModuleDesc:
-    """The record as if nothing had been left out: what is encoded a second time has no drops."""
-    return msgspec.structs.replace(
-        desc,
-        nodes=tuple(msgspec.structs.replace(n, dropped_meta=()) for n in desc.nodes),
-        dropped_meta=(),
-        submodules=tuple((name, without_drops(sub)) for name, sub in desc.submodules),
-    )
-
-
-def dropped(desc: GraphModuleDesc) -> set[str]:
-    """Keys of metadata that a record names as left out, in all its graphs."""
-    found = {key for fx_node in desc.nodes for key, _ in fx_node.dropped_meta}
-    for _, sub in desc.submodules:
-        found |= dropped(sub)
-    return found
-
-
 def check_same_graph(gm, rebuilt) -> None:
     """Node for node: names, targets, arguments with their types, users in order, metadata keys."""
     for a, b in zip(graphs_of(gm), graphs_of(rebuilt), strict=True):
@@ -159,12 +142,12 @@ def check(gm) -> tuple[GraphModuleDesc, torch.fx.GraphModule]:
     check_same_graph(gm, rebuilt)
     code = code_of(gm)
     assert code is None or code == rebuilt.code
-    assert dropped(desc) == set(), dropped(desc)
+    assert losses_of(desc) == ()
     problem = "\n".join(difflib.unified_diff(printed(gm).split("\n"), printed(rebuilt).split("\n")))
     assert not problem, problem
     with unset_fake_temporarily():
         again = encode_graph(rebuilt, MetaTensorDescriber(), constants="small")
-    problem = difference(without_drops(desc), again)
+    problem = difference(desc, again)
     assert problem is None, problem
     return desc, rebuilt
 
@@ -232,7 +215,7 @@ def function(name, kind="function"):
     return FunctionValue(kind=kind, name=name)
 
 
-def node(op, name, target, *args, **kwargs):
+def node(op, name, target, /, *args, **kwargs):
     """One node's record; keyword arguments are those of the call."""
     return NodeDesc(op=op, name=name, target=target, args=args, kwargs=tuple(kwargs.items()))
 
@@ -252,13 +235,7 @@ def decode(desc, **kwargs):
     return TensorBuilder(None).decode(desc, **kwargs)
 
 
-def calling(target, *args, **kwargs):
+def calling(target, /, *args, **kwargs):
     """A graph of one call, between an input and the output."""
-    call = NodeDesc(
-        op="call_method" if isinstance(target, str) else "call_function",
-        name="call",
-        target=target,
-        args=args,
-        kwargs=tuple(kwargs.items()),
-    )
-    return graph(X, call, OUT)
+    op = "call_method" if isinstance(target, str) else "call_function"
+    return graph(X, node(op, "call", target, *args, **kwargs), OUT)

@@ -168,11 +168,13 @@ def calls(wrapper: str) -> list[tuple[Any, torch.Tensor, float]]:
 _SWEPT = ("compared",)
 
 
-def cases(*, plain: bool) -> list[Any]:
-    """Wrappers and uses; those beyond one use of each wrapper have no room in every sweep."""
-    every = [(w, u) for w in WRAPPERS for u in USES if (w, u) not in IMPOSSIBLE]
-    return [
-        pytest.param(*case, marks=() if plain or case[1] in _SWEPT else pytest.mark.long)
-        for case in every
-        if (case in PLAIN) == plain
-    ]
+def cases() -> list[Any]:
+    """Wrappers, uses, and ``dynamic``; those beyond one use of each wrapper have no room in every sweep."""
+    found: list[Any] = []
+    for case in ((w, u) for w in WRAPPERS for u in USES if (w, u) not in IMPOSSIBLE):
+        for dynamic in (True, None):
+            marks = [] if case in PLAIN and dynamic else [pytest.mark.sweep]
+            if case not in PLAIN and not (dynamic and case[1] in _SWEPT):
+                marks.append(pytest.mark.long)
+            found.append(pytest.param(*case, dynamic, marks=marks))
+    return found

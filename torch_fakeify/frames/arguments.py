@@ -80,27 +80,6 @@ def bind(desc: CaptureDesc, scope: Scope) -> list[Any]:
     return [read(source, scope) for source in sources_of(desc)]
 
 
-def check_arguments(guards: Guards, scope: Scope) -> None:
-    """Check that all guards hold for a scope.
-
-    Raises:
-        CaptureError: one does not.
-    """
-    guard = guards.failing(scope)
-    if guard is not None:
-        raise CaptureError(
-            "the arguments are not like those that the frame was recorded with",
-            expected=str(guard),
-            fix="Record a frame with such arguments, or pass check=False",
-        )
-
-
-def names_of(desc: CaptureDesc) -> list[Any]:
-    """Return sources that are the names of the inputs, in the order of the placeholders."""
-    local = torch_dynamo.dynamo_source().LocalSource
-    return [local(each.name) for each in desc.inputs]
-
-
 def aliasing_of(desc: CaptureDesc) -> Aliasing:
     """What the graph of a frame assumes of tensors that are one object or share a storage."""
     if desc.export is None:
@@ -120,12 +99,9 @@ class FrameGuards:
     """The conditions under which a graph may be used, as its ``ShapeEnv`` has them at the time.
 
     Args:
-        records: of the inputs.
+        records: of the inputs, in the order of ``inputs`` and ``sources``.
         inputs: the fake inputs.
-        sources: their sources.
         same_objects: pairs of sources at which one object must be; of an exported program one storage.
-        shape_env: their ``ShapeEnv``.
-        modes: torch's global state.
         whole: whether the sources are all that the facts of the ``ShapeEnv`` are about.
         aliasing: what the graph assumes of tensors that are one object or share a storage.
     """
@@ -188,18 +164,16 @@ def _number_type(source: Any, value: Any) -> Iterator[Guard]:
     sources = torch_dynamo.dynamo_source()
     if isinstance(source, sources.FloatTensorSource):
         yield check_guard("type", [source.base], float)
-    elif type(value) in _NUMBERS and not isinstance(source, _computed(sources)):
+    elif type(value) in _NUMBERS and not isinstance(
+        source,  # these are numbers of another value
+        (
+            sources.TensorPropertySource,
+            sources.CallMethodItemSource,
+            sources.ConvertIntSource,
+            sources.DynamicScalarSource,
+        ),
+    ):
         yield check_guard("type", [source], _NUMBERS[type(value)])
-
-
-def _computed(sources: Any) -> tuple[type, ...]:
-    """Return the classes of sources that are numbers of another value."""
-    return (
-        sources.TensorPropertySource,
-        sources.CallMethodItemSource,
-        sources.ConvertIntSource,
-        sources.DynamicScalarSource,
-    )
 
 
 def same_objects(desc: CaptureDesc) -> list[tuple[Any, Any]]:

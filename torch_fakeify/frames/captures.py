@@ -252,9 +252,8 @@ class Capture:
             paths: ``"full"`` leaves message and file names unchanged; ``"short"`` shortens absolute
                 paths and removes the names of user and host and secrets of the environment.
         """
-        kind = type(error)
         failure = FailureDesc(
-            type=class_name(kind),
+            type=class_name(type(error)),
             message=str(error) if paths == "full" else short_message(str(error)),
             stack=encode_stack(traceback.extract_tb(error.__traceback__)),
             backend=backend,
@@ -280,9 +279,7 @@ class Capture:
         """
         desc = self.desc
         changed = msgspec.structs.replace(desc, state=state, compile_seconds=seconds)
-        members = self._members
-        if members is not None:
-            members = with_result(members, changed, was=desc)
+        members = self._members and with_result(self._members, changed, was=desc)
         return Capture(changed, producer=self.producer, members=members)
 
     def instantiate(
@@ -340,16 +337,14 @@ class Capture:
                 local size is not known for it, or the graph may have numbers of the rank that recorded
                 it: the program asks for its rank.
         """
-        return self._moved(rank, by_request=True)
+        return self._at(rank)
 
     def _at(self, rank: int | None) -> Capture:
         """The frame of a rank; ``None`` means that of this process, if it has one."""
-        if rank is not None:
-            return self.at_rank(rank)
-        running = running_rank(self.desc)
-        return self if running is None else self._moved(running, by_request=False)
-
-    def _moved(self, rank: int, *, by_request: bool) -> Capture:
+        by_request = rank is not None
+        rank = running_rank(self.desc) if rank is None else rank
+        if rank is None:
+            return self
         desc = at_rank(self.desc, rank, by_request=by_request)
         if desc is self.desc:
             return self

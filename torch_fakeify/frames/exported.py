@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 import re
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -42,7 +44,7 @@ from torch_fakeify.records.frame import (
 from torch_fakeify.serialization.limits import check_exponents
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from torch_fakeify.records.frame import InputDesc
     from torch_fakeify.records.graph import CallingDesc
@@ -70,11 +72,7 @@ def describe_export(program: ExportedProgram, *, data: bool) -> ExportDesc:
         UnsupportedValueError: an input or output is an object of a custom class.
     """
     signature = program.graph_signature
-    targets = {
-        spec.target
-        for spec in signature.input_specs
-        if spec.kind is graph_signature.InputKind.CONSTANT_TENSOR
-    }
+    targets = set(signature.inputs_to_lifted_tensor_constants.values())
     constants = {
         name: value
         for name, value in program.constants.items()
@@ -310,11 +308,28 @@ def exported_program(
         where = f"$.export.ranges[{i}]"
         expr, lower, upper = (_expr(d, where) for d in (each.expr, each.lower, each.upper))
         ranges[expr] = span(lower, upper)
-    values = _Values(export, records, inputs)
-    state = values.of(_in_state, state_dict, "state_dict")
-    others = values.of(lambda spec: not _in_state(spec), constants, "constants")
-    verifiers = [_verifier(dialect) for dialect in export.dialects]
+    rows = list(zip(export.inputs, records, inputs, strict=True))
+    data = dict(export.constants)
+    in_state = [
+        d.kind == "PARAMETER" or (d.kind == "BUFFER" and d.persistent) for d in export.inputs
+    ]
+    state = _tensors(itertools.compress(rows, in_state), data, state_dict, "state_dict")
+    in_others = map(operator.not_, in_state)
+    others = _tensors(itertools.compress(rows, in_others), data, constants, "constants")
+    verifiers: list[Any] = list(map(torch_export.verifier_of, export.dialects))
+    if None in verifiers:
+        raise UnknownNameError(
+            "no imported library has a verifier of this dialect",
+            where="$.export.dialects",
+            found=repr(export.dialects[verifiers.index(None)]),
+            fix="Import the library that made the program, such as executorch.exir",
+        )
     try:
+        entry = modules[0].signature if modules else None
+        example: Any = None
+        if entry is not None:  # without data; its structure names the guards of ``module()``
+            leaves = [_without_data(v) for spec, _, v in rows if spec.kind == "USER_INPUT"]
+            example = torch_graphs.pytree.tree_unflatten(leaves, entry.in_spec)
         return ExportedProgram(
             gm,
             gm.graph,
@@ -322,7 +337,7 @@ def exported_program(
             state,
             ranges,
             modules,
-            values.example(modules),
+            example,
             others,
             verifiers=verifiers,
         )
@@ -343,51 +358,35 @@ def _expr(d: ExprDesc, where: str) -> Any:
         return decode_expr(d)
 
 
-def _in_state(spec: ExportInputDesc) -> bool:
-    return spec.kind == "PARAMETER" or (spec.kind == "BUFFER" and bool(spec.persistent))
+def _tensors(
+    rows: Iterable[tuple[ExportInputDesc, InputDesc, Any]],
+    data: Mapping[str, bytes],
+    given: Mapping[str, Any] | None,
+    name: str,
+) -> dict[str, Any]:
+    """Return tensors of a program by target: given ones, recorded data, or the fake inputs.
 
-
-class _Values:
-    """The tensors of a program: given ones, recorded data, or the fake inputs."""
-
-    def __init__(
-        self, export: ExportDesc, records: Sequence[InputDesc], inputs: Sequence[Any]
-    ) -> None:
-        self._rows = list(zip(export.inputs, records, inputs, strict=True))
-        self._data = dict(export.constants)
-
-    def of(self, chosen: Any, given: Mapping[str, Any] | None, name: str) -> dict[str, Any]:
-        """Return the tensors by target.
-
-        Raises:
-            CaptureError: tensors are given, and one is missing that has no recorded data.
-        """
-        found: dict[str, Any] = dict(given or {})
-        for spec, record, fake in self._rows:
-            target = spec.target
-            if target is None or spec.kind == "TOKEN" or target in found or not chosen(spec):
-                continue
-            if target in self._data and record.tensor is not None:
-                where = f"$.export.constants[{target!r}]"
-                found[target] = fill(fake, record.tensor, self._data[target], where)
-            elif given is None:
-                found[target] = fake
-            else:
-                raise CaptureError(
-                    f"a tensor of the program is not in {name}",
-                    expected=target,
-                    found=", ".join(given) or "nothing",
-                    fix="Pass the state_dict and the constants of the exported program, or none",
-                )
-        return found
-
-    def example(self, modules: Sequence[ModuleCallEntry]) -> Any:
-        """Return arguments without data, whose structure names the guards of ``module()``."""
-        signature = modules[0].signature if modules else None
-        if signature is None:
-            return None
-        leaves = [_without_data(v) for spec, _, v in self._rows if spec.kind == "USER_INPUT"]
-        return torch_graphs.pytree.tree_unflatten(leaves, signature.in_spec)
+    Raises:
+        CaptureError: tensors are given, and one is missing that has no recorded data.
+    """
+    found: dict[str, Any] = dict(given or {})
+    for spec, record, fake in rows:
+        target = spec.target
+        if target is None or spec.kind == "TOKEN" or target in found:
+            continue
+        if target in data and record.tensor is not None:
+            where = f"$.export.constants[{target!r}]"
+            found[target] = fill(fake, record.tensor, data[target], where)
+        elif given is None:
+            found[target] = fake
+        else:
+            raise CaptureError(
+                f"a tensor of the program is not in {name}",
+                expected=target,
+                found=", ".join(given) or "nothing",
+                fix="Pass the state_dict and the constants of the exported program, or none",
+            )
+    return found
 
 
 def _without_data(value: Any) -> Any:
@@ -447,15 +446,3 @@ def _module_entry(d: ExportModuleDesc, index: int) -> ModuleCallEntry:
     inputs, outputs = list(map(_argument, d.inputs)), list(map(_argument, d.outputs))
     signature = ModuleCallSignature(inputs, outputs, in_spec, out_spec, names or None)  # type: ignore[arg-type]
     return ModuleCallEntry(d.name, signature)
-
-
-def _verifier(dialect: str) -> Any:
-    found = torch_export.verifier_of(dialect)
-    if found is None:
-        raise UnknownNameError(
-            "no imported library has a verifier of this dialect",
-            where="$.export.dialects",
-            found=repr(dialect),
-            fix="Import the library that made the program, such as executorch.exir",
-        )
-    return found

@@ -39,8 +39,6 @@ from .arguments import (
     FrameGuards,
     aliasing_of,
     bind,
-    check_arguments,
-    names_of,
     same_objects,
     sources_of,
 )
@@ -56,7 +54,7 @@ if TYPE_CHECKING:
     from torch_fakeify.guards.conditions import Guard
     from torch_fakeify.guards.guard_list import Guards
     from torch_fakeify.records.frame import CaptureDesc, InputDesc, ModesDesc
-    from torch_fakeify.records.tensor import MetaTensorDesc, SourceDesc, SymDesc
+    from torch_fakeify.records.tensor import MetaTensorDesc, SymDesc
 
 
 class Instance:
@@ -89,13 +87,12 @@ class Instance:
     ) -> None:
         self._fresh = fresh
         self._frame = frame or desc  # the one to build may lack the operations
-        self._guards: FrameGuards | None
-        self._input_guards: FrameGuards | None
         self._build(desc, retarget)
 
     def _build(self, desc: CaptureDesc, retarget: DeviceMap) -> None:
         self.desc = desc
-        self._guards = self._input_guards = None
+        self._guards: FrameGuards | None = None
+        self._input_guards: FrameGuards | None = None
         self.specialized: dict[str, float] = {}
         self._sources = DecodeMemo()
         shape_env, original, fresh_env = None, None, None
@@ -116,7 +113,9 @@ class Instance:
         self._meshes = Meshes(retarget.device if retarget else str)
         self._converter = self._new_converter()
         self._retarget, self._moves = retarget, bool(retarget)
-        self._decode_sources(desc)
+        with wrap_torch_errors("$.inputs"):
+            tensors = [each.tensor for each in desc.inputs if each.tensor is not None]
+            decode_sources([t.source for t in tensors if t.source is not None], self._sources)
         self._input_records, self._export = desc.inputs, desc.export
         self.inputs = self._made_inputs()
         if original is not None and fresh_env is not None:
@@ -194,7 +193,7 @@ class Instance:
                 found=str(len(inputs)),
                 fix="Pass one for each placeholder, as capture.inputs shows them",
             )
-        names = names_of(self.desc)
+        names = [torch_dynamo.dynamo_source().LocalSource(each.name) for each in self.desc.inputs]
         if self._input_guards is None:
             self._input_guards = self._frame_guards(names, (), whole=False)
         scope = {source.local_name: value for source, value in zip(names, inputs, strict=True)}
@@ -229,8 +228,13 @@ class Instance:
         """The inputs of the graph from a scope, see `Capture.bind`; devices are those of the instance."""
         found = Scope(scope, globals)
         values = bind(self.desc, found)
-        if check:
-            check_arguments(self.guards, found)
+        guard = self.guards.failing(found) if check else None
+        if guard is not None:
+            raise CaptureError(
+                "the arguments are not like those that the frame was recorded with",
+                expected=str(guard),
+                fix="Record a frame with such arguments, or pass check=False",
+            )
         return values
 
     def check(
@@ -351,16 +355,9 @@ class Instance:
     def _compile_id(self) -> Any:
         return torch_dynamo.CompileId(frame_id=0, frame_compile_id=0)
 
-    def _decode_sources(self, desc: CaptureDesc) -> None:
-        """Decode the sources of the inputs into the memo."""
-        with wrap_torch_errors("$.inputs"):
-            tensors = [each.tensor for each in desc.inputs if each.tensor is not None]
-            decode_sources([t.source for t in tensors if t.source is not None], self._sources)
-
     def _convert(self, desc: MetaTensorDesc) -> torch.Tensor:
         try:
-            moved = self._retarget.tensor(desc) if self._moves else desc
-            return self._converter.from_desc(moved)
+            return self._converter.from_desc(self._retarget.tensor(desc) if self._moves else desc)
         except Exception:
             with wrap_torch_errors(where_of(desc)):
                 raise
@@ -404,7 +401,7 @@ class Instance:
 
     def _attach_dynamo_metadata(self) -> None:
         """Attach the metadata that AOTAutograd reads from a graph of Dynamo."""
-        placeholders = [n for n in self.gm.graph.nodes if n.op == "placeholder"]
+        placeholders: list[Any] = self.gm.graph.find_nodes(op="placeholder")
         if len(placeholders) != len(self.inputs):
             raise CaptureError(
                 "the capture's inputs do not fit its graph",
@@ -415,8 +412,17 @@ class Instance:
             )
         node_sources = [n.source for n in self.desc.graph.nodes if n.op == "placeholder"]
         rows = zip(placeholders, self.desc.inputs, self.inputs, node_sources, strict=True)
-        for fx_node, desc, value, source in rows:
-            self._attach_placeholder_metadata(fx_node, desc, value, source)
+        for fx_node, desc, value, node_source in rows:
+            tensor = desc.tensor
+            if desc.source is not None and desc.source is not node_source:  # else the node has it
+                fx_node._dynamo_source = decode_source(desc.source, memo=self._sources)
+            if tensor is not None and tensor.symbolic_context is not None:
+                context = decode_context(tensor.symbolic_context, memo=self._sources)
+                fx_node._fakeify_context = context
+                self.tracing_context.tensor_to_context[value] = context
+            marks = None if tensor is None else tensor.marks
+            if marks is not None and marks.static_input_type is not None:
+                fx_node.meta["tensor_dict"] = {"_dynamo_static_input_type": marks.static_input_type}
         if all(desc.source is not None for desc in self.desc.inputs):
             self.gm.meta["dynamo_compile_id"] = self._compile_id()
             parameters = [name for name, _ in self.desc.parameter_sources]
@@ -427,21 +433,6 @@ class Instance:
                 "_param_name_to_source",
                 dict(zip(parameters, sources, strict=True)),
             )
-
-    def _attach_placeholder_metadata(
-        self, fx_node: torch.fx.Node, desc: InputDesc, value: Any, node_source: SourceDesc | None
-    ) -> None:
-        if desc.source is not None and desc.source is not node_source:  # else the node has it
-            fx_node._dynamo_source = decode_source(desc.source, memo=self._sources)  # pyright: ignore[reportAttributeAccessIssue]
-        if desc.tensor is None:
-            return
-        if desc.tensor.symbolic_context is not None:
-            context = decode_context(desc.tensor.symbolic_context, memo=self._sources)
-            fx_node._fakeify_context = context  # pyright: ignore[reportAttributeAccessIssue]
-            self.tracing_context.tensor_to_context[value] = context
-        marks = desc.tensor.marks
-        if marks is not None and marks.static_input_type is not None:
-            fx_node.meta["tensor_dict"] = {"_dynamo_static_input_type": marks.static_input_type}
 
 
 def _with_flat_output(compiler_fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -137,13 +137,10 @@ class Notes:
                 frames.pop(tuple(note["frame"]), None)
             else:
                 frames[tuple(note["frame"])] = note["content"]
-        read.frames = [_report(row) for row in frames.values()]
+        types: dict[str, Any] = {"path": Path, "defined": tuple, "line": tuple}  # what JSON has not
+        for row in frames.values():
+            made: dict[str, Any] = {
+                n: types[n](v) for n, v in row.items() if n in types and v is not None
+            }
+            read.frames.append(FrameReport(**{**row, **made}))
         return read
-
-
-def _report(row: dict[str, Any]) -> FrameReport:
-    path = row["path"]
-    row = {**row, "path": None if path is None else Path(path)}
-    for name in ("defined", "line"):
-        row[name] = None if row[name] is None else tuple(row[name])
-    return FrameReport(**row)

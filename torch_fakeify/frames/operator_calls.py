@@ -17,12 +17,12 @@ from torch_fakeify.encoding.exprs import decode_expr
 from torch_fakeify.encoding.operators import bound_arguments, written_argument
 from torch_fakeify.encoding.values import decode_value
 from torch_fakeify.errors import FakeifyError, StubError
+from torch_fakeify.records.graph import VALUE_KEYS
 from torch_fakeify.records.tensor import (
     FloatValue,
     FunctionValue,
     ListValue,
     NodeValue,
-    OpaqueValue,
     SizeValue,
     SymDesc,
     SymValue,
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from torch_fakeify.records.tensor import IntLike, MetaTensorDesc, Value
 
 _SEQUENCES = (ListValue, TupleValue, SizeValue)
-_VALUES = ("example_value", "val")
 
 
 class OperatorCall(NamedTuple):
@@ -59,42 +58,30 @@ def calls_of(graph: GraphModuleDesc, operator: str) -> list[OperatorCall]:
 
 
 def _calls(graph: GraphModuleDesc, operator: str) -> Iterator[OperatorCall]:
-    tensors = dict(graph.tensors)
-
-    def value_of(at: int) -> tuple[bool, Value]:
-        fx_node = graph.nodes[at] if 0 <= at < len(graph.nodes) else None
-        if fx_node is None:
-            return False, None
-        meta = dict(fx_node.meta)
-        for key in _VALUES:
-            if key in meta:
-                return True, _shared(graph, meta[key])
-        if fx_node.op == "get_attr" and (tensor := tensors.get(str(fx_node.target))) is not None:
-            return True, TensorValue(tensor=tensor)
-        return False, None
+    tensors = {name: TensorValue(tensor=tensor) for name, tensor in graph.tensors}
+    values = [
+        tensors.get(str(n.target)) if n.op == "get_attr" and n.value is None else n.value
+        for n in graph.nodes
+    ]
 
     def resolved(value: Value) -> Value:
         if isinstance(value, NodeValue):
-            return value_of(value.index)[1]
+            return values[value.index] if 0 <= value.index < len(values) else None
         if isinstance(value, (ListValue, TupleValue)):
             return type(value)(items=tuple(map(resolved, value.items)))
         return value
 
-    for at, fx_node in enumerate(graph.nodes):
+    for fx_node in graph.nodes:
         target = fx_node.target
         if not isinstance(target, FunctionValue) or target.kind not in ("op", "packet"):
             continue
         name = target.name.rpartition(".")[0] if target.kind == "op" else target.name
         if name == operator:
-            has_result, result = value_of(at)
             kwargs = {key: resolved(value) for key, value in fx_node.kwargs}
-            yield OperatorCall(tuple(map(resolved, fx_node.args)), kwargs, result, has_result)
-
-
-def _shared(graph: GraphModuleDesc, value: Value) -> Value:
-    if isinstance(value, OpaqueValue) and value.kind == "shared" and isinstance(value.data, int):
-        return graph.shared[value.data] if 0 <= value.data < len(graph.shared) else None
-    return value
+            has_result = any(key in VALUE_KEYS for key, _ in fx_node.meta)
+            yield OperatorCall(
+                tuple(map(resolved, fx_node.args)), kwargs, fx_node.value, has_result
+            )
 
 
 def fake_result(
@@ -244,8 +231,6 @@ def _is_equal(expected: Any, given: Any) -> bool:
 
 
 class _Result:
-    """Makes the result of one call."""
-
     def __init__(self, schema: Any, match: _Match, given: Mapping[str, Any]) -> None:
         self._schema = schema
         self._match = match
@@ -318,7 +303,6 @@ class _Result:
 
 
 def _dtype(name: str) -> torch.dtype:
-    """Return the dtype that a record names."""
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
         raise StubError("torch has no such dtype", found=name)

@@ -54,7 +54,14 @@ def _register(desc: CaptureDesc, library: torch_library.StubLibrary) -> Iterator
         if name in named and not torch_library.registered_schemas(*name.split(".", 1)):
             missing.setdefault(name, []).append((each, f"capture.json $.operators[{at}]"))
     for name, overloads in sorted(missing.items()):
-        _check_namespace(name, overloads[0][1])
+        namespace = name.partition(".")[0]
+        if namespace in TORCHS_NAMESPACES or namespace in DENIED_NAMESPACES:
+            raise FormatError(
+                "an operator in a namespace of torch has no stub",
+                where=overloads[0][1],
+                expected="an operator of another library",
+                found=name,
+            )
         calls = calls_of(desc.graph, name)
         refusals: list[StubError] = []
         made: set[str] = set()
@@ -102,17 +109,6 @@ def _named(graph: GraphModuleDesc) -> dict[str, set[str | None]]:
             elif isinstance(value, FunctionValue) and value.kind == "packet":
                 found.setdefault(value.name, set()).add(None)
     return found
-
-
-def _check_namespace(name: str, where: str) -> None:
-    namespace = name.partition(".")[0]
-    if namespace in TORCHS_NAMESPACES or namespace in DENIED_NAMESPACES:
-        raise FormatError(
-            "an operator in a namespace of torch has no stub",
-            where=where,
-            expected="an operator of another library",
-            found=name,
-        )
 
 
 def _refuse(name: str) -> NoReturn:

@@ -88,34 +88,29 @@ class ProcessRecorder(Recorder):
         return compiler_fn(gm, example_inputs, **kwargs)
 
     def _is_recorded(self) -> bool:
-        """Whether to record the frame that Dynamo is compiling."""
-        if self._stopped or not self._matches():
+        if self._stopped:
             return False
+        if self.pattern is not None:
+            code = traced_code()
+            place = "" if code is None else f"{code.co_filename}:{code.co_name}"
+            if self.pattern.search(place) is None:
+                return False
         try:
             self.folder.path()
         except WriteError as error:
             self._stop(f"nothing is recorded in process {os.getpid()}: {error}")
             return False
-        if self.limit is not None and self._count() >= self.limit:
-            self._stop(
-                f"process {os.getpid()} has recorded {self.limit} frames, as many as {_LIMIT} says; "
-                "later frames are not recorded"
-            )
-        return not self._stopped
-
-    def _matches(self) -> bool:
-        if self.pattern is None:
-            return True
-        code = traced_code()
-        place = "" if code is None else f"{code.co_filename}:{code.co_name}"
-        return self.pattern.search(place) is not None
-
-    def _count(self) -> int:
         pid = os.getpid()
-        return sum(
+        count = sum(
             frame.path is not None and frame.pid == pid and frame.graph not in ("joint", "backward")
             for frame in self.frames
         )
+        if self.limit is not None and count >= self.limit:
+            self._stop(
+                f"process {pid} has recorded {self.limit} frames, as many as {_LIMIT} says; "
+                "later frames are not recorded"
+            )
+        return not self._stopped
 
     def _stop(self, text: str) -> None:
         self._stopped = True
@@ -181,36 +176,23 @@ def record_from_environment() -> None:
             record_process(json.loads(os.environ[_REQUEST]))
             return
         folder = CaptureFolder(Path(os.environ[_DIRECTORY]))
-        start_recording(ProcessRecorder(folder, pattern=_pattern(), limit=_limit(), level=_level()))
+        start_recording(ProcessRecorder(folder, **_environment_options()))
     except FakeifyError as error:
         _warn(f"nothing is recorded in process {os.getpid()}: {error}")
 
 
-def _pattern() -> re.Pattern[str] | None:
-    text = os.environ.get(_FILTER, "")
+def _environment_options() -> dict[str, Any]:
+    pattern, limit, level = (os.environ.get(name, "") for name in (_FILTER, _LIMIT, _LEVEL))
     try:
-        return re.compile(text) if text else None
+        compiled = re.compile(pattern) if pattern else None
     except re.error as error:
-        raise CaptureError(
-            f"{_FILTER} cannot be used",
-            expected="a regular expression",
-            found=f"{text!r}: {error}",
-        ) from error
+        raise _unusable(_FILTER, "a regular expression", f"{pattern!r}: {error}") from error
+    if limit and (not limit.isdecimal() or int(limit) == 0):
+        raise _unusable(_LIMIT, "a positive number", repr(limit))
+    if level not in ("", "dynamo", "aot"):
+        raise _unusable(_LEVEL, "dynamo or aot", repr(level))
+    return {"pattern": compiled, "limit": int(limit) if limit else None, "level": level or "dynamo"}
 
 
-def _level() -> Any:
-    text = os.environ.get(_LEVEL, "") or "dynamo"
-    if text not in ("dynamo", "aot"):
-        raise CaptureError(f"{_LEVEL} cannot be used", expected="dynamo or aot", found=repr(text))
-    return text
-
-
-def _limit() -> int | None:
-    text = os.environ.get(_LIMIT, "")
-    if not text:
-        return None
-    if not text.isdecimal() or int(text) == 0:
-        raise CaptureError(
-            f"{_LIMIT} cannot be used", expected="a positive number", found=repr(text)
-        )
-    return int(text)
+def _unusable(name: str, expected: str, found: str) -> CaptureError:
+    return CaptureError(f"{name} cannot be used", expected=expected, found=found)

@@ -49,8 +49,6 @@ from .recording import capture_of, describe_frame, traced_code
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from torch_fakeify.records.frame import SurroundingsDesc
-
     from .captures import Capture
 
 OnError: TypeAlias = Literal["warn", "raise"]
@@ -154,7 +152,6 @@ class Recorder:
             return self._recorded_graphs(frame, report)
 
     def _recorded_graphs(self, frame: _Frame, report: FrameReport) -> Compiled:
-        """Record what AOTAutograd makes of a frame, and compile it."""
         graphs: list[FrameReport] = []
 
         def watch(graph: AotGraph, compile_graph: Callable[[], Any]) -> Any:
@@ -186,7 +183,6 @@ class Recorder:
         )
 
     def _leave_out(self, report: FrameReport) -> None:
-        """Remove the capture and the report of a frame."""
         if report.state != "left out":
             self.frames.remove(report)
             report.state = "left out"
@@ -195,7 +191,6 @@ class Recorder:
     def _recorded(
         self, frame: _Frame, report: FrameReport, compile_frame: Callable[[], Any]
     ) -> Any:
-        """Record one graph and compile it."""
         captured = self._try_capture(frame, report)
         self.frames.append(report)
         self.note(report)
@@ -258,11 +253,17 @@ class Recorder:
         if aot is not None:  # AOTAutograd runs its graphs without autograd
             inputs = [v.detach() if isinstance(v, torch.Tensor) else v for v in inputs]
         desc = describe_frame(frame.gm, inputs, constants=self.constants, paths=self.path_style)
+        given, of_inductor = compile_options(frame.compiler_fn)
+        given = {**frame.kwargs, **given}
+        assert desc.surroundings is not None
+        found = with_options(
+            desc.surroundings, given, of_inductor=of_inductor, paths=self.path_style
+        )
         desc = msgspec.structs.replace(
             desc,
             backend=report.backend,
             backend_place=report.backend_place,
-            surroundings=self._surroundings(desc.surroundings, frame),
+            surroundings=with_packages(found, [(report.backend_place or "").partition(":")[0]]),
             aot=None
             if aot is None
             else AotGraphDesc(kind=aot.kind, forward_outputs=aot.forward_outputs),
@@ -279,18 +280,6 @@ class Recorder:
             self._remove_file(report)
             raise
         return captured
-
-    def _surroundings(
-        self, found: SurroundingsDesc | None, frame: _Frame
-    ) -> SurroundingsDesc | None:
-        """The surroundings of a frame with the options and the package of its backend."""
-        if found is None:
-            return None
-        given, of_inductor = compile_options(frame.compiler_fn)
-        found = with_options(
-            found, {**frame.kwargs, **given}, of_inductor=of_inductor, paths=self.path_style
-        )
-        return with_packages(found, [(backend_place(frame.compiler_fn) or "").partition(":")[0]])
 
     def _try_capture(self, frame: _Frame, report: FrameReport) -> Capture | None:
         """Capture and save a frame; ``None`` if that failed and the frame is only compiled."""
@@ -324,16 +313,15 @@ class Recorder:
     def _save(self, captured: Capture, report: FrameReport) -> None:
         """Save a capture; one that exceeds the default limits of readers, with a note in its report."""
         assert report.path is not None
-        if report.exceeds is None:
-            try:
-                report.bytes = captured.save(report.path, version=self.version)
-            except WriteError as error:
-                if not isinstance(error.__cause__, LimitError) or error.__cause__.fix != TRUST:
-                    raise
-                report.exceeds = error.__cause__.what
-            else:
-                return
-        report.bytes = captured.save(report.path, version=self.version, limits=Limits.none())
+        limits = None if report.exceeds is None else Limits.none()
+        try:
+            report.bytes = captured.save(report.path, version=self.version, limits=limits)
+        except WriteError as error:
+            cause = error.__cause__
+            if limits is not None or not isinstance(cause, LimitError) or cause.fix != TRUST:
+                raise
+            report.exceeds = cause.what
+            self._save(captured, report)
 
     def _remove_file(self, report: FrameReport) -> None:
         if report.path is not None:

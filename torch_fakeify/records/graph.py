@@ -19,6 +19,9 @@ Opcode: TypeAlias = Literal[
     "placeholder", "get_attr", "call_function", "call_method", "call_module", "output"
 ]
 
+VALUE_KEYS = ("example_value", "val")
+"""The keys of a node's value in its metadata; such a value is never a shared one."""
+
 
 class NodeDesc(Record, frozen=True):
     """One FX node."""
@@ -42,6 +45,11 @@ class NodeDesc(Record, frozen=True):
     """The other carried entries of ``Node.meta``, in their order; see `metadata_keys`."""
     dropped_meta: tuple[tuple[str, str], ...] = ()
     """Entries that are neither carried nor listed as needless: ``(key, reason)``."""
+
+    @property
+    def value(self) -> Value:
+        """The recorded value; ``None`` if there is none."""
+        return next((value for key, value in self.meta if key in VALUE_KEYS), None)
 
 
 class CallingDesc(Record, frozen=True):

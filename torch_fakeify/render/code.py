@@ -19,7 +19,6 @@ from torch_fakeify.records.tensor import (
     NamedTupleValue,
     NestedIntDesc,
     NodeValue,
-    OpaqueValue,
     SliceValue,
     StackDesc,
     SymbolNode,
@@ -44,7 +43,6 @@ _WIDEST = 2000
 _ITEMS = 6
 """Most items of a tuple whose shapes are shown."""
 
-_RESULTS = {"example_value", "val"}
 _ENTRY = re.compile(r'^ *File "(.*)", line (\d+), in (.*)\n? *(.*)$', re.MULTILINE)
 
 _MIRRORED = {"Ge": "Le", "Gt": "Lt"}
@@ -81,7 +79,7 @@ def _graph_lines(graph: GraphModuleDesc, name: str) -> Iterator[str]:
             yield f"    # {place}"
             last = place
         line = clip(statement(fx_node, names), _WIDEST)
-        shape = clip(result_text(fx_node, graph), _WIDEST)
+        shape = clip(result_text(fx_node), _WIDEST)
         yield f"    {line}" + (f"  # {shape}" if shape else "")
 
 
@@ -143,10 +141,11 @@ def asserted_expr(fx_node: NodeDesc, graph: GraphModuleDesc) -> ExprDesc | None:
 
 
 def _symbolic_result(fx_node: NodeDesc) -> ExprDesc | None:
-    for key, value in fx_node.meta:
-        if key in _RESULTS and isinstance(value, SymValue) and isinstance(value.sym, SymDesc):
-            return value.sym.expr
-    return None
+    match fx_node.value:
+        case SymValue(sym=SymDesc(expr=expr)):
+            return expr
+        case _:
+            return None
 
 
 def node_stack(fx_node: NodeDesc) -> StackDesc | None:
@@ -244,26 +243,21 @@ def operator_counts(graph: GraphModuleDesc) -> Counter[str]:
     return Counter(operator_name(n) for n in nodes if n.op.startswith("call_"))
 
 
-def result_text(fx_node: NodeDesc, graph: GraphModuleDesc) -> str:
+def result_text(fx_node: NodeDesc) -> str:
     """Return dtype and sizes of a node's result, empty if they were not recorded."""
-    for key, value in fx_node.meta:
-        if key in _RESULTS:
-            return _shape_of(value, graph, 0)
-    return ""
+    return _shape_of(fx_node.value, 0)
 
 
-def _shape_of(value: Value, graph: GraphModuleDesc, depth: int) -> str:
+def _shape_of(value: Value, depth: int) -> str:
     match value:
         case TensorValue(tensor=tensor):
             return shape_text(tensor)
         case SymValue(sym=sym):
             return f"{'int' if isinstance(sym, NestedIntDesc) else sym.kind} {sym_text(sym)}"
-        case OpaqueValue(kind="shared", data=int(index)) if 0 <= index < len(graph.shared):
-            return "" if depth else _shape_of(graph.shared[index], graph, depth + 1)
         case TupleValue(items=items) | ListValue(items=items) | NamedTupleValue(items=items) if (
             depth < 2
         ):
-            shapes = [_shape_of(item, graph, depth + 1) or "..." for item in items[:_ITEMS]]
+            shapes = [_shape_of(item, depth + 1) or "..." for item in items[:_ITEMS]]
             return f"({', '.join(shapes)}{', ...' if len(items) > _ITEMS else ''})"
         case _:
             return ""

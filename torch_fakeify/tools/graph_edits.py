@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from torch_fakeify.records.frame import InputDesc
-from torch_fakeify.records.graph import NodeDesc
+from torch_fakeify.records.graph import VALUE_KEYS, NodeDesc
 from torch_fakeify.records.rewrite import Rewriter, walk
 from torch_fakeify.records.tensor import (
     FunctionValue,
@@ -37,27 +37,12 @@ if TYPE_CHECKING:
     from torch_fakeify.records.frame import CaptureDesc
     from torch_fakeify.records.graph import GraphModuleDesc
 
-_VALUES = ("example_value", "val")
 _NO_VALUES = frozenset({"placeholder", "output"})
 
 
 def operations(graph: GraphModuleDesc) -> list[int]:
     """Positions of the nodes that are neither inputs nor the output."""
     return [i for i, n in enumerate(graph.nodes) if n.op not in _NO_VALUES]
-
-
-def recorded_value(graph: GraphModuleDesc, position: int) -> Value:
-    """The recorded value of a node; ``None`` if there is none."""
-    for key, value in graph.nodes[position].meta:
-        if key in _VALUES:
-            return resolve_shared(graph, value)
-    return None
-
-
-def resolve_shared(graph: GraphModuleDesc, value: Value) -> Value:
-    """Resolve a reference to ``GraphModuleDesc.shared``; return any other value unchanged."""
-    at = _shared_position(value)
-    return value if at is None else graph.shared[at]
 
 
 def _shared_position(value: Any) -> int | None:
@@ -121,7 +106,7 @@ def remove_nodes(desc: CaptureDesc, positions: Collection[int]) -> CaptureDesc |
     for i, fx_node in enumerate(graph.nodes):
         if i in removed or i in present or fx_node.op in _NO_VALUES:
             continue
-        is_value = isinstance(recorded_value(graph, i), (TensorValue, SymValue))
+        is_value = isinstance(fx_node.value, (TensorValue, SymValue))
         if users[i] and users[i] <= removed | {last} and users[i] != {last} and is_value:
             remaining.append(NodeValue(index=i))
     return _rebuilt(desc, removed, inputs, {}, remaining)
@@ -285,7 +270,7 @@ def _as_input(graph: GraphModuleDesc, position: int, ids: FreshIds) -> InputDesc
     name = graph.nodes[position].name
     fields = (("local_name", name), ("is_input", True))
     source = SourceDesc(cls="LocalSource", name=f"L['{name}']", fields=fields)
-    match recorded_value(graph, position):
+    match graph.nodes[position].value:
         case TensorValue(tensor=tensor) if tensor.functorch is None and tensor.functional is None:
             return InputDesc(name=name, tensor=ids.renumbered(leaf_tensor(tensor)), source=source)
         case SymValue(sym=sym) if isinstance(sym, msgspec.Struct):
@@ -391,7 +376,7 @@ def _placeholder(fx_node: NodeDesc, entry: InputDesc, rewrite: Rewriter) -> Node
         target=fx_node.name,
         source=entry.source,
         stack=fx_node.stack,
-        meta=tuple((key, rewrite(value)) for key, value in fx_node.meta if key in _VALUES),
+        meta=tuple((key, rewrite(value)) for key, value in fx_node.meta if key in VALUE_KEYS),
     )
 
 

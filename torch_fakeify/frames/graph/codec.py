@@ -283,7 +283,6 @@ class _Encoder:
         return target, args, kwargs
 
     def _line_of(self, fx_node: torch.fx.Node) -> str | None:
-        """The user's line of a node, for an error."""
         stack = self.meta.stack(fx_node.meta.get("stack_trace"))
         return user_line(stack) or None if isinstance(stack, StackDesc) else None
 

@@ -30,6 +30,7 @@ from torch_fakeify.errors import (
     UnsupportedValueError,
     class_name,
 )
+from torch_fakeify.records.graph import VALUE_KEYS
 from torch_fakeify.records.metadata_keys import (
     CARRIED,
     DROPPED,
@@ -56,9 +57,6 @@ _MODULE_STACKS = frozenset({"nn_module_stack", "fwd_nn_module_stack"})
 _FUNCTION_STACKS = frozenset({"source_fn_stack", "fwd_source_fn_stack"})
 _SHARED_KEYS = _MODULE_STACKS | _FUNCTION_STACKS | {"from_node", "output_stack_traces", "custom"}
 """Keys whose values are shared by many nodes."""
-
-_VALUES = frozenset({"example_value", "val"})
-"""Keys of nearly every node; their values need no further checks."""
 
 _TENSOR_ATTRIBUTES = frozenset({"_dynamo_static_input_type"})
 """Python attributes of an input (``meta["tensor_dict"]``) that compilers read."""
@@ -127,10 +125,16 @@ class MetaEncoder:
         pairs = shared.pairs
         for key, value in meta.items():
             if key not in carried:
-                if key not in dropped:
-                    self._encode_plain(key, value, entries, lost)
+                if key in dropped:
+                    continue
+                if not _is_text(key):
+                    lost.append((_text_of(key), "the key is no text"))
+                elif (reason := _not_plain(value)) is not None:
+                    lost.append((key, f"not plain data: {reason}"))
+                else:
+                    entries.append((key, encode_value(value, where=f"meta[{key!r}]")))
                 continue
-            if key in _VALUES:
+            if key in VALUE_KEYS:
                 cached = values.get(id(value))
                 if cached is not None:
                     entries.append((key, cached))
@@ -159,20 +163,6 @@ class MetaEncoder:
             entries.append(pair)
         return tuple(entries), tuple(lost)
 
-    @staticmethod
-    def _encode_plain(
-        key: Any, value: Any, entries: list[tuple[str, Value]], lost: list[tuple[str, str]]
-    ) -> None:
-        """Encode an entry under a key unknown to torch, if its value is plain data."""
-        if not _is_text(key):
-            lost.append((_text_of(key), "the key is no text"))
-            return
-        reason = _not_plain(value)
-        if reason is None:
-            entries.append((key, encode_value(value, where=f"meta[{key!r}]")))
-        else:
-            lost.append((key, f"not plain data: {reason}"))
-
     def _encode_entry(
         self, key: str, value: Any, hook: EncodeHook, lost: list[tuple[str, str]]
     ) -> Value:
@@ -180,8 +170,10 @@ class MetaEncoder:
             return self._module_stack(value, hook)
         if key in _FUNCTION_STACKS and isinstance(value, list):
             return ListValue(items=tuple([self._source_fn(entry, hook) for entry in value]))
-        if key == "tensor_dict":
-            return self._attributes(value, hook, lost)
+        if key == "tensor_dict":  # without the attributes of the user's program
+            others = [k for k in value if k not in _TENSOR_ATTRIBUTES]
+            lost.extend((f"tensor_dict.{k}", "an attribute of the user's tensor") for k in others)
+            value = {k: v for k, v in value.items() if k in _TENSOR_ATTRIBUTES}
         where = f"meta[{key!r}]"
         match key:
             case "from_node" if isinstance(value, list):
@@ -201,19 +193,6 @@ class MetaEncoder:
                 return FunctionValue(kind="hop", name=value.name())
             case _:
                 return encode_value(value, where=where, hook=hook)
-
-    def _attributes(
-        self, value: dict[str, Any], hook: EncodeHook, lost: list[tuple[str, str]]
-    ) -> Value:
-        """Encode ``meta["tensor_dict"]`` without the attributes of the user's program."""
-        carried = {k: v for k, v in value.items() if k in _TENSOR_ATTRIBUTES}
-        if len(carried) < len(value):
-            lost.extend(
-                (f"tensor_dict.{k}", "an attribute of the user's tensor")
-                for k in value
-                if k not in carried
-            )
-        return encode_value(carried, where="meta['tensor_dict']", hook=hook)
 
     def _module_key(self, key: Any) -> Any:
         """The key of a module; addresses are replaced by numbers in order of first use."""
@@ -347,7 +326,6 @@ def _is_text(value: Any) -> bool:
 
 
 def _text_of(key: Any) -> str:
-    """Convert any key to text."""
     text = str(key) if isinstance(key, (str, int, float, bool)) else type(key).__qualname__
     return text.encode("utf-8", "backslashreplace").decode()
 
@@ -485,7 +463,7 @@ class MetaDecoder:
             if kind is str and carried.get(key) is str and key not in result:
                 result[key] = record
                 continue
-            if kind is TensorValue and key in _VALUES and key in carried and key not in result:
+            if kind is TensorValue and key in VALUE_KEYS and key in carried and key not in result:
                 result[key] = hook(record)
                 continue
             here = f"{where}.meta[{i}]"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import operator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torch_fakeify.compat import torch_fakes, torch_graphs
 from torch_fakeify.encoding import names
-from torch_fakeify.errors import FormatError, UnsupportedValueError
+from torch_fakeify.errors import FormatError, UnsupportedValueError, class_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,10 +50,18 @@ def collect(gm: torch.fx.GraphModule, where: str) -> ModuleAttributes:
     _collect_module(gm, "", found)
     for i, fx_node in enumerate(gm.graph.nodes):
         here = f"{where}.nodes[{i}].target"
-        if fx_node.op == "call_module":
-            _check_called(str(fx_node.target), found, here)
-        elif fx_node.op == "get_attr":
-            _collect_attribute(gm, str(fx_node.target), found, here)
+        target = str(fx_node.target)
+        if fx_node.op == "get_attr":
+            _collect_attribute(gm, target, found, here)
+        elif fx_node.op == "call_module" and not (
+            target in found.graphs or target in found.aliases
+        ):
+            raise UnsupportedValueError(
+                "the graph calls a module that is not a graph",
+                where=here,
+                found=f"{target}, a {class_name(type(found.modules.get(target)))}",
+                fix="Trace through it, by torch.compile, make_fx or the graph_module of torch.export.export.",
+            )
     return found
 
 
@@ -79,32 +88,19 @@ def _collect_module(module: torch.nn.Module, prefix: str, found: ModuleAttribute
             _collect_module(child, f"{path}.", found)
 
 
-def _check_called(target: str, found: ModuleAttributes, where: str) -> None:
-    if target in found.graphs or target in found.aliases:
-        return
-    called = found.modules.get(target)
-    raise UnsupportedValueError(
-        "the graph calls a module that is not a graph",
-        where=where,
-        found=f"{target}, a {type(called).__module__}.{type(called).__qualname__}",
-        fix="Trace through it, by torch.compile, make_fx or the graph_module of torch.export.export.",
-    )
-
-
 def _collect_attribute(
     gm: torch.fx.GraphModule, target: str, found: ModuleAttributes, where: str
 ) -> None:
     if any(target in names for names in (found.tensors, found.graphs, found.aliases, found.values)):
         return
-    owner: Any = gm
-    for part in target.split("."):
-        if not hasattr(owner, part):
-            raise UnsupportedValueError(
-                "the graph reads an attribute that its module does not have",
-                where=where,
-                found=repr(target),
-            )
-        owner = getattr(owner, part)
+    try:
+        owner: Any = operator.attrgetter(target)(gm)
+    except AttributeError as error:
+        raise UnsupportedValueError(
+            "the graph reads an attribute that its module does not have",
+            where=where,
+            found=repr(target),
+        ) from error
     if isinstance(owner, torch.Tensor):
         found.tensors[target] = owner
         found.plain_tensors.append(target)
@@ -112,7 +108,7 @@ def _collect_attribute(
         raise UnsupportedValueError(
             "the graph reads a module that is not a graph",
             where=where,
-            found=f"{target}, a {type(owner).__module__}.{type(owner).__qualname__}",
+            found=f"{target}, a {class_name(type(owner))}",
         )
     else:
         found.values[target] = owner

@@ -11,15 +11,8 @@ from torch.fx.graph import inplace_methods, magic_methods
 from torch_fakeify.encoding import names
 from torch_fakeify.encoding.allowlist import CALLS_ARGUMENTS, DENIED_KEYWORDS
 from torch_fakeify.errors import FormatError, UnknownNameError
-from torch_fakeify.records.tensor import (
-    DictValue,
-    FunctionValue,
-    ListValue,
-    NodeValue,
-    TupleValue,
-    TypeValue,
-    Value,
-)
+from torch_fakeify.records.rewrite import walk
+from torch_fakeify.records.tensor import FunctionValue, NodeValue, TypeValue, Value
 from torch_fakeify.replay.lowering import value_of
 
 if TYPE_CHECKING:
@@ -98,7 +91,7 @@ def _check_call(
         raise UnknownNameError(f"{target.name} may not have a function as argument", where=where)
     if target.kind == "hop" or target.name in CALLS_ARGUMENTS:
         for i, arg in enumerate((*args, *(arg for _, arg in kwargs))):
-            if _holds_class(arg, 0):
+            if any(True for _ in walk(arg, TypeValue)):
                 raise UnknownNameError(
                     f"{target.name} may not have a class as argument", where=f"{where}.args[{i}]"
                 )
@@ -107,19 +100,6 @@ def _check_call(
         # FX prints operators by these templates.
         if template is not None and (kwargs or template.count("{}") != len(args)):
             raise FormatError(f"wrong number of arguments for {target.name}", where=f"{where}.args")
-
-
-def _holds_class(value: Value, depth: int) -> bool:
-    """Whether a value is or contains a class."""
-    match value:
-        case TypeValue():
-            return True
-        case TupleValue(items=items) | ListValue(items=items) if depth < MAX_NESTING:
-            return any(_holds_class(item, depth + 1) for item in items)
-        case DictValue(items=pairs) if depth < MAX_NESTING:
-            return any(_holds_class(item, depth + 1) for _, item in pairs)
-        case _:
-            return False
 
 
 def check_attributes(

@@ -133,8 +133,7 @@ def _is_whole(fx_node: NodeDesc) -> bool:
 
 def _tensor_of(fx_node: NodeDesc) -> MetaTensorDesc | None:
     """The record of a node's value, if it is a tensor."""
-    values = (value for key, value in fx_node.meta if key in ("example_value", "val"))
-    return next((value.tensor for value in values if isinstance(value, TensorValue)), None)
+    return fx_node.value.tensor if isinstance(fx_node.value, TensorValue) else None
 
 
 def _size(n: Any, symbols: Symbols) -> int:

@@ -204,7 +204,7 @@ class _Rows:
 
     def _row(self, at: int) -> Html:
         fx_node = self.graph.nodes[at]
-        shape = clip(result_text(fx_node, self.graph), min(self.width, LONGEST))
+        shape = clip(result_text(fx_node), min(self.width, LONGEST))
         code = tag("code", *self._code(at, fx_node), class_="s")
         parts = [code, tag("span", shape, class_="t")] if shape else [code]
         kind = "r"

@@ -15,6 +15,7 @@ import torch
 
 from torch_fakeify.encoding.exprs import decode_expr
 from torch_fakeify.errors import UnsupportedValueError
+from torch_fakeify.records.graph import VALUE_KEYS
 from torch_fakeify.records.symbol_names import names_in
 from torch_fakeify.records.tensor import (
     FloatValue,
@@ -27,7 +28,7 @@ from torch_fakeify.records.tensor import (
     TupleValue,
 )
 from torch_fakeify.replay.lowering import attribute_of
-from torch_fakeify.tools.graph_edits import leaf_tensor, resolve_shared
+from torch_fakeify.tools.graph_edits import leaf_tensor
 from torch_fakeify.tools.size_edits import is_strided_base, used_symbols
 from torch_fakeify.tools.value_code import (
     ValueCode,
@@ -53,7 +54,6 @@ _META_KEYS = (
     "user_visible_output_idxs", "_fx_runtime_assert_preserve",
 )  # fmt: skip
 """Other metadata of nodes that compilers use."""
-_VALUES = ("example_value", "val")
 _WIDTH = 96
 
 
@@ -169,7 +169,7 @@ class DirectScript:
                     scope.note(entry.tensor, f"values[{at}]")
         at = 0
         for fx_node, node_record in zip(gm.graph.nodes, record.nodes, strict=True):
-            lines += self._node(fx_node, node_record, record, scope, at if main else None)
+            lines += self._node(fx_node, node_record, scope, at if main else None)
             at += fx_node.op == "placeholder"
         class_name = "" if record.class_name == "GraphModule" else f", {record.class_name!r}"
         made = f"torch.fx.GraphModule(module, graph{class_name})"
@@ -221,7 +221,7 @@ class DirectScript:
         return name
 
     def _node(
-        self, fx_node: torch.fx.Node, record: NodeDesc, graph: GraphModuleDesc, scope: _Scope,
+        self, fx_node: torch.fx.Node, record: NodeDesc, scope: _Scope,
         position: int | None,
     ) -> Iterator[str]:  # fmt: skip
         """Write a node and its metadata."""
@@ -244,17 +244,16 @@ class DirectScript:
         else:
             yield from (f"{name} = {function}(", *(f"    {arg}," for arg in args), ")")
         meta = dict(record.meta)
-        for key in _VALUES:
+        for key in VALUE_KEYS:
             if key not in meta:
                 continue
             place = f'{name}.meta["{key}"]'
             if fx_node.op == "placeholder" and position is not None:
                 text = f"values[{position}]"
-                recorded = resolve_shared(graph, meta[key])
-                if isinstance(recorded, TensorValue):
+                if isinstance(recorded := meta[key], TensorValue):
                     scope.note(recorded.tensor, text)
             else:
-                text = scope.value(resolve_shared(graph, meta[key]), place)
+                text = scope.value(meta[key], place)
             yield (
                 f"# {name} has a value of an unsupported kind"
                 if text is None

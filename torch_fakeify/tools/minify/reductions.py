@@ -31,7 +31,6 @@ from torch_fakeify.tools.graph_edits import (
     inline_body,
     leaf_tensor,
     operations,
-    recorded_value,
     remove_nodes,
     replace_nodes,
     with_nodes,
@@ -126,7 +125,7 @@ def _replacement_for(graph: GraphModuleDesc, position: int) -> int | None:
 
 
 def _kind_of(graph: GraphModuleDesc, position: int) -> Any:
-    match recorded_value(graph, position):
+    match graph.nodes[position].value:
         case TensorValue(tensor=tensor):
             inside = (tensor.subclass, tensor.functorch, tensor.functional, tensor.sparse)
             cls = None if tensor.subclass is None else tensor.subclass.cls
