@@ -222,15 +222,6 @@ class DataSearch:
             CaptureError: no data was found with which the runtime asserts hold and the requested
                 symbols have their values.
         """
-        self._check_bound()
-        best = self._climb()
-        if best.violated or (
-            best.error is not None and self._requested.keys() - best.values.keys()
-        ):
-            raise self._refusal(best)
-        return best.data
-
-    def _check_bound(self) -> None:
         unknown = sorted(self._requested.keys() - self._bindings.keys())
         if unknown:
             raise CaptureError(
@@ -238,6 +229,12 @@ class DataSearch:
                 where=", ".join(unknown),
                 fix="Make the inputs' data yourself",
             )
+        best = self._climb()
+        if best.violated or (
+            best.error is not None and self._requested.keys() - best.values.keys()
+        ):
+            raise self._refusal(best)
+        return best.data
 
     def _climb(self) -> _Trial:
         """Run the search and return the best trial."""
@@ -294,36 +291,32 @@ class DataSearch:
 
     def _numbers(self, now: _Trial) -> tuple[list[int], list[int]]:
         """Target values, and differences of current numbers from their targets."""
-        aims: dict[int, None] = {}
-        steps: dict[int, None] = {}
+        aims: list[int] = []
+        steps: list[int] = []
         names = {s.name for fact in now.violated for s in fact.expr.free_symbols}
-        for name in sorted(names & self._data.keys()):
-            for aim in (self._requested.get(name), self._aims.get(name)):
-                if aim is not None:
-                    aims.setdefault(aim)
-                    found = now.values.get(name)
-                    if found is not None and found == found:
-                        steps.setdefault(math.ceil(aim - float(found)))
-        for fact in now.violated:
-            for number in _constants(fact.expr):
-                aims.update(dict.fromkeys((number, number + 1, number - 1)))
-            steps.setdefault(math.ceil(_distance(fact.expr, self._symbol_values(now.values))))
-        for number in _literals(_closure(now.blamed)):
-            aims.update(dict.fromkeys((number, number + 1, number - 1)))
+        for name in sorted(names & self._data.keys() & self._aims.keys()):
+            aims.append(self._aims[name])
+            found = now.values.get(name)
+            if found is not None and found == found:
+                steps.append(math.ceil(self._aims[name] - float(found)))
+        values = self._symbol_values(now.values)
+        steps += [math.ceil(_distance(fact.expr, values)) for fact in now.violated]
+        near = [number for fact in now.violated for number in _constants(fact.expr)]
+        near += _literals(_closure(now.blamed))
+        aims += [number + step for number in near for step in (0, 1, -1)]
         if now.error is not None:
-            aims.update(dict.fromkeys((0, 1, 2, 3, 5, 8)))
+            aims += [0, 1, 2, 3, 5, 8]
             for fx_node in now.blamed:
-                aims.update(dict.fromkeys(self._sizes_at(fx_node)))
-        aims.update(dict.fromkeys((0, 1, 2, 4, 8, 16, 32, 64)))
-        steps.update(dict.fromkeys([-s for s in steps]))
-        steps.update({1: None, -1: None})
-        small = [n for n in aims if abs(n) < 1 << 31]
-        return small[:32], [s for s in steps if s and abs(s) < 1 << 31][:10]
+                aims += self._sizes_at(_sources([fx_node]))
+        aims += [0, 1, 2, 4, 8, 16, 32, 64]
+        steps += [*(-step for step in steps), 1, -1]
+        small = [n for n in dict.fromkeys(aims) if abs(n) < 1 << 31]
+        return small[:32], [s for s in dict.fromkeys(steps) if s and abs(s) < 1 << 31][:10]
 
-    def _sizes_at(self, fx_node: torch.fx.Node) -> Iterator[int]:
-        """Sizes minus one of the inputs that a node depends on."""
+    def _sizes_at(self, sources: set[torch.fx.Node]) -> Iterator[int]:
+        """Sizes minus one of inputs."""
         for entry, placeholder in zip(self._desc.inputs, self._placeholders, strict=True):
-            if entry.tensor is not None and placeholder in _sources([fx_node]):
+            if entry.tensor is not None and placeholder in sources:
                 for n in entry.tensor.size:
                     yield max(_size(n, self._symbols) - 1, 0)
 
@@ -339,14 +332,13 @@ class DataSearch:
                 continue
             if at in self._fixed_scalars or tensor.dtype.startswith("complex"):
                 continue
-            whole = tensor.dtype.startswith(_WHOLE)
-            found.append((not whole, at))
+            found.append((not tensor.dtype.startswith(_WHOLE), at))
         return [at for _, at in sorted(found)]
 
     # --- one run ---
 
     def _run(self, data: dict[int, torch.Tensor]) -> _Trial:
-        """Run the needed nodes of the graph."""
+        """Run the needed nodes of the graph, and compare the numbers with the facts."""
         self._left -= 1
         inputs = self._make(self._read)
         fill(inputs, data)
@@ -371,25 +363,6 @@ class DataSearch:
                     break
                 for done in self._last_use.get(fx_node, ()):
                     runner.env.pop(done, None)
-        return self._trial(data, values, failed, error, missing)
-
-    def _observe(self, fx_node: torch.fx.Node, value: Any, values: dict[str, Any]) -> None:
-        """Store the numbers that a node binds."""
-        for name, binding in self._bindings.items():
-            if binding.fx_node is fx_node and name not in values:
-                sizes = self._symbol_values({})
-                found = binding.number(value, lambda n, sizes=sizes: substituted(n, sizes))
-                if found is not None:
-                    values[name] = int(found) if isinstance(found, bool) else found
-
-    def _trial(
-        self,
-        data: dict[int, torch.Tensor],
-        values: dict[str, Any],
-        failed: list[torch.fx.Node],
-        error: Exception | None,
-        missing: int,
-    ) -> _Trial:
         symbols = self._symbol_values(values)
         violated: list[Fact] = []
         blamed = list(failed)
@@ -412,6 +385,15 @@ class DataSearch:
         if error is not None:
             blamed.append(self._nodes[len(self._nodes) - missing])
         return _Trial((missing, total), data, values, violated, blamed, error)
+
+    def _observe(self, fx_node: torch.fx.Node, value: Any, values: dict[str, Any]) -> None:
+        """Store the numbers that a node binds."""
+        for name, binding in self._bindings.items():
+            if binding.fx_node is fx_node and name not in values:
+                sizes = self._symbol_values({})
+                found = binding.number(value, lambda n, sizes=sizes: substituted(n, sizes))
+                if found is not None:
+                    values[name] = int(found) if isinstance(found, bool) else found
 
     def _symbol_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The values of all symbols: sizes, and numbers read from data."""
