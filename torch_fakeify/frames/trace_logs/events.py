@@ -49,16 +49,14 @@ class MissingField(NamedTuple):
 _NO_EVENT = "torch writes no event of it"
 
 NEVER_LOGGED = (
-    MissingField("grad_dtype", _NO_EVENT),
-    MissingField("is_buffer", _NO_EVENT),
-    MissingField("is_pinned", _NO_EVENT),
-    MissingField("item_memo", _NO_EVENT),
+    *(
+        MissingField(name, _NO_EVENT)
+        for name in ("grad_dtype", "is_buffer", "is_pinned", "item_memo")
+    ),
     MissingField(
         "marks", "torch writes the dynamic dims and the hint overrides, and no other mark"
     ),
-    MissingField("persistent", _NO_EVENT),
-    MissingField("retains_grad", _NO_EVENT),
-    MissingField("scalar_hint", _NO_EVENT),
+    *(MissingField(name, _NO_EVENT) for name in ("persistent", "retains_grad", "scalar_hint")),
     MissingField("source", "torch writes its name alone"),
     MissingField("symbolic_context", _NO_EVENT),
     MissingField("symbols", _NO_EVENT),
@@ -230,10 +228,21 @@ def tensor_record(
             expected=str(e.ndim),
             found=found,
         )
-    layout = _torch_name(e.layout, "layout", where)
-    device = _DEVICE.fullmatch(e.device)
-    if device is None:
-        raise _not_torch("device", "device(type='cuda', index=0)", e.device, where)
+
+    def read(field: str) -> re.Match[str]:
+        pattern, example = _WRITTEN[field]
+        text = getattr(e, field)
+        match = pattern.fullmatch(text)
+        if match is None:
+            raise FormatError(
+                f"`{field}` is not written as torch writes it",
+                where=where,
+                expected=f"text like {example}",
+                found=ascii(text[:_MAX_SHOWN]),
+            )
+        return match
+
+    layout, device = read("layout")[1], read("device")
     reader = _FieldReader(tensor)
     is_sparse = layout.startswith("sparse_")
     if e.stride is None and not is_sparse:
@@ -246,7 +255,7 @@ def tensor_record(
         reader.lack("storage", f"storage {e.storage} has no record", needed=True)
     fields: dict[str, Any] = {
         "id": e.id,
-        "dtype": _torch_name(e.dtype, "dtype", where),
+        "dtype": read("dtype")[1],
         "device": device[1] if device[2] is None else f"{device[1]}:{device[2]}",
         "size": reader.numbers("size", e.size),
         "stride": () if is_sparse else reader.numbers("stride", e.stride or ()),
@@ -261,7 +270,7 @@ def tensor_record(
         "is_parameter": e.is_parameter,
         "is_view": e.is_view,
         "base": base,
-        "creation_meta": _creation_meta(e, where),
+        "creation_meta": None if e.creation_meta is None else read("creation_meta")[1],
         "sparse": _sparse(e, layout, reader, where),
         "subclass": _subclass(e, reader),
         "functorch": _functorch(e, reader),
@@ -277,38 +286,19 @@ def tensor_record(
     return record, tuple(reader.lacks)
 
 
-_NAME = re.compile(r"torch\.(\w+)")
-_DEVICE = re.compile(r"device\(type='(\w+)'(?:, index=([0-9]{1,9}))?\)")
-_CREATION_META = re.compile(r"CreationMeta\.(\w+)")
+_WRITTEN = {
+    "layout": (re.compile(r"torch\.(\w+)"), "torch.strided"),
+    "device": (
+        re.compile(r"device\(type='(\w+)'(?:, index=([0-9]{1,9}))?\)"),
+        "device(type='cuda', index=0)",
+    ),
+    "dtype": (re.compile(r"torch\.(\w+)"), "torch.float32"),
+    "creation_meta": (re.compile(r"CreationMeta\.(\w+)"), "CreationMeta.DEFAULT"),
+}
+"""How torch writes a field, and an example."""
 _CLASS = re.compile(r"<class '([\w.]+)'>")
 _INT = re.compile(r"[0-9]{1,18}")
 _LEVEL = re.compile(r"-?[0-9]{1,18}")
-
-
-def _not_torch(field: str, expected: str, found: str, where: str) -> FormatError:
-    return FormatError(
-        f"`{field}` is not written as torch writes it",
-        where=where,
-        expected=f"text like {expected}",
-        found=ascii(found[:_MAX_SHOWN]),
-    )
-
-
-def _torch_name(text: str, field: str, where: str) -> str:
-    match = _NAME.fullmatch(text)
-    if match is None:
-        example = "torch.float32" if field == "dtype" else "torch.strided"
-        raise _not_torch(field, example, text, where)
-    return match[1]
-
-
-def _creation_meta(e: TensorEvent, where: str) -> str | None:
-    if e.creation_meta is None:
-        return None
-    match = _CREATION_META.fullmatch(e.creation_meta)
-    if match is None:
-        raise _not_torch("creation_meta", "CreationMeta.DEFAULT", e.creation_meta, where)
-    return match[1]
 
 
 def _nested_int(e: TensorEvent, reader: _FieldReader) -> int | None:

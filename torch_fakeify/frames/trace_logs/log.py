@@ -20,7 +20,7 @@ import zlib
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import msgspec
 
@@ -259,14 +259,12 @@ _STORAGE = msgspec.json.Decoder(StorageEvent)
 _SOURCE = msgspec.json.Decoder(SourceEvent)
 _KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
-_T = TypeVar("_T")
-
 
 @dataclass(kw_only=True)
-class _Described(Generic[_T]):
+class _Described:
     """A tensor or storage while the log is read."""
 
-    record: _T | None
+    record: Any
     lacks: tuple[MissingField, ...]
     place: _Place
     digest: bytes
@@ -278,8 +276,8 @@ class _Described(Generic[_T]):
 class _Group:
     """A describer while the log is read."""
 
-    tensors: dict[int, _Described[MetaTensorDesc]] = field(default_factory=dict[int, Any])
-    storages: dict[int, _Described[MetaStorageDesc]] = field(default_factory=dict[int, Any])
+    tensors: dict[int, _Described] = field(default_factory=dict[int, _Described])
+    storages: dict[int, _Described] = field(default_factory=dict[int, _Described])
     compile_ids: dict[CompileId, None] = field(default_factory=dict[CompileId, None])
 
 
@@ -332,19 +330,19 @@ class _Reader:
         )
 
     def _not_a_line(self, number: int, line: bytes) -> FormatError:
-        where = self._where if self._is_empty else f"{self._where} line {number}"
-        what = "not a structured trace log of torch"
-        if not self._is_empty:
-            what = "neither an event nor a line of a payload"
-        return FormatError(
-            what,
-            where=where,
-            expected="a prefix such as `V1231 23:59:59.000000 42 torch/file.py:1] {`",
-            found=ascii(line[:_MAX_SHOWN].decode(errors="replace")),
-            fix="Use a file written by TORCH_TRACE; TORCH_LOGS and TORCH_LOGS_OUT write another format"
-            if self._is_empty
-            else None,
-        )
+        prefix = "a prefix such as `V1231 23:59:59.000000 42 torch/file.py:1] {`"
+        found = ascii(line[:_MAX_SHOWN].decode(errors="replace"))
+        if self._is_empty:
+            return FormatError(
+                "not a structured trace log of torch",
+                where=self._where,
+                expected=prefix,
+                found=found,
+                fix="Use a file written by TORCH_TRACE; TORCH_LOGS and TORCH_LOGS_OUT write another format",
+            )
+        where = f"{self._where} line {number}"
+        what = "neither an event nor a line of a payload"
+        return FormatError(what, where=where, expected=prefix, found=found)
 
     def _count(self, number: int, text: bytes) -> None:
         self._events += 1
@@ -392,7 +390,7 @@ class _Reader:
     def _storage(self, e: StorageEvent, raw: bytes, place: _Place) -> None:
         group = self._group_of(place, e.describer_id)
         digest = _digest(raw)
-        if self._is_repeated(group.storages.get(e.id), digest, f"storage {e.id}", e, place):
+        if _is_repeated(group.storages.get(e.id), digest, f"storage {e.id}", e, place):
             return
         record, lacks = storage_record(e)
         lacks += _unknown_fields(raw, StorageEvent)
@@ -401,7 +399,7 @@ class _Reader:
     def _tensor(self, e: TensorEvent, raw: bytes, place: _Place) -> None:
         group = self._group_of(place, e.describer_id)
         digest = _digest(raw)
-        if self._is_repeated(group.tensors.get(e.id), digest, f"tensor {e.id}", e, place):
+        if _is_repeated(group.tensors.get(e.id), digest, f"tensor {e.id}", e, place):
             return
         depth = 0
 
@@ -438,25 +436,6 @@ class _Reader:
             raise _missing(f"the source {e.source!a}", "id", f"tensor {e.id}", e, place)
         found.sources[e.source] = None
 
-    @staticmethod
-    def _is_repeated(
-        earlier: _Described[Any] | None,
-        digest: bytes,
-        name: str,
-        e: TensorEvent | StorageEvent,
-        place: _Place,
-    ) -> bool:
-        if earlier is None:
-            return False
-        if earlier.digest == digest:
-            return True
-        raise FormatError(
-            f"{name} of describer {e.describer_id} is described twice, and differently",
-            where=place.where,
-            expected=f"the description in line {earlier.place.line}",
-            fix="If logs of several runs were joined, read them one by one",
-        )
-
 
 class _Place(NamedTuple):
     """The position and context of an event."""
@@ -466,6 +445,25 @@ class _Place(NamedTuple):
     compile_id: CompileId
     where: str
     line: int
+
+
+def _is_repeated(
+    earlier: _Described | None,
+    digest: bytes,
+    name: str,
+    e: TensorEvent | StorageEvent,
+    place: _Place,
+) -> bool:
+    if earlier is None:
+        return False
+    if earlier.digest == digest:
+        return True
+    raise FormatError(
+        f"{name} of describer {e.describer_id} is described twice, and differently",
+        where=place.where,
+        expected=f"the description in line {earlier.place.line}",
+        fix="If logs of several runs were joined, read them one by one",
+    )
 
 
 def _missing(
