@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import random
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -125,11 +126,6 @@ class Layers(torch.nn.Module):
         return x * factor + extra["y"][0] + TABLE.sum() * n
 
 
-def two(*size: int) -> TwoTensor:
-    """Return a wrapper of two tensors."""
-    return TwoTensor(torch.ones(size), torch.ones(size))
-
-
 def arguments(rows: int = 3, **changes: Any) -> dict[str, Any]:
     """Return the arguments of a call without ``self``."""
     x = torch.randn(rows, 4)
@@ -202,17 +198,8 @@ def test_global_state_is_guarded(frame: tuple[Layers, tfk.Capture]) -> None:
     assert str(found) == "torch.is_autocast_enabled('cpu') == False"
 
 
-@pytest.mark.parametrize(
-    ("lacks", "missing", "found"),
-    [
-        ("self", "L['self']", "'x', 'extra', 'n', 'factor'"),
-        ("x", "L['x']", "'self', 'extra', 'n', 'factor'"),
-        ("extra", "L['extra']", "'self', 'x', 'n', 'factor'"),
-    ],
-)
-def test_what_is_missing_is_named(
-    frame: tuple[Layers, tfk.Capture], lacks: str, missing: str, found: str
-) -> None:
+@pytest.mark.parametrize("lacks", ["self", "x", "extra"])
+def test_what_is_missing_is_named(frame: tuple[Layers, tfk.Capture], lacks: str) -> None:
     """The error has the name, what there is, and where it belongs."""
     model, capture = frame
     scope = {"self": model, **arguments()}
@@ -220,29 +207,31 @@ def test_what_is_missing_is_named(
     for ask in (capture.bind, capture.check):
         with pytest.raises(tfk.CaptureError) as error:
             ask(scope, globals=globals())
-        assert error.value.expected == missing
-        assert error.value.found == found
+        assert error.value.expected == f"L['{lacks}']"
+        assert error.value.found == ", ".join(map(repr, scope))
 
 
-def test_missing_parts_and_globals_are_named(frame: tuple[Layers, tfk.Capture]) -> None:
+@pytest.mark.parametrize(
+    ("change", "names", "message"),
+    [
+        ({}, None, "G['TABLE']; found no globals"),
+        ({}, {"x": 1}, "G['TABLE']; found 1 globals without it"),
+        ({"extra": {"y": []}}, globals(), "L['extra']['y'][0]; found IndexError"),
+        (
+            {"self": torch.nn.Linear(4, 4)},
+            globals(),
+            "L['self']._modules['layers']; found KeyError",
+        ),
+    ],
+    ids=range(4),
+)
+def test_missing_parts_and_globals_are_named(
+    frame: tuple[Layers, tfk.Capture], change: dict[str, Any], names: Any, message: str
+) -> None:
     """Of a container the first part that is missing, and a global with how to pass it."""
     model, capture = frame
-    scope = {"self": model, **arguments()}
-    with pytest.raises(tfk.CaptureError, match=r"expected G\['TABLE'\]; found no globals"):
-        capture.bind(scope)
-    with pytest.raises(
-        tfk.CaptureError, match=r"expected G\['TABLE'\]; found 1 globals without it"
-    ):
-        capture.bind(scope, globals={"x": 1})
-    with pytest.raises(
-        tfk.CaptureError, match=r"expected L\['extra'\]\['y'\]\[0\]; found IndexError"
-    ):
-        capture.bind({**scope, "extra": {"y": []}}, globals=globals())
-    short = {**scope, "self": torch.nn.Linear(4, 4)}
-    with pytest.raises(
-        tfk.CaptureError, match=r"expected L\['self'\]._modules\['layers'\]; found KeyError"
-    ):
-        capture.bind(short, globals=globals())
+    with pytest.raises(tfk.CaptureError, match=re.escape(f"expected {message}")):
+        capture.bind({"self": model, **arguments(), **change}, globals=names)
 
 
 def test_a_scope_that_is_no_mapping_is_refused(frame: tuple[Layers, tfk.Capture]) -> None:
@@ -289,69 +278,69 @@ def test_a_module_of_torch_has_the_scope_of_its_wrapper() -> None:
 # --- identity ---------------------------------------------------------------------------------------
 
 
-def test_one_tensor_at_two_arguments() -> None:
-    """A frame that was traced for one tensor twice is not one for two tensors, nor the other way round."""
-    x, y = torch.ones(3), torch.ones(3)
-
-    def fn(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return a.add_(1) * b
-
-    (same,) = captures_of(fn, (x, x))
-    (apart,) = captures_of(fn, (x, y))
-    assert same.check({"a": y, "b": y}) is None
-    assert str(same.check({"a": x, "b": y})) == "L['b'] is L['a']"
-    assert apart.check({"a": y, "b": x}) is None
-    assert apart.check({"a": x, "b": x}) is not None
-    with pytest.raises(tfk.CaptureError, match=r"expected L\['b'\]"):
-        same.bind({"a": x})
+def write(a: Any, b: Any) -> torch.Tensor:
+    """Write into one argument, and use both."""
+    return a.add_(1) * b
 
 
-def test_one_module_at_two_attributes() -> None:
-    """Its weights are inputs once; a model with two modules is refused."""
-
-    class Two(torch.nn.Module):
-        def __init__(self, *, tied: bool) -> None:
-            super().__init__()
-            self.first = torch.nn.Linear(3, 3)
-            self.second = self.first if tied else torch.nn.Linear(3, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.second(self.first(x))
-
-    x = torch.ones(2, 3)
-    (capture,) = captures_of(Two(tied=True), (x,))
-    assert capture.check({"self": Two(tied=True), "x": x}) is None
-    found = capture.check({"self": Two(tied=False), "x": x})
-    assert str(found) == "L['self']._modules['first'] is L['self']._modules['second']"
+def add(a: Any, b: Any) -> torch.Tensor:
+    """Use both arguments."""
+    return a + b
 
 
-def test_views_of_one_base() -> None:
-    """Storages that were shared must be, and those that were not must not be."""
-    base = torch.arange(8.0)
+class Two(torch.nn.Module):
+    """Two modules, or one at two attributes."""
 
-    def fn(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return a + b
+    def __init__(self, *, tied: bool) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(3, 3)
+        self.second = self.first if tied else torch.nn.Linear(3, 3)
 
-    (shared,) = captures_of(fn, (base[:4], base[:4]), dynamic=False)
-    (apart,) = captures_of(fn, (torch.ones(4), torch.ones(4)), dynamic=False)
-    other = torch.zeros(8)
-    views, whole = {"a": other[:4], "b": other[:4]}, {"a": torch.ones(4), "b": torch.ones(4)}
-    assert shared.check(views) is None
-    assert apart.check(whole) is None
-    assert shared.check(whole) is not None
-    assert apart.check(views) is not None
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Call both."""
+        return self.second(self.first(x))
 
 
-def test_two_wrappers_are_not_one() -> None:
-    """A frame for two wrapper subclasses is not one for a wrapper that is passed twice."""
+X, Y, BASE, ZEROS = torch.ones(4), torch.ones(4), torch.arange(8.0), torch.zeros(8)
+WRAPPER = TwoTensor(torch.ones(4), torch.ones(4))
 
-    def fn(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return a + b
 
-    (capture,) = captures_of(fn, (two(3), two(3)))
-    one = two(3)
-    assert capture.check({"a": two(3), "b": two(3)}) is None
-    assert str(capture.check({"a": one, "b": one})) == "len({id(t) for t in (L['a'], L['b'])}) == 2"
+@pytest.mark.parametrize(
+    ("fn", "recorded", "fitting", "other", "guard"),
+    [
+        (write, (X, X), {"a": Y, "b": Y}, {"a": X, "b": Y}, "L['b'] is L['a']"),
+        (write, (X, Y), {"a": Y, "b": X}, {"a": X, "b": X}, None),
+        (
+            Two(tied=True),
+            (torch.ones(2, 3),),
+            {"self": Two(tied=True), "x": torch.ones(2, 3)},
+            {"self": Two(tied=False), "x": torch.ones(2, 3)},
+            "L['self']._modules['first'] is L['self']._modules['second']",
+        ),
+        (add, (BASE[:4], BASE[:4]), {"a": ZEROS[:4], "b": ZEROS[:4]}, {"a": X, "b": Y}, None),
+        (add, (X, Y), {"a": Y, "b": X}, {"a": BASE[:4], "b": BASE[:4]}, None),
+        (
+            add,
+            (WRAPPER, WRAPPER.clone()),
+            {"a": WRAPPER.clone(), "b": WRAPPER},
+            {"a": WRAPPER, "b": WRAPPER},
+            "len({id(t) for t in (L['a'], L['b'])}) == 2",
+        ),
+    ],
+    ids=["one tensor", "two tensors", "one module", "one storage", "two storages", "two wrappers"],
+)
+def test_identity_is_guarded(
+    fn: Any, recorded: Any, fitting: dict[str, Any], other: dict[str, Any], guard: str | None
+) -> None:
+    """What is one object in a frame must be one, and what is two must not: tensors, modules, storages."""
+    (capture,) = captures_of(fn, recorded, dynamic=False)
+    assert capture.check(fitting) is None
+    found = capture.check(other)
+    assert found is not None
+    assert guard in (str(found), None)
+    if guard == "L['b'] is L['a']":
+        with pytest.raises(tfk.CaptureError, match=r"expected L\['b'\]"):
+            capture.bind({"a": X})
 
 
 def test_a_constant_that_a_trace_took_in_is_checked() -> None:

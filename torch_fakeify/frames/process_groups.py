@@ -82,7 +82,6 @@ def describe_world(
 def _parts(
     groups: dict[str, tuple[int, ...]], graph: GraphModuleDesc, inputs: tuple[InputDesc, ...]
 ) -> dict[str, Parts]:
-    """The families of groups, by name."""
     if not groups:
         return {}
     found = families_of(meshes_in((graph, inputs)))

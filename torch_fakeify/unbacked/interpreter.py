@@ -371,7 +371,6 @@ class _Run(torch.fx.Interpreter):
         self._values: dict[torch.fx.Node, Any] = {}
 
     def run_node(self, n: torch.fx.Node) -> Any:
-        """Run one node and return its new value."""
         with self._set_current_node(n):
             args, kwargs = self.fetch_args_kwargs_from_env(n)
             args, kwargs = map_aggregate((args, kwargs), self._constant)
@@ -537,7 +536,6 @@ class _Run(torch.fx.Interpreter):
     # --- metadata ---------------------------------------------------------------------------------
 
     def _note(self, n: torch.fx.Node, value: Any, paths: Mapping[Any, Any] | None) -> None:
-        """Store the new value and the bindings of a node in its metadata."""
         if self._owner.earlier is not None:
             return  # the tracer stores new values, and the old ones are still needed
         meta = n.meta

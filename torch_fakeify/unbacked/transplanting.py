@@ -199,7 +199,6 @@ def _replacement_binder(
 
 
 def _note(fx_node: torch.fx.Node, symbol: Any, env: Any) -> None:
-    """Add a symbol in the value of a node to its ``unbacked_bindings``."""
     pending = {s for s in symbols_in(value_of(fx_node)) if canonical_symbol(s, env) == symbol}
     torch_path = torch_symbols.free_unbacked_symbols_with_path(
         value_of(fx_node), (), shape_env=env, pending=pending

@@ -132,7 +132,6 @@ def _is_whole(fx_node: NodeDesc) -> bool:
 
 
 def _tensor_of(fx_node: NodeDesc) -> MetaTensorDesc | None:
-    """The record of a node's value, if it is a tensor."""
     values = (value for key, value in fx_node.meta if key in ("example_value", "val"))
     return next((value.tensor for value in values if isinstance(value, TensorValue)), None)
 
@@ -237,7 +236,6 @@ class DataSearch:
         return best.data
 
     def _climb(self) -> _Trial:
-        """Run the search and return the best trial."""
         best = now = self._run({})
         for kick in range(_KICKS):
             while now.cost != (0, 0.0) and self._left > 0 and not self._is_hopeless(now):
@@ -387,7 +385,6 @@ class DataSearch:
         return _Trial((missing, total), data, values, violated, blamed, error)
 
     def _observe(self, fx_node: torch.fx.Node, value: Any, values: dict[str, Any]) -> None:
-        """Store the numbers that a node binds."""
         for name, binding in self._bindings.items():
             if binding.fx_node is fx_node and name not in values:
                 sizes = self._symbol_values({})
@@ -396,7 +393,6 @@ class DataSearch:
                     values[name] = int(found) if isinstance(found, bool) else found
 
     def _symbol_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The values of all symbols: sizes, and numbers read from data."""
         sizes = {n: v for n, v in self._symbols.values.items() if n not in self._data}
         return {**sizes, **{n: _number(v) for n, v in values.items()}}
 
@@ -425,7 +421,6 @@ class DataSearch:
 
 
 def _bindings(gm: torch.fx.GraphModule, data: Mapping[str, Any]) -> dict[str, Binding]:
-    """The binding of each symbol from data."""
     env = SimpleNamespace(unbacked_renamings={})  # a recorded graph has no renamed symbols
     return {
         str(symbol): binding
@@ -500,7 +495,6 @@ def _last_uses(nodes: list[torch.fx.Node]) -> dict[torch.fx.Node, list[torch.fx.
 
 
 def _sources(fx_nodes: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
-    """The placeholders that nodes depend on."""
     return {n for n in _closure(fx_nodes) if n.op == "placeholder"}
 
 
@@ -555,7 +549,6 @@ def _facts(
 
 
 def _number(value: Any) -> Any:
-    """Convert a Python number to sympy."""
     return sympy.Integer(value) if isinstance(value, int) else sympy.sympify(value, strict=True)
 
 

@@ -240,7 +240,6 @@ class _Maker:
         return tensor
 
     def _make_root(self, desc: MetaTensorDesc) -> torch.Tensor:
-        """Make a tensor that is not a view."""
         with torch.no_grad():
             tensor = self._make_kind(desc)
         if desc.is_parameter:
@@ -296,7 +295,6 @@ class _Maker:
         )
 
     def _make_wrapper(self, desc: MetaTensorDesc) -> torch.Tensor:
-        """Make a wrapper subclass around real inner tensors."""
         record = desc.subclass
         assert record is not None
         where = f"tensor {desc.id}"
@@ -419,7 +417,6 @@ class _Maker:
         return storage
 
     def _random(self, count: int, dtype: torch.dtype, desc: MetaTensorDesc) -> torch.Tensor:
-        """A vector of random data, on the CPU."""
         if dtype.is_complex:
             half = self._random(2 * count, dtype.to_real(), desc)
             return torch.view_as_complex(half.view(count, 2))
@@ -479,7 +476,6 @@ class _History(torch.autograd.Function):
 
 
 def _with_history(tensor: torch.Tensor) -> torch.Tensor:
-    """Make a tensor a non-leaf."""
     with torch.enable_grad():
         origin = torch.empty(0, device=tensor.device, requires_grad=True)
         history: Any = _History.apply(tensor, origin)

@@ -189,7 +189,6 @@ class SizeSearch:
         return found
 
     def _violated(self, chosen: dict[str, int], facts: Iterable[int]) -> set[int]:
-        """Positions of the violated facts among ``facts``."""
         return {i for i in facts if not self._holds(self._facts[i].expr, chosen)}
 
     def _holds(self, fact: Any, chosen: dict[str, int]) -> bool:
@@ -302,7 +301,6 @@ class SizeSearch:
         raise self._refusal(start, fixed)
 
     def _requested_symbols(self, requested: Sequence[RequestedSize]) -> frozenset[str]:
-        """Names of the symbols in the requested sizes."""
         exprs = [self._replaced.get(str(each.expr), each.expr) for each in requested]
         names = {s.name for expr in exprs for s in expr.free_symbols}
         return frozenset(names | {str(each.expr) for each in requested})
@@ -378,7 +376,6 @@ class SizeSearch:
                 yield repaired
 
     def _readable_names(self) -> dict[str, str]:
-        """Readable names of the symbols of inputs, and torch's names of the others."""
         return {
             s.name: readable_source(s.sources[0].name) if s.sources else s.name
             for s in self._desc.symbols
@@ -440,7 +437,6 @@ def _is_size(symbol: SymbolDesc) -> bool:
 
 
 def _example(symbol: SymbolDesc) -> int:
-    """The hint of a symbol, or a default."""
     return default_of(symbol) if symbol.hint is None else integer_of(symbol.hint, -1)
 
 

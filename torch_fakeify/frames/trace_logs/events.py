@@ -182,7 +182,6 @@ class _FieldReader:
         return tuple(self.number(f"{field}[{i}]", n) for i, n in enumerate(written))
 
     def number(self, field: str, written: int | str) -> IntLike:
-        """Read one size or stride."""
         if isinstance(written, int):
             return written
         found = number_of_text(written)

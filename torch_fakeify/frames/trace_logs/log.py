@@ -319,7 +319,6 @@ class _Reader:
         self._event(int(match[1]), text, f"{self._where} line {number}", number)
 
     def result(self) -> TraceLog:
-        """The result after the last line."""
         self._read_version()
         if self._is_empty:
             raise FormatError("the file is empty", where=self._where)
