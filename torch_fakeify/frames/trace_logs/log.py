@@ -39,7 +39,7 @@ from .events import (
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Generator, Iterator
+    from collections.abc import Generator, Iterator, Mapping
 
     from torch_fakeify.records.tensor import MetaStorageDesc, MetaTensorDesc
 
@@ -254,20 +254,23 @@ class _VersionPayload(msgspec.Struct, frozen=True):
 
 
 _LINE = msgspec.json.Decoder(_Line)
-_TENSOR = msgspec.json.Decoder(TensorEvent)
-_STORAGE = msgspec.json.Decoder(StorageEvent)
-_SOURCE = msgspec.json.Decoder(SourceEvent)
+_DECODERS: dict[str, Any] = {
+    "describe_storage": msgspec.json.Decoder(StorageEvent),
+    "describe_tensor": msgspec.json.Decoder(TensorEvent),
+    "describe_source": msgspec.json.Decoder(SourceEvent),
+}
 _KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-@dataclass(kw_only=True)
+@dataclass
 class _Described:
     """A tensor or storage while the log is read."""
 
     record: Any
     lacks: tuple[MissingField, ...]
-    place: _Place
     digest: bytes
+    compile_id: CompileId
+    line: int
     depth: int = 0
     sources: dict[str, None] = field(default_factory=dict[str, None])
 
@@ -373,111 +376,80 @@ class _Reader:
         compile_id = CompileId(
             line.frame_id, line.frame_compile_id, line.attempt, line.compiled_autograd_id
         )
-        place = _Place(process, line.rank, compile_id, where, number)
-        if raw := bytes(line.describe_storage):
-            self._storage(decode(_STORAGE, raw, f"{where} $.describe_storage"), raw, place)
-        if raw := bytes(line.describe_tensor):
-            self._tensor(decode(_TENSOR, raw, f"{where} $.describe_tensor"), raw, place)
-        if raw := bytes(line.describe_source):
-            self._source(decode(_SOURCE, raw, f"{where} $.describe_source"), place)
+        for name, decoder in _DECODERS.items():
+            raw = bytes(getattr(line, name))
+            if not raw:
+                continue
+            e: Any = decode(decoder, raw, f"{where} $.{name}")
+            group = self._groups.setdefault((process, line.rank, e.describer_id), _Group())
+            group.compile_ids[compile_id] = None
+            if isinstance(e, SourceEvent):
+                what = f"the source {e.source!a}"
+                found = _known(group.tensors, "tensor", e.id, (what, "id"), e, where)
+                found.sources[e.source] = None
+                continue
+            kind = name.removeprefix("describe_")
+            table = group.tensors if isinstance(e, TensorEvent) else group.storages
+            digest = hashlib.blake2b(raw, digest_size=16).digest()
+            earlier = table.get(e.id)
+            if earlier is not None and earlier.digest != digest:
+                raise FormatError(
+                    f"{kind} {e.id} of describer {e.describer_id} is described twice, and differently",
+                    where=where,
+                    expected=f"the description in line {earlier.line}",
+                    fix="If logs of several runs were joined, read them one by one",
+                )
+            if earlier is None:
+                record, lacks, depth = self._record(e, group, where)
+                lacks += _unknown_fields(raw, type(e))
+                table[e.id] = _Described(record, lacks, digest, compile_id, number, depth)
 
-    def _group_of(self, place: _Place, describer_id: int) -> _Group:
-        group = self._groups.setdefault((place.process, place.rank, describer_id), _Group())
-        group.compile_ids[place.compile_id] = None
-        return group
-
-    def _storage(self, e: StorageEvent, raw: bytes, place: _Place) -> None:
-        group = self._group_of(place, e.describer_id)
-        digest = _digest(raw)
-        if _is_repeated(group.storages.get(e.id), digest, f"storage {e.id}", e, place):
-            return
-        record, lacks = storage_record(e)
-        lacks += _unknown_fields(raw, StorageEvent)
-        group.storages[e.id] = _Described(record=record, lacks=lacks, place=place, digest=digest)
-
-    def _tensor(self, e: TensorEvent, raw: bytes, place: _Place) -> None:
-        group = self._group_of(place, e.describer_id)
-        digest = _digest(raw)
-        if _is_repeated(group.tensors.get(e.id), digest, f"tensor {e.id}", e, place):
-            return
+    def _record(
+        self, e: TensorEvent | StorageEvent, group: _Group, where: str
+    ) -> tuple[Any, tuple[MissingField, ...], int]:
+        """The record of an event, if it has one, its missing fields, and the depth of nested tensors."""
+        if isinstance(e, StorageEvent):
+            return *storage_record(e), 0
         depth = 0
 
         def tensor(name: str, tensor_id: int) -> MetaTensorDesc | None:
             nonlocal depth
-            part = group.tensors.get(tensor_id)
-            if part is None:
-                raise _missing(f"tensor {e.id}", name, f"tensor {tensor_id}", e, place)
+            user = (f"tensor {e.id}", name)
+            part = _known(group.tensors, "tensor", tensor_id, user, e, where)
             depth = max(depth, part.depth + 1)
             return part.record
 
         def storage(storage_id: int) -> MetaStorageDesc | None:
-            found = group.storages.get(storage_id)
-            if found is None:
-                raise _missing(f"tensor {e.id}", "storage", f"storage {storage_id}", e, place)
-            return found.record
+            user = (f"tensor {e.id}", "storage")
+            return _known(group.storages, "storage", storage_id, user, e, where).record
 
-        record, lacks = tensor_record(e, tensor=tensor, storage=storage, where=place.where)
+        record, lacks = tensor_record(e, tensor=tensor, storage=storage, where=where)
         if depth > self._limits.depth:
             raise LimitError(
                 "tensors are nested too deep",
-                where=place.where,
+                where=where,
                 expected=f"at most {self._limits.depth} levels",
             )
-        lacks += _unknown_fields(raw, TensorEvent)
-        group.tensors[e.id] = _Described(
-            record=record, lacks=lacks, place=place, digest=digest, depth=depth
-        )
-
-    def _source(self, e: SourceEvent, place: _Place) -> None:
-        group = self._group_of(place, e.describer_id)
-        found = group.tensors.get(e.id)
-        if found is None:
-            raise _missing(f"the source {e.source!a}", "id", f"tensor {e.id}", e, place)
-        found.sources[e.source] = None
+        return record, lacks, depth
 
 
-class _Place(NamedTuple):
-    """The position and context of an event."""
-
-    process: int
-    rank: int | None
-    compile_id: CompileId
-    where: str
-    line: int
-
-
-def _is_repeated(
-    earlier: _Described | None,
-    digest: bytes,
-    name: str,
-    e: TensorEvent | StorageEvent,
-    place: _Place,
-) -> bool:
-    if earlier is None:
-        return False
-    if earlier.digest == digest:
-        return True
+def _known(
+    table: Mapping[int, _Described],
+    kind: str,
+    number: int,
+    user: tuple[str, str],
+    e: TensorEvent | SourceEvent,
+    where: str,
+) -> _Described:
+    """What an event refers to; ``user`` is what refers to it, and by which field."""
+    if number in table:
+        return table[number]
     raise FormatError(
-        f"{name} of describer {e.describer_id} is described twice, and differently",
-        where=place.where,
-        expected=f"the description in line {earlier.place.line}",
-        fix="If logs of several runs were joined, read them one by one",
-    )
-
-
-def _missing(
-    what: str, name: str, missing: str, e: TensorEvent | SourceEvent, place: _Place
-) -> FormatError:
-    return FormatError(
-        f"{what} refers as `{name}` to something that is not described before",
-        where=place.where,
-        expected=f"an event of {missing} of describer {e.describer_id}",
+        "{} refers as `{}` to something that is not described before".format(*user),
+        where=where,
+        expected=f"an event of {kind} {number} of describer {e.describer_id}",
         fix="The beginning of the log may be missing, or be in that of the process which forked",
     )
-
-
-def _digest(raw: bytes) -> bytes:
-    return hashlib.blake2b(raw, digest_size=16).digest()
 
 
 def _is_json(text: bytes) -> bool:
@@ -513,8 +485,8 @@ def _group(key: tuple[int, int | None, int], group: _Group) -> TraceGroup:
                 record=t.record,
                 lacks=t.lacks,
                 sources=tuple(t.sources),
-                compile_id=t.place.compile_id,
-                line=t.place.line,
+                compile_id=t.compile_id,
+                line=t.line,
             )
             for number, t in group.tensors.items()
         ),
