@@ -33,9 +33,18 @@ from torch_fakeify.records.tensor import (
     TupleValue,
 )
 
-from .group_families import families_of, fitting, meshes_in, name_at, place_of
 from .local_sizes import LocalSizes, refuse_local_sizes_in_graph, renumbered
-from .process_groups import check_groups, needed_world, ranks_of, this_rank
+from .process_groups import (
+    check_groups,
+    families_of,
+    fitting,
+    meshes_in,
+    name_at,
+    needed_world,
+    place_of,
+    ranks_of,
+    this_rank,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -45,7 +54,7 @@ if TYPE_CHECKING:
     from torch_fakeify.records.graph import GraphModuleDesc
     from torch_fakeify.records.tensor import Value
 
-    from .group_families import Parts
+    from .process_groups import Parts
 
 _CALLS = frozenset(
     ["get_rank", "get_group_rank", "get_node_local_rank", "get_local_rank", "get_coordinate"]

@@ -381,7 +381,8 @@ class _Run(torch.fx.Interpreter):
                 result = self._attribute(n)
             else:
                 result = self._call(n, args, kwargs)
-        self._replace_constants(n)
+        if any(isinstance(a, py_sym_types) for a in torch_graphs.tree_leaves((n.args, n.kwargs))):
+            n.args, n.kwargs = map_aggregate((n.args, n.kwargs), self._constant)
         return result
 
     def _constant(self, value: Any) -> Any:
@@ -393,14 +394,6 @@ class _Run(torch.fx.Interpreter):
                 "an argument is a number that nothing before it binds", where=str(value)
             )
         return new
-
-    def _replace_constants(self, n: torch.fx.Node) -> None:
-        """Convert symbolic numbers among the arguments of a node, in place."""
-        leaves = [
-            a for a in torch_graphs.tree_leaves((n.args, n.kwargs)) if isinstance(a, py_sym_types)
-        ]
-        if leaves:
-            n.args, n.kwargs = map_aggregate((n.args, n.kwargs), self._constant)
 
     def _attribute(self, n: torch.fx.Node) -> Any:
         value = self.fetch_attr(str(n.target))
@@ -557,7 +550,9 @@ class _Run(torch.fx.Interpreter):
         if "tensor_meta" in meta:
             meta["tensor_meta"] = tensor_metadata(value)
         if "grapharg" in meta:
-            meta["grapharg"] = self._grapharg(meta["grapharg"], value)
+            meta["grapharg"] = arg = copy.copy(meta["grapharg"])
+            if getattr(arg, "fake_tensor", None) is not None:
+                arg.fake_tensor = value
         for key in [k for k, v in meta.items() if self._is_old(v)]:
             meta[key] = torch_graphs.tree_map(self._to_fresh, meta[key])
             if self._is_old(meta[key]):
@@ -579,9 +574,3 @@ class _Run(torch.fx.Interpreter):
             new = self._owner.scalar(leaf)
             return leaf if new is None else new
         return leaf
-
-    def _grapharg(self, arg: Any, value: Any) -> Any:
-        made = copy.copy(arg)
-        if getattr(made, "fake_tensor", None) is not None:
-            made.fake_tensor = value
-        return made

@@ -202,17 +202,10 @@ class DataSearch:
         self._read = {at for at, n in enumerate(self._placeholders) if n in sources}
         self._read |= self._scalars.keys()  # guards may use them without a node that reads them
         """Positions of the inputs that the nodes read."""
-        work = max(1, len(self._nodes) + self._elements() // _ELEMENTS)
+        tensors = [tensor for at in self._read if (tensor := desc.inputs[at].tensor) is not None]
+        elements = sum(math.prod(_size(n, symbols) for n in t.size) for t in tensors)
+        work = max(1, len(self._nodes) + elements // _ELEMENTS)
         self._left = max(_FEWEST, min(_TRIES, _WORK // work))
-
-    def _elements(self) -> int:
-        """Number of elements of the inputs that the nodes read."""
-        total = 0
-        for at in self._read:
-            tensor = self._desc.inputs[at].tensor
-            if tensor is not None:
-                total += math.prod(_size(n, self._symbols) for n in tensor.size)
-        return total
 
     def data(self) -> dict[int, torch.Tensor]:
         """Search data and return the elements of the inputs to change, by position.
@@ -379,7 +372,8 @@ class DataSearch:
             records = {n.name: n for n in self._desc.graph.nodes}
             for fx_node in failed:
                 line = user_line(node_stack(records[fx_node.name])) or None
-                violated.append(Fact(sympy.false, _assert_text(fx_node), line))
+                texts = [arg for arg in fx_node.args if isinstance(arg, str)]
+                violated.append(Fact(sympy.false, *texts[:1] or [f"that `{fx_node}` holds"], line))
         if error is not None:
             blamed.append(self._nodes[len(self._nodes) - missing])
         return _Trial((missing, total), data, values, violated, blamed, error)
@@ -509,11 +503,6 @@ def _value(runner: Any, fx_node: torch.fx.Node, failed: list[torch.fx.Node]) -> 
     if not bool(args[0]):
         failed.append(fx_node)
     return args[1] if name.startswith("_functional_assert") and len(args) > 2 else None
-
-
-def _assert_text(fx_node: torch.fx.Node) -> str:
-    messages = [arg for arg in fx_node.args if isinstance(arg, str)]
-    return messages[0] if messages else f"that `{fx_node}` holds"
 
 
 def _scalars(desc: CaptureDesc, symbols: Symbols) -> dict[int, str]:

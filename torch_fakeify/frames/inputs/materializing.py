@@ -63,7 +63,11 @@ def materialize(
     """
     with wrap_torch_errors("$.shape_env"):
         chosen = _chosen(desc, sizes)
-        symbols = Symbols(desc.shape_env, _changed_sizes(desc, chosen, sizes))
+        symbols = Symbols(desc.shape_env, {} if chosen is None else chosen.sizes)
+        if chosen is not None and not sizes:
+            recorded = Symbols(desc.shape_env, {})  # with recorded hints, if these are the sizes
+            same = all(recorded.values.get(name) == n for name, n in chosen.sizes.items())
+            symbols = recorded if same else symbols
     device = None if device is None else torch.device(device)
 
     def make(where: torch.device | None, only: Collection[int] | None = None) -> list[Any]:
@@ -105,17 +109,6 @@ def _chosen(desc: CaptureDesc, sizes: Mapping[str, int] | None) -> Chosen | None
         return choose_sizes(desc, {})
     except CaptureError:  # no size is requested: a failed assert is reported when the graph runs
         return None
-
-
-def _changed_sizes(
-    desc: CaptureDesc, chosen: Chosen | None, sizes: Mapping[str, int] | None
-) -> dict[str, int]:
-    """The chosen sizes; empty if they are the recorded ones, so that recorded hints are used."""
-    if chosen is None or sizes:
-        return {} if chosen is None else chosen.sizes
-    recorded = Symbols(desc.shape_env, {}).values
-    same = all(recorded.get(name) == value for name, value in chosen.sizes.items())
-    return {} if same else chosen.sizes
 
 
 def _check_bytes(nbytes: int, most: int | None) -> None:

@@ -318,7 +318,15 @@ class _Reader:
         text = line[match.end() :]
         if not whole and not _is_json(text):
             return
-        self._count(number, text)
+        self._events += 1
+        self._event_bytes += len(text)
+        limits = self._limits
+        if self._events > limits.events or self._event_bytes > limits.event_bytes:
+            raise LimitError(
+                "the log describes too much",
+                where=f"{self._where} line {number}",
+                expected=f"at most {limits.events} events of {limits.event_bytes} bytes in all",
+            )
         self._event(int(match[1]), text, f"{self._where} line {number}", number)
 
     def result(self) -> TraceLog:
@@ -345,17 +353,6 @@ class _Reader:
         where = f"{self._where} line {number}"
         what = "neither an event nor a line of a payload"
         return FormatError(what, where=where, expected=prefix, found=found)
-
-    def _count(self, number: int, text: bytes) -> None:
-        self._events += 1
-        self._event_bytes += len(text)
-        limits = self._limits
-        if self._events > limits.events or self._event_bytes > limits.event_bytes:
-            raise LimitError(
-                "the log describes too much",
-                where=f"{self._where} line {number}",
-                expected=f"at most {limits.events} events of {limits.event_bytes} bytes in all",
-            )
 
     def _read_version(self) -> None:
         if not self._version_lines:
