@@ -70,14 +70,11 @@ def describe_world(
     if here is None:
         return None
     rank, size = here
-    distributed: Any = torch.distributed
     found: dict[str, tuple[int, ...]] = {}
     for name in sorted({*_names_in_values((graph, inputs)), *_names_in_calls(graph)}):
-        group = find_group(name)
-        if group is not None:
-            ranks = tuple(distributed.get_process_group_ranks(group))
-            if rank in ranks:
-                found[name] = () if ranks == tuple(range(size)) else ranks
+        ranks = _ranks(find_group(name))
+        if ranks is not None and rank in ranks:
+            found[name] = () if ranks == tuple(range(size)) else ranks
     if not found and not rank_calls:
         return None
     own = {name for name, ranks in found.items() if ranks}
@@ -215,14 +212,12 @@ def has_world(world: WorldDesc) -> bool:
     here = this_rank()
     if here is None:
         return False
-    distributed: Any = torch.distributed
     if here != (world.rank, world.size):
         raise _unfit(world, f"rank {here[0]} of {here[1]}")
     for group in world.groups:
-        existing = find_group(group.name)
-        if existing is None:
+        ranks = _ranks(find_group(group.name))
+        if ranks is None:
             raise _unfit(world, f"no process group {group.name!r}")
-        ranks = tuple(distributed.get_process_group_ranks(existing))
         if ranks != ranks_of(world, group):
             raise _unfit(world, f"a process group {group.name!r} of the ranks {ranks}")
     return True
