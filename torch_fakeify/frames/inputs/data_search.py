@@ -373,7 +373,8 @@ class DataSearch:
             for fx_node in failed:
                 line = user_line(node_stack(records[fx_node.name])) or None
                 texts = [arg for arg in fx_node.args if isinstance(arg, str)]
-                violated.append(Fact(sympy.false, *texts[:1] or [f"that `{fx_node}` holds"], line))
+                text = texts[0] if texts else f"that `{fx_node}` holds"
+                violated.append(Fact(sympy.false, text, line))
         if error is not None:
             blamed.append(self._nodes[len(self._nodes) - missing])
         return _Trial((missing, total), data, values, violated, blamed, error)
