@@ -135,7 +135,11 @@ CASES: dict[str, tuple[Any, ...]] = {
     "parts": (parts, _X, whole(4, 5, 11)),
     "largest": (rows_by(lambda n: n.max().item(), lambda k, _: (k >= 5,)), _X, whole(4, 7, 1)),
     "total": (rows_by(lambda n: n.sum().item(), lambda k, _: (k >= 5,)), _X, whole(4, 7, 1)),
-    "written": (rows_by(lambda n: n.add_(5).item(), lambda k, _: (k >= 9,)), _X, torch.tensor(6)),
+    "written": (  # the read does not depend on the write but for the tensor
+        rows_by(lambda n: (n.add_(5), n.item())[1], lambda k, _: (k >= 9,)),
+        _X,
+        torch.tensor(6),
+    ),
     "rounded": (
         rows_by(lambda s: int(s.item() * 10), lambda k, _: (k >= 12, k <= 15)),
         _X,
