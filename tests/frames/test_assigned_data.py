@@ -49,24 +49,18 @@ def assigned(x: torch.Tensor, y: torch.Tensor) -> Any:
     return z, x * 2
 
 
-def assigned_twice(x: torch.Tensor, y: torch.Tensor) -> Any:
-    """Assign twice."""
-    x.data = y
-    x.data = y + 1
-    return x * 2
-
-
-def of_a_part(x: torch.Tensor, y: torch.Tensor) -> Any:
-    """Assign to the data of a view."""
-    x.data = y[:2]
-    return x * y.sum()
-
-
 def without_gradients(x: torch.Tensor, y: torch.Tensor) -> Any:
     """Assign inside of ``no_grad``."""
     with torch.no_grad():
         x.data = y
     return x * y
+
+
+def assigned_again(x: torch.Tensor, y: torch.Tensor) -> Any:
+    """Assign twice, at last the data of a view."""
+    x.data = y + 1
+    x.data = y[:2]
+    return x * y.sum()
 
 
 def ones(n: int = 4, *, grad: bool = False) -> torch.Tensor:
@@ -77,8 +71,7 @@ def ones(n: int = 4, *, grad: bool = False) -> torch.Tensor:
 PROGRAMS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "assigned": lambda: (assigned, ones(), ones()),
     "another_size": lambda: (assigned, ones(3), ones()),
-    "assigned_twice": lambda: (assigned_twice, ones(), ones()),
-    "of_a_part": lambda: (of_a_part, ones(), ones()),
+    "assigned_again": lambda: (assigned_again, ones(), ones()),
     "without_gradients": lambda: (without_gradients, ones(), ones(grad=True)),
     "parameter": lambda: (Weight(), ones(3, grad=True)),
 }
@@ -130,10 +123,8 @@ def test_a_capture_of_assigned_data_computes_what_the_frame_does(name: str, tmp_
 
 
 @pytest.mark.sweep
-def test_show_and_replay_support_assigned_data(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The command line prints the function by its name and compiles the frame."""
+def test_tools_support_assigned_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`show` has the name, `replay` compiles the frame, and a minified script has the statement."""
     recorder = tfk.record(tmp_path, "eager")
     results("assigned", recorder, dynamic=True)
     path = str(recorder.paths[0])
@@ -141,14 +132,8 @@ def test_show_and_replay_support_assigned_data(
     assert "_lower_version_count_by_1" in capsys.readouterr().out
     assert cli.main(["replay", path, "--backend", "aot_eager"]) == 0
 
-
-@pytest.mark.sweep
-def test_a_script_assigns_the_data(tmp_path: Path) -> None:
-    """A minified script has the statement, and torch alone compiles and runs it."""
-    recorder = tfk.record(tmp_path, "eager")
-    results("assigned", recorder, dynamic=True)
     failure = Failure(kind="raises", stage="compile", type="RuntimeError", message="no")
-    text = script_of(tfk.Capture.load(recorder.paths[0]).desc, failure, BackendCode("aot_eager"))
+    text = script_of(tfk.Capture.load(path).desc, failure, BackendCode("aot_eager"))
     assert "x.data = y" in text
     assert "fakeify" not in text
     script = tmp_path / "script.py"
@@ -157,7 +142,7 @@ def test_a_script_assigns_the_data(tmp_path: Path) -> None:
 
 
 def test_dynamos_nested_function_is_recognized_by_its_code() -> None:
-    """Decoding makes one function of Dynamo's own code, with the name in the record."""
+    """Decoding makes one function of Dynamo's own code; a user may choose the name for another."""
     value = FunctionValue(kind="function", name=NAME)
     fn = names.decode_function(value)
     assert names.decode_function(value) is fn
@@ -167,6 +152,12 @@ def test_dynamos_nested_function_is_recognized_by_its_code() -> None:
     assert fn(x) is x
     assert x._version == 0
 
+    def _lower_version_count_by_1(x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    with pytest.raises(tfk.errors.UnsupportedValueError):
+        names.encode_function(_lower_version_count_by_1)
+
 
 @pytest.mark.parametrize("name", ["SetAttrBuiltinVariable", "_call_setattr", "unimplemented"])
 def test_other_names_of_that_module_are_refused(name: str) -> None:
@@ -174,16 +165,6 @@ def test_other_names_of_that_module_are_refused(name: str) -> None:
     module = NAME.rpartition(".")[0]
     with pytest.raises(UnknownNameError):
         names.decode_function(FunctionValue(kind="function", name=f"{module}.{name}"))
-
-
-def test_a_user_function_of_that_name_is_not_taken_for_it() -> None:
-    """A function is recognized by its code, since a user may choose the name."""
-
-    def _lower_version_count_by_1(x: torch.Tensor) -> torch.Tensor:
-        return x
-
-    with pytest.raises(tfk.errors.UnsupportedValueError):
-        names.encode_function(_lower_version_count_by_1)
 
 
 @torch._dynamo.allow_in_graph

@@ -125,11 +125,6 @@ class Layers(torch.nn.Module):
         return x * factor + extra["y"][0] + TABLE.sum() * n
 
 
-def two(*size: int) -> TwoTensor:
-    """Return a wrapper of two tensors."""
-    return TwoTensor(torch.ones(size), torch.ones(size))
-
-
 def arguments(rows: int = 3, **changes: Any) -> dict[str, Any]:
     """Return the arguments of a call without ``self``."""
     x = torch.randn(rows, 4)
@@ -275,63 +270,75 @@ def test_a_module_of_torch_has_the_scope_of_its_wrapper() -> None:
 # --- identity ---------------------------------------------------------------------------------------
 
 
-def one() -> tuple[Any, Any]:
-    """One tensor, twice."""
-    return (x := torch.ones(3)), x
+def write(a: Any, b: Any) -> torch.Tensor:
+    """Write into one argument, and use both."""
+    return a.add_(1) * b
 
 
-def apart() -> tuple[Any, Any]:
-    """Two tensors."""
-    return torch.ones(3), torch.ones(3)
+def add(a: Any, b: Any) -> torch.Tensor:
+    """Use both arguments."""
+    return a + b
 
 
-def views() -> tuple[Any, Any]:
-    """Two views of one base."""
-    return (base := torch.ones(8))[:3], base[:3]
+class Two(torch.nn.Module):
+    """Two modules, or one at two attributes."""
+
+    def __init__(self, *, tied: bool) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(3, 3)
+        self.second = self.first if tied else torch.nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Call both."""
+        return self.second(self.first(x))
+
+
+X, Y, BASE, ZEROS = torch.ones(4), torch.ones(4), torch.arange(8.0), torch.zeros(8)
+WRAPPER = TwoTensor(torch.ones(4), torch.ones(4))
 
 
 @pytest.mark.parametrize(
-    ("recorded", "other", "guard"),
+    ("fn", "recorded", "fitting", "other", "guard"),
     [
-        (one, apart, "L['b'] is L['a']"),
-        (apart, one, ""),
-        (views, apart, "untyped_storage()"),
-        (apart, views, "untyped_storage()"),
+        (write, (X, X), {"a": Y, "b": Y}, {"a": X, "b": Y}, "L['b'] is L['a']"),
+        (write, (X, Y), {"a": Y, "b": X}, {"a": X, "b": X}, ""),
         (
-            lambda: (two(3), two(3)),
-            lambda: ((wrapper := two(3)), wrapper),
+            Two(tied=True),
+            (torch.ones(2, 3),),
+            {"self": Two(tied=True), "x": torch.ones(2, 3)},
+            {"self": Two(tied=False), "x": torch.ones(2, 3)},
+            "L['self']._modules['first'] is L['self']._modules['second']",
+        ),
+        (
+            add,
+            (BASE[:4], BASE[:4]),
+            {"a": ZEROS[:4], "b": ZEROS[:4]},
+            {"a": X, "b": Y},
+            "untyped_storage()",
+        ),
+        (add, (X, Y), {"a": Y, "b": X}, {"a": BASE[:4], "b": BASE[:4]}, "untyped_storage()"),
+        (
+            add,
+            (WRAPPER, WRAPPER.clone()),
+            {"a": WRAPPER.clone(), "b": WRAPPER},
+            {"a": WRAPPER, "b": WRAPPER},
             "len({id(t) for t in (L['a'], L['b'])}) == 2",
         ),
     ],
+    ids=["one tensor", "two tensors", "one module", "one storage", "two storages", "two wrappers"],
 )
-def test_a_pair_of_another_kind_is_refused(recorded: Any, other: Any, guard: str) -> None:
-    """A frame that was traced for one tensor twice is not one for two tensors, and so on."""
-    (capture,) = captures_of(lambda a, b: a.add_(1) * b, recorded(), dynamic=False)
-    assert capture.check(dict(zip("ab", recorded(), strict=True))) is None
-    found = capture.check(dict(zip("ab", other(), strict=True)))
+def test_identity_is_guarded(
+    fn: Any, recorded: Any, fitting: dict[str, Any], other: dict[str, Any], guard: str
+) -> None:
+    """What is one object in a frame must be one, and what is two must not: tensors, modules, storages."""
+    (capture,) = captures_of(fn, recorded, dynamic=False)
+    assert capture.check(fitting) is None
+    found = capture.check(other)
     assert found is not None
     assert guard in str(found)
-    with pytest.raises(tfk.CaptureError, match=r"expected L\['b'\]"):
-        capture.bind({"a": recorded()[0]})
-
-
-def test_one_module_at_two_attributes() -> None:
-    """Its weights are inputs once; a model with two modules is refused."""
-
-    class Two(torch.nn.Module):
-        def __init__(self, *, tied: bool) -> None:
-            super().__init__()
-            self.first = torch.nn.Linear(3, 3)
-            self.second = self.first if tied else torch.nn.Linear(3, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.second(self.first(x))
-
-    x = torch.ones(2, 3)
-    (capture,) = captures_of(Two(tied=True), (x,))
-    assert capture.check({"self": Two(tied=True), "x": x}) is None
-    found = capture.check({"self": Two(tied=False), "x": x})
-    assert str(found) == "L['self']._modules['first'] is L['self']._modules['second']"
+    if guard == "L['b'] is L['a']":
+        with pytest.raises(tfk.CaptureError, match=r"expected L\['b'\]"):
+            capture.bind({"a": X})
 
 
 def test_a_constant_that_a_trace_took_in_is_checked() -> None:

@@ -2,26 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from captured_frames import recorded_frame
 from test_size_names import recorded
 
 import torch_fakeify as tfk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 
-def item(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
-    """A number that is derived from one in an input."""
-    k = (n + 0).item()
-    torch._check(k >= 2)
-    torch._check(k <= x.shape[0])
-    return x[:k] * 2
+Checks = Callable[[Any, torch.Tensor], tuple[Any, ...]]
+"""What holds of a number and the first argument."""
+
+
+def rows_by(number: Callable[[torch.Tensor], Any], checks: Checks) -> Callable[..., Any]:
+    """Return a program that takes as many rows as a tensor tells."""
+
+    def program(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        k = number(n)
+        for holds in (*checks(k, x), k <= x.shape[0]):
+            torch._check(holds)
+        return x[:k] * 2
+
+    return program
+
+
+def found_by(find: Callable[..., torch.Tensor], checks: Checks) -> Callable[..., Any]:
+    """Return a program that finds some number of rows."""
+
+    def program(*args: torch.Tensor) -> torch.Tensor:
+        found = find(*args)
+        for holds in checks(found.shape[0], args[0]):
+            torch._check(holds)
+        return found * 2
+
+    return program
 
 
 def several(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
@@ -43,52 +64,6 @@ def parts(x: torch.Tensor, n: torch.Tensor) -> list[torch.Tensor]:
     return [part.sum() for part in x.split(lengths)]
 
 
-def largest(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
-    """The largest of some numbers."""
-    k = n.max().item()
-    torch._check(k >= 5)
-    torch._check(k < x.shape[0])
-    return x[:k] + 1
-
-
-def total(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
-    """The sum of some numbers."""
-    k = n.sum().item()
-    torch._check(k >= 5)
-    torch._check(k < x.shape[0])
-    return x[:k] + 1
-
-
-def positive(x: torch.Tensor) -> torch.Tensor:
-    """How many elements are positive."""
-    found = torch.nonzero(x > 0)
-    torch._check(found.shape[0] >= 3)
-    torch._check(found.shape[0] <= x.shape[0] // 2)
-    return found * 2
-
-
-def masked(x: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
-    """How many flags are set."""
-    found = torch.masked_select(x, m)
-    torch._check(found.shape[0] == 7)
-    return found * 2
-
-
-def repeated(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
-    """How many rows are made of some."""
-    found = x.repeat_interleave(n, 0)
-    torch._check(found.shape[0] >= 30)
-    return found * 2
-
-
-def rounded(x: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
-    """An integer of a float."""
-    k = int(s.item() * 10)
-    torch._check(k >= 12)
-    torch._check(k <= 15)
-    return x[:k]
-
-
 def above(x: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
     """A float with a bound."""
     v = s.item()
@@ -104,22 +79,6 @@ def two(x: torch.Tensor, n: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
     torch._check(a + b == x.shape[0])
     p, q = x.split([a, b])
     return p.sum() + q.sum()
-
-
-def different(x: torch.Tensor) -> torch.Tensor:
-    """How many elements are different."""
-    found = torch.unique(x)
-    torch._check(found.shape[0] >= 4)
-    return found + 1
-
-
-def written(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
-    """A number that is read after something was added to it in place."""
-    n.add_(5)
-    k = n.item()
-    torch._check(k >= 9)
-    torch._check(k <= x.shape[0])
-    return x[:k] * 2
 
 
 def asserted(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
@@ -143,14 +102,6 @@ def steps(x: torch.Tensor, offsets: torch.Tensor) -> list[torch.Tensor]:
     return [part.sum() for part in x.split(lengths)]
 
 
-def one_of_a_view(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
-    """One element of a part of a tensor."""
-    k = n[2].item()
-    torch._check(k >= 4)
-    torch._check(k <= x.shape[0])
-    return x[:k]
-
-
 def chosen(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """How many rows have their largest product in one column."""
     rows = torch.nonzero((x @ w).softmax(-1).argmax(-1) == 0).squeeze(-1)
@@ -165,26 +116,6 @@ def sorted_in(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
     return x * b
 
 
-def looked_up(w: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
-    """Indices into a dim of one."""
-    return torch.nn.functional.embedding(n, w)
-
-
-def gathered(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
-    """Indices along a dim of one."""
-    return x.gather(1, n)
-
-
-def shifted(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
-    """Indices that start somewhere else than at 0."""
-    return x.index_select(0, n - 10)
-
-
-def encoded(n: torch.Tensor) -> torch.Tensor:
-    """The only class."""
-    return torch.nn.functional.one_hot(n, 1)
-
-
 def whole(*numbers: int) -> torch.Tensor:
     """A tensor of integers."""
     return torch.tensor(numbers)
@@ -195,40 +126,65 @@ _X = torch.ones(20, 3)
 
 def batched(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
     """Indices that are computed inside of a transform."""
-    return torch.func.vmap(lambda row: torch.nn.functional.embedding(row * 2 + 1, x).sum())(i)
+    return torch.func.vmap(lambda row: F.embedding(row * 2 + 1, x).sum())(i)
 
 
-CASES: dict[Any, tuple[Any, ...]] = {
-    item: (_X, torch.tensor(4)),
-    several: (_X, whole(4, 5, 1)),
-    parts: (_X, whole(4, 5, 11)),
-    largest: (_X, whole(4, 7, 1)),
-    total: (_X, whole(4, 7, 1)),
-    positive: (torch.linspace(-1, 1, 20),),
-    masked: (torch.ones(20), torch.arange(20) < 7),
-    repeated: (torch.ones(6, 3), whole(4, 7, 1, 9, 9, 9)),
-    rounded: (_X, torch.tensor(1.33)),
-    above: (torch.ones(5), torch.tensor(5.0)),
-    two: (_X, torch.tensor(13), torch.tensor(7)),
-    different: (torch.arange(10),),
-    written: (_X, torch.tensor(6)),
-    asserted: (torch.ones(3), whole(5, 6, 7)),
-    steps: (torch.ones(12, 3), whole(0, 3, 7, 12)),
-    one_of_a_view: (_X, torch.arange(40)[3:10]),
-    chosen: (torch.eye(3), torch.eye(3)),
-    sorted_in: (_X, whole(6)),
-    unset: (torch.ones(9), torch.zeros(9, dtype=torch.bool)),
-    looked_up: (torch.ones(1, 4), torch.zeros(5, dtype=torch.int64)),
-    gathered: (torch.ones(5, 1), torch.zeros(5, 1, dtype=torch.int64)),
-    shifted: (torch.ones(5, 3), torch.full((4,), 12)),
-    encoded: (torch.zeros(5, dtype=torch.int64),),
-    batched: (torch.ones(2, 3), torch.zeros(4, 2, dtype=torch.int64)),
+CASES: dict[str, tuple[Any, ...]] = {
+    "item": (rows_by(lambda n: (n + 0).item(), lambda k, _: (k >= 2,)), _X, torch.tensor(4)),
+    "several": (several, _X, whole(4, 5, 1)),
+    "parts": (parts, _X, whole(4, 5, 11)),
+    "largest": (rows_by(lambda n: n.max().item(), lambda k, _: (k >= 5,)), _X, whole(4, 7, 1)),
+    "total": (rows_by(lambda n: n.sum().item(), lambda k, _: (k >= 5,)), _X, whole(4, 7, 1)),
+    "written": (  # the read does not depend on the write but for the tensor
+        rows_by(lambda n: (n.add_(5), n.item())[1], lambda k, _: (k >= 9,)),
+        _X,
+        torch.tensor(6),
+    ),
+    "rounded": (
+        rows_by(lambda s: int(s.item() * 10), lambda k, _: (k >= 12, k <= 15)),
+        _X,
+        torch.tensor(1.33),
+    ),
+    "one of a view": (
+        rows_by(lambda n: n[2].item(), lambda k, _: (k >= 4,)),
+        _X,
+        torch.arange(40)[3:10],
+    ),
+    "positive": (
+        found_by(lambda x: torch.nonzero(x > 0), lambda k, x: (k >= 3, k <= x.shape[0] // 2)),
+        torch.linspace(-1, 1, 20),
+    ),
+    "masked": (
+        found_by(torch.masked_select, lambda k, _: (k == 7,)),
+        torch.ones(20),
+        torch.arange(20) < 7,
+    ),
+    "repeated": (
+        found_by(lambda x, n: x.repeat_interleave(n, 0), lambda k, _: (k >= 30,)),
+        torch.ones(6, 3),
+        whole(4, 7, 1, 9, 9, 9),
+    ),
+    "different": (found_by(torch.unique, lambda k, _: (k >= 4,)), torch.arange(10)),
+    "above": (above, torch.ones(5), torch.tensor(5.0)),
+    "two": (two, _X, torch.tensor(13), torch.tensor(7)),
+    "asserted": (asserted, torch.ones(3), whole(5, 6, 7)),
+    "steps": (steps, torch.ones(12, 3), whole(0, 3, 7, 12)),
+    "chosen": (chosen, torch.eye(3), torch.eye(3)),
+    "sorted in": (sorted_in, _X, whole(6)),
+    "unset": (unset, torch.ones(9), torch.zeros(9, dtype=torch.bool)),
+    # indices into a dim of one, and such as start somewhere else than at 0
+    "looked up": (lambda w, n: F.embedding(n, w), torch.ones(1, 4), whole(0, 0, 0, 0, 0)),
+    "gathered": (lambda x, n: x.gather(1, n), torch.ones(5, 1), whole(0, 0, 0, 0, 0)[:, None]),
+    "shifted": (lambda x, n: x.index_select(0, n - 10), torch.ones(5, 3), torch.full((4,), 12)),
+    "encoded": (lambda n: F.one_hot(n, 1), whole(0, 0, 0, 0, 0)),
+    "batched": (batched, torch.ones(2, 3), torch.zeros(4, 2, dtype=torch.int64)),
 }
 
 
-def recorded_once(function: Any, folder: Path) -> tfk.Capture:
+def recorded_once(case: str, folder: Path) -> tfk.Capture:
     """Return the frame of a case, whose inputs may be written into."""
-    return recorded(function, folder, *(t.clone() for t in CASES[function]))
+    function, *args = CASES[case]
+    return recorded(function, folder, *(t.clone() for t in args))
 
 
 def runs(frame: tfk.Capture, **options: Any) -> list[Any]:
@@ -236,12 +192,10 @@ def runs(frame: tfk.Capture, **options: Any) -> list[Any]:
     return list(frame.compile("eager")(*frame.materialize(**options)))
 
 
-@pytest.mark.parametrize("function", CASES, ids=lambda f: f.__name__)
-def test_made_up_data_satisfies_runtime_asserts(
-    function: Callable[..., Any], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("case", CASES)
+def test_made_up_data_satisfies_runtime_asserts(case: str, tmp_path: Path) -> None:
     """Eager mode runs on data that is made up with any seed."""
-    frame = recorded_once(function, tmp_path)
+    frame = recorded_once(case, tmp_path)
     runs(frame)
     first, second = frame.materialize(seed=3), frame.materialize(seed=3)
     for a, b in zip(first, second, strict=True):
@@ -250,38 +204,38 @@ def test_made_up_data_satisfies_runtime_asserts(
 
 
 @pytest.mark.parametrize(
-    ("function", "sizes", "rows"),
+    ("case", "sizes", "rows"),
     [
-        (item, {"u0": 4}, 4),
-        (item, {"u0": 17, "x.size(0)": 17}, 17),
-        (largest, {"u0": 9}, 9),
-        (total, {"u0": 13}, 13),
-        (positive, {"u0": 7}, 7),
-        (positive, {"u0": 30}, 30),
-        (repeated, {"u0": 41}, 41),
-        (rounded, {"u0": 13}, 13),
-        (different, {"u0": 6}, 6),
-        (written, {"u0": 12}, 12),
+        ("item", {"u0": 4}, 4),
+        ("item", {"u0": 17, "x.size(0)": 17}, 17),
+        ("largest", {"u0": 9}, 9),
+        ("total", {"u0": 13}, 13),
+        ("positive", {"u0": 7}, 7),
+        ("positive", {"u0": 30}, 30),
+        ("repeated", {"u0": 41}, 41),
+        ("rounded", {"u0": 13}, 13),
+        ("different", {"u0": 6}, 6),
+        ("written", {"u0": 12}, 12),
     ],
 )
 def test_an_unbacked_symbol_can_be_set(
-    function: Callable[..., Any], sizes: dict[str, int], rows: int, tmp_path: Path
+    case: str, sizes: dict[str, int], rows: int, tmp_path: Path
 ) -> None:
     """The graph reads the requested value from the data."""
-    out = runs(recorded_once(function, tmp_path), sizes=sizes)
+    out = runs(recorded_once(case, tmp_path), sizes=sizes)
     assert out[0].shape[0] == rows
 
 
 def test_several_symbols_of_one_tensor_can_be_set(tmp_path: Path) -> None:
     """Each symbol has its value, and so has one that is computed from them."""
-    frame = recorded_once(several, tmp_path)
+    frame = recorded_once("several", tmp_path)
     made = [t for t in frame.materialize(sizes={"u0": 5, "u1": 6}) if isinstance(t, torch.Tensor)]
     assert [t.tolist() for t in made if t.shape == (3,)] == [[5, 6, 1]]
 
 
 def test_sizes_and_data_are_consistent(tmp_path: Path) -> None:
     """Data is made for a requested size, and a size for requested data."""
-    frame = recorded_once(several, tmp_path)
+    frame = recorded_once("several", tmp_path)
     x, n = (t for t in frame.materialize(sizes={"x.size(0)": 5}) if isinstance(t, torch.Tensor))
     if x.ndim == 1:
         x, n = n, x
@@ -303,7 +257,7 @@ def test_values_that_violate_asserts_are_refused(
 ) -> None:
     """Values that violate an assert are refused, and the error contains the user's line."""
     with pytest.raises(tfk.CaptureError) as info:
-        recorded_once(item, tmp_path).materialize(sizes=sizes)
+        recorded_once("item", tmp_path).materialize(sizes=sizes)
     assert message in str(info.value)
     assert "u1" in sizes or "test_data_search.py:" in str(info.value)
 
@@ -357,7 +311,7 @@ def test_a_frame_that_reads_no_data_needs_no_search(
     """A lookup in a table of more than two rows does not rebuild the frame."""
 
     def look_up(w: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.embedding(n.view(-1), w)
+        return F.embedding(n.view(-1), w)
 
     frame = recorded(look_up, tmp_path, torch.ones(9, 4), torch.ones(5, 2, dtype=torch.int64))
     monkeypatch.setattr(tfk.Capture, "instantiate", None)

@@ -14,9 +14,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._pytree import SequenceKey
 
 import torch_fakeify as tfk
-from torch_fakeify.describe.describer import MetaTensorDescriber, describe_tensor
-from torch_fakeify.frames.inputs.materializing import Symbols, _Maker
-from torch_fakeify.records.frame import InputDesc
+from torch_fakeify.describe.describer import MetaTensorDescriber
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,58 +26,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
-def _inference() -> torch.Tensor:
-    with torch.inference_mode():
-        return torch.randn(3)
-
-
-def _many() -> dict[str, torch.Tensor]:
-    base = torch.randn(6, 8)
-    leaf = torch.randn(4, 4, requires_grad=True)
-    with torch.no_grad():
-        no_grad_view = leaf[1:]
-    return {
-        "plain": torch.randn(3, 4),
-        "transposed": torch.randn(3, 4).t(),
-        "expanded": torch.randn(3, 1).expand(3, 5),
-        "view": base[1:, ::2],
-        "view_of_view": base[1:].view(-1)[3:],
-        "leaf": leaf,
-        "view_of_leaf": leaf[:2],
-        "no_grad_view": no_grad_view,
-        "non_leaf": leaf * 2,
-        "parameter": torch.nn.Parameter(torch.randn(3)),
-        "integer": torch.randint(0, 9, (3, 3)),
-        "boolean": torch.rand(3) > 0.5,
-        "complex": torch.randn(3, dtype=torch.complex64),
-        "real_view": torch.view_as_real(torch.randn(3, dtype=torch.complex64)),
-        "half": torch.randn(3).half(),
-        "float8": torch.randn(4).to(torch.float8_e4m3fn),
-        "scalar": torch.randn(()),
-        "empty": torch.empty(0, 3),
-        "float4": torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2),
-        "bits": torch.zeros(4, dtype=torch.uint8).view(torch.bits8),
-        "inference": _inference(),
-        "non_leaf_view": (leaf * 2)[1:],
-    }
-
-
-@pytest.mark.parametrize("kind", sorted(_many()))
-def test_materialized_inputs_have_the_recorded_metadata(kind: str) -> None:
-    """Size, stride, offset, dtype and autograd state of each kind equal the original's."""
-    gm = torch.fx.symbolic_trace(lambda x: x)
-    original = _many()[kind]
-    (made,) = tfk.capture(gm, [original]).materialize()
-    assert made.shape == original.shape
-    assert made.stride() == original.stride()
-    assert made.storage_offset() == original.storage_offset()
-    assert made.dtype == original.dtype
-    assert made.requires_grad == original.requires_grad
-    assert made.is_leaf == original.is_leaf
-    assert made.is_inference() == original.is_inference()
-    assert made._is_view() == original._is_view()
-    assert type(made) is type(original)
-    assert made.untyped_storage().nbytes() == original.untyped_storage().nbytes()
+def identity_of(x: torch.Tensor) -> tfk.Capture:
+    """Return the capture of a graph that returns its input."""
+    return tfk.capture(torch.fx.symbolic_trace(lambda x: x), [x])
 
 
 @pytest.mark.parametrize("aliased", [True, False])
@@ -125,8 +74,7 @@ def test_aliasing_is_recorded() -> None:
 
 def test_the_same_seed_gives_the_same_data() -> None:
     """Data of materialized inputs is a function of the seed alone."""
-    gm = torch.fx.symbolic_trace(lambda x: x)
-    capture = tfk.capture(gm, [torch.randn(3, 4)])
+    capture = identity_of(torch.randn(3, 4))
     assert torch.equal(capture.materialize(seed=3)[0], capture.materialize(seed=3)[0])
     assert not torch.equal(capture.materialize(seed=3)[0], capture.materialize(seed=4)[0])
 
@@ -149,23 +97,6 @@ def test_other_sizes_are_made_on_request() -> None:
     assert torch.allclose(out, x @ y)
 
 
-def test_sizes_that_violate_a_guard_are_refused() -> None:
-    """The error contains the user's line, the guard and the values."""
-    capture = only_capture_of(_sized, torch.randn(7, 3), torch.randn(3, 7), dynamic=True)
-    with pytest.raises(tfk.CaptureError) as info:
-        capture.materialize(sizes={"L['x'].size()[0]": 4})
-    message = str(info.value)
-    assert "the sizes violate what the frame was compiled for" in message
-    assert "=4" in message
-
-
-def test_unknown_symbols_are_refused() -> None:
-    """An unknown symbol is refused, and the error lists the symbols of the capture."""
-    capture = only_capture_of(_sized, torch.randn(7, 3), torch.randn(3, 7), dynamic=True)
-    with pytest.raises(tfk.CaptureError, match="the frame has no such symbol; expected one of"):
-        capture.materialize(sizes={"nope": 4})
-
-
 def test_the_memory_limit_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each storage counts once; a tensor without one counts by its elements."""
     x = torch.zeros(10, 10)
@@ -181,10 +112,9 @@ def test_the_memory_limit_holds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_missing_device_is_refused() -> None:
     """The error contains the device and what to pass instead."""
-    mode = torch._subclasses.FakeTensorMode()
-    with mode:
+    with FakeTensorMode():
         x = torch.empty(3, device="cuda:0")
-    capture = tfk.capture(torch.fx.symbolic_trace(lambda x: x), [x])
+    capture = identity_of(x)
     with pytest.raises(tfk.CaptureError, match="this machine has no such device"):
         capture.materialize()
     assert capture.materialize(device="cpu")[0].device.type == "cpu"
@@ -204,7 +134,40 @@ def jagged(**kwargs: Any) -> torch.Tensor:
     return torch.nested.nested_tensor(rows, layout=torch.jagged, **kwargs)
 
 
+def leaf() -> torch.Tensor:
+    """Return a leaf that requires grad."""
+    return torch.randn(4, 4, requires_grad=True)
+
+
+def without(mode: Any, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """Return a tensor made in inference mode or without gradients."""
+    with mode():
+        return make()
+
+
 KINDS: dict[str, Callable[[], torch.Tensor]] = {
+    "plain": lambda: torch.randn(3, 4),
+    "transposed": lambda: torch.randn(3, 4).t(),
+    "expanded": lambda: torch.randn(3, 1).expand(3, 5),
+    "view": lambda: torch.randn(6, 8)[1:, ::2],
+    "view of view": lambda: torch.randn(6, 8)[1:].view(-1)[3:],
+    "leaf": leaf,
+    "view of leaf": lambda: leaf()[:2],
+    "view without grad": lambda: without(torch.no_grad, lambda: leaf()[1:]),
+    "non-leaf": lambda: leaf() * 2,
+    "view of non-leaf": lambda: (leaf() * 2)[1:],
+    "parameter": lambda: torch.nn.Parameter(torch.randn(3)),
+    "integer": lambda: torch.randint(0, 9, (3, 3)),
+    "boolean": lambda: torch.rand(3) > 0.5,
+    "complex": lambda: torch.randn(3, dtype=torch.complex64),
+    "real view": lambda: torch.view_as_real(torch.randn(3, dtype=torch.complex64)),
+    "half": lambda: torch.randn(3).half(),
+    "float8": lambda: torch.randn(4).to(torch.float8_e4m3fn),
+    "scalar": lambda: torch.randn(()),
+    "empty": lambda: torch.empty(0, 3),
+    "float4": lambda: torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2),
+    "bits": lambda: torch.zeros(4, dtype=torch.uint8).view(torch.bits8),
+    "inference": lambda: without(torch.inference_mode, lambda: torch.randn(3)),
     "coo": lambda: torch.randn(4, 6).to_sparse(),
     "coo, hybrid": lambda: torch.randn(4, 6, 3).to_sparse(2),
     "coo, only dense dims": lambda: torch.sparse_coo_tensor(
@@ -247,11 +210,10 @@ KINDS: dict[str, Callable[[], torch.Tensor]] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_tensor_is_made_as_recorded(kind: str) -> None:
     """The record of a made tensor is the record it was made of, without marks."""
-    record = MetaTensorDescriber().describe_tensor(KINDS[kind]())
-    made = _Maker(Symbols(None, {}), 0, None)
-    made.plan((InputDesc(name="x", tensor=record),))
-    again = MetaTensorDescriber().describe_tensor(made.make(record))
-    assert tfk.dumps(without_marks(again)) == tfk.dumps(without_marks(record))
+    original = KINDS[kind]()
+    (made,) = identity_of(original).materialize()
+    records = [without_marks(MetaTensorDescriber().describe_tensor(t)) for t in (made, original)]
+    assert tfk.dumps(records[0]) == tfk.dumps(records[1])
 
 
 def without_marks(d: MetaTensorDesc) -> MetaTensorDesc:
@@ -267,10 +229,7 @@ def without_marks(d: MetaTensorDesc) -> MetaTensorDesc:
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_made_jagged_tensors_can_be_computed_with() -> None:
     """Offsets start at zero, end with the values, and have the recorded minimum and maximum."""
-    record = describe_tensor(jagged())
-    maker = _Maker(Symbols(None, {}), 0, None)
-    maker.plan((InputDesc(name="x", tensor=record),))
-    made: Any = maker.make(record)
+    (made,) = identity_of(jagged()).materialize()
     lengths = made.offsets().diff()
     assert made.offsets()[0] == 0
     assert made.offsets()[-1] == made.values().shape[0] == 9

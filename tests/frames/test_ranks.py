@@ -228,16 +228,6 @@ def test_a_rank_outside_of_the_world_is_refused(rank: Any) -> None:
             rebuild(rank)
 
 
-def test_a_world_of_another_size_is_refused() -> None:
-    """The error has both sizes."""
-    capture = on_rank(0, reduced)
-    with (
-        as_rank(1, 2),
-        pytest.raises(CaptureError, match=r"expected rank 0 of 4.*found rank 1 of 2"),
-    ):
-        capture.compile("eager")
-
-
 def test_another_rank_than_that_of_the_process_cannot_run() -> None:
     """It can be looked at, and not compiled."""
     capture = on_rank(0, reduced)

@@ -16,11 +16,7 @@ from torch._subclasses import meta_utils
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.testing._internal.two_tensor import TwoTensor
-from trace_logs import (
-    Comparable,
-    one,
-    only_group,
-)
+from trace_logs import Comparable, one, only_group, without_facts
 
 import torch_fakeify as tfk
 from torch_fakeify.frames.trace_logs.events import (
@@ -38,15 +34,12 @@ from torch_fakeify.records.tensor import (
     MetaTensorDesc,
     NestedIntDesc,
     OpaqueValue,
-    SparseDesc,
-    SubclassDesc,
 )
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from torch_fakeify.frames.trace_logs.log import TraceGroup
-from trace_logs import without_facts
+    from torch_fakeify.frames.trace_logs.log import TracedTensor
 
 # --- the main law ---------------------------------------------------------------------------------
 
@@ -74,12 +67,10 @@ def test_records_of_a_log_convert_to_what_torch_made(group: list[torch.Tensor]) 
     converter = tfk.MetaConverter(FakeTensorMode())
     describers = tfk.MetaTensorDescriber(), tfk.MetaTensorDescriber()
     comparables = Comparable(), Comparable()
-    pairs = []
     for i, t in enumerate(group):
         record = found.sources[f"t{i}"].record
         assert record is not None
         pair = converter.from_desc(record), quietly(mode.from_tensor, t)
-        pairs.append(pair)
         ours, theirs = (
             comparable.of(describer.describe_tensor(fake))
             for fake, describer, comparable in zip(pair, describers, comparables, strict=True)
@@ -107,7 +98,21 @@ KINDS = {
     ),
     "conj of neg": lambda: torch.ones(3, dtype=torch.complex64).conj().imag,
     "meta": lambda: torch.ones(3, device="meta"),
+    **{
+        f"{layout}, short indices": lambda layout=layout: short_indices(layout)
+        for layout in ("csr", "csc", "bsr", "bsc")
+    },
 }
+
+
+def short_indices(layout: str) -> torch.Tensor:
+    """Return a tensor of a compressed layout, with indices of 32 bits and a dense dim."""
+    dense = torch.ones(4, 6, 5).to(torch.float64)
+    block = () if layout.startswith("cs") else ((2, 3),)
+    t = getattr(dense, f"to_sparse_{layout}")(*block, dense_dim=1)
+    names = ("crow", "col") if layout[1:] == "sr" else ("ccol", "row")
+    indices = [getattr(t, f"{name}_indices")().int() for name in names]
+    return torch.sparse_compressed_tensor(*indices, t.values(), t.shape, layout=t.layout)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -138,6 +143,11 @@ def test_objects_are_shared_as_in_the_program() -> None:
     assert whole.storage in group.storages
     assert whole.grad is next(t.record for t in group.tensors if t.id == whole.grad.id)  # type: ignore[union-attr]
     assert tfk.loads(tfk.dumps(list(group.records))) == list(group.records)
+    inner = torch.zeros(2, 3)
+    group = only_group([TwoTensor(inner, inner), inner])
+    wrapper, plain = group.records[-1], group.sources["t1"].record
+    assert wrapper.subclass is not None
+    assert all(part is plain for _, part in wrapper.subclass.tensors)
 
 
 @pytest.mark.sweep
@@ -206,53 +216,15 @@ def test_marks_are_read() -> None:
     assert found.lacks == (MissingField("marks.dynamic_range", "torch writes no event of it"),)
 
 
-@pytest.mark.parametrize("layout", ["csr", "csc", "bsr", "bsc"])
-@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
-def test_compressed_layouts_are_read(layout: str, index_dtype: torch.dtype) -> None:
-    """Index dtype and block size are those of the components in the event."""
-    block = () if layout.startswith("cs") else (2, 3)
-    dense = torch.ones(4, 6, 5).to(torch.float64)
-    method = getattr(dense, f"to_sparse_{layout}")
-    t = quietly(lambda: method(*([block] if block else []), dense_dim=1))
-    names = (
-        ("crow_indices", "col_indices") if layout[1:] == "sr" else ("ccol_indices", "row_indices")
-    )
-    indices = [getattr(t, name)().to(index_dtype) for name in names]
-    make = torch.sparse_compressed_tensor
-    t = quietly(lambda: make(*indices, t.values(), t.shape, layout=t.layout))
-    group = only_group([t])
-    found = group.sources["t0"]
-    assert found.record is not None
-    assert found.record.sparse == SparseDesc(
-        sparse_dim=2,
-        dense_dim=1,
-        index_dtype=str(index_dtype).removeprefix("torch."),
-        blocksize=block,
-    )
-    assert (found.record.layout, found.record.size) == (f"sparse_{layout}", (4, 6, 5))
-    assert (found.record.stride, found.record.storage, found.lacks) == ((), None, ())
-    components = [t for t in group.tensors if t is not found]
-    assert [t.record.dtype for t in components if t.record] == [  # type: ignore[misc]
-        *[str(index_dtype).removeprefix("torch.")] * 2,
-        "float64",
-    ]
+def test_components_of_compressed_layouts_are_read() -> None:
+    """They have records of their own, the values without the tensor that torch views them in."""
+    group = only_group([quietly(short_indices, "bsr")])
+    *indices, values = (t for t in group.tensors if t is not group.sources["t0"])
+    assert [t.record.dtype for t in indices if t.record] == ["int32", "int32"]
+    assert values.record is not None
+    assert values.record.dtype == "float64"
     why = "torch describes the components of a sparse tensor without it"
-    assert components[-1].lacks == (MissingField("base", why),)
-
-
-def test_a_subclass_without_context_is_read() -> None:
-    """The inner tensors of a subclass are shared, and its context is recorded as none."""
-    inner = torch.zeros(2, 3)
-    group = only_group([TwoTensor(inner, inner), inner])
-    found, plain = group.sources["t0"], group.sources["t1"]
-    assert found.record is not None
-    assert plain.record is not None
-    assert found.record.subclass == SubclassDesc(
-        cls="torch.testing._internal.two_tensor.TwoTensor",
-        tensors=(("a", plain.record), ("b", plain.record)),
-    )
-    assert found.record.subclass.tensors[0][1] is plain.record
-    assert found.lacks == ()
+    assert values.lacks == (MissingField("base", why),)
 
 
 def test_jagged_tensors_are_read() -> None:
@@ -277,44 +249,32 @@ def test_jagged_tensors_are_read() -> None:
     assert tfk.loads(tfk.dumps(found.record)) == found.record
 
 
-def test_batched_tensors_are_read() -> None:
-    """The wrapped tensor and the dim are recorded; the stack of interpreters is missing."""
-    groups: list[TraceGroup] = []
+@pytest.mark.parametrize(
+    ("transform", "kind", "bdim"),
+    [(lambda f: torch.func.vmap(f, in_dims=1), "batched", 1), (torch.func.grad, "grad", None)],
+    ids=["batched", "grad"],
+)
+def test_tensors_in_a_transform_are_read(transform: Any, kind: Any, bdim: int | None) -> None:
+    """The wrapped tensor, level and dim are recorded; the stack of interpreters is missing."""
+    found: list[TracedTensor] = []
 
     def look(t: torch.Tensor) -> torch.Tensor:
-        groups.append(only_group([t]))
-        return t
-
-    torch.func.vmap(look, in_dims=1)(torch.zeros(2, 3))
-    found = groups[0].sources["t0"]
-    assert found.record is not None
-    assert found.record.functorch is not None
-    assert found.record.functorch == FunctorchDesc(
-        kind="batched", unwrapped=found.record.functorch.unwrapped, level=1, bdim=1
-    )
-    assert found.record.functorch.unwrapped.size == (2, 3)
-    assert [lack.field for lack in found.lacks] == ["functorch.stack"]
-
-
-def test_grad_wrappers_are_read() -> None:
-    """A tensor inside ``torch.func.grad`` has its kind and level."""
-    groups: list[TraceGroup] = []
-
-    def look(t: torch.Tensor) -> torch.Tensor:
-        groups.append(only_group([t]))
+        found.append(one(t))
         return t.sum()
 
-    torch.func.grad(look)(torch.zeros(3))
-    found = groups[0].sources["t0"]
-    assert found.record is not None
-    assert found.record.functorch is not None
-    assert (found.record.functorch.kind, found.record.functorch.level) == ("grad", 1)
+    transform(look)(torch.zeros(2, 3))
+    record = found[0].record
+    assert record is not None
+    assert record.functorch is not None
+    unwrapped = record.functorch.unwrapped
+    assert record.functorch == FunctorchDesc(kind=kind, unwrapped=unwrapped, level=1, bdim=bdim)
+    assert unwrapped.size == (2, 3)
+    assert [lack.field for lack in found[0].lacks] == ["functorch.stack"]
 
 
 def test_functional_tensors_are_read() -> None:
     """Which class of functional tensor it is, is a missing field."""
-    t = torch._to_functional_tensor(torch.zeros(3))
-    found = one(t)
+    found = one(torch._to_functional_tensor(torch.zeros(3)))
     assert found.record is not None
     assert found.record.functional is not None
     assert found.record.functional == FunctionalDesc(unwrapped=found.record.functional.unwrapped)
@@ -354,53 +314,25 @@ def _numbers(d: MetaTensorDesc | None) -> list[Any]:
 
 # --- the tables -----------------------------------------------------------------------------------
 
-CARRIED = {
-    "attrs": "subclass",
-    "base": "base",
-    "bdim": "functorch",
-    "ccol_indices": "sparse",
-    "col_indices": "sparse",
-    "creation_meta": "creation_meta",
-    "crow_indices": "sparse",
-    "current_level": "functorch",
-    "dense_dim": "sparse",
-    "device": "device",
-    "dtype": "dtype",
-    "dynamo_dynamic_indices": "marks",
-    "dynamo_hint_overrides": "marks",
-    "fake_mode": "is_fake",
-    "grad": "grad",
-    "id": "id",
-    "is_batchedtensor": "functorch",
-    "is_coalesced": "sparse",
-    "is_conj": "is_conj",
-    "is_functional": "functional",
-    "is_functorch_wrapped": "functorch",
-    "is_gradtrackingtensor": "functorch",
-    "is_inference": "is_inference",
-    "is_leaf": "is_leaf",
-    "is_legacy_batchedtensor": "functorch",
-    "is_mkldnn": "layout",
-    "is_neg": "is_neg",
-    "is_nested": "layout",
-    "is_parameter": "is_parameter",
-    "is_sparse": "layout",
-    "is_traceable_wrapper_subclass": "subclass",
-    "is_view": "is_view",
-    "layout": "layout",
-    "level": "functorch",
-    "ndim": "size",
-    "nested_int": "nested_int",
-    "requires_grad": "requires_grad",
-    "row_indices": "sparse",
-    "size": "size",
-    "sparse_dim": "sparse",
-    "storage": "storage",
-    "storage_offset": "storage_offset",
-    "stride": "stride",
-    "type": "subclass",
-    "unwrapped": "functorch",
-    "values": "sparse",
+SAME = (
+    "base creation_meta device dtype grad id is_conj is_inference is_leaf is_neg is_parameter is_view "
+    "layout nested_int requires_grad size storage storage_offset stride"
+)
+CARRIED = {name: name for name in SAME.split()} | {
+    name: field
+    for field, names in {
+        "functorch": "bdim current_level is_batchedtensor is_functorch_wrapped is_gradtrackingtensor "
+        "is_legacy_batchedtensor level unwrapped",
+        "functional": "is_functional",
+        "is_fake": "fake_mode",
+        "layout": "is_mkldnn is_nested is_sparse",
+        "marks": "dynamo_dynamic_indices dynamo_hint_overrides",
+        "size": "ndim",
+        "sparse": "ccol_indices col_indices crow_indices dense_dim is_coalesced row_indices sparse_dim "
+        "values",
+        "subclass": "attrs is_traceable_wrapper_subclass type",
+    }.items()
+    for name in names.split()
 }
 """Fields of torch's ``MetaTensorDesc`` that an event carries, and the field of the record."""
 

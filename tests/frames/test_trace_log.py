@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from processes import fresh
-from trace_logs import (
-    STORAGE,
-    event,
-    lines,
-    message,
-    write,
-)
+from trace_logs import STORAGE, event, group_of, lines, message, write
 
 import torch_fakeify as tfk
 from torch_fakeify.frames.trace_logs.log import CompileId, TraceLimits, from_trace_log
@@ -72,199 +66,143 @@ def test_describers_processes_and_ranks_are_separate(tmp_path: Path) -> None:
 
 def test_a_joined_log_may_repeat_itself(tmp_path: Path) -> None:
     """A second copy of an event in a log changes nothing."""
-    (group,) = tfk.from_trace_log(write(tmp_path, *lines({}), *lines({}))).groups
+    group = group_of(tmp_path, *lines({}), *lines({}))
     assert (len(group.tensors), len(group.storages), group.tensors[0].line) == (1, 1, 2)
 
 
-@pytest.mark.parametrize("cut", [1, 20, 60, 90, 200])
-def test_a_truncated_last_line_is_skipped(tmp_path: Path, cut: int) -> None:
-    """A last line that is truncated is skipped, and the log has a flag for it."""
-    text = lines({}, {"id": 1})
-    path = write(tmp_path, *text[:2], text[2][:cut], end="")
-    log = tfk.from_trace_log(path)
-    assert (log.truncated, len(log.groups[0].tensors)) == (True, 1)
-
-
-def test_a_last_line_without_its_end_is_read(tmp_path: Path) -> None:
-    """A last line that lacks only its line break is read."""
-    log = tfk.from_trace_log(write(tmp_path, *lines({}), end=""))
+@pytest.mark.parametrize("cut", [1, 20, 60, 90, 200, None])
+def test_a_last_line_without_its_end_is_flagged(tmp_path: Path, cut: int | None) -> None:
+    """It is read if it lacks only its line break, and skipped if it is truncated."""
+    text = lines({}) if cut is None else [*lines({}), lines({"id": 1})[1][:cut]]
+    log = tfk.from_trace_log(write(tmp_path, *text, end=""))
     assert (log.truncated, len(log.groups[0].tensors)) == (True, 1)
 
 
 def test_a_gzip_file_is_read(tmp_path: Path) -> None:
-    """A truncated one is read as far as it can be unpacked."""
+    """A truncated one is read as far as it can be unpacked; one with damaged bytes is an error."""
     path = write(tmp_path, *lines({}))
     plain = tfk.from_trace_log(path)
-    packed = gzip.compress(path.read_bytes())
+    packed = bytearray(gzip.compress(path.read_bytes()))
     path.write_bytes(packed)
     assert tfk.from_trace_log(path) == plain
     path.write_bytes(packed[:-8])
     assert tfk.from_trace_log(path) == dataclasses.replace(plain, truncated=True)
-
-
-# --- bad logs -------------------------------------------------------------------------------------
-
-
-def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
-    """A file that does not exist is an error that contains the path."""
-    with pytest.raises(tfk.FormatError) as error:
-        tfk.from_trace_log(tmp_path / "none")
-    expected = f"{tmp_path}/none: the file cannot be read; found No such file or directory"
-    assert str(error.value) == expected
-
-
-def test_a_directory_is_an_error(tmp_path: Path) -> None:
-    """The directory of ``TORCH_TRACE`` is not a log."""
-    with pytest.raises(tfk.FormatError) as error:
-        tfk.from_trace_log(tmp_path)
-    assert str(error.value) == f"{tmp_path}: the file cannot be read; found not a regular file"
-
-
-def test_damaged_gzip_is_an_error(tmp_path: Path) -> None:
-    """A file whose compressed bytes are damaged is an error."""
-    path = write(tmp_path, *lines({}))
-    packed = bytearray(gzip.compress(path.read_bytes()))
     packed[-5] ^= 1
     path.write_bytes(packed)
     with pytest.raises(tfk.FormatError, match="the file cannot be read; found CRC check failed"):
         tfk.from_trace_log(path)
 
 
-def test_an_empty_file_is_an_error(tmp_path: Path) -> None:
-    """A log begins with an event, so an empty file is an error."""
-    path = tmp_path / "log"
-    path.touch()
+# --- bad logs -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("none", "the file cannot be read; found No such file or directory"),
+        ("", "the file cannot be read; found not a regular file"),
+        ("log", "the file is empty"),
+    ],
+    ids=["missing", "directory", "empty"],
+)
+def test_a_path_that_has_no_log_is_an_error(tmp_path: Path, name: str, what: str) -> None:
+    """No file, the directory of ``TORCH_TRACE``, and a file without an event."""
+    (tmp_path / "log").touch()
+    path = tmp_path / name
     with pytest.raises(tfk.FormatError) as error:
         tfk.from_trace_log(path)
-    assert str(error.value) == f"{path}: the file is empty"
+    assert str(error.value) == f"{path}: {what}"
+
+
+PREFIX = "expected a prefix such as `V1231 23:59:59.000000 42 torch/file.py:1] {`"
+NO_LOGS = ["hello", "\tpayload", "{}", "V1121 13:44:20.941000 7 torch/a.py:1] [0/0] [__graph_code] x", ""]  # fmt: skip
+MALFORMED = [
+    ({"id": "0"}, " $.describe_tensor.id: a value has the wrong type; expected int; found str"),
+    ({"id": -1}, " $.describe_tensor.id: a value is out of range; expected int >= 0"),
+    (
+        {"size": [4.5]},
+        " $.describe_tensor.size[0]: a value has the wrong type; expected int | str; found float",
+    ),
+    *(
+        (
+            {field: found},
+            f": `{field}` is not written as torch writes it; "
+            f"expected text like {expected}; found {found!r}",
+        )
+        for field, found, expected in (
+            ("dtype", "float32", "torch.float32"),
+            ("layout", "strided", "torch.strided"),
+            ("device", "cpu", "device(type='cuda', index=0)"),
+            ("creation_meta", "DEFAULT", "CreationMeta.DEFAULT"),
+        )
+    ),
+    (
+        {"ndim": 2},
+        ": `ndim` contradicts the sizes or strides; expected 2; found 1 sizes, 1 strides",
+    ),
+    (
+        {"layout": "torch.sparse_coo"},
+        ": a sparse tensor without `sparse_dim` or `dense_dim`; found sparse_coo",
+    ),
+]
+"""Fields of a tensor, and the error after the number of the line."""
+MISSING = "refers as `{}` to something that is not described before; expected an event of {} of describer 0. The beginning of the log may be missing, or be in that of the process which forked"
+TWICE = "of describer 0 is described twice, and differently; expected the description in line {}. If logs of several runs were joined, read them one by one"
+UNKNOWN_SOURCE = {"id": 5, "describer_id": 0, "source": "L['x']"}
 
 
 @pytest.mark.parametrize(
-    "first",
+    ("text", "error"),
     [
-        "hello",
-        "\tpayload",
-        "{}",
-        "V1121 13:44:20.941000 7 torch/a.py:1] [0/0] [__graph_code] x",
-        "",
-    ],
-)
-def test_a_file_that_is_no_log_is_refused(tmp_path: Path, first: str) -> None:
-    """Text that is no log, also that of ``TORCH_LOGS``, is refused."""
-    assert message(tmp_path, first, *lines({})) == (
-        "LOG: not a structured trace log of torch; expected a prefix such as "
-        f"`V1231 23:59:59.000000 42 torch/file.py:1] {{`; found {first[:60]!a}. "
-        "Use a file written by TORCH_TRACE; TORCH_LOGS and TORCH_LOGS_OUT write another format"
-    )
-
-
-def test_a_line_that_is_no_event_is_refused(tmp_path: Path) -> None:
-    """A line that is no event is refused, and the error contains its number."""
-    assert message(tmp_path, *lines({}), "\x1b[31mhello", *lines({})) == (
-        "LOG line 3: neither an event nor a line of a payload; expected a prefix such as "
-        r"`V1231 23:59:59.000000 42 torch/file.py:1] {`; found '\x1b[31mhello'"
-    )
-
-
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({"id": "0"}, "$.describe_tensor.id: a value has the wrong type; expected int; found str"),
-        ({"id": -1}, "$.describe_tensor.id: a value is out of range; expected int >= 0"),
-        (
-            {"size": [4.5]},
-            "$.describe_tensor.size[0]: a value has the wrong type; "
-            "expected int | str; found float",
+        *(
+            (
+                [first, *lines({})],
+                f": not a structured trace log of torch; {PREFIX}; found {first[:60]!a}. Use a file "
+                "written by TORCH_TRACE; TORCH_LOGS and TORCH_LOGS_OUT write another format",
+            )
+            for first in NO_LOGS
         ),
         (
-            {"dtype": "float32"},
-            ": `dtype` is not written as torch writes it; "
-            "expected text like torch.float32; found 'float32'",
+            [*lines({}), "\x1b[31mhello", *lines({})],
+            f" line 3: neither an event nor a line of a payload; {PREFIX}; "
+            r"found '\x1b[31mhello'",
+        ),
+        *((lines(fields), f" line 2{error}") for fields, error in MALFORMED),
+        (
+            [event("describe_storage", {"id": 0, "describer_id": 0})],
+            " line 1 $.describe_storage: object missing required field `size`",
+        ),
+        # in the middle of a log a truncated line is an error
+        ([lines({})[0][:-3], *lines({})], " line 1 $: the data is truncated"),
+        (
+            [lines({})[0].replace('"size": 16', '"size": 16, "size": 17')],
+            " line 1 $.describe_storage: the key 'size' occurs twice in one object",
         ),
         (
-            {"layout": "strided"},
-            ": `layout` is not written as torch writes it; "
-            "expected text like torch.strided; found 'strided'",
+            lines({"is_view": True, "base": 5}),
+            f" line 2: tensor 0 {MISSING.format('base', 'tensor 5')}",
+        ),
+        (lines({"storage": 5}), f" line 2: tensor 0 {MISSING.format('storage', 'storage 5')}"),
+        (lines({"grad": 0}), f" line 2: tensor 0 {MISSING.format('grad', 'tensor 0')}"),
+        (
+            [event("describe_source", UNKNOWN_SOURCE)],
+            f" line 1: the source \"L['x']\" {MISSING.format('id', 'tensor 5')}",
+        ),
+        (lines({}, {"requires_grad": True}), f" line 3: tensor 0 {TWICE.format(2)}"),
+        (
+            [*lines({}), event("describe_storage", {**STORAGE, "size": 17})],
+            f" line 3: storage 0 {TWICE.format(1)}",
         ),
         (
-            {"device": "cpu"},
-            ": `device` is not written as torch writes it; "
-            "expected text like device(type='cuda', index=0); found 'cpu'",
-        ),
-        (
-            {"creation_meta": "DEFAULT"},
-            ": `creation_meta` is not written as torch writes it; "
-            "expected text like CreationMeta.DEFAULT; found 'DEFAULT'",
-        ),
-        (
-            {"ndim": 2},
-            ": `ndim` contradicts the sizes or strides; expected 2; found 1 sizes, 1 strides",
-        ),
-        (
-            {"layout": "torch.sparse_coo"},
-            ": a sparse tensor without `sparse_dim` or `dense_dim`; found sparse_coo",
+            [lines({})[0][:-1] + ', "stack": ' + "[1," * 1000 + "2" + "]" * 1000 + "}"],
+            " line 1: JSON is nested deeper than 400 levels",
         ),
     ],
+    ids=range(25),
 )
-def test_a_malformed_tensor_is_refused(
-    tmp_path: Path, fields: dict[str, Any], expected: str
-) -> None:
+def test_a_bad_log_is_refused(tmp_path: Path, text: list[str], error: str) -> None:
     """The error contains the line, the path in the event, and what is wrong."""
-    separator = "" if expected.startswith(":") else " "
-    assert message(tmp_path, *lines(fields)) == f"LOG line 2{separator}{expected}"
-
-
-def test_a_missing_field_is_an_error(tmp_path: Path) -> None:
-    """A field that torch always writes is required in an event."""
-    assert message(tmp_path, event("describe_storage", {"id": 0, "describer_id": 0})) == (
-        "LOG line 1 $.describe_storage: object missing required field `size`"
-    )
-
-
-def test_an_event_that_is_no_json_is_refused(tmp_path: Path) -> None:
-    """In the middle of a log a truncated line is an error."""
-    cut = lines({})[0][:-3]
-    assert message(tmp_path, cut, *lines({})) == "LOG line 1 $: the data is truncated"
-
-
-def test_a_key_that_occurs_twice_is_an_error(tmp_path: Path) -> None:
-    """A key that occurs twice is an error, since no reader may choose one of the values."""
-    text = lines({})[0].replace('"size": 16', '"size": 16, "size": 17')
-    expected = "LOG line 1 $.describe_storage: the key 'size' occurs twice in one object"
-    assert message(tmp_path, text) == expected
-
-
-def test_references_to_missing_events_are_errors(tmp_path: Path) -> None:
-    """The events of a base, a storage and a source's tensor come first."""
-    fix = "The beginning of the log may be missing, or be in that of the process which forked"
-    what = "refers as `{}` to something that is not described before; expected an event of"
-    assert message(tmp_path, *lines({"is_view": True, "base": 5})) == (
-        f"LOG line 2: tensor 0 {what.format('base')} tensor 5 of describer 0. {fix}"
-    )
-    assert message(tmp_path, *lines({"storage": 5})) == (
-        f"LOG line 2: tensor 0 {what.format('storage')} storage 5 of describer 0. {fix}"
-    )
-    source = {"id": 5, "describer_id": 0, "source": "L['x']"}
-    assert message(tmp_path, event("describe_source", source)) == (
-        f"LOG line 1: the source \"L['x']\" {what.format('id')} tensor 5 of describer 0. {fix}"
-    )
-    assert message(tmp_path, *lines({"grad": 0})) == (
-        f"LOG line 2: tensor 0 {what.format('grad')} tensor 0 of describer 0. {fix}"
-    )
-
-
-def test_one_id_with_two_contents_is_an_error(tmp_path: Path) -> None:
-    """A describer writes each tensor and storage once."""
-    fix = "If logs of several runs were joined, read them one by one"
-    assert message(tmp_path, *lines({}, {"requires_grad": True})) == (
-        "LOG line 3: tensor 0 of describer 0 is described twice, and differently; "
-        f"expected the description in line 2. {fix}"
-    )
-    other = event("describe_storage", {**STORAGE, "size": 17})
-    assert message(tmp_path, *lines({}), other) == (
-        "LOG line 3: storage 0 of describer 0 is described twice, and differently; "
-        f"expected the description in line 1. {fix}"
-    )
+    assert message(tmp_path, *text) == f"LOG{error}"
 
 
 # --- limits ---------------------------------------------------------------------------------------
@@ -273,21 +211,20 @@ def test_one_id_with_two_contents_is_an_error(tmp_path: Path) -> None:
 def test_limits_hold(tmp_path: Path) -> None:
     """Each bound allows its value and nothing beyond it."""
     text = lines({})
-    assert message(tmp_path, *text, events=1) == (
-        "LOG line 2: the log describes too much; "
-        "expected at most 1 events of 268435456 bytes in all"
-    )
-    size = sum(len(line.partition("] ")[2]) for line in text)
     path = write(tmp_path, *text)
-    assert from_trace_log(path, limits=TraceLimits(events=2, event_bytes=size)).groups
-    assert message(tmp_path, *text, event_bytes=size - 1) == (
-        f"LOG line 2: the log describes too much; "
-        f"expected at most 1000000 events of {size - 1} bytes in all"
-    )
-    size = path.stat().st_size
-    assert from_trace_log(path, limits=TraceLimits(text_bytes=size)).groups
-    expected = f"LOG: the log is too long; expected at most {size - 1} bytes"
-    assert message(tmp_path, *text, text_bytes=size - 1) == expected
+    events, length = sum(len(line.partition("] ")[2]) for line in text), path.stat().st_size
+    much = "LOG line 2: the log describes too much; expected at most {} events of {} bytes in all"
+    for most, limits, error in (
+        ({"events": 2}, {"events": 1}, much.format(1, 256 << 20)),
+        ({"event_bytes": events}, {"event_bytes": events - 1}, much.format(10**6, events - 1)),
+        (
+            {"text_bytes": length},
+            {"text_bytes": length - 1},
+            f"LOG: the log is too long; expected at most {length - 1} bytes",
+        ),
+    ):
+        assert from_trace_log(path, limits=TraceLimits(**most)).groups
+        assert message(tmp_path, *text, **limits) == error
 
 
 def test_long_lines_of_events_are_refused(tmp_path: Path) -> None:
@@ -307,15 +244,12 @@ def test_long_lines_of_events_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_depth_is_limited(tmp_path: Path) -> None:
-    """Gradients of gradients and nested JSON are bounded."""
+    """Gradients of gradients are bounded."""
     chain = [{}, *({"id": i, "grad": i - 1} for i in range(1, 65))]
-    assert len(tfk.from_trace_log(write(tmp_path, *lines(*chain))).groups[0].records) == 65
+    assert len(group_of(tmp_path, *lines(*chain)).records) == 65
     assert message(tmp_path, *lines(*chain, {"id": 65, "grad": 64})) == (
         "LOG line 67: tensors are nested too deep; expected at most 64 levels"
     )
-    nested = lines({})[0][:-1] + ', "stack": ' + "[1," * 1000 + "2" + "]" * 1000 + "}"
-    expected = "LOG line 1: JSON is nested deeper than 400 levels"
-    assert message(tmp_path, nested) == expected
 
 
 def test_reading_a_log_imports_no_torch(tmp_path: Path) -> None:

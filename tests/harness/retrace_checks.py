@@ -13,11 +13,11 @@ from assert_frames import (
 
 import torch_fakeify as tfk
 from torch_fakeify.replay.bindings import canonical_symbol, env_of, is_unbacked, symbols_in
-from torch_fakeify.replay.lowering import bodies, value_of
+from torch_fakeify.replay.lowering import bodies, graphs_of, value_of
 from torch_fakeify.unbacked.binding_checks import binding_faults
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     import sympy
 
@@ -27,20 +27,13 @@ if TYPE_CHECKING:
 MASK = torch.tensor([True, False, True, True])
 
 
-def graphs_of(gm: torch.fx.GraphModule) -> Iterator[torch.fx.GraphModule]:
-    """A graph and the bodies of its higher-order operators."""
-    yield gm
-    for body in bodies(gm):
-        yield from graphs_of(body)
-
-
 def bound_by(gm: torch.fx.GraphModule) -> list[sympy.Symbol]:
     """The symbols that the nodes of a graph note, as its environment names them."""
     env = env_of(gm.graph)
     return [
         canonical_symbol(symbol, env)
         for graph in graphs_of(gm)
-        for fx_node in graph.graph.nodes
+        for fx_node in graph.nodes
         if fx_node.op != "placeholder"
         for symbol in fx_node.meta.get("unbacked_bindings") or {}
     ]
@@ -65,7 +58,7 @@ def law_8(gm: torch.fx.GraphModule, **options: Any) -> tuple[Retraced, Any]:
     assert all(
         inputs_of_bodies >= (symbols_in(value_of(n)) - set(bound) - given_already)
         for graph in graphs_of(result.gm)
-        for n in graph.graph.find_nodes(op="placeholder")
+        for n in graph.find_nodes(op="placeholder")
     )
     shown = {
         s

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torch_fakeify as tfk
 from torch_fakeify.encoding.exprs import decode_expr
-from torch_fakeify.frames.trace_logs.events import NEVER_LOGGED, MissingField
+from torch_fakeify.frames.trace_logs.events import NEVER_LOGGED
 from torch_fakeify.frames.trace_logs.log import TraceLimits, from_trace_log
 from torch_fakeify.records.tensor import (
     MarksDesc,
@@ -148,11 +148,10 @@ def write(directory: Path, *text: str, end: str = "\n") -> Path:
     return path
 
 
-def lacks_of(directory: Path, *tensors: dict[str, Any]) -> tuple[MissingField, ...]:
-    """What the event of the last tensor lacks, which has no record."""
-    (group,) = tfk.from_trace_log(write(directory, *lines(*tensors))).groups
-    assert group.tensors[-1].record is None
-    return group.tensors[-1].lacks
+def group_of(directory: Path, *text: str) -> TraceGroup:
+    """The only group of a log of these lines."""
+    (group,) = tfk.from_trace_log(write(directory, *text)).groups
+    return group
 
 
 def message(directory: Path, *text: str, **limits: int) -> str:

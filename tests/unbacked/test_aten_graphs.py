@@ -1,4 +1,4 @@
-"""Captures outside Dynamo: graphs of ``make_fx``, AOTAutograd and ``torch.export``."""
+"""Captures outside Dynamo: graphs of ``make_fx`` and AOTAutograd."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import torch_fakeify as tfk
 
@@ -40,17 +38,26 @@ def _f(x: torch.Tensor, y: torch.Tensor) -> Any:
     return (x @ y).relu().sum(0) * x.shape[0] + torch.arange(3), x.t()
 
 
-@pytest.mark.parametrize("tracing_mode", ["real", "fake", "symbolic"])
-def test_make_fx_graphs_compile_from_their_captures(tracing_mode: str, tmp_path: Path) -> None:
-    """For real, fake and symbolic tracing the rebuilt graph computes the function's result."""
-    x, y = torch.randn(4, 6), torch.randn(6, 3)
-    gm = make_fx(_f, tracing_mode=tracing_mode)(x, y)
+def _nonzero(x: torch.Tensor, y: torch.Tensor) -> Any:
+    return x.nonzero() * 2, y[y[0] > 0]
+
+
+@pytest.mark.parametrize(
+    ("function", "tracing_mode"),
+    [(_f, "real"), (_f, "fake"), (_f, "symbolic"), (_nonzero, "symbolic")],
+)
+def test_make_fx_graphs_compile_from_their_captures(
+    function: Any, tracing_mode: str, tmp_path: Path
+) -> None:
+    """For real, fake and symbolic tracing, and sizes from data, it computes the function's result."""
+    x, y = torch.randn(4, 6), torch.randn(6, 6 if function is _nonzero else 3)
+    gm = make_fx(function, tracing_mode=tracing_mode)(x, y)
     fakes = [fx_node.meta["val"] for fx_node in gm.graph.find_nodes(op="placeholder")]
     inputs = [x, y] if tracing_mode == "real" else fakes
     capture = through_a_file(tfk.capture(gm, inputs, constants="small"), tmp_path)
     for backend in ("eager", "aot_eager"):
         made = capture.materialize()
-        for ours, theirs in zip(capture.compile(backend)(*made), _f(*made), strict=True):
+        for ours, theirs in zip(capture.compile(backend)(*made), function(*made), strict=True):
             torch.testing.assert_close(ours, theirs)
 
 
@@ -96,55 +103,6 @@ def test_forward_and_backward_graphs_of_aotautograd_round_trip(
                 torch.testing.assert_close(ours, theirs)
             else:
                 assert ours == theirs
-
-
-def test_unbacked_sizes_of_make_fx_round_trip(tmp_path: Path) -> None:
-    """A graph with a size that depends on data runs on other data."""
-    mode = FakeTensorMode(shape_env=ShapeEnv())
-    x = mode.from_tensor(torch.tensor([1, 0, 2]))
-    capture = through_a_file(tfk.capture(make_fx(lambda x: x.nonzero() * 2)(x), [x]), tmp_path)
-    out = capture.compile("eager")(torch.tensor([0, 5, 0, 7]))
-    assert out.tolist() == [[2], [6]]
-
-
-class _Exported(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(3, 2)
-        self.register_buffer("count", torch.ones(2))
-
-    def forward(self, x: torch.Tensor, d: dict[str, torch.Tensor]) -> Any:
-        self.count.add_(1)
-        return {"out": self.linear(x) + self.count + d["k"]}
-
-
-def _exported() -> Any:
-    shapes = {"x": {0: torch.export.Dim("batch")}, "d": {"k": None}}
-    args = torch.randn(5, 3), {"k": torch.randn(2)}
-    return torch.export.export(_Exported(), args, dynamic_shapes=shapes)
-
-
-def test_the_graph_of_an_exported_program_is_captured(tmp_path: Path) -> None:
-    """Parameters and buffers are inputs; outputs and the changed buffer equal eager's."""
-    program = _exported()
-    gm = program.graph_module
-    fakes = [fx_node.meta["val"] for fx_node in gm.graph.find_nodes(op="placeholder")]
-    capture = through_a_file(tfk.capture(gm, fakes), tmp_path)
-    weight, bias, count, x, k = capture.materialize()
-    before = count.clone()
-    (out,) = capture.compile("eager")(weight, bias, count, x, k)
-    assert torch.equal(count, before + 1)
-    torch.testing.assert_close(out, x @ weight.t() + bias + count + k)
-
-
-def test_a_graph_that_calls_a_module_of_code_is_refused() -> None:
-    """Only the module that checks the guards of an exported program becomes nodes; the error has what to capture."""
-    gm = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(3, 2)))
-    with pytest.raises(tfk.UnsupportedValueError) as info:
-        tfk.capture(gm, [torch.ones(2, 3)])
-    message = str(info.value)
-    assert "the graph calls a module that is not a graph; found 0, a torch.nn" in message
-    assert message.endswith("or the graph_module of torch.export.export.")
 
 
 def test_constants_that_share_a_storage_have_no_data() -> None:

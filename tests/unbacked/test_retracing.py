@@ -19,7 +19,7 @@ from assert_frames import (
     traced,
 )
 from quiet import quiet
-from retrace_checks import MASK, PROGRAMS, bound_by, graphs_of, law_8, memoized, unbacked_in
+from retrace_checks import MASK, PROGRAMS, bound_by, law_8, memoized, unbacked_in
 from torch._decomp import core_aten_decompositions
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -36,7 +36,7 @@ from torch.utils._pytree import tree_flatten
 import torch_fakeify as tfk
 from torch_fakeify.errors import ShapeEnvError
 from torch_fakeify.replay.bindings import expr_of
-from torch_fakeify.replay.lowering import value_of
+from torch_fakeify.replay.lowering import graphs_of, value_of
 from torch_fakeify.unbacked.binding_checks import binding_faults
 
 # --- what is counted --------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ def shapes(gm: torch.fx.GraphModule, names: dict[Any, Any] | None = None) -> lis
     """Return the numbers of all values of a graph, with symbols renamed."""
     found: list[list[str]] = []
     for graph in graphs_of(gm):
-        for fx_node in graph.graph.nodes:
+        for fx_node in graph.nodes:
             leaves, _ = tree_flatten(value_of(fx_node))
             numbers: list[Any] = []
             for leaf in leaves:
@@ -66,6 +66,29 @@ def _text(n: Any, names: dict[Any, Any]) -> str:
         return str(n)
     expr = getattr(n, "node", None).expr if hasattr(n, "node") else expr
     return str(expr.xreplace(names))
+
+
+def again(gm: torch.fx.GraphModule) -> tuple[Any, Any]:
+    """Retrace a graph in a fresh environment."""
+    mode, inputs = fresh_inputs(gm)
+    return tfk.retrace(gm, inputs, mode=mode), mode.shape_env
+
+
+def without(gm: torch.fx.GraphModule, *keys: str) -> None:
+    """Remove metadata from all nodes of a graph and its bodies: some keys, or all."""
+    for graph in graphs_of(gm):
+        for fx_node in graph.nodes:
+            for key in keys or list(fx_node.meta):
+                fx_node.meta.pop(key, None)
+
+
+def two_masks(
+    fn: Any = lambda m: (m.nonzero() + 1, m.clone().nonzero() + 2),
+) -> tuple[torch.fx.GraphModule, torch.fx.Node, torch.fx.Node]:
+    """Return a graph with two nodes that find a number."""
+    gm, _ = traced(fn, MASK)
+    first, second = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.nonzero.default)
+    return gm, first, second
 
 
 # --- programs ---------------------------------------------------------------------------------------
@@ -140,17 +163,13 @@ def test_a_number_of_a_body_is_not_known_around_it() -> None:
     for gm, _ in (traced(fn, V4), dynamo_frame(fn, V4)):
         (fault,) = binding_faults(gm)
         assert str(fault).endswith("is new here, and the node has no note of it")
-        mode, inputs = fresh_inputs(gm)
-        result = tfk.retrace(gm, inputs, mode=mode)
-        env: Any = mode.shape_env
+        result, env = again(gm)
         tfk.check_bindings(result.gm)
         assert set(bound_by(result.gm)) == unbacked_in(env)
         assert len(bound_by(result.gm)) == 2
         assert env.num_deferred_runtime_asserts == len(asserts_of(env))
         mode, inputs = fresh_inputs(gm)
-        for graph in graphs_of(gm):
-            for fx_node in graph.graph.nodes:
-                fx_node.meta.clear()
+        without(gm)
         result = tfk.retrace(gm, inputs, mode=mode)  # without metadata no value has a symbol
         tfk.check_bindings(result.gm)
         assert len(bound_by(result.gm)) == 2
@@ -171,9 +190,8 @@ def test_equal_results_stay_provably_equal() -> None:
 
 def test_a_result_that_is_no_longer_memoized_has_the_same_symbol() -> None:
     """A pass has put a copy of the mask before the second operator, so no memo exists."""
-    gm, _ = traced(lambda m: (m.nonzero(), m.nonzero()), MASK)
+    gm, _, second = two_masks(lambda m: (m.nonzero(), m.nonzero()))
     (mask,) = gm.graph.find_nodes(op="placeholder")
-    _, second = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.nonzero.default)
     with gm.graph.inserting_before(second):
         copy = gm.graph.call_function(torch.ops.aten.clone.default, (mask,))
     copy.meta["val"] = mask.meta["val"]
@@ -183,8 +201,7 @@ def test_a_result_that_is_no_longer_memoized_has_the_same_symbol() -> None:
     assert statically_known_true(one.size(0) == two.size(0))
     # Torch's own propagation makes a symbol for each, and drops that they are equal.
     mode, inputs = fresh_inputs(gm)
-    for fx_node in gm.graph.nodes:
-        fx_node.meta.pop("unbacked_bindings", None)
+    without(gm, "unbacked_bindings")
     FakeTensorProp(gm, mode).propagate_dont_convert_inputs(*inputs)
     assert len(unbacked_in(mode.shape_env)) == 2
 
@@ -205,8 +222,7 @@ def test_an_operator_of_another_epoch_has_its_own_symbol() -> None:
             mode.epoch += 1
     graph.output(tuple(fx_nodes))
     gm = torch.fx.GraphModule({}, graph)
-    mode, inputs = fresh_inputs(gm)
-    result = tfk.retrace(gm, inputs, mode=mode)
+    result, _ = again(gm)
     assert len(result.symbols) == 2
     assert [len(n.meta["unbacked_bindings"]) for n in result.gm.graph.nodes if n.op[:4] == "call"]
 
@@ -220,11 +236,8 @@ def test_a_graph_without_notes_is_retraced(name: str) -> None:
     fn, args, count = PROGRAMS[name]
     gm, _ = dynamo_frame(fn, *args)
     notes = bound_by(gm)
-    for graph in graphs_of(gm):
-        for fx_node in graph.graph.nodes:
-            fx_node.meta.pop("unbacked_bindings", None)
-    mode, inputs = fresh_inputs(gm)
-    result = tfk.retrace(gm, inputs, mode=mode)
+    without(gm, "unbacked_bindings")
+    result, _ = again(gm)
     assert len(bound_by(result.gm)) == len(result.symbols) == count
     assert set(result.symbols) == set(notes)
 
@@ -233,8 +246,7 @@ def test_a_graph_without_values_is_retraced() -> None:
     """A graph without values is propagated, and its nodes note what they bind."""
     gm, _ = traced(memoized, V4, MASK)
     mode, inputs = fresh_inputs(gm)
-    for fx_node in gm.graph.nodes:
-        fx_node.meta.clear()
+    without(gm)
     result = tfk.retrace(gm, inputs, mode=mode)
     assert result.symbols == {}
     assert len(bound_by(result.gm)) == 3
@@ -295,8 +307,7 @@ def test_an_item_that_was_specialized_stays_a_constant() -> None:
 
     gm, _ = dynamo_frame(fn, V4, torch.tensor(3), torch.tensor(2.0))
     (number,) = bound_by(gm)
-    mode, inputs = fresh_inputs(gm)
-    result = tfk.retrace(gm, inputs, mode=mode)
+    result, _ = again(gm)
     assert set(result.symbols) == {number}
     assert len(bound_by(result.gm)) == 1
 
@@ -357,8 +368,7 @@ def test_an_assert_without_a_node_is_reported() -> None:
     """Dynamo has removed the node that read the number, so the assert cannot be checked."""
     fn, good, _, _ = CASES["bool"]
     gm, env = dynamo_frame(fn, *good)
-    mode, inputs = fresh_inputs(gm)
-    result = tfk.retrace(gm, inputs, mode=mode)
+    result, _ = again(gm)
     assert result.unplaced == ("Eq(u0, 1)",)
     assert result.unplaced == tuple(map(str, asserts_of(env)))
 
@@ -405,8 +415,7 @@ def test_asserts_are_checked_for_a_constant() -> None:
 
 def test_a_symbol_bound_twice_is_an_error() -> None:
     """An operator returns one tensor twice, where the graph has two numbers."""
-    gm, _ = traced(lambda m: (m.nonzero(), m.clone().nonzero()), MASK)
-    first, second = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.nonzero.default)
+    gm, first, second = two_masks()
     second.target, second.args = torch.ops.aten.alias.default, (first,)
     assert refusal(gm, MASK) == (
         "nonzero_1.size(0): one symbol would be bound twice; expected a symbol of its own for u1; "
@@ -430,25 +439,13 @@ def test_a_new_number_from_data_is_an_error() -> None:
     )
 
 
-def test_a_merged_node_is_an_error() -> None:
-    """Common subexpressions were eliminated, and users of the second have its old values."""
-    gm, _ = traced(lambda m: (m.nonzero() + 1, m.clone().nonzero() + 2), MASK)
-    first, second = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.nonzero.default)
-    second.replace_all_uses_with(first)
-    gm.graph.erase_node(second)
-    assert refusal(gm, MASK).startswith(
-        "add_1.size(0): one symbol would be bound twice; expected a symbol of its own for u1; "
-        "found u0, which nonzero.size(0) binds."
-    )
-    with pytest.raises(ShapeEnvError, match="add_1: u1 is used, and bound"):
-        tfk.check_bindings(gm)
-
-
 @pytest.mark.parametrize("decompositions", [None, {}], ids=["plain", "decomposed"])
-def test_a_stored_error_holds_no_checkpoint(decompositions: Any) -> None:
-    """After a failed retrace torch's methods are its own, although the error refers to its frames."""
-    gm, _ = traced(lambda m: (m.nonzero() + 1, m.clone().nonzero() + 2), MASK)
-    first, second = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.nonzero.default)
+def test_a_merged_node_is_an_error(decompositions: Any) -> None:
+    """Common subexpressions were eliminated, and users of the second have its old values.
+
+    Torch's methods are its own afterwards, although the stored error refers to the frames of the retrace.
+    """
+    gm, first, second = two_masks()
     second.replace_all_uses_with(first)
     gm.graph.erase_node(second)
     method = ShapeEnv.create_symbol
@@ -457,16 +454,20 @@ def test_a_stored_error_holds_no_checkpoint(decompositions: Any) -> None:
         tfk.retrace(gm, inputs, mode=mode, decompositions=decompositions)
     assert ShapeEnv.create_symbol is method
     assert error.value.__traceback__ is not None
+    assert str(error.value).startswith(
+        "add_1.size(0): one symbol would be bound twice; expected a symbol of its own for u1; "
+        "found u0, which nonzero.size(0) binds."
+    )
+    with pytest.raises(ShapeEnvError, match="add_1: u1 is used, and bound"):
+        tfk.check_bindings(gm)
 
 
 def test_a_moved_node_binds_its_symbol() -> None:
     """The operator with a memoized result comes first now and binds the symbol."""
-    gm, _ = traced(lambda m: (m.nonzero() + 1, m.nonzero() + 2), MASK)
-    first, second = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.nonzero.default)
+    gm, first, second = two_masks(lambda m: (m.nonzero() + 1, m.nonzero() + 2))
     first.prepend(second)
-    mode, inputs = fresh_inputs(gm)
-    result = tfk.retrace(gm, inputs, mode=mode)
-    assert len(result.symbols) == len(unbacked_in(mode.shape_env)) == 1
+    result, env = again(gm)
+    assert len(result.symbols) == len(unbacked_in(env)) == 1
     notes = {n.name: bool(n.meta.get("unbacked_bindings")) for n in result.gm.graph.nodes}
     assert (notes["nonzero"], notes["nonzero_1"]) == (False, True)
     tfk.check_bindings(result.gm)
@@ -477,10 +478,9 @@ def test_an_assert_about_dead_code_is_reported() -> None:
     gm, _ = traced(lambda m: (torch._check(m.sum().item() > 1), m.nonzero())[1], MASK)
     (dead,) = (n for n in gm.graph.nodes if n.name == "_local_scalar_dense")
     gm.graph.erase_node(dead)
-    mode, inputs = fresh_inputs(gm)
-    result = tfk.retrace(gm, inputs, mode=mode)
+    result, env = again(gm)
     assert result.unplaced == ("1 < u0",)
-    assert len(result.symbols) == len(unbacked_in(mode.shape_env)) == 1
+    assert len(result.symbols) == len(unbacked_in(env)) == 1
 
 
 def test_the_environment_of_the_graph_is_refused() -> None:

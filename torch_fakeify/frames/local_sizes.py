@@ -76,7 +76,12 @@ class LocalSizes:
         if not all(isinstance(n, int) for n in (*desc.size, *local.size)):
             raise _unknown("its sizes are symbols", desc, local)
         sizes = tuple(n for n in desc.size if isinstance(n, int))
-        old, new = (self._local(sizes, mesh, placements, rank) for rank in (self._old, self._new))
+        old, new = (
+            None
+            if (coordinate := mesh_coordinate(mesh, rank)) is None
+            else torch_distributed.local_sizes(sizes, _mesh_sizes(mesh), coordinate, placements)
+            for rank in (self._old, self._new)
+        )
         if old is None or new is None or local.size != old:
             raise _unknown(f"by torch's rule it is {old}", desc, local)
         changed = _resized(local, new)
@@ -109,14 +114,6 @@ class LocalSizes:
             if isinstance(part, OpaqueValue)
         ]
         return mesh, tuple(made)
-
-    def _local(
-        self, sizes: tuple[int, ...], mesh: Any, placements: tuple[Any, ...], rank: int
-    ) -> tuple[int, ...] | None:
-        coordinate = mesh_coordinate(mesh, rank)
-        if coordinate is None:
-            return None
-        return torch_distributed.local_sizes(sizes, _mesh_sizes(mesh), coordinate, placements)
 
 
 def _is_shard(part: Value) -> bool:

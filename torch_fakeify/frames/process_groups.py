@@ -3,10 +3,17 @@
 A frame with collectives or with tensors on a device mesh needs process groups. Their names, ranks and
 sizes are recorded; where there are none, ``torch.distributed``'s ``fake`` backend stands
 in for them, whose collectives copy what this rank has.
+
+Torch makes the groups along one dim of a mesh together, one for each part of the ranks. A rank is in one
+group of such a family, and names only that one. The layout of the mesh has the ranks of the others, and
+torch's rule for names has their names.
+
+Method of the families: ``DeviceMesh._init_one_process_group`` and ``_process_group_name`` of torch 2.13.
 """
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -14,21 +21,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_fakeify.compat import torch_distributed
-from torch_fakeify.encoding.meshes import GROUP, MESH, find_group, mesh_groups, mesh_text
+from torch_fakeify.encoding.meshes import GROUP, MESH, Meshes, find_group, mesh_groups, mesh_text
 from torch_fakeify.errors import CaptureError, FormatError, LimitError
 from torch_fakeify.records.frame import ProcessGroupDesc, WorldDesc
 from torch_fakeify.records.rewrite import walk
 from torch_fakeify.records.tensor import OpaqueValue
 
-from .group_families import families_of, fitting, live_families, meshes_in
-
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Generator, Iterable, Iterator
 
     from torch_fakeify.records.frame import CaptureDesc, InputDesc
     from torch_fakeify.records.graph import GraphModuleDesc
 
-    from .group_families import Parts
+Parts = tuple[tuple[int, ...], ...]
+"""The ranks of each group of a family, in the order in which torch made them."""
+
+_HASHED = 256
+"""Most groups that a process is taken to have had when torch hashed their number into a name."""
 
 MAX_RANKS = 1 << 17
 """Largest number of processes in the world of a file: torch makes tables of them."""
@@ -61,33 +70,25 @@ def describe_world(
     if here is None:
         return None
     rank, size = here
-    distributed: Any = torch.distributed
     found: dict[str, tuple[int, ...]] = {}
     for name in sorted({*_names_in_values((graph, inputs)), *_names_in_calls(graph)}):
-        group = find_group(name)
-        if group is not None:
-            ranks = tuple(distributed.get_process_group_ranks(group))
-            if rank in ranks:
-                found[name] = () if ranks == tuple(range(size)) else ranks
+        ranks = _ranks(find_group(name))
+        if ranks is not None and rank in ranks:
+            found[name] = () if ranks == tuple(range(size)) else ranks
     if not found and not rank_calls:
         return None
-    parts = _parts({name: ranks for name, ranks in found.items() if ranks}, graph, inputs)
+    own = {name for name, ranks in found.items() if ranks}
+    families = families_of(meshes_in((graph, inputs))) if own else {}
+    families.update(live_families(own - families.keys()))
     groups = [
-        ProcessGroupDesc(name=name, ranks=ranks, parts=parts.get(name, ()))
+        ProcessGroupDesc(
+            name=name,
+            ranks=ranks,
+            parts=fitting(families[name], ranks) if name in own & families.keys() else (),
+        )
         for name, ranks in found.items()
     ]
     return WorldDesc(rank=rank, size=size, groups=tuple(groups), rank_calls=rank_calls)
-
-
-def _parts(
-    groups: dict[str, tuple[int, ...]], graph: GraphModuleDesc, inputs: tuple[InputDesc, ...]
-) -> dict[str, Parts]:
-    """The families of groups, by name."""
-    if not groups:
-        return {}
-    found = families_of(meshes_in((graph, inputs)))
-    found.update(live_families(groups.keys() - found.keys()))
-    return {name: fitting(found[name], groups[name]) for name in groups.keys() & found.keys()}
 
 
 def _names_in_calls(graph: GraphModuleDesc) -> Iterator[str]:
@@ -211,14 +212,12 @@ def has_world(world: WorldDesc) -> bool:
     here = this_rank()
     if here is None:
         return False
-    distributed: Any = torch.distributed
     if here != (world.rank, world.size):
         raise _unfit(world, f"rank {here[0]} of {here[1]}")
     for group in world.groups:
-        existing = find_group(group.name)
-        if existing is None:
+        ranks = _ranks(find_group(group.name))
+        if ranks is None:
             raise _unfit(world, f"no process group {group.name!r}")
-        ranks = tuple(distributed.get_process_group_ranks(existing))
         if ranks != ranks_of(world, group):
             raise _unfit(world, f"a process group {group.name!r} of the ranks {ranks}")
     return True
@@ -262,6 +261,96 @@ def check_world(desc: CaptureDesc, error: Exception | None = None) -> None:
         found=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}",
         fix="Do it inside `with capture.fake_world():`",
     ) from error
+
+
+# --- families of groups -------------------------------------------------------------------------------
+
+
+def meshes_in(record: Any) -> list[Any]:
+    """The device meshes of a record, decoded at the rank that they are recorded with."""
+    meshes = Meshes()
+    return [meshes.decode(v, where="$") for v in walk(record, OpaqueValue) if v.kind == MESH]
+
+
+def families_of(meshes: Iterable[Any]) -> dict[str, Parts]:
+    """The families of the groups of meshes, their roots and flattened meshes, by the name of one group."""
+    api = torch_distributed.device_meshes()
+    found: dict[str, Parts] = {}
+    for mesh in meshes:
+        root = mesh._get_root_mesh()
+        for each in (mesh, root, *root._flatten_mapping.values()):
+            names = getattr(each, "_dim_group_names", None) or ()
+            for name, axis in zip(names, each._layout.axes, strict=False):
+                rows = api.mesh_layout([axis]).remap_to_tensor(each._rank_map).tolist()
+                parts = tuple(tuple(int(rank) for rank in row) for row in rows)
+                if place_of(parts, each._rank) is not None:
+                    found[name] = parts
+    return found
+
+
+def live_families(names: set[str]) -> dict[str, Parts]:
+    """The families of groups by the meshes that exist in this process.
+
+    A graph may name a group of a mesh without having the mesh. A group does not refer to its mesh, and
+    torch has no list of meshes: they are found among the objects of the process, which are searched
+    only if a group of these names was made for a mesh.
+    """
+    descriptions = (getattr(find_group(name), "group_desc", "") for name in names)
+    if not any(str(text).startswith("mesh_") for text in descriptions):
+        return {}
+    found = families_of(torch_distributed.live_meshes())
+    return {name: parts for name, parts in found.items() if name in names}
+
+
+def fitting(parts: Parts, ranks: tuple[int, ...]) -> Parts:
+    """Return a family with the ranks in the order of its groups; empty if a group is not of the family.
+
+    Torch sorts the ranks of a group, except for a mesh that preserves their order.
+    """
+    if ranks in parts:
+        return parts
+    ordered = tuple(tuple(sorted(part)) for part in parts)
+    return ordered if ranks in ordered else ()
+
+
+def place_of(parts: Parts, rank: int) -> int | None:
+    """The position of the part that has a rank; ``None`` if none has it."""
+    return next((i for i, part in enumerate(parts) if rank in part), None)
+
+
+def name_at(name: str, parts: Parts, here: int, there: int, *, rank: int | None) -> str:
+    """The name of the group of a family at the position ``there``, by that of the group ``here``.
+
+    ``rank`` is that of this process, if its own groups are meant: a group that has the ranks, but not
+    the name of torch's rule, is then found if it is the only one.
+    """
+    named = _by_rule(name, parts, here, there)
+    if rank is None or rank not in parts[there] or _ranks(find_group(named)) == parts[there]:
+        return named
+    own = [n for n in torch_distributed.group_names() if _ranks(find_group(n)) == parts[there]]
+    return own[0] if len(own) == 1 else named
+
+
+def _by_rule(name: str, parts: Parts, here: int, there: int) -> str:
+    if here == there:
+        return name
+    if name.isdecimal() and len(name) < 9:  # torch counts the groups
+        number = int(name) - here + there
+        return str(number) if number >= 0 else name
+    for count in range(_HASHED):
+        if name == _hashed(parts[here], count):
+            return _hashed(parts[there], count)
+    return name
+
+
+def _hashed(ranks: tuple[int, ...], count: int) -> str:
+    text = "_".join(map(str, (*ranks, count)))
+    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+def _ranks(group: Any) -> tuple[int, ...] | None:
+    distributed: Any = torch.distributed
+    return None if group is None else tuple(distributed.get_process_group_ranks(group))
 
 
 # --- fake world -----------------------------------------------------------------------------------

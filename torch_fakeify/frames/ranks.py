@@ -33,9 +33,18 @@ from torch_fakeify.records.tensor import (
     TupleValue,
 )
 
-from .group_families import families_of, fitting, meshes_in, name_at, place_of
 from .local_sizes import LocalSizes, refuse_local_sizes_in_graph, renumbered
-from .process_groups import check_groups, needed_world, ranks_of, this_rank
+from .process_groups import (
+    check_groups,
+    families_of,
+    fitting,
+    meshes_in,
+    name_at,
+    needed_world,
+    place_of,
+    ranks_of,
+    this_rank,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -45,7 +54,7 @@ if TYPE_CHECKING:
     from torch_fakeify.records.graph import GraphModuleDesc
     from torch_fakeify.records.tensor import Value
 
-    from .group_families import Parts
+    from .process_groups import Parts
 
 _CALLS = frozenset(
     ["get_rank", "get_group_rank", "get_node_local_rank", "get_local_rank", "get_coordinate"]
@@ -115,13 +124,13 @@ def calls_for_part(codes: Iterable[CodeType]) -> tuple[str, ...]:
 
 
 def _calls_in(code: CodeType) -> set[str]:
-    found = _CALLS & set(code.co_names)
+    found = set(_CALLS.intersection(code.co_names))
     if _METHODS & set(code.co_names):
         for each in dis.get_instructions(code):
             is_method = each.opname == "LOAD_METHOD" or "NULL|self" in each.argrepr
             if is_method and each.argval in _METHODS:
                 found |= {str(each.argval)}
-    return set(found)
+    return found
 
 
 def _lowest_rank(desc: CaptureDesc, world: WorldDesc) -> int | None:
@@ -183,8 +192,10 @@ def at_rank(desc: CaptureDesc, rank: int, *, by_request: bool) -> CaptureDesc:
 
 def _moved(desc: CaptureDesc, world: WorldDesc, rank: int) -> tuple[CaptureDesc, bool]:
     """The frame at a rank, and whether a DTensor in it has local sizes that depend on the rank."""
-    if rank != world.rank:
-        _refuse_other_mesh(desc, world, rank)
+    for mesh in meshes_in((desc.inputs, desc.graph)) if rank != world.rank else ():
+        of_mesh = _members(mesh)
+        if world.rank in of_mesh and rank not in of_mesh:
+            raise _not_member("a device mesh", of_mesh, rank)
     groups, names = _groups_at(desc, world, rank)
     change = _Change(world.rank, rank, names)
     with wrap_torch_errors("$.inputs"):
@@ -218,13 +229,6 @@ def _refuse_numbers(desc: CaptureDesc, world: WorldDesc, rank: int, *, by_reques
             fix=f"Record the frame on rank {rank}, record what Dynamo traced instead, or pass "
             f"rank={rank} if the graph is the same for all ranks",
         )
-
-
-def _refuse_other_mesh(desc: CaptureDesc, world: WorldDesc, rank: int) -> None:
-    for mesh in meshes_in((desc.inputs, desc.graph)):
-        of_mesh = _members(mesh)
-        if world.rank in of_mesh and rank not in of_mesh:
-            raise _not_member("a device mesh", of_mesh, rank)
 
 
 def _not_member(what: str, ranks: Iterable[int], rank: int) -> CaptureError:
@@ -303,7 +307,8 @@ class _Change:
             if name == "rank":
                 new = self._new
             elif name == "groups" and isinstance(value, TupleValue):
-                new = TupleValue(items=tuple(self._name(group) for group in value.items))
+                groups = (self._names.get(v, v) if isinstance(v, str) else v for v in value.items)
+                new = TupleValue(items=tuple(groups))
             elif name == "flattened" and isinstance(value, DictValue):
                 new = DictValue(
                     items=tuple(
@@ -313,9 +318,6 @@ class _Change:
                 )
             items.append((name, new))
         return DictValue(items=tuple(items))
-
-    def _name(self, v: Value) -> Value:
-        return self._names.get(v, v) if isinstance(v, str) else v
 
     def _call(self, fx_node: NodeDesc, target: FunctionValue) -> NodeDesc:
         args = [self._argument(target, i, v) for i, v in enumerate(fx_node.args)]

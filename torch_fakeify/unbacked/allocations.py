@@ -27,7 +27,7 @@ from torch_fakeify.replay.bindings import (
     raw_path,
     symbols_in,
 )
-from torch_fakeify.shape_env.rollback import Checkpoint, checkpoint
+from torch_fakeify.shape_env.rollback import checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Set
@@ -131,45 +131,34 @@ def run_with_symbols(
         return _run(env, call, memos)
     before = checkpoint(env)
     try:
-        return _run_as_requested(env, call, memos, request, before)
+        result = _run(env, call, memos)
+        requested = request(result)
+        if requested is None:
+            return result
+        result = None
+        # A run without memos makes a symbol at each place.
+        before.rollback()
+        memos.restore()
+        memos.drop()
+        numbers: list[_Number] = []
+        with _recorded(env, numbers):
+            value = call()
+        made = [atom_of(expr_of(one.value)) for one in numbers]
+        bound = _bound(env, value, [symbol for symbol in made if symbol is not None])
+        places = {symbol: raw_path(path) for symbol, (path, _) in bound.items()}
+        log = [
+            requested.numbers.get(places[symbol]) if symbol in places else None  # type: ignore[index]
+            for symbol in made
+        ]
+        del value
+        before.rollback()
+        memos.restore()
+        memos.drop()
+        with _replayed_allocations(env, log, requested.binds):
+            result = _run(env, call, memos)
+        return result._replace(log=result.log._replace(clears_memos=True))
     finally:  # an exception that is stored must not hold the checkpoint
         before.commit()
-
-
-def _run_as_requested(
-    env: Any,
-    call: Callable[[], Any],
-    memos: Memos,
-    request: _Request,
-    before: Checkpoint,
-) -> RunResult:
-    """Run an operator, and again from ``before`` if the symbols of the result are not those requested."""
-    result = _run(env, call, memos)
-    requested = request(result)
-    if requested is None:
-        return result
-    result = None
-    # A run without memos makes a symbol at each place.
-    before.rollback()
-    memos.restore()
-    memos.drop()
-    numbers: list[_Number] = []
-    with _recorded(env, numbers):
-        value = call()
-    made = [atom_of(expr_of(one.value)) for one in numbers]
-    bound = _bound(env, value, [symbol for symbol in made if symbol is not None])
-    places = {symbol: raw_path(path) for symbol, (path, _) in bound.items()}
-    log = [
-        requested.numbers.get(places[symbol]) if symbol in places else None  # type: ignore[index]
-        for symbol in made
-    ]
-    del value
-    before.rollback()
-    memos.restore()
-    memos.drop()
-    with _replayed_allocations(env, log, requested.binds):
-        result = _run(env, call, memos)
-    return result._replace(log=result.log._replace(clears_memos=True))
 
 
 def run_again(

@@ -126,7 +126,6 @@ class _Checker:
         self._everywhere |= bound
 
     def asserts(self) -> None:
-        """Check the deferred runtime asserts."""
         for one in runtime_asserts(self._env):
             for symbol in sorted(self._unbound(one.expr, self._everywhere), key=str):
                 if symbol not in self._reported:
@@ -198,7 +197,6 @@ class _Checker:
             self._fault(fx_node, symbol, what)
 
     def _unbound(self, expr: Any, bound: set[Any]) -> set[Any]:
-        """The unbacked symbols of an expression that are not bound."""
         missing: set[Any] = set()
         for symbol in expr.free_symbols:
             if not is_unbacked(symbol):

@@ -371,7 +371,6 @@ class _Run(torch.fx.Interpreter):
         self._values: dict[torch.fx.Node, Any] = {}
 
     def run_node(self, n: torch.fx.Node) -> Any:
-        """Run one node and return its new value."""
         with self._set_current_node(n):
             args, kwargs = self.fetch_args_kwargs_from_env(n)
             args, kwargs = map_aggregate((args, kwargs), self._constant)
@@ -382,7 +381,8 @@ class _Run(torch.fx.Interpreter):
                 result = self._attribute(n)
             else:
                 result = self._call(n, args, kwargs)
-        self._replace_constants(n)
+        if any(isinstance(a, py_sym_types) for a in torch_graphs.tree_leaves((n.args, n.kwargs))):
+            n.args, n.kwargs = map_aggregate((n.args, n.kwargs), self._constant)
         return result
 
     def _constant(self, value: Any) -> Any:
@@ -394,14 +394,6 @@ class _Run(torch.fx.Interpreter):
                 "an argument is a number that nothing before it binds", where=str(value)
             )
         return new
-
-    def _replace_constants(self, n: torch.fx.Node) -> None:
-        """Convert symbolic numbers among the arguments of a node, in place."""
-        leaves = [
-            a for a in torch_graphs.tree_leaves((n.args, n.kwargs)) if isinstance(a, py_sym_types)
-        ]
-        if leaves:
-            n.args, n.kwargs = map_aggregate((n.args, n.kwargs), self._constant)
 
     def _attribute(self, n: torch.fx.Node) -> Any:
         value = self.fetch_attr(str(n.target))
@@ -537,7 +529,6 @@ class _Run(torch.fx.Interpreter):
     # --- metadata ---------------------------------------------------------------------------------
 
     def _note(self, n: torch.fx.Node, value: Any, paths: Mapping[Any, Any] | None) -> None:
-        """Store the new value and the bindings of a node in its metadata."""
         if self._owner.earlier is not None:
             return  # the tracer stores new values, and the old ones are still needed
         meta = n.meta
@@ -559,7 +550,9 @@ class _Run(torch.fx.Interpreter):
         if "tensor_meta" in meta:
             meta["tensor_meta"] = tensor_metadata(value)
         if "grapharg" in meta:
-            meta["grapharg"] = self._grapharg(meta["grapharg"], value)
+            meta["grapharg"] = arg = copy.copy(meta["grapharg"])
+            if getattr(arg, "fake_tensor", None) is not None:
+                arg.fake_tensor = value
         for key in [k for k, v in meta.items() if self._is_old(v)]:
             meta[key] = torch_graphs.tree_map(self._to_fresh, meta[key])
             if self._is_old(meta[key]):
@@ -581,9 +574,3 @@ class _Run(torch.fx.Interpreter):
             new = self._owner.scalar(leaf)
             return leaf if new is None else new
         return leaf
-
-    def _grapharg(self, arg: Any, value: Any) -> Any:
-        made = copy.copy(arg)
-        if getattr(made, "fake_tensor", None) is not None:
-            made.fake_tensor = value
-        return made

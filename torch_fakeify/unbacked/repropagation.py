@@ -96,7 +96,6 @@ class _Updater:
         self.updated: list[torch.fx.Node] = []
 
     def run(self) -> None:
-        """Update the values of the graph."""
         for fx_node in self._gm.graph.nodes:
             if fx_node.op in ("placeholder", "output"):
                 if fx_node in self._changed and fx_node.op == "placeholder":
@@ -188,7 +187,6 @@ class _Updater:
         return RequestedSymbols(numbers, frozenset(sites)) if made & numbers.keys() else None
 
     def _check(self, fx_node: torch.fx.Node, result: RunResult) -> None:
-        """Check that a node binds the symbols that it bound before."""
         for symbol, site in noted_bindings(fx_node, self._env):
             if symbol in result.bound:
                 continue

@@ -199,7 +199,6 @@ def _replacement_binder(
 
 
 def _note(fx_node: torch.fx.Node, symbol: Any, env: Any) -> None:
-    """Add a symbol in the value of a node to its ``unbacked_bindings``."""
     pending = {s for s in symbols_in(value_of(fx_node)) if canonical_symbol(s, env) == symbol}
     torch_path = torch_symbols.free_unbacked_symbols_with_path(
         value_of(fx_node), (), shape_env=env, pending=pending
@@ -307,12 +306,8 @@ def _read(found: Any, site: Binding) -> Any:
     for entry in site.path[len(raw_path(site.path)) :]:
         if entry[0] == "as_int":
             expr = expr.args[0] if is_flag(expr) else sympy.Piecewise((1, expr), (0, True))
+        elif isinstance(expr, sympy.Mul) and entry[1] in expr.args:
+            expr = sympy.Mul(*(arg for arg in expr.args if arg != entry[1]))
         else:
-            expr = _divided(expr, entry[1])
+            expr = torch_symbols.sympy_functions.FloorDiv(expr, entry[1])
     return sympy.Integer(int(expr == sympy.true)) if expr in (sympy.true, sympy.false) else expr
-
-
-def _divided(expr: Any, divisor: Any) -> Any:
-    if isinstance(expr, sympy.Mul) and divisor in expr.args:
-        return sympy.Mul(*(arg for arg in expr.args if arg != divisor))
-    return torch_symbols.sympy_functions.FloorDiv(expr, divisor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,79 +31,63 @@ def changed(
         return
     flat = t.reshape(-1).cpu()
     if t.dtype == torch.bool:
-        rows = _flags(flat, aims)
+        flags = dict.fromkeys([0, count, *aims])
+        rows = (torch.arange(count) < number for number in flags if 0 <= number <= count)
     elif t.dtype.is_floating_point:
-        rows = _floats(flat, aims, steps)
+        rows = (row.to(t.dtype) for row in _floats(flat.float(), aims, steps))
     else:
-        rows = _integers(flat, aims, steps)
-    for row in rows:
-        yield row.reshape(t.shape)
+        limits = torch.iinfo(t.dtype)
+        wide = _integers(flat.to(torch.int64), aims, steps)
+        rows = (row.clamp(limits.min, limits.max).to(t.dtype) for row in wide)
     places = range(count)
     if count > _SMALL:
         drawn = torch.randint(0, count, (_SMALL // 2,), generator=generator)
         places = [0, count - 1, *(int(i) for i in drawn)]
-    for row in _one_by_one(flat, places, aims, steps):
+    for row in chain(rows, _one_by_one(flat, places, aims, steps)):
         yield row.reshape(t.shape)
-
-
-def _flags(flat: torch.Tensor, aims: Sequence[int]) -> Iterator[torch.Tensor]:
-    """Boolean tensors with several numbers of true elements."""
-    count = flat.numel()
-    for number in dict.fromkeys([0, count, *aims]):
-        if 0 <= number <= count:
-            yield torch.arange(count) < number
 
 
 def _integers(
     flat: torch.Tensor, aims: Sequence[int], steps: Sequence[int]
 ) -> Iterator[torch.Tensor]:
-    count = flat.numel()
-    limits = torch.iinfo(flat.dtype)
-
-    def fitting(made: torch.Tensor) -> torch.Tensor:
-        return made.clamp(limits.min, limits.max).to(flat.dtype)
-
-    wide = flat.to(torch.int64)
+    count, places = flat.numel(), torch.arange(flat.numel())
     for number in aims:
-        yield fitting(torch.full((count,), number))
+        yield torch.full((count,), number)
     for step in steps:
-        yield fitting(wide + step)
-    for number in aims:
-        if number < 0:
-            continue
-        alone = torch.zeros(count, dtype=torch.int64)
-        alone[0] = number
-        yield fitting(alone)
-        yield fitting(alone.flip(0))
+        yield flat + step
+    for number in (n for n in aims if n >= 0):
+        alone = torch.where(places == 0, number, 0)
+        yield alone
+        yield alone.flip(0)
         if number <= count:
-            yield fitting((torch.arange(count) < number).to(torch.int64))
+            yield (places < number).to(torch.int64)
         share, rest = divmod(number, count)
-        yield fitting(torch.full((count,), share) + (torch.arange(count) < rest))
-        yield fitting(torch.arange(count).clamp(max=number))
-        yield fitting(torch.arange(count) % (number + 1))
-        yield fitting(torch.linspace(0, number, count).round().to(torch.int64))
+        yield torch.full((count,), share) + (places < rest)
+        yield places.clamp(max=number)
+        yield places % (number + 1)
+        yield torch.linspace(0, number, count).round().to(torch.int64)
 
 
 def _floats(
     flat: torch.Tensor, aims: Sequence[int], steps: Sequence[int]
 ) -> Iterator[torch.Tensor]:
-    count = flat.numel()
-    size = flat.float().abs() + 0.5
+    count, places = flat.numel(), torch.arange(flat.numel())
+    size = flat.abs() + 0.5
     for number in aims:
-        yield torch.full((count,), float(number)).to(flat.dtype)
+        yield torch.full((count,), float(number))
         if 0 <= number <= count:
-            yield torch.where(torch.arange(count) < number, size, -size).to(flat.dtype)
-            yield torch.where(torch.arange(count) < number, size, 0.0).to(flat.dtype)
+            yield torch.where(places < number, size, -size)
+            yield torch.where(places < number, size, 0.0)
     for step in steps:
         for part in (1.0, 0.5, 0.25, 0.1, 0.01):
-            yield (flat.float() + step * part).to(flat.dtype)
+            yield flat + step * part
     for number in aims:
-        yield torch.full((count,), number / count).to(flat.dtype)
-        yield torch.full((count,), number + 0.5).to(flat.dtype)
-        yield torch.arange(count).clamp(max=max(number - 1, 0)).to(flat.dtype)
+        yield torch.full((count,), number / count)
+        yield torch.full((count,), number + 0.5)
+        yield places.clamp(max=max(number - 1, 0))
     for factor in (-1.0, 0.5, 2.0, 10.0, 0.1):
-        yield (flat.float() * factor).to(flat.dtype)
-    yield size.to(flat.dtype)
+        yield flat * factor
+    yield size
 
 
 def _one_by_one(

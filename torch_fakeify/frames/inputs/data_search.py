@@ -202,17 +202,10 @@ class DataSearch:
         self._read = {at for at, n in enumerate(self._placeholders) if n in sources}
         self._read |= self._scalars.keys()  # guards may use them without a node that reads them
         """Positions of the inputs that the nodes read."""
-        work = max(1, len(self._nodes) + self._elements() // _ELEMENTS)
+        tensors = [tensor for at in self._read if (tensor := desc.inputs[at].tensor) is not None]
+        elements = sum(math.prod(_size(n, symbols) for n in t.size) for t in tensors)
+        work = max(1, len(self._nodes) + elements // _ELEMENTS)
         self._left = max(_FEWEST, min(_TRIES, _WORK // work))
-
-    def _elements(self) -> int:
-        """Number of elements of the inputs that the nodes read."""
-        total = 0
-        for at in self._read:
-            tensor = self._desc.inputs[at].tensor
-            if tensor is not None:
-                total += math.prod(_size(n, self._symbols) for n in tensor.size)
-        return total
 
     def data(self) -> dict[int, torch.Tensor]:
         """Search data and return the elements of the inputs to change, by position.
@@ -221,15 +214,6 @@ class DataSearch:
             CaptureError: no data was found with which the runtime asserts hold and the requested
                 symbols have their values.
         """
-        self._check_bound()
-        best = self._climb()
-        if best.violated or (
-            best.error is not None and self._requested.keys() - best.values.keys()
-        ):
-            raise self._refusal(best)
-        return best.data
-
-    def _check_bound(self) -> None:
         unknown = sorted(self._requested.keys() - self._bindings.keys())
         if unknown:
             raise CaptureError(
@@ -237,9 +221,14 @@ class DataSearch:
                 where=", ".join(unknown),
                 fix="Make the inputs' data yourself",
             )
+        best = self._climb()
+        if best.violated or (
+            best.error is not None and self._requested.keys() - best.values.keys()
+        ):
+            raise self._refusal(best)
+        return best.data
 
     def _climb(self) -> _Trial:
-        """Run the search and return the best trial."""
         best = now = self._run({})
         for kick in range(_KICKS):
             while now.cost != (0, 0.0) and self._left > 0 and not self._is_hopeless(now):
@@ -293,36 +282,32 @@ class DataSearch:
 
     def _numbers(self, now: _Trial) -> tuple[list[int], list[int]]:
         """Target values, and differences of current numbers from their targets."""
-        aims: dict[int, None] = {}
-        steps: dict[int, None] = {}
+        aims: list[int] = []
+        steps: list[int] = []
         names = {s.name for fact in now.violated for s in fact.expr.free_symbols}
-        for name in sorted(names & self._data.keys()):
-            for aim in (self._requested.get(name), self._aims.get(name)):
-                if aim is not None:
-                    aims.setdefault(aim)
-                    found = now.values.get(name)
-                    if found is not None and found == found:
-                        steps.setdefault(math.ceil(aim - float(found)))
-        for fact in now.violated:
-            for number in _constants(fact.expr):
-                aims.update(dict.fromkeys((number, number + 1, number - 1)))
-            steps.setdefault(math.ceil(_distance(fact.expr, self._symbol_values(now.values))))
-        for number in _literals(_closure(now.blamed)):
-            aims.update(dict.fromkeys((number, number + 1, number - 1)))
+        for name in sorted(names & self._data.keys() & self._aims.keys()):
+            aims.append(self._aims[name])
+            found = now.values.get(name)
+            if found is not None and found == found:
+                steps.append(math.ceil(self._aims[name] - float(found)))
+        values = self._symbol_values(now.values)
+        steps += [math.ceil(_distance(fact.expr, values)) for fact in now.violated]
+        near = [number for fact in now.violated for number in _constants(fact.expr)]
+        near += _literals(_closure(now.blamed))
+        aims += [number + step for number in near for step in (0, 1, -1)]
         if now.error is not None:
-            aims.update(dict.fromkeys((0, 1, 2, 3, 5, 8)))
+            aims += [0, 1, 2, 3, 5, 8]
             for fx_node in now.blamed:
-                aims.update(dict.fromkeys(self._sizes_at(fx_node)))
-        aims.update(dict.fromkeys((0, 1, 2, 4, 8, 16, 32, 64)))
-        steps.update(dict.fromkeys([-s for s in steps]))
-        steps.update({1: None, -1: None})
-        small = [n for n in aims if abs(n) < 1 << 31]
-        return small[:32], [s for s in steps if s and abs(s) < 1 << 31][:10]
+                aims += self._sizes_at(_sources([fx_node]))
+        aims += [0, 1, 2, 4, 8, 16, 32, 64]
+        steps += [*(-step for step in steps), 1, -1]
+        small = [n for n in dict.fromkeys(aims) if abs(n) < 1 << 31]
+        return small[:32], [s for s in dict.fromkeys(steps) if s and abs(s) < 1 << 31][:10]
 
-    def _sizes_at(self, fx_node: torch.fx.Node) -> Iterator[int]:
-        """Sizes minus one of the inputs that a node depends on."""
+    def _sizes_at(self, sources: set[torch.fx.Node]) -> Iterator[int]:
+        """Sizes minus one of inputs."""
         for entry, placeholder in zip(self._desc.inputs, self._placeholders, strict=True):
-            if entry.tensor is not None and placeholder in _sources([fx_node]):
+            if entry.tensor is not None and placeholder in sources:
                 for n in entry.tensor.size:
                     yield max(_size(n, self._symbols) - 1, 0)
 
@@ -338,14 +323,13 @@ class DataSearch:
                 continue
             if at in self._fixed_scalars or tensor.dtype.startswith("complex"):
                 continue
-            whole = tensor.dtype.startswith(_WHOLE)
-            found.append((not whole, at))
+            found.append((not tensor.dtype.startswith(_WHOLE), at))
         return [at for _, at in sorted(found)]
 
     # --- one run ---
 
     def _run(self, data: dict[int, torch.Tensor]) -> _Trial:
-        """Run the needed nodes of the graph."""
+        """Run the needed nodes of the graph, and compare the numbers with the facts."""
         self._left -= 1
         inputs = self._make(self._read)
         fill(inputs, data)
@@ -370,25 +354,6 @@ class DataSearch:
                     break
                 for done in self._last_use.get(fx_node, ()):
                     runner.env.pop(done, None)
-        return self._trial(data, values, failed, error, missing)
-
-    def _observe(self, fx_node: torch.fx.Node, value: Any, values: dict[str, Any]) -> None:
-        """Store the numbers that a node binds."""
-        for name, binding in self._bindings.items():
-            if binding.fx_node is fx_node and name not in values:
-                sizes = self._symbol_values({})
-                found = binding.number(value, lambda n, sizes=sizes: substituted(n, sizes))
-                if found is not None:
-                    values[name] = int(found) if isinstance(found, bool) else found
-
-    def _trial(
-        self,
-        data: dict[int, torch.Tensor],
-        values: dict[str, Any],
-        failed: list[torch.fx.Node],
-        error: Exception | None,
-        missing: int,
-    ) -> _Trial:
         symbols = self._symbol_values(values)
         violated: list[Fact] = []
         blamed = list(failed)
@@ -407,13 +372,22 @@ class DataSearch:
             records = {n.name: n for n in self._desc.graph.nodes}
             for fx_node in failed:
                 line = user_line(node_stack(records[fx_node.name])) or None
-                violated.append(Fact(sympy.false, _assert_text(fx_node), line))
+                texts = [arg for arg in fx_node.args if isinstance(arg, str)]
+                text = texts[0] if texts else f"that `{fx_node}` holds"
+                violated.append(Fact(sympy.false, text, line))
         if error is not None:
             blamed.append(self._nodes[len(self._nodes) - missing])
         return _Trial((missing, total), data, values, violated, blamed, error)
 
+    def _observe(self, fx_node: torch.fx.Node, value: Any, values: dict[str, Any]) -> None:
+        for name, binding in self._bindings.items():
+            if binding.fx_node is fx_node and name not in values:
+                sizes = self._symbol_values({})
+                found = binding.number(value, lambda n, sizes=sizes: substituted(n, sizes))
+                if found is not None:
+                    values[name] = int(found) if isinstance(found, bool) else found
+
     def _symbol_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The values of all symbols: sizes, and numbers read from data."""
         sizes = {n: v for n, v in self._symbols.values.items() if n not in self._data}
         return {**sizes, **{n: _number(v) for n, v in values.items()}}
 
@@ -442,7 +416,6 @@ class DataSearch:
 
 
 def _bindings(gm: torch.fx.GraphModule, data: Mapping[str, Any]) -> dict[str, Binding]:
-    """The binding of each symbol from data."""
     env = SimpleNamespace(unbacked_renamings={})  # a recorded graph has no renamed symbols
     return {
         str(symbol): binding
@@ -517,7 +490,6 @@ def _last_uses(nodes: list[torch.fx.Node]) -> dict[torch.fx.Node, list[torch.fx.
 
 
 def _sources(fx_nodes: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
-    """The placeholders that nodes depend on."""
     return {n for n in _closure(fx_nodes) if n.op == "placeholder"}
 
 
@@ -532,11 +504,6 @@ def _value(runner: Any, fx_node: torch.fx.Node, failed: list[torch.fx.Node]) -> 
     if not bool(args[0]):
         failed.append(fx_node)
     return args[1] if name.startswith("_functional_assert") and len(args) > 2 else None
-
-
-def _assert_text(fx_node: torch.fx.Node) -> str:
-    messages = [arg for arg in fx_node.args if isinstance(arg, str)]
-    return messages[0] if messages else f"that `{fx_node}` holds"
 
 
 def _scalars(desc: CaptureDesc, symbols: Symbols) -> dict[int, str]:
@@ -572,7 +539,6 @@ def _facts(
 
 
 def _number(value: Any) -> Any:
-    """Convert a Python number to sympy."""
     return sympy.Integer(value) if isinstance(value, int) else sympy.sympify(value, strict=True)
 
 

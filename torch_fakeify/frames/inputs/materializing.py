@@ -1,4 +1,8 @@
-"""Real inputs from records, with recorded dtypes, strides, aliasing and guards, and synthetic data."""
+"""Real inputs from records, with recorded dtypes, strides, aliasing and guards, and synthetic data.
+
+Synthetic data must be consistent: indices of a sparse tensor lie in its sizes, offsets of a jagged one
+in its values.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +14,25 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_fakeify.compat import torch_dispatch
-from torch_fakeify.compat.torch_symbols import nested_int_of_offsets
+from torch_fakeify.compat.torch_symbols import make_nested_int, nested_int_of_offsets
 from torch_fakeify.convert.dtype_views import view_as_dtype
 from torch_fakeify.encoding.meshes import Meshes
 from torch_fakeify.encoding.opaque_values import decode_constant
+from torch_fakeify.encoding.subclasses import (
+    context_decoder,
+    decode_context,
+    decode_opaques,
+    unflatten,
+)
 from torch_fakeify.encoding.values import decode_dtype
+from torch_fakeify.encoding.views.replay import replay_view_calls
 from torch_fakeify.errors import CaptureError, wrap_torch_errors
 from torch_fakeify.records.rewrite import walk
-from torch_fakeify.records.tensor import MetaTensorDesc, NestedIntDesc
+from torch_fakeify.records.tensor import MetaTensorDesc, NestedIntDesc, SymValue
 from torch_fakeify.render.text import int_text
 
 from .data_moves import fill
 from .data_search import DataSearch, reads_data
-from .kinds import make_sparse, make_view, make_wrapper, refuse_wrapped
 from .requirements import asserts_of, data_symbols
 from .size_search import Chosen, choose_sizes, grows
 from .symbol_values import Symbols
@@ -31,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from torch_fakeify.records.frame import CaptureDesc, InputDesc
+    from torch_fakeify.records.tensor import SparseDesc, Value
 
 
 def materialize(
@@ -52,7 +63,11 @@ def materialize(
     """
     with wrap_torch_errors("$.shape_env"):
         chosen = _chosen(desc, sizes)
-        symbols = Symbols(desc.shape_env, _changed_sizes(desc, chosen, sizes))
+        symbols = Symbols(desc.shape_env, {} if chosen is None else chosen.sizes)
+        if chosen is not None and not sizes:
+            recorded = Symbols(desc.shape_env, {})  # with recorded hints, if these are the sizes
+            same = all(recorded.values.get(name) == n for name, n in chosen.sizes.items())
+            symbols = recorded if same else symbols
     device = None if device is None else torch.device(device)
 
     def make(where: torch.device | None, only: Collection[int] | None = None) -> list[Any]:
@@ -64,7 +79,9 @@ def materialize(
                 with wrap_torch_errors(f"$.inputs[{i}]"):
                     needed = only is None or i in only
                     inputs.append(maker.make_input(i, entry) if needed else None)
-            maker.release_storages()
+            # Those that are empty in the record were allocated to make tensors on them.
+            for storage in maker.released:
+                storage.resize_(0)
         return inputs
 
     inputs = make(device)
@@ -92,17 +109,6 @@ def _chosen(desc: CaptureDesc, sizes: Mapping[str, int] | None) -> Chosen | None
         return choose_sizes(desc, {})
     except CaptureError:  # no size is requested: a failed assert is reported when the graph runs
         return None
-
-
-def _changed_sizes(
-    desc: CaptureDesc, chosen: Chosen | None, sizes: Mapping[str, int] | None
-) -> dict[str, int]:
-    """The chosen sizes; empty if they are the recorded ones, so that recorded hints are used."""
-    if chosen is None or sizes:
-        return {} if chosen is None else chosen.sizes
-    recorded = Symbols(desc.shape_env, {}).values
-    same = all(recorded.get(name) == value for name, value in chosen.sizes.items())
-    return {} if same else chosen.sizes
 
 
 def _check_bytes(nbytes: int, most: int | None) -> None:
@@ -165,9 +171,10 @@ class _Maker:
         own = {entry.tensor.id for entry in inputs if entry.tensor is not None}
         for view in walk(inputs if self.symbols.chosen else (), MetaTensorDesc, inside=True):
             base = view.base
-            if base is None or base.id in own or not grows(base) or not _is_strided(view, base):
+            if base is None or base.id in own or not grows(base):
                 continue
-            self.ends[base.id] = max(self.ends.get(base.id, 0), self._extent(view))
+            if all(t.layout == "strided" and t.subclass is None for t in (view, base)):
+                self.ends[base.id] = max(self.ends.get(base.id, 0), self._extent(view))
 
     def _extent(self, desc: MetaTensorDesc) -> int:
         size, stride, offset = self._layout(desc)
@@ -178,13 +185,11 @@ class _Maker:
         size = [self.symbols.integer(n, where) for n in desc.size]
         stride = [self.symbols.integer(n, where) for n in desc.stride]
         offset = self.symbols.integer(desc.storage_offset, where)
-        missing = (
-            self.ends.get(desc.id, 0)
-            - _end(size, stride, offset) * decode_dtype(desc.dtype).itemsize
-        )
+        itemsize = decode_dtype(desc.dtype).itemsize
+        missing = self.ends.get(desc.id, 0) - _end(size, stride, offset) * itemsize
         if missing > 0 and stride and max(stride) > 0:
             outer = stride.index(max(stride))
-            size[outer] += -(-missing // (stride[outer] * decode_dtype(desc.dtype).itemsize))
+            size[outer] += -(-missing // (stride[outer] * itemsize))
         return size, stride, offset
 
     def make_input(self, position: int, desc: InputDesc) -> Any:
@@ -228,7 +233,6 @@ class _Maker:
         return tensor
 
     def _make_root(self, desc: MetaTensorDesc) -> torch.Tensor:
-        """Make a tensor that is not a view."""
         with torch.no_grad():
             tensor = self._make_kind(desc)
         if desc.is_parameter:
@@ -244,18 +248,90 @@ class _Maker:
 
     def _make_kind(self, desc: MetaTensorDesc) -> torch.Tensor:
         if desc.subclass is not None:
-            return make_wrapper(self, desc)
+            return self._make_wrapper(desc)
+        where = f"tensor {desc.id}"
         if desc.functorch is not None or desc.functional is not None:
-            refuse_wrapped(desc)
+            kind = "functorch" if desc.functorch is not None else "functional"
+            raise CaptureError(
+                f"a {kind} tensor exists only inside its transform",
+                where=where,
+                fix="Materialize the frame that calls the transform",
+            )
         device = self._device(desc)
         if desc.layout == "strided":
             return self._make_plain(desc, device)
-        where = f"tensor {desc.id}"
         size = [self.symbols.integer(n, where) for n in desc.size]
+        dtype = decode_dtype(desc.dtype)
         if desc.layout == "_mkldnn":
-            elements = self.random(math.prod(size), decode_dtype(desc.dtype), desc)
-            return elements.reshape(size).to_mkldnn()
-        return make_sparse(self, desc, size, decode_dtype(desc.dtype), device)
+            return self._random(math.prod(size), dtype, desc).reshape(size).to_mkldnn()
+        return self._make_sparse(desc, size, dtype, device)
+
+    def _make_sparse(
+        self, desc: MetaTensorDesc, size: list[int], dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """Make a sparse tensor with about half of its entries."""
+        facts = desc.sparse
+        assert facts is not None
+        dense = self._random(math.prod(size), dtype, desc).reshape(size).to(device)
+        first = len(size) - facts.dense_dim - facts.sparse_dim
+        # One pattern for all batches, which must have equally many entries.
+        pattern = torch.zeros(size[first : first + facts.sparse_dim], dtype=torch.bool)
+        pattern.view(-1)[::2] = True
+        if facts.blocksize:
+            rows, columns = facts.blocksize
+            pattern = pattern[::rows, ::columns].repeat_interleave(rows, 0)
+            pattern = pattern.repeat_interleave(columns, 1)
+        pattern = pattern.reshape(pattern.shape + (1,) * facts.dense_dim)
+        dense = torch.where(pattern.to(device), dense + (dense == 0), torch.zeros_like(dense))
+        return (
+            _coo(dense, facts) if desc.layout == "sparse_coo" else _compressed(dense, facts, desc)
+        )
+
+    def _make_wrapper(self, desc: MetaTensorDesc) -> torch.Tensor:
+        record = desc.subclass
+        assert record is not None
+        where = f"tensor {desc.id}"
+        inner: dict[str, Any] = {name: self.make(part) for name, part in record.tensors}
+        if desc.layout == "jagged":
+            self._partition(dict(record.tensors), where)
+
+        def number(value: Value) -> Any:
+            return self._number(value.sym, where) if isinstance(value, SymValue) else NotImplemented
+
+        decoder = context_decoder(record, number, self.make, self.meshes)
+        inner.update(decode_opaques(record, decoder, where=where))
+        context = decode_context(record, decoder, where=where)
+        size = tuple(self._number(n, where) for n in desc.size)
+        stride = tuple(self._number(n, where) for n in desc.stride)
+        return unflatten(record, inner, context, size, stride, where=where)
+
+    def _number(self, n: Any, where: str) -> Any:
+        """Evaluate a size or symbolic scalar."""
+        if isinstance(n, int):
+            return n
+        nested: Any = getattr(n, "hint", n)
+        if isinstance(nested, NestedIntDesc):
+            # Real jagged tensors use their offsets instead.
+            return make_nested_int(nested.id, nested.coeff)
+        return self.symbols.scalar(n, where)
+
+    def _partition(self, parts: dict[str, MetaTensorDesc], where: str) -> None:
+        """Fill the offsets and lengths of a jagged tensor with consistent values."""
+
+        def rows_of(name: str) -> int | None:
+            return self._number(parts[name].size[0], where) if name in parts else None
+
+        offsets = self.make(parts["_offsets"])
+        rows, total = offsets.shape[0] - 1, rows_of("_values") or 0
+        # The extreme lengths are the sizes of tensors without elements.
+        smallest, largest = rows_of("_min_seqlen_tensor"), rows_of("_max_seqlen_tensor")
+        lengths = [total // max(rows, 1) + (i < total % max(rows, 1)) for i in range(rows)]
+        if rows > 1 and smallest is not None and largest is not None:
+            lengths = _spread(rows, total, smallest, largest) or lengths
+        with torch.no_grad():
+            offsets.copy_(torch.tensor([0, *lengths]).cumsum(0))
+            if "_lengths" in parts:
+                self.make(parts["_lengths"]).copy_(torch.tensor(lengths))
 
     def _make_plain(self, desc: MetaTensorDesc, device: torch.device) -> torch.Tensor:
         size, stride, offset = self._layout(desc)
@@ -295,7 +371,16 @@ class _Maker:
 
     def _view_of(self, desc: MetaTensorDesc, base: torch.Tensor) -> torch.Tensor:
         if desc.view_calls is not None:
-            return make_view(self, desc, base)
+            where = f"tensor {desc.id}"
+            if desc.subclass is not None and desc.layout == "jagged":
+                self._partition(dict(desc.subclass.tensors), where)
+            return replay_view_calls(
+                desc.view_calls,
+                base,
+                symint=lambda n: self._number(n, where),
+                tensor=self.make,
+                where=where,
+            )
         dtype = decode_dtype(desc.dtype)
         base = base if base.dtype == dtype else view_as_dtype(base, dtype)
         return base.as_strided(*self._layout(desc))
@@ -315,28 +400,18 @@ class _Maker:
         self.storages[desc.storage.id] = storage
         return storage
 
-    def number(self, n: Any, where: str) -> Any:
-        """Evaluate a size or symbolic scalar."""
-        return n if isinstance(n, int) else self.symbols.scalar(n, where)
-
-    def release_storages(self) -> None:
-        """Free storages that are empty in the record, which torch allocated to make tensors on them."""
-        for storage in self.released:
-            storage.resize_(0)
-
     def _fill(
         self, nbytes: int, desc: MetaTensorDesc, device: torch.device
     ) -> torch.UntypedStorage:
         dtype = decode_dtype(desc.dtype)
-        data = self.random(-(-nbytes // dtype.itemsize), dtype, desc)
+        data = self._random(-(-nbytes // dtype.itemsize), dtype, desc)
         storage = data.to(device).untyped_storage()
         storage.resize_(nbytes)
         return storage
 
-    def random(self, count: int, dtype: torch.dtype, desc: MetaTensorDesc) -> torch.Tensor:
-        """A vector of random data, on the CPU."""
+    def _random(self, count: int, dtype: torch.dtype, desc: MetaTensorDesc) -> torch.Tensor:
         if dtype.is_complex:
-            half = self.random(2 * count, dtype.to_real(), desc)
+            half = self._random(2 * count, dtype.to_real(), desc)
             return torch.view_as_complex(half.view(count, 2))
         if dtype.is_floating_point:
             if desc.ndim < 2:
@@ -394,11 +469,60 @@ class _History(torch.autograd.Function):
 
 
 def _with_history(tensor: torch.Tensor) -> torch.Tensor:
-    """Make a tensor a non-leaf."""
     with torch.enable_grad():
         origin = torch.empty(0, device=tensor.device, requires_grad=True)
         history: Any = _History.apply(tensor, origin)
     return history
+
+
+def _coo(dense: torch.Tensor, facts: SparseDesc) -> torch.Tensor:
+    if not facts.sparse_dim:  # one entry, the whole tensor
+        indices = torch.zeros((0, 1), dtype=torch.int64, device=dense.device)
+        return torch.sparse_coo_tensor(
+            indices, dense[None], dense.shape, is_coalesced=facts.is_coalesced
+        )
+    made: Any = dense.to_sparse(facts.sparse_dim)
+    if facts.is_coalesced:
+        return made
+    indices, values = made._indices(), made._values()
+    # A duplicate entry, so that the tensor is not coalesced.
+    return torch.sparse_coo_tensor(
+        torch.cat([indices, indices[:, :1]], 1),
+        torch.cat([values, values[:1]], 0),
+        made.shape,
+        is_coalesced=False,
+        check_invariants=False,
+    )
+
+
+def _compressed(dense: torch.Tensor, facts: SparseDesc, desc: MetaTensorDesc) -> torch.Tensor:
+    convert: Any = getattr(dense, f"to_{desc.layout}")
+    blocks: tuple[Any, ...] = (facts.blocksize,) if facts.blocksize else ()
+    made = convert(*blocks, dense_dim=facts.dense_dim)
+    if facts.index_dtype in (None, "int64"):
+        return made
+    rows_first = desc.layout in ("sparse_csr", "sparse_bsr")
+    compressed = made.crow_indices() if rows_first else made.ccol_indices()
+    plain = made.col_indices() if rows_first else made.row_indices()
+    return torch.sparse_compressed_tensor(
+        compressed.to(torch.int32),
+        plain.to(torch.int32),
+        made.values(),
+        made.shape,
+        layout=made.layout,
+        check_invariants=False,
+    )
+
+
+def _spread(rows: int, total: int, smallest: int, largest: int) -> list[int] | None:
+    """Split a total into parts with a minimum and a maximum part; ``None`` if impossible."""
+    parts = [largest, *[smallest] * (rows - 1)]
+    rest = total - sum(parts)
+    for i in range(1, rows - 1):
+        more = max(0, min(rest, largest - smallest))
+        parts[i] += more
+        rest -= more
+    return parts if rest == 0 else None
 
 
 def _end(size: list[int], stride: list[int], offset: int) -> int:
@@ -406,7 +530,3 @@ def _end(size: list[int], stride: list[int], offset: int) -> int:
     if 0 in size:
         return 0
     return offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) + 1
-
-
-def _is_strided(*tensors: MetaTensorDesc) -> bool:
-    return all(t.layout == "strided" and t.subclass is None for t in tensors)

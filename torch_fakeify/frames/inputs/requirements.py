@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch_fakeify.records.frame import CaptureDesc
-    from torch_fakeify.records.shape_env import GuardDesc, SymbolDesc
+    from torch_fakeify.records.shape_env import SymbolDesc
     from torch_fakeify.records.tensor import ExprDesc
 
 
@@ -32,7 +32,12 @@ class Fact(NamedTuple):
 
 def guards_of(desc: CaptureDesc) -> list[Fact]:
     """The guards of a frame."""
-    return [Fact(decode_expr(g.expr), expr_text(g.expr), _guard_line(g)) for g in desc.guards]
+    found: list[Fact] = []
+    for guard in desc.guards:
+        frames = () if guard.user_stack is None else guard.user_stack.frames[-1:]
+        line = next((f"{frame.file}:{frame.line}" for frame in frames), None)
+        found.append(Fact(decode_expr(guard.expr), expr_text(guard.expr), line))
+    return found
 
 
 def ranges_of(desc: CaptureDesc) -> Iterator[tuple[SymbolDesc, Fact]]:
@@ -93,11 +98,3 @@ def data_symbols(desc: CaptureDesc) -> dict[str, SymbolDesc]:
 def is_integer(symbol: SymbolDesc) -> bool:
     """Whether a symbol is an integer, by its sympy assumptions."""
     return dict(symbol.assumptions).get("integer") is True
-
-
-def _guard_line(guard: GuardDesc) -> str | None:
-    stack = guard.user_stack
-    if stack is None or not stack.frames:
-        return None
-    frame = stack.frames[-1]
-    return f"{frame.file}:{frame.line}"

@@ -156,7 +156,9 @@ def requested_sizes(desc: CaptureDesc, sizes: Mapping[str, int]) -> list[Request
     for name, value in sizes.items():
         if isinstance(value, bool) or not isinstance(value, int):
             raise CaptureError("a size is not an integer", where=str(name), found=repr(value))
-        exprs = names.get(name) or names.get(_normal(str(name)))
+        # ``x.size(0)`` for ``x.shape[0]`` and ``L['x'].size()[0]``
+        readable = readable_source(_SHAPE.sub(r".size(\1)", str(name).strip()))
+        exprs = names.get(name) or names.get(readable)
         if exprs is None:
             raise _unknown(name, names)
         if len(exprs) > 1:
@@ -166,29 +168,21 @@ def requested_sizes(desc: CaptureDesc, sizes: Mapping[str, int]) -> list[Request
                 found=", ".join(sorted(map(str, exprs))),
                 fix="Use one of these",
             )
-        found.append(RequestedSize(name, _checked(name, exprs[0], value), value))
+        (expr,) = exprs
+        if expr.is_integer is False:
+            raise CaptureError(
+                "a number of the program is no size", where=name, found=f"the float {expr}"
+            )
+        if expr.is_Integer and int(expr) != value:
+            raise CaptureError(
+                "a size is the same at each call of the frame",
+                where=name,
+                expected=str(expr),
+                found=str(value),
+                fix="Record the frame with that dim dynamic",
+            )
+        found.append(RequestedSize(name, expr, value))
     return found
-
-
-def _normal(name: str) -> str:
-    """The readable form of a name: ``x.size(0)`` for ``x.shape[0]`` and ``L['x'].size()[0]``."""
-    return readable_source(_SHAPE.sub(r".size(\1)", name.strip()))
-
-
-def _checked(name: str, expr: Any, value: int) -> Any:
-    if expr.is_integer is False:
-        raise CaptureError(
-            "a number of the program is no size", where=name, found=f"the float {expr}"
-        )
-    if expr.is_Integer and int(expr) != value:
-        raise CaptureError(
-            "a size is the same at each call of the frame",
-            where=name,
-            expected=str(expr),
-            found=str(value),
-            fix="Record the frame with that dim dynamic",
-        )
-    return expr
 
 
 def _unknown(name: str, names: Mapping[str, list[Any]]) -> CaptureError:

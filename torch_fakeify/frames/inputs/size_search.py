@@ -116,16 +116,21 @@ class SizeSearch:
     def __iter__(self) -> Iterator[dict[str, int]]:
         """Yield distinct values of all sizes by symbol, the example first."""
         seen: set[tuple[int, ...]] = set()
+
+        def is_new(chosen: dict[str, int]) -> bool:
+            before = len(seen)
+            seen.add(tuple(chosen.values()))
+            return len(seen) > before
+
         self._left = _EFFORT
         for chosen, fixed in self._choices():
-            if not _unseen(chosen, seen):
+            if not is_new(chosen):
                 continue
             found = self.completed(chosen)
             if found is None and fixed and self._left > 0:
                 repaired = self._repaired({**chosen, **self._data}, (fixed,))
-                if repaired is not None:
-                    repaired = {name: repaired[name] for name in chosen}
-                if repaired is not None and _unseen(repaired, seen):
+                repaired = repaired and {name: repaired[name] for name in chosen}
+                if repaired and is_new(repaired):
                     found = self.completed(repaired)
                     self._left = _EFFORT if found else self._left
             if found is not None:
@@ -184,7 +189,6 @@ class SizeSearch:
         return found
 
     def _violated(self, chosen: dict[str, int], facts: Iterable[int]) -> set[int]:
-        """Positions of the violated facts among ``facts``."""
         return {i for i in facts if not self._holds(self._facts[i].expr, chosen)}
 
     def _holds(self, fact: Any, chosen: dict[str, int]) -> bool:
@@ -297,7 +301,6 @@ class SizeSearch:
         raise self._refusal(start, fixed)
 
     def _requested_symbols(self, requested: Sequence[RequestedSize]) -> frozenset[str]:
-        """Names of the symbols in the requested sizes."""
         exprs = [self._replaced.get(str(each.expr), each.expr) for each in requested]
         names = {s.name for expr in exprs for s in expr.free_symbols}
         return frozenset(names | {str(each.expr) for each in requested})
@@ -305,20 +308,27 @@ class SizeSearch:
     def _fixed(self, requested: Sequence[RequestedSize]) -> dict[str, int]:
         """The values of requested symbols; a requested expression becomes a further fact."""
         fixed: dict[str, int] = {}
+
+        def fix(name: str, each: RequestedSize) -> None:
+            value = fixed.setdefault(name, each.value)
+            if value != each.value:
+                found = f"{value}, {each.value}"
+                raise CaptureError("a size has two values", where=each.name, found=found)
+
         for each in requested:
             record = next((s for s in self._desc.symbols if s.name == str(each.expr)), None)
             if record is not None and record.name not in self._replaced:
-                if record.name not in self._symbols and record.name not in self._data:
-                    self._admit(record, each.name)
-                if fixed.setdefault(record.name, each.value) != each.value:
-                    raise _twice(each.name, fixed[record.name], each.value)
+                self._admit(record, each.name)
+                fix(record.name, each)
         for each in requested:
             expr = substituted(each.expr, self._not_chosen)
-            if expr.is_Symbol and fixed.setdefault(expr.name, each.value) == each.value:
-                continue
             if expr.is_Symbol:
-                raise _twice(each.name, fixed[expr.name], each.value)
-            if expr.is_Integer and int(expr) != each.value:
+                fix(expr.name, each)
+            elif not expr.is_Integer:
+                fact = sympy.Eq(expr, each.value)
+                self._facts.append(Fact(fact, f"{each.name} = {expr} = {each.value}"))
+                self._follow(fact, fixed, each.value)
+            elif int(expr) != each.value:
                 raise CaptureError(
                     "a size is the same at each call of the frame",
                     where=each.name,
@@ -326,10 +336,6 @@ class SizeSearch:
                     found=str(each.value),
                     fix=None if str(each.expr) in self._of_data else "Record it with a dynamic dim",
                 )
-            if not expr.is_Integer:
-                fact = sympy.Eq(expr, each.value)
-                self._facts.append(Fact(fact, f"{each.name} = {expr} = {each.value}"))
-                self._follow(fact, fixed, each.value)
         return fixed
 
     def _follow(self, fact: Any, fixed: dict[str, int], value: int) -> None:
@@ -342,6 +348,8 @@ class SizeSearch:
 
     def _admit(self, record: SymbolDesc, name: str) -> None:
         """Make a symbol choosable that a search would not change."""
+        if record.name in self._symbols or record.name in self._data:
+            return
         if not is_integer(record) or (record.hint is not None and not has_number(record)):
             raise CaptureError(
                 "a number of the program is not a size", where=name, found=record.name
@@ -368,7 +376,6 @@ class SizeSearch:
                 yield repaired
 
     def _readable_names(self) -> dict[str, str]:
-        """Readable names of the symbols of inputs, and torch's names of the others."""
         return {
             s.name: readable_source(s.sources[0].name) if s.sources else s.name
             for s in self._desc.symbols
@@ -430,12 +437,7 @@ def _is_size(symbol: SymbolDesc) -> bool:
 
 
 def _example(symbol: SymbolDesc) -> int:
-    """The hint of a symbol, or a default."""
     return default_of(symbol) if symbol.hint is None else integer_of(symbol.hint, -1)
-
-
-def _twice(name: str, one: int, other: int) -> CaptureError:
-    return CaptureError("a size has two values", where=name, found=f"{one}, {other}")
 
 
 def _replacements(desc: CaptureDesc) -> dict[str, Any]:
@@ -484,12 +486,13 @@ def _end(tensor: MetaTensorDesc, values: Mapping[str, Any]) -> Any:
     if tensor.layout != "strided" or tensor.subclass is not None:
         return None
     numbers = (tensor.storage_offset, *tensor.size, *tensor.stride)
-    if not all(isinstance(n, (int, SymDesc)) for n in numbers):
-        return None
     exprs: list[Any] = [
-        sympy.Integer(n) if isinstance(n, int) else decode_expr(n.expr)  # type: ignore[union-attr]
+        decode_expr(n.expr) if isinstance(n, SymDesc) else sympy.Integer(n)
         for n in numbers
+        if isinstance(n, (int, SymDesc))
     ]
+    if len(exprs) < len(numbers):
+        return None
     offset, *rest = exprs
     pairs: Any = zip(rest[: tensor.ndim], rest[tensor.ndim :], strict=True)
     end: Any = sum(((n - 1) * step for n, step in pairs), offset + 1)
@@ -524,12 +527,3 @@ def _roots(fact: Any, name: str, chosen: dict[str, int], most: int = _MOST) -> l
     except (ArithmeticError, AssertionError, TypeError, ValueError):
         return []
     return [n for n, found in ((low, at_low), (high, at_high)) if found == 0]
-
-
-def _unseen(chosen: dict[str, int], seen: set[tuple[int, ...]]) -> bool:
-    """Add values to ``seen``; return whether they are new."""
-    key = tuple(chosen.values())
-    if key in seen:
-        return False
-    seen.add(key)
-    return True

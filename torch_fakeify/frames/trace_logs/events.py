@@ -8,7 +8,9 @@ matched with patterns, never evaluated; unmatched text becomes a `MissingField`.
 
 from __future__ import annotations
 
+import ast
 import re
+from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
@@ -20,13 +22,12 @@ from torch_fakeify.records.tensor import (
     MarksDesc,
     MetaStorageDesc,
     MetaTensorDesc,
+    NestedIntDesc,
     OpaqueValue,
     SparseDesc,
     SubclassDesc,
     SymDesc,
 )
-
-from .formulas import number_of_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,16 +50,14 @@ class MissingField(NamedTuple):
 _NO_EVENT = "torch writes no event of it"
 
 NEVER_LOGGED = (
-    MissingField("grad_dtype", _NO_EVENT),
-    MissingField("is_buffer", _NO_EVENT),
-    MissingField("is_pinned", _NO_EVENT),
-    MissingField("item_memo", _NO_EVENT),
+    *(
+        MissingField(name, _NO_EVENT)
+        for name in ("grad_dtype", "is_buffer", "is_pinned", "item_memo")
+    ),
     MissingField(
         "marks", "torch writes the dynamic dims and the hint overrides, and no other mark"
     ),
-    MissingField("persistent", _NO_EVENT),
-    MissingField("retains_grad", _NO_EVENT),
-    MissingField("scalar_hint", _NO_EVENT),
+    *(MissingField(name, _NO_EVENT) for name in ("persistent", "retains_grad", "scalar_hint")),
     MissingField("source", "torch writes its name alone"),
     MissingField("symbolic_context", _NO_EVENT),
     MissingField("symbols", _NO_EVENT),
@@ -184,7 +183,6 @@ class _FieldReader:
         return tuple(self.number(f"{field}[{i}]", n) for i, n in enumerate(written))
 
     def number(self, field: str, written: int | str) -> IntLike:
-        """Read one size or stride."""
         if isinstance(written, int):
             return written
         found = number_of_text(written)
@@ -230,10 +228,21 @@ def tensor_record(
             expected=str(e.ndim),
             found=found,
         )
-    layout = _torch_name(e.layout, "layout", where)
-    device = _DEVICE.fullmatch(e.device)
-    if device is None:
-        raise _not_torch("device", "device(type='cuda', index=0)", e.device, where)
+
+    def read(field: str) -> re.Match[str]:
+        pattern, example = _WRITTEN[field]
+        text = getattr(e, field)
+        match = pattern.fullmatch(text)
+        if match is None:
+            raise FormatError(
+                f"`{field}` is not written as torch writes it",
+                where=where,
+                expected=f"text like {example}",
+                found=ascii(text[:_MAX_SHOWN]),
+            )
+        return match
+
+    layout, device = read("layout")[1], read("device")
     reader = _FieldReader(tensor)
     is_sparse = layout.startswith("sparse_")
     if e.stride is None and not is_sparse:
@@ -246,7 +255,7 @@ def tensor_record(
         reader.lack("storage", f"storage {e.storage} has no record", needed=True)
     fields: dict[str, Any] = {
         "id": e.id,
-        "dtype": _torch_name(e.dtype, "dtype", where),
+        "dtype": read("dtype")[1],
         "device": device[1] if device[2] is None else f"{device[1]}:{device[2]}",
         "size": reader.numbers("size", e.size),
         "stride": () if is_sparse else reader.numbers("stride", e.stride or ()),
@@ -261,7 +270,7 @@ def tensor_record(
         "is_parameter": e.is_parameter,
         "is_view": e.is_view,
         "base": base,
-        "creation_meta": _creation_meta(e, where),
+        "creation_meta": None if e.creation_meta is None else read("creation_meta")[1],
         "sparse": _sparse(e, layout, reader, where),
         "subclass": _subclass(e, reader),
         "functorch": _functorch(e, reader),
@@ -277,38 +286,19 @@ def tensor_record(
     return record, tuple(reader.lacks)
 
 
-_NAME = re.compile(r"torch\.(\w+)")
-_DEVICE = re.compile(r"device\(type='(\w+)'(?:, index=([0-9]{1,9}))?\)")
-_CREATION_META = re.compile(r"CreationMeta\.(\w+)")
+_WRITTEN = {
+    "layout": (re.compile(r"torch\.(\w+)"), "torch.strided"),
+    "device": (
+        re.compile(r"device\(type='(\w+)'(?:, index=([0-9]{1,9}))?\)"),
+        "device(type='cuda', index=0)",
+    ),
+    "dtype": (re.compile(r"torch\.(\w+)"), "torch.float32"),
+    "creation_meta": (re.compile(r"CreationMeta\.(\w+)"), "CreationMeta.DEFAULT"),
+}
+"""How torch writes a field, and an example."""
 _CLASS = re.compile(r"<class '([\w.]+)'>")
 _INT = re.compile(r"[0-9]{1,18}")
 _LEVEL = re.compile(r"-?[0-9]{1,18}")
-
-
-def _not_torch(field: str, expected: str, found: str, where: str) -> FormatError:
-    return FormatError(
-        f"`{field}` is not written as torch writes it",
-        where=where,
-        expected=f"text like {expected}",
-        found=ascii(found[:_MAX_SHOWN]),
-    )
-
-
-def _torch_name(text: str, field: str, where: str) -> str:
-    match = _NAME.fullmatch(text)
-    if match is None:
-        example = "torch.float32" if field == "dtype" else "torch.strided"
-        raise _not_torch(field, example, text, where)
-    return match[1]
-
-
-def _creation_meta(e: TensorEvent, where: str) -> str | None:
-    if e.creation_meta is None:
-        return None
-    match = _CREATION_META.fullmatch(e.creation_meta)
-    if match is None:
-        raise _not_torch("creation_meta", "CreationMeta.DEFAULT", e.creation_meta, where)
-    return match[1]
 
 
 def _nested_int(e: TensorEvent, reader: _FieldReader) -> int | None:
@@ -416,3 +406,82 @@ def _functional(e: TensorEvent, reader: _FieldReader) -> FunctionalDesc | None:
         reader.lack("functional.unwrapped", "the event names none", needed=True)
     reader.lack("functional.is_python", "torch writes no event of it")
     return None if unwrapped is None else FunctionalDesc(unwrapped=unwrapped)
+
+
+# --- numbers as text ------------------------------------------------------------------------------
+
+# A ``SymInt`` prints as a symbol, as a formula over symbols, or as a multiple of a nested int. Of the
+# formulas those are read that sums, products and powers make of symbols and numbers; all others, such
+# as a ``//`` or a function, are not.
+
+_DIGITS = r"(?:0|[1-9][0-9]{0,18})"
+_NESTED = re.compile(rf"(?:({_DIGITS})\*)?j({_DIGITS})")
+_FORMULA = re.compile(r"[su0-9*+() -]{1,1000}")
+_SYMBOL = re.compile(r"[su][0-9]{1,9}")
+_TWO_SIGNS = re.compile(r"[-+*] *[-+]")
+_MAX_NESTING = 20
+_MAX_DIGITS = 1000
+"""The most digits that a number in a power may have, about; each takes part in the product."""
+
+
+def number_of_text(text: str) -> IntLike | None:
+    """The nested int or the formula over symbols that torch wrote as this text, or ``None``.
+
+    The symbols have no hint and of their assumptions only that they are integers.
+    """
+    nested = _NESTED.fullmatch(text)
+    if nested:
+        return NestedIntDesc(int(nested[2]), int(nested[1] or 1))
+    depths = accumulate({"(": 1, ")": -1}.get(each, 0) for each in text)
+    if not _FORMULA.fullmatch(text) or _TWO_SIGNS.search(text) or max(depths) > _MAX_NESTING:
+        return None
+    try:
+        expr = _value(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, MemoryError, RecursionError, _NotAFormulaError):
+        return None
+    if not expr.free_symbols:
+        return None
+    from torch_fakeify.encoding.exprs import encode_expr
+
+    return SymDesc(expr=encode_expr(expr))
+
+
+class _NotAFormulaError(Exception):
+    """Raised for another syntax than that of sums, products and powers."""
+
+
+def _value(part: ast.expr) -> Any:
+    import sympy  # only a log with symbols needs it
+
+    parts: list[Any] = []
+    match part:
+        case ast.Name(id=name) if _SYMBOL.fullmatch(name):
+            return sympy.Symbol(name, integer=True)
+        case ast.Constant(value=int() as number) if number < 10**19:
+            return sympy.Integer(number)
+        case ast.BinOp(op=ast.Add() | ast.Sub()):
+            while isinstance(part, ast.BinOp) and isinstance(part.op, (ast.Add, ast.Sub)):
+                term = _value(part.right)
+                parts.append(-term if isinstance(part.op, ast.Sub) else term)
+                part = part.left
+            return sympy.Add(_value(part), *parts)
+        case ast.BinOp(op=ast.Mult()):
+            while isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mult):
+                parts.append(_value(part.right))
+                part = part.left
+            if isinstance(part, ast.UnaryOp) and isinstance(
+                part.op, ast.USub
+            ):  # the sign of the whole product
+                parts.append(-1)
+                part = part.operand
+            return sympy.Mul(_value(part), *parts)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_value(operand)
+        case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=int() as exponent)):
+            base = _value(left)
+            digits = max(len(str(n)) for n in (1, *base.atoms(sympy.Integer)))
+            if not base.is_number and 2 <= exponent < 100 and digits * exponent < _MAX_DIGITS:
+                return base**exponent
+        case _:
+            pass
+    raise _NotAFormulaError

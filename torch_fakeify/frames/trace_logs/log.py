@@ -20,7 +20,7 @@ import zlib
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import msgspec
 
@@ -39,7 +39,7 @@ from .events import (
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Generator, Iterator
+    from collections.abc import Generator, Iterator, Mapping
 
     from torch_fakeify.records.tensor import MetaStorageDesc, MetaTensorDesc
 
@@ -254,22 +254,23 @@ class _VersionPayload(msgspec.Struct, frozen=True):
 
 
 _LINE = msgspec.json.Decoder(_Line)
-_TENSOR = msgspec.json.Decoder(TensorEvent)
-_STORAGE = msgspec.json.Decoder(StorageEvent)
-_SOURCE = msgspec.json.Decoder(SourceEvent)
+_DECODERS: dict[str, Any] = {
+    "describe_storage": msgspec.json.Decoder(StorageEvent),
+    "describe_tensor": msgspec.json.Decoder(TensorEvent),
+    "describe_source": msgspec.json.Decoder(SourceEvent),
+}
 _KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
-_T = TypeVar("_T")
 
-
-@dataclass(kw_only=True)
-class _Described(Generic[_T]):
+@dataclass
+class _Described:
     """A tensor or storage while the log is read."""
 
-    record: _T | None
+    record: Any
     lacks: tuple[MissingField, ...]
-    place: _Place
     digest: bytes
+    compile_id: CompileId
+    line: int
     depth: int = 0
     sources: dict[str, None] = field(default_factory=dict[str, None])
 
@@ -278,8 +279,8 @@ class _Described(Generic[_T]):
 class _Group:
     """A describer while the log is read."""
 
-    tensors: dict[int, _Described[MetaTensorDesc]] = field(default_factory=dict[int, Any])
-    storages: dict[int, _Described[MetaStorageDesc]] = field(default_factory=dict[int, Any])
+    tensors: dict[int, _Described] = field(default_factory=dict[int, _Described])
+    storages: dict[int, _Described] = field(default_factory=dict[int, _Described])
     compile_ids: dict[CompileId, None] = field(default_factory=dict[CompileId, None])
 
 
@@ -317,11 +318,18 @@ class _Reader:
         text = line[match.end() :]
         if not whole and not _is_json(text):
             return
-        self._count(number, text)
+        self._events += 1
+        self._event_bytes += len(text)
+        limits = self._limits
+        if self._events > limits.events or self._event_bytes > limits.event_bytes:
+            raise LimitError(
+                "the log describes too much",
+                where=f"{self._where} line {number}",
+                expected=f"at most {limits.events} events of {limits.event_bytes} bytes in all",
+            )
         self._event(int(match[1]), text, f"{self._where} line {number}", number)
 
     def result(self) -> TraceLog:
-        """The result after the last line."""
         self._read_version()
         if self._is_empty:
             raise FormatError("the file is empty", where=self._where)
@@ -332,30 +340,19 @@ class _Reader:
         )
 
     def _not_a_line(self, number: int, line: bytes) -> FormatError:
-        where = self._where if self._is_empty else f"{self._where} line {number}"
-        what = "not a structured trace log of torch"
-        if not self._is_empty:
-            what = "neither an event nor a line of a payload"
-        return FormatError(
-            what,
-            where=where,
-            expected="a prefix such as `V1231 23:59:59.000000 42 torch/file.py:1] {`",
-            found=ascii(line[:_MAX_SHOWN].decode(errors="replace")),
-            fix="Use a file written by TORCH_TRACE; TORCH_LOGS and TORCH_LOGS_OUT write another format"
-            if self._is_empty
-            else None,
-        )
-
-    def _count(self, number: int, text: bytes) -> None:
-        self._events += 1
-        self._event_bytes += len(text)
-        limits = self._limits
-        if self._events > limits.events or self._event_bytes > limits.event_bytes:
-            raise LimitError(
-                "the log describes too much",
-                where=f"{self._where} line {number}",
-                expected=f"at most {limits.events} events of {limits.event_bytes} bytes in all",
+        prefix = "a prefix such as `V1231 23:59:59.000000 42 torch/file.py:1] {`"
+        found = ascii(line[:_MAX_SHOWN].decode(errors="replace"))
+        if self._is_empty:
+            return FormatError(
+                "not a structured trace log of torch",
+                where=self._where,
+                expected=prefix,
+                found=found,
+                fix="Use a file written by TORCH_TRACE; TORCH_LOGS and TORCH_LOGS_OUT write another format",
             )
+        where = f"{self._where} line {number}"
+        what = "neither an event nor a line of a payload"
+        return FormatError(what, where=where, expected=prefix, found=found)
 
     def _read_version(self) -> None:
         if not self._version_lines:
@@ -376,111 +373,80 @@ class _Reader:
         compile_id = CompileId(
             line.frame_id, line.frame_compile_id, line.attempt, line.compiled_autograd_id
         )
-        place = _Place(process, line.rank, compile_id, where, number)
-        if raw := bytes(line.describe_storage):
-            self._storage(decode(_STORAGE, raw, f"{where} $.describe_storage"), raw, place)
-        if raw := bytes(line.describe_tensor):
-            self._tensor(decode(_TENSOR, raw, f"{where} $.describe_tensor"), raw, place)
-        if raw := bytes(line.describe_source):
-            self._source(decode(_SOURCE, raw, f"{where} $.describe_source"), place)
+        for name, decoder in _DECODERS.items():
+            raw = bytes(getattr(line, name))
+            if not raw:
+                continue
+            e: Any = decode(decoder, raw, f"{where} $.{name}")
+            group = self._groups.setdefault((process, line.rank, e.describer_id), _Group())
+            group.compile_ids[compile_id] = None
+            if isinstance(e, SourceEvent):
+                what = f"the source {e.source!a}"
+                found = _known(group.tensors, "tensor", e.id, (what, "id"), e, where)
+                found.sources[e.source] = None
+                continue
+            kind = name.removeprefix("describe_")
+            table = group.tensors if isinstance(e, TensorEvent) else group.storages
+            digest = hashlib.blake2b(raw, digest_size=16).digest()
+            earlier = table.get(e.id)
+            if earlier is not None and earlier.digest != digest:
+                raise FormatError(
+                    f"{kind} {e.id} of describer {e.describer_id} is described twice, and differently",
+                    where=where,
+                    expected=f"the description in line {earlier.line}",
+                    fix="If logs of several runs were joined, read them one by one",
+                )
+            if earlier is None:
+                record, lacks, depth = self._record(e, group, where)
+                lacks += _unknown_fields(raw, type(e))
+                table[e.id] = _Described(record, lacks, digest, compile_id, number, depth)
 
-    def _group_of(self, place: _Place, describer_id: int) -> _Group:
-        group = self._groups.setdefault((place.process, place.rank, describer_id), _Group())
-        group.compile_ids[place.compile_id] = None
-        return group
-
-    def _storage(self, e: StorageEvent, raw: bytes, place: _Place) -> None:
-        group = self._group_of(place, e.describer_id)
-        digest = _digest(raw)
-        if self._is_repeated(group.storages.get(e.id), digest, f"storage {e.id}", e, place):
-            return
-        record, lacks = storage_record(e)
-        lacks += _unknown_fields(raw, StorageEvent)
-        group.storages[e.id] = _Described(record=record, lacks=lacks, place=place, digest=digest)
-
-    def _tensor(self, e: TensorEvent, raw: bytes, place: _Place) -> None:
-        group = self._group_of(place, e.describer_id)
-        digest = _digest(raw)
-        if self._is_repeated(group.tensors.get(e.id), digest, f"tensor {e.id}", e, place):
-            return
+    def _record(
+        self, e: TensorEvent | StorageEvent, group: _Group, where: str
+    ) -> tuple[Any, tuple[MissingField, ...], int]:
+        """The record of an event, if it has one, its missing fields, and the depth of nested tensors."""
+        if isinstance(e, StorageEvent):
+            return *storage_record(e), 0
         depth = 0
 
         def tensor(name: str, tensor_id: int) -> MetaTensorDesc | None:
             nonlocal depth
-            part = group.tensors.get(tensor_id)
-            if part is None:
-                raise _missing(f"tensor {e.id}", name, f"tensor {tensor_id}", e, place)
+            user = (f"tensor {e.id}", name)
+            part = _known(group.tensors, "tensor", tensor_id, user, e, where)
             depth = max(depth, part.depth + 1)
             return part.record
 
         def storage(storage_id: int) -> MetaStorageDesc | None:
-            found = group.storages.get(storage_id)
-            if found is None:
-                raise _missing(f"tensor {e.id}", "storage", f"storage {storage_id}", e, place)
-            return found.record
+            user = (f"tensor {e.id}", "storage")
+            return _known(group.storages, "storage", storage_id, user, e, where).record
 
-        record, lacks = tensor_record(e, tensor=tensor, storage=storage, where=place.where)
+        record, lacks = tensor_record(e, tensor=tensor, storage=storage, where=where)
         if depth > self._limits.depth:
             raise LimitError(
                 "tensors are nested too deep",
-                where=place.where,
+                where=where,
                 expected=f"at most {self._limits.depth} levels",
             )
-        lacks += _unknown_fields(raw, TensorEvent)
-        group.tensors[e.id] = _Described(
-            record=record, lacks=lacks, place=place, digest=digest, depth=depth
-        )
-
-    def _source(self, e: SourceEvent, place: _Place) -> None:
-        group = self._group_of(place, e.describer_id)
-        found = group.tensors.get(e.id)
-        if found is None:
-            raise _missing(f"the source {e.source!a}", "id", f"tensor {e.id}", e, place)
-        found.sources[e.source] = None
-
-    @staticmethod
-    def _is_repeated(
-        earlier: _Described[Any] | None,
-        digest: bytes,
-        name: str,
-        e: TensorEvent | StorageEvent,
-        place: _Place,
-    ) -> bool:
-        if earlier is None:
-            return False
-        if earlier.digest == digest:
-            return True
-        raise FormatError(
-            f"{name} of describer {e.describer_id} is described twice, and differently",
-            where=place.where,
-            expected=f"the description in line {earlier.place.line}",
-            fix="If logs of several runs were joined, read them one by one",
-        )
+        return record, lacks, depth
 
 
-class _Place(NamedTuple):
-    """The position and context of an event."""
-
-    process: int
-    rank: int | None
-    compile_id: CompileId
-    where: str
-    line: int
-
-
-def _missing(
-    what: str, name: str, missing: str, e: TensorEvent | SourceEvent, place: _Place
-) -> FormatError:
-    return FormatError(
-        f"{what} refers as `{name}` to something that is not described before",
-        where=place.where,
-        expected=f"an event of {missing} of describer {e.describer_id}",
+def _known(
+    table: Mapping[int, _Described],
+    kind: str,
+    number: int,
+    user: tuple[str, str],
+    e: TensorEvent | SourceEvent,
+    where: str,
+) -> _Described:
+    """What an event refers to; ``user`` is what refers to it, and by which field."""
+    if number in table:
+        return table[number]
+    raise FormatError(
+        "{} refers as `{}` to something that is not described before".format(*user),
+        where=where,
+        expected=f"an event of {kind} {number} of describer {e.describer_id}",
         fix="The beginning of the log may be missing, or be in that of the process which forked",
     )
-
-
-def _digest(raw: bytes) -> bytes:
-    return hashlib.blake2b(raw, digest_size=16).digest()
 
 
 def _is_json(text: bytes) -> bool:
@@ -516,8 +482,8 @@ def _group(key: tuple[int, int | None, int], group: _Group) -> TraceGroup:
                 record=t.record,
                 lacks=t.lacks,
                 sources=tuple(t.sources),
-                compile_id=t.place.compile_id,
-                line=t.place.line,
+                compile_id=t.compile_id,
+                line=t.line,
             )
             for number, t in group.tensors.items()
         ),
