@@ -203,56 +203,6 @@ def test_bytes_are_the_same_in_every_process_and_for_every_equal_record() -> Non
         assert piped(script, inherits=False, PYTHONHASHSEED=seed) == here
 
 
-def test_the_wire_is_what_it_was() -> None:
-    """The form of a document is frozen: steps to shared objects, defaults left out."""
-    size = SymDesc(expr=ExprDesc(nodes=(X, IntNode(2), ApplyNode("Mul", (0, 1)))), hint=6)
-    base = tensor(size=(size, 3), stride=(3, 1), storage=MetaStorageDesc(id=0, nbytes=72))
-    over = SourceDesc(cls="TypeSource", name="0.1", base=SourceDesc(cls="GlobalSource", name="0"))
-    source = SourceDesc(cls="TypeSource", name="type(0.1)", base=over)
-    view = tensor(id=1, base=base, storage=base.storage, is_view=True, source=source)
-    assert json.loads(dumps((base, view, view))) == {
-        "format": "torch_fakeify.records",
-        "version": 1,
-        "nodes": [["s", "x", [["integer", True]]], ["i", 2], ["a", "Mul", [0, 1]]],
-        "exprs": [2],
-        "sources": [
-            {"cls": "GlobalSource", "name": "0"},
-            {"cls": "TypeSource", "more": ".1", "base": 0},
-            {"cls": "TypeSource", "name": "type(0.1)", "base": 1},
-        ],
-        "storages": [{"id": 0, "nbytes": 72}],
-        "tensors": [
-            {
-                "id": 0,
-                "dtype": "float32",
-                "device": "cpu",
-                "size": [{"expr": 0, "hint": 6}, 3],
-                "stride": [3, 1],
-                "storage": 0,
-            },
-            {
-                "id": 1,
-                "dtype": "float32",
-                "device": "cpu",
-                "size": [],
-                "stride": [],
-                "storage": 0,
-                "is_view": True,
-                "base": 0,
-                "source": 2,
-            },
-        ],
-        "root": {
-            "type": "tuple",
-            "items": [
-                {"type": "record", "name": "MetaTensorDesc", "body": 0},
-                {"type": "record", "name": "MetaTensorDesc", "body": 1},
-                {"type": "record", "name": "MetaTensorDesc", "body": 0},
-            ],
-        },
-    }
-
-
 def test_tensors_inside_of_tensors_come_back_as_they_were() -> None:
     """A row in whose midst others are written, which refer to other rows than it does."""
 

@@ -261,18 +261,21 @@ def test_the_name_of_a_frame_is_shown_without_controls(folder: Path) -> None:
 def test_what_is_printed_has_no_controls(
     folder: Path, kind: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each kind of text that a file has, exchanged for controls: `show` prints none of them."""
+    """Each kind of text that a file has, exchanged for controls: `show` prints none of them, and no forged line."""
     frame = tfk.Capture.load(folder / f"{kind}.fkf").desc
     evil = "a" + "".join(sorted(set(CONTROLS) & set(map(chr, range(0x2100))))) + "\ufeff b"
+    evil += "".join(f"{end}guards(9)" for end in ("\n", "\r\n", "\x85", "\u2028", "\u2029"))
     for what, place in places(frame, 1):
         # No JSON has a lone surrogate.
-        for flags, text in (([], f"\udc9b{evil}"), (["--privacy"], evil), (["--json"], evil)):
+        for flags in ([], ["--all"], ["--privacy"], ["--json"]):
+            text = evil if flags == ["--json"] else f"\udc9b{evil}"
             desc = exchanged(frame, place, lambda _, text=text: text)
             monkeypatch.setattr(cli, "read_capture", lambda _, limits, desc=desc: desc)
             status = cli.main(["show", *flags, "FILE"])
             captured = capsys.readouterr()
             # One of several records of a tensor is another one's now, and is not written as JSON.
             assert status == cli.DONE or "records have the same id" in captured.err, what
+            assert "\nguards(9)" not in captured.out, (what, flags)
             for line in (captured.out + captured.err).split("\n"):
                 assert line.isprintable(), (what, flags)
 

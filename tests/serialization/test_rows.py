@@ -11,7 +11,6 @@ import pytest
 from codec_records import chain_of_sources, similar_tensors, tensor
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from places import GOLDEN
 from record_facts import sharing
 from record_strategies import linked_tensor_descs
 
@@ -32,8 +31,6 @@ from torch_fakeify.records.tensor import (
     TupleValue,
 )
 from torch_fakeify.serialization import decoder, encoder, limits
-from torch_fakeify.serialization.capture_file import WRITERS, read_capture
-from torch_fakeify.serialization.container import Limits
 from torch_fakeify.serialization.document import Decoder, Encoder, dumps, loads
 from torch_fakeify.serialization.format import DELTA_ENCODED, SHARED
 
@@ -59,17 +56,6 @@ def test_tensors_share_what_they_shared(tensors: list[MetaTensorDesc]) -> None:
     found = loads(dumps(tensors))
     assert found == tensors
     assert sharing(found) == sharing(tensors)
-
-
-@pytest.mark.parametrize("name", ["environment", "jagged_split_symbolic", "aliases", "contexts"])
-def test_one_content_has_one_file(name: str) -> None:
-    """A frame that is read has the members of the frame that was written."""
-    (path,) = GOLDEN.glob(f"{name}.fkf")
-    desc = read_capture(path)
-    members = WRITERS[1](desc, Limits())
-    again = Decoder(members).get("capture", CaptureDesc)
-    assert again == desc
-    assert WRITERS[1](again, Limits()) == members
 
 
 @pytest.mark.parametrize(
