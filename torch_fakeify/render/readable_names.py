@@ -19,6 +19,7 @@ from torch_fakeify.records.frame import FailureDesc, InputDesc
 from torch_fakeify.records.graph import GraphModuleDesc
 from torch_fakeify.records.rewrite import Rewriter
 from torch_fakeify.records.shape_env import SymbolDesc
+from torch_fakeify.records.symbol_names import with_symbols
 from torch_fakeify.records.tensor import ApplyNode, ExprDesc, SymbolNode, SymDesc
 from torch_fakeify.serialization.format import postorder
 
@@ -64,11 +65,7 @@ def readable_name(entry: InputDesc | NodeDesc) -> str:
 
 def renamed_symbols(expr: ExprDesc, name_of: Callable[[str], str]) -> ExprDesc:
     """Return an expression with other names of its symbols."""
-    nodes = [
-        SymbolNode(name_of(n.name), n.assumptions) if isinstance(n, SymbolNode) else n
-        for n in expr.nodes
-    ]
-    return ExprDesc(nodes=tuple(nodes))
+    return with_symbols(expr, lambda symbol: SymbolNode(name_of(symbol.name), symbol.assumptions))
 
 
 def readable_module(path: str) -> str:
@@ -228,8 +225,7 @@ def readable_frame(desc: CaptureDesc) -> CaptureDesc:
     def changed(part: Any) -> Any:
         match part:
             case ExprDesc():
-                made = renamed_symbols(part, words.symbol)
-                return part if made == part else made
+                return renamed_symbols(part, words.symbol)
             case SymbolDesc():
                 sources = tuple(
                     msgspec.structs.replace(s, name=readable_source(clip(s.name, 4 * _LONGEST)))
