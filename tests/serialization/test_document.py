@@ -22,17 +22,14 @@ from torch_fakeify.records.graph import GraphModuleDesc, NodeDesc
 from torch_fakeify.records.record import Record
 from torch_fakeify.records.tensor import (
     ApplyNode,
-    ContextDesc,
     ExprDesc,
     ExprNode,
     FloatValue,
     FrameDesc,
     IntNode,
-    ListValue,
     MetaStorageDesc,
     MetaTensorDesc,
     SourceDesc,
-    SourceValue,
     StackDesc,
     SubclassDesc,
     SymbolFactDesc,
@@ -43,9 +40,8 @@ from torch_fakeify.records.tensor import (
 )
 from torch_fakeify.serialization import decoder as reading
 from torch_fakeify.serialization import encoder as writing
-from torch_fakeify.serialization import strict_json
 from torch_fakeify.serialization.document import Decoder, Encoder, dumps, loads
-from torch_fakeify.serialization.format import MAX_NESTING, record_type
+from torch_fakeify.serialization.format import record_type
 
 # --- the round trip -------------------------------------------------------------------------------
 
@@ -403,17 +399,6 @@ def test_record_types_that_cannot_cross_are_found_when_compiled() -> None:
             reading.decode_types(cls)
     with pytest.raises(TypeError):
         writing.hooks_of(list[ExprDesc])
-
-
-def test_decode_is_strict_about_its_own_depth_constant() -> None:
-    """The bound on JSON leaves room for the deepest value that is written."""
-    assert strict_json.MAX_DEPTH >= 3 * MAX_NESTING
-    value: Any = 1
-    for _ in range(MAX_NESTING - 1):
-        value = ListValue(items=(value,))
-    assert loads(dumps([SourceValue(source=chain_of_sources(3)), ContextDesc(kind="symint")]))
-    assert loads(dumps(value)) == value
-    assert msgspec.json.decode(dumps(value))
 
 
 def test_sizes_with_equal_text_are_one_object() -> None:

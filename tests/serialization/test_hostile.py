@@ -343,12 +343,16 @@ def test_what_torch_raises_of_a_record_is_one_error(
 
 @pytest.mark.parametrize("opening", ["[", '{"a":', '[{"a":', "[[],[],["])
 @pytest.mark.parametrize("depth", [399, 100_000])
-def test_depth_takes_no_time(opening: str, depth: int, watch: hostile_checks.Watch) -> None:
-    """The measure of depth is linear in the text, also where all of it is one nest."""
+@pytest.mark.parametrize("closed", [False, True])
+def test_depth_takes_no_time(
+    opening: str, depth: int, closed: bool, watch: hostile_checks.Watch
+) -> None:
+    """The measure of depth is linear in the text, also where all of it is one nest; no parser gets it."""
     closing = "".join({"[": "]", "{": "}"}.get(c, "") for c in reversed(opening))
     closing = closing.removeprefix("]][][") or closing
-    text = (opening * depth + closing * depth).encode()
-    with watch.watching(), pytest.raises(tfk.FakeifyError):
+    text = (opening * depth + closing * depth * closed).encode()
+    said = "nested deeper than 400 levels" if depth > 399 else None
+    with watch.watching(), pytest.raises(tfk.FakeifyError, match=said):
         tfk.loads(text)
     assert not watch.seen
 
