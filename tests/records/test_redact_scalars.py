@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pytest
 import torch
 from captured_frames import captures_of
@@ -12,6 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import torch_fakeify as tfk
 from torch_fakeify.records import redact_scalars
+from torch_fakeify.records.rewrite import walk
 from torch_fakeify.records.tensor import FloatNode
 from torch_fakeify.render.privacy import privacy_lines
 from torch_fakeify.serialization.capture_file import read_capture
@@ -33,16 +33,11 @@ def scalar_frame(fn: Callable[..., Any], **options: Any) -> Any:
     return capture.desc
 
 
-def numbers_of(value: Any) -> set[float]:
+def numbers_of(record: Any) -> set[float]:
     """Return every number in a record."""
-    if isinstance(value, FloatNode):
-        return {value.mantissa * 2.0**value.exponent}
-    if isinstance(value, (int, float)):
-        return {value}
-    if isinstance(value, msgspec.Struct):
-        value = [getattr(value, name) for name in value.__struct_fields__]
-    parts: Any = value if isinstance(value, (tuple, list)) else ()
-    return set[float]().union(*map(numbers_of, parts))
+    parts = walk(record, (int, float, FloatNode), inside=True)
+    floats = ((n.mantissa * 2.0**n.exponent) if isinstance(n, FloatNode) else n for n in parts)
+    return set(floats)
 
 
 def test_unused_elements_are_not_recorded() -> None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from captured_frames import captures_of
-from frame_variants import VARIANTS
 from torch._guards import TracingContext
 from torch.fx.passes.split_module import split_module
 
@@ -51,14 +50,6 @@ def test_equal_layers_are_one() -> None:
     with torch.no_grad():
         inference = captures_of(a, (torch.randn(4, 8),), dynamic=True)
     assert kinds([*direct, *other, *wide, *inference]) == (4, 4)
-
-
-def test_every_property_of_an_input_but_its_source_is_in_the_structure() -> None:
-    """No two variants of the inputs have one fingerprint of structure."""
-    prints = {
-        name: tfk.capture(_TWO, make()).fingerprint("structure") for name, make in VARIANTS.items()
-    }
-    assert not {a: b for a in prints for b in prints if a < b and prints[a] == prints[b]}
 
 
 def pieces(model: torch.nn.Module, is_end: Callable[[torch.fx.Node], bool]) -> list[tfk.Capture]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import pytest
 import torch
 from captured_frames import only_capture_of
 from expecttest import assert_expected_inline
@@ -89,71 +88,6 @@ code
       mul = getitem_4 * 2  # float32[x.size(0) - u0, 1, x.size(1)]
       return (mul,)""",
     )
-
-
-def test_show_prints_aliasing() -> None:
-    """Inputs that are one tensor, that share a storage or that are views of no input are marked."""
-    base = torch.zeros(4, 6)
-    with torch.no_grad():
-        text = page_of(
-            lambda a, b, c, d: (a.add_(1), b + c + d), base[0], base[1], base[1], torch.ones(6)
-        )
-    section = text[text.index("inputs (") : text.index("modes")]
-    assert_expected_inline(
-        section,
-        """\
-inputs (4)
-  a  float32[6]
-  b  float32[6] offset 6
-  c  float32[6] offset 6
-  d  float32[6]
-
-aliasing
-  storage of 96 bytes  of a, b, c
-  a, b, c              view of float32[4, 6], which is no input
-
-""",
-    )
-
-
-def test_show_prints_inner_graphs() -> None:
-    """Bodies of higher-order operators are printed after the graph that calls them."""
-
-    def choose(x: torch.Tensor) -> torch.Tensor:
-        return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
-
-    text = page_of(choose, torch.randn(3))
-    assert_expected_inline(
-        text[text.index("code") :],
-        """\
-code
-  def forward(x):
-      # test_show.py:N in choose: return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
-      sum_1 = x.sum()  # float32[]
-      gt = sum_1 > 0  # bool[]
-      cond_true_0 = self.cond_true_0
-      cond_false_0 = self.cond_false_0
-      cond = torch.ops.higher_order.cond(gt, cond_true_0, cond_false_0, (x,))  # (float32[3])
-      getitem = cond[0]  # float32[3]
-      return (getitem,)
-
-  def cond_true_0(x):
-      # test_show.py:N in <lambda>: return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
-      sin = x.sin()  # float32[3]
-      return (sin,)
-
-  def cond_false_0(x):
-      # test_show.py:N in <lambda>: return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
-      cos = x.cos()  # float32[3]
-      return (cos,)""",
-    )
-
-
-@pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e5m2, torch.bool])
-def test_show_prints_the_dtype(dtype: torch.dtype) -> None:
-    """Inputs are printed with torch's names of dtypes."""
-    text = page_of(lambda x: x.clone(), torch.zeros(2, dtype=dtype))
-    assert f"{str(dtype).removeprefix('torch.')}[2]" in text
 
 
 def test_modes_are_shown_where_they_differ() -> None:

@@ -261,18 +261,21 @@ def test_the_name_of_a_frame_is_shown_without_controls(folder: Path) -> None:
 def test_what_is_printed_has_no_controls(
     folder: Path, kind: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each kind of text that a file has, exchanged for controls: `show` prints none of them."""
+    """Each kind of text that a file has, exchanged for controls: `show` prints none of them, and no forged line."""
     frame = tfk.Capture.load(folder / f"{kind}.fkf").desc
     evil = "a" + "".join(sorted(set(CONTROLS) & set(map(chr, range(0x2100))))) + "\ufeff b"
+    evil += "".join(f"{end}guards(9)" for end in ("\n", "\r\n", "\x85", "\u2028", "\u2029"))
     for what, place in places(frame, 1):
         # No JSON has a lone surrogate.
-        for flags, text in (([], f"\udc9b{evil}"), (["--privacy"], evil), (["--json"], evil)):
+        for flags in ([], ["--all"], ["--privacy"], ["--json"]):
+            text = evil if flags == ["--json"] else f"\udc9b{evil}"
             desc = exchanged(frame, place, lambda _, text=text: text)
             monkeypatch.setattr(cli, "read_capture", lambda _, limits, desc=desc: desc)
             status = cli.main(["show", *flags, "FILE"])
             captured = capsys.readouterr()
             # One of several records of a tensor is another one's now, and is not written as JSON.
             assert status == cli.DONE or "records have the same id" in captured.err, what
+            assert "\nguards(9)" not in captured.out, (what, flags)
             for line in (captured.out + captured.err).split("\n"):
                 assert line.isprintable(), (what, flags)
 
@@ -403,40 +406,60 @@ def test_functions_that_reach_out_are_refused_by_name(
     assert name.rpartition(".")[2] in str(caught.value) or kind in ("op", "packet")
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        "tofile", "dump", "register_hook", "register_post_accumulate_grad_hook", "__reduce__",
-        "__reduce_ex__", "__class__", "__init_subclass__", "__setattr__", "__getattribute__",
-        "__dict__", "apply_", "map_", "map2_", "share_memory_", "storage", "_typed_storage",
-        "_view_func", "_view_func_unsafe", "module_load", "system", "eval", "format", "_init_rpc",
-        "_make_dataclass", "from_file", "_write_file", "_set_from_file", "load_state_dict",
-        "evaluate_guards_expression", "create_symbol", "shape_env",
-    ],
-)  # fmt: skip
-def test_methods_that_reach_out_are_refused_by_name(plain: CaptureDesc, method: str) -> None:
-    """Methods that write files, call what they are given, or lead to classes."""
-    bad = NodeDesc(op="call_method", name="bad", target=method, args=(X,))
-    with pytest.raises(UnknownNameError, match=method):
-        with_nodes(plain, bad).instantiate()
+METHODS = """
+    tofile dump register_hook register_post_accumulate_grad_hook __reduce__ __reduce_ex__ __class__
+    __init_subclass__ __setattr__ __getattribute__ __dict__ apply_ map_ map2_ share_memory_ storage
+    _typed_storage _view_func _view_func_unsafe module_load system eval format _init_rpc
+    _make_dataclass from_file _write_file _set_from_file load_state_dict evaluate_guards_expression
+    create_symbol shape_env
+"""
+"""Methods that write files, call what they are given, or lead to classes."""
+ATTRIBUTES = """
+    __class__ __dict__ __globals__ __reduce_ex__ __init__ fake_mode node shape_env grad_fn
+    _backward_hooks f_globals gi_frame co_code evaluate_guards_expression tofile dump register_hook
+    add_ numpy system py_kernels from_pretrained _python_dispatch _op _schema loader
+"""
+"""No data of tensors: a chain of these leads from a size to its shape environment, and from there on."""
+GIVEN: tuple[Value, ...] = (
+    TypeValue(name="torch.UntypedStorage"),
+    TupleValue(items=(TypeValue(name="torch.Tensor"),)),
+    ListValue(items=(TypeValue(name="enum.Enum"),)),
+    DictValue(items=(("fn", TypeValue(name="enum.Enum")),)),
+)
+"""Classes: one that is called runs its own code, on what the file says."""
+CALLING = (
+    *(("hop", "wrap"), ("hop", "cond"), ("function", "torch.cond"), ("function", "torch.vmap")),
+)
+SQRT = FunctionValue(kind="function", name="math.sqrt")
+NODES = [
+    *(
+        (NodeDesc(op="call_method", name="bad", target=method, args=(X,)), method)
+        for method in METHODS.split()
+    ),
+    *(
+        (call("bad", f"builtins.{reader}", X, attribute), "may not be read")
+        for reader in ("getattr", "hasattr")
+        for attribute in ATTRIBUTES.split()
+    ),
+    *(
+        (call("bad", f"builtins.{name}", X, key=SQRT), "may not have a function as argument")
+        for name in ("max", "min", "sorted")
+    ),
+    *(
+        (call("bad", name, given, X, kind=kind), "may not have a class as argument")
+        for kind, name in CALLING
+        for given in GIVEN
+    ),
+]
 
 
-@pytest.mark.parametrize("reader", ["builtins.getattr", "builtins.hasattr"])
-@pytest.mark.parametrize(
-    "attribute",
-    [
-        "__class__", "__dict__", "__globals__", "__reduce_ex__", "__init__", "fake_mode", "node",
-        "shape_env", "grad_fn", "_backward_hooks", "f_globals", "gi_frame", "co_code",
-        "evaluate_guards_expression", "tofile", "dump", "register_hook", "add_", "numpy", "system",
-        "py_kernels", "from_pretrained", "_python_dispatch", "_op", "_schema", "loader",
-    ],
-)  # fmt: skip
-def test_attributes_that_are_no_data_of_tensors_are_refused(
-    plain: CaptureDesc, reader: str, attribute: str
+@pytest.mark.parametrize(("node", "said"), NODES)
+def test_nodes_that_reach_out_are_refused_by_name(
+    plain: CaptureDesc, node: NodeDesc, said: str
 ) -> None:
-    """A chain of attributes would lead from a size to its shape environment, and from there on."""
-    with pytest.raises(UnknownNameError, match="may not be read"):
-        with_nodes(plain, call("bad", reader, X, attribute)).instantiate()
+    """By methods, by attributes, and by arguments that are functions or classes."""
+    with pytest.raises(UnknownNameError, match=said):
+        with_nodes(plain, node).instantiate()
 
 
 def test_the_chain_to_a_function_that_evaluates_text_is_closed(
@@ -483,35 +506,6 @@ def test_an_inner_tensor_is_read_of_its_wrapper_alone(folder: Path) -> None:
     with pytest.raises(UnknownNameError, match="'node' may not be read"):
         names.check_attribute("node", where="$", inner=("node",))
     assert names.check_attribute("inner_of_nothing", where="$", inner=("inner_of_nothing",))
-
-
-@pytest.mark.parametrize("name", ["max", "min", "sorted"])
-def test_builtins_are_given_no_function_to_call(plain: CaptureDesc, name: str) -> None:
-    """``key`` is a function."""
-    bad = call("bad", f"builtins.{name}", X, key=FunctionValue(kind="function", name="math.sqrt"))
-    with pytest.raises(UnknownNameError, match="may not have a function as argument"):
-        with_nodes(plain, bad).instantiate()
-
-
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [("hop", "wrap"), ("hop", "cond"), ("function", "torch.cond"), ("function", "torch.vmap")],
-)
-@pytest.mark.parametrize(
-    "given",
-    [
-        TypeValue(name="torch.UntypedStorage"),
-        TupleValue(items=(TypeValue(name="torch.Tensor"),)),
-        ListValue(items=(TypeValue(name="enum.Enum"),)),
-        DictValue(items=(("fn", TypeValue(name="enum.Enum")),)),
-    ],
-)
-def test_what_calls_its_arguments_is_given_no_class(
-    plain: CaptureDesc, kind: str, name: str, given: Value
-) -> None:
-    """A class that is called runs its own code, on what the file says."""
-    with pytest.raises(UnknownNameError, match="may not have a class as argument"):
-        with_nodes(plain, call("bad", name, given, X, kind=kind)).instantiate()
 
 
 def test_a_function_of_a_file_is_never_a_graphs_target(plain: CaptureDesc) -> None:

@@ -12,6 +12,7 @@ from places import GOLDEN
 from processes import COMMAND, fresh
 
 from torch_fakeify.cli import main
+from torch_fakeify.render.report.html import joined
 from torch_fakeify.render.report.stages import Phase, Stage, Stages, stages_html
 from torch_fakeify.tools.stages import _lines_of, _Log
 
@@ -87,7 +88,7 @@ def test_texts_of_a_compiler_are_escaped() -> None:
     """A graph cannot put markup into the page."""
     poison = "</code><script>alert(1)</script>\x1b[31m"
     found = Stages((poison,), (Stage(poison, poison),), (Phase(poison, 0, 2, 1.0),))
-    page = stages_html(found)
+    page = joined(stages_html(found))
     assert "<script" not in page
     assert "\x1b" not in page
     assert page.count("&lt;script&gt;") == 4

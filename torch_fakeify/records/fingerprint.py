@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from torch_fakeify.errors import CaptureError, check_choice
 
+from .symbol_names import names_in
 from .tensor import (
     AtomNode,
     ExprDesc,
@@ -308,7 +309,7 @@ class _Structure(_Canonical):
     @override
     def guards(self, env: ShapeEnvDesc) -> list[Any]:
         """Return the guards of the numbered symbols, and of those that guards connect with them."""
-        waiting = [(g.expr, _symbol_names(g.expr)) for g in env.guards]
+        waiting = [(g.expr, names_in(g.expr)) for g in env.guards]
         found: list[ExprDesc] = []
         while True:
             near = [row for row in waiting if not row[1].isdisjoint(self.symbols)]
@@ -318,7 +319,3 @@ class _Structure(_Canonical):
             for expr, _ in near:
                 self.expr(expr)  # numbers its symbols
                 found.append(expr)
-
-
-def _symbol_names(desc: ExprDesc) -> set[str]:
-    return {each.name for each in desc.nodes if isinstance(each, SymbolNode)}

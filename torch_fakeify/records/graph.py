@@ -101,13 +101,11 @@ class GraphModuleDesc(Record, frozen=True):
     """Values that many nodes' metadata share, referenced as ``OpaqueValue(kind="shared")``."""
 
     def graphs(self) -> Iterator[GraphModuleDesc]:
-        """Yield the graph and its nested graphs, each before its own."""
-        yield self
-        for _, body in self.submodules:
-            yield from body.graphs()
+        """Return the graph and its nested graphs, each before its own."""
+        return (graph for _, graph in self.named_graphs())
 
     def named_graphs(self, name: str = "") -> Iterator[tuple[str, GraphModuleDesc]]:
-        """Yield what `graphs` yields, with dotted names that begin with the ``name`` of this graph."""
+        """Yield what `graphs` has, with dotted names that begin with the ``name`` of this graph."""
         yield name, self
         for part, body in self.submodules:
             yield from body.named_graphs(f"{name}.{part}" if name else part)

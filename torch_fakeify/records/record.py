@@ -26,17 +26,17 @@ class Record(
     """
 
     def __repr__(self) -> str:
-        fields = ", ".join([f"{name}={value!r}" for name, value in _set_fields(self)])
+        fields = ", ".join([f"{name}={value!r}" for name, value in set_fields(self)])
         return f"{type(self).__name__}({fields})"
 
     def _repr_html_(self) -> str:
         """Return the fields without defaults as a table, for a notebook."""
-        cells = ((name, _clipped(repr(value))) for name, value in _set_fields(self))
+        cells = ((name, _clipped(repr(value))) for name, value in set_fields(self))
         rows = [f"<tr><td>{name}</td><td>{html.escape(text)}</td></tr>" for name, text in cells]
         return f"<table><tr><td>{type(self).__name__}</td><td></td></tr>{''.join(rows)}</table>"
 
 
-def _set_fields(record: Record) -> list[tuple[str, Any]]:
+def set_fields(record: Record) -> list[tuple[str, Any]]:
     """Return the fields that do not equal their defaults.
 
     Msgspec's own ``repr`` compares by identity, which equal empty tuples do not have on Python 3.10.

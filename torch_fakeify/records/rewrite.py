@@ -11,7 +11,7 @@ import msgspec
 from .tensor import ExprDesc, SourceDesc, StackDesc
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 _LEAVES = frozenset({SourceDesc, StackDesc, str, int, float, bool, bytes, type(None)})
 
@@ -77,6 +77,13 @@ class Rewriter:
         return made
 
 
+def parts_of(part: Any) -> Sequence[Any]:
+    """Return the items of a tuple or the fields of a record; nothing of any other value."""
+    if isinstance(part, tuple):
+        return part  # pyright: ignore[reportUnknownVariableType]
+    return msgspec.structs.astuple(part) if isinstance(part, msgspec.Struct) else ()
+
+
 def walk(
     record: Any, kind: type[Any] | tuple[type[Any], ...], *, inside: bool = False
 ) -> Iterator[Any]:
@@ -99,10 +106,5 @@ def walk(
             yield part
             if not inside:
                 continue
-        if isinstance(part, tuple):
-            parts: Any = part  # pyright: ignore[reportUnknownVariableType]
-        elif isinstance(part, msgspec.Struct) and type(part) not in _LEAVES:
-            parts = [getattr(part, field) for field in part.__struct_fields__]
-        else:
-            continue
-        stack += [each for each in reversed(parts) if type(each) not in skipped]
+        if type(part) not in _LEAVES:
+            stack += [each for each in reversed(parts_of(part)) if type(each) not in skipped]

@@ -18,7 +18,7 @@ from .tensor import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from .shape_env import SymbolDesc
 
@@ -50,6 +50,12 @@ def has_number(symbol: SymbolDesc) -> bool:
 _NUMBERS = (IntNode, FloatNode, RationalNode)
 
 
+def with_symbols(expr: ExprDesc, change: Callable[[SymbolNode], SymbolNode]) -> ExprDesc:
+    """Return an expression with other symbols, itself if none is another one."""
+    nodes = tuple([change(n) if isinstance(n, SymbolNode) else n for n in expr.nodes])
+    return expr if nodes == expr.nodes else ExprDesc(nodes=nodes)
+
+
 def rename_symbols(record: _T, names: Mapping[SymbolNode, SymbolNode]) -> _T:
     """Return a record with symbols replaced simultaneously.
 
@@ -67,10 +73,7 @@ def rename_symbols(record: _T, names: Mapping[SymbolNode, SymbolNode]) -> _T:
     def renamed(part: Any) -> Any:
         match part:
             case ExprDesc():
-                nodes = tuple(
-                    changed.get(n, n) if isinstance(n, SymbolNode) else n for n in part.nodes
-                )
-                return part if nodes == part.nodes else ExprDesc(nodes=nodes)
+                return with_symbols(part, lambda symbol: changed.get(symbol, symbol))
             case SymbolFactDesc():
                 name = by_name.get(part.name, part.name)
                 return part if name == part.name else msgspec.structs.replace(part, name=name)

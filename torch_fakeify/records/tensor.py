@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
-from .record import Record
+from .record import Record, set_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -423,11 +423,8 @@ class MetaTensorDesc(Numbered, Record, frozen=True, kw_only=True):
         if self.storage is not None:
             nbytes = _size_text(self.storage.nbytes)
             parts.append(f"storage={self.storage.id} of {nbytes} bytes")
-        rest = self.__struct_fields__[-len(self.__struct_defaults__) :]
-        for name, default in zip(rest, self.__struct_defaults__, strict=True):
-            value = getattr(self, name)
-            if name != "storage" and value != default:
-                parts.append(f"{name}={value!r}")
+        shown = ("id", "dtype", "device", "size", "stride", "storage")
+        parts += [f"{name}={value!r}" for name, value in set_fields(self) if name not in shown]
         return f"MetaTensorDesc({', '.join(parts)})"
 
     @property

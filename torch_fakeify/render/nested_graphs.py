@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
-
+from torch_fakeify.records.rewrite import parts_of
 from torch_fakeify.records.tensor import NodeValue, SymValue, TensorValue
 
 if TYPE_CHECKING:
@@ -54,8 +53,6 @@ def used_nodes(fx_node: NodeDesc) -> list[int]:
         part = pending.pop()
         if isinstance(part, NodeValue):
             found.append(part.index)
-        elif isinstance(part, tuple):
-            pending.extend(reversed(part))  # pyright: ignore[reportUnknownArgumentType]
-        elif isinstance(part, msgspec.Struct) and not isinstance(part, (TensorValue, SymValue)):
-            pending.extend(getattr(part, field) for field in reversed(part.__struct_fields__))
+        elif not isinstance(part, (TensorValue, SymValue)):
+            pending.extend(reversed(parts_of(part)))
     return found

@@ -19,7 +19,9 @@ from torch_fakeify.records.frame import FailureDesc, InputDesc
 from torch_fakeify.records.graph import GraphModuleDesc
 from torch_fakeify.records.rewrite import Rewriter
 from torch_fakeify.records.shape_env import SymbolDesc
+from torch_fakeify.records.symbol_names import with_symbols
 from torch_fakeify.records.tensor import ApplyNode, ExprDesc, SymbolNode, SymDesc
+from torch_fakeify.serialization.format import postorder
 
 from .text import clip, expr_text, int_text
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
     from torch_fakeify.records.frame import CaptureDesc
     from torch_fakeify.records.graph import NodeDesc
-    from torch_fakeify.records.tensor import IntLike
+    from torch_fakeify.records.tensor import ExprNode, IntLike
 
 _LONGEST = 120
 """Most characters of a readable name that is shown."""
@@ -63,11 +65,7 @@ def readable_name(entry: InputDesc | NodeDesc) -> str:
 
 def renamed_symbols(expr: ExprDesc, name_of: Callable[[str], str]) -> ExprDesc:
     """Return an expression with other names of its symbols."""
-    nodes = [
-        SymbolNode(name_of(n.name), n.assumptions) if isinstance(n, SymbolNode) else n
-        for n in expr.nodes
-    ]
-    return ExprDesc(nodes=tuple(nodes))
+    return with_symbols(expr, lambda symbol: SymbolNode(name_of(symbol.name), symbol.assumptions))
 
 
 def readable_module(path: str) -> str:
@@ -119,50 +117,31 @@ class ReadableNames:
 
     def _renamed(self, expr: ExprDesc) -> ExprDesc:
         nodes = renamed_symbols(expr, self.symbol).nodes
-        if not nodes:
-            return expr
-        order: list[int] = []  # of the rewritten nodes
-        place: dict[int, int] = {}
         texts: list[str] = []
+        sorted_args: list[tuple[int, ...]] = []
         for node in nodes:
-            texts.append(_sort_key(node, texts))
-        stack = [len(nodes) - 1]
-        while stack:
-            at = stack[-1]
-            node = nodes[at]
-            args = _sorted_args(node, texts) if isinstance(node, ApplyNode) else ()
-            pending = [arg for arg in args if arg not in place]
-            if pending and at not in place:
-                stack.extend(reversed(pending))
-                continue
-            stack.pop()
-            if at not in place:
-                place[at] = len(order)
-                order.append(at)
-        written = [nodes[at] for at in order]
-        for i, at in enumerate(order):
-            node = nodes[at]
-            if isinstance(node, ApplyNode):
-                args = tuple([place[arg] for arg in _sorted_args(node, texts)])
-                written[i] = ApplyNode(node.function, args)
+            args = node.args if isinstance(node, ApplyNode) else ()
+            if isinstance(node, ApplyNode) and node.function in COMMUTATIVE:
+                args = tuple(sorted(args, key=texts.__getitem__))
+            sorted_args.append(args)
+            texts.append(_sort_key(node, [texts[at] for at in args]))
+        order = postorder(len(nodes) - 1, sorted_args) if nodes else []
+        place = {at: i for i, at in enumerate(order)}
+        written = [
+            ApplyNode(node.function, tuple([place[arg] for arg in sorted_args[at]]))
+            if isinstance(node := nodes[at], ApplyNode)
+            else node
+            for at in order
+        ]
         return ExprDesc(nodes=tuple(written))
 
 
-def _sort_key(node: object, texts: list[str]) -> str:
+def _sort_key(node: ExprNode, args: list[str]) -> str:
     """Return a key that differs for different nodes, of bounded length."""
-    if isinstance(node, ApplyNode):
-        args = [texts[at] for at in node.args]
-        if node.function in COMMUTATIVE:
-            args.sort()
-        text = f"{node.function}({','.join(args)})"
-        return text if len(text) <= 200 else hashlib.sha256(text.encode()).hexdigest()
-    return repr(node)
-
-
-def _sorted_args(node: ApplyNode, texts: list[str]) -> tuple[int, ...]:
-    if node.function in COMMUTATIVE:
-        return tuple(sorted(node.args, key=lambda at: texts[at]))
-    return node.args
+    if not isinstance(node, ApplyNode):
+        return repr(node)
+    text = f"{node.function}({','.join(args)})"
+    return text if len(text) <= 200 else hashlib.sha256(text.encode()).hexdigest()
 
 
 class InputNames:
@@ -246,8 +225,7 @@ def readable_frame(desc: CaptureDesc) -> CaptureDesc:
     def changed(part: Any) -> Any:
         match part:
             case ExprDesc():
-                made = renamed_symbols(part, words.symbol)
-                return part if made == part else made
+                return renamed_symbols(part, words.symbol)
             case SymbolDesc():
                 sources = tuple(
                     msgspec.structs.replace(s, name=readable_source(clip(s.name, 4 * _LONGEST)))

@@ -17,6 +17,7 @@ from torch_fakeify._locks import fork_safe_lock
 from torch_fakeify.errors import TRUST, FormatError, LimitError, VersionError
 from torch_fakeify.records.id_owners import owner_of_document
 from torch_fakeify.records.record import Record
+from torch_fakeify.records.rewrite import parts_of
 from torch_fakeify.records.tensor import (
     ApplyNode,
     ExprDesc,
@@ -619,5 +620,5 @@ def _check_nesting(value: Any, level: int) -> None:
         elif isinstance(each, Record) and not is_closed(type(each)):
             if level >= MAX_NESTING:
                 raise too_nested()
-            parts = [getattr(each, name) for name in each.__struct_fields__]
+            parts = parts_of(each)
             pending += [(part, level + 1) for part in parts if type(part) not in SHARED]

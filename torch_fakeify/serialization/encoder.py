@@ -188,7 +188,9 @@ class Encoder:
         tables = {"nodes": nodes, "tensors": self._tables[MetaTensorDesc].alive}
         limits.check_tables(tables, (found, most), where)
         size = sum([len(memoryview(row)) for row in self._tables[SourceDesc].rows])
-        limits.check_names(self._characters, size, where)
+        if self._characters > limits.allowed_characters(size):
+            what = "the names of sources are too long together"
+            raise LimitError(what, where=f"{where}.sources")
         if env is not None:
             ids = self._tables[ExprDesc].seen
             limits.check_frame(tables, self._roots, ids, env, products, where)

@@ -11,10 +11,9 @@ import re
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from torch_fakeify.errors import FormatError, LimitError
 from torch_fakeify.records.frame import DeviceInfoDesc, SettingDesc
+from torch_fakeify.records.rewrite import parts_of
 from torch_fakeify.records.tensor import (
     ApplyNode,
     AtomNode,
@@ -115,7 +114,7 @@ def _check_parts(row: Any, where: str) -> None:
         elif kind in _CONTAINERS:
             pending.append((value.items, depth + 1))
         elif kind in _ROWS:
-            pending += [(getattr(value, name), depth) for name in value.__struct_fields__]
+            pending += [(part, depth) for part in parts_of(value)]
         elif kind not in _SCALARS:
             raise _not_plain(where)
 
@@ -177,11 +176,6 @@ def _check_kernel(kernel: FakeKernelDesc, where: str) -> None:
         if isinstance(part, str):
             what = "a name of a fake kernel is too long"
             check_limit(len(part), KERNEL_NAME, what, where, " characters")
-        items: Sequence[Any] = ()
-        if isinstance(part, msgspec.Struct):
-            items = [getattr(part, name) for name in part.__struct_fields__]
-        elif isinstance(part, tuple):
-            items = part
         left -= 1
         if left < 0 or depth > KERNEL_DEPTH:
             raise LimitError(
@@ -189,7 +183,7 @@ def _check_kernel(kernel: FakeKernelDesc, where: str) -> None:
                 where=where,
                 expected=f"at most {KERNEL_PARTS} parts, at most {KERNEL_DEPTH} deep",
             )
-        todo += [(item, depth + 1) for item in items]
+        todo += [(item, depth + 1) for item in parts_of(part)]
 
 
 def _nesting(text: str) -> int:
@@ -238,12 +232,6 @@ def tree_nodes(
     return min(total, most + 1)
 
 
-def check_names(found: int, size: int, where: str) -> None:
-    """Refuse sources whose names are too long together, in a document of ``size`` bytes."""
-    if found > allowed_characters(size):
-        raise LimitError("the names of sources are too long together", where=f"{where}.sources")
-
-
 def check_tables(tables: Mapping[str, Sequence[Any]], found: tuple[int, int], where: str) -> None:
     """Refuse tables that are too large for sympy, torch or a converter.
 
@@ -258,18 +246,6 @@ def check_tables(tables: Mapping[str, Sequence[Any]], found: tuple[int, int], wh
     check_tensors(tables["tensors"], f"{where}.tensors")
 
 
-def check_numbers(nodes: Sequence[ExprNode], where: str) -> None:
-    """Refuse a power, a factorial or a product that is too large to be evaluated.
-
-    A symbol counts as 64 bits, but as a small exponent: `check_exponents` checks those.
-
-    Args:
-        nodes: arguments before what uses them.
-        where: the table.
-    """
-    _check_bits(nodes, None, where)
-
-
 def check_exponents(nodes: Sequence[ExprNode], symbols: Iterable[SymbolDesc], where: str) -> None:
     """Refuse a power or a factorial that is too large at the recorded hints and ranges.
 
@@ -279,11 +255,20 @@ def check_exponents(nodes: Sequence[ExprNode], symbols: Iterable[SymbolDesc], wh
         where: the table.
     """
     if any(isinstance(node, ApplyNode) and node.function in _GROWING for node in nodes):
-        _check_bits(nodes, {symbol.name: _hint_bits(symbol) for symbol in symbols}, where)
+        check_numbers(nodes, where, {symbol.name: _hint_bits(symbol) for symbol in symbols})
 
 
-def _check_bits(nodes: Sequence[ExprNode], known: Mapping[str, int] | None, where: str) -> None:
-    """Refuse a value that is too large; ``known`` are the bits of symbols, if those have values."""
+def check_numbers(
+    nodes: Sequence[ExprNode], where: str, known: Mapping[str, int] | None = None
+) -> None:
+    """Refuse a power, a factorial or a product that is too large to be evaluated.
+
+    Args:
+        nodes: arguments before what uses them.
+        where: the table.
+        known: bits of symbols by name. Without it a symbol counts as 64 bits, but as a small exponent:
+            `check_exponents` checks those.
+    """
     bits: list[int] = []
     free: list[bool] = []
     """Whether a symbol without a value is in an expression."""

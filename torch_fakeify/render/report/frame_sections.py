@@ -159,7 +159,9 @@ class FrameSections:
                 "operators", "Operators outside of torch", ("Schema", "Module"), operator_rows(desc)
             ),
             Section("graph", "Graph", self.count, self._graph()),
-            None if stages is None else Section("stages", "Stages", None, stages_html(stages)),
+            None
+            if stages is None
+            else Section("stages", "Stages", None, joined(stages_html(stages))),
         ]
 
     def _commands(self) -> Html:

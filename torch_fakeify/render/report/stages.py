@@ -44,12 +44,8 @@ class Stages(NamedTuple):
     """Each after the phase that contains it."""
 
 
-def stages_html(found: Stages) -> Html:
-    """Return the content of the section."""
-    return joined(_parts(found))
-
-
-def _parts(found: Stages) -> Iterator[Html]:
+def stages_html(found: Stages) -> Iterator[Html]:
+    """Yield the parts of the section."""
     yield tag("p", joined([lines(clip(each, _LONGEST)) for each in found.verdict], Html("<br>")))
     if not found.stages:
         yield tag("p", "The backend logged no graph and no code.", class_="note")
