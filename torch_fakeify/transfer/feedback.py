@@ -36,7 +36,7 @@ from torch_fakeify.compat.torch_symbols import narrow_range
 from torch_fakeify.encoding.stacks import copy_stack
 from torch_fakeify.errors import ShapeEnvError
 
-from .fresh_env import caused_by, defer_assert, locations_of_equal, specialization_over
+from .fresh_env import caused_by, defer_assert, locations_of_equal, moved_over
 
 if TYPE_CHECKING:
     from .fresh_env import FreshEnv
@@ -206,7 +206,7 @@ class _Propagation:
         )
         for one in env.specializations:
             if one not in before.specializations:
-                original.specializations.add(specialization_over(one, self._to_original))
+                original.specializations.add(moved_over(one, self._to_original))
 
 
 def _wrong(expr: Any) -> ShapeEnvError:
