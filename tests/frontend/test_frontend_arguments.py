@@ -413,12 +413,15 @@ def test_a_value_that_is_no_argument_is_refused(what: str) -> None:
     assert text in str(error.value)
 
 
-def test_a_value_of_a_registered_class_that_contains_itself_is_refused() -> None:
-    """A value that contains itself could not be flattened in finite time."""
+def test_a_value_that_contains_itself_is_refused() -> None:
+    """A value that contains itself could not be walked through in finite time."""
+    plain: list[Any] = []
+    plain.append(plain)
     loop: Any = collections.deque()
     loop.append(loop)
-    with pytest.raises(tfk.UnsupportedValueError, match=r"^L\['v'\]: a value contains itself"):
-        frontend.describe({"v": loop})
+    for value, where in ((plain, r"L\['v'\]\[0\]"), (loop, r"L\['v'\]")):
+        with pytest.raises(tfk.UnsupportedValueError, match=f"^{where}: a value contains itself"):
+            frontend.describe({"v": value})
     with pytest.raises(tfk.UnsupportedValueError, match=r"^the result: a value contains itself"):
         Jit(lambda x: loop, DYNAMIC, "eager")(grown(3))
 

@@ -176,23 +176,6 @@ def test_runtime_asserts_are_compared_on_request() -> None:
     assert [d.what for d in verdict.lost] == ["runtime assert"]
 
 
-def test_float_inputs_are_reals() -> None:
-    """A bound of a float is compared over the reals."""
-
-    def env(limit: float) -> Facts:
-        shape_env = ShapeEnv()
-        source = LocalSource("f")
-        symbol = shape_env.create_symbol(2.5, source, DimDynamic.DYNAMIC, positive=None)
-        f = shape_env.create_symfloatnode(symbol, hint=2.5, source=source)
-        assert f > limit
-        return named(shape_env)
-
-    assert equivalent(env(1.5), env(1.5)).how == "proved"
-    verdict = equivalent(env(1.5), env(1.25))
-    assert [str(d.fact) for d in verdict.lost] == ["L['f'] > 1.5"]
-    assert not verdict.new
-
-
 def test_bools_are_zero_or_one() -> None:
     """A condition that is used as a number is 0 or 1."""
 

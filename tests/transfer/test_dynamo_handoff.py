@@ -117,23 +117,6 @@ def test_results_of_operators_are_cached() -> None:
     assert after > before
 
 
-def test_the_context_is_restored() -> None:
-    """Afterwards Dynamo has its own fake mode, and what AOTAutograd stored in the context."""
-    seen: list[Any] = []
-
-    def outer(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        context = TracingContext.get()
-        mode = context.fake_mode
-        out = tfk.handoff("aot_eager")(gm, inputs)
-        assert TracingContext.get() is context
-        assert context.fake_mode is mode
-        seen.append((context.fw_metadata, context.params_flat))
-        return out
-
-    compiled(plus_one, outer, dynamic=True)(torch.zeros(3))
-    assert all(part is not None for part in seen[0])
-
-
 def test_a_handoff_outside_of_dynamo_is_refused() -> None:
     """A handoff outside of Dynamo has no frame whose facts could be transferred."""
     with pytest.raises(tfk.CaptureError, match="takes place where Dynamo calls a backend"):
