@@ -424,10 +424,18 @@ LAWS: dict[Callable[[list[Any]], None], st.SearchStrategy[list[Any]]] = {
 }
 
 
+@pytest.mark.parametrize(
+    "examples",
+    [
+        FEW,
+        pytest.param(300, marks=pytest.mark.sweep),
+        pytest.param(1000, marks=[pytest.mark.sweep, pytest.mark.long]),
+    ],
+)
 @pytest.mark.parametrize("law", LAWS)
-def test_a_law_holds_for_random_facts(law: Any) -> None:
+def test_a_law_holds_for_random_facts(law: Any, examples: int) -> None:
     """Each law of `LAWS` holds for random facts."""
-    settings(max_examples=FEW)(given(LAWS[law])(law))()
+    settings(max_examples=examples)(given(LAWS[law])(law))()
 
 
 def test_a_conflict_over_a_long_chain_is_found() -> None:
@@ -483,14 +491,6 @@ def test_cost_is_linear(make: Callable[[int], list[Any]]) -> None:
     for work, count in zip(efforts, (100, 400), strict=True):
         redundant(make(count), work=work)
     assert efforts[1].total <= 4.8 * efforts[0].total
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("examples", [300, pytest.param(1000, marks=pytest.mark.long)])
-@pytest.mark.parametrize("law", LAWS)
-def test_the_laws_hold_for_many_random_facts(law: Any, examples: int) -> None:
-    """Each law of `LAWS` holds for many examples."""
-    settings(max_examples=examples)(given(LAWS[law])(law))()
 
 
 @pytest.mark.sweep

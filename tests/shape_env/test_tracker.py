@@ -213,30 +213,6 @@ def test_symbols_in_contexts_are_removed(way: str) -> None:
     assert again.shape[0] > 3
 
 
-def test_memos_of_surviving_tensors_are_restored() -> None:
-    """After a rollback ``nonzero`` and ``item`` allocate again, unless they had before it."""
-    mode = make_mode()
-    env: Any = mode.shape_env
-    with mode:
-        x, y = torch.empty(4), torch.empty(4)
-        i, j = (torch.empty((), dtype=torch.int64) for _ in range(2))
-        torch.nonzero(y)
-        j.item()
-        memos = [dict(vars(fake)) for fake in (x, y, i, j)]
-        cp = tfk.checkpoint(env)
-        for _ in range(2):
-            sizes = [torch.nonzero(x).shape[0], torch.unique(x).shape[0], i.item()]
-            assert [str(size) for size in sizes] == ["u2", "u3", "u4"]
-            y.add_(1)
-            assert str(torch.nonzero(y).shape[0]) == "u5"
-            assert str(j.item()) == "u1"
-            cp.rollback()
-            assert [dict(vars(fake)) for fake in (x, y, i, j)] == memos
-            assert env.unbacked_symint_counter == 2
-        assert i.item().node.expr in env.var_to_range
-        assert str(i.item()) == "u2"
-
-
 def test_nested_ints_of_surviving_tensors_are_restored() -> None:
     """A nested int that offsets got since the checkpoint is removed."""
     mode = make_mode()

@@ -128,7 +128,6 @@ class _Restore:
             env.var_to_hint_override[self.expr(expr, f"$.hint_overrides[{i}][0]")] = override
 
     def orders(self) -> dict[str, list[ExprDesc]]:
-        """The keys of each table by symbol, in their order."""
         orders: dict[str, list[ExprDesc]] = {
             table: [key for key, record in self._records.items() if has(record)]
             for table, has in IMPLIED_KEYS.items()
@@ -216,7 +215,6 @@ class _Restore:
         env._resimplify_floor_div_axioms = d.resimplify_floor_div_axioms
 
     def fill_fields(self, env: Any) -> None:
-        """Fill the attributes whose kind says how they are recorded."""
         for name, attribute in SHAPE_ENV_ATTRIBUTES.items():
             field = attribute.why
             match attribute.kind:

@@ -69,7 +69,8 @@ class Checkpoint:
         _refuse_recording(shape_env)
         self._stack: _CheckpointStack | None = _stack_of(shape_env)
         self._ended = ""
-        self._mark = self._stack.begin(self)
+        self.mark = self._stack.begin(self)
+        """The position in the tracker's undo log at which the checkpoint was made."""
         self._state: SavedState | None = SavedState(shape_env)
 
     def rollback(self) -> None:
@@ -87,7 +88,7 @@ class Checkpoint:
             )
         _refuse_recording(stack.env)
         state.check()
-        stack.tracker.undo(self._mark, state)
+        stack.tracker.undo(self.mark, state)
         stack.note_counters(state)
         state.restore(stack.used)
         clear_method_caches(type(stack.env))
@@ -123,11 +124,6 @@ class Checkpoint:
             self.commit()
             self._ended = "its block was left"
 
-    @property
-    def mark(self) -> int:
-        """The position in the tracker's undo log at which the checkpoint was made."""
-        return self._mark
-
     def __repr__(self) -> str:
         return f"<Checkpoint, ended: {self._ended}>" if self._ended else "<Checkpoint>"
 
@@ -149,12 +145,10 @@ class _CheckpointStack:
         return self.tracker.mark()
 
     def living(self) -> list[Checkpoint]:
-        """The checkpoints that have not ended."""
         found = [ref() for ref in self._checkpoints]
         return [checkpoint for checkpoint in found if checkpoint is not None and checkpoint._stack]
 
     def after(self, checkpoint: Checkpoint) -> list[Checkpoint]:
-        """The live checkpoints made after another one."""
         living = self.living()
         return living[living.index(checkpoint) + 1 :]
 

@@ -147,7 +147,6 @@ class _Snapshot:
         )
 
     def fields(self) -> dict[str, Any]:
-        """The fields whose kind says how the attribute is recorded."""
         encoders: dict[str, Callable[[Any], Any]] = {
             "plain": lambda value: value,
             "exprs": lambda exprs: tuple(map(self.expr, exprs)),
@@ -163,7 +162,6 @@ class _Snapshot:
     # --- the symbols ---
 
     def symbols(self) -> dict[sympy.Symbol, SymbolDesc]:
-        """The records of all symbols in any attribute, in the order they were made."""
         env = self.env
         tables = (
             env.var_to_range,

@@ -190,7 +190,6 @@ class _Propagation:
         self._policy()
 
     def _policy(self) -> None:
-        """Propagate size-like symbols, hint overrides, exclusions and specializations."""
         env, original, before = self._env, self._original, self._before
         symbols = self._symbols
         original.size_like.update(

@@ -267,7 +267,6 @@ class FreshEnv:
     # --- facts ------------------------------------------------------------------------------------
 
     def _state_asserts(self) -> None:
-        """State the deferred runtime asserts, with their messages and stacks."""
         for one in runtime_asserts(self._original):
             defer_assert(self.env, self.to_fresh(one.expr), one.msg, copy_stack(one.stack))
 
@@ -317,7 +316,6 @@ class FreshEnv:
             env._set_replacement(symbol, expr, "recorded")
 
     def _copy_locations(self) -> None:
-        """Copy the locations of ranges and replacements."""
         env, original = self.env, self._original
         for symbol, locations in original.var_to_range_sloc.items():
             new = self.symbols[symbol]
