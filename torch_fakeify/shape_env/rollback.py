@@ -89,7 +89,8 @@ class Checkpoint:
         _refuse_recording(stack.env)
         state.check()
         stack.tracker.undo(self.mark, state)
-        stack.note_counters(state)
+        for name, value in state.counters():
+            stack.used[name] = max(value, stack.used.get(name, value))
         state.restore(stack.used)
         clear_method_caches(type(stack.env))
         for inner in stack.after(self):
@@ -158,11 +159,6 @@ class _CheckpointStack:
         self._checkpoints = [weakref.ref(checkpoint) for checkpoint in living]
         if living:
             self.tracker.drop_before(living[0].mark)
-
-    def note_counters(self, state: SavedState) -> None:
-        """Record the version counters before a rollback."""
-        for name, value in state.counters():
-            self.used[name] = max(value, self.used.get(name, value))
 
 
 _stacks: weakref.WeakValueDictionary[int, _CheckpointStack] = weakref.WeakValueDictionary()
