@@ -197,6 +197,7 @@ def test_a_stack_round_trips() -> None:
     stack.cleanup()
     assert again.format() == stack.format() == []
     assert encode_stack(again) == encode_stack(stack)
+    assert encode_stack(None) is decode_stack(None) is None
 
 
 def test_a_restored_stack_does_not_read_files() -> None:
@@ -204,12 +205,6 @@ def test_a_restored_stack_does_not_read_files() -> None:
     frame = FrameDesc(file=__file__, line=1, function="f", code="recorded = True")
     (entry,) = decode_stack(StackDesc(frames=(frame,))).format()
     assert entry == f'  File "{__file__}", line 1, in f\n    recorded = True\n'
-
-
-def test_a_missing_stack_round_trips() -> None:
-    """A missing stack is ``None``, encoded and decoded."""
-    assert encode_stack(None) is None
-    assert decode_stack(None) is None
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,11 @@ class _Restore:
         self.fill_symbols(env)
         self.fill_facts(env)
         self.fill_names(env)
-        self.fill_counters(env)
+        env.unique_ids.update(d.unique_ids)
+        env._version_counter = d.version_counter
+        env._replacements_version_counter = d.replacements_version_counter
+        env.counter.update(dict(d.counter))
+        env._resimplify_floor_div_axioms = d.resimplify_floor_div_axioms
         self.fill_fields(env)
         env._prev_cache_key = env._get_key()
         return env
@@ -205,14 +209,6 @@ class _Restore:
             key = self.source(source, f"$.specialization_stacks[{i}][0]")
             traceback = decode_stack(stack)
             env.specialization_stacks[key] = None if traceback is None else traceback.summary()
-
-    def fill_counters(self, env: Any) -> None:
-        d = self.d
-        env.unique_ids.update(d.unique_ids)
-        env._version_counter = d.version_counter
-        env._replacements_version_counter = d.replacements_version_counter
-        env.counter.update(dict(d.counter))
-        env._resimplify_floor_div_axioms = d.resimplify_floor_div_axioms
 
     def fill_fields(self, env: Any) -> None:
         for name, attribute in SHAPE_ENV_ATTRIBUTES.items():

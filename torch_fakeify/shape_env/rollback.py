@@ -67,9 +67,12 @@ class Checkpoint:
     def __init__(self, shape_env: Any) -> None:
         check_shape_env(shape_env)
         _refuse_recording(shape_env)
-        self._stack: _CheckpointStack | None = _stack_of(shape_env)
+        stack = _stacks.get(id(shape_env))
+        if stack is None:
+            stack = _stacks[id(shape_env)] = _CheckpointStack(shape_env)
+        self._stack: _CheckpointStack | None = stack
         self._ended = ""
-        self.mark = self._stack.begin(self)
+        self.mark = stack.begin(self)
         """The position in the tracker's undo log at which the checkpoint was made."""
         self._state: SavedState | None = SavedState(shape_env)
 
@@ -163,13 +166,6 @@ class _CheckpointStack:
 
 _stacks: weakref.WeakValueDictionary[int, _CheckpointStack] = weakref.WeakValueDictionary()
 """By the ``id`` of the environment, to which the stack has a reference."""
-
-
-def _stack_of(env: Any) -> _CheckpointStack:
-    stack = _stacks.get(id(env))
-    if stack is None:
-        stack = _stacks[id(env)] = _CheckpointStack(env)
-    return stack
 
 
 def _refuse_recording(env: Any) -> None:

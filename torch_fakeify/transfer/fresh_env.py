@@ -135,8 +135,11 @@ class FreshEnv:
         for fx_node, value in zip(gm.graph.find_nodes(op="placeholder"), original, strict=True):
             fx_node.meta["val"] = value
         # Before the guard nodes, which would state the same conditions without messages.
-        self._state_asserts()
-        self._state_computed_ranges()
+        for one in runtime_asserts(self._original):
+            defer_assert(self.env, self.to_fresh(one.expr), one.msg, copy_stack(one.stack))
+        for symbol, bounds in self._original.var_to_range.items():
+            if symbol not in self._original.backed_var_to_val:  # which no guard can check
+                narrow_range(self.env, self.symbols[symbol], bounds)
         with self._without_exclusions():
             inserted = insert_guards(gm, self._original)
             learn(gm, inputs)
@@ -265,16 +268,6 @@ class FreshEnv:
             (ours.extend if isinstance(ours, list) else ours.update)(moved)
 
     # --- facts ------------------------------------------------------------------------------------
-
-    def _state_asserts(self) -> None:
-        for one in runtime_asserts(self._original):
-            defer_assert(self.env, self.to_fresh(one.expr), one.msg, copy_stack(one.stack))
-
-    def _state_computed_ranges(self) -> None:
-        """State the ranges of unbacked symbols, which no guard can check."""
-        for symbol, bounds in self._original.var_to_range.items():
-            if symbol not in self._original.backed_var_to_val:
-                narrow_range(self.env, self.symbols[symbol], bounds)
 
     @contextmanager
     def _without_exclusions(self) -> Generator[None, None, None]:
