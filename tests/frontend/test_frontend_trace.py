@@ -96,13 +96,6 @@ def test_the_arguments_are_not_held() -> None:
     assert [str(n) for n in frontend.Trace(inputs).inputs[-2].size()] == ["s77", "s27"]
 
 
-def test_the_records_are_data() -> None:
-    """The description of an argument can be serialized."""
-    inputs = frontend.describe({"x": torch.randn(4, 3)}, DYNAMIC)
-    (record,) = inputs.records
-    assert tfk.loads(tfk.dumps([record.tensor])) == [record.tensor]
-
-
 # --- guards choose ----------------------------------------------------------------------------------
 
 

@@ -50,20 +50,6 @@ def test_expressions_cached_at_an_unchanged_version_are_cleared() -> None:
     assert len(sum_.node.expr.free_symbols) == 2
 
 
-def test_new_nodes_over_older_symbols_can_be_used() -> None:
-    """Only nodes with an abandoned symbol cannot be used."""
-    env: Any = make_mode().shape_env
-    a = int_of(env, "a", 4)
-    cp = tfk.checkpoint(env)
-    double = a * 2
-    tensor = torch.empty(0)
-    cp.rollback()
-    del tensor
-    assert double == a + a
-    assert double > 7
-    assert exprs(env) == [f"2*{a} > 7"]
-
-
 # --- abandoned symbols ------------------------------------------------------------------------------
 
 
