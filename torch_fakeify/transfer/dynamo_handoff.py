@@ -236,6 +236,7 @@ def fresh_backend_state(
     moved.map_inputs(values, records, inputs)
     handoff_graph = moved.graph_module(gm, flattened.inputs(inputs))
     describer.forget()
+    del converter, moved, meshes, renamed  # which refer to tensors of the frame
     before = facts_of(fresh.env)
     backend_context = _context(context, mode, zip(example_inputs, inputs, strict=True))
     with torch_dynamo.tracing(backend_context):

@@ -67,7 +67,10 @@ if TYPE_CHECKING:
     import torch
 
 
-_BY_SYMBOL = "backed_var_to_val var_to_range var_to_range_sloc var_to_sources var_to_stack symbol_guard_counter"
+_BY_SYMBOL = (
+    "backed_var_to_val var_to_range var_to_range_sloc var_to_sources var_to_stack"
+    " symbol_guard_counter"
+)
 """Attributes of a ``ShapeEnv`` with an entry for each symbol that it makes."""
 
 _POLICY = (
