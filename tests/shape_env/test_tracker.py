@@ -50,6 +50,20 @@ def test_expressions_cached_at_an_unchanged_version_are_cleared() -> None:
     assert len(sum_.node.expr.free_symbols) == 2
 
 
+def test_new_nodes_over_older_symbols_can_be_used() -> None:
+    """Only nodes with an abandoned symbol cannot be used."""
+    env: Any = make_mode().shape_env
+    a = int_of(env, "a", 4)
+    cp = tfk.checkpoint(env)
+    double = a * 2
+    tensor = torch.empty(0)
+    cp.rollback()
+    del tensor
+    assert double == a + a
+    assert double > 7
+    assert exprs(env) == [f"2*{a} > 7"]
+
+
 # --- abandoned symbols ------------------------------------------------------------------------------
 
 
@@ -197,6 +211,30 @@ def test_symbols_in_contexts_are_removed(way: str) -> None:
     again = fakes_by(way, FakeTensorMode(shape_env=env), real, "y", fresh)
     assert again.shape[0].node.expr in env.var_to_range
     assert again.shape[0] > 3
+
+
+def test_memos_of_surviving_tensors_are_restored() -> None:
+    """After a rollback ``nonzero`` and ``item`` allocate again, unless they had before it."""
+    mode = make_mode()
+    env: Any = mode.shape_env
+    with mode:
+        x, y = torch.empty(4), torch.empty(4)
+        i, j = (torch.empty((), dtype=torch.int64) for _ in range(2))
+        torch.nonzero(y)
+        j.item()
+        memos = [dict(vars(fake)) for fake in (x, y, i, j)]
+        cp = tfk.checkpoint(env)
+        for _ in range(2):
+            sizes = [torch.nonzero(x).shape[0], torch.unique(x).shape[0], i.item()]
+            assert [str(size) for size in sizes] == ["u2", "u3", "u4"]
+            y.add_(1)
+            assert str(torch.nonzero(y).shape[0]) == "u5"
+            assert str(j.item()) == "u1"
+            cp.rollback()
+            assert [dict(vars(fake)) for fake in (x, y, i, j)] == memos
+            assert env.unbacked_symint_counter == 2
+        assert i.item().node.expr in env.var_to_range
+        assert str(i.item()) == "u2"
 
 
 def test_nested_ints_of_surviving_tensors_are_restored() -> None:

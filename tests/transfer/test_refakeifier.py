@@ -55,6 +55,28 @@ def products(mode: FakeTensorMode) -> list[Any]:
         ]  # fmt: skip
 
 
+def duck_shaped(mode: FakeTensorMode) -> list[Any]:
+    """Tensors that share symbols."""
+    sizes = {"x": (4, 4), "y": (4, 5)}
+    return [fake(mode, torch.empty(size), name, DimDynamic.DUCK) for name, size in sizes.items()]
+
+
+def formula(mode: FakeTensorMode) -> list[Any]:
+    """A tensor of size 2*s//3 alone."""
+    x = fake(mode, torch.empty(6), "x")
+    with mode:
+        return [torch.empty(x.shape[0] * 2 // 3)]
+
+
+def guarded(mode: FakeTensorMode) -> list[Any]:
+    """Tensors whose sizes have ranges and a replacement by guards."""
+    x, y = fake(mode, torch.empty(4, 6), "x"), fake(mode, torch.empty(4, 8), "y")
+    assert x.shape[0] == y.shape[0]
+    assert x.shape[1] > 3
+    assert y.shape[1] < 100
+    return [x, y]
+
+
 def unbacked(mode: FakeTensorMode) -> list[Any]:
     """Numbers from data with ranges, of which one has an override of its hint."""
     x = fake(mode, torch.empty(4, 6), "x")
@@ -119,7 +141,9 @@ def check_same(old: list[Any], new: list[Any], mode: FakeTensorMode, other: Fake
     ]
 
 
-GROUPS = [products, unbacked, size_like, one_element, floats, views]
+GROUPS = [
+    products, duck_shaped, formula, guarded, unbacked, size_like, one_element, floats, views,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("make", GROUPS)
