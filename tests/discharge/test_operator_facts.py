@@ -123,13 +123,3 @@ def test_a_fact_that_is_rolled_back_is_forgotten() -> None:
         other = env.create_unbacked_symint()
         assert str(other) == "u0"
         assert tfk.entails(env, other <= fake.numel()) is None
-
-
-def test_no_check_is_added_for_a_fact() -> None:
-    """What always holds needs no runtime assert."""
-    fake, env = fake_of(torch.arange(6).reshape(3, 2))
-    with tfk.entailment(), fake.fake_mode:
-        found = fake.nonzero()
-        before = env.num_deferred_runtime_asserts
-        torch._check(found.shape[0] <= fake.numel())
-        assert env.num_deferred_runtime_asserts == before

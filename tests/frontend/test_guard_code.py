@@ -11,6 +11,7 @@ import sympy
 import torch
 from equivalence_checks import CONDITIONS, MEANINGS, OPAQUE, RANDOM_FACTS, fakes, points_for
 from guard_code import code_facts, equivalent_code, evaluate_code, read_code
+from guard_equivalence import Facts, by_sources, equivalent, facts_of
 from guard_terms import Point, holds, python_function
 from hypothesis import assume, given, settings
 from torch._dynamo.source import LocalSource
@@ -28,68 +29,31 @@ def guards_of(question: Any = None, *, duck: bool = True) -> frozenset[str]:
     return code_facts(shape_env, list(made.values()), list(made), ignore_static=False)
 
 
-QUESTIONS: dict[str, tuple[Any, Any, Any]] = {
-    # asked, weaker, stronger
-    "inequality": (lambda x, y: x[0] > 5, lambda x, y: x[0] > 4, lambda x, y: x[0] > 6),
-    "sum": (
-        lambda x, y: 2 * x[0] + x[1] > 9,
-        lambda x, y: 2 * x[0] + x[1] > 8,
-        lambda x, y: 2 * x[0] + x[1] > 10,
-    ),
-    "product": (
-        lambda x, y: x[0] * x[1] == y,
-        lambda x, y: x[0] * x[1] <= y,
-        lambda x, y: x[0] * x[1] == y and x[0] > x[1],
-    ),
-    "Mod": (
-        lambda x, y: x[0] % 4 == 0,
-        lambda x, y: x[0] % 2 == 0,
-        lambda x, y: x[0] % 8 == 0,
-    ),
-    "FloorDiv": (
-        lambda x, y: y // 10 == 4,
-        lambda x, y: y // 10 >= 4,
-        lambda x, y: y // 10 == 4 and y > 42,
-    ),
-    "Max": (
-        lambda x, y: torch.sym_max(x[0], x[1]) < 9,
-        lambda x, y: torch.sym_min(x[0], x[1]) < 9,
-        lambda x, y: torch.sym_max(x[0], x[1]) < 9 and x[0] + x[1] < 15,
-    ),
-    "range": (lambda x, y: x[0] <= 20, lambda x, y: x[0] <= 21, lambda x, y: x[0] <= 19),
-    "constant": (
-        lambda x, y: x[0] == 8,
-        lambda x, y: x[0] >= 8,
-        lambda x, y: x[0] == 8 and x[1] == 6,
-    ),
-    "true division": (
-        lambda x, y: x[0] / x[1] > 1.25,
-        lambda x, y: x[0] / x[1] >= 1.25,
-        lambda x, y: x[0] / x[1] > 1.3,
-    ),
-    "truncation": (
-        lambda x, y: math.floor(y / 5) == 9,
-        lambda x, y: math.floor(y / 5) >= 9,
-        lambda x, y: math.floor(y / 5) == 9 and y > 47,
-    ),
+QUESTIONS: dict[str, Any] = {
+    "inequality": lambda x, y: x[0] > 5,
+    "sum": lambda x, y: 2 * x[0] + x[1] > 9,
+    "product": lambda x, y: x[0] * x[1] == y,
+    "Mod": lambda x, y: x[0] % 4 == 0,
+    "FloorDiv": lambda x, y: y // 10 == 4,
+    "Max": lambda x, y: torch.sym_max(x[0], x[1]) < 9,
+    "range": lambda x, y: x[0] <= 20,
+    "constant": lambda x, y: x[0] == 8,
+    "true division": lambda x, y: x[0] / x[1] > 1.25,
+    "truncation": lambda x, y: math.floor(y / 5) == 9,
 }
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_lost_weakened_and_strengthened_code_is_found(name: str) -> None:
+def test_the_guard_of_a_question_is_found_in_the_code(name: str) -> None:
     """What the code accepts is compared, and a difference has the text of its guard."""
-    asked, weaker, stronger = (guards_of(q) for q in QUESTIONS[name])
-    assert equivalent_code(asked, guards_of(QUESTIONS[name][0])).how == "proved"
-    lost = equivalent_code(asked, guards_of())
+    asked, without = guards_of(QUESTIONS[name]), guards_of()
+    assert equivalent_code(asked, guards_of(QUESTIONS[name])).how == "proved"
+    lost, new = equivalent_code(asked, without), equivalent_code(without, asked)
     assert lost.lost
     assert not lost.new
     assert all(d.what in asked for d in lost.lost)
-    weak = equivalent_code(asked, weaker)
-    assert weak.lost
-    assert not weak.new
-    strong = equivalent_code(asked, stronger)
-    assert strong.new
-    assert not strong.lost
+    assert new.new
+    assert not new.lost
 
 
 def test_static_sizes_are_included_on_request() -> None:
@@ -185,21 +149,27 @@ def test_random_code_is_read_as_it_runs(expr: Any) -> None:
         assert evaluate_code([code], point) is expected or "or" in code, (code, point)
 
 
-def test_floats_are_compared_by_the_code() -> None:
-    """The code includes the guard against NaN, whose loss is found."""
+def test_bounds_of_floats_are_compared() -> None:
+    """The facts of the environment, and its code, which has the guard against NaN too."""
 
-    def code(limit: float) -> frozenset[str]:
+    def asked(limit: float) -> tuple[Facts, frozenset[str]]:
         shape_env = ShapeEnv()
         source = LocalSource("f")
         symbol = shape_env.create_symbol(2.5, source, DimDynamic.DYNAMIC, positive=None)
         f = shape_env.create_symfloatnode(symbol, hint=2.5, source=source)
         assert f > limit
-        return code_facts(shape_env, [f], [source])
+        facts = facts_of(shape_env, by_sources(shape_env))
+        return facts, code_facts(shape_env, [f], [source])
 
-    assert equivalent_code(code(1.5), code(1.5)).how == "proved"
-    verdict = equivalent_code(code(1.5), code(1.25))
+    for compare, wide, narrow in zip(
+        (equivalent, equivalent_code), asked(1.25), asked(1.5), strict=True
+    ):
+        assert compare(narrow, narrow).how == "proved"
+        verdict = compare(narrow, wide)
+        assert [str(d.fact) for d in verdict.lost] == ["L['f'] > 1.5"]
+        assert not verdict.new
+        assert 1.25 < verdict.lost[0].counterexample["L['f']"] <= 1.5
     assert [d.what for d in verdict.lost] == ["L['f'] > 1.5"]
-    assert 1.25 < verdict.lost[0].counterexample["L['f']"] <= 1.5
     only = ["not math.isnan(L['f'])"]
     (lost,) = equivalent_code(only, []).lost
     assert math.isnan(lost.counterexample["L['f']"])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 import torch
-from frontend_cases import CASES, DUCK, DYNAMIC, Tied, call_module, grown, some
+from frontend_cases import CASES, DUCK, DYNAMIC, Tied, again, call_module, grown, some
 from functorch import make_fx
 from processes import piped
 from small_frontend import Jit
@@ -27,35 +27,7 @@ if TYPE_CHECKING:
 X, Y = LocalSource("x"), AttrSource(LocalSource("x"), "y")
 
 
-def again(guards: Guards) -> Guards:
-    """Return the guards after writing and reading; writing is stable."""
-    data = guards.dumps()
-    found = Guards.loads(data)
-    assert found.dumps() == data
-    return found
-
-
 # --- they decide alike ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", some(CASES))
-def test_guards_of_a_trace_decide_alike(name: str) -> None:
-    """Of each case with its policy: the texts, the expressions, and the first guard that fails.
-
-    The bytes do not name the folder of torch, which another machine has elsewhere.
-    """
-    case = CASES[name]
-    fn = Jit(case.fn, case.policy, "aot_eager")
-    scopes = [fn.scope(*make()) for make in case.calls]
-    for make in case.calls:
-        fn.entry(fn.scope(*make()))
-    for entry in fn.entries:
-        read = again(entry.guards)
-        assert str(read) == str(entry.guards)
-        assert read.exprs == entry.guards.exprs
-        assert torch.__path__[0] not in entry.guards.dumps().decode()
-        for scope in scopes:
-            assert str(read.failing(scope)) == str(entry.guards.failing(scope))
 
 
 @pytest.mark.sweep

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import torch
+from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 from torch.testing._internal.two_tensor import TwoTensor
 
-from torch_fakeify.frontend import Policy
+from torch_fakeify.frontend import Guards, Policy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
 
 DYNAMIC = Policy(dims="DYNAMIC", scalars="DYNAMIC")
@@ -283,3 +284,58 @@ def arithmetic(x: torch.Tensor, n: int) -> Any:
     if x.shape[0] * x.shape[1] != 50:
         out = out * 2
     return out.view(2, -1)
+
+
+# --- forms of guards --------------------------------------------------------------------------------
+
+
+def again(guards: Guards) -> Guards:
+    """The guards after writing and reading; writing is stable."""
+    data = guards.dumps()
+    found = Guards.loads(data)
+    assert found.dumps() == data
+    return found
+
+
+_NAMES = {"torch": torch, "math": math, **SYMPY_INTERP, "check_overlapping": lambda **groups: (
+    {id(t) for t in groups["non_overlapping"]}.isdisjoint(
+        id(t) for t in overlapping([*groups["overlapping"], *groups["non_overlapping"]])
+    )
+)}  # fmt: skip
+
+
+def check_forms(
+    guards: Guards, scopes: list[dict[str, Any]], names: Mapping[str, Any] | None = None
+) -> int:
+    """Text, function, expression and record agree for each scope, up to the first guard that fails.
+
+    The bytes do not name the folder of torch, which another machine has elsewhere. A text with an
+    enumeration is not Python.
+
+    Returns:
+        How many answers were compared.
+    """
+    names, read, compared = {**_NAMES, **(names or {})}, again(guards), 0
+    assert str(read) == str(guards)
+    assert read.exprs == guards.exprs
+    assert torch.__path__[0] not in guards.dumps().decode()
+    for scope in scopes:
+        failing = guards.failing(scope)
+        assert guards.check(scope) is (failing is None)
+        assert str(read.failing(scope)) == str(failing)
+        for guard in guards:
+            holds = guard is not failing
+            if "Mode." not in guard.text:
+                assert eval(guard.text, {**names, "L": scope}) is holds, guard.text
+            assert guard.expr is None or _by_expr(guard.expr, scope) in (holds, None), guard.text
+            compared += 1
+            if not holds:
+                break
+    return compared
+
+
+def _by_expr(expr: Any, scope: dict[str, Any]) -> bool | None:
+    values = {s: eval(s.name, {**_NAMES, "L": scope}) for s in expr.free_symbols}
+    if any(isinstance(value, torch.SymInt) for value in values.values()):
+        return None  # a ragged size is no number of sympy
+    return bool(expr.xreplace(values))

@@ -116,23 +116,18 @@ def facts_of(
     shape_env: Any,
     rename: Mapping[sympy.Symbol, sympy.Symbol] | None = None,
     *,
-    guards: bool = True,
-    ranges: bool = True,
-    replacements: bool = True,
-    divisible: bool = True,
     asserts: bool = False,
 ) -> Facts:
     """What ``produce_guards`` would consult in an environment.
+
+    The guards, and the exclusion guard of automatic dynamic shapes where it is on; the finite ends of
+    value ranges; replacements; the expressions that are known to be zero.
 
     Args:
         shape_env: the environment.
         rename: the variables of its symbols, as `by_sources` gives them; by default a symbol is
             the variable of its own name.
-        guards: the guards, and the exclusion guard of automatic dynamic shapes where it is on.
-        ranges: the finite ends of value ranges.
-        replacements: that a symbol equals what replaces it.
-        divisible: that the expressions known to be zero are.
-        asserts: the deferred runtime asserts.
+        asserts: whether they include the deferred runtime asserts.
     """
     rename = {} if rename is None else rename
     found: dict[sympy.Basic, str] = {}
@@ -141,22 +136,18 @@ def facts_of(
         if expr != sympy.true:
             found.setdefault(expr, what)
 
-    if guards:
-        for guard in shape_env.guards:
-            add("guard", plain(guard.expr, rename))
-        excluded = _exclusion(shape_env)
-        if excluded is not None:
-            add("exclusion", plain(excluded, rename))
-    if ranges:
-        for symbol, bounds in shape_env.var_to_range.items():
-            for end in _range_facts(symbol, bounds):
-                add(f"range of {symbol}", plain(end, rename))
-    if replacements:
-        for symbol, expr in shape_env.replacements.items():
-            add(f"replacement of {symbol}", _eq(plain(symbol, rename), plain(expr, rename)))
-    if divisible:
-        for expr in shape_env.divisible:
-            add("divisible", _eq(plain(expr, rename), sympy.Integer(0)))
+    for guard in shape_env.guards:
+        add("guard", plain(guard.expr, rename))
+    excluded = _exclusion(shape_env)
+    if excluded is not None:
+        add("exclusion", plain(excluded, rename))
+    for symbol, bounds in shape_env.var_to_range.items():
+        for end in _range_facts(symbol, bounds):
+            add(f"range of {symbol}", plain(end, rename))
+    for symbol, expr in shape_env.replacements.items():
+        add(f"replacement of {symbol}", _eq(plain(symbol, rename), plain(expr, rename)))
+    for expr in shape_env.divisible:
+        add("divisible", _eq(plain(expr, rename), sympy.Integer(0)))
     if asserts:
         for deferred in shape_env.deferred_runtime_asserts.values():
             for one in deferred:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from assert_frames import CONFIG
+from observe import env_of_frame
 from torch._dynamo.source import LocalSource
-from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
@@ -37,10 +37,7 @@ def frame_of(fn: Callable[..., Any], *args: Any, dynamic: bool | None = True) ->
     frames: list[Frame] = []
 
     def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        mode = TracingContext.get().fake_mode
-        assert mode is not None
-        assert mode.shape_env is not None
-        frames.append(Frame(gm, mode.shape_env, [], gm.forward))
+        frames.append(Frame(gm, env_of_frame(), [], gm.forward))
 
         def call(*real: Any) -> Any:
             frames[-1].inputs[:] = real

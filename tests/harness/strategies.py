@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from hypothesis import reject
+from hypothesis import HealthCheck, Phase, given, reject, seed, settings
 from hypothesis import strategies as st
 from quiet import quiet
 from tensor_facts import COMPRESSED
@@ -26,6 +26,27 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 T = TypeVar("T")
+
+
+def drawn(strategy: st.SearchStrategy[T], number: int, count: int) -> list[T]:
+    """Random examples, the same ones each time."""
+    found: list[T] = []
+
+    @seed(number)
+    @settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(strategy)
+    def collect(one: T) -> None:
+        found.append(one)
+
+    collect()
+    return found
+
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 COMPLEX = (torch.complex64, torch.complex128)

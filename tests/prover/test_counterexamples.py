@@ -126,17 +126,17 @@ LAWS: list[Callable[[Any], None]] = [
 ]
 
 
+@pytest.mark.parametrize(
+    "examples",
+    [
+        40,
+        pytest.param(100, marks=pytest.mark.sweep),
+        pytest.param(1000, marks=[pytest.mark.sweep, pytest.mark.long]),
+    ],
+)
 @pytest.mark.parametrize("law", LAWS)
-def test_the_answers_are_the_same_for_random_facts(law: Any) -> None:
+def test_the_answers_are_the_same_for_random_facts(law: Any, examples: int) -> None:
     """Each law of `LAWS` holds for random facts."""
-    settings(max_examples=40)(given(points().flatmap(facts_at))(law))()
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("examples", [100, pytest.param(1000, marks=pytest.mark.long)])
-@pytest.mark.parametrize("law", LAWS)
-def test_the_answers_are_the_same_for_many_random_facts(law: Any, examples: int) -> None:
-    """Each law of `LAWS` holds for many examples."""
     settings(max_examples=examples)(given(points().flatmap(facts_at))(law))()
 
 
@@ -173,22 +173,20 @@ def test_the_prover_is_asked_seldom() -> None:
     assert helped.total < alone.total / 3
 
 
-def test_the_cost_is_linear() -> None:
+def facts_of_one_symbol(count: int) -> tuple[list[Any], dict[sympy.Symbol, Any]]:
+    """Return facts that all have one symbol, which is then not moved, and values."""
+    hub, *others = sympy.symbols(f"s0:{count}", integer=True)
+    facts = [hub <= 1000, *(other <= hub + at for at, other in enumerate(others, 1))]
+    return facts, dict.fromkeys((hub, *others), 1)
+
+
+@pytest.mark.parametrize(("make", "count"), [(independent_facts, 50), (facts_of_one_symbol, 100)])
+def test_the_cost_is_linear(make: Any, count: int) -> None:
     """Four times the facts take at most 4.8 times the steps."""
     efforts = [WorkCounter(), WorkCounter()]
-    for work, count in zip(efforts, (50, 200), strict=True):
-        facts, values = independent_facts(count)
+    for work, number in zip(efforts, (count, 4 * count), strict=True):
+        facts, values = make(number)
         redundant(facts, example=values, work=work)
-    assert efforts[1].total <= 4.8 * efforts[0].total
-
-
-def test_the_cost_of_facts_about_one_symbol_is_linear() -> None:
-    """A symbol in all facts is not moved."""
-    efforts = [WorkCounter(), WorkCounter()]
-    for work, count in zip(efforts, (100, 400), strict=True):
-        hub, *others = sympy.symbols(f"s0:{count}", integer=True)
-        facts = [hub <= 1000, *(other <= hub + at for at, other in enumerate(others, 1))]
-        redundant(facts, example=dict.fromkeys((hub, *others), 1), work=work)
     assert efforts[1].total <= 4.8 * efforts[0].total
 
 

@@ -424,10 +424,18 @@ LAWS: dict[Callable[[list[Any]], None], st.SearchStrategy[list[Any]]] = {
 }
 
 
+@pytest.mark.parametrize(
+    "examples",
+    [
+        FEW,
+        pytest.param(300, marks=pytest.mark.sweep),
+        pytest.param(1000, marks=[pytest.mark.sweep, pytest.mark.long]),
+    ],
+)
 @pytest.mark.parametrize("law", LAWS)
-def test_a_law_holds_for_random_facts(law: Any) -> None:
+def test_a_law_holds_for_random_facts(law: Any, examples: int) -> None:
     """Each law of `LAWS` holds for random facts."""
-    settings(max_examples=FEW)(given(LAWS[law])(law))()
+    settings(max_examples=examples)(given(LAWS[law])(law))()
 
 
 def test_a_conflict_over_a_long_chain_is_found() -> None:
@@ -476,31 +484,16 @@ def hub_facts(count: int) -> list[Any]:
     return [hub <= 1000, *(other <= hub + at for at, other in enumerate(others, 1))]
 
 
+@pytest.mark.parametrize(
+    ("count", "factor"), [(400, 4.8), pytest.param(1000, 12, marks=pytest.mark.sweep)]
+)
 @pytest.mark.parametrize("make", [chain_facts, mixed_facts, hub_facts])
-def test_cost_is_linear(make: Callable[[int], list[Any]]) -> None:
-    """Four times the facts take at most 4.8 times the steps: the budget of 12 for 10."""
+def test_cost_is_linear(make: Callable[[int], list[Any]], count: int, factor: float) -> None:
+    """Ten times the facts take at most 12 times the steps; four times, 4.8 times."""
     efforts = [WorkCounter(), WorkCounter()]
-    for work, count in zip(efforts, (100, 400), strict=True):
-        redundant(make(count), work=work)
-    assert efforts[1].total <= 4.8 * efforts[0].total
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("examples", [300, pytest.param(1000, marks=pytest.mark.long)])
-@pytest.mark.parametrize("law", LAWS)
-def test_the_laws_hold_for_many_random_facts(law: Any, examples: int) -> None:
-    """Each law of `LAWS` holds for many examples."""
-    settings(max_examples=examples)(given(LAWS[law])(law))()
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("make", [chain_facts, mixed_facts, hub_facts])
-def test_the_cost_of_1000_facts_is_linear(make: Callable[[int], list[Any]]) -> None:
-    """1000 facts over 300 symbols take at most 12 times the steps of 100 over 30."""
-    efforts = [WorkCounter(), WorkCounter()]
-    for work, count in zip(efforts, (100, 1000), strict=True):
-        redundant(make(count), work=work)
-    assert efforts[1].total <= 12 * efforts[0].total
+    for work, number in zip(efforts, (100, count), strict=True):
+        redundant(make(number), work=work)
+    assert efforts[1].total <= factor * efforts[0].total
 
 
 @pytest.mark.parametrize("field", ["questions", "neighbours", "rows", "programs", "pivots"])

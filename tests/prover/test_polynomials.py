@@ -83,17 +83,13 @@ def part_holds(table: AtomTable, part: Part, point: Point) -> bool:
             return left < bound if strict else left <= bound
 
 
-@given(expressions(), points())
-def test_polynomial_has_the_value_of_the_expression(expr: Any, point: Point) -> None:
-    """An expression and its polynomial have the same value everywhere."""
-    table = AtomTable()
-    assert poly_value(table, table.read(expr), point) == value(expr, point)
-
-
-@given(expressions_over_real(), points())
-def test_real_polynomial_has_the_value_of_the_expression(expr: Any, point: Point) -> None:
-    """The values of float symbols are exact."""
-    table = AtomTable()
+@pytest.mark.parametrize("kind", [expressions, expressions_over_real])
+@given(data=st.data(), point=points())
+def test_polynomial_has_the_value_of_the_expression(
+    kind: Any, data: st.DataObject, point: Point
+) -> None:
+    """An expression and its polynomial have the same value everywhere; that of floats is exact."""
+    expr, table = data.draw(kind()), AtomTable()
     assert poly_value(table, table.read(expr), point) == value(expr, point)
 
 

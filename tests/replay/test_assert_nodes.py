@@ -33,8 +33,8 @@ from assert_frames import (
     traced,
     unbacked_of,
 )
+from observe import env_of_frame
 from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
-from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import (
     GuardOnDataDependentSymNode,
@@ -203,10 +203,7 @@ def test_assertions_have_renamed_symbols(keep_torchs: bool) -> None:
     seen: list[Any] = []
 
     def compiler(gm: torch.fx.GraphModule, _inputs: Any) -> Any:
-        context = TracingContext.get()
-        assert context.fake_mode is not None
-        env = context.fake_mode.shape_env
-        assert env is not None
+        env = env_of_frame()
         for fx_node in reversed(gm.graph.nodes):  # torch's own assertions
             if fx_node.target is ASSERT and not keep_torchs:
                 gm.graph.erase_node(fx_node)

@@ -24,6 +24,7 @@ from assert_frames import (
     traced,
     unbacked_of,
 )
+from observe import env_of_frame
 from processes import fresh
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -206,9 +207,7 @@ def test_assertions_cross_processes(tmp_path: Path) -> None:
         return x.new_zeros(n.sum().item())
 
     def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        mode = TracingContext.get().fake_mode
-        assert mode is not None
-        tfk.insert_runtime_asserts(gm, mode.shape_env)
+        tfk.insert_runtime_asserts(gm, env_of_frame())
         tfk.capture(gm, inputs).save(path)
         return gm.forward
 

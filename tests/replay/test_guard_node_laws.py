@@ -15,7 +15,7 @@ import sympy
 import torch
 from fact_values import implied
 from guard_equivalence import assert_equivalent
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from processes import python
 from replay_checks import (
@@ -41,6 +41,7 @@ from shape_programs import (
     programs,
     variations,
 )
+from strategies import drawn
 from torch._dynamo.source import LocalSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._sympy.functions import FloorDiv
@@ -71,48 +72,50 @@ def check_program(program: Program, tally: Tally, *checks: Callable[[Frame, Tall
     Raises:
         AssertionError: a law does not hold.
     """
-    failed: list[Exception] = []
     args = {**{arg.name: arg.make() for arg in program.args}, "warm": False}
 
-    def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        frame = Frame.of(gm, inputs)
+    def use(frame: Frame) -> None:
         tally["frames"] += 1
+        for check in checks or _CHECKS:
+            check(frame, tally)
+        if not checks:
+            check_run(frame, args, tally, list(variations(program, 8)))
+
+    tally["programs"] += 1
+    if not frames_of(program, use):
+        tally["programs: not traced"] += 1
+
+
+def frames_of(program: Program, use: Callable[[Frame], None]) -> bool:
+    """Call a function with every frame of a program, while the backend has it.
+
+    Returns:
+        Whether torch traces the program.
+    """
+    failed: list[Exception] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         try:
-            for check in checks or _CHECKS:
-                check(frame, tally)
-            if not checks:
-                check_run(frame, args, tally, list(variations(program, 8)))
+            use(Frame.of(gm, inputs))
         except Exception as error:  # noqa: BLE001 - Dynamo would wrap it
             failed.append(error)
         return gm.forward
 
-    tally["programs"] += 1
     try:
         compiled(program, backend)
-    except Exception:  # noqa: BLE001 - not a program that torch traces
-        tally["programs: not traced"] += 1
+        is_traced = True
+    except Exception:  # noqa: BLE001
+        is_traced = False
     if failed:
         raise failed[0]
+    return is_traced
 
 
 def run_programs(number: int, count: int) -> Tally:
     """Check that many random programs and return the tally."""
     tally = Tally()
-
-    @seed(number)
-    @settings(
-        max_examples=count,
-        deadline=None,
-        database=None,
-        phases=(Phase.generate,),
-        report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(programs())
-    def check(program: Program) -> None:
+    for program in drawn(programs(), number, count):
         check_program(program, tally)
-
-    check()
     return tally
 
 
@@ -189,36 +192,6 @@ def test_learning_does_not_change_stacks() -> None:
 # --- other processes, other names, contradictions ----------------------------------------------------
 
 
-def frames_of(program: Program, use: Callable[[Frame], None]) -> None:
-    """Call a function with every frame of a program, while the backend has it."""
-    failed: list[Exception] = []
-
-    def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        try:
-            use(Frame.of(gm, inputs))
-        except Exception as error:  # noqa: BLE001 - Dynamo would wrap it
-            failed.append(error)
-        return gm.forward
-
-    compiled(program, backend)
-    if failed:
-        raise failed[0]
-
-
-def some_programs(number: int, count: int) -> list[Program]:
-    """Return random programs, the same ones each time."""
-    found: list[Program] = []
-
-    @seed(number)
-    @settings(max_examples=count, database=None, phases=(Phase.generate,), deadline=None)
-    @given(programs())
-    def collect(program: Program) -> None:
-        found.append(program)
-
-    collect()
-    return found
-
-
 def record_frames(programs_: list[Program], directory: Path) -> list[str]:
     """Save a capture with guard nodes of each frame that has guards."""
     paths: list[str] = []
@@ -232,7 +205,7 @@ def record_frames(programs_: list[Program], directory: Path) -> list[str]:
         paths.append(str(path))
 
     for program in programs_:
-        frames_of(program, save)
+        assert frames_of(program, save)
     return paths
 
 
@@ -240,7 +213,7 @@ def record_frames(programs_: list[Program], directory: Path) -> list[str]:
 @pytest.mark.parametrize("count", [4, pytest.param(20, marks=pytest.mark.long)])
 def test_another_process_learns_the_facts(count: int, tmp_path: Path) -> None:
     """Law 5 across processes: the reader has captures with guard nodes and nothing else."""
-    paths = record_frames(some_programs(20, count), tmp_path)
+    paths = record_frames(drawn(programs(), 20, count), tmp_path)
     assert paths
     found = json.loads(python("program_replay.py", "learned", *paths))
     assert found == {path: [] for path in paths}
@@ -253,7 +226,7 @@ def test_names_of_symbols_do_not_change_the_fingerprint(
     """Law 6: a frame with guard nodes has one fingerprint for any names of its symbols."""
     prints: list[list[str]] = []
     own = ShapeEnv._generate_unique_id
-    chosen = some_programs(30, count)
+    chosen = drawn(programs(), 30, count)
     for offset in (0, 1000):
         found: list[str] = []
 
@@ -266,7 +239,7 @@ def test_names_of_symbols_do_not_change_the_fingerprint(
                 ShapeEnv, "_generate_unique_id", lambda env, name, o=offset: own(env, name) + o
             )
             for program in chosen:
-                frames_of(program, take)
+                assert frames_of(program, take)
         prints.append(found)
     assert prints[0] == prints[1]
     assert prints[0]

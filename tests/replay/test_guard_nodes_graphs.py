@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from assert_frames import CONFIG, everything
+from observe import env_of_frame
 from processes import fresh
 from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 from torch._guards import TracingContext
@@ -210,9 +211,7 @@ def test_checks_of_data_are_not_removed(backend: str) -> None:
     """Assertions on sizes do not replace the check that an element is 3."""
 
     def inner(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        mode = TracingContext.get().fake_mode
-        assert mode is not None
-        report = tfk.insert_guards(gm, mode.shape_env)
+        report = tfk.insert_guards(gm, env_of_frame())
         assert "l_x_.size(0) == s77" in report.inserted
         return torch._dynamo.lookup_backend(backend)(gm, inputs)
 
@@ -233,9 +232,7 @@ def test_backends_compile_graphs_with_guards(name: str, backend: str) -> None:
     fn, args, _ = CASES[name]
 
     def inner(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        mode = TracingContext.get().fake_mode
-        assert mode is not None
-        tfk.insert_guards(gm, mode.shape_env)
+        tfk.insert_guards(gm, env_of_frame())
         return torch._dynamo.lookup_backend(backend)(gm, inputs)
 
     torch._dynamo.reset()
@@ -270,9 +267,7 @@ def test_guard_nodes_cross_processes(tmp_path: Path) -> None:
     frame_path = tmp_path / "frame.fkf"
 
     def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        mode = TracingContext.get().fake_mode
-        assert mode is not None
-        tfk.insert_guards(gm, mode.shape_env)
+        tfk.insert_guards(gm, env_of_frame())
         tfk.capture(gm, inputs).save(frame_path)
         return gm.forward
 

@@ -147,19 +147,10 @@ PROGRAMS = {
 }
 
 
-@given(**PROGRAMS)
-@settings(max_examples=15)
-def test_law_rollback_restores_every_attribute(settings_, program, last) -> None:
+@pytest.mark.parametrize("examples", [15, pytest.param(40, marks=pytest.mark.sweep)])
+def test_law_rollback_restores_every_attribute(examples: int) -> None:
     """Each rollback is exact, and later state and answers do not depend on the detour."""
-    check_law(settings_, program, last)
-
-
-@pytest.mark.sweep
-@given(**PROGRAMS)
-@settings(max_examples=40)
-def test_law_rollback_restores_every_attribute_of_many_programs(settings_, program, last) -> None:
-    """Each rollback is exact, for more programs."""
-    check_law(settings_, program, last)
+    settings(max_examples=examples)(given(**PROGRAMS)(check_law))()
 
 
 def check_law(settings_: dict[str, Any], program: list[Any], last: list[Any]) -> None:

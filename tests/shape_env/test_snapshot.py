@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 import sympy
 import torch
+from assert_frames import CONFIG
 from env_attributes import CARRIED, assert_same_attributes, comparable
 from full_env import DUCK, DYNAMIC, World, full_env, guards_of, used
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from observe import Run, env_of_frame
 from processes import piped
 from torch._dynamo.source import LocalSource
-from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental import _config as shapes_config
 from torch.fx.experimental.symbolic_shapes import (
@@ -41,6 +43,9 @@ from torch_fakeify.records.tensor import (
 from torch_fakeify.serialization.document import dumps, loads
 from torch_fakeify.shape_env.restoring import restore
 from torch_fakeify.shape_env.snapshot import snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def dump(env: ShapeEnv) -> dict[str, str]:
@@ -313,24 +318,18 @@ def marked() -> torch.Tensor:
     return x
 
 
-def compile_env(name: str, check) -> None:
+def compile_env(name: str, check: Callable[[ShapeEnv], None]) -> None:
     """Call ``check`` with the environment of a backend's frame."""
     fn, make = PROGRAMS[name]
-    calls: list[str] = []
 
-    def backend(gm, example_inputs):
-        calls.append(name)
-        check(TracingContext.get().fake_mode.shape_env)
+    def backend(gm: torch.fx.GraphModule, _inputs: Any) -> Any:
+        check(env_of_frame())
         return gm.forward
 
-    torch._dynamo.reset()
-    config = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True}
-    try:
-        with torch._dynamo.config.patch(specialize_float=False, **config):
-            torch.compile(fn, backend=backend, dynamic=name != "marked")(*make())
-    finally:
-        torch._dynamo.reset()
-    assert calls == [name]
+    with torch._dynamo.config.patch(**CONFIG):
+        run = Run.of(fn, backend, dynamic=name != "marked")
+        run(*make())
+    assert run.count == 1
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -83,17 +83,6 @@ def sample(sizes: list[int]) -> dict[str, int]:
     return {f"{name}.size()[0]": n for name, n in zip(names, sizes, strict=True)}
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("what", QUESTIONS)
-def test_a_condition_makes_dynamo_compile_again(what: str) -> None:
-    """Dynamo compiles as often as without a handoff."""
-    asks, first, then = QUESTIONS[what]
-    with torch._dynamo.config.patch(assume_static_by_default=False):
-        direct, ours = both_ways(each, asks, tensors(*first), tensors(*then))
-    assert ours.guards == direct.guards
-    assert (ours.count, direct.count) == (2, 2)
-
-
 def no_duck_shape() -> Any:
     """Give equal sizes different symbols."""
     return torch.fx.experimental._config.patch(use_duck_shape=False)

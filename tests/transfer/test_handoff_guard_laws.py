@@ -16,10 +16,10 @@ import pytest
 import torch
 from guard_code import equivalent_code, evaluate_code
 from handoff_runs import Asking, Faked, same
-from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from observe import Run
 from shape_programs import Program, programs, tracing_config, variations
+from strategies import drawn
 
 import torch_fakeify as tfk
 
@@ -42,23 +42,6 @@ def compare(direct: Run, ours: Run, tally: Counter[str]) -> None:
         verdict = equivalent_code(a, b)
         assert verdict, f"{verdict}\ndirect: {a}\nours: {b}"
         tally[f"guards: {verdict.how}"] += 1
-
-
-def many(number: int, count: int) -> Callable[[Any], Any]:
-    """Return a decorator for the same random examples in each run."""
-
-    def decorate(check: Any) -> Any:
-        options = settings(
-            max_examples=count,
-            deadline=None,
-            database=None,
-            phases=(Phase.generate,),
-            report_multiple_bugs=False,
-            suppress_health_check=list(HealthCheck),
-        )
-        return seed(number)(options(check))
-
-    return decorate
 
 
 # --- random questions -----------------------------------------------------------------------------
@@ -165,13 +148,8 @@ def check_questions(asked: Questions, tally: Counter[str]) -> None:
 def run_questions(number: int, count: int) -> Counter[str]:
     """Evaluate that many random sets of questions and return the tally."""
     tally: Counter[str] = Counter()
-
-    @many(number, count)
-    @given(questions())
-    def check(asked: Questions) -> None:
+    for asked in drawn(questions(), number, count):
         check_questions(asked, tally)
-
-    check()
     return tally
 
 
@@ -227,13 +205,8 @@ def check_program(program: Program, tally: Counter[str]) -> None:
 def run_programs(number: int, count: int) -> Counter[str]:
     """Check that many random programs and return the tally."""
     tally: Counter[str] = Counter()
-
-    @many(number, count)
-    @given(programs())
-    def check(program: Program) -> None:
+    for program in drawn(programs(), number, count):
         check_program(program, tally)
-
-    check()
     return tally
 
 

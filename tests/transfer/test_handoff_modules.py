@@ -21,7 +21,7 @@ import torch
 from compare import check, difference
 from compiled_programs import Example
 from module_examples import EXAMPLES
-from observe import Run, observed
+from observe import Run, env_of_frame, observed
 from observed_values import tensors_in
 from torch import nn
 from torch._dynamo import compiled_autograd
@@ -209,9 +209,7 @@ def changed(change: Any) -> Any:
     inner = torch._dynamo.lookup_backend("aot_eager")
 
     def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        mode = TracingContext.get().fake_mode
-        assert mode is not None
-        return change(gm, mode.shape_env, lambda: inner(gm, inputs))
+        return change(gm, env_of_frame(), lambda: inner(gm, inputs))
 
     return backend
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from assert_frames import dynamo_frame
 from refakeify_checks import (
     SYMBOLIC,
     check_symbols,
@@ -231,20 +232,6 @@ def test_a_graph_compiles_in_the_new_mode() -> None:
         torch.testing.assert_close(a, b)
 
 
-def captured(fn: Any, *args: Any, **options: Any) -> tuple[torch.fx.GraphModule, list[Any]]:
-    """Return the graph that Dynamo passes to a backend, and its inputs."""
-    found: list[Any] = []
-
-    def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        found.append((gm, inputs))
-        return gm.forward
-
-    torch._dynamo.reset()
-    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        torch.compile(fn, backend=backend, fullgraph=True, dynamic=True, **options)(*args)
-    return found[0]
-
-
 def test_a_dynamo_graph_is_copied_with_its_bodies() -> None:
     """Bodies of higher-order operators are copied, and Dynamo's own metadata of its inputs."""
 
@@ -255,7 +242,7 @@ def test_a_dynamo_graph_is_copied_with_its_bodies() -> None:
         z = torch.cond(x.sum() > 0, larger, lambda a: a.cos() @ y, (x,))
         return z.nonzero() + x.shape[0]
 
-    gm, _ = captured(fn, torch.ones(3, 5), torch.ones(5, 7))
+    gm, _ = dynamo_frame(fn, torch.ones(3, 5), torch.ones(5, 7))
     bodies = [n for n, m in gm.named_modules() if n and isinstance(m, torch.fx.GraphModule)]
     assert len(bodies) == 2
     mode = symbolic_mode()

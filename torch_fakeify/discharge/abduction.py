@@ -64,7 +64,6 @@ class _Abduction:
             self.example.add(sympy.Eq(symbol, value, evaluate=False))
 
     def follows(self, condition: Any, *, given: Any = None) -> bool:
-        """Whether a condition follows from the facts, and from a further one."""
         index = self.index
         parts = index.table.condition(condition)
         if given is None:
@@ -76,11 +75,9 @@ class _Abduction:
             index.remove(at)
 
     def is_possible(self, check: Any) -> bool:
-        """Whether a check is not known to contradict the facts and the example."""
         return not self.example.implies(self.example.table.condition(check, True), without=None)
 
     def weakest(self, condition: Any) -> Any:
-        """The smallest condition that says as much, under the facts."""
         size = _size(condition)
         tried = islice(dict.fromkeys(self._candidates(condition)), MAX_CANDIDATES)
         for candidate in sorted(tried, key=_size):
@@ -118,7 +115,6 @@ class _Abduction:
 
 
 def _size(expr: Any) -> int:
-    """The number of operations, symbols and numbers of a condition."""
     return sum(1 for _ in sympy.preorder_traversal(expr))
 
 

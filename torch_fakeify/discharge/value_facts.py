@@ -213,7 +213,6 @@ def _bincount(call: Call) -> Range:
 
 
 def _unique(call: Call) -> tuple[Range, ...]:
-    """The values, their positions, and how often each is there."""
     counts = _up_to(element_count(call.args[0]))
     return _UNKNOWN, _below(size_expr(call.result[0].shape[0])), counts
 

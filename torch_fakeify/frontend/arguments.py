@@ -133,7 +133,6 @@ def _check_constant(source: Any, value: Any) -> None:
 
 
 def _fix_of(value: Any, otherwise: str) -> str:
-    """Advice in the error about a value that is neither a leaf nor a container."""
     module = type(value).__module__
     for name, fix in _FIXES.items():
         if module == name or module.startswith(f"{name}."):
@@ -213,7 +212,6 @@ def _replaced(source: Any, value: Any, values: Mapping[str, Any], made: dict[int
 
 
 def _remade(value: Any, parts: Sequence[Any], where: str) -> Any:
-    """A copy of a container with other contents."""
     if isinstance(value, torch.nn.Module):
         return _copied(value, parts)
     cls: Any = type(value)
@@ -439,7 +437,6 @@ _BUILT_IN = (list, tuple, dict, OrderedDict)
 
 
 def _attribute_guards(source: Any, value: Any, parts: Set[Any]) -> Iterator[Guard]:
-    """Guards on the constant attributes of an object, except its parts."""
     attr_source = torch_dynamo.dynamo_source().AttrSource
     for name, held in plain_attributes(value):
         if name not in parts:

@@ -128,7 +128,12 @@ class Policy(Serializable[PolicyDesc]):
             ShapeEnvError: a dim cannot have its kind.
         """
         fields: dict[str, Any] = {f: getattr(desc, f) for f in desc.__struct_fields__}
-        fields["named"] = {each.name: _spec_of(each) for each in desc.named}
+        fields["named"] = {
+            each.name: {i: Dim.from_desc(dim) for i, dim in each.dims}
+            if each.every is None
+            else Dim.from_desc(each.every)
+            for each in desc.named
+        }
         return cls(**fields)
 
     def spec(self, name: str) -> DimSpec | None:
@@ -159,12 +164,6 @@ def _named(name: str, spec: DimSpec) -> NamedDimsDesc:
     if isinstance(spec, (Dim, str)):
         return NamedDimsDesc(name=name, every=_of(spec).desc)
     return NamedDimsDesc(name=name, dims=tuple((i, _of(dim).desc) for i, dim in spec.items()))
-
-
-def _spec_of(desc: NamedDimsDesc) -> DimSpec:
-    if desc.every is not None:
-        return Dim.from_desc(desc.every)
-    return {i: Dim.from_desc(dim) for i, dim in desc.dims}
 
 
 # --- tensors --------------------------------------------------------------------------------------

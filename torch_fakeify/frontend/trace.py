@@ -312,7 +312,6 @@ class Trace:
         ]
 
     def _initial_inputs(self) -> list[Any]:
-        """New fakes of the inputs as at the start of the trace."""
         return [
             value if record.tensor is None else self._symbol_converter.from_desc(record.tensor)
             for record, value in zip(self._records, self.inputs, strict=True)
@@ -469,7 +468,6 @@ class Trace:
         return run
 
     def _no_symbol(self, symbols: Set[str]) -> ShapeEnvError:
-        """The error that names the symbolic floats which a backend does not support."""
         numbers = [n.source.name for n in self._numbers if str(n.expr) in symbols]
         return ShapeEnvError(
             "the backend cannot have a float as a symbol",
@@ -584,7 +582,6 @@ def _context_desc(one: _Input) -> ContextDesc:
 
 
 def _symbolic(env: Any, one: _Input) -> Any:
-    """Make the symbolic number for a Python number."""
     value, dim = one.record.value, one.dim
     assert dim is not None
     if dim.kind == "UNBACKED":

@@ -127,8 +127,6 @@ class _Names(Check):
 
 
 class _Flag(Check):
-    """A property of a tensor that is true or false."""
-
     @override
     def comparison(self, expected: Any) -> Callable[[Any], bool]:
         return lambda found: found is expected
@@ -249,8 +247,6 @@ def _pair(record: Value, what: str, where: str) -> TupleValue:
 
 
 class _Holds(Check):
-    """A condition without an answer other than that it holds."""
-
     @override
     def comparison(self, expected: Any) -> Callable[[Any], bool]:
         return bool
@@ -297,7 +293,6 @@ def _is_zero(value: Any) -> bool:
 
 
 def _spec_record(spec: Any, where: str) -> TupleValue:
-    """Return the record of a ``TreeSpec``: its class, its context and its children."""
     if spec.is_leaf():
         return TupleValue(items=("*", None))
     context = encode_value(spec.context, where=where)

@@ -77,7 +77,6 @@ def read(source: Any, scope: Scope) -> Any:
 
 
 def _missing(source: Any, scope: Scope, error: Exception) -> CaptureError:
-    """Return the error that names the first value on the way to a source that is missing."""
     chain = [source]
     while getattr(chain[-1], "base", None) is not None:
         chain.append(chain[-1].base)

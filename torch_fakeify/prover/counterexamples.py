@@ -158,11 +158,9 @@ class _Point:
         self._found: dict[int, Number | None] = {}
 
     def with_value(self, symbol: int, value: Number) -> _Point:
-        """The point with another value of one symbol."""
         return _Point(self._table, self._start, {**self.moved, symbol: value})
 
     def satisfies(self, parts: Iterable[Part]) -> bool | None:
-        """Whether a condition holds; ``None``: it has a symbol without a value."""
         answer: bool | None = True
         for part in parts:
             holds = self._holds(part)
@@ -186,7 +184,6 @@ class _Point:
                 assert_never(part)
 
     def sum(self, poly: Iterable[tuple[Mono, Number]]) -> Number | None:
-        """The value of a polynomial; ``None``: it has a symbol without a value."""
         total: Number = 0
         for mono, factor in poly:
             product = factor
@@ -199,7 +196,6 @@ class _Point:
         return total
 
     def value(self, at: int) -> Number | None:
-        """The value of an atom."""
         if at not in self._found:
             value = self.moved.get(at, self._start.get(at))
             self._found[at] = self._of_function(at) if value is None else value
@@ -248,7 +244,6 @@ def _towards(point: _Point, symbol: int, goal: Sequence[Part], step: int = 1) ->
 def _slope(
     point: _Point, symbol: int, poly: Iterable[tuple[Mono, Number]], step: int
 ) -> Number | None:
-    """The mean change of a polynomial on the way to a value of a symbol."""
     value, here = point.value(symbol), point.sum(poly)
     if value is None or here is None:
         return None

@@ -102,7 +102,6 @@ class Lemmas:
     # --- lemmas --------------------------------------------------------------------------------
 
     def _add(self, poly: Poly) -> None:
-        """Add the lemma ``poly <= 0``."""
         for row in self.table.row(poly, False):
             if isinstance(row, Row):
                 self.found[row] = None

@@ -199,7 +199,6 @@ class _Placer:
         self._plan: defaultdict[int, _Place] = defaultdict(lambda: _Place([], [], []))
 
     def _find_sites(self) -> dict[Any, Site]:
-        """The first input that holds each symbol."""
         sites = [s for s in find_sites(self.graph, self.env) if isinstance(s.expr, sympy.Symbol)]
         # An unbacked `item()` is a memo: the node that calls it binds the symbol.
         sites = [s for s in sites if s.prop != "item" or not is_unbacked(s.expr)]
@@ -252,7 +251,6 @@ class _Placer:
         return self._order[binding.fx_node]
 
     def _limits(self, symbol: Any) -> list[_Assert]:
-        """The bounds of a symbol's range, unless they say nothing."""
         bounds = stated_bounds(symbol, self.env)
         if bounds is None:
             return []
@@ -298,7 +296,6 @@ class _Placer:
         return False
 
     def _needs_size(self, symbol: Any) -> bool:
-        """Whether the graph needs a node that makes a symbol size-like."""
         if symbol not in self.env.size_like or symbol in self._sizes:
             return False
         # Torch has no size-like expressions, only symbols.
@@ -345,7 +342,6 @@ class _Placer:
     # --- nodes ------------------------------------------------------------------------------------
 
     def insert(self) -> bool:
-        """Insert the planned nodes; returns whether there were any."""
         planned = {at: place for at, place in self._plan.items() if any(place)}
         if not planned:
             return False
@@ -381,7 +377,6 @@ class _Placer:
             self.lowering.bind(symbol, operand)
 
     def _needed(self, places: Iterable[_Place]) -> set[Any]:
-        """The symbols whose numbers must be read."""
         needed: set[Any] = set()
         for place in places:
             needed.update(place.sizes)

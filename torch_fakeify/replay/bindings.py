@@ -153,7 +153,19 @@ def decode_path(torch_path: Iterable[Any]) -> tuple[PathEntry, ...] | None:
     return tuple(path) if is_valid else None
 
 
-_NAMES = frozenset({"size", "stride", "storage_offset", "getitem", "getattr", "as_int", "divide"})
+_ACCESSES: dict[str, tuple[str, Any]] = {
+    "size": ("{}.size({})", _aten.sym_size.int),
+    "stride": ("{}.stride({})", _aten.sym_stride.int),
+    "storage_offset": ("{}.storage_offset()", _aten.sym_storage_offset.default),
+    "item": ("{}.item()", _aten._local_scalar_dense.default),
+    "getitem": ("{}[{!r}]", operator.getitem),
+    "getattr": ("{}.{}", getattr),
+    "as_int": ("int({})", torch.sym_ite),
+    "divide": ("({} // {})", operator.floordiv),
+}
+"""By the kind of an access its Python text and the function of its node."""
+
+_NAMES = _ACCESSES.keys() - {"item"}  # which torch has no path entry for
 
 
 def visible_symbols(value: Any) -> Iterator[tuple[sympy.Symbol, tuple[PathEntry, ...]]]:
@@ -338,42 +350,16 @@ def divisors_of(binding: Binding) -> Iterator[sympy.Basic]:
 
 
 def _call_of(lowering: ExprLowering, entry: PathEntry) -> tuple[Any, tuple[Any, ...]]:
-    match entry:
-        case ("size", dim):
-            return _aten.sym_size.int, (dim,)
-        case ("stride", dim):
-            return _aten.sym_stride.int, (dim,)
-        case ("storage_offset",):
-            return _aten.sym_storage_offset.default, ()
-        case ("item",):
-            return _aten._local_scalar_dense.default, ()
-        case ("getitem", index):
-            return operator.getitem, (index,)
-        case ("getattr", name):
-            return getattr, (name,)
-        case ("as_int",):
-            return torch.sym_ite, (1, 0)
-        case (_, divisor):
-            is_expr = isinstance(divisor, sympy.Basic)
-            return operator.floordiv, (lowering.compute(divisor) if is_expr else divisor,)
-        case _:
-            raise AssertionError(entry)
+    kind, *args = entry
+    if kind == "as_int":
+        args = [1, 0]
+    elif kind == "divide" and isinstance(args[0], sympy.Basic):
+        args = [lowering.compute(args[0])]
+    return _ACCESSES[kind][1], tuple(args)
 
 
 def path_text(text: str, path: Iterable[PathEntry]) -> str:
     """The part of a value at a path, as Python."""
-    for entry in path:
-        match entry:
-            case ("size" | "stride" as name, dim):
-                text = f"{text}.{name}({dim})"
-            case ("storage_offset" | "item" as name,):
-                text = f"{text}.{name}()"
-            case ("getitem", index):
-                text = f"{text}[{index!r}]"
-            case ("getattr", name):
-                text = f"{text}.{name}"
-            case ("as_int",):
-                text = f"int({text})"
-            case _:
-                text = f"({text} // {entry[1]})"
+    for kind, *args in path:
+        text = _ACCESSES[kind][0].format(text, *args)
     return text

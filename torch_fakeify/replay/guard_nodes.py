@@ -154,7 +154,6 @@ class _Inserter:
         self._first[symbol] = site
 
     def can_reach(self, fact: Fact) -> bool:
-        """Whether inputs of the graph hold all symbols of a condition."""
         return fact.expr.free_symbols <= self._first.keys()
 
     def reached(self, fact: Fact) -> Fact:
@@ -292,7 +291,6 @@ def learn(gm: torch.fx.GraphModule, fake_inputs: Sequence[Any]) -> int:
 
 
 def _home_of(inputs: Sequence[Any]) -> tuple[Any | None, Any | None]:
-    """The ``FakeTensorMode`` and the ``ShapeEnv`` of some inputs."""
     modes, envs = (
         {id(owner): owner for owner in map(owner_of, inputs) if owner is not None}
         for owner_of in (mode_or_none, env_or_none)
@@ -357,7 +355,6 @@ class _Learner:
         return [facts[i][1] for i in culprits or ()]
 
     def _contradiction(self, text: str, expr: sympy.Basic) -> ShapeEnvError:
-        """The error that names a fact and what it contradicts."""
         culprits = self._culprits(expr)
         if culprits:
             return _conflicting(text, culprits)

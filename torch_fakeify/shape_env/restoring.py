@@ -78,7 +78,11 @@ class _Restore:
         self.fill_symbols(env)
         self.fill_facts(env)
         self.fill_names(env)
-        self.fill_counters(env)
+        env.unique_ids.update(d.unique_ids)
+        env._version_counter = d.version_counter
+        env._replacements_version_counter = d.replacements_version_counter
+        env.counter.update(dict(d.counter))
+        env._resimplify_floor_div_axioms = d.resimplify_floor_div_axioms
         self.fill_fields(env)
         env._prev_cache_key = env._get_key()
         return env
@@ -128,7 +132,6 @@ class _Restore:
             env.var_to_hint_override[self.expr(expr, f"$.hint_overrides[{i}][0]")] = override
 
     def orders(self) -> dict[str, list[ExprDesc]]:
-        """The keys of each table by symbol, in their order."""
         orders: dict[str, list[ExprDesc]] = {
             table: [key for key, record in self._records.items() if has(record)]
             for table, has in IMPLIED_KEYS.items()
@@ -207,16 +210,7 @@ class _Restore:
             traceback = decode_stack(stack)
             env.specialization_stacks[key] = None if traceback is None else traceback.summary()
 
-    def fill_counters(self, env: Any) -> None:
-        d = self.d
-        env.unique_ids.update(d.unique_ids)
-        env._version_counter = d.version_counter
-        env._replacements_version_counter = d.replacements_version_counter
-        env.counter.update(dict(d.counter))
-        env._resimplify_floor_div_axioms = d.resimplify_floor_div_axioms
-
     def fill_fields(self, env: Any) -> None:
-        """Fill the attributes whose kind says how they are recorded."""
         for name, attribute in SHAPE_ENV_ATTRIBUTES.items():
             field = attribute.why
             match attribute.kind:

@@ -67,9 +67,13 @@ class Checkpoint:
     def __init__(self, shape_env: Any) -> None:
         check_shape_env(shape_env)
         _refuse_recording(shape_env)
-        self._stack: _CheckpointStack | None = _stack_of(shape_env)
+        stack = _stacks.get(id(shape_env))
+        if stack is None:
+            stack = _stacks[id(shape_env)] = _CheckpointStack(shape_env)
+        self._stack: _CheckpointStack | None = stack
         self._ended = ""
-        self._mark = self._stack.begin(self)
+        self.mark = stack.begin(self)
+        """The position in the tracker's undo log at which the checkpoint was made."""
         self._state: SavedState | None = SavedState(shape_env)
 
     def rollback(self) -> None:
@@ -87,8 +91,9 @@ class Checkpoint:
             )
         _refuse_recording(stack.env)
         state.check()
-        stack.tracker.undo(self._mark, state)
-        stack.note_counters(state)
+        stack.tracker.undo(self.mark, state)
+        for name, value in state.counters():
+            stack.used[name] = max(value, stack.used.get(name, value))
         state.restore(stack.used)
         clear_method_caches(type(stack.env))
         for inner in stack.after(self):
@@ -123,11 +128,6 @@ class Checkpoint:
             self.commit()
             self._ended = "its block was left"
 
-    @property
-    def mark(self) -> int:
-        """The position in the tracker's undo log at which the checkpoint was made."""
-        return self._mark
-
     def __repr__(self) -> str:
         return f"<Checkpoint, ended: {self._ended}>" if self._ended else "<Checkpoint>"
 
@@ -149,12 +149,10 @@ class _CheckpointStack:
         return self.tracker.mark()
 
     def living(self) -> list[Checkpoint]:
-        """The checkpoints that have not ended."""
         found = [ref() for ref in self._checkpoints]
         return [checkpoint for checkpoint in found if checkpoint is not None and checkpoint._stack]
 
     def after(self, checkpoint: Checkpoint) -> list[Checkpoint]:
-        """The live checkpoints made after another one."""
         living = self.living()
         return living[living.index(checkpoint) + 1 :]
 
@@ -165,21 +163,9 @@ class _CheckpointStack:
         if living:
             self.tracker.drop_before(living[0].mark)
 
-    def note_counters(self, state: SavedState) -> None:
-        """Record the version counters before a rollback."""
-        for name, value in state.counters():
-            self.used[name] = max(value, self.used.get(name, value))
-
 
 _stacks: weakref.WeakValueDictionary[int, _CheckpointStack] = weakref.WeakValueDictionary()
 """By the ``id`` of the environment, to which the stack has a reference."""
-
-
-def _stack_of(env: Any) -> _CheckpointStack:
-    stack = _stacks.get(id(env))
-    if stack is None:
-        stack = _stacks[id(env)] = _CheckpointStack(env)
-    return stack
 
 
 def _refuse_recording(env: Any) -> None:

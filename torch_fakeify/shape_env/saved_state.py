@@ -83,6 +83,7 @@ class SavedState:
         self._saver = _Saver()
         self._saver.save_attributes(vars(env))
         self._vars = dict(vars(env))
+        self.replacements_version: int = env._replacements_version_counter
         self._tables = [
             self._saver.copies[id(table)]
             for name in _SYMBOL_TABLES
@@ -104,11 +105,6 @@ class SavedState:
         return isinstance(fx_node, Node) and not any(
             graph.has(fx_node) for graph in self._saver.graphs
         )
-
-    @property
-    def replacements_version(self) -> int:
-        """The saved version of the replacements."""
-        return self._vars["_replacements_version_counter"]
 
     def check(self) -> None:
         """Check that `restore` is possible, without changes.
@@ -196,7 +192,6 @@ class _Saver:
             self.save_entries(entries)
 
     def save_entries(self, values: Iterable[Any]) -> None:
-        """Save the containers among some values."""
         kinds = set(map(type, values))
         if kinds == {ValueRangesSLoc}:  # one for each symbol
             self._saved += [(value, (value.lower, value.upper)) for value in values]
@@ -210,7 +205,6 @@ class _Saver:
                     self._save(value)
 
     def restore(self) -> None:
-        """Restore the contents of every container."""
         for value, copy in self._saved:
             kind = type(value)
             if kind is list:

@@ -147,7 +147,6 @@ class _Snapshot:
         )
 
     def fields(self) -> dict[str, Any]:
-        """The fields whose kind says how the attribute is recorded."""
         encoders: dict[str, Callable[[Any], Any]] = {
             "plain": lambda value: value,
             "exprs": lambda exprs: tuple(map(self.expr, exprs)),
@@ -163,7 +162,6 @@ class _Snapshot:
     # --- the symbols ---
 
     def symbols(self) -> dict[sympy.Symbol, SymbolDesc]:
-        """The records of all symbols in any attribute, in the order they were made."""
         env = self.env
         tables = (
             env.var_to_range,
@@ -191,24 +189,26 @@ class _Snapshot:
                 expected="a sympy.Symbol",
                 found=str(symbol),
             )
-        hint = env.backed_var_to_val.get(symbol)
-        real_value = env.real_tensor_prop_unbacked_vals.get(symbol)
-        value_range = env.var_to_range.get(symbol)
-        locations = env.var_to_range_sloc.get(symbol)
-        override = env.var_to_hint_override.get(symbol)
+
+        def entry(table: str, encode: Callable[[Any], _T], part: str | None = None) -> _T | None:
+            value = getattr(env, table).get(symbol)
+            if value is None:
+                return None
+            return encode(value if part is None else getattr(value, part))
+
         return SymbolDesc(
             name=record.name,
             assumptions=record.assumptions,
             sources=tuple(map(encode_source, env.var_to_sources.get(symbol, ()))),
-            hint=None if hint is None else self.number(hint),
-            hint_override=None
-            if override is None
-            else _typed(override, int, "var_to_hint_override"),
-            real_value=None if real_value is None else self.number(real_value),
-            lower=None if value_range is None else self.expr(value_range.lower),
-            upper=None if value_range is None else self.expr(value_range.upper),
-            lower_location=None if locations is None else self.location(locations.lower),
-            upper_location=None if locations is None else self.location(locations.upper),
+            hint=entry("backed_var_to_val", self.number),
+            hint_override=entry(
+                "var_to_hint_override", lambda n: _typed(n, int, "var_to_hint_override")
+            ),
+            real_value=entry("real_tensor_prop_unbacked_vals", self.number),
+            lower=entry("var_to_range", self.expr, "lower"),
+            upper=entry("var_to_range", self.expr, "upper"),
+            lower_location=entry("var_to_range_sloc", self.location, "lower"),
+            upper_location=entry("var_to_range_sloc", self.location, "upper"),
             stack=self._encoded_once(env.var_to_stack.get(symbol), encode_stack),
             replacement_location=self.location(env.replacements_slocs.get(symbol)),
             guard_count=env.symbol_guard_counter.get(symbol),

@@ -190,7 +190,6 @@ class _NoShapeEnv:
         raise self.error()
 
     def error(self) -> ShapeEnvError:
-        """The error for a use of the ``SymNode``."""
         return ShapeEnvError(
             f"{self._reason}, and the ShapeEnv was rolled back",
             fix="Make the tensor or the size again",
@@ -310,7 +309,6 @@ def _around(original: Any, wrapper: Callable[[Any], Any]) -> Any:
 
 
 def _unwrap() -> None:
-    """Restore torch's methods."""
     uninteresting_files().discard(__file__)
     while _wrapped:
         cls, name, original = _wrapped.pop()

@@ -217,50 +217,13 @@ def fresh_backend_state(
             stated in the frontend's environment.
     """
     flattened = flattened or FlattenedInputs(gm, example_inputs)
-    fresh, mode, handoff_graph, inputs = _rebuilt(
-        gm, records, values, example_inputs, context.fake_mode, describer, flattened, share_sizes
-    )
-    describer.forget()
-    before = facts_of(fresh.env)
-    backend_context = _context(context, mode, zip(example_inputs, inputs, strict=True))
-    with torch_dynamo.tracing(backend_context):
-        try:
-            yield handoff_graph, flattened.inputs(inputs)
-        finally:  # also of a backend that asks Dynamo to trace again
-            _share(backend_context, context)
-            _drop_graphargs(handoff_graph)
-        propagate_new_facts(fresh, context.fake_mode.shape_env, before)
-    fresh.freeze()
-
-
-def _drop_graphargs(gm: torch.fx.GraphModule) -> None:
-    """Drop the references to real inputs, as Dynamo does: a backend may store the graph."""
-    for fx_node in gm.graph.find_nodes(op="placeholder"):
-        fx_node.meta.pop("grapharg", None)
-
-
-# --- rebuilding -----------------------------------------------------------------------------------
-
-
-def _rebuilt(
-    gm: torch.fx.GraphModule,
-    records: Sequence[InputDesc],
-    values: Sequence[Any],
-    example_inputs: Sequence[Any],
-    mode: Any,
-    describer: MetaTensorDescriber,
-    flattened: FlattenedInputs,
-    share_sizes: bool,
-) -> tuple[FreshEnv, Any, torch.fx.GraphModule, list[Any]]:
-    """The graph and inputs in a fresh mode, whose environment has the facts of the original one."""
-    fresh = FreshEnv(mode.shape_env)
+    fresh = FreshEnv(context.fake_mode.shape_env)
     fresh.copy_facts()
-    new_mode = make_fake_mode(describe_fake_mode(mode), fresh.env)
+    mode = make_fake_mode(describe_fake_mode(context.fake_mode), fresh.env)
     meshes = Meshes()
-    meshes.register_all(
-        example_inputs
-    )  # equal meshes are distinct to torch: use those of the program
-    converter = MetaConverter(new_mode, symbols="keep", keep_nested_ints=True, meshes=meshes)
+    # Equal meshes are distinct to torch: use those of the program.
+    meshes.register_all(example_inputs)
+    converter = MetaConverter(mode, symbols="keep", keep_nested_ints=True, meshes=meshes)
     moved = GraphValues(describer, converter, fresh)
     renamed = rename_symbols(tuple(records), fresh.names)
     with fresh.env.suppress_guards():  # torch asks about sizes when a tensor is made
@@ -271,7 +234,20 @@ def _rebuilt(
     if share_sizes:
         inputs = _with_shared_sizes(inputs)
     moved.map_inputs(values, records, inputs)
-    return fresh, new_mode, moved.graph_module(gm, flattened.inputs(inputs)), inputs
+    handoff_graph = moved.graph_module(gm, flattened.inputs(inputs))
+    describer.forget()
+    del converter, moved, meshes, renamed  # which refer to tensors of the frame
+    before = facts_of(fresh.env)
+    backend_context = _context(context, mode, zip(example_inputs, inputs, strict=True))
+    with torch_dynamo.tracing(backend_context):
+        try:
+            yield handoff_graph, flattened.inputs(inputs)
+        finally:  # also of a backend that asks Dynamo to trace again
+            _share(backend_context, context)
+            for fx_node in handoff_graph.graph.find_nodes(op="placeholder"):
+                fx_node.meta.pop("grapharg", None)  # as Dynamo does: a backend may store the graph
+        propagate_new_facts(fresh, context.fake_mode.shape_env, before)
+    fresh.freeze()
 
 
 def _input(converter: MetaConverter, fresh: FreshEnv, record: InputDesc, value: Any) -> Any:

@@ -2,22 +2,9 @@
 
 A backend adds facts about the inputs of a frame, but Dynamo makes the frame's guards from its own
 environment. So facts added to the fresh environment since a baseline are stated in the original one,
-over the symbols of the same sources:
-
-====================================  ============================================================
-in the fresh environment              in the original one
-====================================  ============================================================
-guards                                evaluated again, in their order, which implies most ranges,
-                                      replacements, divisibilities and axioms
-value ranges, replacements,           stated, unless guards imply them
-``divisible``, ``axioms``
-deferred runtime asserts              stated, with their messages and stacks
-``size_like``, hint overrides,        added
-``exclusion_constraints``,
-``specializations``
-stacks and locations                  those of the fresh environment
-facts about its local symbols alone   not propagated: the backend's graphs check them
-====================================  ============================================================
+over the symbols of the same sources: guards are evaluated again, in their order, which implies most
+ranges, replacements, divisibilities and axioms; asserts, and what guards do not imply, are stated.
+Facts about its local symbols alone are not propagated: the backend's graphs check them.
 
 A local symbol, which only the fresh environment has, is of one of three kinds. A backed one is a size
 of a tensor that the graph itself holds, which is constant: its hint. One that replaced another symbol
@@ -36,7 +23,7 @@ from torch_fakeify.compat.torch_symbols import narrow_range
 from torch_fakeify.encoding.stacks import copy_stack
 from torch_fakeify.errors import ShapeEnvError
 
-from .fresh_env import caused_by, defer_assert, locations_of_equal, specialization_over
+from .fresh_env import caused_by, defer_assert, locations_of_equal, moved_over
 
 if TYPE_CHECKING:
     from .fresh_env import FreshEnv
@@ -190,7 +177,6 @@ class _Propagation:
         self._policy()
 
     def _policy(self) -> None:
-        """Propagate size-like symbols, hint overrides, exclusions and specializations."""
         env, original, before = self._env, self._original, self._before
         symbols = self._symbols
         original.size_like.update(
@@ -206,7 +192,7 @@ class _Propagation:
         )
         for one in env.specializations:
             if one not in before.specializations:
-                original.specializations.add(specialization_over(one, self._to_original))
+                original.specializations.add(moved_over(one, self._to_original))
 
 
 def _wrong(expr: Any) -> ShapeEnvError:

@@ -43,6 +43,7 @@ import sympy
 
 from torch_fakeify.compat import torch_dynamo, torch_graphs, torch_symbols
 from torch_fakeify.compat.torch_symbols import (
+    CapturedTraceback,
     DimDynamic,
     SingletonInt,
     SymT,
@@ -51,7 +52,7 @@ from torch_fakeify.compat.torch_symbols import (
 )
 from torch_fakeify.encoding.conditions import RecordedCondition
 from torch_fakeify.encoding.exprs import decode_expr, encode_expr
-from torch_fakeify.encoding.stacks import copy_stack
+from torch_fakeify.encoding.stacks import RecordedTraceback, copy_stack
 from torch_fakeify.errors import ShapeEnvError
 from torch_fakeify.records.symbol_names import rename_symbols
 from torch_fakeify.records.tensor import SymbolNode
@@ -61,20 +62,30 @@ from torch_fakeify.replay.guard_nodes import insert_guards, learn
 from torch_fakeify.replay.lowering import ASSERTS, mark_of, strip_marked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
 
     import torch
 
 
-_BY_SYMBOL: tuple[str, ...] = (
-    # Attributes of a ``ShapeEnv`` with an entry for each symbol that it makes.
-    "backed_var_to_val",
-    "var_to_range",
-    "var_to_range_sloc",
-    "var_to_sources",
-    "var_to_stack",
-    "symbol_guard_counter",
+_BY_SYMBOL = (
+    "backed_var_to_val var_to_range var_to_range_sloc var_to_sources var_to_stack"
+    " symbol_guard_counter"
 )
+"""Attributes of a ``ShapeEnv`` with an entry for each symbol that it makes."""
+
+_POLICY = (
+    "source_to_symbol source_to_var source_name_to_debug_name val_to_var var_to_stack"
+    " var_to_hint_override real_tensor_prop_unbacked_vals unbacked_alloc_order unbacked_renamings"
+    " unbacked_inputs exclusion_constraints specializations _shape_id_to_unbacked_symbol"
+    " _spec_symbol_to_compile_symbol _shape_spec_pending_assumptions"
+)
+"""Attributes that come from the policy of the inputs, or belong to the symbols."""
+
+_FACTS = (
+    "guards var_to_range var_to_range_sloc replacements replacements_slocs axioms divisible"
+    " deferred_runtime_asserts specialization_stacks"
+)
+"""Attributes that have the facts, with their locations."""
 
 
 class FreshEnv:
@@ -103,11 +114,10 @@ class FreshEnv:
             for symbol in _symbols_of(original):
                 self.symbols[symbol] = self._make(symbol)
         self.names = {_record(old): _record(new) for old, new in self.symbols.items()}
-        self._renamed_symbols: set[Any] = {old for old, new in self.symbols.items() if old != new}
-        self._fresh_names = {old: new for old, new in self.names.items() if old != new}
-        self._renamed_back = {new: old for old, new in self.symbols.items() if old != new}
-        self._original_names = {new: old for old, new in self._fresh_names.items()}
-        self._copy_policy()
+        self._changed = {old: new for old, new in self.symbols.items() if old != new}
+        self._changed_back = {new: old for old, new in self._changed.items()}
+        self.env.source_to_var.clear()  # in the original order, with all sources of each symbol
+        self._copy(_POLICY)
 
     def derive_facts(
         self,
@@ -128,13 +138,19 @@ class FreshEnv:
         for fx_node, value in zip(gm.graph.find_nodes(op="placeholder"), original, strict=True):
             fx_node.meta["val"] = value
         # Before the guard nodes, which would state the same conditions without messages.
-        self._state_asserts()
-        self._state_computed_ranges()
+        for one in runtime_asserts(self._original):
+            defer_assert(self.env, self.to_fresh(one.expr), one.msg, copy_stack(one.stack))
+        for symbol, bounds in self._original.var_to_range.items():
+            if symbol not in self._original.backed_var_to_val:  # which no guard can check
+                narrow_range(self.env, self.symbols[symbol], bounds)
         with self._without_exclusions():
             inserted = insert_guards(gm, self._original)
             learn(gm, inputs)
             self._state_others(frozenset(inserted.unreachable))
-        self._copy_axioms()
+        for condition, value in self._original.axioms.items():
+            # Assumptions of a specialized graph, and those implied by asserts.
+            self.env.axioms.setdefault(self.to_fresh(condition), self.to_fresh(value))
+        self.env._update_version_counter()
         self._copy_locations()
         self._copy_outputs()
 
@@ -144,27 +160,12 @@ class FreshEnv:
         Both environments must be about the same inputs.
         """
         env, original, new = self.env, self._original, self.to_fresh
-        env.guards.extend(
-            guard if (expr := new(guard.expr)) is guard.expr else guard._replace(expr=expr)
-            for guard in original.guards
-        )
-        for table in _BY_SYMBOL:
+        for table in _BY_SYMBOL.split():
             # Use the original symbol objects as keys: equal distinct objects are slow to compare.
             ours, theirs = getattr(env, table), getattr(original, table)
             values = {new(s): ours.pop(new(s)) for s in theirs if new(s) in ours}
             ours.update(values)
-        self._copy_tables("var_to_range", "replacements", "replacements_slocs", "axioms")
-        self._copy_tables("specialization_stacks")
-        env.var_to_range_sloc.update(
-            (new(s), ValueRangesSLoc(at.lower, at.upper))  # torch changes it in place
-            for s, at in original.var_to_range_sloc.items()
-        )
-        env.divisible.update(map(new, original.divisible))
-        for symbol, group in original.deferred_runtime_asserts.items():
-            env.deferred_runtime_asserts[new(symbol)] = [
-                dataclasses.replace(one, expr=new(one.expr), stack=copy_stack(one.stack))
-                for one in group
-            ]
+        self._copy(_FACTS)
         env.num_deferred_runtime_asserts = original.num_deferred_runtime_asserts
         env._replacements_version_counter += len(env.replacements)  # 0: replaces nothing
         env._update_version_counter()
@@ -192,15 +193,15 @@ class FreshEnv:
     @property
     def has_other_names(self) -> bool:
         """Whether a symbol has another name in the new environment."""
-        return bool(self._renamed_symbols)
+        return bool(self._changed)
 
     def to_fresh(self, value: Any) -> Any:
         """An expression over the new symbols; other values unchanged."""
-        return _renamed(value, self._renamed_symbols, self._fresh_names)
+        return renamed(value, self._changed)
 
     def to_original(self, value: Any) -> Any:
         """An expression over the original symbols; other values unchanged."""
-        return _renamed(value, self._renamed_back, self._original_names)
+        return renamed(value, self._changed_back)
 
     # --- symbols ----------------------------------------------------------------------------------
 
@@ -254,52 +255,22 @@ class FreshEnv:
         Entries refer to symbols by name, not to an environment, and depend on facts of both. Entries of
         higher-order operators, which have addresses of graphs as keys, are not copied.
         """
-        if self._renamed_symbols:
+        if self._changed:
             return
         for key, entry in self._original.fake_tensor_cache.items():
             if isinstance(key.key[0], torch_graphs.OpOverload):
                 self.env.fake_tensor_cache[key] = entry
 
-    def _copy_tables(self, *names: str) -> None:
-        """Copy dictionaries of the original environment, with the new symbols in keys and values."""
-        for name in names:
-            entries = getattr(self._original, name).items()
-            getattr(self.env, name).update((self.to_fresh(k), self.to_fresh(v)) for k, v in entries)
-
-    def _copy_policy(self) -> None:
-        """Copy the state that comes from the policy of the inputs."""
-        env, original, new = self.env, self._original, self.to_fresh
-        env.source_to_var.clear()  # in the original order, with all sources of each symbol
-        env.source_to_symbol.update(original.source_to_symbol)
-        self._copy_tables("source_to_var", "source_name_to_debug_name", "val_to_var")
-        self._copy_tables("var_to_hint_override", "real_tensor_prop_unbacked_vals")
-        self._copy_tables("unbacked_alloc_order", "unbacked_renamings")
-        self._copy_tables("_shape_id_to_unbacked_symbol")
-        env.var_to_stack.update((new(s), copy_stack(at)) for s, at in original.var_to_stack.items())
-        env.unbacked_inputs.update(new(symbol) for symbol in original.unbacked_inputs)
-        env.exclusion_constraints.extend((new(s), n) for s, n in original.exclusion_constraints)
-        for specialization in original.specializations:
-            env.specializations.add(specialization_over(specialization, new))
-        env._spec_symbol_to_compile_symbol.update(
-            (symbol, new(size)) for symbol, size in original._spec_symbol_to_compile_symbol.items()
-        )
-        env._shape_spec_pending_assumptions.extend(
-            (set(free), new(condition))
-            for free, condition in original._shape_spec_pending_assumptions
-        )
+    def _copy(self, names: str) -> None:
+        """Add the entries of attributes of the original environment, over the new symbols."""
+        for name in names.split():
+            ours, entries = getattr(self.env, name), getattr(self._original, name)
+            moved = moved_over(
+                dict(entries) if isinstance(entries, dict) else [*entries], self.to_fresh
+            )
+            (ours.extend if isinstance(ours, list) else ours.update)(moved)
 
     # --- facts ------------------------------------------------------------------------------------
-
-    def _state_asserts(self) -> None:
-        """State the deferred runtime asserts, with their messages and stacks."""
-        for one in runtime_asserts(self._original):
-            defer_assert(self.env, self.to_fresh(one.expr), one.msg, copy_stack(one.stack))
-
-    def _state_computed_ranges(self) -> None:
-        """State the ranges of unbacked symbols, which no guard can check."""
-        for symbol, bounds in self._original.var_to_range.items():
-            if symbol not in self._original.backed_var_to_val:
-                narrow_range(self.env, self.symbols[symbol], bounds)
 
     @contextmanager
     def _without_exclusions(self) -> Generator[None, None, None]:
@@ -340,14 +311,7 @@ class FreshEnv:
             symbol, expr = expr.args
             env._set_replacement(symbol, expr, "recorded")
 
-    def _copy_axioms(self) -> None:
-        """Copy the axioms: assumptions of a specialized graph, and those implied by asserts."""
-        for condition, value in self._original.axioms.items():
-            self.env.axioms.setdefault(self.to_fresh(condition), self.to_fresh(value))
-        self.env._update_version_counter()
-
     def _copy_locations(self) -> None:
-        """Copy the locations of ranges and replacements."""
         env, original = self.env, self._original
         for symbol, locations in original.var_to_range_sloc.items():
             new = self.symbols[symbol]
@@ -361,17 +325,45 @@ class FreshEnv:
                 env.replacements_slocs[self.symbols[symbol]] = location
 
 
-def specialization_over(specialization: Any, over: Callable[[Any], Any]) -> Any:
-    """A ``Specialization`` with its condition over other symbols.
+def moved_over(value: Any, over: Callable[[Any], Any]) -> Any:
+    """An entry of a ``ShapeEnv``, or a container of entries, over the symbols of another one.
 
     Args:
-        specialization: torch's ``Specialization``.
-        over: maps an expression to the other symbols.
+        value: the entry; what has no symbols is returned itself.
+        over: maps an expression to the other symbols, and other values to themselves.
     """
+    move = _MOVES.get(type(value))
+    return over(value) if move is None else move(value, over)
+
+
+def _moved_specialization(specialization: Any, over: Callable[[Any], Any]) -> Any:
     check_fn: Any = specialization.check_fn
     if isinstance(check_fn, RecordedCondition):
         check_fn = RecordedCondition(over(check_fn.symbol), over(check_fn.condition))
     return torch_symbols.Specialization(specialization.source, check_fn)
+
+
+def _moved_guard(guard: Any, over: Callable[[Any], Any]) -> Any:
+    expr = over(guard.expr)
+    return guard if expr is guard.expr else guard._replace(expr=expr)
+
+
+_MOVES: dict[type, Callable[[Any, Callable[[Any], Any]], Any]] = {
+    dict: lambda table, over: {over(k): moved_over(v, over) for k, v in table.items()},
+    list: lambda entries, over: [moved_over(entry, over) for entry in entries],
+    tuple: lambda entries, over: tuple(moved_over(entry, over) for entry in entries),
+    set: lambda entries, over: set(map(over, entries)),
+    torch_symbols.ShapeGuard: _moved_guard,
+    torch_symbols.RuntimeAssert: lambda one, over: dataclasses.replace(
+        one, expr=over(one.expr), stack=copy_stack(one.stack)
+    ),
+    torch_symbols.Specialization: _moved_specialization,
+    # Torch changes these in place.
+    ValueRangesSLoc: lambda at, _: ValueRangesSLoc(at.lower, at.upper),
+    CapturedTraceback: lambda stack, _: copy_stack(stack),
+    RecordedTraceback: lambda stack, _: copy_stack(stack),
+}
+"""How an entry is moved, by its class; of other classes only expressions have symbols."""
 
 
 def locations_of_equal(bounds: Any, others: Any, locations: Any, other_locations: Any) -> Any:
@@ -417,9 +409,11 @@ def caused_by(env: Any, location: Any) -> Generator[None, None, None]:
         del env._get_sloc
 
 
-def _renamed(value: Any, symbols: Collection[Any], names: Mapping[SymbolNode, SymbolNode]) -> Any:
+def renamed(value: Any, symbols: Mapping[Any, Any]) -> Any:
+    """An expression with other symbols; values of other classes and without these symbols unchanged."""
     if not isinstance(value, sympy.Basic) or value.free_symbols.isdisjoint(symbols):
         return value
+    names = {_record(s): _record(symbols[s]) for s in value.free_symbols & symbols.keys()}
     # Through records: `xreplace` would evaluate unevaluated expressions.
     return decode_expr(rename_symbols(encode_expr(value), names))
 
@@ -437,7 +431,7 @@ def _symbols_of(env: Any) -> list[sympy.Symbol]:
     return list(dict.fromkeys(symbol for table in tables for symbol in table))
 
 
-def _record(symbol: sympy.Symbol) -> SymbolNode:
+def _record(symbol: Any) -> SymbolNode:
     record = encode_expr(symbol).nodes[0]
     assert isinstance(record, SymbolNode)
     return record

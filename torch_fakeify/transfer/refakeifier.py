@@ -224,7 +224,6 @@ class Refakeifier:
         return sym.hint
 
     def _expression(self, expr: Any, env: Any) -> Any:
-        """Convert a bare expression over symbols of a ``ShapeEnv``."""
         if env is None or env is self._env or not expr.free_symbols:
             return expr
         if self._sizes is None:

@@ -13,13 +13,10 @@ from typing import TYPE_CHECKING, Any
 import sympy
 
 from torch_fakeify.compat.torch_symbols import ValueRangeError, int_oo, narrow_range
-from torch_fakeify.encoding.exprs import decode_expr, encode_expr
 from torch_fakeify.errors import ShapeEnvError
-from torch_fakeify.records.symbol_names import rename_symbols
-from torch_fakeify.records.tensor import SymbolNode
 from torch_fakeify.replay.bindings import canonical_symbol, is_unbacked
 from torch_fakeify.replay.facts import runtime_asserts
-from torch_fakeify.transfer.fresh_env import defer_assert
+from torch_fakeify.transfer.fresh_env import defer_assert, renamed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -33,21 +30,13 @@ def substitute(expr: Any, symbols: Mapping[sympy.Symbol, sympy.Basic]) -> Any:
     others = expr.free_symbols - used.keys()
     distinct = others.isdisjoint(used.values()) and len(set(used.values())) == len(used)
     if distinct and all(isinstance(new, sympy.Symbol) for new in used.values()):
-        # Through records: `xreplace` would evaluate unevaluated expressions.
-        names = {_record(old): _record(new) for old, new in used.items()}
-        return decode_expr(rename_symbols(encode_expr(expr), names))
+        return renamed(expr, used)
     return expr.xreplace(used)
 
 
 def canonical_expr(expr: Any, env: Any) -> Any:
     """An expression over the canonical symbols of an environment (`canonical_symbol`)."""
     return substitute(expr, {s: canonical_symbol(s, env) for s in expr.free_symbols})
-
-
-def _record(symbol: Any) -> SymbolNode:
-    record = encode_expr(symbol).nodes[0]
-    assert isinstance(record, SymbolNode)
-    return record
 
 
 def state_assert(
