@@ -12,7 +12,7 @@ from torch_fakeify.encoding import names
 from torch_fakeify.encoding.allowlist import CALLS_ARGUMENTS, DENIED_KEYWORDS
 from torch_fakeify.errors import FormatError, UnknownNameError
 from torch_fakeify.records.rewrite import walk
-from torch_fakeify.records.tensor import FunctionValue, NodeValue, TypeValue, Value
+from torch_fakeify.records.tensor import FunctionValue, NodeValue, TensorValue, TypeValue, Value
 from torch_fakeify.replay.lowering import value_of
 
 if TYPE_CHECKING:
@@ -91,7 +91,8 @@ def _check_call(
         raise UnknownNameError(f"{target.name} may not have a function as argument", where=where)
     if target.kind == "hop" or target.name in CALLS_ARGUMENTS:
         for i, arg in enumerate((*args, *(arg for _, arg in kwargs))):
-            if any(True for _ in walk(arg, TypeValue)):
+            # The record of a tensor may name the class of its context.
+            if any(type(part) is TypeValue for part in walk(arg, (TypeValue, TensorValue))):
                 raise UnknownNameError(
                     f"{target.name} may not have a class as argument", where=f"{where}.args[{i}]"
                 )
