@@ -503,23 +503,6 @@ def test_only_new_failures_decide_the_status_of_a_comparison(
     assert "missing: 1\n  new.fkf: bad file\n" in outputs[-1]
 
 
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        (["--resume"], "--resume needs --jsonl"),
-        (["--dask", "tcp://h:1", "--jobs", "2"], "--jobs is of this machine"),
-        (["--jobs", "0"], "must be at least 1"),
-    ],
-)
-def test_contradicting_options_are_bad_usage(
-    options: list[str], error: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The error is printed before anything is compiled."""
-    with pytest.raises(SystemExit, match="2"):
-        cli.main(["replay", str(GOLDEN), *options])
-    assert error in capsys.readouterr().err
-
-
 def test_results_that_cannot_be_read_or_written_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 from places import GOLDEN
-from processes import fresh
 
 from torch_fakeify.cli import main
 from torch_fakeify.corpus.listing import list_captures
@@ -132,13 +131,3 @@ def test_names_cannot_forge_lines(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "\x1b" not in out
     assert "a\\n\\x1b[2Jb.fkf" in out
     assert "c\\nd.fkf: not a capture file" in out
-
-
-def test_listing_imports_no_torch(directory: Path) -> None:
-    """The table is printed without the cost of that import."""
-    code = (
-        "import sys\nfrom torch_fakeify.cli import main\n"
-        f"assert main(['show', {str(directory)!r}]) == 0\n"
-        "assert not {'torch', 'sympy', 'numpy'} & set(sys.modules)"
-    )
-    fresh("-c", code)

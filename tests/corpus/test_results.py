@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import shutil
 import sys
 from collections import Counter
 from pathlib import Path
@@ -17,7 +16,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from places import GOLDEN
-from processes import fresh
 
 import torch_fakeify as tfk
 from torch_fakeify.corpus.command import progress
@@ -57,12 +55,6 @@ def test_captures_of_several_arguments(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     found = find_captures(["b", "a", "link", "c", "a/x.fkf"])
     assert [file.name for file in found] == ["a/x.fkf", "b/x.fkf", "c"]
-
-
-def test_a_directory_without_captures_is_an_error(tmp_path: Path) -> None:
-    """A directory without captures is an error and no empty success."""
-    with pytest.raises(tfk.FormatError, match=r"no captures in this directory; expected files \*"):
-        find_captures([tmp_path])
 
 
 def test_names_that_are_not_utf8_are_listed(tmp_path: Path) -> None:
@@ -320,20 +312,3 @@ def test_progress_on_a_terminal_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "25 of 25, 1 do not hold" in drawn
     monkeypatch.setitem(sys.modules, "rich.console", None)
     assert steps(Terminal()).splitlines()[-1] == "25 of 25, 1 do not hold"
-
-
-def test_reading_and_comparing_results_imports_no_torch(tmp_path: Path) -> None:
-    """A process that reads, compares and resumes results stays small."""
-    shutil.copy(GOLDEN / "aliases.fkf", tmp_path)
-    code = f"""
-import sys
-from torch_fakeify import pytest_plugin
-from torch_fakeify.corpus import command
-from torch_fakeify.corpus.jobs import Job
-from torch_fakeify.corpus.runner import read_keyed
-from torch_fakeify.tools.capture_files import find_captures
-for file in find_captures([{str(tmp_path)!r}]):
-    read_keyed(file.path, Job("compile", None))
-print(sorted({{"torch", "sympy", "numpy", "distributed", "rich"}} & set(sys.modules)))
-"""
-    assert fresh("-c", code).stdout == "[]\n"

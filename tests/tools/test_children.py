@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 from captured_frames import only_capture_of
@@ -20,22 +19,15 @@ from registered_backends import write_backends
 
 import torch_fakeify as tfk
 from torch_fakeify import cli
-from torch_fakeify.records.frame import FailureDesc
 from torch_fakeify.tools import fuzzing
 from torch_fakeify.tools.minify.failures import Failure
 from torch_fakeify.tools.minify.repro_script import check_script
 from torch_fakeify.tools.minify.search import with_failure
-from torch_fakeify.tools.replaying import judge
 from torch_fakeify.tools.worker import client, fork_server
 from torch_fakeify.tools.worker.client import ask, deferred_interrupts, import_path
 from torch_fakeify.tools.worker.fork_server import ForkServer
 from torch_fakeify.tools.worker.replies import (
-    Answer,
-    Compiled,
-    Ended,
-    Failed,
     Found,
-    Thrown,
 )
 
 
@@ -284,69 +276,3 @@ def test_a_failure_that_replay_can_reproduce_is_recorded(
     desc = with_failure(frame().with_state("not finished").desc, failure, "mine", runs=runs)
     found = None if desc.failure is None else (desc.failure.kind, desc.failure.type)
     assert (found, desc.state) == (recorded, None)
-
-
-# --- verdicts on frames whose backend did not return --------------------------------------------
-
-CRASH = ("crashes", "SIGSEGV", "Segmentation fault")
-KILLED = ("crashes", "SIGKILL", "Killed")
-LEFT = ("crashes", "exit status 3", "")
-FAILED = Failed(Thrown("builtins.ValueError", "no", memory=False, frames=()))
-
-
-@pytest.mark.parametrize(
-    ("recorded", "end", "word"),
-    [
-        (CRASH, Ended("crashes", -11), "reproduced"),
-        (CRASH, Ended("crashes", -6), "not reproduced"),
-        (CRASH, Ended("crashes", 3), "not reproduced"),
-        (CRASH, Ended("hangs"), "hangs"),
-        (CRASH, Ended("out of memory"), "out of memory"),
-        (CRASH, Ended("crashes", -9), "out of memory"),
-        (KILLED, Ended("crashes", -9), "reproduced"),
-        (KILLED, Ended("out of memory"), "reproduced"),
-        (LEFT, Ended("crashes", 3), "reproduced"),
-        (LEFT, Ended("crashes", 4), "not reproduced"),
-        (("hangs", "", ""), Ended("hangs"), "reproduced"),
-        (("hangs", "", ""), Ended("crashes", -11), "crashes"),
-        (("out of memory", "", ""), Ended("out of memory"), "reproduced"),
-        (("out of memory", "", ""), Ended("crashes", -9), "reproduced"),
-        ("not finished", Ended("crashes", -11), "reproduced"),
-        ("not finished", Ended("hangs"), "reproduced"),
-        ("not finished", Ended("crashes", 0), "reproduced"),
-        ("not compiled", Ended("crashes", -11), "crashes"),
-        (None, Ended("crashes", -11), "crashes"),
-    ],
-)
-def test_a_frame_whose_compilation_ends_its_process_has_a_verdict(
-    recorded: Any, end: Any, word: str
-) -> None:
-    """An equal signal or status is reproduced; the verdict on another names the recorded one."""
-    desc = frame().with_state(None).desc
-    if isinstance(recorded, tuple):
-        kind, how, message = recorded
-        failure = FailureDesc(kind=kind, type=how, message=message)
-        desc = msgspec.structs.replace(desc, failure=failure)
-    else:
-        desc = tfk.Capture(desc).with_state(recorded).desc
-    verdict = judge(desc, Answer(end), timeout=5.0)
-    assert (verdict.verdict, verdict.holds) == (word, word == "reproduced")
-    is_on_record = recorded not in (None, "not compiled")
-    assert ("recorded:" in verdict.details) == (is_on_record and word != "reproduced")
-
-
-@pytest.mark.parametrize(
-    ("state", "outcome", "word"),
-    [
-        ("not finished", Compiled(1.0), "not reproduced"),
-        ("not compiled", Compiled(1.0), "compiles"),
-        ("not finished", FAILED, "not reproduced"),
-        ("not compiled", FAILED, "does not compile"),
-    ],
-)
-def test_a_backend_that_returns_does_not_reproduce_a_death(
-    state: Any, outcome: Any, word: str
-) -> None:
-    """The verdict on a frame whose backend did not return depends on the reply of a child."""
-    verdict = judge(frame().with_state(state).desc, Answer(outcome), timeout=5.0)
-    assert verdict.verdict == word

@@ -321,21 +321,6 @@ def test_the_report_counts_what_is_not_compared() -> None:
     ]
 
 
-@pytest.mark.parametrize("runs", ["0", "-1", "x"])
-def test_a_number_of_runs_below_one_is_bad_usage(
-    frame: Path, runs: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The command and the Python function refuse the number."""
-    with pytest.raises(SystemExit, match="2"):
-        main(["fuzz", "--runs", runs, str(frame)])
-    assert "--runs" in capsys.readouterr().err
-    if runs != "x":
-        with pytest.raises(
-            tfk.CaptureError, match=r"^runs: invalid value; expected an integer of at least 1"
-        ):
-            run(frame, "planted_right", runs=int(runs))
-
-
 def test_a_path_that_cannot_be_written_is_refused_before_anything_runs(
     frame: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
