@@ -7,20 +7,19 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 from places import GOLDEN
 from planting import plant
-from processes import environment, is_there
+from processes import environment, is_there, until
 
 from torch_fakeify import cli
 from torch_fakeify.corpus import dask_cluster
 from torch_fakeify.corpus.results import read_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Generator
     from pathlib import Path
 
 FILES = ("aliases", "boxed", "callables", "contexts", "dtypes", "program_failed", "tensor_strided")
@@ -50,13 +49,6 @@ def planted_waits(gm, inputs):
     while True:
         time.sleep(1)
 '''
-
-
-def until(happened: Callable[[], bool], *running: subprocess.Popen[bytes]) -> None:
-    """Wait until a condition holds that other processes bring about."""
-    while not happened():
-        assert all(process.poll() is None for process in running), "a process has ended"
-        time.sleep(0.02)
 
 
 def started(module: str, *args: str) -> subprocess.Popen[bytes]:
