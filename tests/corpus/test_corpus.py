@@ -43,25 +43,6 @@ SAME = ("symbol_facts", "tensor_detached_symbolic", "tensor_strided_symbolic")
 """Captures of one frame."""
 
 BACKENDS = '''
-import os, signal, time
-from pathlib import Path
-
-
-def planted_hangs(gm, inputs):
-    while True:
-        time.sleep(1)
-
-
-def planted_eats(gm, inputs):
-    held = []
-    while True:
-        held.append(b"x" * (16 << 20))
-
-
-def planted_segfaults(gm, inputs):
-    os.kill(os.getpid(), signal.SIGSEGV)
-
-
 def planted_raises(gm, inputs):
     raise ValueError("\\udc80 is no text")
 

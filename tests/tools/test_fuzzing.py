@@ -30,9 +30,6 @@ pytestmark = pytest.mark.usefixtures("warm_workers")
 
 
 BACKENDS = """
-import os, signal, time
-
-
 def _at(gm, holds, act):
     def call(*args):
         sizes = [a.shape[0] for a in args if getattr(a, "ndim", 0)]

@@ -37,23 +37,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 BACKENDS = '''
-import os, pathlib, signal, subprocess, sys, time
-
-
-def planted_hangs(gm, inputs):
-    while True:
-        time.sleep(1)
+import subprocess, sys
 
 
 def planted_deaf(gm, inputs):
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGABRT})
     planted_hangs(gm, inputs)
-
-
-def planted_eats(gm, inputs):
-    held = []
-    while True:
-        held.append(b"x" * (16 << 20))
 
 
 def planted_feeds(gm, inputs):
@@ -70,10 +59,6 @@ def planted_aborts(gm, inputs):
     os.abort()
 
 
-def planted_segfaults(gm, inputs):
-    os.kill(os.getpid(), signal.SIGSEGV)
-
-
 def planted_killed(gm, inputs):
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -85,7 +70,7 @@ def planted_exits(gm, inputs):
 def planted_leaves(gm, inputs):
     """A process of its own outlives it."""
     left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]).pid
-    pathlib.Path(__file__).with_name("left").write_text(str(left))
+    Path(__file__).with_name("left").write_text(str(left))
     return gm
 '''
 
