@@ -13,7 +13,7 @@ from places import GOLDEN
 import torch_fakeify as tfk
 from torch_fakeify._atomic_write import check_not_input
 from torch_fakeify.cli import main
-from torch_fakeify.corpus.command import Outputs, replay_corpus
+from torch_fakeify.corpus.command import replay_corpus
 from torch_fakeify.corpus.jobs import Job
 from torch_fakeify.errors import WriteError
 from torch_fakeify.serialization.capture_file import read_capture
@@ -59,9 +59,9 @@ def test_an_output_that_is_the_input_is_refused(source: Path, way: Callable[[Pat
         report(source, output)
     with pytest.raises(WriteError, match="the output is an input"):
         FuzzReport({}, source=source).save(output)
-    for outputs in (Outputs(jsonl=str(output)), Outputs(junit=str(output))):
+    for outputs in ({"jsonl": str(output)}, {"junit": str(output)}):
         with pytest.raises(WriteError, match="the output is an input"):
-            replay_corpus([str(source)], Job("compile", "eager"), jobs=1, outputs=outputs)
+            replay_corpus([str(source)], Job("compile", "eager"), jobs=1, **outputs)
     assert source.read_bytes() == GOLDEN.read_bytes()
 
 

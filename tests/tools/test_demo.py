@@ -109,5 +109,5 @@ def test_a_second_demo_has_a_folder_of_its_own(
     """What an earlier one left is not changed."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tour, "run", lambda *_, **__: ScriptReport())
-    folders = [tour.show_tour(lambda _: None).folder.name for _ in range(2)]
+    folders = [tour.show_tour(lambda _: None)[0].name for _ in range(2)]
     assert folders == ["torch-fakeify-demo", "torch-fakeify-demo-2"]
