@@ -23,7 +23,7 @@ from torch_fakeify.records.tensor import FunctionValue, StackDesc
 from torch_fakeify.render.show import show_lines, table_lines
 from torch_fakeify.serialization.capture_file import read_capture, write_capture
 from torch_fakeify.tools.replaying import replay_capture
-from torch_fakeify.tools.worker import main as worker
+from torch_fakeify.tools.worker import tasks
 from torch_fakeify.tools.worker.client import ask
 from torch_fakeify.tools.worker.replies import Refused
 
@@ -382,10 +382,10 @@ def test_demo_rebuilds_the_frame_in_another_process(command: Command, tmp_path: 
 def test_the_child_of_the_demo_reports_modules_that_it_must_not_have(dynamic: Path) -> None:
     """The demo checks that the other process has not imported the model's code."""
     request = {"file": str(dynamic), "backend": "eager", "sizes": [], "absent": ["torch.nn", "x"]}
-    with worker._SETTINGS:  # which a worker sets until it exits
+    with tasks._SETTINGS:  # which a worker sets until it exits
         with pytest.raises(tfk.CaptureError, match=r"found torch\.nn$"):
-            worker.run_capture(request)
-        assert worker.run_capture({**request, "absent": ["x"]}).runs == []
+            tasks.run_capture(request)
+        assert tasks.run_capture({**request, "absent": ["x"]}).runs == []
 
 
 def test_the_child_of_the_demo_reports_a_difference(dynamic: Path) -> None:
@@ -397,8 +397,8 @@ def test_the_child_of_the_demo_reports_a_difference(dynamic: Path) -> None:
         return lambda *args: tuple(out + 0.5 for out in gm(*args))
 
     request = {"file": str(dynamic), "backend": "off_by_a_half", "sizes": [{}], "absent": []}
-    with worker._SETTINGS:
-        (run,) = worker.run_capture(request).runs
+    with tasks._SETTINGS:
+        (run,) = tasks.run_capture(request).runs
     assert run["difference"] == pytest.approx(0.5)
 
 

@@ -152,7 +152,7 @@ def test_a_reported_exception_has_its_innermost_frames(
     assert answer.outcome.error.type == "builtins.KeyError"
     found = replaying.judge(desc, answer, timeout=1)
     assert (found.verdict, found.details[0]) == ("crashes", "  KeyError: 'no such'")
-    assert found.details[-1].endswith(" in main")
+    assert found.details[-1].endswith(" in carry_out")
 
 
 def test_a_child_leaves_no_process(
