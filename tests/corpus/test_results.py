@@ -252,12 +252,13 @@ def test_a_comparison_loses_no_capture(
     words = {True: "compiles", False: "hangs"}
     before, after = ([row(name, words[ok]) for name, ok in part] for part in (earlier, now))
     found = compare(before, after)
-    failing = [c.after for c in (*found.newly_fails, *found.still_fails)]
+    changes = found.changes
+    failing = [c.after for c in (*changes["newly fails"], *changes["still fails"])]
     assert sorted(r.file for r in failing if r) == sorted(r.file for r in after if not r.holds)
-    assert {c.before.file for c in found.missing if c.before} == {a for a, _ in earlier} - {
+    assert {c.before.file for c in changes["missing"] if c.before} == {a for a, _ in earlier} - {
         a for a, _ in now
     }
-    assert not compare(before, before).newly_fails
+    assert not compare(before, before).changes["newly fails"]
 
 
 def test_a_comparison_lists_other_versions_and_backends() -> None:

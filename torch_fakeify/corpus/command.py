@@ -56,7 +56,7 @@ class CorpusReport:
         """The captures that do not hold; with a comparison, those that held or did not exist earlier."""
         if self.comparison is None:
             return [row for row in self.rows if not row.holds]
-        return [c.after for c in self.comparison.newly_fails if c.after is not None]
+        return [c.after for c in self.comparison.changes["newly fails"] if c.after is not None]
 
     def lines(self, columns: int | None = None) -> list[str]:
         """Format the captures that do not hold, the comparison, and the counts by verdict, for a terminal."""
