@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from torch_fakeify.corpus.jobs import Job
     from torch_fakeify.render.show import Part
-    from torch_fakeify.tools.minify.results import Progress
     from torch_fakeify.tools.run_script import ScriptReport
 
 DONE, DOES_NOT_HOLD, BAD = 0, 1, 2
@@ -442,7 +441,10 @@ def _minify(args: argparse.Namespace) -> int:
                 args.output,
                 **_options(args, *_COMPILING, "accuracy", "sizes", "seed", "jobs"),
                 script=not args.no_script,
-                progress=lambda now: show(f"minify: {_progress_text(now)}"),
+                progress=lambda now: show(
+                    f"minify: {now.tried} tried, {count_text(now.extent.operations, 'operation')} left; "
+                    f"now {now.reduction}"
+                ),
             )
     except NotFailingError as error:
         _print_error(f"torch-fakeify: {error}")
@@ -485,11 +487,6 @@ def _issue(args: argparse.Namespace) -> int:
     if report.outcome is None or report.outcome.fails is None:
         return BAD
     return DONE if report.outcome.fails else DOES_NOT_HOLD
-
-
-def _progress_text(now: Progress) -> str:
-    left = count_text(now.extent.operations, "operation")
-    return f"{now.tried} tried, {left} left; now {now.reduction}"
 
 
 def _doctor(args: argparse.Namespace) -> int:

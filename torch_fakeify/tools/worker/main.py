@@ -96,7 +96,6 @@ def _kill_if_parent_exits(pid: int) -> None:
 
 
 def _run_child(job: Mapping[str, str]) -> NoReturn:
-    """Run one request in the forked child and exit."""
     status = 1
     try:
         os.setsid()

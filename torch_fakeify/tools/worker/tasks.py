@@ -160,7 +160,6 @@ def _time_calls(capture: Capture, compiled: Callable[..., Any], device: str | No
 
 
 def _synchronize() -> None:
-    """Wait for the accelerator, if there is one."""
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
 

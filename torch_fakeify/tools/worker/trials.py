@@ -140,7 +140,6 @@ class EagerComparison:
         return None if _is_as_accurate(mine, eager, right) else Wrong(stage, text)
 
     def _names(self, stage: str, run: _Run) -> list[str]:
-        """Name the values of a stage, for messages."""
         inputs = [*map(readable_name, self._frame.desc.inputs)]
         if stage == "backward":
             return [f"gradient of `{inputs[at]}`" for at in run.differentiated]
