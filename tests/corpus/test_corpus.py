@@ -6,11 +6,8 @@ import random
 import shlex
 import shutil
 import signal
-import subprocess
-import sys
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -23,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from places import GOLDEN
 from planting import plant
-from processes import COMMAND, environment, is_there, until
+from processes import is_there, started, until
 
 import torch_fakeify as tfk
 from torch_fakeify import cli
@@ -185,15 +182,7 @@ def test_an_interrupted_run_is_resumed(planted: Path, tmp_path: Path) -> None:
     place, total = corpus(tmp_path / "c", *names), len(names)
     (planted / "wait").touch()
     command = ("replay", str(place), "--backend", "planted_fifth", "--jsonl", str(tmp_path / "r"))
-    run = subprocess.Popen(
-        [sys.executable, *COMMAND, *command, "--jobs", "1"],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        # The background job of a shell ignores the signal, and so would the processes that it starts.
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
-    )
+    run = started(*command, "--jobs", "1")
     with run:
         try:
             until((planted / "waits").exists)
@@ -225,14 +214,9 @@ def test_a_killed_caller_ends_its_children(planted: Path, tmp_path: Path) -> Non
     (planted / "waits").unlink(missing_ok=True)
     (planted / "wait").touch()
     command = ("replay", str(GOLDEN / "aliases.fkf"), "--backend", "planted_fifth", "--jobs", "1")
-    run = subprocess.Popen(
-        [sys.executable, *COMMAND, *command],
-        env=environment(),
-        cwd=tmp_path,
-    )
-    until((planted / "waits").exists)
-    run.kill()
-    run.wait()
+    with started(*command, cwd=tmp_path) as run:
+        until((planted / "waits").exists)
+        run.kill()
     pid = int((planted / "log").read_text().split()[-1])
     until(lambda: not is_there(pid))
 

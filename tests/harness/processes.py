@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -84,6 +85,21 @@ def is_there(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def started(*args: str, **options: Any) -> subprocess.Popen[str]:
+    """Start a command in a process of its own, with pipes, which Ctrl-C interrupts.
+
+    The options are those of ``Popen``. The background job of a shell would ignore the signal.
+    """
+    return subprocess.Popen(
+        [sys.executable, *COMMAND, *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        **{"env": environment(), **options},
+    )
 
 
 def until(

@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from captured_frames import only_capture_of
-from processes import COMMAND, PACKAGE, environment, fresh
+from processes import COMMAND, PACKAGE, environment, fresh, started
 from registered_backends import write_backends
 
 import torch_fakeify as tfk
@@ -29,6 +28,9 @@ from torch_fakeify.tools.worker.fork_server import ForkServer
 from torch_fakeify.tools.worker.replies import (
     Found,
 )
+
+if TYPE_CHECKING:
+    import subprocess
 
 
 @pytest.fixture
@@ -106,15 +108,8 @@ def test_the_command_finds_a_backend_in_its_directory(home: Path) -> None:
 
 
 def start(*args: str) -> subprocess.Popen[str]:
-    """Start the command in a process of its own, with pipes."""
-    return subprocess.Popen(
-        [sys.executable, *COMMAND, *args],
-        env=environment(PYTHONPATH=os.pathsep.join([PACKAGE, "lib"])),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
+    """Start the command with the backends in the folder ``lib``."""
+    return started(*args, env=environment(PYTHONPATH=os.pathsep.join([PACKAGE, "lib"])))
 
 
 def children_of(pid: int) -> list[str]:
@@ -138,7 +133,7 @@ def test_an_interrupted_command_prints_one_line_and_leaves_no_process(
     """A waiting command ends with the signal's exit status and one line on standard error."""
     process = start(command, "--backend", "hangs", "frame.fkf")
     deadline = time.monotonic() + 60
-    while not (started := children_of(process.pid)) and time.monotonic() < deadline:
+    while not (children := children_of(process.pid)) and time.monotonic() < deadline:
         time.sleep(0.05)
     time.sleep(2)
     process.send_signal(number)
@@ -146,8 +141,8 @@ def test_an_interrupted_command_prints_one_line_and_leaves_no_process(
     assert process.returncode == status
     assert err.splitlines()[0].startswith(f"torch-fakeify: {line}" if number == 2 else "torch-")
     assert len(err.splitlines()) == 1
-    assert started
-    assert not any(Path(f"/proc/{child}").exists() for child in started)
+    assert children
+    assert not any(Path(f"/proc/{child}").exists() for child in children)
 
 
 @pytest.mark.parametrize("command", ["doctor", "demo --check"])
@@ -240,14 +235,14 @@ def test_an_interrupted_fork_server_leaves_no_process(
 
     monkeypatch.setattr(fork_server, "_Job", interrupted)
     server = ForkServer()
-    started: list[Any] = []
+    processes: list[Any] = []
     real = client.start
     monkeypatch.setattr(
-        fork_server, "start", lambda *a, **k: started.append(real(*a, **k)) or started[-1]
+        fork_server, "start", lambda *a, **k: processes.append(real(*a, **k)) or processes[-1]
     )
     with pytest.raises(KeyboardInterrupt):
         server.ask({"task": "backend", "backend": None}, timeout=100)
-    assert started[0].returncode is not None
+    assert processes[0].returncode is not None
 
 
 # --- what minify leaves on record --------------------------------------------------------------
