@@ -104,9 +104,9 @@ def test_sizes_satisfy_every_guard_of_torchs(every: int) -> None:
             continue
         search = SizeSearch(desc)
         found = list(itertools.islice(search, 12)) if search.example else []
-        assert path not in models or len(found) == 12
-        assert not found or found[0].items() >= search.example.items()
-        assert len({tuple(sizes[n] for n in search.example) for sizes in found}) == len(found)
+        if path in models:
+            assert found[0].items() >= search.example.items()
+            assert len({tuple(sizes[n] for n in search.example) for sizes in found}) == 12
         env = tfk.restore(desc.shape_env) if found else None
         for sizes in found:
             values = {s: sizes.get(s.name) for s in env.backed_var_to_val}
