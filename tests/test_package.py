@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import json
 import pickle
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,7 +21,6 @@ from torch_fakeify import errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 ERRORS = [
     value
@@ -109,9 +110,12 @@ def test_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_dir_lists_the_public_names() -> None:
-    """``dir`` has the public names and modules, and nothing else."""
+    """``dir`` has the public names and modules, which are those that type checkers see."""
     modules = ["cli", "corpus", "dropin", "errors", "frontend", "pytest_plugin"]
     assert dir(tfk) == sorted([*tfk.__all__, *modules])
+    tree = ast.parse(Path(str(tfk.__file__)).read_text(encoding="utf-8"))
+    imports = [entry for entry in ast.walk(tree) if isinstance(entry, ast.ImportFrom)]
+    assert {a.asname for entry in imports for a in entry.names if a.asname} == {*dir(tfk)}
 
 
 def raised(cls: type[errors.FakeifyError]) -> errors.FakeifyError:
