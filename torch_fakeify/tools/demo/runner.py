@@ -77,14 +77,7 @@ class DemoReport:
             *indented(table_lines(self._recorded_rows())),
             "",
             f"Rebuilt in process {self.pids[1]}, which has the file, no model code and no weights:",
-            *indented(
-                table_lines(
-                    [
-                        ("loaded in", f"{self.reply.load:,.0f} ms"),
-                        ("compiled in", f"{self.reply.compile:,.0f} ms by {self.backend}"),
-                    ]
-                )
-            ),
+            *indented(table_lines(self._rebuilt_rows())),
             "",
             f"Run there on synthetic inputs, {self.backend} beside eager:",
             *indented(table_lines(self._run_rows())),
@@ -107,6 +100,12 @@ class DemoReport:
             ("guards", str(len(self.desc.guards))),
             ("asserts", str(len(self.desc.runtime_asserts))),
             ("recorded in", f"{self.record_ms:,.0f} ms, tracing included"),
+        ]
+
+    def _rebuilt_rows(self) -> list[tuple[str, str]]:
+        return [
+            ("loaded in", f"{self.reply.load:,.0f} ms"),
+            ("compiled in", f"{self.reply.compile:,.0f} ms by {self.backend}"),
         ]
 
     def _run_rows(self) -> list[Sequence[str]]:
