@@ -16,7 +16,7 @@ from xml.etree import ElementTree as ET
 import pytest
 import torch
 from captured_frames import captures_of
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from places import GOLDEN
 from planting import plant
@@ -378,6 +378,7 @@ def decided(result: Path) -> dict[str, Row]:
     gone=st.sampled_from(RESUMED),
     seed=st.integers(0, 1000),
 )
+@example([dict.fromkeys(RESUMED[:2], "dies"), dict.fromkeys(RESUMED[:2], "stops")], RESUMED[0], 0)
 def test_a_resumed_run_compiles_what_has_no_verdict_of_its_own(
     runs: list[dict[str, str]], gone: str, seed: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -26,6 +26,7 @@ KILLED = ("crashes", "SIGKILL", "Killed")
 LEFT = ("crashes", "exit status 3", "")
 RAISED = ("raises", "m.E", "s3 at 0x1")
 FAILED = raised("builtins.ValueError", "no")
+INTERRUPTED = raised("builtins.KeyboardInterrupt", "")
 
 
 @pytest.mark.parametrize(
@@ -54,6 +55,8 @@ FAILED = raised("builtins.ValueError", "no")
         ("not finished", Ended("crashes", 0), "reproduced", "the process ended with exit status 0"),
         ("not finished", Compiled(1.0), "not reproduced", "compiled in 1 ms"),
         ("not finished", FAILED, "not reproduced", "recorded:"),
+        ("not finished", INTERRUPTED, "reproduced", "  KeyboardInterrupt"),
+        (None, INTERRUPTED, "does not compile", "  KeyboardInterrupt"),
         ("not compiled", Ended("crashes", -11), "crashes", "the process was ended by SIGSEGV"),
         ("not compiled", Compiled(1.0), "compiles", "compiled in 1 ms"),
         ("not compiled", FAILED, "does not compile", "  ValueError: no"),
