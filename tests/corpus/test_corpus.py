@@ -378,7 +378,11 @@ def decided(result: Path) -> dict[str, Row]:
     gone=st.sampled_from(RESUMED),
     seed=st.integers(0, 1000),
 )
-@example([dict.fromkeys(RESUMED[:2], "dies"), dict.fromkeys(RESUMED[:2], "stops")], RESUMED[0], 0)
+@example(
+    runs=[dict.fromkeys(RESUMED[:2], "dies"), dict.fromkeys(RESUMED[:2], "stops")],
+    gone=RESUMED[0],
+    seed=0,
+)
 def test_a_resumed_run_compiles_what_has_no_verdict_of_its_own(
     runs: list[dict[str, str]], gone: str, seed: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
