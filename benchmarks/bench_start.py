@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 REPLAY = at_most(1.1)
 _PARENT = "import torch_fakeify.cli as cli, torch_fakeify.tools.replaying; cli._parser()"
-_CHILD = "import torch_fakeify.tools.worker.main"
+_CHILD = "import torch_fakeify.tools.worker.tasks"
 _MODULES = f"{_CHILD}, sys; print(*(m for m in sys.modules if m.split('.')[0] == 'torch'))"
 
 

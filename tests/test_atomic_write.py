@@ -11,6 +11,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from pathlib import Path
@@ -40,11 +41,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def names(directory: Path) -> list[str]:
     """Return the names in a directory."""
     return sorted(entry.name for entry in directory.iterdir())
-
-
-def run(code: str, *args: str | Path, **options: Any) -> str:
-    """Return what a script prints in a process of its own."""
-    return fresh("-c", textwrap.dedent(code), *args, **options).stdout
 
 
 # --- killed at any moment -------------------------------------------------------------------------
@@ -182,25 +178,34 @@ def test_many_processes_save_to_one_path(pair: tuple[Path, Path], tmp_path: Path
 
 # --- disks and paths ------------------------------------------------------------------------------
 
-ON_A_SMALL_DISK = """
-    import os, subprocess, sys
-    from pathlib import Path
-    from torch_fakeify.errors import WriteError
-    from torch_fakeify._atomic_write import write_atomic
+AT_A_LIMIT = """
+import os, resource, subprocess, sys
+from pathlib import Path
+from torch_fakeify.errors import WriteError
+from torch_fakeify._atomic_write import write_atomic
 
-    disk = Path(sys.argv[1])
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(disk)], check=True)
-    path = disk / "c.fkf"
-    write_atomic(path, b"old" * 10_000)
-    try:
-        write_atomic(path, bytes(1 << 20))
-    except WriteError as error:
-        print(error)
-    print(path.read_bytes() == b"old" * 10_000, sorted(os.listdir(disk)))
-    (disk / (".c.fkf." + "0" * 16 + ".tmp")).write_bytes(bytes(200_000))
-    write_atomic(path, b"new" * 10_000)
-    print(path.read_bytes() == b"new" * 10_000, sorted(os.listdir(disk)))
+folder = Path(sys.argv[1])
+path = folder / "c.fkf"
+def look():
+    print(path.read_bytes()[:3], path.stat().st_size, sorted(os.listdir(folder)))
+
+{before}
+write_atomic(path, b"old" * 100)
+{limit}
+try:
+    write_atomic(path, bytes(1 << 20))
+except WriteError as error:
+    print(error)
+look()
+{after}
 """
+"""A file is replaced where something keeps it from being written."""
+LEFT = """
+(folder / f".c.fkf.{'0' * 16}.tmp").write_bytes(bytes(200_000))
+write_atomic(path, b"new" * 30_000)
+look()
+"""
+"""Most of the disk is taken by the temporary file of a writer that has ended."""
 
 
 def may_mount() -> bool:
@@ -211,67 +216,35 @@ def may_mount() -> bool:
     return subprocess.run(mount, capture_output=True, check=False).returncode == 0
 
 
-@pytest.mark.skipif(not may_mount(), reason="no process may mount a file system here")
-def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("before", "limit", "after", "found"),
+    [
+        pytest.param(
+            'subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", folder], check=True)', "", LEFT,
+            "No space left on device. Free some space, or choose another disk",
+            marks=pytest.mark.skipif(not may_mount(), reason="no process may mount a file system here"),
+        ),
+        ("", "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))", "",
+         "File too large. Raise the limit on the size of a file, or choose another disk"),
+        pytest.param(
+            "folder.chmod(0o755)", "os.seteuid(65534)", "os.seteuid(0)",
+            "Permission denied. Choose a directory that you may write to",
+            marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root may change the user of a process"),
+        ),
+    ],
+    ids=["a full disk", "the system's limit on files", "no permission"],
+)  # fmt: skip
+def test_a_file_that_cannot_be_replaced_stays(
+    before: str, limit: str, after: str, found: str
+) -> None:
     """The error contains what to do; the temporary files of ended writers are removed first."""
-    printed = run(ON_A_SMALL_DISK, tmp_path, before=["unshare", "-rm"])
-    assert printed.splitlines() == [
-        f"{tmp_path}/c.fkf: the file cannot be written; found No space left on device. "
-        "Free some space, or choose another disk",
-        "True ['c.fkf']",
-        "True ['c.fkf']",
-    ]
-
-
-def test_a_file_above_the_systems_limit_leaves_the_old_file(tmp_path: Path) -> None:
-    """The system's limit on the size of a file raises `WriteError`."""
-    printed = run(
-        """
-        import resource, sys
-        from torch_fakeify.errors import WriteError
-        from torch_fakeify._atomic_write import write_atomic
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-        write_atomic(sys.argv[1], b"old")
-        try:
-            write_atomic(sys.argv[1], bytes(2000))
-        except WriteError as error:
-            print(error)
-        """,
-        tmp_path / "c.fkf",
-    )
-    assert printed == (
-        f"{tmp_path}/c.fkf: the file cannot be written; found File too large. "
-        "Raise the limit on the size of a file, or choose another disk\n"
-    )
-    assert (tmp_path / "c.fkf").read_bytes() == b"old"
-    assert names(tmp_path) == ["c.fkf"]
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may change the user of a process")
-def test_a_directory_without_permission_is_an_error() -> None:
-    """A user who may not write to the directory gets an error, and nothing changes."""
-    printed = run(
-        """
-        import os, sys, tempfile
-        from torch_fakeify.errors import WriteError
-        from torch_fakeify._atomic_write import write_atomic
-        with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-            path = os.path.join(folder, "c.fkf")
-            os.chmod(folder, 0o755)
-            write_atomic(path, b"old")
-            os.seteuid(65534)
-            try:
-                write_atomic(path, b"new")
-            except WriteError as error:
-                print(str(error).replace(path, "PATH"))
-            print(open(path).read(), os.listdir(folder))
-            os.seteuid(0)
-        """
-    )
-    assert printed == (
-        "PATH: the file cannot be written; found Permission denied. "
-        "Choose a directory that you may write to\nold ['c.fkf']\n"
-    )
+    code = AT_A_LIMIT.format(before=before, limit=limit, after=after)
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # which another user may enter
+        unshare = ("unshare", "-rm") if "mount" in before else ()
+        printed = fresh("-c", code, folder, before=unshare).stdout
+        lines = [f"{folder}/c.fkf: the file cannot be written; found {found}"]
+    lines.append("b'old' 300 ['c.fkf']")
+    assert printed.splitlines() == [*lines, *["b'new' 90000 ['c.fkf']"] * (after == LEFT)]
 
 
 def test_a_link_stays_and_its_target_is_written(tmp_path: Path) -> None:

@@ -119,10 +119,18 @@ def test_a_script_prints_json(script: tuple[str, ...]) -> None:
     assert [line["unit"] for line in result["lines"]] == ["MB", "B"]
 
 
-def test_an_unknown_script_is_refused() -> None:
-    """An unknown benchmark is refused, and the error lists those that exist."""
-    done = fresh("-m", "benchmarks", "--rounds", "1", "no_such", cwd=ROOT, status=2)
-    assert "no such script: no_such; there are describe, static, dynamic" in done.stderr
+@pytest.mark.parametrize(
+    ("command", "error"),
+    [
+        (("-m", "benchmarks", "--rounds", "1", "no_such"), "no such script: no_such; there are describe, static, dynamic"),
+        pytest.param((*STATUS, "transformers.no_such"), "no such architecture: transformers.no_such", marks=pytest.mark.sweep),
+    ],
+)  # fmt: skip
+def test_an_unknown_name_is_refused(command: tuple[str, ...], error: str) -> None:
+    """Nothing is run; the error of a benchmark lists those that exist."""
+    if command[1] == STATUS[1]:
+        pytest.importorskip("transformers")
+    assert error in fresh(*command, cwd=ROOT, status=2).stderr
 
 
 def test_the_table_has_every_script() -> None:
@@ -176,14 +184,6 @@ def test_the_status_page_has_the_table_of_its_file() -> None:
     assert all({"error", "not built", "replayed"} & {*row} for row in rows)
     page = (ROOT / "docs/model-status.md").read_text()
     assert page.endswith("\n" + "\n".join(table(json.loads(versions), rows)) + "\n")
-
-
-@pytest.mark.sweep
-def test_an_unknown_architecture_is_refused() -> None:
-    """Nothing is run."""
-    pytest.importorskip("transformers")
-    done = fresh(*STATUS, "transformers.no_such", cwd=ROOT, status=2)
-    assert "no such architecture: transformers.no_such" in done.stderr
 
 
 @pytest.mark.sweep

@@ -69,22 +69,17 @@ def test_run_writes_the_files_of_its_table(
     assert all(re.fullmatch(r"\d{3}-\w+-[0-9a-f]{8}\.fkf", path.name) for path in captures)
 
 
-def test_run_records_a_failure(captures: list[Path]) -> None:
-    """The frame whose backend raised has the exception's type, message and stack as text."""
-    failure = read_capture(captures[-1]).failure
+def test_run_records_failures_and_backends(captures: list[Path]) -> None:
+    """A failure has type, message and stack as text; a backend is named without a memory address."""
+    *good, failed = map(read_capture, captures)
+    failure = failed.failure
     assert failure is not None
     assert (failure.type, failure.message) == ("builtins.ValueError", "cannot compile 1 inputs")
     assert isinstance(failure.stack, StackDesc)
     assert failure.stack.frames[-1].code.startswith('raise ValueError(f"cannot compile')
-    assert all(read_capture(path).failure is None for path in captures[:-1])
-
-
-def test_run_names_backends(captures: list[Path]) -> None:
-    """A capture names the backend that the script uses, without a memory address."""
-    names = [read_capture(path).backend for path in captures]
-    assert names[:4] == ["aot_eager", "mine", "inductor", "eager"]
-    assert names[-1] is not None
-    assert "0x" not in names[-1]
+    assert all(each.failure is None for each in good)
+    assert [each.backend for each in good[:4]] == ["aot_eager", "mine", "inductor", "eager"]
+    assert "0x" not in str(failed.backend)
 
 
 UNRECORDED = """
@@ -210,26 +205,29 @@ def test_run_omits_frames_that_are_not_compiled(command: Command, tmp_path: Path
     assert done.stdout.count(".fkf ") == 1
 
 
-def test_run_refuses_a_missing_script(command: Command, tmp_path: Path) -> None:
-    """A path without a script is refused, and the error contains the path."""
-    done = command("run", "nothing.py", cwd=tmp_path)
-    assert error_of(done) == "nothing.py: there is no such script. Check the path"
-    assert not (tmp_path / "captures").exists()
-
-
-@pytest.mark.sweep
-def test_run_refuses_a_directory_that_cannot_be_written(command: Command, tmp_path: Path) -> None:
-    """The directory is checked before the script starts."""
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (["nothing.py"], "nothing.py: there is no such script. Check the path"),
+        (
+            ["--backend", "nonesuch", "s.py"],
+            "there is no Dynamo backend 'nonesuch'; expected one of ",
+        ),
+        pytest.param(
+            ["--out", "file", "s.py"],
+            "file: the directory cannot be written",
+            marks=pytest.mark.sweep,
+        ),
+    ],
+)
+def test_run_refuses_what_cannot_be_before_the_script_starts(
+    command: Command, tmp_path: Path, options: list[str], error: str
+) -> None:
+    """A missing script, an unknown backend, a file in place of the directory."""
+    (tmp_path / "s.py").write_text("print('started')")
     (tmp_path / "file").write_text("keep me")
-    done = run_text(command, tmp_path, "print('started')", "--out", "file")
-    assert "the directory cannot be written" in error_of(done)
+    done = command("run", *options, cwd=tmp_path)
+    assert error_of(done).startswith(error)
     assert done.stdout == ""
+    assert {path.name for path in tmp_path.iterdir()} == {"s.py", "file"}
     assert (tmp_path / "file").read_text() == "keep me"
-
-
-def test_run_refuses_an_unknown_backend(command: Command, tmp_path: Path) -> None:
-    """A backend that is not registered is refused before the script starts."""
-    done = run_text(command, tmp_path, "print('started')", "--backend", "nonesuch")
-    assert error_of(done).startswith("there is no Dynamo backend 'nonesuch'; expected one of ")
-    assert done.stdout == ""
-    assert not (tmp_path / "captures").exists()

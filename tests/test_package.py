@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import json
 import pickle
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,7 +21,6 @@ from torch_fakeify import errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 ERRORS = [
     value
@@ -34,17 +35,10 @@ def printed(code: str) -> str:
 
 
 def test_import_is_light() -> None:
-    """Importing the package imports neither torch nor sympy nor numpy."""
+    """The package and its errors import neither torch nor sympy nor numpy."""
+    code = "import sys, torch_fakeify as t; t.FakeifyError, t.FormatError"
     heavy = "{'torch', 'sympy', 'numpy', 'msgspec'}"
-    assert printed(f"import sys, torch_fakeify; print(sorted({heavy} & set(sys.modules)))") == "[]"
-
-
-def test_errors_are_light() -> None:
-    """Importing an error class does not import torch."""
-    out = printed(
-        "import sys, torch_fakeify as t; t.FakeifyError, t.FormatError; print('torch' in sys.modules)"
-    )
-    assert out == "False"
+    assert printed(f"{code}; print(sorted({heavy} & set(sys.modules)))") == "[]"
 
 
 @pytest.mark.parametrize("name", tfk.__all__)
@@ -71,10 +65,11 @@ def test_public_modules_need_no_import_of_their_own(module: str, name: str) -> N
     assert printed(f"import torch_fakeify as t; print(t.{module}.{name}.__name__)") == name
 
 
-def test_every_error_is_public() -> None:
+def test_every_error_is_public_and_of_one_base() -> None:
     """An error can be caught without an import of the module that defines it."""
     assert {cls.__name__ for cls in ERRORS} <= set(tfk.__all__)
     assert all(getattr(tfk, cls.__name__) is cls for cls in ERRORS)
+    assert all(issubclass(cls, errors.FakeifyError) for cls in ERRORS)
 
 
 @pytest.mark.sweep
@@ -86,38 +81,26 @@ def test_a_star_import_brings_every_public_name() -> None:
     assert printed(code) == "set()"
 
 
-@pytest.fixture(scope="module")
-def checked(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[str]]:
-    """The messages of pyright on a user's file."""
+def test_a_type_checker_finds_every_public_name_and_no_other(tmp_path: Path) -> None:
+    """Names and modules have known types, without an import of a submodule; a misspelled one is an error."""
     pytest.importorskip("pyright", reason="needs the `dev` extra: pip install '.[dev]'")
-    place: Path = tmp_path_factory.mktemp("typed")
-
-    def check(text: str) -> list[str]:
-        (place / "user.py").write_text(f"import torch_fakeify as tfk\n{text}\n")
-        (place / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
-        options = ["--outputjson", "--pythonpath", sys.executable]
-        done = subprocess.run(
-            [sys.executable, "-m", "pyright", *options],
-            cwd=place, capture_output=True, text=True, check=False, timeout=240,
-        )  # fmt: skip
-        found = json.loads(done.stdout)["generalDiagnostics"]
-        return [each["message"] for each in found]
-
-    return check
-
-
-def test_a_type_checker_finds_every_public_name(checked: Callable[[str], list[str]]) -> None:
-    """Names and modules have known types, without an import of a submodule."""
     names = [*tfk.__all__, "cli.main", "pytest_plugin.pytest_addoption", "corpus.replay_all"]
-    names += ["dropin.install", "errors.FormatError", "frontend.Trace"]
-    assert checked("\n".join(f"print(tfk.{name})" for name in names)) == []
-
-
-def test_a_type_checker_refuses_other_names(checked: Callable[[str], list[str]]) -> None:
-    """A misspelled name is an error and has not the type ``Any``."""
-    messages = checked("print(tfk.nothing, tfk.capturee)\nfrom torch_fakeify import Captured")
-    for name in ("nothing", "capturee", "Captured"):
-        assert any(f'"{name}" is' in message for message in messages), name
+    names += ["dropin.install", "errors.FormatError", "frontend.Trace", "nothing", "capturee"]
+    lines = ["import torch_fakeify as tfk", *(f"print(tfk.{name})" for name in names)]
+    lines.append("from torch_fakeify import Captured")
+    (tmp_path / "user.py").write_text("\n".join(lines))
+    (tmp_path / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
+    done = subprocess.run(
+        [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable],
+        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=240,
+    )  # fmt: skip
+    found = json.loads(done.stdout)["generalDiagnostics"]
+    errors_at = {each["range"]["start"]["line"] for each in found}
+    assert {lines[at] for at in errors_at} == {
+        "print(tfk.nothing)",
+        "print(tfk.capturee)",
+        "from torch_fakeify import Captured",
+    }
 
 
 def test_unknown_name_is_an_attribute_error() -> None:
@@ -127,16 +110,12 @@ def test_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_dir_lists_the_public_names() -> None:
-    """``dir`` has the public names and modules, and nothing else."""
+    """``dir`` has the public names and modules, which are those that type checkers see."""
     modules = ["cli", "corpus", "dropin", "errors", "frontend", "pytest_plugin"]
     assert dir(tfk) == sorted([*tfk.__all__, *modules])
-
-
-def test_all_errors_have_one_base() -> None:
-    """Every exception class of the package derives from ``FakeifyError``."""
-    classes = [value for value in vars(errors).values() if isinstance(value, type)]
-    assert classes
-    assert all(issubclass(cls, errors.FakeifyError) for cls in classes)
+    tree = ast.parse(Path(str(tfk.__file__)).read_text(encoding="utf-8"))
+    imports = [entry for entry in ast.walk(tree) if isinstance(entry, ast.ImportFrom)]
+    assert {a.asname for entry in imports for a in entry.names if a.asname} == {*dir(tfk)}
 
 
 def raised(cls: type[errors.FakeifyError]) -> errors.FakeifyError:

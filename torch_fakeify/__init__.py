@@ -76,60 +76,28 @@ if TYPE_CHECKING:
     from . import errors as errors
     from . import frontend as frontend
     from . import pytest_plugin as pytest_plugin
-    from .errors import (
+    from .versions import TorchVersionWarning as TorchVersionWarning
+    from .errors import (  # isort: skip - it would be a statement for each name
         CaptureError as CaptureError,
-    )
-    from .errors import (
         ConvertError as ConvertError,
-    )
-    from .errors import (
         FakeifyError as FakeifyError,
-    )
-    from .errors import (
         FakeKernelError as FakeKernelError,
-    )
-    from .errors import (
         FormatError as FormatError,
-    )
-    from .errors import (
         LimitError as LimitError,
-    )
-    from .errors import (
         MissingFileError as MissingFileError,
-    )
-    from .errors import (
         MissingScriptError as MissingScriptError,
-    )
-    from .errors import (
         NotFailingError as NotFailingError,
-    )
-    from .errors import (
         ScriptError as ScriptError,
-    )
-    from .errors import (
         ShapeEnvError as ShapeEnvError,
-    )
-    from .errors import (
         StubError as StubError,
-    )
-    from .errors import (
         UnknownNameError as UnknownNameError,
-    )
-    from .errors import (
         UnsupportedTensorError as UnsupportedTensorError,
-    )
-    from .errors import (
         UnsupportedValueError as UnsupportedValueError,
-    )
-    from .errors import (
         VersionError as VersionError,
-    )
-    from .errors import (
         WriteError as WriteError,
     )
-    from .versions import TorchVersionWarning as TorchVersionWarning
 
-from ._version import __version__
+from ._version import __version__ as __version__
 
 _HOME = {
     "Capture": "frames.captures",
@@ -213,88 +181,8 @@ _HOME = {
 _MODULES = frozenset({"cli", "corpus", "dropin", "errors", "frontend", "pytest_plugin"})
 """Modules that can be used as attributes without an import."""
 
-__all__ = [
-    "Capture",
-    "CaptureError",
-    "Checkpoint",
-    "ConvertError",
-    "Diagnosis",
-    "FakeDifference",
-    "FakeKernel",
-    "FakeKernelError",
-    "FakeifyError",
-    "FakesReport",
-    "FormatError",
-    "FrameDiff",
-    "FuzzReport",
-    "InferredFakes",
-    "Instance",
-    "KnownFact",
-    "LimitError",
-    "Limits",
-    "MetaConverter",
-    "MetaStorageDesc",
-    "MetaTensorDesc",
-    "MetaTensorDescriber",
-    "MinifyReport",
-    "MissingFileError",
-    "MissingScriptError",
-    "NotFailingError",
-    "RecordWarning",
-    "Recording",
-    "ReplayReport",
-    "ScriptError",
-    "ScriptReport",
-    "SettingsWarning",
-    "ShapeEnvDesc",
-    "ShapeEnvError",
-    "StubError",
-    "TorchVersionWarning",
-    "UnknownNameError",
-    "UnsupportedTensorError",
-    "UnsupportedValueError",
-    "VersionError",
-    "WriteError",
-    "WrittenReport",
-    "__version__",
-    "capture",
-    "check_bindings",
-    "check_fakes",
-    "checkpoint",
-    "describe_tensor",
-    "diff",
-    "doctor",
-    "dumps",
-    "entailment",
-    "entails",
-    "from_trace_log",
-    "fuzz",
-    "handoff",
-    "infer_fake",
-    "inferring_fakes",
-    "insert_guards",
-    "insert_runtime_asserts",
-    "learn",
-    "loads",
-    "minify",
-    "record",
-    "recording",
-    "refakeify",
-    "register_subclass",
-    "replay_capture",
-    "report",
-    "repropagate",
-    "restore",
-    "retrace",
-    "run",
-    "snapshot",
-    "strip_guards",
-    "transplant",
-    "why",
-]
-
-
-if not TYPE_CHECKING:  # else type checkers accept any name
+if not TYPE_CHECKING:  # type checkers read the imports above, and would accept any name
+    __all__ = ["__version__", *_HOME]
 
     def __getattr__(name: str) -> Any:
         if name in _MODULES:
@@ -304,9 +192,8 @@ if not TYPE_CHECKING:  # else type checkers accept any name
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(import_module(f"{__name__}.{home}"), name)
 
-
-def __dir__() -> list[str]:
-    return [*__all__, *_MODULES]
+    def __dir__() -> list[str]:
+        return [*__all__, *_MODULES]
 
 
 def _install_requested() -> None:

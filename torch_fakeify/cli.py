@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from torch_fakeify.corpus.jobs import Job
     from torch_fakeify.render.show import Part
-    from torch_fakeify.tools.minify.results import Progress
     from torch_fakeify.tools.run_script import ScriptReport
 
 DONE, DOES_NOT_HOLD, BAD = 0, 1, 2
@@ -200,9 +199,14 @@ def _show(args: argparse.Namespace) -> int:
     from torch_fakeify.render.show import PARTS, loss_lines, section_lines, show_lines
     from torch_fakeify.render.summary import summary_lines
 
+    limits = Limits.none() if args.trust else None
     if Path(args.file).is_dir() and not (args.json or args.privacy):
-        return _show_directory(args)
-    desc = read_capture(args.file, limits=Limits.none() if args.trust else None)
+        from torch_fakeify.corpus.listing import list_captures
+
+        listing = list_captures(args.file, limits=limits)
+        print_lines(listing.lines(terminal_columns()))
+        return BAD if listing.errors else DONE
+    desc = read_capture(args.file, limits=limits)
     parts: list[Part] = [part for part in PARTS if getattr(args, part)]
     if args.json:
         print(_escape_json(dumps(desc).decode("utf-8")))
@@ -223,14 +227,6 @@ def _show(args: argparse.Namespace) -> int:
             summary_lines(desc, file=args.file, columns=terminal_columns(), torch_names=names)
         )
     return DONE
-
-
-def _show_directory(args: argparse.Namespace) -> int:
-    from torch_fakeify.corpus.listing import list_captures
-
-    listing = list_captures(args.file, limits=Limits.none() if args.trust else None)
-    print_lines(listing.lines(terminal_columns()))
-    return BAD if listing.errors else DONE
 
 
 def _escape_json(text: str) -> str:
@@ -287,7 +283,7 @@ def _is_corpus(args: argparse.Namespace) -> bool:
 
 
 def _replay_corpus(args: argparse.Namespace) -> int:
-    from torch_fakeify.corpus.command import Outputs, replay_corpus
+    from torch_fakeify.corpus.command import replay_corpus
     from torch_fakeify.tools.replaying import FAILURES
     from torch_fakeify.tools.run_failures import short_path
 
@@ -305,7 +301,7 @@ def _replay_corpus(args: argparse.Namespace) -> int:
         jobs=args.jobs or _cores(),
         dask=args.dask,
         every=args.all,
-        outputs=Outputs(args.jsonl, args.junit, args.against, args.resume),
+        **_options(args, "jsonl", "junit", "against", "resume"),
     )
     print_lines(report.lines(terminal_columns()))
     failed = next((row.file for row in report.wrong if row.verdict in FAILURES), None)
@@ -445,7 +441,10 @@ def _minify(args: argparse.Namespace) -> int:
                 args.output,
                 **_options(args, *_COMPILING, "accuracy", "sizes", "seed", "jobs"),
                 script=not args.no_script,
-                progress=lambda now: show(f"minify: {_progress_text(now)}"),
+                progress=lambda now: show(
+                    f"minify: {now.tried} tried, {count_text(now.extent.operations, 'operation')} left; "
+                    f"now {now.reduction}"
+                ),
             )
     except NotFailingError as error:
         _print_error(f"torch-fakeify: {error}")
@@ -490,11 +489,6 @@ def _issue(args: argparse.Namespace) -> int:
     return DONE if report.outcome.fails else DOES_NOT_HOLD
 
 
-def _progress_text(now: Progress) -> str:
-    left = count_text(now.extent.operations, "operation")
-    return f"{now.tried} tried, {left} left; now {now.reduction}"
-
-
 def _doctor(args: argparse.Namespace) -> int:
     from torch_fakeify.tools.doctor import doctor
 
@@ -514,7 +508,8 @@ def _demo(args: argparse.Namespace) -> int:
 
         if args.backend is not None or args.imports:
             args.parser.error("--backend and --import are for --check: the demo plants a backend")
-        return DONE if show_tour(_say).holds else DOES_NOT_HOLD
+        _, problem = show_tour(_say)
+        return DOES_NOT_HOLD if problem else DONE
     from torch_fakeify.tools.demo.runner import run_demo
 
     report = run_demo(args.backend or "inductor", args.imports)

@@ -96,15 +96,7 @@ def check_type(
     *,
     fix: str | None = None,
 ) -> None:
-    """Raise an error unless an argument is an instance of a class.
-
-    Args:
-        value: the argument.
-        kind: the class, or several.
-        what: what it should be, such as ``a graph``.
-        error: the error's class.
-        fix: a remedy.
-    """
+    """Raise an error unless an argument is an instance of a class; ``what`` names it, such as ``a graph``."""
     if isinstance(value, kind):
         return
     kinds = kind if isinstance(kind, tuple) else (kind,)
@@ -116,14 +108,7 @@ def check_type(
 def check_choice(
     value: object, choices: Sequence[str], where: str, error: type[FakeifyError]
 ) -> None:
-    """Raise an error unless an argument is one of some words.
-
-    Args:
-        value: the argument.
-        choices: the words.
-        where: the argument's name.
-        error: the error's class.
-    """
+    """Raise an error unless an argument, whose name is ``where``, is one of some words."""
     if isinstance(value, str) and value in choices:
         return
     raise error(
@@ -132,14 +117,7 @@ def check_choice(
 
 
 def check_texts(value: object, where: str, error: type[FakeifyError], *, such_as: str) -> None:
-    """Raise an error unless an argument is a list of texts; one text is a sequence of characters.
-
-    Args:
-        value: the argument.
-        where: the argument's name.
-        error: the error's class.
-        such_as: an example.
-    """
+    """Raise an error unless an argument is a list of texts; one text is a sequence of characters."""
     if isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value):  # pyright: ignore[reportUnknownVariableType]
         return
     raise error(
@@ -153,14 +131,7 @@ def check_texts(value: object, where: str, error: type[FakeifyError], *, such_as
 def check_integer(
     value: object, where: str, error: type[FakeifyError], *, least: int | None = None
 ) -> None:
-    """Raise an error unless an argument is an integer, and no ``bool``.
-
-    Args:
-        value: the argument.
-        where: the argument's name.
-        error: the error's class.
-        least: the smallest; by default there is none.
-    """
+    """Raise an error unless an argument is an integer of at least ``least``, and no ``bool``."""
     if isinstance(value, int) and not isinstance(value, bool) and (least is None or value >= least):
         return
     expected = "an integer" if least is None else f"an integer of at least {least}"

@@ -6,12 +6,8 @@ import random
 import shlex
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -20,11 +16,11 @@ from xml.etree import ElementTree as ET
 import pytest
 import torch
 from captured_frames import captures_of
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from places import GOLDEN
 from planting import plant
-from processes import COMMAND, environment, is_there
+from processes import is_there, started, until
 
 import torch_fakeify as tfk
 from torch_fakeify import cli
@@ -36,7 +32,7 @@ from torch_fakeify.tools.capture_files import CorpusFile, find_captures
 from torch_fakeify.tools.worker.replies import Answer, Compiled, Failed, Found, Thrown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Generator
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
@@ -44,25 +40,6 @@ SAME = ("symbol_facts", "tensor_detached_symbolic", "tensor_strided_symbolic")
 """Captures of one frame."""
 
 BACKENDS = '''
-import os, signal, time
-from pathlib import Path
-
-
-def planted_hangs(gm, inputs):
-    while True:
-        time.sleep(1)
-
-
-def planted_eats(gm, inputs):
-    held = []
-    while True:
-        held.append(b"x" * (16 << 20))
-
-
-def planted_segfaults(gm, inputs):
-    os.kill(os.getpid(), signal.SIGSEGV)
-
-
 def planted_raises(gm, inputs):
     raise ValueError("\\udc80 is no text")
 
@@ -205,15 +182,7 @@ def test_an_interrupted_run_is_resumed(planted: Path, tmp_path: Path) -> None:
     place, total = corpus(tmp_path / "c", *names), len(names)
     (planted / "wait").touch()
     command = ("replay", str(place), "--backend", "planted_fifth", "--jsonl", str(tmp_path / "r"))
-    run = subprocess.Popen(
-        [sys.executable, *COMMAND, *command, "--jobs", "1"],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        # The background job of a shell ignores the signal, and so would the processes that it starts.
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
-    )
+    run = started(*command, "--jobs", "1")
     with run:
         try:
             until((planted / "waits").exists)
@@ -245,22 +214,11 @@ def test_a_killed_caller_ends_its_children(planted: Path, tmp_path: Path) -> Non
     (planted / "waits").unlink(missing_ok=True)
     (planted / "wait").touch()
     command = ("replay", str(GOLDEN / "aliases.fkf"), "--backend", "planted_fifth", "--jobs", "1")
-    run = subprocess.Popen(
-        [sys.executable, *COMMAND, *command],
-        env=environment(),
-        cwd=tmp_path,
-    )
-    until((planted / "waits").exists)
-    run.kill()
-    run.wait()
+    with started(*command, cwd=tmp_path) as run:
+        until((planted / "waits").exists)
+        run.kill()
     pid = int((planted / "log").read_text().split()[-1])
     until(lambda: not is_there(pid))
-
-
-def until(happened: Callable[[], bool]) -> None:
-    """Wait until a condition holds that another process brings about."""
-    while not happened():
-        time.sleep(0.02)
 
 
 # --- any executor ---------------------------------------------------------------------------------
@@ -386,70 +344,69 @@ def test_a_job_that_no_worker_survives_has_a_row() -> None:
 def test_a_run_whose_executor_stops_can_be_resumed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The rows so far are saved, and the message names `--resume`."""
+    """The message names `--resume`; with another backend nothing is taken over."""
     place = corpus(tmp_path / "c", "aliases", "boxed", "callables")
-    command = [
-        "replay",
-        str(place),
-        "--jobs",
-        "1",
-        "--jsonl",
-        str(tmp_path / "r"),
-        "--backend",
-        "b",
-    ]
-    executor = Pretended(0, {"callables": "stops"})
-    with pretending(executor):
-        status = cli.main(command)
-    assert status == 2
+    command = ["replay", str(place), "--jobs", "1", "--jsonl", str(tmp_path / "r")]
+    with pretending(Pretended(0, {"callables": "stops"})):
+        assert cli.main([*command, "--backend", "b"]) == 2
     captured = capsys.readouterr()
     assert "the executor has stopped before all captures were compiled" in captured.err
     assert "run it with --resume to go on from there" in captured.err
-    saved = [row.file for row in read_rows(tmp_path / "r")]
-    again = Pretended()
-    with pretending(again):
-        assert cli.main([*command, "--resume"]) == 0
-    assert [row.file for row in read_rows(tmp_path / "r")] == [
-        "aliases.fkf", "boxed.fkf", "callables.fkf",
-    ]  # fmt: skip
-    assert sorted([*saved, *(f"{name}.fkf" for name in again.asked)]) == [
-        "aliases.fkf", "boxed.fkf", "callables.fkf",
-    ]  # fmt: skip
-    with pretending(other := Pretended()):
-        cli.main(["replay", str(place), "--jsonl", str(tmp_path / "r"), "--resume"])
-    assert len(other.asked) == 3, "another backend, and so nothing is taken over"
-
-
-def test_a_resumed_run_that_stops_loses_no_row(tmp_path: Path) -> None:
-    """Rows of captures that the resumed run has not reached stay in the result."""
-    place = corpus(tmp_path / "c", "aliases", "boxed", "callables")
-    command = ["replay", str(place), "--jobs", "1", "--jsonl", str(tmp_path / "r"), "--resume"]
     with pretending(Pretended()):
-        assert cli.main(command) == 0
-    rows = read_rows(tmp_path / "r")
-    with ResultFile(tmp_path / "r", [row.file for row in rows]) as result:
-        result.add(rows[-1])
-    with pretending(executor := Pretended(0, {"aliases": "stops", "boxed": "stops"})):
-        assert cli.main(command) == 2
-    assert read_rows(tmp_path / "r") == rows[-1:]
-    assert executor.asked
+        assert cli.main([*command, "--backend", "b", "--resume"]) == 0
+    with pretending(other := Pretended()):
+        cli.main([*command, "--resume"])
+    assert len(other.asked) == 3
 
 
-def test_a_capture_without_a_verdict_of_its_own_is_compiled_again(tmp_path: Path) -> None:
-    """A resumed run compiles a lost job, and a copy whose first capture was deleted."""
-    place = corpus(tmp_path / "c", "aliases", "tensor_detached", "tensor_strided")
-    command = ["replay", str(place), "--jsonl", str(tmp_path / "r"), "--resume"]
-    with pretending(Pretended(0, {"aliases": "dies"})):
-        assert cli.main(command) == 2
-    (place / "tensor_detached.fkf").unlink()
+RESUMED = ("aliases", "boxed", "callables", "tensor_detached", "tensor_strided")
+"""Captures of four frames: those of the last two are one."""
+
+
+def decided(result: Path) -> dict[str, Row]:
+    """Return the rows of a result that have a verdict of their own, by capture."""
+    rows = read_rows(result) if result.exists() else []
+    return {Path(r.file).stem: r for r in rows if r.verdict != "lost" and r.same_as is None}
+
+
+@settings(max_examples=20)
+@given(
+    runs=st.lists(
+        st.dictionaries(st.sampled_from(RESUMED), st.sampled_from(["failed", "dies", "stops"])),
+        max_size=3,
+    ),
+    gone=st.sampled_from(RESUMED),
+    seed=st.integers(0, 1000),
+)
+@example(
+    runs=[dict.fromkeys(RESUMED[:2], "dies"), dict.fromkeys(RESUMED[:2], "stops")],
+    gone=RESUMED[0],
+    seed=0,
+)
+def test_a_resumed_run_compiles_what_has_no_verdict_of_its_own(
+    runs: list[dict[str, str]], gone: str, seed: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """However the runs before it ended, no verdict is lost, and no other capture is compiled again."""
+    place = tmp_path_factory.mktemp("resumed")
+    corpus(place / "c", *RESUMED)
+    command = ["replay", str(place / "c"), "--jobs", "1", "--jsonl", str(place / "r"), "--resume"]
+    for words in runs:
+        before = decided(place / "r")
+        with pretending(Pretended(seed, words)):
+            cli.main(command)
+        assert before.items() <= decided(place / "r").items()
+    (place / "c" / f"{gone}.fkf").unlink()
+    left = [name for name in RESUMED if name != gone]
+    before = {name: row for name, row in decided(place / "r").items() if name in left}
     with pretending(again := Pretended()):
-        assert cli.main(command) == 0
-    assert sorted(again.asked) == ["aliases", "tensor_strided"]
-    rows = read_rows(tmp_path / "r")
-    assert [(row.file, row.same_as) for row in rows] == [
-        ("aliases.fkf", None),
-        ("tensor_strided.fkf", None),
-    ]
+        status = cli.main(command)
+    rows = read_rows(place / "r")
+    assert [row.file for row in rows] == [f"{name}.fkf" for name in left]
+    assert status == (not all(row.holds for row in rows))
+    assert before.items() <= decided(place / "r").items()
+    frames = {name: name.partition("_")[0] for name in left}
+    asked = [frames[name] for name in again.asked]
+    assert sorted(asked) == sorted({*frames.values()} - {frames[name] for name in before})
 
 
 def test_ctrl_c_before_the_first_capture_changes_no_result(
@@ -501,23 +458,6 @@ def test_only_new_failures_decide_the_status_of_a_comparison(
     (place / "new.fkf").unlink()
     assert status({}) == 0
     assert "missing: 1\n  new.fkf: bad file\n" in outputs[-1]
-
-
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        (["--resume"], "--resume needs --jsonl"),
-        (["--dask", "tcp://h:1", "--jobs", "2"], "--jobs is of this machine"),
-        (["--jobs", "0"], "must be at least 1"),
-    ],
-)
-def test_contradicting_options_are_bad_usage(
-    options: list[str], error: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The error is printed before anything is compiled."""
-    with pytest.raises(SystemExit, match="2"):
-        cli.main(["replay", str(GOLDEN), *options])
-    assert error in capsys.readouterr().err
 
 
 def test_results_that_cannot_be_read_or_written_are_refused(

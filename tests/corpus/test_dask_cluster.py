@@ -7,20 +7,19 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 from places import GOLDEN
 from planting import plant
-from processes import environment, is_there
+from processes import environment, is_there, until
 
 from torch_fakeify import cli
 from torch_fakeify.corpus import dask_cluster
 from torch_fakeify.corpus.results import read_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Generator
     from pathlib import Path
 
 FILES = ("aliases", "boxed", "callables", "contexts", "dtypes", "program_failed", "tensor_strided")
@@ -52,14 +51,7 @@ def planted_waits(gm, inputs):
 '''
 
 
-def until(happened: Callable[[], bool], *running: subprocess.Popen[bytes]) -> None:
-    """Wait until a condition holds that other processes bring about."""
-    while not happened():
-        assert all(process.poll() is None for process in running), "a process has ended"
-        time.sleep(0.02)
-
-
-def started(module: str, *args: str) -> subprocess.Popen[bytes]:
+def start(module: str, *args: str) -> subprocess.Popen[bytes]:
     """Start a program in a process of its own."""
     command = [sys.executable, "-m", module, *args]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
@@ -91,7 +83,7 @@ def scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[str]
     monkeypatch.chdir(tmp_path)
     where = tmp_path / "scheduler.json"
     file = ("--scheduler-file", str(where))
-    process = started("distributed.cli.dask_scheduler", *LOCAL, "--port", "0", *file)
+    process = start("distributed.cli.dask_scheduler", *LOCAL, "--port", "0", *file)
     try:
         until(lambda: where.exists() and where.stat().st_size > 0, process)
         yield json.loads(where.read_text())["address"]
@@ -104,7 +96,7 @@ def cluster(scheduler: str) -> Generator[Cluster]:
     """The address of a scheduler and the ids of its two worker processes."""
     one = ("--no-nanny", "--nthreads", "1", "--memory-limit", "0")
     worker = ("distributed.cli.dask_worker", scheduler, *LOCAL, *one)
-    workers = [started(*worker) for _ in range(2)]
+    workers = [start(*worker) for _ in range(2)]
     try:
         yield scheduler, {worker.pid: worker for worker in workers}
     finally:
@@ -123,7 +115,7 @@ def test_a_killed_worker_loses_no_capture(cluster: Cluster, tmp_path: Path) -> N
     (corpus / "bad.fkf").write_text("no capture")
     outputs = ("--jsonl", "r.jsonl", "--junit", "r.xml")
     command = ("replay", "corpus", "--backend", "planted_waits", "--dask", address, *outputs)
-    run = started("torch_fakeify", *command)
+    run = start("torch_fakeify", *command)
     try:
         until((tmp_path / "waits").exists, run)
         child, worker = map(int, (tmp_path / "waits").read_text().split())

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 from places import GOLDEN
-from processes import fresh
 
 from torch_fakeify.cli import main
 from torch_fakeify.corpus.listing import list_captures
@@ -83,9 +82,9 @@ def test_no_line_is_longer_than_the_terminal_is_wide(directory: Path, columns: i
 
 
 def test_bad_files_are_listed_with_their_errors(
-    directory: Path, capsys: pytest.CaptureFixture[str]
+    directory: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The other captures are listed nevertheless, and the exit status is 2."""
+    """The other captures are listed nevertheless, and the exit status is 2; bad files alone make no table."""
     (directory / "a.fkf").write_bytes(b"")
     (directory / "z.fkf").write_bytes((directory / "aliases.fkf").read_bytes()[:-9])
     assert main(["show", str(directory)]) == 2
@@ -99,12 +98,9 @@ def test_bad_files_are_listed_with_their_errors(
         "record the frame again\n"
         "\n`torch-fakeify show FILE` prints one of them.\n"
     )
-
-
-def test_bad_files_alone_make_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A directory that has only bad files is listed as their errors."""
-    (tmp_path / "a.fkf").write_bytes(b"PK")
-    assert main(["show", str(tmp_path)]) == 2
+    alone = tmp_path_factory.mktemp("alone")
+    (alone / "a.fkf").write_bytes(b"PK")
+    assert main(["show", str(alone)]) == 2
     assert capsys.readouterr().out == (
         "not read (1)\n"
         "  a.fkf: not a capture file; expected a ZIP file; found the beginning of a ZIP "
@@ -132,13 +128,3 @@ def test_names_cannot_forge_lines(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "\x1b" not in out
     assert "a\\n\\x1b[2Jb.fkf" in out
     assert "c\\nd.fkf: not a capture file" in out
-
-
-def test_listing_imports_no_torch(directory: Path) -> None:
-    """The table is printed without the cost of that import."""
-    code = (
-        "import sys\nfrom torch_fakeify.cli import main\n"
-        f"assert main(['show', {str(directory)!r}]) == 0\n"
-        "assert not {'torch', 'sympy', 'numpy'} & set(sys.modules)"
-    )
-    fresh("-c", code)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import shutil
 import sys
 from collections import Counter
 from pathlib import Path
@@ -14,10 +13,9 @@ from xml.etree import ElementTree as ET
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from places import GOLDEN
-from processes import fresh
 
 import torch_fakeify as tfk
 from torch_fakeify.corpus.command import progress
@@ -38,43 +36,41 @@ def row(file: str, verdict: str = "compiles", **fields: Any) -> Row:
 # --- files ----------------------------------------------------------------------------------------
 
 
+def touched(folder: Path, *names: str) -> None:
+    """Make empty files, and their folders."""
+    for name in names:
+        (folder / name).parent.mkdir(exist_ok=True, parents=True)
+        (folder / name).touch()
+
+
 def test_captures_are_found_in_order(tmp_path: Path) -> None:
-    """The search is recursive and sorted, enters hidden folders and skips temporary files."""
-    for name in ("b/z.fkf", "b.fkf", "a/.hidden/x.fkf", "build/y.fkf", "a/n.txt", "a/.c.fkf.0.tmp"):
-        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
-        (tmp_path / name).touch()
+    """The search is recursive and sorted, enters hidden folders and skips temporary files.
+
+    A file system may have names of any bytes; a result is UTF-8.
+    """
+    touched(
+        tmp_path, "b/z.fkf", "b.fkf", "a/.hidden/x.fkf", "build/y.fkf", "a/n.txt", "a/.c.fkf.0.tmp"
+    )
+    touched(tmp_path, os.fsdecode(b"c/\xff.fkf"))
     found = find_captures([tmp_path])
-    assert [file.name for file in found] == ["a/.hidden/x.fkf", "b/z.fkf", "b.fkf", "build/y.fkf"]
+    assert [file.name for file in found] == [
+        "a/.hidden/x.fkf", "b/z.fkf", "b.fkf", "build/y.fkf", "c/\\xff.fkf",
+    ]  # fmt: skip
     assert found[1] == CorpusFile("b/z.fkf", tmp_path / "b" / "z.fkf")
+    assert found[-1].path.exists()
 
 
 def test_captures_of_several_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names distinguish the directories; a file that two arguments reach is listed once."""
-    for name in ("a/x.fkf", "b/x.fkf", "c"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
+    touched(tmp_path, "a/x.fkf", "b/x.fkf", "c")
     (tmp_path / "link").symlink_to(tmp_path / "a")
     monkeypatch.chdir(tmp_path)
     found = find_captures(["b", "a", "link", "c", "a/x.fkf"])
     assert [file.name for file in found] == ["a/x.fkf", "b/x.fkf", "c"]
 
 
-def test_a_directory_without_captures_is_an_error(tmp_path: Path) -> None:
-    """A directory without captures is an error and no empty success."""
-    with pytest.raises(tfk.FormatError, match=r"no captures in this directory; expected files \*"):
-        find_captures([tmp_path])
-
-
-def test_names_that_are_not_utf8_are_listed(tmp_path: Path) -> None:
-    """A file system may have names of any bytes; a result is UTF-8."""
-    (tmp_path / os.fsdecode(b"\xff.fkf")).touch()
-    (found,) = find_captures([tmp_path])
-    assert found.name == "\\xff.fkf"
-    assert found.path.exists()
-
-
 def test_captures_of_one_frame_have_one_key() -> None:
-    """The fingerprint and the recorded failure count, except for what differs from run to run."""
+    """The fingerprint, the recorded failure but for what differs from run to run, and the backend count."""
     desc = read_capture(GOLDEN / "tensor_strided.fkf")
     other = read_capture(GOLDEN / "tensor_detached.fkf")
     aliases = read_capture(GOLDEN / "aliases.fkf")
@@ -85,11 +81,6 @@ def test_captures_of_one_frame_have_one_key() -> None:
         return frame_key(msgspec.structs.replace(desc, failure=failure), "eager")
 
     assert failed("at 0x12") == failed("at 0xab") != failed("elsewhere") != frame_key(desc, "eager")
-
-
-def test_a_frame_of_two_backends_has_one_key_for_a_given_backend() -> None:
-    """Each is compiled with the recorded backend, or both once with the requested one."""
-    desc = read_capture(GOLDEN / "tensor_strided.fkf")
     frames = [msgspec.structs.replace(desc, backend=name) for name in ("eager", "aot_eager")]
     assert len({frame_key(each, None) for each in frames}) == 2
     assert len({frame_key(each, "inductor") for each in frames}) == 1
@@ -106,21 +97,14 @@ def test_a_frame_that_is_recorded_already_is_found() -> None:
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 ROWS = st.builds(
     Row,
-    file=TEXT,
-    verdict=TEXT,
+    **dict.fromkeys(("file", "verdict", "backend"), TEXT),
+    **dict.fromkeys(("device", "torch", "fingerprint", "recorded", "same_as"), st.none() | TEXT),
     holds=st.booleans(),
-    backend=TEXT,
-    device=st.none() | TEXT,
-    torch=st.none() | TEXT,
-    fingerprint=st.none() | TEXT,
-    recorded=st.none() | TEXT,
-    same_as=st.none() | TEXT,
     seconds=st.floats(0, 1e6),
     details=st.lists(TEXT).map(tuple),
 )
 
 
-@settings(max_examples=30)
 @given(rows=st.lists(ROWS, max_size=4, unique_by=lambda row: row.file))
 def test_rows_survive_their_file(rows: list[Row], tmp_path_factory: pytest.TempPathFactory) -> None:
     """Each line is an object with every field, and is read as an equal row."""
@@ -159,12 +143,13 @@ def test_a_truncated_line_is_dropped_or_refused(tmp_path: Path) -> None:
 def test_a_file_that_is_no_result_is_refused(tmp_path: Path) -> None:
     """The error contains the file, the line and the field."""
     path = tmp_path / "r.jsonl"
-    path.write_text('{"file": 3}\n')
-    with pytest.raises(tfk.FormatError, match=r"r.jsonl:1: .* found .*`\$.file`"):
-        read_rows(path)
-    path.write_bytes(b'"\xff"\n')
-    with pytest.raises(tfk.FormatError, match=r"r.jsonl:1: "):
-        read_rows(path)
+    for data, error in (
+        (b'{"file": 3}\n', r"r.jsonl:1: .* found .*`\$.file`"),
+        (b'"\xff"\n', "r.jsonl:1: "),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(tfk.FormatError, match=error):
+            read_rows(path)
     with pytest.raises(tfk.FormatError, match="the result cannot be read; found No such file"):
         read_rows(tmp_path / "none")
     with pytest.raises(tfk.WriteError, match="Make the directory first"):
@@ -267,12 +252,13 @@ def test_a_comparison_loses_no_capture(
     words = {True: "compiles", False: "hangs"}
     before, after = ([row(name, words[ok]) for name, ok in part] for part in (earlier, now))
     found = compare(before, after)
-    failing = [c.after for c in (*found.newly_fails, *found.still_fails)]
+    changes = found.changes
+    failing = [c.after for c in (*changes["newly fails"], *changes["still fails"])]
     assert sorted(r.file for r in failing if r) == sorted(r.file for r in after if not r.holds)
-    assert {c.before.file for c in found.missing if c.before} == {a for a, _ in earlier} - {
+    assert {c.before.file for c in changes["missing"] if c.before} == {a for a, _ in earlier} - {
         a for a, _ in now
     }
-    assert not compare(before, before).newly_fails
+    assert not compare(before, before).changes["newly fails"]
 
 
 def test_a_comparison_lists_other_versions_and_backends() -> None:
@@ -284,15 +270,13 @@ def test_a_comparison_lists_other_versions_and_backends() -> None:
     ]
 
 
-# --- progress and weight --------------------------------------------------------------------------
+# --- progress --------------------------------------------------------------------------------------
 
 
 class Terminal(io.StringIO):
     """A stream that is a terminal."""
 
-    def isatty(self) -> bool:
-        """Return true."""
-        return True
+    isatty = lambda _self: True  # noqa: E731
 
 
 def steps(stream: io.StringIO) -> str:
@@ -320,20 +304,3 @@ def test_progress_on_a_terminal_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "25 of 25, 1 do not hold" in drawn
     monkeypatch.setitem(sys.modules, "rich.console", None)
     assert steps(Terminal()).splitlines()[-1] == "25 of 25, 1 do not hold"
-
-
-def test_reading_and_comparing_results_imports_no_torch(tmp_path: Path) -> None:
-    """A process that reads, compares and resumes results stays small."""
-    shutil.copy(GOLDEN / "aliases.fkf", tmp_path)
-    code = f"""
-import sys
-from torch_fakeify import pytest_plugin
-from torch_fakeify.corpus import command
-from torch_fakeify.corpus.jobs import Job
-from torch_fakeify.corpus.runner import read_keyed
-from torch_fakeify.tools.capture_files import find_captures
-for file in find_captures([{str(tmp_path)!r}]):
-    read_keyed(file.path, Job("compile", None))
-print(sorted({{"torch", "sympy", "numpy", "distributed", "rich"}} & set(sys.modules)))
-"""
-    assert fresh("-c", code).stdout == "[]\n"

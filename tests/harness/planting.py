@@ -12,24 +12,43 @@ if TYPE_CHECKING:
     import pytest
 
 
-def plant(folder: Path, source: str, patch: pytest.MonkeyPatch) -> None:
-    """Make each function ``NAME(gm, inputs)`` of a source the backend ``NAME``.
+FAULTS = """
+import os, signal, time
+from pathlib import Path
 
-    Args:
-        folder: an empty one.
-        source: Python code.
-        patch: takes it back.
+
+def planted_hangs(gm, inputs):
+    while True:
+        time.sleep(1)
+
+
+def planted_eats(gm, inputs):
+    held = []
+    while True:
+        held.append(b"x" * (16 << 20))
+
+
+def planted_segfaults(gm, inputs):
+    os.kill(os.getpid(), signal.SIGSEGV)
+"""
+
+
+def plant(folder: Path, source: str, patch: pytest.MonkeyPatch) -> None:
+    """Make each function ``NAME(gm, inputs)`` of Python code, and of `FAULTS`, the backend ``NAME``.
+
+    The folder is empty before; ``patch`` takes it back.
     """
-    paths = [plant_in(folder, source), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [plant_in(folder, FAULTS + source), *filter(None, [os.environ.get("PYTHONPATH")])]
     patch.setenv("PYTHONPATH", os.pathsep.join(paths))
 
 
-def plant_in(folder: Path, source: str) -> str:
-    """Put such backends into a folder, and give what has to be in ``PYTHONPATH``."""
+def plant_in(folder: Path, source: str, module: str = "planted_backends") -> str:
+    """Put such backends into a module in a folder, and give what has to be in ``PYTHONPATH``."""
     info = folder / "planted-1.dist-info"
     info.mkdir(parents=True)
-    (folder / "planted_backends.py").write_text(source)
+    (folder / f"{module}.py").write_text(source)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 1\n")
-    points = [f"{name}=planted_backends:{name}" for name in re.findall(r"def (\w+)\(gm", source)]
+    names = dict.fromkeys(re.findall(r"def (\w+)\(gm", source))
+    points = [f"{name}={module}:{name}" for name in names]
     (info / "entry_points.txt").write_text("\n".join(["[torch_dynamo_backends]", *points, ""]))
     return str(folder)

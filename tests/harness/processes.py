@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from places import HARNESS, IMPORTABLE, ROOT
 
 import torch_fakeify as tfk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PACKAGE = str(Path(tfk.__file__).parents[1])
 """The folder that has to be on the path."""
@@ -79,6 +85,32 @@ def is_there(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def started(*args: str, **options: Any) -> subprocess.Popen[str]:
+    """Start a command in a process of its own, with pipes, which Ctrl-C interrupts.
+
+    The options are those of ``Popen``. The background job of a shell would ignore the signal.
+    """
+    return subprocess.Popen(
+        [sys.executable, *COMMAND, *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        **{"env": environment(), **options},
+    )
+
+
+def until(
+    happened: Callable[[], bool], *running: subprocess.Popen[Any], seconds: float = 300.0
+) -> None:
+    """Wait until a condition holds that processes bring about, some of which keep running."""
+    end = time.monotonic() + seconds
+    while not happened():
+        assert all(process.poll() is None for process in running), "a process has ended"
+        assert time.monotonic() < end, "it does not happen"
+        time.sleep(0.02)
 
 
 def python(script: str | Path, *args: str | Path, interpreter: str = sys.executable) -> str:

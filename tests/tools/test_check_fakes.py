@@ -196,16 +196,6 @@ def test_requested_sizes_are_the_only_ones() -> None:
     assert report.describe(only(report)) == "x.size(0) = 9, x.size(1) = 4"
 
 
-@pytest.mark.sweep
-def test_inputs_of_the_caller_are_not_written() -> None:
-    """A mutating operator runs on made-up copies."""
-    x = torch.ones(4, 3)
-    gm = make_fx(planted.clear_, tracing_mode="symbolic")(x.clone())
-    report = tfk.check_fakes(gm, [x], imports=IMPORTS, runs=2)
-    assert only(report).parts[0].what == "dtype"
-    assert bool((x == 1).all())
-
-
 @pytest.mark.parametrize(("shape", "count"), [((0, 4), 0), ((1, 4), 0), ((5, 1), 0), ((5, 4), 1)])
 def test_strides_that_do_not_matter_are_not_compared(shape: tuple[int, ...], count: int) -> None:
     """Strides of dims of size 1, and those of empty tensors, may differ."""
@@ -355,29 +345,36 @@ def test_a_graph_without_fake_values_is_traced_with_dynamic_sizes() -> None:
 
 @pytest.mark.sweep
 def test_a_graph_with_fake_values_needs_no_inputs() -> None:
-    """The fake values of its placeholders are its inputs."""
-    gm = make_fx(lambda x: planted.odd(x), tracing_mode="symbolic")(torch.ones(8, 4))
-    report = tfk.check_fakes(gm, imports=IMPORTS, runs=6)
-    assert only(report).operator == "planted.odd"
+    """The fake values of its placeholders are its inputs; those of the caller are not written."""
+    x = torch.ones(4, 3)
+    gm = make_fx(planted.clear_, tracing_mode="symbolic")(x.clone())
+    for inputs in (None, [x]):
+        report = tfk.check_fakes(gm, inputs, imports=IMPORTS, runs=2)
+        assert only(report).operator == "planted.clear_"
+        assert only(report).parts[0].what == "dtype"
+    assert bool((x == 1).all())
 
 
-def test_bad_arguments_are_refused() -> None:
+RELU = torch.fx.symbolic_trace(torch.nn.ReLU())
+ONES = torch.ones(2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "kind", "error"),
+    [
+        ([RELU], {}, tfk.CaptureError, r"^inputs: the graph has no fake values"),
+        ([RELU, [ONES, ONES]], {}, tfk.CaptureError, "expected 1 inputs, one for each placeholder; found 2"),
+        ([GOLDEN / "model_bert.fkf", []], {}, tfk.CaptureError, "^inputs: a capture has its inputs"),
+        ([RELU, [ONES]], {"runs": 0}, tfk.CaptureError, "^runs: invalid value; expected an integer of at least 1"),
+        (["none.fkf"], {}, tfk.MissingFileError, "none.fkf"),
+    ],
+)  # fmt: skip
+def test_bad_arguments_are_refused(
+    arguments: list[Any], options: dict[str, Any], kind: Any, error: str
+) -> None:
     """A graph without fake values needs inputs, one for each placeholder; a capture has its own."""
-    gm = torch.fx.symbolic_trace(torch.nn.ReLU())
-    with pytest.raises(tfk.CaptureError, match=r"^inputs: the graph has no fake values"):
-        tfk.check_fakes(gm)
-    with pytest.raises(
-        tfk.CaptureError, match=r"expected 1 inputs, one for each placeholder; found 2"
-    ):
-        tfk.check_fakes(gm, [torch.ones(2), torch.ones(2)])
-    with pytest.raises(tfk.CaptureError, match=r"^inputs: a capture has its inputs"):
-        tfk.check_fakes(GOLDEN / "model_bert.fkf", [])
-    with pytest.raises(
-        tfk.CaptureError, match=r"^runs: invalid value; expected an integer of at least 1"
-    ):
-        tfk.check_fakes(gm, [torch.ones(2)], runs=0)
-    with pytest.raises(tfk.MissingFileError):
-        tfk.check_fakes("none.fkf")
+    with pytest.raises(kind, match=error):
+        tfk.check_fakes(*arguments, **options)
 
 
 # --- the report -----------------------------------------------------------------------------------

@@ -5,38 +5,32 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pytest
 import torch
 from captured_frames import only_capture_of
-from processes import COMMAND, PACKAGE, environment, fresh
+from processes import COMMAND, PACKAGE, environment, fresh, started
 from registered_backends import write_backends
 
 import torch_fakeify as tfk
 from torch_fakeify import cli
-from torch_fakeify.records.frame import FailureDesc
 from torch_fakeify.tools import fuzzing
 from torch_fakeify.tools.minify.failures import Failure
 from torch_fakeify.tools.minify.repro_script import check_script
 from torch_fakeify.tools.minify.search import with_failure
-from torch_fakeify.tools.replaying import judge
 from torch_fakeify.tools.worker import client, fork_server
 from torch_fakeify.tools.worker.client import ask, deferred_interrupts, import_path
 from torch_fakeify.tools.worker.fork_server import ForkServer
 from torch_fakeify.tools.worker.replies import (
-    Answer,
-    Compiled,
-    Ended,
-    Failed,
     Found,
-    Thrown,
 )
+
+if TYPE_CHECKING:
+    import subprocess
 
 
 @pytest.fixture
@@ -114,15 +108,8 @@ def test_the_command_finds_a_backend_in_its_directory(home: Path) -> None:
 
 
 def start(*args: str) -> subprocess.Popen[str]:
-    """Start the command in a process of its own, with pipes."""
-    return subprocess.Popen(
-        [sys.executable, *COMMAND, *args],
-        env=environment(PYTHONPATH=os.pathsep.join([PACKAGE, "lib"])),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
+    """Start the command with the backends in the folder ``lib``."""
+    return started(*args, env=environment(PYTHONPATH=os.pathsep.join([PACKAGE, "lib"])))
 
 
 def children_of(pid: int) -> list[str]:
@@ -146,7 +133,7 @@ def test_an_interrupted_command_prints_one_line_and_leaves_no_process(
     """A waiting command ends with the signal's exit status and one line on standard error."""
     process = start(command, "--backend", "hangs", "frame.fkf")
     deadline = time.monotonic() + 60
-    while not (started := children_of(process.pid)) and time.monotonic() < deadline:
+    while not (children := children_of(process.pid)) and time.monotonic() < deadline:
         time.sleep(0.05)
     time.sleep(2)
     process.send_signal(number)
@@ -154,8 +141,8 @@ def test_an_interrupted_command_prints_one_line_and_leaves_no_process(
     assert process.returncode == status
     assert err.splitlines()[0].startswith(f"torch-fakeify: {line}" if number == 2 else "torch-")
     assert len(err.splitlines()) == 1
-    assert started
-    assert not any(Path(f"/proc/{child}").exists() for child in started)
+    assert children
+    assert not any(Path(f"/proc/{child}").exists() for child in children)
 
 
 @pytest.mark.parametrize("command", ["doctor", "demo --check"])
@@ -248,14 +235,14 @@ def test_an_interrupted_fork_server_leaves_no_process(
 
     monkeypatch.setattr(fork_server, "_Job", interrupted)
     server = ForkServer()
-    started: list[Any] = []
+    processes: list[Any] = []
     real = client.start
     monkeypatch.setattr(
-        fork_server, "start", lambda *a, **k: started.append(real(*a, **k)) or started[-1]
+        fork_server, "start", lambda *a, **k: processes.append(real(*a, **k)) or processes[-1]
     )
     with pytest.raises(KeyboardInterrupt):
         server.ask({"task": "backend", "backend": None}, timeout=100)
-    assert started[0].returncode is not None
+    assert processes[0].returncode is not None
 
 
 # --- what minify leaves on record --------------------------------------------------------------
@@ -284,69 +271,3 @@ def test_a_failure_that_replay_can_reproduce_is_recorded(
     desc = with_failure(frame().with_state("not finished").desc, failure, "mine", runs=runs)
     found = None if desc.failure is None else (desc.failure.kind, desc.failure.type)
     assert (found, desc.state) == (recorded, None)
-
-
-# --- verdicts on frames whose backend did not return --------------------------------------------
-
-CRASH = ("crashes", "SIGSEGV", "Segmentation fault")
-KILLED = ("crashes", "SIGKILL", "Killed")
-LEFT = ("crashes", "exit status 3", "")
-FAILED = Failed(Thrown("builtins.ValueError", "no", memory=False, frames=()))
-
-
-@pytest.mark.parametrize(
-    ("recorded", "end", "word"),
-    [
-        (CRASH, Ended("crashes", -11), "reproduced"),
-        (CRASH, Ended("crashes", -6), "not reproduced"),
-        (CRASH, Ended("crashes", 3), "not reproduced"),
-        (CRASH, Ended("hangs"), "hangs"),
-        (CRASH, Ended("out of memory"), "out of memory"),
-        (CRASH, Ended("crashes", -9), "out of memory"),
-        (KILLED, Ended("crashes", -9), "reproduced"),
-        (KILLED, Ended("out of memory"), "reproduced"),
-        (LEFT, Ended("crashes", 3), "reproduced"),
-        (LEFT, Ended("crashes", 4), "not reproduced"),
-        (("hangs", "", ""), Ended("hangs"), "reproduced"),
-        (("hangs", "", ""), Ended("crashes", -11), "crashes"),
-        (("out of memory", "", ""), Ended("out of memory"), "reproduced"),
-        (("out of memory", "", ""), Ended("crashes", -9), "reproduced"),
-        ("not finished", Ended("crashes", -11), "reproduced"),
-        ("not finished", Ended("hangs"), "reproduced"),
-        ("not finished", Ended("crashes", 0), "reproduced"),
-        ("not compiled", Ended("crashes", -11), "crashes"),
-        (None, Ended("crashes", -11), "crashes"),
-    ],
-)
-def test_a_frame_whose_compilation_ends_its_process_has_a_verdict(
-    recorded: Any, end: Any, word: str
-) -> None:
-    """An equal signal or status is reproduced; the verdict on another names the recorded one."""
-    desc = frame().with_state(None).desc
-    if isinstance(recorded, tuple):
-        kind, how, message = recorded
-        failure = FailureDesc(kind=kind, type=how, message=message)
-        desc = msgspec.structs.replace(desc, failure=failure)
-    else:
-        desc = tfk.Capture(desc).with_state(recorded).desc
-    verdict = judge(desc, Answer(end), timeout=5.0)
-    assert (verdict.verdict, verdict.holds) == (word, word == "reproduced")
-    is_on_record = recorded not in (None, "not compiled")
-    assert ("recorded:" in verdict.details) == (is_on_record and word != "reproduced")
-
-
-@pytest.mark.parametrize(
-    ("state", "outcome", "word"),
-    [
-        ("not finished", Compiled(1.0), "not reproduced"),
-        ("not compiled", Compiled(1.0), "compiles"),
-        ("not finished", FAILED, "not reproduced"),
-        ("not compiled", FAILED, "does not compile"),
-    ],
-)
-def test_a_backend_that_returns_does_not_reproduce_a_death(
-    state: Any, outcome: Any, word: str
-) -> None:
-    """The verdict on a frame whose backend did not return depends on the reply of a child."""
-    verdict = judge(frame().with_state(state).desc, Answer(outcome), timeout=5.0)
-    assert verdict.verdict == word

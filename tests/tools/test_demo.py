@@ -109,12 +109,5 @@ def test_a_second_demo_has_a_folder_of_its_own(
     """What an earlier one left is not changed."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tour, "run", lambda *_, **__: ScriptReport())
-    folders = [tour.show_tour(lambda _: None).folder.name for _ in range(2)]
+    folders = [tour.show_tour(lambda _: None)[0].name for _ in range(2)]
     assert folders == ["torch-fakeify-demo", "torch-fakeify-demo-2"]
-
-
-def test_the_demo_has_its_own_backend(capsys: pytest.CaptureFixture[str]) -> None:
-    """``--backend`` without ``--check`` is bad usage."""
-    with pytest.raises(SystemExit, match="2"):
-        cli.main(["demo", "--backend", "inductor"])
-    assert "are for --check" in capsys.readouterr().err

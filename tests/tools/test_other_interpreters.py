@@ -128,29 +128,6 @@ def test_bisect_finds_where_the_verdict_changes(folder: Path) -> None:
     assert "there is nothing to find" in same.stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        (("bisect", "--python", "a", "relu.fkf"), "--python is needed at least twice"),
-        (("replay", "--tolerance", "2", "relu.fkf"), "--tolerance compares several --python"),
-        (
-            ("replay", "--tolerance", "0.5", "relu.fkf"),
-            "must be a ratio of at least 1; found '0.5'",
-        ),
-    ],
-)
-def test_bad_usage(
-    folder: Path, arguments: tuple[str, ...], error: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """What does not fit together is refused before anything starts."""
-    from torch_fakeify import cli
-
-    with pytest.raises(SystemExit) as caught:
-        cli.main(arguments)
-    assert caught.value.code == 2
-    assert error in capsys.readouterr().err
-
-
 def test_a_time_is_slower_by_the_tolerance() -> None:
     """Times are compared with those of the first interpreter; what failed has none."""
     from torch_fakeify.corpus.command import SideBySide

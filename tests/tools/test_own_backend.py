@@ -120,11 +120,8 @@ def test_a_capture_names_the_modules_of_backend_and_operators(
         pytest.param(["--backend", "parts.chip:nothing"], 2, "the module 'parts.chip' has no backend 'nothing'", marks=pytest.mark.sweep),
         pytest.param(["--backend", "parts.chip:not_callable"], 2, "parts.chip:not_callable is no backend", marks=pytest.mark.sweep),
         pytest.param(["--backend", "parts.chop:compiler"], 2, "the module 'parts.chop' cannot be imported", marks=pytest.mark.sweep),
-        (["--backend", "parts/chip.py:compiler"], 2, "must be MODULE:ATTR, in dotted names"),
-        pytest.param(["--import", "chip.py"], 2, "must be a module, in dotted names", marks=pytest.mark.sweep),
     ],
-    ids=["recorded", "own", "missing module", "other", "no attribute", "no function",
-         "no module", "file", "imported file"],
+    ids=["recorded", "own", "missing module", "other", "no attribute", "no function", "no module"],
 )  # fmt: skip
 def test_replay_compiles_with_an_own_backend(
     command: Command, folder: Path, capture: Path, options: list[str], status: int, found: str

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
-from processes import COMMAND, environment, fresh
+from processes import COMMAND, environment, fresh, started
 from registered_backends import write_backends
 
 from torch_fakeify import cli
@@ -47,19 +47,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", "lib")
     return tmp_path
-
-
-def start(*args: str, **options: Any) -> subprocess.Popen[str]:
-    """Start the command in a process of its own, with pipes."""
-    return subprocess.Popen(
-        [sys.executable, *COMMAND, *args],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        **options,
-    )
 
 
 Command: TypeAlias = Callable[..., tuple[int, str, str]]
@@ -165,7 +152,7 @@ def wait_for(process: subprocess.Popen[str], line: str) -> str:
 @pytest.mark.sweep
 def test_an_interrupted_backend_leaves_an_unfinished_frame(home: Path, command: Command) -> None:
     """The command prints one line, its status is 130, and replay reproduces the hang."""
-    process = start("run", "s.py", "hangs")
+    process = started("run", "s.py", "hangs")
     wait_for(process, "hanging")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=100)
@@ -190,7 +177,7 @@ def test_signals_reach_the_script(
     home: Path, backend: str, number: signal.Signals, times: int, status: int
 ) -> None:
     """SIGTERM ends the script, a third Ctrl-C kills one that ignores it, and no process is left."""
-    process = start("run", "s.py", backend)
+    process = started("run", "s.py", backend)
     wait_for(process, "hanging")
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     for _ in range(times):
@@ -208,7 +195,7 @@ def test_signals_reach_the_script(
 
 def test_an_interruption_before_the_script_starts_prints_one_line(home: Path) -> None:
     """While the command still starts, an interruption prints one line too."""
-    process = start("run", "s.py", "good")
+    process = started("run", "s.py", "good")
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     while not children.read_text():
         time.sleep(0.01)
@@ -226,7 +213,7 @@ def test_a_script_may_handle_an_interruption_itself(home: Path) -> None:
         "try:\n    print('ready', flush=True)\n    time.sleep(100)\n"
         "except KeyboardInterrupt:\n    print('saved')\n"
     )
-    process = start("run", "s.py")
+    process = started("run", "s.py")
     wait_for(process, "ready")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=100)
@@ -276,7 +263,7 @@ def test_inductor_gets_the_settings_of_the_script(home: Path) -> None:
     )
     mine = ["['coordinate_descent_tuning', 'max_autotune']"]
     for options in ([], ["--backend", "inductor"]):
-        process = start("run", *options, "s.py")
+        process = started("run", *options, "s.py")
         out, err = process.communicate(timeout=100)
         assert process.returncode == 0, err
         lines = [line for line in out.splitlines() if line.startswith("[")]
@@ -293,7 +280,7 @@ def test_an_exported_frame_is_captured_but_not_compiled(home: Path) -> None:
         "    def forward(self, x): return x.relu()\n"
         "torch.export.export(Net(), (torch.ones(2),), strict=True)\n"
     )
-    process = start("run", "--backend", "eager", "s.py")
+    process = started("run", "--backend", "eager", "s.py")
     out, err = process.communicate(timeout=100)
     assert (process.returncode, err) == (0, "")
     assert out.splitlines()[1].endswith("  not compiled")

@@ -18,24 +18,25 @@ if TYPE_CHECKING:
 # --- judging numbers ------------------------------------------------------------------------------
 
 
-def cancelling(tmp_path: Path) -> tfk.Capture:
+def tried(function: Any, other: Any, folder: Path, *args: Any) -> Any:
+    """What a trial says of a backend, on the frame of a function."""
+    frame = tfk.Capture.load(recorded_frame(folder, function, *args))
+    return run_trial(frame, other, runs=True)
+
+
+def cancelling(x: torch.Tensor) -> torch.Tensor:
     """Compute a sum whose rounding error is larger than itself."""
-
-    def program(x: torch.Tensor) -> torch.Tensor:
-        return (x * 1e7 - x * 9999999.0).sum()
-
-    return tfk.Capture.load(recorded_frame(tmp_path, program, torch.randn(64, 64)))
+    return (x * 1e7 - x * 9999999.0).sum()
 
 
 @pytest.mark.parametrize(("factor", "outcome"), [(1.0, Passed), (1000.0, Wrong)])
 def test_double_precision_is_the_judge(tmp_path: Path, factor: float, outcome: Any) -> None:
     """Code that is nearer to double precision than eager is right, however far it is from eager."""
-    frame = cancelling(tmp_path)
 
     def exact(gm: Any, _inputs: Any) -> Any:
         return lambda x: [(x.double().sum() * factor).float()]
 
-    found = run_trial(frame, exact, runs=True)
+    found = tried(cancelling, exact, tmp_path, torch.randn(64, 64))
     assert isinstance(found, outcome)
     assert found.stage == ("forward" if outcome is Wrong else "backward")
 
@@ -58,27 +59,16 @@ class _Halved(torch.autograd.Function):
 def test_gradients_are_compared(tmp_path: Path, function: Any, outcome: Any) -> None:
     """A wrong derivative is found although the values are right."""
     x = torch.ones(8, requires_grad=True)
-    frame = tfk.Capture.load(recorded_frame(tmp_path, lambda x: x.sin(), x))
-    found = run_trial(frame, lambda _gm, _inputs: lambda x: [function(x)], runs=True)
+    other = lambda _gm, _inputs: lambda x: [function(x)]  # noqa: E731
+    found = tried(lambda x: x.sin(), other, tmp_path, x)
     assert (type(found), found.stage) == (outcome, "backward")
 
 
 def test_random_numbers_are_not_wrong(tmp_path: Path) -> None:
     """A frame that draws random numbers is not compared, since a compiler may draw other ones."""
-
-    def program(x: torch.Tensor) -> torch.Tensor:
-        return x + torch.rand_like(x)
-
-    frame = tfk.Capture.load(recorded_frame(tmp_path, program, torch.zeros(8)))
     other = lambda gm, _inputs: lambda *args: [args[0] + 0.25]  # noqa: E731
-    found = run_trial(frame, other, runs=True)
+    found = tried(lambda x: x + torch.rand_like(x), other, tmp_path, torch.zeros(8))
     assert found == NotCompared("eager draws random numbers")
-
-
-def tried(function: Any, other: Any, folder: Path, *args: Any) -> Any:
-    """What a trial says of a backend, on the frame of a function."""
-    frame = tfk.Capture.load(recorded_frame(folder, function, *args))
-    return run_trial(frame, other, runs=True)
 
 
 def test_a_random_output_does_not_hide_a_wrong_one(tmp_path: Path) -> None:
@@ -125,11 +115,7 @@ def test_a_wrong_result_has_its_name(tmp_path: Path) -> None:
 
 def test_a_frame_that_raises_in_eager_is_not_compared(tmp_path: Path) -> None:
     """The result has the reason; where eager has no gradient, the values are compared."""
-
-    def program(x: torch.Tensor) -> torch.Tensor:
-        return torch.linalg.cholesky(x)
-
     right = lambda gm, _: gm  # noqa: E731
-    found = tried(program, right, tmp_path / "a", torch.eye(3))
+    found = tried(torch.linalg.cholesky, right, tmp_path, torch.eye(3))
     assert isinstance(found, NotCompared)
     assert found.text.startswith("eager raised _LinAlgError: linalg.cholesky: ")

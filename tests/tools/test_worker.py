@@ -6,13 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from captured_frames import small_and_large
 from planting import plant
+from processes import is_there, until
 from warm_workers import WarmServer, idle
 
 import torch_fakeify as tfk
@@ -26,6 +25,7 @@ from torch_fakeify.tools.worker.replies import Compiled, Ended, Failed, Raised, 
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+    from pathlib import Path
 
     from torch_fakeify.tools.worker.replies import Answer
 
@@ -37,23 +37,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 BACKENDS = '''
-import os, pathlib, signal, subprocess, sys, time
-
-
-def planted_hangs(gm, inputs):
-    while True:
-        time.sleep(1)
+import subprocess, sys
 
 
 def planted_deaf(gm, inputs):
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGABRT})
     planted_hangs(gm, inputs)
-
-
-def planted_eats(gm, inputs):
-    held = []
-    while True:
-        held.append(b"x" * (16 << 20))
 
 
 def planted_feeds(gm, inputs):
@@ -70,10 +59,6 @@ def planted_aborts(gm, inputs):
     os.abort()
 
 
-def planted_segfaults(gm, inputs):
-    os.kill(os.getpid(), signal.SIGSEGV)
-
-
 def planted_killed(gm, inputs):
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -85,7 +70,7 @@ def planted_exits(gm, inputs):
 def planted_leaves(gm, inputs):
     """A process of its own outlives it."""
     left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]).pid
-    pathlib.Path(__file__).with_name("left").write_text(str(left))
+    Path(__file__).with_name("left").write_text(str(left))
     return gm
 '''
 
@@ -167,20 +152,7 @@ def test_a_reported_exception_has_its_innermost_frames(
     assert answer.outcome.error.type == "builtins.KeyError"
     found = replaying.judge(desc, answer, timeout=1)
     assert (found.verdict, found.details[0]) == ("crashes", "  KeyError: 'no such'")
-    assert found.details[-1].endswith(" in main")
-
-
-def ends(pid: int) -> bool:
-    """Return whether a process ends within a second."""
-    for _ in range(100):
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            return True
-        if state == "Z":
-            return True
-        time.sleep(0.01)
-    return False
+    assert found.details[-1].endswith(" in carry_out")
 
 
 def test_a_child_leaves_no_process(
@@ -189,7 +161,8 @@ def test_a_child_leaves_no_process(
     """The processes that a child has started end with it, also if it ends without a fault."""
     answer = compile_with(server, pair[0], "planted_leaves")
     assert isinstance(answer.outcome, Compiled)
-    assert ends(int((planted / "left").read_text()))
+    pid = int((planted / "left").read_text())
+    until(lambda: not is_there(pid), seconds=1)
 
 
 @pytest.mark.sweep
@@ -252,13 +225,11 @@ def test_the_memory_of_a_process_includes_its_children() -> None:
     """What a child allocates counts, files that it has mapped do not."""
     before = watching.memory_of(os.getpid())
     code = "x = b'x' * (200 << 20); print(flush=True); input()"
-    child = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert child.stdout is not None
-    child.stdout.readline()
-    during = watching.memory_of(os.getpid())
-    child.communicate(b"\n")
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as child:
+        child.stdout.readline()
+        during = watching.memory_of(os.getpid())
+        child.communicate(b"\n")
     assert 200 << 20 <= during - before < 260 << 20
     assert watching.memory_of(os.getpid()) - before < 30 << 20
 
@@ -302,4 +273,4 @@ def test_an_interrupted_caller_ends_its_child(
     monkeypatch.setattr(client, "enforce", interrupted)
     with pytest.raises(KeyboardInterrupt):
         replaying.replay_capture(pair[0], backend="eager")
-    assert ends(pids[0])
+    until(lambda: not is_there(pids[0]), seconds=1)

@@ -6,10 +6,6 @@ The executor is a thread pool with fork servers (`jobs.local_executor`), a Dask 
 
 from __future__ import annotations
 
-from .runner import check_backend as check_backend
-from .runner import replay_all as replay_all
+from .runner import check_backend, replay_all
 
-__all__ = [
-    "check_backend",
-    "replay_all",
-]
+__all__ = ["check_backend", "replay_all"]

@@ -37,19 +37,6 @@ _PARTS = 10
 """How often progress is printed where there is no bar."""
 
 
-@dataclass(frozen=True)
-class Outputs:
-    """Result files, and the earlier result to compare with."""
-
-    jsonl: str | None = None
-    """Path of the JSON lines, written as results arrive."""
-    junit: str | None = None
-    against: str | None = None
-    """An earlier result, as JSON lines."""
-    resume: bool = False
-    """Reuse the rows in ``jsonl``."""
-
-
 @dataclass
 class CorpusReport:
     """The results of a corpus."""
@@ -69,7 +56,7 @@ class CorpusReport:
         """The captures that do not hold; with a comparison, those that held or did not exist earlier."""
         if self.comparison is None:
             return [row for row in self.rows if not row.holds]
-        return [c.after for c in self.comparison.newly_fails if c.after is not None]
+        return [c.after for c in self.comparison.changes["newly fails"] if c.after is not None]
 
     def lines(self, columns: int | None = None) -> list[str]:
         """Format the captures that do not hold, the comparison, and the counts by verdict, for a terminal."""
@@ -107,7 +94,10 @@ def replay_corpus(
     jobs: int,
     dask: str | None = None,
     every: bool = False,
-    outputs: Outputs | None = None,
+    jsonl: str | None = None,
+    junit: str | None = None,
+    against: str | None = None,
+    resume: bool = False,
 ) -> CorpusReport:
     """Compile every capture of a corpus and write the results.
 
@@ -117,7 +107,10 @@ def replay_corpus(
         jobs: how many captures are compiled at a time on this machine.
         dask: address of a Dask scheduler, whose workers then do the work instead.
         every: compile each capture, even if its frame was compiled for another one.
-        outputs: result files.
+        jsonl: where to write the results as JSON lines, as they arrive.
+        junit: where to write them as JUnit XML.
+        against: an earlier result to compare with, as JSON lines.
+        resume: reuse the rows in ``jsonl``.
 
     Raises:
         FormatError: there are no captures, or the earlier result cannot be read.
@@ -125,11 +118,20 @@ def replay_corpus(
             result, or the other one.
         FakeifyError: there is no such backend or no such cluster.
     """
-    outputs = outputs or Outputs()
     files = find_captures(paths)
-    _check_outputs(outputs, [file.path for file in files])
-    earlier = None if outputs.against is None else read_rows(outputs.against)
-    reusable = _rows_to_resume(outputs)
+    read = [*(file.path for file in files), *filter(None, [against])]
+    for output in filter(None, (jsonl, junit)):
+        check_not_input(output, *read)
+    if jsonl is not None and junit is not None and is_same_file(junit, jsonl):
+        raise WriteError(
+            "two results cannot be in one file",
+            where=junit,
+            found=f"--jsonl {jsonl} and --junit {junit}",
+            fix="Give each its own path",
+        )
+    earlier = None if against is None else read_rows(against)
+    resumed = read_rows(jsonl, whole=False) if resume and jsonl and Path(jsonl).exists() else []
+    reusable = {row.file: row for row in resumed}
     names = [file.name for file in files]
     report = CorpusReport(len(files), paths={file.name: file.path for file in files})
     started = time.monotonic()
@@ -150,17 +152,17 @@ def replay_corpus(
             every=every,
             earlier=reusable,
         )
-        if outputs.junit is not None:
-            write_atomic(outputs.junit, junit_xml([]))  # fail now if it cannot be written
+        if junit is not None:
+            write_atomic(junit, junit_xml([]))  # fail now if it cannot be written
         result = None
-        if outputs.jsonl is not None:
-            result = stack.enter_context(ResultFile(outputs.jsonl, names, reusable.values()))
+        if jsonl is not None:
+            result = stack.enter_context(ResultFile(jsonl, names, reusable.values()))
         _collect(rows, report, result)
     report.seconds = time.monotonic() - started
     order = {name: number for number, name in enumerate(names)}
     report.rows.sort(key=lambda row: order[row.file])
-    if outputs.junit is not None:
-        write_atomic(outputs.junit, junit_xml(report.rows))
+    if junit is not None:
+        write_atomic(junit, junit_xml(report.rows))
     if earlier is not None:
         report.comparison = compare(earlier, report.rows)
     return report
@@ -177,29 +179,6 @@ def _collect(rows: Iterable[Row], report: CorpusReport, result: ResultFile | Non
                 step(row.holds)
         except (KeyboardInterrupt, FakeifyError) as error:
             report.stopped = error
-
-
-def _check_outputs(outputs: Outputs, captures: Iterable[Path]) -> None:
-    """Raise if a result would overwrite an input or the other result."""
-    read = [*captures, *([] if outputs.against is None else [outputs.against])]
-    if outputs.jsonl is not None:
-        check_not_input(outputs.jsonl, *read)
-    if outputs.junit is not None:
-        check_not_input(outputs.junit, *read)
-        if outputs.jsonl is not None and is_same_file(outputs.junit, outputs.jsonl):
-            raise WriteError(
-                "two results cannot be in one file",
-                where=outputs.junit,
-                found=f"--jsonl {outputs.jsonl} and --junit {outputs.junit}",
-                fix="Give each its own path",
-            )
-
-
-def _rows_to_resume(outputs: Outputs) -> dict[str, Row]:
-    """The rows that an earlier run of the same command wrote, by file."""
-    if not outputs.resume or outputs.jsonl is None or not Path(outputs.jsonl).exists():
-        return {}
-    return {row.file: row for row in read_rows(outputs.jsonl, whole=False)}
 
 
 # --- progress ---------------------------------------------------------------------------------------

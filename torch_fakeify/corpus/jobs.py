@@ -32,7 +32,7 @@ class Job:
     """One job, picklable."""
 
     task: Literal["backend", "compile"]
-    """A task of ``tools.worker.main``: find the backend, or compile a capture with it."""
+    """A task of ``tools.worker.tasks``: find the backend, or compile a capture with it."""
     backend: str | None
     """A name or ``MODULE:ATTR``; ``None`` for the recorded backend of each capture."""
     imports: tuple[str, ...] = ()

@@ -244,27 +244,15 @@ class Change:
 class Comparison:
     """The differences from an earlier result, by capture."""
 
-    newly_fails: tuple[Change, ...]
-    """Captures that do not hold now, and held or did not exist earlier."""
-    newly_passes: tuple[Change, ...]
-    still_fails: tuple[Change, ...]
-    new: tuple[Change, ...]
-    """Captures that did not exist earlier, with any verdict."""
-    missing: tuple[Change, ...]
+    changes: dict[str, tuple[Change, ...]]
+    """By title. What ``newly fails`` held or did not exist earlier; ``new`` captures have any verdict."""
     other: tuple[str, ...]
     """Other differences: backend, device, release of torch."""
 
     def lines(self) -> list[str]:
         """The comparison, line by line."""
-        parts = (
-            ("newly fails", self.newly_fails),
-            ("newly passes", self.newly_passes),
-            ("still fails", self.still_fails),
-            ("new", self.new),
-            ("missing", self.missing),
-        )
         lines = [f"against the earlier result, {text}" for text in self.other]
-        for title, changes in parts:
+        for title, changes in self.changes.items():
             lines.append(f"{title}: {len(changes)}")
             lines += [f"  {change.line}" for change in changes]
         return lines
@@ -287,15 +275,17 @@ def compare(earlier: Sequence[Row], rows: Sequence[Row]) -> Comparison:
                 del before[previous.file]
         changes.append(Change(previous, row))
     fails = [c for c in changes if c.after is not None and not c.after.holds]
-    return Comparison(
-        newly_fails=tuple(c for c in fails if c.before is None or c.before.holds),
-        newly_passes=tuple(
+    found = {
+        "newly fails": (c for c in fails if c.before is None or c.before.holds),
+        "newly passes": (
             c for c in changes if c.before and c.after and c.after.holds and not c.before.holds
         ),
-        still_fails=tuple(c for c in fails if c.before is not None and not c.before.holds),
-        new=tuple(c for c in changes if c.before is None),
-        missing=tuple(Change(row, None) for row in before.values()),
-        other=tuple(_settings(earlier, rows)),
+        "still fails": (c for c in fails if c.before is not None and not c.before.holds),
+        "new": (c for c in changes if c.before is None),
+        "missing": (Change(row, None) for row in before.values()),
+    }
+    return Comparison(
+        {title: tuple(each) for title, each in found.items()}, tuple(_settings(earlier, rows))
     )
 
 

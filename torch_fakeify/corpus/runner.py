@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from torch_fakeify.errors import CaptureError, FakeifyError, FormatError
+from torch_fakeify.errors import CaptureError, FakeifyError, FormatError, class_name
 from torch_fakeify.records.fingerprint import compile_key
 from torch_fakeify.render.text import class_text
 from torch_fakeify.serialization.capture_file import read_capture
@@ -210,9 +210,8 @@ class _Run:
             raise _stopped(error) from error
         except Exception as error:  # noqa: BLE001 - any failure of a worker is a result
             row = _row_of(frame.file.name, frame.desc, frame.key, self.job)
-            kind = class_text(f"{type(error).__module__}.{type(error).__qualname__}")
-            found = (f"{kind}: {error}",)
-            return msgspec.structs.replace(row, verdict=LOST, details=found)
+            found = f"{class_text(class_name(type(error)))}: {error}"
+            return msgspec.structs.replace(row, verdict=LOST, details=(found,))
         return result_row(frame.file.name, frame.desc, frame.key, self.job, done)
 
 
@@ -262,7 +261,6 @@ def _utf8(text: str) -> str:
 
 
 def _duplicate_row(row: Row, first: Row) -> Row:
-    """Build the row of another capture of the same frame."""
     return msgspec.structs.replace(
         first, file=row.file, recorded=row.recorded, same_as=first.file, seconds=0.0
     )

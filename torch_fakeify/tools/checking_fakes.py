@@ -385,7 +385,6 @@ class _Search:
             return answer.outcome, (at, name)
 
     def _place(self, position: int) -> dict[str, Any]:
-        """Return what is on record of a node."""
         fx_node = self._nodes[position]
         names = tuple(each.name for each in self._nodes)
         return {

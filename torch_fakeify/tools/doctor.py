@@ -27,8 +27,6 @@ from torch_fakeify.versions import TorchVersionWarning, support_status, supporte
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from torch_fakeify.compat.census import Census
-
 _REQUIRED = ("sympy", "numpy", "msgspec")
 _OPTIONAL = ("distributed", "pytest", "rich", "safetensors", "torchao", "transformers", "diffusers", "triton")  # fmt: skip
 """Packages that are used if they are installed."""
@@ -181,7 +179,11 @@ def doctor() -> Diagnosis:
         **{name: package_version(name) or _NOT_INSTALLED for name in _REQUIRED},
     }
     refused = missing if running is None else _refusal()
-    census, sites = (None, ()) if running is None else (_census(), _sites())
+    census, sites = None, ()
+    if running is not None:
+        from torch_fakeify.compat.census import take_census
+
+        census, sites = take_census(), _sites()
     return Diagnosis(
         versions=versions,
         optional={name: package_version(name) or _NOT_INSTALLED for name in _OPTIONAL},
@@ -218,12 +220,6 @@ def _refusal() -> str | None:
     except Exception as error:  # noqa: BLE001 - a torch without these names may raise anything
         return f"{type(error).__name__}: {error}"
     return None
-
-
-def _census() -> Census:
-    from torch_fakeify.compat.census import take_census
-
-    return take_census()
 
 
 def _sites() -> tuple[DropinSite, ...]:
@@ -401,17 +397,15 @@ def _installed(package: str, extra: str | None = None) -> Callable[[], tuple[boo
     return probe
 
 
-def _works(works: bool, yes: str, no: str) -> tuple[bool, str]:
-    return works, yes if works else no
-
-
 _WITHOUT_TORCH: Mapping[str, Callable[[], tuple[bool, str]]] = {
     "inductor on the CPU": _compiler,
-    "replay of a corpus": lambda: _works(
-        hasattr(os, "fork"), "os.fork is there", "there is no os.fork"
+    "replay of a corpus": lambda: (
+        (True, "os.fork is there") if hasattr(os, "fork") else (False, "there is no os.fork")
     ),
-    "replay --memory": lambda: _works(
-        can_count_memory(), "/proc is there", "the memory of a process is counted on Linux alone"
+    "replay --memory": lambda: (
+        (True, "/proc is there")
+        if can_count_memory()
+        else (False, "the memory of a process is counted on Linux alone")
     ),
     "replay --dask": _installed("distributed", "dask"),
     "colours, progress bars": _installed("rich", "rich"),

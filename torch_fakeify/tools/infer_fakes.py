@@ -209,15 +209,9 @@ def inferring_fakes(
 ) -> Generator[InferredFakes, None, None]:
     """Infer the fake kernel of each operator that has none where a trace calls it, inside a block.
 
-    The operator runs on made-up inputs at other sizes than those of the trace; see `infer_fake`. It holds
-    for this thread. What was compiled in the block works after it; what is compiled again needs the
-    kernels: `FakeKernel.register`, or their source.
-
-    Args:
-        sizes: as for `infer_fake`.
-        isolate: as for `infer_fake`.
-        timeout: as for `infer_fake`.
-        memory: as for `infer_fake`.
+    The operator runs on made-up inputs at other sizes than those of the trace; see `infer_fake`, which has
+    these options too. It holds for this thread. What was compiled in the block works after it; what is
+    compiled again needs the kernels: `FakeKernel.register`, or their source.
 
     Yields:
         The kernels, as they are inferred.

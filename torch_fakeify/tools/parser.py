@@ -195,84 +195,65 @@ def _flag(command: argparse._ActionsContainer, name: str, text: str) -> None:
     command.add_argument(name, action="store_true", help=text)
 
 
+_SHARED: Mapping[str, dict[str, Any]] = {
+    "--backend": {
+        "type": _backend,
+        "metavar": "NAME|MODULE:ATTR",
+        "help": "a Dynamo backend by its registered name, or a function of a module; {}",
+    },
+    "--import": {
+        "action": "append",
+        "type": _module,
+        "default": [],
+        "dest": "imports",
+        "metavar": "MODULE",
+        "help": "import it first, as one that registers a backend or operators; may be repeated. It is "
+        "looked for in the current folder first",
+    },
+    "--python": {
+        "action": "append",
+        "default": [],
+        "dest": "pythons",
+        "metavar": "EXE",
+        "help": "compile with this interpreter, which has its own torch; {}",
+    },
+    "--runs": {"type": _count, "metavar": "N", "help": "sizes; default: %(default)s"},
+    "--seed": {"type": int, "default": 0, "metavar": "S", "help": "{}; default: 0"},
+    "--sizes": {
+        "type": _sizes,
+        "default": {},
+        "metavar": "NAME=N,...",
+        "help": "to run it at, or the file that `fuzz --save` wrote; default: {}",
+    },
+    "--device": {"help": "put what was on an accelerator there, e.g. cpu"},
+    "--timeout": {
+        "type": _seconds,
+        "default": 600.0,
+        "metavar": "S",
+        "help": "seconds {}; default: 600",
+    },
+    "--memory": {
+        "type": lambda text: _mebibytes(text) << 20,
+        "metavar": "MIB",
+        "help": "{}",
+    },
+}
+"""Options that several commands have; the help of each command has a text in place of ``{}``."""
+
+
+def _shared(command: argparse.ArgumentParser, name: str, text: str = "", **more: Any) -> None:
+    options = {**_SHARED[name], **more}
+    command.add_argument(name, **{**options, "help": options["help"].format(text)})
+
+
 def _add_backend(command: argparse.ArgumentParser, default: str) -> None:
     """Add ``--backend`` and ``--import`` to a command; ``default`` is the text about a command without them."""
-    command.add_argument(
-        "--backend",
-        type=_backend,
-        metavar="NAME|MODULE:ATTR",
-        help=f"a Dynamo backend by its registered name, or a function of a module; {default}",
-    )
-    _add_imports(command)
-
-
-def _add_imports(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--import",
-        action="append",
-        type=_module,
-        default=[],
-        dest="imports",
-        metavar="MODULE",
-        help="import it first, as one that registers a backend or operators; may be repeated. It is looked "
-        "for in the current folder first",
-    )
-
-
-def _add_python(command: argparse.ArgumentParser, several: str) -> None:
-    """Add ``--python`` to a command; ``several`` is the text about repeating it."""
-    command.add_argument(
-        "--python",
-        action="append",
-        default=[],
-        dest="pythons",
-        metavar="EXE",
-        help=f"compile with this interpreter, which has its own torch; {several}",
-    )
-
-
-def _add_runs(command: argparse.ArgumentParser, default: int) -> None:
-    command.add_argument(
-        "--runs", type=_count, default=default, metavar="N", help=f"sizes; default: {default}"
-    )
-
-
-def _add_seed(command: argparse.ArgumentParser, text: str = "of sizes and data") -> None:
-    command.add_argument("--seed", type=int, default=0, metavar="S", help=f"{text}; default: 0")
-
-
-def _add_sizes(command: argparse.ArgumentParser, default: str) -> None:
-    command.add_argument(
-        "--sizes",
-        type=_sizes,
-        default={},
-        metavar="NAME=N,...",
-        help=f"to run it at, or the file that `fuzz --save` wrote; default: {default}",
-    )
+    _shared(command, "--backend", default)
+    _shared(command, "--import")
 
 
 def _add_file(command: argparse.ArgumentParser, text: str = "a capture") -> None:
     command.add_argument("file", metavar="FILE", help=text)
-
-
-def _add_timeout(command: argparse.ArgumentParser, text: str = "of the compilation") -> None:
-    command.add_argument(
-        "--timeout",
-        type=_seconds,
-        default=600.0,
-        metavar="S",
-        help=f"seconds {text}; default: 600",
-    )
-
-
-def _add_memory(command: argparse.ArgumentParser, text: str) -> None:
-    command.add_argument(
-        "--memory", type=lambda text: _mebibytes(text) << 20, metavar="MIB", help=text
-    )
-
-
-def _add_device(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--device", help="put what was on an accelerator there, e.g. cpu")
 
 
 def _add_run(commands: _Commands) -> None:
@@ -394,10 +375,12 @@ def _add_replay(commands: _Commands) -> None:
         "not there; 2 bad usage, or a capture has no verdict, as a bad file",
     )
     _add_backend(replay, "default: the recorded one")
-    _add_device(replay)
-    _add_timeout(replay, "of a compilation")
-    _add_memory(replay, "that the compilation may hold; default: nine tenths of what is free")
-    _add_python(replay, "may be repeated, for a table side by side")
+    _shared(replay, "--device")
+    _shared(replay, "--timeout", "of a compilation")
+    _shared(
+        replay, "--memory", "that the compilation may hold; default: nine tenths of what is free"
+    )
+    _shared(replay, "--python", "may be repeated, for a table side by side")
     _flag(replay, "--time", "also run what was compiled, and print how long a call takes")
     replay.add_argument(
         "--tolerance",
@@ -441,10 +424,10 @@ def _add_bisect(commands: _Commands) -> None:
         "bad file, or an interpreter without torch",
     )
     _add_backend(bisect, "default: the recorded one")
-    _add_python(bisect, "at least two, in order")
-    _add_device(bisect)
-    _add_timeout(bisect, "of a compilation")
-    _add_memory(bisect, "that a compilation may hold")
+    _shared(bisect, "--python", "at least two, in order")
+    _shared(bisect, "--device")
+    _shared(bisect, "--timeout", "of a compilation")
+    _shared(bisect, "--memory", "that a compilation may hold")
     _add_file(bisect)
 
 
@@ -472,10 +455,10 @@ def _add_fuzz(commands: _Commands) -> None:
         "with eager, or the frame cannot be run",
     )
     _add_backend(fuzz, "default: the recorded one")
-    _add_runs(fuzz, 60)
-    _add_seed(fuzz)
-    _add_timeout(fuzz, "of a batch of 20 sizes")
-    _add_memory(fuzz, "that a batch may hold")
+    _shared(fuzz, "--runs", default=60)
+    _shared(fuzz, "--seed", "of sizes and data")
+    _shared(fuzz, "--timeout", "of a batch of 20 sizes")
+    _shared(fuzz, "--memory", "that a batch may hold")
     fuzz.add_argument(
         "--save", metavar="JSON", help="write the sizes that fail, for `minify --sizes`"
     )
@@ -493,13 +476,13 @@ def _add_fakes(commands: _Commands) -> None:
         statuses="0 all that was compared is as its fake value; 1 an operator differs, crashes or hangs; "
         "2 nothing was compared, or the frame cannot be run",
     )
-    _add_imports(fakes)
-    _add_runs(fakes, 20)
-    _add_sizes(fakes, "they are searched")
-    _add_seed(fakes)
-    _add_device(fakes)
-    _add_timeout(fakes, "of a batch of 20 sizes")
-    _add_memory(fakes, "that a batch may hold")
+    _shared(fakes, "--import")
+    _shared(fakes, "--runs", default=20)
+    _shared(fakes, "--sizes", "they are searched")
+    _shared(fakes, "--seed", "of sizes and data")
+    _shared(fakes, "--device")
+    _shared(fakes, "--timeout", "of a batch of 20 sizes")
+    _shared(fakes, "--memory", "that a batch may hold")
     fakes.add_argument("-o", "--output", metavar="OUT.py", help="default: FILE with .fakes.py")
     _add_file(fakes)
 
@@ -520,7 +503,7 @@ def _add_report(commands: _Commands) -> None:
         "inductor, compile time",
     )
     _add_backend(report, "with --stages; default: the recorded one")
-    _add_timeout(report)
+    _shared(report, "--timeout", "of the compilation")
     _add_file(report)
 
 
@@ -545,11 +528,11 @@ def _add_minify(commands: _Commands) -> None:
         "--accuracy",
         "also run what was compiled, forward and backward, and compare with eager",
     )
-    _add_sizes(minify, "as recorded")
-    _add_seed(minify, "of data")
-    _add_device(minify)
-    _add_timeout(minify, "for one try")
-    _add_memory(minify, "that one try may hold")
+    _shared(minify, "--sizes", "as recorded")
+    _shared(minify, "--seed", "of data")
+    _shared(minify, "--device")
+    _shared(minify, "--timeout", "for one try")
+    _shared(minify, "--memory", "that one try may hold")
     minify.add_argument(
         "--jobs", type=_count, default=1, metavar="N", help="tries at a time; default: 1"
     )
@@ -572,7 +555,7 @@ def _add_issue(commands: _Commands) -> None:
     )
     _add_backend(issue, "default: the recorded one")
     issue.add_argument("-o", "--output", metavar="OUT.md", help="default: standard output")
-    _add_timeout(issue, "of the script")
+    _shared(issue, "--timeout", "of the script")
     _add_file(issue, "best one that `minify` wrote")
 
 

@@ -7,7 +7,6 @@ import shlex
 import signal
 import threading
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,29 +71,15 @@ _INTERVAL = 1.0
 """Seconds between two signs of life."""
 
 
-@dataclass(frozen=True)
-class Tour:
-    """The result of the demo."""
-
-    folder: Path
-    """Where its files are."""
-    problem: str = ""
-    """The step that did not do what it says, and what it did; empty if all did."""
-
-    @property
-    def holds(self) -> bool:
-        """Whether each step did what it says."""
-        return not self.problem
-
-
 class _Stop(Exception):  # noqa: N818 - it does not leave this module
     """Raised by a step that did not do what it says."""
 
 
-def show_tour(say: Callable[[str], None]) -> Tour:
+def show_tour(say: Callable[[str], None]) -> tuple[Path, str]:
     """Make a folder in the current one, and do there what a user with a failing frame does.
 
-    ``say`` prints a part of a line.
+    ``say`` prints a part of a line. Returns the folder, and what a step did that did not do what it says;
+    empty if all did.
 
     Raises:
         WriteError: the folder cannot be written.
@@ -111,11 +96,11 @@ def show_tour(say: Callable[[str], None]) -> Tour:
             small = _steps(say)
         except _Stop as stop:
             say(f"\nThis step did not do what it says: {stop}\n")
-            return Tour(folder, str(stop))
+            return folder, str(stop)
     say(f"\nAll files are in {folder}\n")
     say(f"Next: cd {shlex.quote(folder.name)}, then look at the page in a browser, or run\n")
     say(f"  python {small}\n  torch-fakeify show {small.with_suffix('.fkf')}\n")
-    return Tour(folder)
+    return folder, ""
 
 
 def _steps(say: Callable[[str], None]) -> Path:

@@ -54,7 +54,7 @@ def ask(
     An error, a hang, a signal and excessive memory all give an `Answer`; none of them raises.
 
     Args:
-        request: see ``tools.worker.main``; paths in it must be absolute.
+        request: see ``tools.worker.tasks``; paths in it must be absolute.
         timeout: seconds until the child and its descendants are killed.
         memory: bytes that they may hold together; ``None`` for no limit.
         environment: variables of the child beside those of this process.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import keyword
 import re
-from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, Any
 
 import torch
@@ -38,25 +37,14 @@ if TYPE_CHECKING:
 
     from torch_fakeify.frames.captures import Capture
 
-_KNOWN: Mapping[str, str] = MappingProxyType(
-    {
-        # The operator returns its argument outside of training, the fake kernel a copy
-        # (``torch._decomp.decompositions.dropout``, torch 2.13).
-        "dropout": "storage",
-        # The operator returns a part of a larger tensor: the losses one number in the storage of all of them.
-        "mse_loss": "storage bytes",
-        "smooth_l1_loss": "storage bytes",
-        "soft_margin_loss": "storage bytes",
-        "binary_cross_entropy": "storage bytes",
-        "_embedding_bag_forward_only": "storage bytes",
-        "fold": "storage bytes",
-        "hann_window": "storage bytes",
-        "hamming_window": "storage bytes",
-        "blackman_window": "storage bytes",
-        "bartlett_window": "storage bytes",
-        "kaiser_window": "storage bytes",
-    }
-)
+# Such operators return a part of a larger tensor: the losses one number in the storage of all of them.
+_PARTS = """
+    mse_loss smooth_l1_loss soft_margin_loss binary_cross_entropy _embedding_bag_forward_only fold
+    hann_window hamming_window blackman_window bartlett_window kaiser_window
+"""
+# Dropout returns its argument outside of training, its fake kernel a copy
+# (``torch._decomp.decompositions.dropout``, torch 2.13).
+_KNOWN = {"dropout": "storage", **dict.fromkeys(_PARTS.split(), "storage bytes")}
 """What no backend has to care for of torch's own operators and their fake kernels, by the name of the function."""
 _MOST = 64
 """Most whole numbers of a tensor that are written out in a call."""

@@ -109,7 +109,6 @@ class ForkServer:
         return self._server
 
     def _start(self, request: Mapping[str, Any]) -> subprocess.Popen[bytes]:
-        """Start an interpreter with the imports of a request."""
         return start(
             ["--serve", json.dumps([request.get("directory"), request.get("imports", [])])],
             stdin=subprocess.PIPE,

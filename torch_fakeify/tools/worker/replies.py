@@ -5,10 +5,6 @@ Nothing here imports torch.
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
@@ -16,9 +12,7 @@ import msgspec
 from .limits import signal_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from torch_fakeify.errors import VersionError
+    from collections.abc import Iterable
 
 Stage: TypeAlias = Literal["compile", "forward", "backward"]
 
@@ -266,27 +260,3 @@ class Answer(msgspec.Struct, frozen=True):
     pid: int | None = None
     here: Here | None = None
     """``None`` if the process had not loaded the frame."""
-
-
-def write_answer(path: str, answer: Answer) -> None:
-    """Write an answer as JSON; its texts may have surrogates and be of subclasses of ``str``."""
-    text = json.dumps(msgspec.to_builtins(answer, enc_hook=str))
-    Path(path).write_text(text, encoding="utf-8")
-
-
-def answer_refusal(error: VersionError, arguments: Sequence[str]) -> int:
-    """Write that torch is refused as the reply of one request, or with ``--serve`` of every request.
-
-    Without it the parent would take the end of the child for a crash of the backend.
-    """
-    answer = Answer(Refused("VersionError", str(error)))
-    if arguments[0] != "--serve":
-        write_answer(arguments[1], answer)
-        return 0
-    output = os.dup(1)
-    os.dup2(2, 1)
-    for line in sys.stdin:
-        write_answer(json.loads(line)["reply"], answer)
-        # No child is forked: report this process, with exit status 0.
-        os.write(output, b"%d\n0\n" % os.getpid())
-    return 0

@@ -66,6 +66,7 @@ class EagerComparison:
         self._frame = frame
         self._seed = seed
         self._device = device
+        self._grad_enabled = frame.desc.modes.grad_enabled
         self._eager = frame.instantiate(device).compile("eager")
         self._double: torch.fx.GraphModule | None = None
 
@@ -77,19 +78,19 @@ class EagerComparison:
             inputs = [self._inputs(sizes) for _ in range(2)]
         except Exception as error:  # noqa: BLE001 - without inputs there is no comparison
             return NotCompared(f"no inputs: {first_line(error)}")
-        expected = _Run(inputs[0], self._grad_enabled)
+        expected = _Run(self._eager, inputs[0], self._grad_enabled)
         try:
-            expected.forward(self._eager)
+            expected.forward()
         except Exception as error:  # noqa: BLE001 - the program fails, not the compiler
             return NotCompared(f"eager raised {first_line(error)}")
         stages: list[Literal["forward", "backward"]] = ["forward"]
         with suppress(Exception):  # the program may have no gradient
-            expected.backward(self._eager)
+            expected.backward()
             stages.append("backward")
-        found = _Run(inputs[1], self._grad_enabled)
+        found = _Run(compiled, inputs[1], self._grad_enabled)
         for stage in stages:
             try:
-                (found.forward if stage == "forward" else found.backward)(compiled)
+                (found.forward if stage == "forward" else found.backward)()
             except Exception as error:  # noqa: BLE001 - any exception of compiled code is a result
                 return Failed(thrown(error), stage)
             reply = self._judge(stage, found, expected, sizes)
@@ -97,17 +98,13 @@ class EagerComparison:
                 return reply
         return Passed(stages[-1])
 
-    @property
-    def _grad_enabled(self) -> bool:
-        return self._frame.desc.modes.grad_enabled
-
     def _inputs(self, sizes: Mapping[str, int]) -> list[Any]:
         return self._frame.materialize(seed=self._seed, sizes=sizes, device=self._device)
 
     def _run(self, function: Compiled, inputs: Sequence[Any], *, seed: int = 0) -> _Run:
-        run = _Run(inputs, self._grad_enabled, seed=seed)
-        run.forward(function)
-        run.backward(function)
+        run = _Run(function, inputs, self._grad_enabled, seed=seed)
+        run.forward()
+        run.backward()
         return run
 
     def _judge(
@@ -143,7 +140,6 @@ class EagerComparison:
         return None if _is_as_accurate(mine, eager, right) else Wrong(stage, text)
 
     def _names(self, stage: str, run: _Run) -> list[str]:
-        """Name the values of a stage, for messages."""
         inputs = [*map(readable_name, self._frame.desc.inputs)]
         if stage == "backward":
             return [f"gradient of `{inputs[at]}`" for at in run.differentiated]
@@ -171,7 +167,10 @@ class _Run:
     differentiated: Sequence[int] = ()
     """Positions of the inputs that have gradients."""
 
-    def __init__(self, inputs: Sequence[Any], grad_enabled: bool, *, seed: int = 0) -> None:
+    def __init__(
+        self, function: Compiled, inputs: Sequence[Any], grad_enabled: bool, *, seed: int = 0
+    ) -> None:
+        self._function = function
         self._inputs = inputs
         self._grad_enabled = grad_enabled
         self._seed = seed
@@ -183,14 +182,14 @@ class _Run:
         """Number of outputs."""
         return len(self._outputs)
 
-    def forward(self, function: Compiled) -> None:
+    def forward(self) -> None:
         """Call the function on the inputs."""
         torch.manual_seed(self._seed)
         with torch.set_grad_enabled(self._grad_enabled):
-            self._outputs = list(function(*self._inputs))
+            self._outputs = list(self._function(*self._inputs))
         self.values["forward"] = [*self._outputs, *self._inputs]
 
-    def backward(self, _function: Compiled) -> None:
+    def backward(self) -> None:
         """Run the backward pass of the outputs."""
         outputs = [v for v in self._outputs if _differentiable(v) and not v.is_leaf]
         leaves = [at for at, v in enumerate(self._inputs) if _differentiable(v) and v.is_leaf]
