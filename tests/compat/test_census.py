@@ -34,6 +34,8 @@ from torch_fakeify.records.frame import FakeModeDesc, InputDesc
 from torch_fakeify.records.tensor import MetaTensorDesc, NestedIntDesc, SymDesc
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch_fakeify.frames.instances import Instance
 
 TABLES = {
@@ -235,14 +237,6 @@ def export_frame() -> tuple[FakeTensorMode, tfk.Capture]:
     return inputs[0].fake_mode, tfk.capture(program.graph_module, inputs)
 
 
-def test_the_mode_of_an_exported_program_is_rebuilt() -> None:
-    """It takes real tensors as inputs and tracks no scalars."""
-    mode, capture = export_frame()
-    assert capture.desc.fake_mode.export
-    assert capture.desc.fake_mode.allow_non_fake_inputs
-    assert_same_mode(mode, capture.instantiate().fake_mode)
-
-
 def static_frame() -> tuple[FakeTensorMode, tfk.Capture]:
     """Return a graph of ``make_fx(..., tracing_mode="fake")`` with a size from data."""
     config = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True}
@@ -252,20 +246,8 @@ def static_frame() -> tuple[FakeTensorMode, tfk.Capture]:
     return x.fake_mode, tfk.capture(gm, [x])
 
 
-def test_a_static_mode_with_a_shape_env_is_rebuilt() -> None:
-    """The rebuilt mode has static shapes, and its unbacked sizes are symbols."""
-    mode, capture = static_frame()
-    assert mode.static_shapes
-    assert mode.shape_env is not None
-    instance = capture.instantiate()
-    assert_same_mode(mode, instance.fake_mode)
-    shapes = [n.meta["val"].shape for n in instance.gm.graph.nodes if n.op == "call_function"]
-    assert [str(s) for s in shapes] == ["torch.Size([u0, 2])"] * 2
-    assert instance.fake_mode.from_tensor(torch.empty(3, 4)).shape == (3, 4)
-
-
-def flipped_mode() -> FakeTensorMode:
-    """Return a mode whose recorded settings all differ from the default."""
+def flipped_frame() -> tuple[FakeTensorMode, tfk.Capture]:
+    """Return a frame of a mode whose recorded settings all differ from the default."""
     with functorch_config.patch(fake_tensor_allow_meta=False):
         mode = FakeTensorMode(
             shape_env=ShapeEnv(),
@@ -277,7 +259,7 @@ def flipped_mode() -> FakeTensorMode:
     mode.allow_scalar_outputs = True
     mode.nt_tensor_id_initial_count, mode.nt_tensor_id_counter = 7, 9
     mode.shape_env.create_symbol(torch.SymInt(nested_tensor.NestedIntNode(5, 1)), LocalSource("j"))
-    return mode
+    return mode, graph_of(mode)
 
 
 def graph_of(mode: FakeTensorMode) -> tfk.Capture:
@@ -286,15 +268,27 @@ def graph_of(mode: FakeTensorMode) -> tfk.Capture:
     return tfk.capture(make_fx(torch.sin)(torch.empty(3)), [x])
 
 
-def test_every_setting_of_a_mode_is_rebuilt() -> None:
-    """Each setting differs from its default, and the instance has it."""
-    mode = flipped_mode()
-    capture = graph_of(mode)
-    default = FakeModeDesc()
-    for field in FakeModeDesc.__struct_fields__:
-        unlike = getattr(capture.desc.fake_mode, field) != getattr(default, field)
-        assert unlike, field
-    assert_same_mode(mode, capture.instantiate().fake_mode)
+FRAMES: dict[Callable[[], tuple[FakeTensorMode, tfk.Capture]], set[str]] = {
+    export_frame: {"export", "allow_non_fake_inputs"},
+    static_frame: {"static_shapes"},
+    flipped_frame: set(FakeModeDesc.__struct_fields__),
+}
+"""Frames, and the settings of their modes that differ from the default."""
+
+
+@pytest.mark.parametrize("frame", FRAMES, ids=lambda frame: frame.__name__)
+def test_every_setting_of_a_mode_is_rebuilt(frame: Any) -> None:
+    """The instance's mode has it; a static one with a ShapeEnv has symbols for unbacked sizes."""
+    mode, capture = frame()
+    fields, default = FakeModeDesc.__struct_fields__, FakeModeDesc()
+    unlike = {f for f in fields if getattr(capture.desc.fake_mode, f) != getattr(default, f)}
+    assert unlike >= FRAMES[frame]
+    instance = capture.instantiate()
+    assert_same_mode(mode, instance.fake_mode)
+    if frame is static_frame:
+        shapes = [n.meta["val"].shape for n in instance.gm.graph.nodes if n.op == "call_function"]
+        assert [str(s) for s in shapes] == ["torch.Size([u0, 2])"] * 2
+        assert instance.fake_mode.from_tensor(torch.empty(3, 4)).shape == (3, 4)
 
 
 def test_this_process_configuration_does_not_affect_an_instance() -> None:
@@ -311,16 +305,10 @@ def test_this_process_configuration_does_not_affect_an_instance() -> None:
     assert not mode.fake_tensor_converter.meta_converter.copy_data
 
 
-def settings_of(mode: Any) -> dict[str, Any]:
-    """Return the recorded settings of a mode as plain data."""
-    found = {n: getattr(mode, n) for n in sorted(names(FakeTensorMode, "carried"))}
-    return {**found, "fake_tensor_converter": mode.fake_tensor_converter.export}
-
-
 @pytest.mark.sweep
 def test_modes_are_rebuilt_in_another_process(tmp_path: Any) -> None:
     """A fresh interpreter has the settings from the files alone."""
-    frames = [export_frame(), static_frame(), (mode := flipped_mode(), graph_of(mode))]
+    frames = [frame() for frame in FRAMES]
 
     def check(gm: Any, inputs: Any, capture: tfk.Capture, instance: Instance) -> None:
         frames.append((TracingContext.get().fake_mode, capture))
@@ -343,7 +331,8 @@ def test_modes_are_rebuilt_in_another_process(tmp_path: Any) -> None:
     done = fresh("-c", script, attributes, *paths)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     for (mode, capture), line in zip(frames, lines, strict=True):
-        expected = settings_of(mode)
+        expected = {name: getattr(mode, name) for name in names(FakeTensorMode, "carried")}
+        expected["fake_tensor_converter"] = mode.fake_tensor_converter.export
         if capture.desc.fake_mode.nt_tensor_id_counter is None:
             for counts in (expected, line):
                 del counts["nt_tensor_id_counter"], counts["nt_tensor_id_initial_count"]
@@ -351,32 +340,32 @@ def test_modes_are_rebuilt_in_another_process(tmp_path: Any) -> None:
     assert frames[-1][1].desc.fake_mode.nt_tensor_id_counter is not None
 
 
-def test_a_mode_of_another_class_is_refused() -> None:
-    """Attributes that a subclass adds would be lost."""
-
-    class OwnMode(FakeTensorMode):
-        pass
-
-    with pytest.raises(tfk.CaptureError) as info:
-        graph_of(OwnMode())
-    assert str(info.value) == (
-        "a fake tensor mode of a class of its own; expected FakeTensorMode; found "
-        f"{OwnMode.__module__}.{OwnMode.__qualname__}. Capture with inputs of a plain "
-        "FakeTensorMode"
-    )
+class OwnMode(FakeTensorMode):
+    """A class whose attributes would be lost."""
 
 
-def test_an_unknown_attribute_of_a_mode_is_refused() -> None:
-    """State that the table does not have is not dropped, and the error names it."""
+def newer_mode() -> FakeTensorMode:
+    """Return a mode with state that the table does not have."""
     mode = FakeTensorMode()
     mode.new_in_some_torch = True
+    return mode
+
+
+REFUSED = {
+    f"a fake tensor mode of a class of its own; expected FakeTensorMode; found {__name__}.OwnMode. "
+    "Capture with inputs of a plain FakeTensorMode": OwnMode,
+    "the FakeTensorMode has an attribute that a record does not know; expected the attributes of torch's "
+    "FakeTensorMode; found new_in_some_torch. Remove the attribute, or use a version of torch_fakeify for "
+    "this torch": newer_mode,
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_a_mode_with_more_than_a_record_has_is_refused(message: str) -> None:
+    """State is not dropped, and the error names it."""
     with pytest.raises(tfk.CaptureError) as info:
-        graph_of(mode)
-    assert str(info.value) == (
-        "the FakeTensorMode has an attribute that a record does not know; expected the attributes "
-        "of torch's FakeTensorMode; found new_in_some_torch. Remove the attribute, or use a "
-        "version of torch_fakeify for this torch"
-    )
+        graph_of(REFUSED[message]())
+    assert str(info.value) == message
 
 
 @pytest.mark.parametrize(
