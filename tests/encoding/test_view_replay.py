@@ -258,5 +258,5 @@ def test_arguments_are_in_the_order_of_the_schema() -> None:
     expected = [("dim", 0), ("end", 3), ("step", 1)]
     for args, kwargs in (((0,), {"end": 3}), ((), {"end": 3, "dim": 0})):
         bound = bind(aten.slice.Tensor, args, kwargs, where="t")
-        assert [(argument.parameter.name, argument.value) for argument in bound] == expected
+        assert [(argument.name, argument.value) for argument in bound] == expected
     assert metadata(run(call("aten.slice.Tensor", end=3))) == metadata(torch.zeros(4, 6)[:3])
