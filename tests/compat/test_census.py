@@ -54,50 +54,6 @@ def names(cls: type, how: str) -> set[str]:
 # --- the tables and torch -----------------------------------------------------------------------
 
 
-def used_modes() -> list[FakeTensorMode]:
-    """Return used fake tensor modes of every configuration."""
-    modes = [
-        FakeTensorMode(),
-        FakeTensorMode(shape_env=ShapeEnv(), export=True, allow_non_fake_inputs=True),
-        FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True, allow_fallback_kernels=False),
-    ]
-    with functorch_config.patch(fake_tensor_propagate_real_tensors=True):
-        modes.append(FakeTensorMode(shape_env=ShapeEnv()))
-    with torch._dynamo.config.patch(fake_tensor_cache_crosscheck_enabled=True):
-        modes.append(FakeTensorMode())
-    for mode in modes:
-        with mode, mode:
-            torch.empty(2, 3).nonzero if mode.shape_env is None else torch.ones(2).nonzero()
-            assert mode.enter_stack
-        assert mode.stack
-        mode.epoch += 1
-        mode.reset_nt_tensor_id_counter()
-    return modes
-
-
-def used_nodes() -> list[SymNode]:
-    """Return used symbolic scalars of every kind, also under translation validation."""
-    found: list[SymNode] = []
-    for validation in (False, True):
-        with shapes_config.patch(translation_validation=validation):
-            env = ShapeEnv()
-            symbol = env.create_symbol(5, LocalSource("n"))
-            n = env.create_symintnode(symbol, hint=5, source=LocalSource("n"))
-            u = env.create_unbacked_symint()
-            torch._check(u == n)
-            nodes = [x.node for x in (n, u, n + u, n * 2.5, n > 3, env.create_unbacked_symfloat())]
-            nodes.append(n.node.wrap_int(3))
-            assert all(sym_node.expr is not None for sym_node in nodes)
-            found += nodes
-    return found
-
-
-def live(cls: type) -> set[str]:
-    """Return the attributes of instances."""
-    objects: list[Any] = used_modes() if cls is FakeTensorMode else used_nodes()
-    return {name for obj in objects for name in vars(obj)}
-
-
 @pytest.mark.parametrize("cls", TABLES, ids=lambda cls: cls.__name__)
 def test_the_tables_have_the_attributes_in_torchs_source(cls: type) -> None:
     """The table of a class lists every attribute that its source, or that of a base, assigns."""
@@ -106,14 +62,31 @@ def test_the_tables_have_the_attributes_in_torchs_source(cls: type) -> None:
     assert {name for name, known in TABLES[cls].items() if known.everywhere} <= found
 
 
-@pytest.mark.parametrize("cls", [FakeTensorMode, SymNode], ids=lambda cls: cls.__name__)
-def test_instances_have_the_attributes_in_the_tables(cls: type) -> None:
-    """No object has more, and one that none has belongs to the class or is never set."""
-    never = {"_dispatch_key"}
-    of_the_class = {name for base in cls.__mro__ for name in vars(base)}
-    everywhere = {name for name, known in TABLES[cls].items() if known.everywhere}
-    assert live(cls) - set(TABLES[cls]) == set()
-    assert everywhere - live(cls) - of_the_class <= never
+@pytest.mark.parametrize("validation", [False, True])
+def test_used_objects_have_no_other_attributes(validation: bool) -> None:
+    """Neither modes nor symbolic scalars, whatever they are configured for and used for."""
+    with (
+        functorch_config.patch(fake_tensor_propagate_real_tensors=validation),
+        torch._dynamo.config.patch(fake_tensor_cache_crosscheck_enabled=validation),
+    ):
+        mode = FakeTensorMode(shape_env=ShapeEnv(), export=validation)
+        with mode, mode:
+            torch.ones(2).nonzero()
+            assert mode.enter_stack
+    assert mode.stack
+    mode.epoch += 1
+    mode.reset_nt_tensor_id_counter()
+    assert unknown_attributes(mode, FAKE_MODE_ATTRIBUTES) == []
+    with shapes_config.patch(translation_validation=validation):
+        env = ShapeEnv()
+        symbol = env.create_symbol(5, LocalSource("n"))
+        n = env.create_symintnode(symbol, hint=5, source=LocalSource("n"))
+        u = env.create_unbacked_symint()
+        torch._check(u == n)
+        scalars = (n, u, n + u, n * 2.5, n > 3, env.create_unbacked_symfloat())
+        for sym_node in (*(scalar.node for scalar in scalars), n.node.wrap_int(3)):
+            assert sym_node.expr is not None
+            assert unknown_attributes(sym_node, SYM_NODE_ATTRIBUTES) == []
 
 
 def test_a_new_attribute_is_found() -> None:
