@@ -113,24 +113,15 @@ def test_meshes_are_shared(mesh: DeviceMesh) -> None:
 
 
 def test_a_live_mesh_may_be_used_for_its_record(mesh: DeviceMesh) -> None:
-    """In the writer's process a reader may use the mesh itself, and its root."""
-    meshes = Meshes()
-    part = mesh["tp"]
+    """In the writer's process a reader may use the mesh itself, and its root, also for DTensors."""
+    meshes, part = Meshes(), mesh["tp"]
     meshes.register(part)
     assert there_and_back(part, meshes) is part
     assert there_and_back(mesh, meshes) is mesh
-
-
-def test_dtensors_share_their_mesh(mesh: DeviceMesh) -> None:
-    """A collection of meshes that the caller passes is used for all tensors."""
-    meshes = Meshes()
-    tensors = [distribute_tensor(torch.ones(4), mesh, [Shard(0), Replicate()]) for _ in range(2)]
-    records = [encode_subclass(t, zoo.describe, where="t") for t in tensors]
-    first, second = (
-        decode_opaques(record, context_decoder(record, meshes=meshes), where="t")
-        for record in records
-    )
-    assert first["device_mesh"] is second["device_mesh"]
+    t = distribute_tensor(torch.ones(4), mesh, [Shard(0), Replicate()])
+    record = encode_subclass(t, zoo.describe, where="t")
+    opaques = decode_opaques(record, context_decoder(record, meshes=meshes), where="t")
+    assert opaques["device_mesh"] is mesh
 
 
 def test_a_mesh_is_real_under_a_fake_mode(mesh: DeviceMesh) -> None:
@@ -221,16 +212,14 @@ def test_meshes_without_a_record_are_refused(mesh: DeviceMesh, message: str) -> 
     assert str(error.value) == message
 
 
-def axes(*pairs: tuple[tuple[int, ...], tuple[int, ...]]) -> Value:
-    """Return a layout as in a record."""
-    return TupleValue(
-        items=tuple(
-            TupleValue(items=tuple(TupleValue(items=part) for part in pair)) for pair in pairs
-        )
-    )
+def layout(*pairs: tuple[tuple[int, ...], ...]) -> dict[str, Value]:
+    """Return the field with a layout of sizes and strides."""
+    axes = [TupleValue(items=tuple(TupleValue(items=part) for part in pair)) for pair in pairs]
+    return {"layout": TupleValue(items=tuple(axes))}
 
 
 BIG = 10**6
+UNFIT = ".layout: the layout of a device mesh does not fit its ranks; expected"
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"rank": ...}, ": a device mesh has no rank"),
@@ -247,30 +236,26 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"keeps_rank_order": 1}, ".keeps_rank_order: not a boolean"),
     ({"ranks": 3}, ".ranks: not a tuple; found int"),
     (
-        {"layout": axes(((BIG, BIG), (1, 1)))},
-        ".layout: the layout of a device mesh does not fit its ranks; expected at most 4 "
-        "devices; found 1000000 x 1000000",
+        layout(((BIG, BIG), (1, 1))),
+        f"{UNFIT} at most 4 devices; found 1000000 x 1000000",
     ),
     (
-        {"layout": axes(((0,), (1,)), ((BIG,), (1,)))},
-        ".layout: the layout of a device mesh does not fit its ranks; expected at most 4 "
-        "devices; found 0 x 1000000",
+        layout(((0,), (1,)), ((BIG,), (1,))),
+        f"{UNFIT} at most 4 devices; found 0 x 1000000",
     ),
     (
-        {"layout": axes(((2,), (1,)), ((2,), (1,)))},
-        ".layout: the layout of a device mesh does not fit its ranks; expected no overlap, at"
-        " most 4 devices; found _MeshLayout(axes=(_FlatLayout(shape=(2,), stride=(1,)), "
+        layout(((2,), (1,)), ((2,), (1,))),
+        f"{UNFIT} no overlap, at most 4 devices; found _MeshLayout(axes=(_FlatLayout(shape=(2,), stride=(1,)), "
         "_FlatLayout(shape=(2,), stride=(1,))))",
     ),
     (
-        {"layout": axes(((2,), (8,)), ((2,), (1,)))},
-        ".layout: the layout of a device mesh does not fit its ranks; expected no overlap, at"
-        " most 4 devices; found _MeshLayout(axes=(_FlatLayout(shape=(2,), stride=(8,)), "
+        layout(((2,), (8,)), ((2,), (1,))),
+        f"{UNFIT} no overlap, at most 4 devices; found _MeshLayout(axes=(_FlatLayout(shape=(2,), stride=(8,)), "
         "_FlatLayout(shape=(2,), stride=(1,))))",
     ),
-    ({"layout": axes(((2,), (2, 1)), ((2,), (1,)))}, ".layout: not sizes and strides"),
+    (layout(((2,), (2, 1)), ((2,), (1,))), ".layout: not sizes and strides"),
     (
-        {"layout": TupleValue(items=(TupleValue(items=(TupleValue(items=(4,)),)),))},
+        layout(((4,),)),
         ".layout: not sizes and strides",
     ),
     (
