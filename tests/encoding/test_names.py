@@ -14,7 +14,6 @@ import types
 import pytest
 import torch
 import torch._dynamo.trace_rules as trace_rules
-from processes import fresh
 from quiet import quiet
 from torch._dynamo.utils import (
     numpy_method_wrapper,
@@ -325,28 +324,6 @@ def test_user_operators_are_found_once_registered():
         value = names.encode_function(op)
         assert value == FunctionValue(kind="op", name="fakeify_test.twice.default")
         assert names.decode_function(value) is op
-
-
-def test_decoding_imports_nothing_that_a_file_names():
-    """A function or class of a module that is not imported stays unknown and is not imported."""
-    script = """
-import sys
-from torch_fakeify.encoding import names
-from torch_fakeify.records.tensor import FunctionValue
-from torch_fakeify.errors import UnknownNameError
-for call in (
-    lambda: names.decode_class("xmlrpc.client.Fault"),
-    lambda: names.decode_class("xmlrpc.client.MultiCall"),
-    lambda: names.decode_function(FunctionValue(kind="function", name="xmlrpc.client.dumps")),
-):
-    try:
-        call()
-        raise SystemExit("found")
-    except UnknownNameError:
-        pass
-assert "xmlrpc" not in sys.modules
-"""
-    fresh("-c", script)
 
 
 # --- members --------------------------------------------------------------------------------------

@@ -215,19 +215,28 @@ def test_decoding_imports_nothing(tmp_path: Path) -> None:
     code = """
         import sys
         sys.path.insert(0, sys.argv[1])
-        from torch_fakeify.records.tensor import DictValue, OpaqueValue, SubclassDesc, TupleValue
-        from torch_fakeify.errors import UnknownNameError
+        from torch_fakeify.encoding.names import decode_class, decode_function
         from torch_fakeify.encoding.subclasses import decode_context, subclass_of
+        from torch_fakeify.errors import UnknownNameError
+        from torch_fakeify.records.tensor import (
+            DictValue, FunctionValue, OpaqueValue, SubclassDesc, TupleValue
+        )
 
         context = OpaqueValue(
             kind="dataclass", data=TupleValue(items=("trap.C", DictValue(items=())))
         )
         record = SubclassDesc(cls="trap.C", context=context)
-        for read in (subclass_of, decode_context):
+        function = FunctionValue(kind="function", name="trap.f")
+        for read in (
+            lambda: subclass_of(record, where="t"),
+            lambda: decode_context(record, where="t"),
+            lambda: decode_class("trap.C"),
+            lambda: decode_function(function),
+        ):
             try:
-                read(record, where="t")
+                read()
             except UnknownNameError as error:
-                assert error.fix == "Run `import trap` first if you trust it.", error
+                assert error.fix in (None, "Run `import trap` first if you trust it."), error
             else:
                 raise SystemExit("read")
     """
