@@ -61,6 +61,8 @@ def test_every_source_class_round_trips(cls: type[Any], arguments_of: list[dict[
         assert back == source
         assert hash(back) == hash(source)
         assert shown(back) == shown(source)
+        for field in {f.name for f in dataclasses.fields(cls)} & vars(source).keys():
+            assert vars(back)[field] == vars(source)[field]  # also where the class has a default
         assert encode_source(back) == desc
         for what in ("name", "guard_source"):
             assert asked(back, what) == asked(source, what)
